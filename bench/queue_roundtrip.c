@@ -1,0 +1,80 @@
+/* The queue in C, measured exactly as peers/limit.c measures the floor.
+ *
+ *   queue_roundtrip spin|sleep ROUNDS BYTES
+ *
+ * Two processes, pinned to CPUs 0 and 1, exchange messages of BYTES one-byte elements through two queues; every message
+ * is one fmq_exchange a side, with all checks. Prints one JSON line with round-trip percentiles in nanoseconds.
+ */
+#define _GNU_SOURCE
+#include <stdint.h>
+
+#include "api.h"
+
+#include <errno.h>
+#include <sched.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+enum { CAPACITY = 4096 };
+
+static void pin(int cpu) {
+    cpu_set_t set;
+    CPU_ZERO(&set);
+    CPU_SET(cpu, &set);
+    sched_setaffinity(0, sizeof set, &set);
+}
+
+static int ascending(const void *a, const void *b) {
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+static void *new_queue(void) {
+    uint64_t bytes = fmq_bytes(CAPACITY, 1);
+    void *base = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (fmq_format(base, bytes, CAPACITY, 1, 0)) abort();
+    return base;
+}
+
+static fmq_end *end_of(void *base, int role) {
+    fmq_end *end = NULL;
+    if (fmq_open(base, fmq_bytes(CAPACITY, 1), role, &end)) abort();
+    return end;
+}
+
+int main(int argc, char **argv) {
+    if (argc != 4) return fprintf(stderr, "usage: queue_roundtrip spin|sleep ROUNDS BYTES\n"), 2;
+    uint64_t spin = strcmp(argv[1], "spin") ? 0 : 1000000000;
+    long rounds = atol(argv[2]);
+    uint64_t n = (uint64_t)atol(argv[3]);
+    if (rounds < 1 || n < 1 || n > CAPACITY) return fprintf(stderr, "queue_roundtrip: rounds >= 1, 1 <= bytes <= %d\n", CAPACITY), 2;
+    void *there = new_queue(), *back = new_queue();
+    char message[CAPACITY] = {0};
+    if (fork() == 0) {
+        pin(1);
+        fmq_end *in = end_of(there, FMQ_READER), *out = end_of(back, FMQ_WRITER);
+        int64_t got = 0;
+        for (long i = 0; i < rounds; i++) got = fmq_exchange(out, message, (uint64_t)got, in, message, CAPACITY, spin, UINT64_MAX);
+        fmq_write(out, message, (uint64_t)got);
+        _exit(0);
+    }
+    pin(0);
+    fmq_end *out = end_of(there, FMQ_WRITER), *in = end_of(back, FMQ_READER);
+    double *rtt = malloc((size_t)rounds * sizeof *rtt);
+    for (long i = 0; i < rounds; i++) {
+        uint64_t begin = fmq_now();
+        int64_t got = fmq_exchange(out, message, n, in, message, CAPACITY, spin, UINT64_MAX);
+        while (got == -EINTR) got = fmq_exchange(out, NULL, 0, in, message, CAPACITY, spin, UINT64_MAX);
+        if (got < 0) return fprintf(stderr, "queue_roundtrip: error %ld\n", (long)got), 1;
+        rtt[i] = (double)(fmq_now() - begin);
+    }
+    wait(NULL);
+    qsort(rtt, (size_t)rounds, sizeof *rtt, ascending);
+    printf("{\"peer\": \"fmq-c-%s\", \"bytes\": %lu, \"rounds\": %ld, \"p50_ns\": %.0f, \"p99_ns\": %.0f, \"p999_ns\": %.0f, \"max_ns\": %.0f}\n",
+           argv[1], (unsigned long)n, rounds, rtt[rounds / 2], rtt[rounds * 99 / 100], rtt[rounds * 999 / 1000], rtt[rounds - 1]);
+    return 0;
+}

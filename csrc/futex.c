@@ -1,0 +1,53 @@
+#define _GNU_SOURCE
+#include "futex.h"
+
+#include <errno.h>
+#include <limits.h>
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#ifndef SYS_futex_waitv
+#define SYS_futex_waitv 449
+#endif
+
+uint64_t futex_now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (uint64_t)t.tv_sec * UINT64_C(1000000000) + (uint64_t)t.tv_nsec;
+}
+
+static struct timespec *absolute(uint64_t deadline, struct timespec *storage) {
+    if (deadline == FMQ_FOREVER) return NULL;
+    storage->tv_sec = (time_t)(deadline / UINT64_C(1000000000));
+    storage->tv_nsec = (long)(deadline % UINT64_C(1000000000));
+    return storage;
+}
+
+int futex_wait(_Atomic uint32_t *word, uint32_t expected, uint32_t mask, uint64_t deadline) {
+    struct timespec at;
+    long r = syscall(SYS_futex, word, FUTEX_WAIT_BITSET, expected, absolute(deadline, &at), NULL, mask);
+    return r < 0 ? -errno : 0;
+}
+
+/* The kernel's struct futex_waitv, spelled out because older headers lack it. */
+typedef struct {
+    uint64_t expected, address;
+    uint32_t flags, reserved;
+} wait_entry;
+enum { SIZE_U32 = 2 }; /* FUTEX_32, without FUTEX_PRIVATE_FLAG */
+
+int futex_wait_either(_Atomic uint32_t *a, uint32_t in_a, _Atomic uint32_t *b, uint32_t in_b, uint64_t deadline) {
+    wait_entry entries[2] = {
+        {in_a, (uint64_t)(uintptr_t)a, SIZE_U32, 0},
+        {in_b, (uint64_t)(uintptr_t)b, SIZE_U32, 0},
+    };
+    struct timespec at;
+    long r = syscall(SYS_futex_waitv, entries, 2, 0, absolute(deadline, &at), CLOCK_MONOTONIC);
+    return r < 0 ? -errno : 0;
+}
+
+void futex_wake(_Atomic uint32_t *word, int count, uint32_t mask) {
+    syscall(SYS_futex, word, FUTEX_WAKE_BITSET, count, NULL, NULL, mask);
+}

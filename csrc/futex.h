@@ -1,0 +1,24 @@
+/* Sleeping and waking: the only place that makes a system call, and the one seam for tests.
+ *
+ * Everything is process-shared and every deadline is absolute CLOCK_MONOTONIC nanoseconds (FMQ_FOREVER = none).
+ * Results are 0 or a negative errno; -EAGAIN means that a word had already changed.
+ */
+#ifndef FMQ_FUTEX_H
+#define FMQ_FUTEX_H
+
+#include <stdatomic.h>
+#include <stdint.h>
+
+#define FMQ_FOREVER UINT64_MAX
+
+uint64_t futex_now(void);
+
+/* Sleeps while *word == expected. Woken by futex_wake with an overlapping mask. */
+int futex_wait(_Atomic uint32_t *word, uint32_t expected, uint32_t mask, uint64_t deadline);
+
+/* Sleeps while *a == in_a and *b == in_b; -ENOSYS before Linux 5.16. */
+int futex_wait_either(_Atomic uint32_t *a, uint32_t in_a, _Atomic uint32_t *b, uint32_t in_b, uint64_t deadline);
+
+void futex_wake(_Atomic uint32_t *word, int count, uint32_t mask);
+
+#endif

@@ -1,0 +1,58 @@
+/* The shared control block of a queue: one page, then the ring.
+ *
+ * One writer per word, one 128-byte line per writer (two 64-byte lines: the adjacent-line prefetcher pulls pairs).
+ * README.md has the map with its reasons; this file is the map with its proof (the asserts).
+ */
+#ifndef FMQ_LAYOUT_H
+#define FMQ_LAYOUT_H
+
+#include <assert.h>
+#include <stdalign.h>
+#include <stdatomic.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#define FMQ_LINE 128
+#define FMQ_PAGE 4096
+#define FMQ_MAGIC UINT64_C(0x514d465453525542) /* the bytes "BURSTFMQ" */
+#define FMQ_VERSION 1
+
+/* A counter and the CPU that last moved it, written by one side only. cpu is 1 + its number, 0 = never moved. */
+typedef struct {
+    alignas(FMQ_LINE) _Atomic uint64_t counter;
+    _Atomic uint32_t cpu;
+} fmq_position;
+
+typedef struct {
+    alignas(FMQ_LINE) _Atomic uint32_t word;
+} fmq_word;
+
+typedef struct {
+    /* Written before the queue is published, never after; copied to private memory at attach. */
+    alignas(FMQ_LINE) uint64_t magic;
+    uint32_t version;
+    uint32_t flavour;
+    uint64_t capacity;
+    uint64_t dtype_hash;
+    uint32_t element_bytes;
+
+    fmq_position head;     /* writer */
+    fmq_position tail;     /* reader */
+    fmq_word data_wait;    /* reader sets 1 to sleep, writer clears it and wakes */
+    fmq_word space_wait;   /* writer sets 1 to sleep, reader clears it and wakes */
+    fmq_word event;        /* the public event flag: bits here, sleepers in the next four bytes */
+    fmq_word writer_life;  /* states in README.md, "Life words" */
+    fmq_word reader_life;
+} fmq_control;
+
+static_assert(offsetof(fmq_control, head) == 128, "writer's line");
+static_assert(offsetof(fmq_control, tail) == 256, "reader's line");
+static_assert(offsetof(fmq_control, data_wait) == 384, "reader sleeps here");
+static_assert(offsetof(fmq_control, space_wait) == 512, "writer sleeps here");
+static_assert(offsetof(fmq_control, event) == 640, "public event flag");
+static_assert(offsetof(fmq_control, writer_life) == 768, "writer's life word");
+static_assert(offsetof(fmq_control, reader_life) == 896, "reader's life word");
+static_assert(sizeof(fmq_control) <= FMQ_PAGE, "the control block is one page");
+static_assert(sizeof(_Atomic uint64_t) == 8 && sizeof(_Atomic uint32_t) == 4, "atomics have no hidden lock");
+
+#endif

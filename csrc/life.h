@@ -1,0 +1,17 @@
+/* The states of a life word, shared by queue.c, life.c and watch.c. */
+#ifndef FMQ_LIFE_H
+#define FMQ_LIFE_H
+
+#include <linux/futex.h>
+#include <stdint.h>
+
+/* 0                        nobody ever held it
+ * tid | FUTEX_WAITERS      alive: tid is the holder's life thread, and the kernel must wake us when it is gone
+ * FUTEX_WAITERS            released in good order
+ * FUTEX_OWNER_DIED | …     the kernel found it in a dead thread's robust list */
+#define LIFE_NOBODY 0u
+#define LIFE_RELEASED ((uint32_t)FUTEX_WAITERS)
+
+static inline int life_is_dead(uint32_t word) { return (word & FUTEX_OWNER_DIED) != 0; }
+
+#endif
