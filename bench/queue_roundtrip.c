@@ -59,7 +59,7 @@ int main(int argc, char **argv) {
         fmq_end *in = end_of(there, FMQ_READER), *out = end_of(back, FMQ_WRITER);
         int64_t got = 0;
         for (long i = 0; i < rounds; i++) got = fmq_exchange(out, message, (uint64_t)got, in, message, CAPACITY, spin, UINT64_MAX);
-        fmq_write(out, message, (uint64_t)got);
+        fmq_write(out, message, (uint64_t)got, 0, 0);
         _exit(0);
     }
     pin(0);

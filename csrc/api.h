@@ -15,8 +15,8 @@
 typedef struct fmq_end fmq_end; /* one process's private view of one role of one queue */
 
 typedef struct {
-    void *first, *second;        /* the part up to the wrap point, and the rest from the ring's start */
-    uint64_t in_first, in_second; /* elements */
+    uint64_t start;         /* slot of the first element; slot 0 is one page (4096 bytes) after the queue's base */
+    uint64_t first, second; /* elements up to the wrap point, and the rest, from slot 0 */
 } fmq_spans;
 
 enum { FMQ_SYNCHRONIZED = 1 };
@@ -39,14 +39,13 @@ void fmq_free(fmq_end *end);
 int fmq_peer(const fmq_end *end);
 void fmq_stop(fmq_end *end);    /* ends the wait in progress and all later ones; any thread, any time */
 
-/* transfers: all n elements or none. One thread at a time on an end (else -EBUSY). */
+/* transfers: all n elements or none; spins for spin_ns, then sleeps until the deadline (0: only tries, -EAGAIN).
+ * One thread at a time on an end (else -EBUSY). */
 int64_t fmq_available(fmq_end *end);
-int fmq_reserve(fmq_end *end, uint64_t n, fmq_spans *spans); /* writer: room; reader: elements */
-int fmq_commit(fmq_end *end, uint64_t n);                    /* at most what was reserved; ends the reservation */
-int fmq_write(fmq_end *end, const void *elements, uint64_t n);
-int fmq_read(fmq_end *end, void *elements, uint64_t n);
-/* waits until fmq_reserve(n) would succeed: spins spin_ns, then sleeps until the deadline */
-int fmq_wait(fmq_end *end, uint64_t n, uint64_t spin_ns, uint64_t deadline);
+int fmq_write(fmq_end *end, const void *elements, uint64_t n, uint64_t spin_ns, uint64_t deadline);
+int fmq_read(fmq_end *end, void *elements, uint64_t n, uint64_t spin_ns, uint64_t deadline);
+int fmq_reserve(fmq_end *end, uint64_t n, fmq_spans *spans, uint64_t spin_ns, uint64_t deadline); /* room, or elements */
+int fmq_commit(fmq_end *end, uint64_t n); /* at most what was reserved; ends the reservation */
 
 /* one message each way: writes the packet (n = 0: none) to `out`, then takes all that arrives on `in`.
  * Returns the elements received. -EAGAIN: the packet did not fit, nothing was sent. After -EINTR or -ETIMEDOUT the

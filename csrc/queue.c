@@ -195,8 +195,10 @@ static int sleep_for(fmq_end *e, uint64_t n, uint64_t deadline) {
     return r == -ETIMEDOUT && until < deadline ? -EINTR : r;
 }
 
+/* Until n are at hand: 0, or why not. */
 static int wait_for(fmq_end *e, uint64_t n, uint64_t spin_ns, uint64_t deadline) {
     int r = ring_need(e, n);
+    if (!deadline) return r;
     if (r == -EAGAIN) r = spin_for(e, n, spin_ns, deadline);
     if (r == -EAGAIN) r = sleep_for(e, n, deadline);
     return r;
@@ -219,24 +221,15 @@ int64_t fmq_available(fmq_end *e) {
     return n;
 }
 
-int fmq_wait(fmq_end *e, uint64_t n, uint64_t spin_ns, uint64_t deadline) {
+int fmq_reserve(fmq_end *e, uint64_t n, fmq_spans *spans, uint64_t spin_ns, uint64_t deadline) {
     int r = enter_free(e);
     if (r) return r;
     r = wait_for(e, n, spin_ns, deadline);
-    leave(e);
-    return r;
-}
-
-int fmq_reserve(fmq_end *e, uint64_t n, fmq_spans *spans) {
-    int r = enter_free(e);
-    if (r) return r;
-    r = ring_need(e, n);
     if (!r) {
         uint64_t straight = e->capacity - e->slot;
-        spans->first = e->ring + e->slot * e->element_bytes;
-        spans->in_first = n < straight ? n : straight;
-        spans->second = e->ring;
-        spans->in_second = n - spans->in_first;
+        spans->start = e->slot;
+        spans->first = n < straight ? n : straight;
+        spans->second = n - spans->first;
         e->reserved = n;
     }
     leave(e);
@@ -253,36 +246,35 @@ int fmq_commit(fmq_end *e, uint64_t n) {
     return r;
 }
 
-static int put(fmq_end *e, const void *elements, uint64_t n) {
-    int r = ring_need(e, n);
-    if (r || !n) return r;
+/* n are at hand, and n may be 0. */
+static void put(fmq_end *e, const void *elements, uint64_t n) {
+    if (!n) return;
     ring_copy_in(e, elements, n);
     ring_publish(e, n);
     wake_peer(e);
-    return 0;
 }
 
-static int get(fmq_end *e, void *elements, uint64_t n) {
-    int r = ring_need(e, n);
-    if (r || !n) return r;
+static void get(fmq_end *e, void *elements, uint64_t n) {
+    if (!n) return;
     ring_copy_out(e, elements, n);
     ring_publish(e, n);
     wake_peer(e);
-    return 0;
 }
 
-int fmq_write(fmq_end *e, const void *elements, uint64_t n) {
+int fmq_write(fmq_end *e, const void *elements, uint64_t n, uint64_t spin_ns, uint64_t deadline) {
     int r = enter_free(e);
     if (r) return r;
-    r = put(e, elements, n);
+    r = wait_for(e, n, spin_ns, deadline);
+    if (!r) put(e, elements, n);
     leave(e);
     return r;
 }
 
-int fmq_read(fmq_end *e, void *elements, uint64_t n) {
+int fmq_read(fmq_end *e, void *elements, uint64_t n, uint64_t spin_ns, uint64_t deadline) {
     int r = enter_free(e);
     if (r) return r;
-    r = get(e, elements, n);
+    r = wait_for(e, n, spin_ns, deadline);
+    if (!r) get(e, elements, n);
     leave(e);
     return r;
 }
@@ -291,8 +283,8 @@ int fmq_read(fmq_end *e, void *elements, uint64_t n) {
 static int64_t take_message(fmq_end *e, void *buffer, uint64_t capacity) {
     uint64_t n = ring_known(e);
     if (n > capacity) return -EMSGSIZE;
-    int r = get(e, buffer, n);
-    return r ? r : (int64_t)n;
+    get(e, buffer, n);
+    return (int64_t)n;
 }
 
 int64_t fmq_exchange(fmq_end *out, const void *packet, uint64_t n, fmq_end *in, void *buffer, uint64_t capacity,
@@ -300,7 +292,7 @@ int64_t fmq_exchange(fmq_end *out, const void *packet, uint64_t n, fmq_end *in, 
     int64_t r = enter_free(in);
     if (r) return r;
     if (n && !(r = enter_free(out))) {
-        r = put(out, packet, n);
+        if (!(r = ring_need(out, n))) put(out, packet, n);
         leave(out);
     }
     if (!r) r = wait_for(in, 1, spin_ns, deadline);

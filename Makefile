@@ -1,0 +1,42 @@
+# demo · test · check · stress · bench. Each makes its own .venv when there is none, or when pyproject.toml changed.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+export OPENBLAS_NUM_THREADS ?= 1
+
+.PHONY: demo test check stress bench clean
+.DEFAULT_GOAL := test
+
+demo: $(VENV)/demo
+	$(BIN)/python examples/camera.py
+
+test: $(VENV)/test
+	$(BIN)/python -m pytest -m "not stress"
+
+check: $(VENV)/check
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+stress: $(VENV)/test
+	$(BIN)/python -m pytest -m stress -s
+
+bench: $(VENV)/bench
+	$(BIN)/python bench/queue_roundtrip.py
+	$(BIN)/python bench/burst_roundtrip.py
+
+# One stamp per set of extras. The sources of the extension are listed so that editing C rebuilds it.
+CORE := $(wildcard csrc/*.c csrc/*.h csrc/CMakeLists.txt)
+$(VENV)/%: pyproject.toml $(CORE) | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --editable '.[$*]'
+	@touch $@
+
+$(BIN)/python:
+	@command -v $(PYTHON) >/dev/null || { echo "make: '$(PYTHON)' is missing; install Python >= 3.11 (Debian: apt install python3 python3-venv)"; exit 1; }
+	@command -v cc >/dev/null || { echo "make: no C compiler 'cc'; install one (Debian: apt install gcc libc6-dev)"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+
+clean:
+	rm -rf $(VENV) build examples/out bench/out

@@ -1,0 +1,76 @@
+"""What can go wrong in a queue.
+
+::
+
+    FmqError
+    ├── Timeout (TimeoutError)           the deadline passed; nothing was transferred; try again at will
+    ├── Closed                           the peer released its role; what it left can still be read
+    ├── PeerDied (ConnectionError)       the peer's process is gone; what it left can still be read, and a successor
+    │                                    may take its role
+    ├── Corrupt                          the peer broke the protocol, or a queue's memory is no queue; this end is lost
+    ├── RoleTaken                        another writer (reader) holds this queue's role; wait for it or use its end
+    ├── Busy                             a second thread, or a call inside a reservation; the first goes on undisturbed
+    ├── InvalidDescriptor (ValueError)   a descriptor or a queue's memory contradicts itself; nothing was attached
+    └── NoSpace (OSError)                shared memory is full; says how much is needed and how much is free
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from typing import NoReturn
+
+
+class FmqError(Exception):
+    """Base of everything that this package raises on purpose, besides ValueError and TypeError for bad arguments."""
+
+
+class Timeout(FmqError, TimeoutError):
+    """The deadline passed first. Nothing was transferred and the queue stays usable."""
+
+
+class Closed(FmqError):
+    """The peer released its role in good order, or this end was closed, and what is left does not suffice."""
+
+
+class PeerDied(FmqError, ConnectionError):
+    """The peer's process is gone and what it left does not suffice. Goes away when a successor takes the role."""
+
+
+class Corrupt(FmqError):
+    """The peer moved its counter to where it cannot be, or woke us a thousand times for nothing. This end is lost."""
+
+
+class RoleTaken(FmqError):
+    """A synchronized queue has one writer and one reader, and this one is held by somebody alive."""
+
+
+class Busy(FmqError):
+    """One thread at a time may use an end, and nothing but commit may follow a reservation."""
+
+
+class InvalidDescriptor(FmqError, ValueError):
+    """What arrived does not describe a queue that can be attached safely."""
+
+
+class NoSpace(FmqError, OSError):
+    """The file system of the shared memory cannot hold the queue."""
+
+
+_BY_ERRNO: dict[int, tuple[type[FmqError], str]] = {
+    errno.EAGAIN: (Timeout, "timeout=0 and the queue could not do it at once"),
+    errno.ETIMEDOUT: (Timeout, "the timeout passed first"),
+    errno.EPIPE: (PeerDied, "the other side's process is gone"),
+    errno.ESHUTDOWN: (Closed, "the other side closed its end"),
+    errno.ECANCELED: (Closed, "this end was closed"),
+    errno.EPROTO: (Corrupt, "the other side broke the queue's protocol; this end is of no more use"),
+    errno.EBUSY: (Busy, "another thread uses this end, or a reservation is open; finish it first"),
+}
+
+
+def raise_errno(code: int, what: str) -> NoReturn:
+    """The one place where a negative errno of the C core becomes an exception."""
+    if -code in _BY_ERRNO:
+        kind, reason = _BY_ERRNO[-code]
+        raise kind(f"{what}: {reason}")
+    raise OSError(-code, f"{what}: {os.strerror(-code)}")

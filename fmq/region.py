@@ -1,0 +1,201 @@
+"""Shared memory: what it is made of, and views that keep it mapped.
+
+Anonymous memory is a memfd whose size is frozen by seals: it has no name that a crash could leave behind, and no peer
+can shrink it under a reader. Named memory is POSIX shared memory (posix_ipc), mode 0600, really reserved: a full
+/dev/shm is an error here and not a SIGBUS later.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import secrets
+import stat
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import posix_ipc
+
+from fmq._core import ffi, lib
+from fmq.errors import InvalidDescriptor, NoSpace
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from numpy.typing import DTypeLike, NDArray
+
+Kind = Literal["memfd", "posix"]
+_SHM = "/dev/shm"  # where glibc keeps POSIX shared memory; publication needs link(2) there
+_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+
+
+class Region:
+    """`nbytes` of shared memory, mapped once.
+
+    Arrays from `asarray` keep the mapping alive: `close` gives back the descriptor and never invalidates a view.
+    """
+
+    def __init__(self, fd: int, nbytes: int, *, writable: bool = True, name: str | None = None) -> None:
+        """Maps `fd` and owns it from now on. Use `create`, `open` or `from_fd`, which check first."""
+        self.nbytes, self.name, self.writable = nbytes, name, writable
+        self._fd = fd
+        base = ffi.new("void **")
+        if code := lib.fmq_map(fd, nbytes, writable, base):
+            os.close(fd)
+            raise OSError(-code, f"cannot map {nbytes} bytes of shared memory: {os.strerror(-code)}")
+        pointer = ffi.cast("unsigned char *", base[0])
+        self.base = ffi.gc(pointer, lambda p: lib.fmq_unmap(p, nbytes))
+        self._bytes: NDArray[np.uint8] = np.frombuffer(ffi.buffer(self.base, nbytes), np.uint8)
+        if not writable:
+            self._bytes.flags.writeable = False
+
+    @classmethod
+    def create(
+        cls, nbytes: int, kind: Kind = "memfd", name: str | None = None, prepare: Callable[[Region], None] | None = None
+    ) -> Region:
+        """New zeroed memory. A `name` ("/like-this") makes it named POSIX memory, which `prepare` fills before anybody
+        can open it. Raises FileExistsError when the name is taken, NoSpace when /dev/shm is too full.
+        """
+        if nbytes < 1:
+            raise ValueError(f"nbytes={nbytes}: shared memory has at least one byte")
+        if name is not None:
+            return cls._create_named(nbytes, checked_name(name), prepare)
+        if kind not in ("memfd", "posix"):
+            raise ValueError(f"kind={kind!r}: memory is 'memfd' or 'posix'")
+        region = cls(_memfd(nbytes) if kind == "memfd" else _unnamed_posix(nbytes), nbytes)
+        if prepare:
+            prepare(region)
+        return region
+
+    @classmethod
+    def _create_named(cls, nbytes: int, name: str, prepare: Callable[[Region], None] | None) -> Region:
+        """Made under a draft name, filled, and published by link(2): nobody ever opens a half-made queue."""
+        draft = f"/fmq-draft-{secrets.token_hex(8)}"
+        fd = _reserved(draft, nbytes)
+        try:
+            region = cls(fd, nbytes, name=name)
+            if prepare:
+                prepare(region)
+            os.link(_SHM + draft, _SHM + name)
+        except FileExistsError:
+            raise FileExistsError(errno.EEXIST, f"name={name!r} is taken; open it, or fmq.unlink it first") from None
+        finally:
+            posix_ipc.unlink_shared_memory(draft)
+        return region
+
+    @classmethod
+    def open(cls, name: str) -> Region:
+        """Named POSIX memory as it stands. Raises FileNotFoundError."""
+        try:
+            fd = posix_ipc.SharedMemory(checked_name(name)).fd
+        except posix_ipc.ExistentialError:
+            raise FileNotFoundError(errno.ENOENT, f"name={name!r}: no shared memory of that name") from None
+        return cls(fd, os.fstat(fd).st_size, name=name)
+
+    @classmethod
+    def from_fd(cls, fd: int, nbytes: int, *, writable: bool = True, sealed: bool = True) -> Region:
+        """Memory that somebody else made, and may be lying about. Owns `fd`, also when it refuses.
+
+        `sealed` demands that nobody can shrink it any more; without that, a peer can kill us with SIGBUS.
+        """
+        try:
+            _check(fd, nbytes, sealed=sealed)
+        except BaseException:
+            os.close(fd)
+            raise
+        return cls(fd, nbytes, writable=writable)
+
+    @property
+    def fd(self) -> int:
+        """The descriptor, for passing on. Raises ValueError after `close`."""
+        if self._fd < 0:
+            raise ValueError("this region is closed: its descriptor is gone (views of it live on)")
+        return self._fd
+
+    def asarray(
+        self, dtype: DTypeLike = np.uint8, shape: int | tuple[int, ...] | None = None, offset: int = 0
+    ) -> NDArray[Any]:
+        """A view of `shape` elements of `dtype` at byte `offset`; None = all that fit from there."""
+        dt = np.dtype(dtype)
+        if not 0 <= offset <= self.nbytes:
+            raise ValueError(f"offset={offset}: outside the region's {self.nbytes} bytes")
+        dims = (self.nbytes - offset) // dt.itemsize if shape is None else shape
+        count = int(np.prod(dims, dtype=object))
+        if count < 0 or count * dt.itemsize > self.nbytes - offset:
+            raise ValueError(f"shape={shape} of {dt} at offset={offset}: outside the region's {self.nbytes} bytes")
+        return self._bytes[offset : offset + count * dt.itemsize].view(dt).reshape(dims)
+
+    def close(self) -> None:
+        """Gives the descriptor back. The memory itself goes when the last view and the last other process are gone."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def __del__(self) -> None:
+        with contextlib.suppress(AttributeError, OSError):
+            self.close()
+
+
+def checked_name(name: str) -> str:
+    """A legal POSIX shared memory name: one slash, in front, and something behind it."""
+    if not name.startswith("/") or "/" in name[1:] or not 1 < len(name) < 250 or "\0" in name:
+        raise ValueError(f"name={name!r}: a queue's name is '/' and up to 248 characters without another '/'")
+    return name
+
+
+def unlink(name: str) -> None:
+    """Removes a name. Who has the memory open keeps it. Raises FileNotFoundError."""
+    try:
+        posix_ipc.unlink_shared_memory(checked_name(name))
+    except posix_ipc.ExistentialError:
+        raise FileNotFoundError(errno.ENOENT, f"name={name!r}: no shared memory of that name") from None
+
+
+def _memfd(nbytes: int) -> int:
+    fd = os.memfd_create("fmq", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    os.ftruncate(fd, nbytes)
+    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
+    return fd
+
+
+def _unnamed_posix(nbytes: int) -> int:
+    """POSIX shared memory whose name is gone before anybody else could use it: a crash leaves nothing behind."""
+    name = f"/fmq-draft-{secrets.token_hex(8)}"
+    fd = _reserved(name, nbytes)
+    posix_ipc.unlink_shared_memory(name)
+    return fd
+
+
+def _reserved(name: str, nbytes: int) -> int:
+    fd: int = posix_ipc.SharedMemory(name, posix_ipc.O_CREX, mode=0o600).fd
+    try:
+        os.posix_fallocate(fd, 0, nbytes)
+    except OSError as error:
+        os.close(fd)
+        posix_ipc.unlink_shared_memory(name)
+        free = os.statvfs(_SHM)
+        raise NoSpace(
+            error.errno,
+            f"{nbytes} bytes of shared memory are needed and {free.f_bavail * free.f_frsize} "
+            f"are free in {_SHM}; make it larger, or use anonymous memory",
+        ) from None
+    return fd
+
+
+def _check(fd: int, nbytes: int, *, sealed: bool) -> None:
+    if nbytes < 1:
+        raise InvalidDescriptor(f"nbytes={nbytes}: shared memory has at least one byte")
+    if sealed:
+        try:
+            seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
+        except OSError:
+            seals = 0
+        if not seals & fcntl.F_SEAL_SHRINK:
+            raise InvalidDescriptor("the memory is not sealed against shrinking; make it with Region.create()")
+    status = os.fstat(fd)  # after the seals: from here on the size holds
+    if not stat.S_ISREG(status.st_mode):
+        raise InvalidDescriptor("the descriptor is not of shared memory")
+    if status.st_size < nbytes:
+        raise InvalidDescriptor(f"nbytes={nbytes}, but the memory has only {status.st_size}")
