@@ -46,8 +46,11 @@ class Geometry:
             raise ValueError(f"dtype={self.dtype}: elements are plain data of a fixed size, without objects")
         if not isinstance(self.capacity, int) or self.capacity < 1:
             raise ValueError(f"capacity={self.capacity!r}: a queue holds at least one element")
-        if len(_text(self.dtype)) > _TEXT_MOST:
-            raise ValueError(f"dtype with {len(self.dtype.fields or ())} fields: too long to describe; nest it")
+        text = _text(self.dtype)
+        if len(text) > _TEXT_MOST:
+            raise ValueError(f"dtype with {len(self.dtype.fields or ())} fields: too long to describe; shorten the names")
+        if _dtype(text) != self.dtype:
+            raise ValueError(f"dtype={self.dtype}: cannot be described to another process; wrap it in a field")
         nbytes = lib.fmq_bytes(self.capacity, size) if self.capacity < 2**63 and size < 2**32 else 0
         if not nbytes:
             raise ValueError(f"capacity={self.capacity} of {size} bytes each: a queue holds less than 1 TiB")
@@ -70,7 +73,10 @@ class Geometry:
         text = bytes(region.asarray(np.uint8, _TEXT_MOST, _TEXT_AT)).rstrip(b"\0")
         if _hash(text) != digest:
             raise InvalidDescriptor("the queue's dtype does not match its own hash: the memory is damaged")
-        geometry = cls(_dtype(text), int(capacity))
+        try:
+            geometry = cls(_dtype(text), int(capacity))
+        except ValueError as error:
+            raise InvalidDescriptor(f"the memory holds no queue: {error}") from error
         if geometry.dtype.itemsize != size:
             raise InvalidDescriptor(
                 f"dtype {geometry.dtype} has {geometry.dtype.itemsize} bytes; the queue says {size}"
@@ -156,7 +162,7 @@ def _dtype(text: bytes) -> np.dtype[Any]:
         raise InvalidDescriptor(f"a dtype of {len(text)} bytes: at most {_TEXT_MOST} are allowed")
     try:
         dtype: np.dtype[Any] = np.lib.format.descr_to_dtype(ast.literal_eval(text.decode()))
-    except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError) as error:
+    except (ValueError, SyntaxError, TypeError, LookupError, OverflowError, RecursionError, MemoryError) as error:
         raise InvalidDescriptor(f"{text!r:.100} is no dtype") from error
     if _text(dtype) != text:
         raise InvalidDescriptor(f"{text!r:.100} is not how dtype {dtype} is written")
