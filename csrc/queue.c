@@ -14,6 +14,7 @@
 #include "ring.h"
 
 #include <errno.h>
+#include <limits.h>
 #include <sched.h>
 #include <stdlib.h>
 #include <string.h>
@@ -86,6 +87,7 @@ int fmq_open(void *base, uint64_t bytes, int role, fmq_end **out) {
     e->ring = (unsigned char *)base + FMQ_PAGE;
     e->capacity = capacity;
     e->element_bytes = element_bytes;
+    e->generation = life_generation();
     /* A restarted owner goes on where the dead one stopped: its lock is ours, so its last publish is visible. */
     e->position = atomic_load(&e->mine->counter);
     e->slot = e->position % capacity;
@@ -109,11 +111,17 @@ int fmq_peer(const fmq_end *e) { return fmq_life_state(e->their_life); }
 
 /* ---- one thread at a time ---------------------------------------------------------------------------------------- */
 
-static int enter(fmq_end *e) {
-    return atomic_exchange_explicit(&e->busy, 1, memory_order_acquire) ? -EBUSY : 0; /* pairs: ONE_CALLER */
-}
-
 static void leave(fmq_end *e) { atomic_store_explicit(&e->busy, 0, memory_order_release); /* pairs: ONE_CALLER */ }
+
+static int enter(fmq_end *e) {
+    if (e->generation != life_generation()) return -ECANCELED;
+    /* acquire: what the last caller did to this end is visible.  pairs: ONE_CALLER.
+     * seq_cst, and then the look at `stopped`: either we see it, or fmq_stop sees us inside.  pairs: STOP */
+    if (atomic_exchange(&e->busy, 1)) return -EBUSY;
+    if (!atomic_load(&e->stopped)) return 0;
+    leave(e);
+    return -ECANCELED;
+}
 
 /* As enter, for calls that may not run inside a reservation. */
 static int enter_free(fmq_end *e) {
@@ -204,10 +212,16 @@ static int wait_for(fmq_end *e, uint64_t n, uint64_t spin_ns, uint64_t deadline)
     return r;
 }
 
+/* Returns when no thread is inside any more: from then on nothing of ours moves, and the role can go to somebody else.
+ * Wakes again and again, and everybody, because a hostile peer could announce a sleep for us or take the one wake. */
 void fmq_stop(fmq_end *e) {
     atomic_store(&e->stopped, 1); /* pairs: STOP */
-    atomic_exchange(e->my_wait, AWAKE);
-    futex_wake(e->my_wait, 1, FUTEX_BITSET_MATCH_ANY); /* always: a rescuer does not ask whether somebody sleeps */
+    if (e->generation != life_generation()) return;
+    do {
+        atomic_exchange(e->my_wait, AWAKE);
+        futex_wake(e->my_wait, INT_MAX, FUTEX_BITSET_MATCH_ANY); /* without asking whether somebody sleeps */
+        sched_yield();
+    } while (atomic_load(&e->busy)); /* pairs: STOP */
 }
 
 /* ---- transfers --------------------------------------------------------------------------------------------------- */

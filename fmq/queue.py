@@ -188,7 +188,7 @@ class _End:
         return ("nobody", "alive", "released", "dead")[lib.fmq_peer(self._usable())]
 
     def close(self) -> None:
-        """Ends a wait in progress in another thread, tells the peer, and frees the role."""
+        """Ends a call in progress in another thread, drops an open reservation, tells the peer, and frees the role."""
         lib.fmq_stop(self._end)
         self._finalizer()
 
@@ -222,13 +222,14 @@ class _End:
             pass
         if code:
             raise_errno(code, what)
-        done = 0
+        start = spans.start
         try:
-            start = spans.start
             yield Span(self._ring[start : start + spans.first], self._ring[: spans.second])
-            done = n
-        finally:
-            lib.fmq_commit(end, done)  # nothing, when the block raised
+        except BaseException:
+            lib.fmq_commit(end, 0)
+            raise
+        if code := lib.fmq_commit(end, n):
+            raise_errno(code, what)
 
 
 class MessageQueueWriter(_End):
