@@ -22,7 +22,7 @@
 #include <unistd.h>
 
 enum { AWAKE = 0, ASLEEP = 1 };
-enum { SPINS_PER_CLOCK = 64, SPURIOUS_LIMIT = 1000 };
+enum { SPINS_PER_CLOCK = 64, SPURIOUS_LIMIT = 1000, LOOK_AGAIN = 1 };
 static const uint64_t SIGNAL_SLICE = 100000000; /* ns: the main thread looks for signals this often */
 static const uint64_t OLD_KERNEL_SLICE = 50000000; /* ns: without futex_waitv a death is polled for */
 
@@ -164,15 +164,16 @@ static int ended(const fmq_end *e, uint32_t life) {
     return life == LIFE_RELEASED ? -ESHUTDOWN : -EAGAIN;
 }
 
+/* As futex_wait; LOOK_AGAIN when nobody woke us and the deadline has not passed either. */
 static int sleep_once(fmq_end *e, uint32_t life, uint64_t until) {
     int r = futex_wait_either(e->my_wait, ASLEEP, e->their_life, life, until);
-    if (r != -ENOSYS) return r;
+    if (r != -ENOSYS && r != -EPERM) return r; /* EPERM: a container's filter older than the system call */
     uint64_t slice = futex_now() + OLD_KERNEL_SLICE;
     r = futex_wait(e->my_wait, ASLEEP, FUTEX_BITSET_MATCH_ANY, slice < until ? slice : until);
-    return r == -ETIMEDOUT && slice < until ? 0 : r;
+    return r == -ETIMEDOUT && slice < until ? LOOK_AGAIN : r;
 }
 
-/* One turn: 0 when n are at hand, -EAGAIN to take another turn. */
+/* One turn: 0 when n are at hand, -EAGAIN or LOOK_AGAIN to take another turn. */
 static int sleep_turn(fmq_end *e, uint64_t n, uint64_t until) {
     /* Life before data: what a peer published before it died is delivered before its death is told.  pairs: DEAD */
     uint32_t life = atomic_load(e->their_life);
@@ -183,7 +184,7 @@ static int sleep_turn(fmq_end *e, uint64_t n, uint64_t until) {
     int slept = sleep_once(e, life, until);
     r = ring_need(e, n); /* before reporting a timeout or a signal */
     if (r != -EAGAIN) return r;
-    return slept == -ETIMEDOUT || slept == -EINTR ? slept : -EAGAIN;
+    return slept == -ETIMEDOUT || slept == -EINTR || slept == LOOK_AGAIN ? slept : -EAGAIN;
 }
 
 static int sleep_for(fmq_end *e, uint64_t n, uint64_t deadline) {
@@ -193,11 +194,13 @@ static int sleep_for(fmq_end *e, uint64_t n, uint64_t deadline) {
     uint64_t slice = is_main ? futex_now() + SIGNAL_SLICE : FMQ_FOREVER;
     uint64_t until = slice < deadline ? slice : deadline, seen = e->seen;
     int r, spurious = 0;
-    while ((r = sleep_turn(e, n, until)) == -EAGAIN) {
-        spurious = e->seen == seen ? spurious + 1 : 0; /* progress, though not yet enough, is no reason to complain */
+    while ((r = sleep_turn(e, n, until)) == -EAGAIN || r == LOOK_AGAIN) {
+        if (e->seen != seen) spurious = 0; /* progress, though not yet enough, is no reason to complain */
+        else if (r == -EAGAIN) spurious++;
         seen = e->seen;
-        if (spurious > SPURIOUS_LIMIT) e->broken = true, r = -EPROTO;
-        if (r != -EAGAIN) break;
+        if (spurious <= SPURIOUS_LIMIT) continue;
+        e->broken = true, r = -EPROTO;
+        break;
     }
     atomic_store(e->my_wait, AWAKE);
     return r == -ETIMEDOUT && until < deadline ? -EINTR : r;
