@@ -48,7 +48,7 @@ class Geometry:
             raise ValueError(f"capacity={self.capacity!r}: a queue holds at least one element")
         text = _text(self.dtype)
         if len(text) > _TEXT_MOST:
-            raise ValueError(f"dtype with {len(self.dtype.fields or ())} fields: too long to describe; shorten the names")
+            raise ValueError(f"dtype with {len(self.dtype.fields or ())} fields: too long to describe")
         if _dtype(text) != self.dtype:
             raise ValueError(f"dtype={self.dtype}: cannot be described to another process; wrap it in a field")
         nbytes = lib.fmq_bytes(self.capacity, size) if self.capacity < 2**63 and size < 2**32 else 0
