@@ -35,6 +35,7 @@ uint64_t fmq_bytes(uint64_t capacity, uint32_t element_bytes); /* 0: impossible 
 int fmq_format(void *base, uint64_t bytes, uint64_t capacity, uint32_t element_bytes, uint64_t dtype_hash);
 int fmq_geometry(const void *base, uint64_t bytes, uint64_t *capacity, uint32_t *element_bytes, uint64_t *dtype_hash);
 int fmq_open(void *base, uint64_t bytes, int role, fmq_end **end); /* the caller holds the role's lock */
+int fmq_check(const fmq_end *end, uint64_t capacity, uint32_t element_bytes); /* -EPROTO: not what the caller saw before */
 void fmq_free(fmq_end *end);
 int fmq_peer(const fmq_end *end);
 void fmq_stop(fmq_end *end); /* ends the call in progress and waits for that; refuses all later calls; any thread */

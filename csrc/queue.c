@@ -59,7 +59,7 @@ int fmq_format(void *base, uint64_t bytes, uint64_t capacity, uint32_t element_b
 }
 
 int fmq_geometry(const void *base, uint64_t bytes, uint64_t *capacity, uint32_t *element_bytes, uint64_t *dtype_hash) {
-    const fmq_control *c = base;
+    const volatile fmq_control *c = base; /* volatile: each field is fetched once, and what was checked is what is used */
     if (bytes < FMQ_PAGE || c->magic != FMQ_MAGIC) return -EINVAL;
     if (c->version != FMQ_VERSION) return -EPROTONOSUPPORT;
     if (c->flavour != FMQ_SYNCHRONIZED) return -EOPNOTSUPP;
@@ -96,6 +96,10 @@ int fmq_open(void *base, uint64_t bytes, int role, fmq_end **out) {
     atomic_store(e->my_wait, AWAKE);
     *out = e;
     return 0;
+}
+
+int fmq_check(const fmq_end *e, uint64_t capacity, uint32_t element_bytes) {
+    return e->capacity == capacity && e->element_bytes == element_bytes ? 0 : -EPROTO;
 }
 
 void fmq_free(fmq_end *e) { free(e); }
@@ -143,6 +147,12 @@ static bool same_cpu(const fmq_end *e) {
     return theirs == (uint32_t)sched_getcpu() + 1;
 }
 
+/* Relaxed, because this only ends the spinning: the turn that follows looks properly. */
+static bool is_over(const fmq_end *e) {
+    uint32_t life = atomic_load_explicit(e->their_life, memory_order_relaxed);
+    return life_is_dead(life) || life == LIFE_RELEASED || atomic_load_explicit(&e->stopped, memory_order_relaxed);
+}
+
 static int spin_for(fmq_end *e, uint64_t n, uint64_t spin_ns, uint64_t deadline) {
     if (!spin_ns || same_cpu(e)) return -EAGAIN;
     uint64_t until = 0;
@@ -153,7 +163,7 @@ static int spin_for(fmq_end *e, uint64_t n, uint64_t spin_ns, uint64_t deadline)
         if (i % SPINS_PER_CLOCK) continue;
         uint64_t now = futex_now();
         if (!until) until = now + spin_ns < deadline ? now + spin_ns : deadline;
-        if (now >= until || atomic_load_explicit(&e->stopped, memory_order_relaxed)) return -EAGAIN;
+        if (now >= until || is_over(e)) return -EAGAIN;
     }
 }
 
@@ -312,7 +322,7 @@ int64_t fmq_exchange(fmq_end *out, const void *packet, uint64_t n, fmq_end *in, 
         if (!(r = ring_need(out, n))) put(out, packet, n);
         leave(out);
     }
-    if (!r) r = wait_for(in, 1, spin_ns, deadline);
+    if (!r && (r = wait_for(in, 1, spin_ns, deadline)) == -EAGAIN) r = -ETIMEDOUT; /* deadline 0: but the packet is out */
     if (!r) r = take_message(in, buffer, capacity);
     leave(in);
     return r;

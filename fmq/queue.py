@@ -154,6 +154,10 @@ class _End:
             self._role.release()
             raise_errno(code, "cannot take the role")
         self._end = ffi.gc(handle[0], lib.fmq_free)
+        # The peer could have changed the memory since `shape` was read; our buffers are of that shape.
+        if code := lib.fmq_check(self._end, shape.capacity, shape.dtype.itemsize):
+            self._role.release()
+            raise_errno(code, "cannot take the role")
         self._spans = ffi.new("fmq_spans *")
         self.spin = DEFAULT_SPIN
         self._finalizer = weakref.finalize(self, self._role.release)
