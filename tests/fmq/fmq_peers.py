@@ -143,9 +143,8 @@ def wait_in(descriptor, method, n, ready):
         getattr(end, method)(n).__enter__()
 
 
-def answer_event(region_fd, nbytes):
-    """Waits for bit 1 of the flag at 0, then sets bit 2."""
-    region = fmq.Region.from_fd(os.dup(region_fd), nbytes)
-    flag = fmq.EventFlag(region, 0)
+def answer_event(descriptor):
+    """Waits for bit 1 of the queue's flag, then sets bit 2."""
+    flag = fmq.EventFlag(descriptor.region(), EVENT)
     assert flag.wait(1, 10) == 1
     flag.wake(2)
