@@ -6,6 +6,7 @@ import ast
 import enum
 import hashlib
 import os
+import weakref
 from dataclasses import dataclass, field
 from multiprocessing import reduction
 from typing import TYPE_CHECKING, Any
@@ -84,7 +85,7 @@ class Geometry:
         return geometry
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True)
 class Descriptor:
     """Names a queue in messages: its geometry, and its memory by descriptor or by name.
 
@@ -97,7 +98,7 @@ class Descriptor:
     flavour: Flavour
     sealed: bool
     name: str | None = None
-    fd: int = -1  #: owned; -1 when the queue has a name
+    fd: int = -1  #: borrowed from the queue, or owned by a descriptor that arrived; -1 when the queue has a name
 
     def region(self) -> Region:
         """Attaches the memory after checking all that was said about it."""
@@ -120,7 +121,16 @@ class Descriptor:
 
     @classmethod
     def from_wire(cls, plain: object, fds: Sequence[int]) -> Descriptor:
-        """The reverse, from somebody who is not trusted. Owns the fds. Raises InvalidDescriptor."""
+        """The reverse, from somebody who is not trusted. Owns the fds, also when it refuses. Raises InvalidDescriptor."""
+        try:
+            return _owning(cls._from_wire(plain, fds))
+        except BaseException:
+            for fd in fds:
+                os.close(fd)
+            raise
+
+    @classmethod
+    def _from_wire(cls, plain: object, fds: Sequence[int]) -> Descriptor:
         match plain:
             case [int(version), str(text), int(capacity), int(flavour), bool(sealed), None] if version == _WIRE_VERSION:
                 pass
@@ -143,7 +153,14 @@ def _unpickle(
     dtype: np.dtype[Any], capacity: int, flavour: int, sealed: bool, name: str | None, carried: Any
 ) -> Descriptor:
     fd = -1 if carried is None else carried.detach()
-    return Descriptor(dtype, capacity, Flavour(flavour), sealed, name, fd)
+    descriptor = Descriptor(dtype, capacity, Flavour(flavour), sealed, name, fd)
+    return descriptor if carried is None else _owning(descriptor)
+
+
+def _owning(descriptor: Descriptor) -> Descriptor:
+    """Closes the file descriptor when nobody needs the descriptor any more; queues have their own duplicate."""
+    weakref.finalize(descriptor, os.close, descriptor.fd).atexit = False
+    return descriptor
 
 
 def geometry(dtype: DTypeLike, capacity: int, flavour: Flavour = Flavour.SYNCHRONIZED) -> Geometry:
