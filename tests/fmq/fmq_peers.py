@@ -6,6 +6,7 @@ import os
 import secrets
 import threading
 import time
+import traceback
 import warnings
 
 import numpy as np
@@ -44,6 +45,21 @@ def process(target, *args, method="fork", fails=False):
         child.kill()
         child.join()
         child.close()
+
+
+def in_a_fork(function):
+    """Runs function() in a forked child, which must return."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        child = os.fork()
+    if not child:
+        try:
+            function()
+        except BaseException:  # noqa: BLE001 - told by the exit status, after the traceback
+            traceback.print_exc()
+            os._exit(1)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 @contextlib.contextmanager
@@ -117,7 +133,6 @@ def exchange_all(there, back, count):
         for _ in range(count):
             message = call(message)[::-1]
         writer.write(np.frombuffer(message, np.uint8))
-        reader.peer  # noqa: B018
 
 
 def hold(descriptor, role, ready):
