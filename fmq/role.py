@@ -27,10 +27,11 @@ class Role:
 
     def __init__(self, fd: int, which: int) -> None:
         """Raises RoleTaken when somebody alive has it."""
+        self._which = which
         # A descriptor of our own: locks belong to an open file description, and `fd`'s is shared with whoever sent it.
         self._fd = os.open(f"/proc/self/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
         try:
-            _lock(self._fd, which)
+            _lock(self._fd, which, fcntl.F_WRLCK)
         except BaseException:
             os.close(self._fd)
             raise
@@ -44,6 +45,8 @@ class Role:
         """Tells the peer, and lets somebody else take the role. Harmless when done twice."""
         if self._fd >= 0:
             lib.fmq_life_release(self._life)
+            # Closing would not do: a child that was just forked, and has not abandoned it yet, keeps the file open.
+            _lock(self._fd, self._which, fcntl.F_UNLCK)
             self.abandon()
 
     def abandon(self) -> None:
@@ -59,8 +62,8 @@ class Role:
         return self._fd >= 0
 
 
-def _lock(fd: int, which: int) -> None:
-    byte = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, which, 1, 0)
+def _lock(fd: int, which: int, kind: int) -> None:
+    byte = struct.pack("hhqqi4x", kind, os.SEEK_SET, which, 1, 0)
     try:
         fcntl.fcntl(fd, fcntl.F_OFD_SETLK, byte)
     except OSError as error:
