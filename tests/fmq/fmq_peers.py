@@ -92,6 +92,18 @@ def control_counter(queue, offset):
     return fmq.Descriptor.region(queue.descriptor).asarray(np.uint64, 1, offset)
 
 
+def take(queue, role):
+    """A role, as soon as its last owner has let go: the kernel frees a dead process's locks last."""
+
+    def attempt():
+        try:
+            return getattr(queue, role)()
+        except fmq.RoleTaken:
+            return None
+
+    return until(attempt)
+
+
 def asleep(word):
     """Until somebody has announced on this wait word that he sleeps."""
     return until(lambda: word[0] == 1)
