@@ -90,17 +90,15 @@ class Tally:
         seconds = (time.monotonic_ns() - self.begin) / 1e9 if self.blocks else 1e-9
         text = f"{self.blocks} blocks in {seconds:.1f} s ({self.blocks / seconds:.0f}/s), {self.lost} lost"
         text += f", {self.sessions} producer{'s' * (self.sessions != 1)}"
-        if self.ages_ns:
-            text += ", age p50 {:.0f} p99 {:.0f} max {:.0f} us".format(
-                *np.percentile(self.ages_ns, (50, 99, 100)) / 1e3
-            )
-        return text
+        p50, p99, most = np.percentile(self.ages_ns or [0], (50, 99, 100)) / 1e3
+        return f"{text}, age p50 {p50:.0f} p99 {p99:.0f} max {most:.0f} us"
 
 
 def consume(reader, count=None, until_closed=False):
     """Reads until `count` blocks came, or Ctrl-C, or (if asked) until the producer has left. Returns the tally."""
     tally = Tally()
     with contextlib.suppress(KeyboardInterrupt):
+        print(f"consumer: reading; the producer is {reader.peer}", flush=True)
         while count is None or tally.blocks < count:
             show(tally, tally.blocks)
             try:
@@ -139,7 +137,6 @@ def main():
         return fmq.unlink(options.name)
     queue, reader = meet(options.name, block_dtype(options.bytes), options.capacity, "reader")
     with reader:
-        print(f"consumer: reading from {queue.name}; the producer is {reader.peer}", flush=True)
         tally = consume(reader, options.count)
     leave(queue, "writer", "reader")
     return int(tally.lost > 0)
