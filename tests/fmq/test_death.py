@@ -7,9 +7,9 @@ import time
 
 import numpy as np
 import pytest
+from fmq_peers import DATA_WAIT, SPACE_WAIT, asleep, control_word, hold, hold_fat, process, take, thread, until
 
 import fmq
-from fmq_peers import DATA_WAIT, SPACE_WAIT, asleep, control_word, hold, hold_fat, process, take, thread, until
 
 
 @pytest.fixture
@@ -97,16 +97,15 @@ def test_the_main_thread_is_told_too(queue):
 
 def test_what_the_dead_left_can_be_read(queue):
     """All elements that it published, and then PeerDied; asking for more than it left fails without taking any."""
-    with queue.reader() as r:
-        with process(die_after_writing, queue.descriptor, fails=True) as victim:
-            victim.join()
-            with pytest.raises(fmq.PeerDied):
-                r.read(4)
-            assert list(r.read(2)) == [1, 2]
-            assert list(r.read(1)) == [3]
-            with pytest.raises(fmq.PeerDied):
-                r.read(1)
-            assert r.try_read(1) is None
+    with queue.reader() as r, process(die_after_writing, queue.descriptor, fails=True) as victim:
+        victim.join()
+        with pytest.raises(fmq.PeerDied):
+            r.read(4)
+        assert list(r.read(2)) == [1, 2]
+        assert list(r.read(1)) == [3]
+        with pytest.raises(fmq.PeerDied):
+            r.read(1)
+        assert r.try_read(1) is None
 
 
 def die_after_writing(descriptor):

@@ -10,9 +10,9 @@ import socket
 
 import numpy as np
 import pytest
+from fmq_peers import new_name
 
 import fmq
-from fmq_peers import new_name
 
 
 @pytest.fixture

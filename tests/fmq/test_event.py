@@ -5,12 +5,12 @@ import signal
 import threading
 import time
 
+import fmq_peers
 import numpy as np
 import pytest
+from fmq_peers import METHODS, asleep, process, thread
 
 import fmq
-import fmq_peers
-from fmq_peers import METHODS, asleep, process, thread
 
 
 @pytest.fixture

@@ -1,9 +1,9 @@
 """Exchange, where it differs from a write and a read: what was sent when it fails."""
 
 import pytest
+from fmq_peers import in_a_fork, thread
 
 import fmq
-from fmq_peers import in_a_fork, thread
 
 
 @pytest.fixture

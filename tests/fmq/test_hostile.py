@@ -4,9 +4,9 @@ import threading
 
 import numpy as np
 import pytest
+from fmq_peers import DATA_WAIT, EVENT, HEAD, SPACE_WAIT, TAIL, asleep, control_counter, control_word, process, thread
 
 import fmq
-from fmq_peers import DATA_WAIT, EVENT, HEAD, SPACE_WAIT, TAIL, asleep, control_counter, control_word, process, thread
 
 CAPACITY = 8
 

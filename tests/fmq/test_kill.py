@@ -8,9 +8,9 @@ import time
 
 import numpy as np
 import pytest
+from fmq_peers import process, take
 
 import fmq
-from fmq_peers import process, take
 
 BLOCK, CAPACITY = 16, 100  # so that blocks wrap, and both sides sleep now and then
 MOST_MS = 100

@@ -7,9 +7,9 @@ import re
 from pathlib import Path
 
 import pytest
+from fmq_peers import hold, process
 
 import fmq
-from fmq_peers import hold, process
 
 
 def held():

@@ -5,9 +5,9 @@ import os
 
 import numpy as np
 import pytest
+from fmq_peers import METHODS, echo, exchange_all, process, read_blocks, write_array, write_blocks
 
 import fmq
-from fmq_peers import METHODS, echo, exchange_all, process, read_blocks, write_array, write_blocks
 
 
 @pytest.mark.parametrize("memory", ["memfd", "posix"])

@@ -9,9 +9,9 @@ import stat
 
 import numpy as np
 import pytest
+from fmq_peers import process
 
 import fmq
-from fmq_peers import process
 
 
 def test_views_outlive_close_and_the_region():

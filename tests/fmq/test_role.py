@@ -6,9 +6,9 @@ import os
 import signal
 
 import pytest
+from fmq_peers import METHODS, hold, in_a_fork, process, take
 
 import fmq
-from fmq_peers import METHODS, hold, in_a_fork, process, take
 
 ROLES = ["writer", "reader"]
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from fmq_peers import DATA_WAIT, SPACE_WAIT, asleep, control_word, process, thread, until, write_array
 
 import fmq
-from fmq_peers import DATA_WAIT, SPACE_WAIT, asleep, control_word, process, thread, until, write_array
 
 
 @pytest.fixture

@@ -1,0 +1,217 @@
+"""The contracts between the parts, as tests: layout, sizes, one arrow, nothing generated, nothing undocumented."""
+
+import ast
+import re
+import subprocess
+import tomllib
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = ("fmq", "burst", "driver")
+TOP = {
+    *(".ci", ".github", ".gitignore", "LICENSE", "Makefile", "README.md", "pyproject.toml"),
+    *("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"),
+    *("bench", "burst", "csrc", "docs", "driver", "examples", "fmq", "tests"),
+}
+MOST_LINES_OF_A_FUNCTION, MOST_LINES_OF_A_FILE = 60, 400
+TOO_LONG: dict[str, str] = {}  # "path" or "path:function" -> why it may be longer; starts empty and should stay so
+
+
+def tracked(*patterns):
+    """Files that git knows, or would take."""
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", *patterns]
+    out = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    if out.returncode:
+        pytest.skip("not a git checkout")
+    return [path for path in map(ROOT.joinpath, out.stdout.splitlines()) if path.is_file()]
+
+
+def name(path):
+    return str(path.relative_to(ROOT))
+
+
+def sources(*suffixes):
+    return [
+        path for folder in (*PACKAGES, "csrc") for path in sorted((ROOT / folder).rglob("*")) if path.suffix in suffixes
+    ]
+
+
+def python_functions(path):
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node.name, node.end_lineno - node.lineno + 1
+
+
+def c_functions(path):
+    """A definition begins in column 0, perhaps over two lines, and ends with a brace there, or on its own line."""
+    text = path.read_text()
+    for head in re.finditer(r"^[a-z][\w\s*]*?\b(\w+)\([^;{}]*?\) \{", text, re.MULTILINE):
+        line_end = text.index("\n", head.end())
+        end = line_end if text[line_end - 1] == "}" else text.index("\n}", head.end()) + 2
+        yield head[1], text.count("\n", head.start(), end) + 1
+
+
+# ---- layout --------------------------------------------------------------------------------------------------------
+
+
+def test_nothing_unexpected_stands_at_the_top():
+    """A new name at the top of the repository is a decision, made here."""
+    assert {name(path).split("/")[0] for path in tracked()} <= TOP
+
+
+def test_there_are_three_import_packages():
+    """fmq, burst and driver are what a wheel holds."""
+    config = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    assert config["tool"]["scikit-build"]["wheel"]["packages"] == list(PACKAGES)
+    folders = {path.parent.name for path in ROOT.glob("*/__init__.py")}
+    assert folders == set(PACKAGES)
+
+
+def test_imports_point_left():
+    """fmq <- burst <- driver: nothing imports what stands to its right (import-linter holds the finer contracts)."""
+    for left, right in [("fmq", {"burst", "driver"}), ("burst", {"driver"})]:
+        for path in sorted((ROOT / left).rglob("*.py")):
+            assert not imports(path) & right, name(path)
+
+
+def imports(path):
+    """The top-level packages that a file imports, anywhere in it."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            found.add(node.module.split(".")[0])
+    return found
+
+
+def test_every_folder_says_what_it_is_for():
+    """A package by its docstring, csrc by its README."""
+    for path in sorted(path for package in PACKAGES for path in (ROOT / package).rglob("__init__.py")):
+        if path.stat().st_size:
+            assert ast.get_docstring(ast.parse(path.read_text())), name(path)
+    assert (ROOT / "csrc/README.md").read_text().startswith("# ")
+
+
+def test_init_files_only_re_export():
+    """A docstring, imports and __all__: whoever looks for code finds it in a file that is named after it."""
+    for path in sorted(path for package in PACKAGES for path in (ROOT / package).rglob("__init__.py")):
+        for node in ast.parse(path.read_text()).body:
+            is_all = isinstance(node, ast.Assign | ast.AnnAssign) and "__all__" in ast.unparse(node).split("=")[0]
+            is_doc = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+            assert is_all or is_doc or isinstance(node, ast.Import | ast.ImportFrom), f"{name(path)}:{node.lineno}"
+
+
+@pytest.mark.parametrize("word", ["utils", "common", "core", "helpers", "misc"])
+def test_no_module_is_a_drawer(word):
+    """A module is named after its subject."""
+    assert [name(path) for path in sources(".py", ".c", ".h") if path.stem == word] == []
+
+
+# ---- size ----------------------------------------------------------------------------------------------------------
+
+
+def test_no_file_is_long():
+    """Four hundred lines at most, so that it is read as a whole."""
+    long = [f"{name(path)} has {lines}" for path in sources(".py", ".c", ".h")
+            if (lines := len(path.read_text().splitlines())) > MOST_LINES_OF_A_FILE and name(path) not in TOO_LONG]  # fmt: skip
+    assert long == []
+
+
+def test_no_function_is_long():
+    """Sixty lines at most, in Python and in C."""
+    long = [f"{name(path)}:{function} has {lines}" for path in sources(".py", ".c")
+            for function, lines in (python_functions if path.suffix == ".py" else c_functions)(path)
+            if lines > MOST_LINES_OF_A_FUNCTION and f"{name(path)}:{function}" not in TOO_LONG]  # fmt: skip
+    assert long == []
+
+
+def test_the_measure_of_c_functions_sees_them_all():
+    """The check above is worth nothing if its pattern misses definitions."""
+    found = {function for path in sources(".c") for function, _ in c_functions(path)}
+    assert set(exported()) <= found
+
+
+# ---- the C interface -----------------------------------------------------------------------------------------------
+
+
+def exported():
+    """Function names of api.h."""
+    return re.findall(r"\b(fmq_\w+)\(", re.sub(r"/\*.*?\*/", "", (ROOT / "csrc/api.h").read_text(), flags=re.DOTALL))
+
+
+def test_every_exported_function_is_documented():
+    """Each declaration has a comment on its line or stands in a paragraph that begins with one."""
+    paragraphs = (ROOT / "csrc/api.h").read_text().split("\n\n")
+    for function in exported():
+        home = next(text for text in paragraphs if re.search(rf"\b{function}\(", text))
+        assert "/*" in home, function
+
+
+def test_every_exported_function_is_used():
+    """From Python, or from a C test or bench: an export that nobody calls is not tested either."""
+    python = [path.read_text() for path in sources(".py")] + [
+        path.read_text() for path in (ROOT / "tests").rglob("*.py")
+    ]
+    c = [path.read_text() for folder in ("tests", "bench") for path in (ROOT / folder).rglob("*.c")]
+    text = "\n".join(python + c)
+    assert [function for function in exported() if not re.search(rf"\b{function}\b", text)] == []
+
+
+def test_only_the_seam_makes_futex_calls():
+    """csrc/futex.c is what tests replace; watch.c, which sleeps on a table of words, is the other place."""
+    callers = {path.name for path in sources(".c") if re.search(r"syscall\(SYS_futex", path.read_text())}
+    assert callers == {"futex.c", "watch.c"}
+
+
+def test_c_headers_say_what_they_are():
+    """Each C file begins with a comment, after the feature macro at most."""
+    for path in sources(".c", ".h"):
+        head = path.read_text().removeprefix("#define _GNU_SOURCE\n")
+        assert head.startswith("/*") or '#include "' + path.stem + '.h"' in head.splitlines()[0], name(path)
+
+
+# ---- hygiene -------------------------------------------------------------------------------------------------------
+
+
+def test_nothing_generated_is_committed():
+    """What a tool writes is written again by whoever needs it."""
+    generated = re.compile(r"(\.(so|o|a|pyc|egg-info|whl)|(^|/)(_core\.c|build|dist|__pycache__|\.venv)(/|$))")
+    assert [name(path) for path in tracked() if generated.search(name(path))] == []
+
+
+def test_nothing_names_a_machine():
+    """No absolute path of somebody's home or temporary folder, and no note to be removed later."""
+    paths = re.compile(r"/(home|root|Users|work|mnt)/\w|/tmp/\w")
+    note = re.compile(r"\b(TO" + r"DO|FIX" + r"ME|XX" + r"X)\b")
+    for path in tracked("*.py", "*.c", "*.h", "*.md", "*.toml", "Makefile", "*.txt", "*.yml"):
+        text = path.read_text()
+        assert not note.search(text), name(path)
+        if path != Path(__file__):
+            assert not paths.search(text), f"{name(path)}: {paths.search(text)}"
+
+
+def test_every_test_says_what_it_claims():
+    """The docstring of a test is its claim."""
+    for path in tracked("tests/**.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
+                assert ast.get_docstring(node), f"{name(path)}:{node.lineno} {node.name}"
+
+
+def test_no_test_sleeps():
+    """A test waits for an event, not for a while (examples are programs and may)."""
+    for path in tracked("tests/**.py"):
+        assert not re.search(r"\btime\.sle" + r"ep\(", path.read_text()), name(path)
+
+
+def test_names_in_all_are_sorted():
+    """Wherever there is an __all__."""
+    for path in sources(".py"):
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
+                names = ast.literal_eval(node.value)
+                assert all(a < b for a, b in pairwise(names)), name(path)
