@@ -4,12 +4,13 @@ import re
 
 import pytest
 
+ANNOUNCE = "atomic_store_explicit(e->my_wait, ASLEEP, memory_order_seq_cst);"
 # Each is one line of queue.c or ring.c broken on purpose; the explorer has to notice, or it proves nothing.
 MUTANTS = {
     "looks before it announces": (
         "queue.c",
-        "    atomic_store_explicit(e->my_wait, ASLEEP, memory_order_seq_cst); /* pairs: SLEEP */\n    int r = ring_need(e, n);",
-        "    int r = ring_need(e, n);\n    atomic_store_explicit(e->my_wait, ASLEEP, memory_order_seq_cst);",
+        f"    {ANNOUNCE} /* pairs: SLEEP */\n    int r = ring_need(e, n);",
+        f"    int r = ring_need(e, n);\n    {ANNOUNCE}",
     ),
     "wakes before it publishes": ("ring.c", "atomic_store_explicit(&e->mine->counter, e->position", "wake_early(e"),
     "sleeps on its own word only": (
@@ -28,7 +29,7 @@ MUTANTS = {
         "queue.c",
         "    int r = ring_need(e, n);\n    if (r == -EAGAIN) r = ended(e, life);",
         "    int r = ended(e, life);\n    if (r == -EAGAIN) r = ring_need(e, n);",
-    ),  # fmt: skip
+    ),
 }
 WAKE_EARLY = """
 #define wake_early(e, order) \\

@@ -10,6 +10,7 @@ import traceback
 import warnings
 
 import numpy as np
+import pytest
 
 import fmq
 
@@ -90,6 +91,12 @@ def control_word(queue, offset):
 def control_counter(queue, offset):
     """A live view of one counter of the queue's control block."""
     return fmq.Descriptor.region(queue.descriptor).asarray(np.uint64, 1, offset)
+
+
+def must_raise(kind, function, *arguments):
+    """For a lambda, where a with statement has no place."""
+    with pytest.raises(kind):
+        function(*arguments)
 
 
 def take(queue, role):

@@ -62,8 +62,9 @@ def test_the_wire_form_brings_everything_back(queue):
 
 @pytest.mark.parametrize(
     "plain",
-    [None, 1, "x", b"", [], {}, [1] * 6, [1, "'<u4'", 5, 1, True], [1, "'<u4'", 5, 1, True, "/name"], [1, b"'<u4'", 5, 1, True, None],
-     [2, "'<u4'", 5, 1, True, None], [1, "'<u4'", "5", 1, True, None], [1, "'<u4'", 5, 1, 1, None], [1, "'<u4'", 5.0, 1, True, None]],
+    [None, 1, "x", b"", [], {}, [1] * 6, [1, "'<u4'", 5, 1, True], [1, "'<u4'", 5, 1, True, "/name"],
+     [1, b"'<u4'", 5, 1, True, None], [2, "'<u4'", 5, 1, True, None], [1, "'<u4'", "5", 1, True, None],
+     [1, "'<u4'", 5, 1, 1, None], [1, "'<u4'", 5.0, 1, True, None]],
     ids=repr,
 )  # fmt: skip
 def test_garbage_is_no_descriptor(plain):
@@ -74,8 +75,9 @@ def test_garbage_is_no_descriptor(plain):
 
 @pytest.mark.parametrize(
     "text",
-    ["", "u4", "'|O'", "[('a', '|O')]", "'u4'", "'<u4,<u4'", "()", "('<u4',)", "[]", "{}", "1", "'<V0'", "__import__('os')", "[('a',)]",
-     "'" + "x" * 5000 + "'", "(" * 1000, "\0", "\udc80", "('<f4', (2147483647, 2147483647))", "'<M8[9999999999999999999s]'", "'<u4' "],
+    ["", "u4", "'|O'", "[('a', '|O')]", "'u4'", "'<u4,<u4'", "()", "('<u4',)", "[]", "{}", "1", "'<V0'", "[('a',)]",
+     "__import__('os')", "'" + "x" * 5000 + "'", "(" * 1000, "\0", "\udc80", "('<f4', (2147483647, 2147483647))",
+     "'<M8[9999999999999999999s]'", "'<u4' "],
     ids=lambda text: ascii(text[:20]),
 )  # fmt: skip
 def test_a_dtype_is_a_literal_in_its_one_spelling(queue, text):
@@ -177,7 +179,8 @@ def test_memory_without_a_queue_is_refused(queue):
     """Zeros, noise, and every single damaged field of a real control block."""
     nbytes = queue.descriptor.region().nbytes
     good = bytes(queue.descriptor.region().asarray())
-    for content in (b"", random.Random(1).randbytes(nbytes), *(good[:i] + b"\xfe" + good[i + 1 :] for i in (0, 8, 12, 16, 23, 24, 32, 1030))):  # fmt: skip
+    damaged = [good[:i] + b"\xfe" + good[i + 1 :] for i in (0, 8, 12, 16, 23, 24, 32, 1030)]
+    for content in (b"", random.Random(1).randbytes(nbytes), *damaged):
         fd = memfd(nbytes, content=content)
         refused(replaced(queue, fd))
         os.close(fd)
@@ -240,7 +243,7 @@ def test_opening_empty_named_memory(name):
 
 
 def test_received_descriptors_are_closed(queue):
-    """A descriptor that came over a wire owns its file descriptor: it goes when the descriptor goes, also when refused."""
+    """A descriptor that came over a wire owns its file descriptor, and closes it when it goes or is refused."""
     before = os.listdir("/proc/self/fd")
     for _ in range(3):
         fmq.MessageQueue.open(fmq.Descriptor.from_wire(*wire(queue))).close()

@@ -112,7 +112,7 @@ def test_between_processes(method):
 
 
 def test_a_waker_that_died_before_it_woke_leaves_no_one_asleep(flag, region, sleepers):
-    """Bits set without the system call, as by a process killed in between: the next wake makes the call all the same."""
+    """Bits set without the system call, as by a process killed in between: the next wake makes the call."""
     got = []
     with thread(lambda: got.append(flag.wait(1, 10))):
         asleep(sleepers)
@@ -122,7 +122,7 @@ def test_a_waker_that_died_before_it_woke_leaves_no_one_asleep(flag, region, sle
 
 
 def test_a_flood_of_other_bits_cannot_hold_a_waiter(flag, region):
-    """A peer that changes the word all the time makes each sleep fail at once; the deadline ends the wait all the same."""
+    """A peer that changes the word all the time makes each sleep fail; the deadline ends the wait all the same."""
     word, over = region.asarray(np.uint32, 1), threading.Event()
 
     def flood():

@@ -1,7 +1,7 @@
 """Exchange, where it differs from a write and a read: what was sent when it fails."""
 
 import pytest
-from fmq_peers import in_a_fork, thread
+from fmq_peers import in_a_fork, must_raise, thread
 
 import fmq
 
@@ -71,7 +71,7 @@ def test_a_forked_child_cannot_use_the_parents_exchange(ends):
     """It is refused like the ends themselves, and the parent's queue stays as it was."""
     w, r, back, there = ends
     call = fmq.Exchange(w, r)
-    in_a_fork(lambda: pytest.raises(fmq.Closed, call, b"a", 0))
+    in_a_fork(lambda: must_raise(fmq.Closed, call, b"a", 0))
     assert there.available == 0
     back.write([1])
     assert call(b"a") == b"\1"
@@ -80,6 +80,6 @@ def test_a_forked_child_cannot_use_the_parents_exchange(ends):
 def test_the_peers_close_ends_an_exchange(ends):
     """Closed, not silence."""
     w, r, back, there = ends
-    with thread(lambda: pytest.raises(fmq.Closed, fmq.Exchange(w, r), b"a")):
+    with thread(lambda: must_raise(fmq.Closed, fmq.Exchange(w, r), b"a")):
         there.read(1, 10)
         back.close()

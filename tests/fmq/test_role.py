@@ -6,7 +6,7 @@ import os
 import signal
 
 import pytest
-from fmq_peers import METHODS, hold, in_a_fork, process, take
+from fmq_peers import METHODS, hold, in_a_fork, must_raise, process, take
 
 import fmq
 
@@ -109,7 +109,7 @@ def test_a_fork_inside_a_reservation_publishes_nothing_in_the_child(queue):
     w, r = queue.writer(), queue.reader()
     with contextlib.ExitStack() as block:
         span = block.enter_context(w.reserve(2))
-        in_a_fork(lambda: pytest.raises(fmq.Closed, block.close))
+        in_a_fork(lambda: must_raise(fmq.Closed, block.close))
         assert r.available == 0
         span[:] = 3
     assert list(r.read(2, 0)) == [3, 3]

@@ -49,7 +49,7 @@ def test_every_slot_is_usable(pair):
 
 
 def test_more_than_capacity_is_a_mistake(pair):
-    """More than the capacity can never succeed, so it is no Timeout but a ValueError with the number, and nothing moves."""
+    """More than the capacity can never succeed: no Timeout but a ValueError with the number, and nothing moves."""
     w, r = pair()
     w.write([1])
     for call in (

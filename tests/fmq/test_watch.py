@@ -1,4 +1,4 @@
-"""The C core's watch: a socket wait ends when the process behind a life word dies, long before the kernel closes its end."""
+"""The C core's watch: a socket wait ends when the process behind a life word dies, before the kernel closes its end."""
 
 import multiprocessing
 import os
