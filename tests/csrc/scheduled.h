@@ -35,5 +35,6 @@ int step_aside(void);                        /* the running side has nothing to 
 #define atomic_exchange(p, v) (step_before(p), RAW_EXCHANGE(p, v))
 #define atomic_exchange_explicit(p, v, order) atomic_exchange(p, v)
 #define sched_yield step_aside
+#define sched_getcpu() 0 /* the machine may move us; a schedule has to replay all the same */
 
 #endif
