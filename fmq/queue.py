@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import math
-import os
 import weakref
 from typing import TYPE_CHECKING, Any, Self
 
@@ -14,10 +13,12 @@ import numpy as np
 from fmq._core import ffi, lib
 from fmq.descriptor import Descriptor, Flavour, Geometry, geometry
 from fmq.errors import Closed, Timeout, raise_errno
+from fmq.life import Watch
 from fmq.region import Kind, Region
-from fmq.role import READER, WRITER, Role
+from fmq.role import LIFE_AT, READER, WRITER, Role
 
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Iterator
 
     from numpy.typing import ArrayLike, DTypeLike, NDArray
@@ -91,7 +92,7 @@ class MessageQueue:
         g, region = self._geometry, self._region
         if region.name is not None:
             return Descriptor(g.dtype, g.capacity, g.flavour, sealed=False, name=region.name)
-        return Descriptor(g.dtype, g.capacity, g.flavour, sealed=_is_sealed(region.fd), fd=region.fd)
+        return Descriptor(g.dtype, g.capacity, g.flavour, sealed=region.sealed, fd=region.fd)
 
     def writer(self) -> MessageQueueWriter:
         """Takes the writer's role. Raises RoleTaken while another writer lives."""
@@ -147,6 +148,7 @@ class _End:
 
     def __init__(self, region: Region, shape: Geometry) -> None:
         self._role = Role(region.fd, self._which)
+        self._region = region
         self._dtype, self._capacity = shape.dtype, shape.capacity
         self._ring = region.asarray(shape.dtype, shape.capacity, PAGE)
         handle = ffi.new("fmq_end **")
@@ -186,6 +188,10 @@ class _End:
     def peer(self) -> str:
         """The other side, as the kernel tells it: "nobody" came yet, "alive", "released" or "dead"."""
         return ("nobody", "alive", "released", "dead")[lib.fmq_peer(self._usable())]
+
+    def watch(self, sock: socket.socket) -> Watch:
+        """Shuts `sock` down when the peer dies, so that a wait on it ends as promptly as one on this queue."""
+        return Watch(self._region, LIFE_AT[WRITER if self._which == READER else READER], sock)
 
     def close(self) -> None:
         """Ends a wait in progress in another thread, tells the peer, and frees the role."""
@@ -303,7 +309,3 @@ class Exchange:
         if got in (-errno.EAGAIN, -errno.EMSGSIZE):
             raise BufferError(f"a packet of {n} elements does not fit into the channel")
         raise_errno(got, "exchange")
-
-
-def _is_sealed(fd: int) -> bool:
-    return os.readlink(f"/proc/self/fd/{fd}").startswith("/memfd:")
