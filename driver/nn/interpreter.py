@@ -1,0 +1,237 @@
+"""Runs a model on numpy: the definition of every operation, and a useful speed besides.
+
+    Interpreter(model)            once per model: kernels chosen, constant weights transformed
+      .bind(inputs, outputs)      once per set of buffers: shapes computed, temporaries allocated, steps built
+        .run()                    once per execution: calls the steps
+
+A model is *static* when no shape and no parameter of its operations depends on values that are only known when it runs;
+its steps are built by `bind`. The others compute shapes and build steps while they run, operation by operation.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from .errors import ExecutionFailed, OutputInsufficientSize, OutputShapes
+from .model import Model, Operand, Operation
+from .operation import MAX_BYTES, Array, Call, OperationType, Step, Tensor, steers
+from .ops import OPERATIONS
+from .types import Dimensions, OperandLifeTime, byte_size
+from .validate import match_signature
+
+_REFUSALS = (ValueError, ArithmeticError, LookupError, MemoryError)
+"""What shape functions, kernel builders and numpy raise for values that cannot be computed."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Prepared:
+    """One operation of the model with all that is known about it before there is any input."""
+
+    index: int
+    operation: Operation
+    kind: OperationType
+    slots: tuple[str, ...]
+    packed: dict[int, Array]
+
+
+class Interpreter:
+    """A model made ready to run.
+
+    model: as `validate` accepts it. pace: called after every operation that was prepared, so that a caller with latency
+    to protect can let other threads run. Any number of threads may bind, and run their bindings, at the same time.
+    """
+
+    def __init__(self, model: Model, pace: Callable[[], Any] | None = None) -> None:
+        self.model = model
+        self._operands = model.main.operands
+        self._constants = {i: Tensor.of(o) for i, o in enumerate(self._operands) if o.lifetime.is_constant}
+        self._prepared: list[_Prepared] = []
+        for index, operation in enumerate(model.main.operations):
+            self._prepared.append(self._prepare(index, operation))
+            if pace is not None:
+                pace()
+        self.is_static = all(self._is_static(p) for p in self._prepared)
+
+    def bind(self, inputs: Sequence[Array | None], outputs: Sequence[Array]) -> "Bound":
+        """Tie the model to buffers: arrays already of the operands' dtypes and dimensions, None where omitted, and one
+        writable 1-D uint8 array of any length and alignment per output.
+
+        Raises `ExecutionFailed` for an operation that cannot be computed whatever the input values are, `ValueError` for
+        arrays that do not fit the model.
+        """
+        return Bound(self, inputs, outputs)
+
+    def _prepare(self, index: int, operation: Operation) -> _Prepared:
+        kind = OPERATIONS[operation.type]
+        _, slots = match_signature(kind, [self._operands[i] for i in operation.inputs])
+        for slot, operand in zip(slots, operation.inputs, strict=True):
+            if steers(slot) and operand in self._constants:
+                self._constants[operand].keep_values()
+        packed = {
+            i: transform(self._constants[operand])
+            for i, transform in kind.pack.items()
+            if i < len(operation.inputs) and (operand := operation.inputs[i]) in self._constants
+        }
+        return _Prepared(index, operation, kind, slots, packed)
+
+    def _is_static(self, prepared: _Prepared) -> bool:
+        """True when every operand that steers the operation is constant or omitted."""
+        return all(
+            i in self._constants or self._operands[i].lifetime == OperandLifeTime.NO_VALUE
+            for slot, i in zip(prepared.slots, prepared.operation.inputs, strict=True)
+            if steers(slot)
+        )
+
+
+class _Frame:
+    """The tensors of one binding or one dynamic run, filled in operation by operation."""
+
+    def __init__(self, interpreter: Interpreter, inputs: Sequence[Array | None], buffers: Sequence[Array]) -> None:
+        graph = interpreter.model.main
+        self._operands = graph.operands
+        self._buffers = dict(zip(graph.outputs, buffers, strict=True))
+        self.tensors: dict[int, Tensor | None] = dict(interpreter._constants)
+        for index, array in zip(graph.inputs, inputs, strict=True):
+            self.tensors[index] = None if array is None else _input(self._operands[index], array)
+
+    def place(self, prepared: _Prepared) -> list[Step]:
+        """Compute the output shapes of one operation, give it output arrays and build its steps."""
+        try:
+            return self._place(prepared)
+        except _REFUSALS as error:
+            raise ExecutionFailed(prepared.index, prepared.kind.name, str(error) or type(error).__name__) from error
+
+    def _place(self, prepared: _Prepared) -> list[Step]:
+        kind, operation = prepared.kind, prepared.operation
+        inputs = [self._read(i, slot, kind) for slot, i in zip(prepared.slots, operation.inputs, strict=True)]
+        call = Call(inputs, [Tensor.of(self._operands[i]) for i in operation.outputs], prepared.packed)
+        shapes = kind.shape(call)
+        for index, tensor, shape in zip(operation.outputs, call.outputs, shapes, strict=True):
+            self._define(index, tensor, shape)
+            self._quantise(index, tensor, call.inputs[0], kind)
+            self.tensors[index] = tensor
+        if all(0 not in tensor.shape for tensor in call.outputs):
+            kind.build(call)
+        return call.steps
+
+    def _read(self, index: int, slot: str, kind: OperationType) -> Tensor | None:
+        tensor = self.tensors.get(index)
+        if tensor is None:
+            if not slot.endswith("?"):
+                raise ValueError(f"operand {index} is omitted but needed")
+            return None
+        if 0 in tensor.shape and not kind.takes_empty:
+            raise ValueError(
+                f"operand {index} has dimensions {list(tensor.shape)}, and the operation takes no empty tensor"
+            )
+        if steers(slot) and tensor.values is None:
+            tensor = replace(tensor)
+            tensor.keep_values()
+        return tensor
+
+    def _define(self, index: int, tensor: Tensor, shape: Dimensions) -> None:
+        declared = self._operands[index].dimensions
+        if declared and (
+            len(declared) != len(shape) or any(d not in (0, s) for d, s in zip(declared, shape, strict=True))
+        ):
+            raise ValueError(f"output operand {index} is declared {list(declared)} but has dimensions {list(shape)}")
+        size = byte_size(tensor.type, shape)
+        if size > MAX_BYTES:
+            raise ValueError(f"output operand {index} with dimensions {list(shape)} is larger than 4 GiB")
+        tensor.shape = tuple(shape)
+        buffer = self._buffers.get(index)
+        if buffer is None or buffer.nbytes < size:
+            tensor.array = np.empty(shape, tensor.type.dtype)
+        else:
+            tensor.array = buffer[:size].view(tensor.type.dtype).reshape(shape)
+
+    def _quantise(self, index: int, tensor: Tensor, source: Tensor | None, kind: OperationType) -> None:
+        if source is None:
+            return
+        scale, zero_point = kind.quantisation(source, tensor)
+        is_output = self._operands[index].lifetime == OperandLifeTime.SUBGRAPH_OUTPUT
+        if is_output and (scale, zero_point) != (tensor.scale, tensor.zero_point):
+            raise ValueError(f"output operand {index} has to have scale {scale} and zero point {zero_point}")
+        tensor.scale, tensor.zero_point = scale, zero_point
+
+    def shapes(self) -> OutputShapes:
+        """Dimensions of every output so far, and whether its buffer is large enough; unknown sizes count as 0."""
+        result = []
+        for index, buffer in self._buffers.items():
+            tensor = self.tensors.get(index)
+            dimensions = tensor.shape if tensor is not None else self._operands[index].dimensions
+            result.append((dimensions, buffer.nbytes >= byte_size(self._operands[index].type, dimensions)))
+        return tuple(result)
+
+
+def _input(operand: Operand, array: Array) -> Tensor:
+    tensor = Tensor.of(operand)
+    dimensions = operand.dimensions
+    if array.dtype.itemsize != tensor.type.element_size:
+        raise ValueError(
+            f"input of type {operand.type.name} got an array of dtype {array.dtype}; view it as {operand.type.dtype}"
+        )
+    fits = (
+        not dimensions
+        or len(dimensions) == array.ndim
+        and all(d in (0, s) for d, s in zip(dimensions, array.shape, strict=True))
+    )
+    if not fits:
+        raise ValueError(f"input declared {list(dimensions)} got an array of dimensions {list(array.shape)}")
+    tensor.array = array if array.dtype == operand.type.dtype else array.view(operand.type.dtype)
+    tensor.shape = array.shape
+    return tensor
+
+
+class Bound:
+    """A model tied to its buffers.
+
+    run: call it to execute the model once; raises `OutputInsufficientSize` or `ExecutionFailed`. One thread at a time.
+    shapes: (dimensions, is_sufficient) per output; of a model that is not static, exact only after a run.
+    """
+
+    __slots__ = ("_buffers", "_inputs", "_interpreter", "run", "shapes")
+
+    run: Callable[[], Any]
+    shapes: OutputShapes
+
+    def __init__(self, interpreter: Interpreter, inputs: Sequence[Array | None], outputs: Sequence[Array]) -> None:
+        self._interpreter, self._inputs, self._buffers = interpreter, tuple(inputs), tuple(outputs)
+        frame = _Frame(interpreter, inputs, outputs)
+        if interpreter.is_static:
+            steps = [step for prepared in interpreter._prepared for step in frame.place(prepared)]
+            self.shapes = frame.shapes()
+            self.run = self._single_call(steps)
+        else:
+            self.shapes = frame.shapes()
+            self.run = self._run_dynamic
+
+    def _single_call(self, steps: list[Step]) -> Callable[[], Any]:
+        if not all(enough for _, enough in self.shapes):
+            return partial(_refuse, self.shapes)
+        return steps[0] if len(steps) == 1 else partial(_run_all, steps)
+
+    def _run_dynamic(self) -> None:
+        frame = _Frame(self._interpreter, self._inputs, self._buffers)
+        for prepared in self._interpreter._prepared:
+            steps = frame.place(prepared)
+            try:
+                _run_all(steps)
+            except _REFUSALS as error:
+                raise ExecutionFailed(prepared.index, prepared.kind.name, str(error)) from error
+        self.shapes = frame.shapes()
+        if not all(enough for _, enough in self.shapes):
+            _refuse(self.shapes)
+
+
+def _run_all(steps: Sequence[Step]) -> None:
+    with np.errstate(all="ignore"):
+        for step in steps:
+            step()
+
+
+def _refuse(shapes: OutputShapes) -> None:
+    raise OutputInsufficientSize(shapes)
