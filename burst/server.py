@@ -45,7 +45,7 @@ class BurstServer:
 
         Raises InvalidDescriptor, RoleTaken. `on_end` runs in the listener when it has freed all.
         """
-        self._callback, self._on_end = callback, on_end
+        self._callback, self.on_end = callback, on_end
         with MessageQueue.open(requests) as queue:
             self._reader = queue.reader()
         try:
@@ -96,7 +96,7 @@ class BurstServer:
             self._reader.close()
             self._callback.close()
             self._executor.clear()
-            self._on_end()
+            self.on_end()
 
     def _serve(self) -> None:
         reply = b""

@@ -110,6 +110,7 @@ int fmq_peer(const fmq_end *e) { return fmq_life_state(e->their_life); }
 /* ---- one thread at a time ---------------------------------------------------------------------------------------- */
 
 static int enter(fmq_end *e) {
+    if (atomic_load_explicit(&e->stopped, memory_order_relaxed)) return -ECANCELED; /* a late look costs one transfer */
     return atomic_exchange_explicit(&e->busy, 1, memory_order_acquire) ? -EBUSY : 0; /* pairs: ONE_CALLER */
 }
 

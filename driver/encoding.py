@@ -1,8 +1,8 @@
 """A model as bytes, and back.
 
-It travels as one sealed memfd: the constants, each on a 64-byte boundary, then the structure as a stream of small msgpack
-objects. Sealed against writing, so what was checked stays true, and all processes of a device use the same pages as the
-weights. A stream of small objects, so that a decoder can pause after each: the engine does, while bursts run.
+It travels as one sealed memfd: the constants, each on a 64-byte boundary, then the structure as a stream of small
+msgpack objects. Sealed against writing, so what was checked stays true, and all processes of a device use the same
+pages as the weights. A stream of small objects, so that a decoder can pause after each: the engine does, while bursts run.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def _operand(operand: Operand, file: Any) -> list[Any]:
 
 
 def decode(fd: int, where: object, pace: Callable[[], object] = lambda: None) -> Model:
-    """The model in a memfd that somebody sent. Owns `fd`. Constants are views of its pages, which stay mapped with them.
+    """The model in a memfd that somebody sent. Owns `fd`. Constants are views of its pages and keep them mapped.
 
     Checks only that the bytes make a model; `driver.nn.validate` checks the model. Raises InvalidModel.
     """
@@ -94,7 +94,9 @@ def _sealed(fd: int) -> Region:
 class _Decoder:
     def __init__(self, region: Region, where: object, pace: Callable[[], object]) -> None:
         match where:
-            case [int(offset), int(size)] if offset >= 0 and 0 < size <= _MAX_STRUCTURE and offset + size <= region.nbytes:
+            case [int(offset), int(size)] if (
+                offset >= 0 and 0 < size <= _MAX_STRUCTURE and offset + size <= region.nbytes
+            ):
                 pass
             case _:
                 raise ValueError(f"structure at {where!r:.60} is outside the model's {region.nbytes} bytes")
@@ -126,12 +128,16 @@ class _Decoder:
         operations = [Operation(*next(self._stream)) for _ in range(n_operations)]
         return Subgraph(operands, operations, inputs, outputs)
 
-    def _operand(self, kind: int, dims: Any, scale: float, zero: int, life: int, value: Any, quant: Any, uses: Any) -> Operand:
+    def _operand(
+        self, kind: int, dims: Any, scale: float, zero: int, life: int, value: Any, quant: Any, uses: Any
+    ) -> Operand:
         if OperandLifeTime(life).is_constant:
             value = self._constant(*value)
         return Operand(kind, dims, scale, zero, life, value, quant, uses)
 
     def _constant(self, offset: int, nbytes: int) -> Any:
         if not 0 <= offset <= offset + nbytes <= len(self._bytes):
-            raise ValueError(f"a constant of {nbytes} bytes at {offset} is outside the model's {len(self._bytes)} bytes")
+            raise ValueError(
+                f"a constant of {nbytes} bytes at {offset} is outside the model's {len(self._bytes)} bytes"
+            )
         return self._bytes[offset : offset + nbytes]

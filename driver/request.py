@@ -29,8 +29,12 @@ class BoundRequest:
         graph = model.main
         _check_count("inputs", request.inputs, graph.inputs)
         _check_count("outputs", request.outputs, graph.outputs)
-        inputs = [_input(n, a, graph.operands[i], request) for n, (a, i) in enumerate(_pairs(request.inputs, graph.inputs))]
-        outputs = [_output(n, a, graph.operands[i], request) for n, (a, i) in enumerate(_pairs(request.outputs, graph.outputs))]
+        inputs = [
+            _input(n, a, graph.operands[i], request) for n, (a, i) in enumerate(_pairs(request.inputs, graph.inputs))
+        ]
+        outputs = [
+            _output(n, a, graph.operands[i], request) for n, (a, i) in enumerate(_pairs(request.outputs, graph.outputs))
+        ]
         try:
             self._bound = prepared.bind(inputs, outputs)
         except ExecutionFailed as error:

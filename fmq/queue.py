@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import math
+import os
 import weakref
 from typing import TYPE_CHECKING, Any, Self
 
@@ -159,6 +160,7 @@ class _End:
         self._spans = ffi.new("fmq_spans *")
         self.spin = DEFAULT_SPIN
         self._finalizer = weakref.finalize(self, self._role.release)
+        _ends.add(self)
 
     @property
     def spin(self) -> float:
@@ -235,6 +237,19 @@ class _End:
             done = n
         finally:
             lib.fmq_commit(end, done)  # nothing, when the block raised
+
+
+_ends: weakref.WeakSet[_End] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    """In the child: the ends stay the parent's, and every call on ours says so."""
+    for end in list(_ends):
+        end._role.abandon()
+        lib.fmq_stop(end._end)
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 class MessageQueueWriter(_End):

@@ -11,7 +11,6 @@ import errno
 import fcntl
 import os
 import struct
-import weakref
 
 from fmq._core import lib
 from fmq.errors import RoleTaken
@@ -19,7 +18,6 @@ from fmq.errors import RoleTaken
 WRITER, READER = lib.FMQ_WRITER, lib.FMQ_READER
 LIFE_AT = {WRITER: 768, READER: 896}  # csrc/layout.h
 _NAMES = {WRITER: "writer", READER: "reader"}
-_held: weakref.WeakSet[Role] = weakref.WeakSet()
 
 
 class Role:
@@ -38,7 +36,6 @@ class Role:
         if self._life < 0:
             os.close(self._fd)
             raise OSError(-self._life, f"cannot announce this process's life: {os.strerror(-self._life)}")
-        _held.add(self)
 
     def release(self) -> None:
         """Tells the peer, and lets somebody else take the role. Harmless when done twice."""
@@ -51,7 +48,6 @@ class Role:
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)
-        _held.discard(self)
 
     @property
     def is_held(self) -> bool:
@@ -69,11 +65,3 @@ def _lock(fd: int, which: int) -> None:
         raise RoleTaken(
             f"this queue has a {_NAMES[which]} already; a synchronized queue has one, and it is alive"
         ) from None
-
-
-def _after_fork() -> None:
-    for role in list(_held):
-        role.abandon()
-
-
-os.register_at_fork(after_in_child=_after_fork)

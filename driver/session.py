@@ -1,0 +1,153 @@
+"""A burst on a prepared model, in arrays: write the inputs in place, run, read the outputs in place."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any, Self
+
+from burst import Controller, ErrorStatus, NotSent, Request, Result
+from driver.workspace import Workspace, is_known
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import ArrayLike, NDArray
+
+    from burst import Memory
+    from burst.wire import ResultPacket
+    from driver.remote import RemotePreparedModel
+    from fmq.region import Kind
+
+
+class Burst:
+    """A run of executions in quick succession. One thread at a time.
+
+    `inputs` are arrays in shared memory: what is written there is what the device reads, without a copy. The `outputs`
+    of a result are arrays in shared memory too: they hold until the next `run`, so copy what must outlive it.
+    """
+
+    def __init__(
+        self,
+        prepared: RemotePreparedModel,
+        *,
+        spin: float,
+        memory: Kind,
+        measure: bool,
+        input_shapes: Sequence[tuple[int, ...] | None] | None,
+    ) -> None:
+        """Use `prepared.burst()`."""
+        self._prepared, self._measure = prepared, measure
+        self._controller = Controller(prepared.configure_burst(spin), memory, spin)
+        self._plain = self._nanoseconds = self._device = self._driver = 0
+        self._use(Workspace(prepared.model, self._shapes(input_shapes)))
+
+    def _shapes(self, given: Sequence[tuple[int, ...] | None] | None) -> Sequence[tuple[int, ...] | None]:
+        operands = [self._prepared.model.main.operands[i] for i in self._prepared.model.main.inputs]
+        if given is not None:
+            return given
+        for n, operand in enumerate(operands):
+            if not is_known(operand):
+                raise ValueError(
+                    f"input {n} has the open shape {operand.dimensions}; say it with burst(input_shapes=…)"
+                )
+        return [operand.dimensions for operand in operands]
+
+    def _use(self, workspace: Workspace) -> None:
+        self._workspace = workspace
+        self.inputs = workspace.inputs
+        self._packet = self._controller.encode(workspace.request, measure=self._measure)
+        self._last: tuple[Any, tuple[NDArray[Any], ...]] = None, ()
+
+    def run(self, *arrays: ArrayLike | None, timeout: float | None = None) -> Result:
+        """Executes once; with arrays, copies them into the inputs first.
+
+        Raises ValueError for a wrong dtype or shape (nothing was sent), StatusError, PeerDied, Busy, and Timeout when
+        the result does not come in `timeout` seconds: the burst stays usable, and a late result is dropped.
+        """
+        begin = time.monotonic_ns()
+        if arrays:
+            self._workspace.fill(arrays)
+        try:
+            reply = self._controller.send(self._packet, timeout)
+        except NotSent:
+            result = self._run_plain(timeout)
+        else:
+            result = self._result(reply)
+        timing = result.timing
+        if timing.time_in_driver is not None:
+            self._device += timing.time_on_device or 0
+            self._driver += timing.time_in_driver
+        self._nanoseconds += time.monotonic_ns() - begin
+        return result
+
+    def _result(self, reply: ResultPacket) -> Result:
+        last, outputs = self._last
+        if reply.status == 0 and last == reply.output_shapes:
+            return Result(reply.status, outputs, reply.output_shapes, reply.timing)
+        if reply.status == ErrorStatus.OUTPUT_INSUFFICIENT_SIZE and reply.output_shapes:
+            return self._run_grown(reply)
+        result = Result(reply.status, (), reply.output_shapes, reply.timing)
+        result.raise_for_status()
+        result.outputs = self._workspace.outputs(reply.output_shapes)
+        self._last = reply.output_shapes, result.outputs
+        return result
+
+    def _run_grown(self, reply: ResultPacket) -> Result:
+        """An output was larger than its guess: once more with memory that suffices."""
+        old = self._workspace
+        grown = old.grown(reply.output_shapes)
+        if grown is None:
+            result = Result(reply.status, (), reply.output_shapes)
+            result.raise_for_status()
+        assert grown is not None
+        self._use(grown)
+        self._controller.free_memory(old.memory)
+        return self._result(self._controller.send(self._packet))
+
+    def _run_plain(self, timeout: float | None) -> Result:
+        self._plain += 1
+        result = self._prepared.execute(self._workspace.request, measure=self._measure, timeout=timeout)
+        result.raise_for_status()
+        return result
+
+    def execute(self, request: Request, *, measure: bool = False, timeout: float | None = None) -> Result:
+        """An explicit request on pools of your own, with any status. Raises PeerDied, Timeout, Busy."""
+        try:
+            reply = self._controller.send(self._controller.encode(request, measure=measure), timeout)
+        except NotSent:
+            self._plain += 1
+            return self._prepared.execute(request, measure=measure, timeout=timeout)
+        outputs = self._prepared.outputs(request, reply.output_shapes) if reply.status == 0 else ()
+        return Result(reply.status, outputs, reply.output_shapes, reply.timing)
+
+    def free_memory(self, memory: Memory) -> None:
+        """The device may unmap a pool of `execute`. Unknown memory is no error."""
+        self._controller.free_memory(memory)
+
+    def stats(self) -> dict[str, Any]:
+        """Counts since the beginning, and where the time went.
+
+        runs: by the path they took. copied_bytes: bulk data (none: it is read and written in place) and packets.
+        seconds: in all, and, when the burst measures, in the device and in the driver around it.
+        """
+        counts = self._controller.counts
+        seconds = {"total": self._nanoseconds / 1e9}
+        if self._measure:
+            seconds |= {"on_device": self._device / 1e6, "in_driver": self._driver / 1e6}
+        return {
+            "runs": {"burst": counts.requests, "plain": self._plain},
+            "timeouts": counts.timeouts,
+            "memories_sent": counts.memories_sent,
+            "copied_bytes": {"bulk": 0, "control": counts.control_bytes},
+            "seconds": seconds,
+        }
+
+    def close(self) -> None:
+        """Ends the burst on both sides. Arrays stay readable."""
+        self._controller.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
