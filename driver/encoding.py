@@ -2,7 +2,8 @@
 
 It travels as one sealed memfd: the constants, each on a 64-byte boundary, then the structure as a stream of small
 msgpack objects. Sealed against writing, so what was checked stays true, and all processes of a device use the same
-pages as the weights. A stream of small objects, so that a decoder can pause after each: the engine does, while bursts run.
+pages as the weights. A stream of small objects, so that a decoder can pause after each: the engine does so while
+bursts run.
 """
 
 from __future__ import annotations
