@@ -5,10 +5,8 @@ from __future__ import annotations
 import os
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Self
-
-import numpy as np
 
 from burst import ErrorStatus, PeerDied, Timeout
 from burst.channel import Channel
@@ -239,7 +237,5 @@ class RemotePreparedModel:
         return self
 
     def __exit__(self, *_: object) -> None:
-        try:
+        with suppress(PeerDied, DriverError):  # with the device, the model is gone too
             self.close()
-        except (PeerDied, DriverError):
-            pass  # with the device, the model is gone too

@@ -1,9 +1,9 @@
 """Finding a device's service, or starting it: once, however many clients come at the same moment.
 
-A service listens on a Unix socket in a directory of the user's own. Who finds nobody there takes the lock beside it, looks
-again, binds the socket *itself* and hands it to a new service: from then on everybody's connection waits in its backlog,
-and there is no moment at which two services could start or a half-started one be found. A service that nobody needs any
-more takes the same lock before it closes.
+A service listens on a Unix socket in a directory of the user's own. Who finds nobody there takes the lock beside it,
+looks again, binds the socket *itself* and hands it to a new service: from then on everybody's connection waits in its
+backlog, and there is no moment at which two services could start or a half-started one be found. A service that nobody
+needs any more takes the same lock before it closes.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Place:
 
 
 def connect(name: str) -> Channel:
-    """A connection to the device's service, which is started when there is none. Raises DeviceNotFound, DeviceFailed."""
+    """A connection to the device's service, started when there is none. Raises DeviceNotFound, DeviceFailed."""
     place = Place(runtime_dir(), name)
     if found := _try(place):
         return found

@@ -1,4 +1,7 @@
-"""Checks a request against a model and binds its arguments to arrays (nn_hal.md 6.3: any breach is INVALID_ARGUMENT)."""
+"""Checks a request against a model and binds its arguments to arrays.
+
+The rules are those of the HAL's request validation; any breach is INVALID_ARGUMENT, and nothing is executed.
+"""
 
 from __future__ import annotations
 

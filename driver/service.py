@@ -1,7 +1,7 @@
 """The service of a device: its socket, and everything that takes time in Python.
 
-It checks who connects, decodes and validates models, and passes on what its other process, the engine, has to do. It lives
-as long as it has clients and a little longer, and ends with its engine.
+It checks who connects, decodes and validates models, and passes on what its other process, the engine, has to do. It
+lives as long as it has clients and a little longer, and ends with its engine.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from burst import InvalidArgument, PeerDied
 from burst.channel import Channel, Message
@@ -143,7 +143,7 @@ class Client:
             **{method: partial(self.forward, method) for method in ("free", "channel", "burst")},
         }
 
-    def __enter__(self) -> Client:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
