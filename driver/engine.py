@@ -27,6 +27,7 @@ from driver.plain import PlainServer
 from driver.request import BoundRequest
 from driver.rpc import Reply, serve, take_fd
 from fmq import Descriptor, FmqError, LifePage
+from fmq.region import guard
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -205,6 +206,7 @@ def main() -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(process)d %(name)s: %(message)s")
     warnings.simplefilter("ignore")  # numpy's, of infinities that a client computes
     gc.disable()
+    guard()
     service = Channel.from_fd(int(sys.argv[2]))
     engine = Engine(sys.argv[1])
     life = LifePage()

@@ -143,6 +143,12 @@ class Region:
             self.close()
 
 
+def guard() -> None:
+    """For processes that serve others: memory that a peer truncates reads as zeros, where it would be SIGBUS."""
+    if code := lib.fmq_guard():
+        raise OSError(-code, f"cannot handle SIGBUS: {os.strerror(-code)}")
+
+
 def checked_name(name: str) -> str:
     """A legal POSIX shared memory name: one slash, in front, and something behind it."""
     if not name.startswith("/") or "/" in name[1:] or not 1 < len(name) < 250 or "\0" in name:
