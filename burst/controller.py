@@ -144,10 +144,11 @@ class Controller:
         try:
             with self._lock:
                 memories = self._slots.memories(slots)
-        except InvalidArgument as error:
-            self._callback.send([int(error.status), str(error)])
+            answer, fds = [0, [m.to_wire() for m in memories]], [m.fd for m in memories]
+        except (InvalidArgument, ValueError) as error:  # unknown, or closed by its owner
+            self._callback.send([int(ErrorStatus.INVALID_ARGUMENT), str(error)])
             return
-        self._callback.send([0, [m.to_wire() for m in memories]], [m.fd for m in memories])
+        self._callback.send(answer, fds)
         self.counts.memories_sent += len(memories)
 
     @property

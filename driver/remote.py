@@ -149,19 +149,28 @@ class RemotePreparedModel:
         Raises ValueError for a wrong dtype or shape (nothing was sent), StatusError, PeerDied, and Timeout when the
         result does not come in `timeout` seconds.
         """
-        shapes = input_shapes(self.model, arrays)
+        with self._workspace(input_shapes(self.model, arrays)) as workspace:
+            workspace.fill(arrays)
+            result = self.execute(workspace.request, timeout=timeout)
+            if result.status == ErrorStatus.OUTPUT_INSUFFICIENT_SIZE and (old := workspace.grow(result.output_shapes)):
+                self.device.free_memory(old)
+                result = self.execute(workspace.request, timeout=timeout)
+            result.raise_for_status()
+            return tuple(output.copy() for output in result.outputs)
+
+    @contextmanager
+    def _workspace(self, shapes: tuple[tuple[int, ...] | None, ...]) -> Iterator[Workspace]:
+        """One that nobody else uses now; kept for later, unless a device that was too slow may still write to it."""
         free = self._workspaces.setdefault(shapes, [])
         workspace = free.pop() if free else Workspace(self.model, shapes)
-        workspace.fill(arrays)
-        result = self.execute(workspace.request, timeout=timeout)
-        if result.status == ErrorStatus.OUTPUT_INSUFFICIENT_SIZE and (larger := workspace.grown(result.output_shapes)):
-            self.device.free_memory(workspace.memory)
-            workspace = larger
-            result = self.execute(workspace.request, timeout=timeout)
-        result.raise_for_status()
-        outputs = tuple(output.copy() for output in result.outputs)
+        try:
+            yield workspace
+        except (Timeout, PeerDied):
+            raise
+        except BaseException:
+            free.append(workspace)
+            raise
         free.append(workspace)
-        return outputs
 
     def execute(self, request: Request, *, measure: bool = False, timeout: float | None = None) -> Result:
         """Executes an explicit request on the plain path, with any status; outputs are views of its pools.

@@ -39,7 +39,8 @@ class Burst:
         self._prepared, self._measure = prepared, measure
         self._controller = Controller(prepared.configure_burst(spin), memory, spin)
         self._plain = self._nanoseconds = self._device = self._driver = 0
-        self._use(Workspace(prepared.model, self._shapes(input_shapes)))
+        self._workspace = Workspace(prepared.model, self._shapes(input_shapes))
+        self._encode()
 
     def _shapes(self, given: Sequence[tuple[int, ...] | None] | None) -> Sequence[tuple[int, ...] | None]:
         operands = [self._prepared.model.main.operands[i] for i in self._prepared.model.main.inputs]
@@ -52,10 +53,10 @@ class Burst:
                 )
         return [operand.dimensions for operand in operands]
 
-    def _use(self, workspace: Workspace) -> None:
-        self._workspace = workspace
-        self.inputs = workspace.inputs
-        self._packet = self._controller.encode(workspace.request, measure=self._measure)
+    def _encode(self) -> None:
+        """After each change of the workspace's memory."""
+        self.inputs = self._workspace.inputs
+        self._packet = self._controller.encode(self._workspace.request, measure=self._measure)
         self._last: tuple[Any, tuple[NDArray[Any], ...]] = None, ()
 
     def run(self, *arrays: ArrayLike | None, timeout: float | None = None) -> Result:
@@ -84,25 +85,15 @@ class Burst:
         last, outputs = self._last
         if reply.status == 0 and last == reply.output_shapes:
             return Result(reply.status, outputs, reply.output_shapes, reply.timing)
-        if reply.status == ErrorStatus.OUTPUT_INSUFFICIENT_SIZE and reply.output_shapes:
-            return self._run_grown(reply)
+        if reply.status == ErrorStatus.OUTPUT_INSUFFICIENT_SIZE and (old := self._workspace.grow(reply.output_shapes)):
+            self._encode()
+            self._controller.free_memory(old)
+            return self._result(self._controller.send(self._packet))  # once more, with memory that suffices
         result = Result(reply.status, (), reply.output_shapes, reply.timing)
         result.raise_for_status()
         result.outputs = self._workspace.outputs(reply.output_shapes)
         self._last = reply.output_shapes, result.outputs
         return result
-
-    def _run_grown(self, reply: ResultPacket) -> Result:
-        """An output was larger than its guess: once more with memory that suffices."""
-        old = self._workspace
-        grown = old.grown(reply.output_shapes)
-        if grown is None:
-            result = Result(reply.status, (), reply.output_shapes)
-            result.raise_for_status()
-        assert grown is not None
-        self._use(grown)
-        self._controller.free_memory(old.memory)
-        return self._result(self._controller.send(self._packet))
 
     def _run_plain(self, timeout: float | None) -> Result:
         self._plain += 1

@@ -25,40 +25,40 @@ class Workspace:
     `inputs` are typed views (None: omitted), `outputs` are typed views where their shape is known beforehand.
     """
 
-    def __init__(
-        self, model: Model, shapes: Sequence[tuple[int, ...] | None], sizes: Sequence[int] | None = None
-    ) -> None:
-        """`shapes`: of the inputs. `sizes`: bytes of each output, when it is known better than from the model."""
-        self._model = model
+    def __init__(self, model: Model, shapes: Sequence[tuple[int, ...] | None]) -> None:
+        """`shapes`: of the inputs; None omits one."""
         self._operands = [model.main.operands[i] for i in model.main.inputs]
         self._results = [model.main.operands[i] for i in model.main.outputs]
-        sizes = sizes or [output_size(o) for o in self._results]
-        lengths = [0 if s is None else nbytes(o, s) for o, s in zip(self._operands, shapes, strict=True)]
+        self._shapes = shapes
+        self._lay_out([output_size(o) for o in self._results])
+
+    def _lay_out(self, sizes: Sequence[int]) -> None:
+        """New memory for the inputs and for outputs of these sizes in bytes."""
+        lengths = [0 if s is None else nbytes(o, s) for o, s in zip(self._operands, self._shapes, strict=True)]
         *places, end = _offsets([*lengths, *sizes])
         self.memory = Memory.create(end)
-        split = len(lengths)
-        declared = [o.dimensions for o in self._operands]
+        arguments = zip(self._operands, self._shapes, places, lengths, strict=False)
+        results = zip(places[len(lengths) :], sizes, strict=True)
         self.request = Request(
-            tuple(_argument(*a) for a in zip(shapes, declared, places[:split], lengths, strict=True)),
-            tuple(RequestArgument(offset=o, length=n) for o, n in zip(places[split:], sizes, strict=True)),
+            tuple(_argument(*a) for a in arguments),
+            tuple(RequestArgument(offset=offset, length=length) for offset, length in results),
             (self.memory,),
         )
         self.inputs = tuple(
-            None if s is None else self.memory.asarray(o.type.dtype, s, at)
-            for o, s, at in zip(self._operands, shapes, places[:split], strict=True)
+            None if shape is None else self.memory.asarray(operand.type.dtype, shape, offset)
+            for operand, shape, offset in zip(self._operands, self._shapes, places, strict=False)
         )
 
-    def grown(self, shapes: Sequence[OutputShape]) -> Workspace | None:
-        """The same with room for outputs of these shapes, inputs copied; None when this one has it already."""
-        sizes = [nbytes(o, shape.dimensions) for o, shape in zip(self._results, shapes, strict=True)]
-        if all(size <= a.length for size, a in zip(sizes, self.request.outputs, strict=True)):
+    def grow(self, shapes: Sequence[OutputShape]) -> Memory | None:
+        """Makes room for outputs of these shapes; the old memory, or None when there was room already."""
+        sizes = [nbytes(o, shape.dimensions) for o, shape in zip(self._results, shapes, strict=False)]
+        reserved = [a.length for a in self.request.outputs]
+        if len(sizes) != len(reserved) or all(size <= room for size, room in zip(sizes, reserved, strict=True)):
             return None
-        shapes_in = [None if i is None else i.shape for i in self.inputs]
-        larger = Workspace(
-            self._model, shapes_in, [max(n, a.length) for n, a in zip(sizes, self.request.outputs, strict=True)]
-        )
-        larger.fill(self.inputs)
-        return larger
+        memory, inputs = self.memory, self.inputs
+        self._lay_out([max(pair) for pair in zip(sizes, reserved, strict=True)])
+        self.fill(inputs)
+        return memory
 
     def fill(self, arrays: Sequence[ArrayLike | None]) -> None:
         """Copies arrays into the inputs, all or none. Raises ValueError naming the input that does not fit."""
@@ -127,10 +127,10 @@ def output_size(operand: Operand) -> int:
     return nbytes(operand, operand.dimensions) if is_known(operand) else _FIRST_GUESS
 
 
-def _argument(shape: tuple[int, ...] | None, declared: tuple[int, ...], offset: int, length: int) -> RequestArgument:
+def _argument(operand: Operand, shape: tuple[int, ...] | None, offset: int, length: int) -> RequestArgument:
     if shape is None:
         return RequestArgument(has_no_value=True)
-    return RequestArgument(offset=offset, length=length, dimensions=() if shape == declared else shape)
+    return RequestArgument(offset=offset, length=length, dimensions=() if shape == operand.dimensions else shape)
 
 
 def _offsets(sizes: Sequence[int]) -> list[int]:
