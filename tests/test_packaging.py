@@ -32,7 +32,8 @@ def test_the_wheel_holds_the_packages_and_one_extension(built):
 def test_the_sdist_holds_the_sources_and_nothing_generated(built):
     """Everything that a build needs, and no file that cffi or a compiler made."""
     (sdist,) = built.glob("*.tar.gz")
-    names = {name.split("/", 1)[1] for name in tarfile.open(sdist).getnames() if "/" in name}
+    with tarfile.open(sdist) as archive:
+        names = {name.split("/", 1)[1] for name in archive.getnames() if "/" in name}
     assert {"csrc/api.h", "csrc/CMakeLists.txt", "pyproject.toml", "LICENSE", "tests/test_packaging.py"} <= names
     assert not [name for name in names if name.endswith((".so", ".o", "_core.c"))]
 
