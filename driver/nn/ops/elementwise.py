@@ -28,7 +28,7 @@ def broadcast(a: Dimensions, b: Dimensions) -> Dimensions:
     pairs = zip((1,) * (rank - len(a)) + a, (1,) * (rank - len(b)) + b, strict=True)
     result = []
     for x, y in pairs:
-        if x != y and x != 1 and y != 1:
+        if x not in (1, y) and y != 1:
             raise ValueError(f"dimensions {list(a)} and {list(b)} do not broadcast")
         result.append(y if x == 1 else x)
     return tuple(result)
@@ -55,7 +55,7 @@ def _binary(function: Callable[..., Any], integer: Callable[..., Any], call: Cal
     elif out.type.is_quantised:
         result = call.scratch(out.shape, np.float64)
         call.step(function, _real_values(call, 0), _real_values(call, 1), result)
-        store(call, result, out.data, code, 1.0 / out.scale)
+        store(call, result, out.data, code, factor=1.0 / out.scale)
     else:
         result = accumulator(call, out.data)
         call.step(function, load(call, 0), load(call, 1), result)

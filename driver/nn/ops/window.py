@@ -72,9 +72,9 @@ class Axis:
         return self
 
 
-def explicit(size: int, filter_: int, stride: int, dilation: int, head: int, tail: int) -> Axis:
+def explicit(size: int, filter_: int, stride: int, dilation: int, *, paddings: tuple[int, int]) -> Axis:
     """An axis with given paddings."""
-    return Axis(size, filter_, stride, dilation, head, tail).checked()
+    return Axis(size, filter_, stride, dilation, *paddings).checked()
 
 
 def implicit(scheme: int, size: int, filter_: int, stride: int, dilation: int) -> Axis:
