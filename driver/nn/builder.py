@@ -59,6 +59,7 @@ class ModelBuilder:
         *,
         scale: float = 0.0,
         zero_point: int = 0,
+        channel_quant: tuple[Sequence[float], int] | None = None,
         name: str | None = None,
     ) -> Value:
         """Declare a model input.
@@ -68,7 +69,9 @@ class ModelBuilder:
         """
         extra = None if name is None else {"name": name}
         lifetime = OperandLifeTime.SUBGRAPH_INPUT
-        value = self._add(checked(Operand(operand_type(dtype), dimensions, scale, zero_point, lifetime, extra=extra)))
+        kind = operand_type(dtype)
+        operand = Operand(kind, dimensions, scale, zero_point, lifetime, None, channel_quant, extra=extra)
+        value = self._add(checked(operand))
         self._inputs.append(value.index)
         return value
 

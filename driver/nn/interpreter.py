@@ -53,33 +53,39 @@ class Interpreter:
 
     def __init__(self, model: Model, pace: Callable[[], Any] | None = None) -> None:
         self.model = model
-        self._operands = model.main.operands
-        self.constants = {i: Tensor.of(o) for i, o in enumerate(self._operands) if o.lifetime.is_constant}
+        self.is_static = True
+        self.constants: dict[int, Tensor] = {}
         self.prepared: list[_Prepared] = []
+        self._operands = model.main.operands
         for index, operation in enumerate(model.main.operations):
             self.prepared.append(self._prepare(index, operation))
             if pace is not None:
                 pace()
-        self.is_static = all(self._is_static(p) for p in self.prepared)
 
-    def bind(self, inputs: Sequence[Array | None], outputs: Sequence[Array]) -> "Bound":
+    def bind(
+        self, inputs: Sequence[Array | None], outputs: Sequence[Array], pace: Callable[[], Any] | None = None
+    ) -> "Bound":
         """Tie the model to buffers.
 
         inputs: arrays of the operands' dtypes and dimensions, None where omitted.
         outputs: writable 1-D uint8 arrays of any length and alignment, apart from each other and from the inputs; what
             they hold beyond the result is left alone.
+        pace: called after every operation that was bound.
 
         Raises `ExecutionFailed` when an operation cannot be computed whatever values the inputs will hold, `ValueError`
         for arrays that do not fit the model.
         """
-        return Bound(self, inputs, outputs)
+        return Bound(self, inputs, outputs, pace)
 
     def _prepare(self, index: int, operation: Operation) -> _Prepared:
         kind = OPERATIONS[operation.type]
-        _, slots = match_signature(kind, [self._operands[i] for i in operation.inputs])
-        for slot, operand in zip(slots, operation.inputs, strict=True):
-            if steers(slot) and operand in self.constants:
-                self.constants[operand].keep_values()
+        operands = [self._operands[i] for i in operation.inputs]
+        _, slots = match_signature(kind, operands)
+        for slot, index_, operand in zip(slots, operation.inputs, operands, strict=True):
+            if operand.lifetime.is_constant and index_ not in self.constants:
+                self.constants[index_] = Tensor.of(operand)
+            if steers(slot):
+                self._steer(index_, operand)
         return _Prepared(index, operation, kind, slots, self._packed(kind, operation))
 
     def _packed(self, kind: OperationType, operation: Operation) -> dict[int, Array]:
@@ -90,13 +96,12 @@ class Interpreter:
         except _REFUSALS:
             return {}
 
-    def _is_static(self, prepared: _Prepared) -> bool:
-        """True when every operand that steers the operation is constant or omitted."""
-        return all(
-            i in self.constants or self._operands[i].lifetime == OperandLifeTime.NO_VALUE
-            for slot, i in zip(prepared.slots, prepared.operation.inputs, strict=True)
-            if steers(slot)
-        )
+    def _steer(self, index: int, operand: Operand) -> None:
+        """Note what an operand that steers an operation means for the model."""
+        if operand.lifetime.is_constant:
+            self.constants[index].keep_values()
+        elif operand.lifetime != OperandLifeTime.NO_VALUE:
+            self.is_static = False
 
 
 class _Frame:
@@ -113,7 +118,8 @@ class _Frame:
     def place(self, prepared: _Prepared) -> list[Step]:
         """Compute the output shapes of one operation, give it output arrays and build its steps."""
         try:
-            return self._place(prepared)
+            with np.errstate(all="ignore"):
+                return self._place(prepared)
         except _REFUSALS as error:
             raise prepared.failure(error) from error
 
@@ -206,19 +212,30 @@ class Bound:
     run: Callable[[], Any]
     shapes: OutputShapes
 
-    def __init__(self, interpreter: Interpreter, inputs: Sequence[Array | None], outputs: Sequence[Array]) -> None:
+    def __init__(
+        self,
+        interpreter: Interpreter,
+        inputs: Sequence[Array | None],
+        outputs: Sequence[Array],
+        pace: Callable[[], Any] | None = None,
+    ) -> None:
         self._interpreter, self._inputs, self._buffers = interpreter, tuple(inputs), tuple(outputs)
         frame = _Frame(interpreter, inputs, outputs)
-        program = [(p, step) for p in interpreter.prepared for step in frame.place(p)] if interpreter.is_static else []
+        self.run = self._bind_static(frame, pace) if interpreter.is_static else self._run_dynamic
         self.shapes = frame.shapes()
-        if not interpreter.is_static:
-            self.run = self._run_dynamic
-        elif not all(enough for _, enough in self.shapes):
-            self.run = partial(_refuse, self.shapes)
-        elif len(program) == 1:
-            self.run = program[0][1]
-        else:
-            self.run = partial(_run_steps, [step for _, step in program], [p for p, _ in program])
+
+    def _bind_static(self, frame: _Frame, pace: Callable[[], Any] | None) -> Callable[[], Any]:
+        steps: list[Step] = []
+        owners: list[_Prepared] = []
+        for prepared in self._interpreter.prepared:
+            placed = frame.place(prepared)
+            steps += placed
+            owners += [prepared] * len(placed)
+            if pace is not None:
+                pace()
+        if not all(enough for _, enough in frame.shapes()):
+            return partial(_refuse, frame.shapes())
+        return steps[0] if len(steps) == 1 else partial(_run_steps, steps, owners)
 
     def _run_dynamic(self) -> None:
         frame = _Frame(self._interpreter, self._inputs, self._buffers)

@@ -28,6 +28,9 @@ Step = Callable[[], Any]
 MAX_BYTES = 2**32 - 1
 """Largest operand: the HAL counts bytes in 32 bits."""
 
+MAX_STEPS = 1 << 18
+"""Longest kernel: a filter of absurd size is refused before its steps fill the memory."""
+
 LETTERS = {
     "f": OperandType.TENSOR_FLOAT32,
     "h": OperandType.TENSOR_FLOAT16,
@@ -222,13 +225,15 @@ class Call:
 
     def step(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
         """Append one step to the kernel."""
+        if len(self.steps) >= MAX_STEPS:
+            raise ValueError(f"the kernel would take more than {MAX_STEPS} steps")
         self.steps.append(partial(function, *args, **kwargs))
 
-    def scratch(self, shape: Sequence[int], dtype: DTypeLike = np.float32, fill: float | None = None) -> Array:
-        """An array of the kernel's own, kept from run to run; with `fill` it starts with that value everywhere."""
+    def scratch(self, shape: Sequence[int], dtype: DTypeLike = np.float32, *, zeros: bool = False) -> Array:
+        """An array of the kernel's own, kept from run to run; `zeros` says how it starts."""
         if math.prod(shape) * np.dtype(dtype).itemsize > 4 * MAX_BYTES:
             raise ValueError(f"scratch of dimensions {list(shape)} is too large")
-        return np.empty(shape, dtype) if fill is None else np.full(shape, fill, dtype)
+        return np.empty(shape, dtype) if not zeros else np.zeros(shape, dtype)
 
     def shared(self, name: str, shape: Sequence[int], dtype: DTypeLike) -> Array:
         """Scratch memory that all strips of a kernel use in turn: it holds its contents only until the next strip."""

@@ -3,7 +3,6 @@
 Nothing here allocates in proportion to what a model claims, and nothing recurses along its references.
 """
 
-import math
 from collections.abc import Sequence
 from itertools import chain
 
@@ -16,6 +15,8 @@ from .ops import OPERATIONS
 from .types import ZERO_POINTS, OperandLifeTime, OperandType, byte_size
 
 _L, _T = OperandLifeTime, OperandType
+SMALLEST_SCALE = float(np.finfo(np.float32).smallest_subnormal)
+LARGEST_SCALE = float(np.finfo(np.float32).max)
 
 
 def validate(model: Model) -> None:
@@ -81,14 +82,14 @@ def _quantisation_fault(operand: Operand) -> str | None:
     scale, zero_point = operand.scale, operand.zero_point
     if operand.type in ZERO_POINTS:
         first, last = ZERO_POINTS[operand.type]
-        if not 0 < scale < math.inf:
-            return f"scale {scale} has to be above 0 and finite"
+        if not SMALLEST_SCALE <= scale <= LARGEST_SCALE:
+            return f"scale {scale} has to be above 0 and a finite float32"
         if not first <= zero_point <= last:
             return f"zero point {zero_point} has to be in {first}..{last}"
         return None
     if operand.type == _T.TENSOR_INT32:
-        if not 0 <= scale < math.inf:
-            return f"scale {scale} has to be at least 0 and finite"
+        if not 0 <= scale <= LARGEST_SCALE:
+            return f"scale {scale} has to be at least 0 and a finite float32"
     elif scale != 0:
         return f"scale {scale} has to be 0"
     return f"zero point {zero_point} has to be 0" if zero_point else None
@@ -104,7 +105,8 @@ def _channel_fault(operand: Operand) -> str | None:
         return f"channel dimension {channel} has to be below the rank {len(operand.dimensions)}"
     if operand.dimensions[channel] == 0 or operand.dimensions[channel] != len(scales):
         return f"{len(scales)} scales for {operand.dimensions[channel]} channels"
-    return None if all(0 < s < math.inf for s in scales) else "every channel scale has to be above 0 and finite"
+    fine = all(SMALLEST_SCALE <= s <= LARGEST_SCALE for s in scales)
+    return None if fine else "every channel scale has to be above 0 and a finite float32"
 
 
 def _value_fault(operand: Operand, referenced: int) -> str | None:
