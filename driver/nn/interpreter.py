@@ -142,7 +142,7 @@ class _Frame:
             if not slot.endswith("?"):
                 raise ValueError(f"operand {index} is omitted but needed")
             return None
-        if 0 in tensor.shape and not kind.takes_empty:
+        if 0 in tensor.shape and not kind.takes_empty and not steers(slot):
             raise ValueError(
                 f"operand {index} has dimensions {list(tensor.shape)}, and the operation takes no empty tensor"
             )
@@ -194,7 +194,7 @@ def _input(operand: Operand, array: Array) -> Tensor:
         matches = [d in (0, s) for d, s in zip(declared, array.shape, strict=False)]
         if array.ndim != len(declared) or not all(matches):
             raise ValueError(f"input declared {list(declared)} got an array of dimensions {list(array.shape)}")
-    tensor.array, tensor.shape = array.view(dtype), array.shape
+    tensor.array, tensor.shape = array if array.dtype == dtype else array.view(dtype), array.shape
     return tensor
 
 

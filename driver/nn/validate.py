@@ -123,7 +123,7 @@ def _value_fault(operand: Operand, referenced: int) -> str | None:
 
 def _constant_fault(operand: Operand) -> str | None:
     value, dtype = operand.value, operand.type.dtype
-    if not isinstance(value, np.ndarray):
+    if not isinstance(value, np.ndarray | np.generic):
         return f"the value of a constant has to be an ndarray, not {type(value).__name__}"
     if value.dtype not in (dtype, np.dtype(np.uint8)) and not (value.dtype == np.bool_ and dtype.itemsize == 1):
         return f"the value has dtype {value.dtype}; convert it to {dtype}"

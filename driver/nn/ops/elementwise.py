@@ -35,6 +35,10 @@ def broadcast(a: Dimensions, b: Dimensions) -> Dimensions:
 
 
 def _binary_shape(call: Call) -> tuple[Dimensions]:
+    code = call.integer(2)
+    activation_bounds(code)
+    if code and call.tensor(0).type == OperandType.TENSOR_INT32:
+        raise ValueError(f"fused activation {code} on TENSOR_INT32; use 0 (NONE)")
     return (broadcast(call.shape(0), call.shape(1)),)
 
 
@@ -49,8 +53,6 @@ def _real_values(call: Call, index: int) -> Array:
 def _binary(function: Callable[..., Any], integer: Callable[..., Any], call: Call) -> None:
     out, code = call.outputs[0], call.integer(2)
     if out.type == OperandType.TENSOR_INT32:
-        if code != 0:
-            raise ValueError(f"fused activation {code} on TENSOR_INT32; use 0 (NONE)")
         call.step(integer, call.array(0), call.array(1), out.data)
     elif out.type.is_quantised:
         result = call.scratch(out.shape, np.float64)

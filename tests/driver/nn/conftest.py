@@ -1,4 +1,4 @@
-"""Runs single operations for the tests of driver.nn: once with constant parameters, once with everything fed at run time."""
+"""Runs single operations for the tests of driver.nn: with constant parameters, and with everything fed at run time."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

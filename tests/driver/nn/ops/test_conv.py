@@ -59,7 +59,7 @@ CASES = [
 @pytest.mark.parametrize("nchw", [False, True])
 @pytest.mark.parametrize(("image", "kernel", "strides", "dilations", "scheme"), CASES)
 @pytest.mark.parametrize("code", CLAMPS)
-def test_conv_2d_of_floats(evaluate, image, kernel, strides, dilations, scheme, nchw, code):
+def test_conv_2d_of_floats(evaluate, *, image, kernel, strides, dilations, scheme, nchw, code):
     """CONV_2D agrees with its definition, in both layouts and with every activation."""
     rng = np.random.default_rng(3)
     x = rng.standard_normal((*image, 3)).astype(np.float32)
@@ -73,7 +73,7 @@ def test_conv_2d_of_floats(evaluate, image, kernel, strides, dilations, scheme, 
 @pytest.mark.parametrize("nchw", [False, True])
 @pytest.mark.parametrize("multiplier", [1, 2])
 @pytest.mark.parametrize(("image", "kernel", "strides", "dilations", "scheme"), CASES)
-def test_depthwise_conv_2d_of_floats(evaluate, image, kernel, strides, dilations, scheme, multiplier, nchw):
+def test_depthwise_conv_2d_of_floats(evaluate, *, image, kernel, strides, dilations, scheme, multiplier, nchw):
     """DEPTHWISE_CONV_2D agrees with its definition, also when each channel makes several."""
     rng = np.random.default_rng(4)
     x = rng.standard_normal((*image, 3)).astype(np.float32)
@@ -113,7 +113,7 @@ def test_conv_2d_and_depthwise_conv_2d_of_half_floats(evaluate, name):
 @pytest.mark.parametrize("dtype", [np.uint8, np.int8])
 @pytest.mark.parametrize("channels", [3, 40])
 @pytest.mark.parametrize("name", ["CONV_2D", "DEPTHWISE_CONV_2D"])
-def test_conv_2d_and_depthwise_conv_2d_of_quantised(evaluate, quantised, requantise, name, channels, dtype, nchw):
+def test_conv_2d_and_depthwise_conv_2d_of_quantised(evaluate, quantised, requantise, *, name, channels, dtype, nchw):
     """Quantised convolutions are exact, whether float32 can hold the sums (3 channels) or not (40)."""
     rng, depthwise, info = np.random.default_rng(7), name.startswith("D"), np.iinfo(dtype)
     x = quantised(rng.integers(info.min, info.max, (1, 4, 4, channels), dtype, endpoint=True), 0.5, info.min + 9)
@@ -213,7 +213,7 @@ def test_conv_2d_and_depthwise_conv_2d_refuse_bad_shapes(evaluate, name, filter_
 def test_conv_2d_bias_scale_has_to_match(evaluate, quantised):
     """A bias scale other than input scale * filter scale fails."""
     x, w = (quantised(np.ones((1, 1, 1, 1), np.uint8), 0.5) for _ in range(2))
-    with pytest.raises((ExecutionFailed, InvalidModel), match="bias scale 0.5"):
+    with pytest.raises((ExecutionFailed, InvalidModel), match=r"bias scale 0\.5"):
         evaluate("CONV_2D", x, w, quantised(np.ones(1, np.int32), 0.5), SAME, 1, 1, 0, scale=1.0)
 
 

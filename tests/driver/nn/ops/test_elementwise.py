@@ -34,7 +34,7 @@ def floats(rng, shape, dtype=np.float32):
 @pytest.mark.parametrize(("a", "b"), SHAPES)
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])
 @pytest.mark.parametrize("name", REAL)
-def test_add_sub_mul_div_of_floats(evaluate, name, dtype, a, b, code):
+def test_add_sub_mul_div_of_floats(evaluate, *, name, dtype, a, b, code):
     """Float arithmetic broadcasts trailing dimensions and clamps to the fused activation."""
     rng = np.random.default_rng(1)
     x, y = floats(rng, a, dtype), floats(rng, b, dtype)
@@ -45,7 +45,7 @@ def test_add_sub_mul_div_of_floats(evaluate, name, dtype, a, b, code):
 @pytest.mark.parametrize("code", CLAMPS)
 @pytest.mark.parametrize("dtype", [np.uint8, np.int8])
 @pytest.mark.parametrize("name", ["ADD", "SUB", "MUL"])
-def test_add_sub_mul_of_quantised(evaluate, quantised, requantise, name, dtype, code):
+def test_add_sub_mul_of_quantised(evaluate, quantised, requantise, *, name, dtype, code):
     """Quantised arithmetic is real arithmetic in three independent parameter sets."""
     rng, info = np.random.default_rng(2), np.iinfo(dtype)
     x = quantised(rng.integers(info.min, info.max, (3, 40), dtype, endpoint=True), 0.5, info.min + 100)
@@ -94,7 +94,7 @@ def test_relu_relu1_relu6_of_floats(evaluate, dtype, name, low, high):
 
 @pytest.mark.parametrize(("name", "low", "high"), [("RELU", 0, math.inf), ("RELU1", -1, 1), ("RELU6", 0, 6)])
 @pytest.mark.parametrize(("dtype", "zero_point"), [(np.uint8, 100), (np.int8, -30), (np.uint8, 0)])
-def test_relu_relu1_relu6_of_quantised(evaluate, quantised, requantise, dtype, zero_point, name, low, high):
+def test_relu_relu1_relu6_of_quantised(evaluate, quantised, requantise, *, dtype, zero_point, name, low, high):
     """A quantised RELU clamps raw values and keeps the parameters."""
     x = quantised(np.arange(256).astype(np.uint8).view(dtype), 0.125, zero_point)
     expected = requantise(np.clip(x.real, low, high), 0.125, zero_point, dtype)
@@ -120,7 +120,7 @@ def test_logistic_saturates_quietly(evaluate):
     [("LOGISTIC", lambda x: 1 / (1 + math.exp(-x)), 1 / 256, (0, -128)), ("TANH", math.tanh, 1 / 128, (128, 0))],
 )
 @pytest.mark.parametrize("dtype", [np.uint8, np.int8])
-def test_logistic_tanh_of_quantised(evaluate, quantised, requantise, dtype, name, real, scale, zero_points):
+def test_logistic_tanh_of_quantised(evaluate, quantised, requantise, *, dtype, name, real, scale, zero_points):
     """Quantised LOGISTIC and TANH have fixed output parameters."""
     x = quantised(np.arange(256).astype(np.uint8).view(dtype), 0.05, 10)
     zero_point = zero_points[dtype is np.int8]

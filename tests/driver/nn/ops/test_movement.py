@@ -138,7 +138,7 @@ SLICES = [
 
 @TYPES
 @pytest.mark.parametrize(("begins", "ends", "strides", "masks", "index"), SLICES)
-def test_strided_slice(move, dtype, begins, ends, strides, masks, index):
+def test_strided_slice(move, *, dtype, begins, ends, strides, masks, index):
     """STRIDED_SLICE means what Python slices mean, with masks for whole axes and for dropped ones."""
     x = counting((4, 4), dtype)
     np.testing.assert_array_equal(move("STRIDED_SLICE", x, begins, ends, strides, *masks), x[index])
@@ -153,7 +153,7 @@ def test_strided_slice(move, dtype, begins, ends, strides, masks, index):
         ([0], [4], [1], 0, "2 elements"),
     ],
 )
-def test_strided_slice_refuses(move, begins, ends, strides, shrink, reason):
+def test_strided_slice_refuses(move, *, begins, ends, strides, shrink, reason):
     """Zero strides, shrinking axes that do not shrink, and short lists fail."""
     with pytest.raises(REFUSAL, match=reason):
         move("STRIDED_SLICE", counting((4, 4)), begins, ends, strides, 0, 0, shrink)

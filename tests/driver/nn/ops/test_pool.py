@@ -9,7 +9,7 @@ SAME, VALID = 1, 2
 
 
 def pool(x, function, filters, strides, pads):
-    """`function` of the pixels of every window that lie on the image, window by window. pads: left, right, top, bottom."""
+    """`function` of the pixels of each window that lie on the image. pads: left, right, top, bottom."""
     n, h, w, c = x.shape
     left, right, top, bottom = pads
     oh = (h + top + bottom - filters[0]) // strides[0] + 1
@@ -39,7 +39,7 @@ CASES = [
 @pytest.mark.parametrize("nchw", [False, True])
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])
 @pytest.mark.parametrize(("filters", "strides", "pads"), CASES)
-def test_average_pool_2d_max_pool_2d_of_floats(evaluate, name, function, filters, strides, pads, dtype, nchw):
+def test_average_pool_2d_max_pool_2d_of_floats(evaluate, *, name, function, filters, strides, pads, dtype, nchw):
     """Pooling looks only at pixels of the image, in both layouts, with different paddings on all sides."""
     x = np.random.default_rng(1).standard_normal((2, 5, 6, 3)).astype(dtype)
     expected = pool(x.astype(np.float64), function, filters, strides, pads)
@@ -51,7 +51,7 @@ def test_average_pool_2d_max_pool_2d_of_floats(evaluate, name, function, filters
 
 @POOLS
 @pytest.mark.parametrize("dtype", [np.uint8, np.int8])
-def test_average_pool_2d_max_pool_2d_of_quantised(evaluate, quantised, requantise, name, function, dtype):
+def test_average_pool_2d_max_pool_2d_of_quantised(evaluate, quantised, requantise, *, name, function, dtype):
     """Quantised pooling keeps the parameters, rounds averages to nearest and clamps to the activation."""
     info = np.iinfo(dtype)
     raw = np.random.default_rng(2).integers(info.min, info.max, (1, 4, 4, 2), dtype)

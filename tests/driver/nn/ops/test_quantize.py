@@ -26,7 +26,9 @@ def test_dequantize(evaluate, quantised, dtype, target, kind):
     """DEQUANTIZE gives (v - zero point) * scale in either float type."""
     x = quantised(np.arange(256).astype(np.uint8).view(dtype), 0.1, 5)
     y = evaluate("DEQUANTIZE", x, dtype=target)
-    np.testing.assert_allclose(y, (x.real / 0.1 * np.float32(0.1)).astype(kind), rtol=1e-3 if kind == np.float16 else 1e-6)
+    np.testing.assert_allclose(
+        y, (x.real / 0.1 * np.float32(0.1)).astype(kind), rtol=1e-3 if kind == np.float16 else 1e-6
+    )
 
 
 @pytest.mark.parametrize("channel", [0, 1])

@@ -36,7 +36,7 @@ SIZES = pytest.mark.parametrize(("h", "w"), [(6, 9), (2, 3), (1, 1), (3, 5)])
 @SIZES
 @pytest.mark.parametrize("nchw", [False, True])
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])
-def test_resize_bilinear_of_floats(evaluate, dtype, h, w, align, half_pixel, nchw):
+def test_resize_bilinear_of_floats(evaluate, *, dtype, h, w, align, half_pixel, nchw):
     """RESIZE_BILINEAR to a size, width first, with every convention for corners and centres."""
     x = np.random.default_rng(1).standard_normal((2, 3, 5, 2)).astype(dtype)
     expected = bilinear(x.astype(np.float64), h, w, align, half_pixel)
