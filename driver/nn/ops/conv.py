@@ -89,9 +89,9 @@ def exact_dtype(tensor: Tensor, terms: int) -> type[np.floating[Any]]:
 
 def widen(tensor: Tensor, dtype: type[np.floating[Any]]) -> Array:
     """Weights as floats, without their zero point."""
-    weights: Array = tensor.data.astype(dtype)
-    if tensor.zero_point:
-        weights -= tensor.zero_point
+    if not tensor.zero_point:
+        return tensor.data.astype(dtype, copy=False)
+    weights: Array = np.subtract(tensor.data, tensor.zero_point, dtype=dtype)
     return weights
 
 

@@ -12,6 +12,10 @@ from numpy.typing import DTypeLike
 from ..operation import Array, Call, Tensor
 from ..types import OperandType
 
+NO_BIAS = 0.0
+SMALL = 1 << 12
+"""Elements up to which two plain calls are quicker than `ndarray.clip`, which begins with some Python."""
+
 Bounds = tuple[float | None, float | None]
 
 _ACTIVATIONS: dict[int, Bounds] = {0: (None, None), 1: (0.0, None), 2: (-1.0, 1.0), 3: (0.0, 6.0)}
@@ -56,10 +60,13 @@ def quantise(real: Array | np.float64, tensor: Tensor) -> Array:
 def clamp(call: Call, array: Array, bounds: Bounds) -> None:
     """Clamp `array` in place."""
     low, high = bounds
-    if low is not None and high is not None:
+    if high is not None and array.size > SMALL:
         call.step(array.clip, low, high, array)
-    elif low is not None:
+        return
+    if low is not None:
         call.step(np.maximum, array, low, out=array)
+    if high is not None:
+        call.step(np.minimum, array, high, out=array)
 
 
 def accumulator(call: Call, view: Array, dtype: DTypeLike = np.float32) -> Array:
@@ -70,7 +77,7 @@ def accumulator(call: Call, view: Array, dtype: DTypeLike = np.float32) -> Array
 
 
 def store(
-    call: Call, result: Array, view: Array, code: int, *, factor: float | Array = 1.0, bias: float | Array = 0
+    call: Call, result: Array, view: Array, code: int, *, factor: float | Array = 1.0, bias: float | Array = NO_BIAS
 ) -> None:
     """Finish `result` into `view`, which shows output 0: fused activation, then the stored form.
 
@@ -80,10 +87,12 @@ def store(
     bounds = activation_bounds(code, tensor)
     if tensor.type.is_quantised:
         wide = result if result.dtype == np.float64 else call.shared("wide", result.shape, np.float64)
-        call.step(np.add, result, bias, wide)
+        if wide is not result or bias is not NO_BIAS:
+            call.step(np.add, result, bias, wide)
         call.step(np.multiply, wide, factor, wide)
         _round(call, wide, call.shared("half", result.shape, np.float64))
-        call.step(np.add, wide, float(tensor.zero_point), wide)
+        if tensor.zero_point:
+            call.step(np.add, wide, float(tensor.zero_point), wide)
         clamp(call, wide, bounds)
         call.step(np.copyto, view, wide, casting="unsafe")
         return
