@@ -8,36 +8,12 @@ import numpy as np
 
 from .errors import InvalidModel, did_you_mean
 from .infer import output_dimensions
-from .model import ChannelQuant, Model, Operand, Operation, Subgraph
+from .literal import checked, constant_operand, operand_type
+from .model import Model, Operand, Operation, Subgraph
 from .operation import OperationType, Signature, Tensor, slot_types
 from .ops import OPERATIONS
 from .types import Dimensions, OperandLifeTime, OperandType
-from .validate import match_signature, validate
-
-_SHORT_NAMES = {
-    "float32": OperandType.TENSOR_FLOAT32,
-    "float16": OperandType.TENSOR_FLOAT16,
-    "int32": OperandType.TENSOR_INT32,
-    "quant8_asymm": OperandType.TENSOR_QUANT8_ASYMM,
-    "quant8_asymm_signed": OperandType.TENSOR_QUANT8_ASYMM_SIGNED,
-    "bool8": OperandType.TENSOR_BOOL8,
-}
-_BY_DTYPE = {
-    "float32": OperandType.TENSOR_FLOAT32,
-    "float16": OperandType.TENSOR_FLOAT16,
-    "int32": OperandType.TENSOR_INT32,
-    "uint8": OperandType.TENSOR_QUANT8_ASYMM,
-    "int8": OperandType.TENSOR_QUANT8_ASYMM_SIGNED,
-    "bool": OperandType.TENSOR_BOOL8,
-    "uint16": OperandType.TENSOR_QUANT16_ASYMM,
-    "int16": OperandType.TENSOR_QUANT16_SYMM,
-}
-_SCALAR_OF = {
-    OperandType.TENSOR_FLOAT32: OperandType.FLOAT32,
-    OperandType.TENSOR_FLOAT16: OperandType.FLOAT16,
-    OperandType.TENSOR_INT32: OperandType.INT32,
-    OperandType.TENSOR_BOOL8: OperandType.BOOL,
-}
+from .validate import check_call, match_signature, validate
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,24 +59,19 @@ class ModelBuilder:
         *,
         scale: float = 0.0,
         zero_point: int = 0,
+        channel_quant: tuple[Sequence[float], int] | None = None,
         name: str | None = None,
     ) -> Value:
         """Declare a model input.
 
-        dtype: "float32", "float16", "int32", "quant8_asymm", "quant8_asymm_signed", "bool8", a HAL name or a numpy dtype.
-        dimensions: 0 where unknown until the model runs.
+        dtype: "float32", "float16", "int32", "quant8_asymm", "quant8_asymm_signed", "bool8", a HAL name or a numpy
+        dtype. dimensions: 0 where unknown until the model runs.
         """
-        operand_type = _operand_type(dtype)
-        value = self._add(
-            Operand(
-                operand_type,
-                dimensions,
-                scale,
-                zero_point,
-                OperandLifeTime.SUBGRAPH_INPUT,
-                extra=name and {"name": name},
-            )
-        )
+        extra = None if name is None else {"name": name}
+        lifetime = OperandLifeTime.SUBGRAPH_INPUT
+        kind = operand_type(dtype)
+        operand = Operand(kind, dimensions, scale, zero_point, lifetime, None, channel_quant, extra=extra)
+        value = self._add(checked(operand))
         self._inputs.append(value.index)
         return value
 
@@ -118,7 +89,8 @@ class ModelBuilder:
         dtype: as for `input`; when None it follows from the array. The array is not copied: leave it as it is.
         channel_quant: (one scale per channel, dimension of the channels), for int8 convolution filters.
         """
-        return self._add(_constant(array, dtype, scale, zero_point, channel_quant))
+        operand = constant_operand(array, dtype, scale=scale, zero_point=zero_point, channel_quant=channel_quant)
+        return self._add(operand)
 
     def operation(
         self,
@@ -131,17 +103,19 @@ class ModelBuilder:
     ) -> Any:
         """Add an operation and return the handle of its output, or a tuple of handles when it has several.
 
-        args: its inputs in the order of the HAL: values of this builder, arrays (constants), Python numbers (INT32, FLOAT32
-        or BOOL scalars), None for an omitted input. scale, zero_point, dtype, dimensions: of the outputs, where they do
-        not follow from the inputs.
+        args: its inputs in the order of the HAL: values of this builder, arrays and lists (constants), Python numbers
+            (INT32, FLOAT32 or BOOL scalars), None for an omitted input.
+        scale, zero_point, dtype, dimensions: of the outputs, where they do not follow from the inputs.
         """
         if type not in OPERATIONS:
             raise InvalidModel(f"there is no operation {type!r}{did_you_mean(type, tuple(OPERATIONS))}")
         kind = OPERATIONS[type]
         inputs = self._arguments(kind, args)
         operands = [i if isinstance(i, Operand) else i.operand for i in inputs]
+        wanted = None if dtype is None else operand_type(dtype)
+        asked = _Asked(scale, zero_point, wanted, None if dimensions is None else tuple(dimensions))
         try:
-            outputs = _outputs(kind, operands, scale, zero_point, dtype, dimensions)
+            outputs = _outputs(kind, operands, asked)
         except ValueError as error:
             raise InvalidModel(f"{type}: {error}") from error
         sources = [self._add(i) if isinstance(i, Operand) else i for i in inputs]
@@ -194,61 +168,7 @@ class ModelBuilder:
         half = isinstance(args[0], Value) and args[0].operand.type == OperandType.TENSOR_FLOAT16
         if arg is None:
             return Operand(_omitted_type(kind, len(args), position), lifetime=OperandLifeTime.NO_VALUE)
-        return _constant(arg, OperandType.FLOAT16 if half and isinstance(arg, float) else None)
-
-
-def _operand_type(dtype: Any) -> OperandType:
-    if isinstance(dtype, OperandType):
-        return dtype
-    if isinstance(dtype, str) and (dtype in _SHORT_NAMES or dtype in OperandType.__members__):
-        return _SHORT_NAMES.get(dtype) or OperandType[dtype]
-    try:
-        return _BY_DTYPE[np.dtype(dtype).name]
-    except (TypeError, KeyError):
-        known = (*_SHORT_NAMES, *OperandType.__members__)
-        raise InvalidModel(
-            f"dtype {dtype!r} is not one of {', '.join(_SHORT_NAMES)} or a HAL type name{did_you_mean(str(dtype), known)}"
-        ) from None
-
-
-def _constant(
-    array: Any,
-    dtype: Any = None,
-    scale: float = 0.0,
-    zero_point: int = 0,
-    channel_quant: tuple[Sequence[float], int] | None = None,
-) -> Operand:
-    value = _as_array(array)
-    if dtype is not None:
-        operand_type = _operand_type(dtype)
-        if not value.ndim:
-            operand_type = _SCALAR_OF.get(operand_type, operand_type)
-        value = value.astype(operand_type.dtype)
-    elif value.dtype.name not in _BY_DTYPE:
-        raise InvalidModel(f"arrays of {value.dtype} have no HAL type; convert it with .astype, or pass dtype=")
-    elif channel_quant is not None:
-        operand_type = OperandType.TENSOR_QUANT8_SYMM_PER_CHANNEL
-    else:
-        operand_type = _BY_DTYPE[value.dtype.name]
-        if not value.ndim:
-            operand_type = _SCALAR_OF.get(operand_type, operand_type)
-    if operand_type.is_quantised and not scale > 0:
-        raise InvalidModel(
-            f"a {operand_type.name} constant needs scale= above 0; pass it through constant(array, scale=...)"
-        )
-    lifetime = OperandLifeTime.CONSTANT_COPY
-    return Operand(operand_type, value.shape, scale, zero_point, lifetime, value, channel_quant)
-
-
-def _as_array(value: Any) -> np.ndarray[Any, Any]:
-    """Python numbers and lists get the 32-bit types of the HAL; arrays keep theirs."""
-    if isinstance(value, np.ndarray | np.generic):
-        return np.asarray(value)
-    try:
-        array = np.asarray(value)
-        return array.astype({"i": np.int32, "f": np.float32, "b": np.bool_}[array.dtype.kind])
-    except (KeyError, ValueError, OverflowError):
-        raise InvalidModel(f"{value!r} is no value, array or number") from None
+        return constant_operand(arg, OperandType.FLOAT16 if half and isinstance(arg, float) else None)
 
 
 def _omitted_type(kind: OperationType, count: int, position: int) -> OperandType:
@@ -259,23 +179,26 @@ def _omitted_type(kind: OperationType, count: int, position: int) -> OperandType
     raise InvalidModel("cannot be omitted (None)")
 
 
-def _outputs(
-    kind: OperationType,
-    inputs: Sequence[Operand],
-    scale: float | None,
-    zero_point: int | None,
-    dtype: Any,
-    dimensions: Sequence[int] | None,
-) -> list[Operand]:
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What the caller says about the outputs of an operation."""
+
+    scale: float | None
+    zero_point: int | None
+    dtype: OperandType | None
+    dimensions: Dimensions | None
+
+
+def _outputs(kind: OperationType, inputs: Sequence[Operand], asked: _Asked) -> list[Operand]:
     """Declare the outputs of a call, from its inputs and from what the caller says."""
-    signature, slots = match_signature(kind, inputs)
-    wanted = None if dtype is None else _operand_type(dtype)
-    types = _output_types(kind, signature, inputs, wanted)
-    drafts = [_output(kind, t, inputs, scale, zero_point) for t in types]
+    matched, slots = match_signature(kind, inputs)
+    drafts = [_draft(kind, t, inputs, asked) for t in _output_types(kind, matched, inputs, asked.dtype)]
     shapes: Sequence[Dimensions] = output_dimensions(kind, slots, inputs, drafts)
-    if dimensions is not None:
-        shapes = [tuple(dimensions)] * len(drafts)
-    return [Operand(d.type, s, d.scale, d.zero_point) for d, s in zip(drafts, shapes, strict=True)]
+    if asked.dimensions is not None:
+        shapes = [asked.dimensions] * len(drafts)
+    outputs = [checked(Operand(d.type, s, d.scale, d.zero_point)) for d, s in zip(drafts, shapes, strict=True)]
+    check_call(kind, inputs, outputs)
+    return outputs
 
 
 def _output_types(
@@ -290,21 +213,20 @@ def _output_types(
     raise InvalidModel(f"dtype={wanted.name} is no result of an input of type {t.name}")
 
 
-def _output(
-    kind: OperationType, result: OperandType, inputs: Sequence[Operand], scale: float | None, zero_point: int | None
-) -> Operand:
+def _draft(kind: OperationType, result: OperandType, inputs: Sequence[Operand], asked: _Asked) -> Operand:
+    """An output without its dimensions yet."""
     if not result.is_quantised:
-        if scale or zero_point:
+        if asked.scale or asked.zero_point:
             raise InvalidModel(f"scale= and zero_point= do not apply to a {result.name} result")
         return Operand(result)
-    asked = Tensor(result, (), scale or 0.0, zero_point or 0)
-    true_scale, true_zero_point = kind.quantisation(Tensor.of(inputs[0]), asked)
-    if not true_scale > 0:
+    wish = Tensor(result, (), asked.scale or 0.0, asked.zero_point or 0)
+    scale, zero_point = kind.quantisation(Tensor.of(inputs[0]), wish)
+    if not scale > 0:
         raise InvalidModel("the result is quantised; pass scale= above 0 and zero_point=")
-    for word, given, needed in (("scale", scale, true_scale), ("zero_point", zero_point, true_zero_point)):
-        if given is not None and given != needed:
+    for word, given, needed in (("scale", asked.scale, scale), ("zero_point", asked.zero_point, zero_point)):
+        if given is not None and np.float32(given) != np.float32(needed):
             raise InvalidModel(f"{word}={given} cannot be chosen here, it is {needed}")
-    return Operand(result, (), true_scale, true_zero_point)
+    return Operand(result, (), scale, zero_point)
 
 
 def _with_lifetime(operand: Operand, lifetime: OperandLifeTime) -> Operand:

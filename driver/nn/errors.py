@@ -6,7 +6,7 @@ DriverError
 └── OutputInsufficientSize           an output buffer is too short for its result
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 OutputShapes = tuple[tuple[tuple[int, ...], bool], ...]
 """(dimensions, is_sufficient) of every output of a model."""
@@ -16,18 +16,18 @@ class DriverError(Exception):
     """Base of everything raised on purpose by the driver package."""
 
 
-class InvalidModel(DriverError, ValueError):
+class InvalidModel(DriverError, ValueError):  # noqa: N818 - what happened, as the HAL says it
     """A model breaks a rule of the HAL, or a builder was asked for an impossible operand.
 
-    Raised by `validate`, `ModelBuilder` and `Interpreter`. The builder stays usable: the offending call changed nothing.
+    Raised by `validate`, `ModelBuilder` and `Interpreter`. The builder stays usable: the call changed nothing.
     """
 
 
-class ExecutionFailed(DriverError):
+class ExecutionFailed(DriverError):  # noqa: N818
     """An operation met values or shapes that it cannot compute (HAL: GENERAL_FAILURE).
 
-    Raised by `Interpreter.bind` and by `Bound.run`. The interpreter and its other bindings stay usable; the contents of the
-    outputs of this run are unspecified.
+    Raised by `Interpreter.bind` and by `Bound.run`. The interpreter and its other bindings stay usable; the contents of
+    the outputs of this run are unspecified.
     """
 
     def __init__(self, index: int, operation: str, reason: str) -> None:
@@ -37,7 +37,7 @@ class ExecutionFailed(DriverError):
         self.reason = reason
 
 
-class OutputInsufficientSize(DriverError):
+class OutputInsufficientSize(DriverError):  # noqa: N818
     """At least one output buffer is shorter than the result that belongs in it.
 
     Raised by `Bound.run`. `shapes` holds (dimensions, is_sufficient) per output, so that the caller can bind again with
@@ -50,9 +50,9 @@ class OutputInsufficientSize(DriverError):
         self.shapes = shapes
 
 
-def did_you_mean(name: str, known: Sequence[str]) -> str:
+def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Name the spelling closest to `name`, as the end of an error message; empty when nothing is close."""
     from difflib import get_close_matches
 
-    close = get_close_matches(name, known, n=1)
+    close = get_close_matches(name, list(known), n=1)
     return f"; did you mean {close[0]!r}?" if close else ""

@@ -36,54 +36,72 @@ class _Prepared:
     slots: tuple[str, ...]
     packed: dict[int, Array]
 
+    def failure(self, error: Exception) -> ExecutionFailed:
+        """`error` with the operation that met it."""
+        return ExecutionFailed(self.index, self.kind.name, str(error) or type(error).__name__)
+
 
 class Interpreter:
     """A model made ready to run.
 
-    model: as `validate` accepts it. pace: called after every operation that was prepared, so that a caller with latency
-    to protect can let other threads run. Any number of threads may bind, and run their bindings, at the same time.
+    model: one that `validate` accepted; it is not validated again.
+    pace: called after every operation that was prepared, so that a caller with latency to protect can let others run.
+    is_static: whether `bind` can build all steps.
+
+    Any number of threads may bind, and run their bindings, at the same time.
     """
 
     def __init__(self, model: Model, pace: Callable[[], Any] | None = None) -> None:
         self.model = model
+        self.is_static = True
+        self.constants: dict[int, Tensor] = {}
+        self.prepared: list[_Prepared] = []
         self._operands = model.main.operands
-        self._constants = {i: Tensor.of(o) for i, o in enumerate(self._operands) if o.lifetime.is_constant}
-        self._prepared: list[_Prepared] = []
         for index, operation in enumerate(model.main.operations):
-            self._prepared.append(self._prepare(index, operation))
+            self.prepared.append(self._prepare(index, operation))
             if pace is not None:
                 pace()
-        self.is_static = all(self._is_static(p) for p in self._prepared)
 
-    def bind(self, inputs: Sequence[Array | None], outputs: Sequence[Array]) -> "Bound":
-        """Tie the model to buffers: arrays already of the operands' dtypes and dimensions, None where omitted, and one
-        writable 1-D uint8 array of any length and alignment per output.
+    def bind(
+        self, inputs: Sequence[Array | None], outputs: Sequence[Array], pace: Callable[[], Any] | None = None
+    ) -> "Bound":
+        """Tie the model to buffers.
 
-        Raises `ExecutionFailed` for an operation that cannot be computed whatever the input values are, `ValueError` for
-        arrays that do not fit the model.
+        inputs: arrays of the operands' dtypes and dimensions, None where omitted.
+        outputs: writable 1-D uint8 arrays of any length and alignment, apart from each other and from the inputs; what
+            they hold beyond the result is left alone.
+        pace: called after every operation that was bound.
+
+        Raises `ExecutionFailed` when an operation cannot be computed whatever values the inputs will hold, `ValueError`
+        for arrays that do not fit the model.
         """
-        return Bound(self, inputs, outputs)
+        return Bound(self, inputs, outputs, pace)
 
     def _prepare(self, index: int, operation: Operation) -> _Prepared:
         kind = OPERATIONS[operation.type]
-        _, slots = match_signature(kind, [self._operands[i] for i in operation.inputs])
-        for slot, operand in zip(slots, operation.inputs, strict=True):
-            if steers(slot) and operand in self._constants:
-                self._constants[operand].keep_values()
-        packed = {
-            i: transform(self._constants[operand])
-            for i, transform in kind.pack.items()
-            if i < len(operation.inputs) and (operand := operation.inputs[i]) in self._constants
-        }
-        return _Prepared(index, operation, kind, slots, packed)
+        operands = [self._operands[i] for i in operation.inputs]
+        _, slots = match_signature(kind, operands)
+        for slot, index_, operand in zip(slots, operation.inputs, operands, strict=True):
+            if operand.lifetime.is_constant and index_ not in self.constants:
+                self.constants[index_] = Tensor.of(operand)
+            if steers(slot):
+                self._steer(index_, operand)
+        return _Prepared(index, operation, kind, slots, self._packed(kind, operation))
 
-    def _is_static(self, prepared: _Prepared) -> bool:
-        """True when every operand that steers the operation is constant or omitted."""
-        return all(
-            i in self._constants or self._operands[i].lifetime == OperandLifeTime.NO_VALUE
-            for slot, i in zip(prepared.slots, prepared.operation.inputs, strict=True)
-            if steers(slot)
-        )
+    def _packed(self, kind: OperationType, operation: Operation) -> dict[int, Array]:
+        """The constant inputs that `kind` wants transformed; none when they make no sense, as the shapes will tell."""
+        constants = {i: self.constants[operation.inputs[i]] for i in kind.pack if operation.inputs[i] in self.constants}
+        try:
+            return {i: kind.pack[i](tensor) for i, tensor in constants.items()}
+        except _REFUSALS:
+            return {}
+
+    def _steer(self, index: int, operand: Operand) -> None:
+        """Note what an operand that steers an operation means for the model."""
+        if operand.lifetime.is_constant:
+            self.constants[index].keep_values()
+        elif operand.lifetime != OperandLifeTime.NO_VALUE:
+            self.is_static = False
 
 
 class _Frame:
@@ -93,16 +111,17 @@ class _Frame:
         graph = interpreter.model.main
         self._operands = graph.operands
         self._buffers = dict(zip(graph.outputs, buffers, strict=True))
-        self.tensors: dict[int, Tensor | None] = dict(interpreter._constants)
+        self.tensors: dict[int, Tensor | None] = dict(interpreter.constants)
         for index, array in zip(graph.inputs, inputs, strict=True):
             self.tensors[index] = None if array is None else _input(self._operands[index], array)
 
     def place(self, prepared: _Prepared) -> list[Step]:
         """Compute the output shapes of one operation, give it output arrays and build its steps."""
         try:
-            return self._place(prepared)
+            with np.errstate(all="ignore"):
+                return self._place(prepared)
         except _REFUSALS as error:
-            raise ExecutionFailed(prepared.index, prepared.kind.name, str(error) or type(error).__name__) from error
+            raise prepared.failure(error) from error
 
     def _place(self, prepared: _Prepared) -> list[Step]:
         kind, operation = prepared.kind, prepared.operation
@@ -123,7 +142,7 @@ class _Frame:
             if not slot.endswith("?"):
                 raise ValueError(f"operand {index} is omitted but needed")
             return None
-        if 0 in tensor.shape and not kind.takes_empty:
+        if 0 in tensor.shape and not kind.takes_empty and not steers(slot):
             raise ValueError(
                 f"operand {index} has dimensions {list(tensor.shape)}, and the operation takes no empty tensor"
             )
@@ -168,28 +187,23 @@ class _Frame:
 
 
 def _input(operand: Operand, array: Array) -> Tensor:
-    tensor = Tensor.of(operand)
-    dimensions = operand.dimensions
-    if array.dtype.itemsize != tensor.type.element_size:
-        raise ValueError(
-            f"input of type {operand.type.name} got an array of dtype {array.dtype}; view it as {operand.type.dtype}"
-        )
-    fits = (
-        not dimensions
-        or len(dimensions) == array.ndim
-        and all(d in (0, s) for d, s in zip(dimensions, array.shape, strict=True))
-    )
-    if not fits:
-        raise ValueError(f"input declared {list(dimensions)} got an array of dimensions {list(array.shape)}")
-    tensor.array = array if array.dtype == operand.type.dtype else array.view(operand.type.dtype)
-    tensor.shape = array.shape
+    tensor, declared, dtype = Tensor.of(operand), operand.dimensions, operand.type.dtype
+    if array.dtype.itemsize != dtype.itemsize:
+        raise ValueError(f"input {operand.type.name} got an array of {array.dtype}; give it one of {dtype}")
+    if operand.type.is_scalar or declared:
+        matches = [d in (0, s) for d, s in zip(declared, array.shape, strict=False)]
+        if array.ndim != len(declared) or not all(matches):
+            raise ValueError(f"input declared {list(declared)} got an array of dimensions {list(array.shape)}")
+    tensor.array, tensor.shape = array if array.dtype == dtype else array.view(dtype), array.shape
     return tensor
 
 
 class Bound:
     """A model tied to its buffers.
 
-    run: call it to execute the model once; raises `OutputInsufficientSize` or `ExecutionFailed`. One thread at a time.
+    run: call it to execute the model once, in one thread at a time. It raises `OutputInsufficientSize` or
+        `ExecutionFailed`. A model of one numpy call has this call itself as `run`, without a Python frame around it: a
+        thread that wants no floating point warnings from it calls `np.seterr(all="ignore")` once.
     shapes: (dimensions, is_sufficient) per output; of a model that is not static, exact only after a run.
     """
 
@@ -198,39 +212,51 @@ class Bound:
     run: Callable[[], Any]
     shapes: OutputShapes
 
-    def __init__(self, interpreter: Interpreter, inputs: Sequence[Array | None], outputs: Sequence[Array]) -> None:
+    def __init__(
+        self,
+        interpreter: Interpreter,
+        inputs: Sequence[Array | None],
+        outputs: Sequence[Array],
+        pace: Callable[[], Any] | None = None,
+    ) -> None:
         self._interpreter, self._inputs, self._buffers = interpreter, tuple(inputs), tuple(outputs)
         frame = _Frame(interpreter, inputs, outputs)
-        if interpreter.is_static:
-            steps = [step for prepared in interpreter._prepared for step in frame.place(prepared)]
-            self.shapes = frame.shapes()
-            self.run = self._single_call(steps)
-        else:
-            self.shapes = frame.shapes()
-            self.run = self._run_dynamic
+        self.run = self._bind_static(frame, pace) if interpreter.is_static else self._run_dynamic
+        self.shapes = frame.shapes()
 
-    def _single_call(self, steps: list[Step]) -> Callable[[], Any]:
-        if not all(enough for _, enough in self.shapes):
-            return partial(_refuse, self.shapes)
-        return steps[0] if len(steps) == 1 else partial(_run_all, steps)
+    def _bind_static(self, frame: _Frame, pace: Callable[[], Any] | None) -> Callable[[], Any]:
+        steps: list[Step] = []
+        owners: list[_Prepared] = []
+        for prepared in self._interpreter.prepared:
+            placed = frame.place(prepared)
+            steps += placed
+            owners += [prepared] * len(placed)
+            if pace is not None:
+                pace()
+        if not all(enough for _, enough in frame.shapes()):
+            return partial(_refuse, frame.shapes())
+        return steps[0] if len(steps) == 1 else partial(_run_steps, steps, owners)
 
     def _run_dynamic(self) -> None:
         frame = _Frame(self._interpreter, self._inputs, self._buffers)
-        for prepared in self._interpreter._prepared:
+        for prepared in self._interpreter.prepared:
             steps = frame.place(prepared)
-            try:
-                _run_all(steps)
-            except _REFUSALS as error:
-                raise ExecutionFailed(prepared.index, prepared.kind.name, str(error)) from error
+            _run_steps(steps, [prepared] * len(steps))
         self.shapes = frame.shapes()
         if not all(enough for _, enough in self.shapes):
             _refuse(self.shapes)
 
 
-def _run_all(steps: Sequence[Step]) -> None:
-    with np.errstate(all="ignore"):
-        for step in steps:
-            step()
+def _run_steps(steps: Sequence[Step], owners: Sequence[_Prepared]) -> None:
+    """Call `steps` in order; `owners` are the operations they belong to."""
+    done = 0
+    try:
+        with np.errstate(all="ignore"):
+            for step in steps:
+                step()
+                done += 1
+    except _REFUSALS as error:
+        raise owners[done].failure(error) from error
 
 
 def _refuse(shapes: OutputShapes) -> None:

@@ -1,12 +1,13 @@
-"""What an operation is: its signature as data, a function for the shapes of its outputs, a function that builds its kernel.
+"""What an operation is: its signature as data, a function for output shapes, a function that builds its kernel.
 
-A kernel is a list of *steps*: callables without arguments, bound once to arrays that never move. Running a model is
-calling its steps in order, so everything that can be decided beforehand is decided while the steps are built:
+A kernel is a list of *steps*: callables without arguments, bound once to arrays that never move. Running a model means
+calling its steps in order, so that everything that can be decided beforehand is decided while the steps are built:
 
     def relu(call: Call) -> None:
         call.step(np.maximum, call.array(0), 0.0, out=call.outputs[0].data)
 
-Shape functions and builders raise `ValueError` for values they cannot serve; the interpreter adds which operation it was.
+Shape functions and builders raise `ValueError` for values they cannot serve; the interpreter adds which operation
+it was.
 """
 
 import math
@@ -27,6 +28,9 @@ Step = Callable[[], Any]
 MAX_BYTES = 2**32 - 1
 """Largest operand: the HAL counts bytes in 32 bits."""
 
+MAX_STEPS = 1 << 18
+"""Longest kernel: a filter of absurd size is refused before its steps fill the memory."""
+
 LETTERS = {
     "f": OperandType.TENSOR_FLOAT32,
     "h": OperandType.TENSOR_FLOAT16,
@@ -42,7 +46,7 @@ LETTERS = {
 
 
 class UnknownValueError(LookupError):
-    """A shape depends on a value that is only known when the model runs. Raised while building; never leaves the package."""
+    """A shape depends on a value that only a run will show. Raised while building a model; never leaves the package."""
 
 
 @dataclass(slots=True)
@@ -76,7 +80,7 @@ class Tensor:
         return tensor
 
     def keep_values(self) -> None:
-        """Copy the array to private memory, before anything looks at the values: they may be changing where they lie."""
+        """Copy the array to private memory before anything looks at it: where it lies it may be changing."""
         self.values = self.array = np.array(self.data)
 
     @property
@@ -99,13 +103,13 @@ def _spread(slots: str) -> tuple[str, ...]:
 class Signature:
     """One way to call an operation.
 
-    types: what T, the type of input 0, may be; each letter with the HAL version 1.x that first takes it ("f0 q0 h2 s3").
-    inputs, outputs: slots in order. A slot is the name of an operand type, or
+    types: what T, the type of input 0, may be; each letter with the HAL version 1.x that first takes it ("f0 q0 h2").
+    inputs, outputs: slots in order, "2*X" for two of the same. A slot is the name of an operand type, or
         T     as input 0               F  filter of T: T, or P (per-channel) when T is quantised
         B     bias of T: T for floats, TENSOR_INT32 for quantised T
         S     scalar float: FLOAT16 for TENSOR_FLOAT16, else FLOAT32
         T...  one or more T            X? the operand may be omitted (NO_VALUE)
-      A slot that names its type (not T, F, B, T...) steers the operation: its value is copied before it is used.
+      A slot that names its type (not T, F, B) steers the operation: its value is copied before it is used.
     tails: optional further inputs, each tail after the one before, with the version that added it.
     ranks: the ranks of input 0.
     """
@@ -160,14 +164,17 @@ def steers(slot: str) -> bool:
 class Call:
     """One operation with its operands: what shape functions read and what kernels are built from.
 
-    inputs: one tensor per input, None where omitted. outputs: the declared tensors while shapes are looked at; with exact
-    shapes and arrays while the kernel is built. packed: constants already transformed, by input. steps: the kernel.
+    inputs: one tensor per input, None where omitted.
+    outputs: the declared tensors while shapes are looked at; with exact shapes and arrays while the kernel is built.
+    packed: constants already transformed, by input.
+    steps: the kernel so far.
     """
 
     inputs: Sequence[Tensor | None]
     outputs: Sequence[Tensor] = ()
     packed: Mapping[int, Array] = field(default_factory=dict)
     steps: list[Step] = field(default_factory=list)
+    _shared: dict[str, Array] = field(default_factory=dict)
 
     def tensor(self, index: int) -> Tensor:
         """Input `index`; `ValueError` when it was omitted."""
@@ -218,13 +225,30 @@ class Call:
 
     def step(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
         """Append one step to the kernel."""
+        if len(self.steps) >= MAX_STEPS:
+            raise ValueError(f"the kernel would take more than {MAX_STEPS} steps")
         self.steps.append(partial(function, *args, **kwargs))
 
-    def scratch(self, shape: Sequence[int], dtype: DTypeLike = np.float32, fill: float | None = None) -> Array:
-        """An array of the kernel's own, kept from run to run; with `fill` it starts with that value everywhere."""
+    def scratch(self, shape: Sequence[int], dtype: DTypeLike = np.float32, *, zeros: bool = False) -> Array:
+        """An array of the kernel's own, kept from run to run; `zeros` says how it starts."""
         if math.prod(shape) * np.dtype(dtype).itemsize > 4 * MAX_BYTES:
             raise ValueError(f"scratch of dimensions {list(shape)} is too large")
-        return np.empty(shape, dtype) if fill is None else np.full(shape, fill, dtype)
+        return np.empty(shape, dtype) if not zeros else np.zeros(shape, dtype)
+
+    def shared(self, name: str, shape: Sequence[int], dtype: DTypeLike) -> Array:
+        """Scratch memory that all strips of a kernel use in turn: it holds its contents only until the next strip."""
+        size, buffer = math.prod(shape), self._shared.get(name)
+        if buffer is None or buffer.size < size:
+            buffer = self._shared[name] = self.scratch((size,), dtype)
+        return buffer[:size].reshape(shape)
+
+    def compact(self, array: Array) -> Array:
+        """`array` itself when its elements lie in order, else scratch memory into which every run copies it."""
+        if array.flags.c_contiguous:
+            return array
+        ordered = self.shared("compact", array.shape, array.dtype)
+        self.step(np.copyto, ordered, array)
+        return ordered
 
     def pack(self, index: int, transform: "Pack") -> Array:
         """Input `index` in the form `transform` makes of it: now when it is constant, else anew in every run."""
@@ -258,14 +282,27 @@ def same_as_input(source: Tensor, result: Tensor) -> tuple[float, int]:
     return (source.scale, source.zero_point) if result.type.is_quantised else (0.0, 0)
 
 
+def _nothing_more(_inputs: Sequence[Operand], _outputs: Sequence[Operand]) -> str | None:
+    return None
+
+
+def _any_version(_inputs: Sequence[Operand], _outputs: Sequence[Operand]) -> int:
+    return 0
+
+
 @dataclass(frozen=True)
 class OperationType:
     """Everything the package knows about one HAL operation.
 
-    name, code: as in the HAL. signatures: the ways to call it. shape: the dimensions of every output. build: appends the
-    steps of the kernel. quantisation: the rule for the outputs' scale and zero point. pack: inputs worth transforming once
-    when they are constant. takes_empty: whether an input may have no elements. check: what validation refuses beyond the
-    signatures, as a reason; it gets the operands as declared.
+    name, code: as in the HAL.
+    signatures: the ways to call it.
+    shape: the dimensions of every output.
+    build: appends the steps of the kernel.
+    quantisation: the rule for the outputs' scale and zero point.
+    pack: inputs worth transforming once when they are constant.
+    takes_empty: whether an input may have no elements.
+    check: what validation refuses beyond the signatures, as a reason; it gets the operands as declared.
+    gate: the HAL version 1.x that a call needs beyond what the signatures say; it gets the operands as declared.
     """
 
     name: str
@@ -276,4 +313,5 @@ class OperationType:
     quantisation: Quantisation = declared
     pack: Mapping[int, Pack] = field(default_factory=dict)
     takes_empty: bool = False
-    check: Callable[[Sequence[Operand], Sequence[Operand]], str | None] | None = None
+    check: Callable[[Sequence[Operand], Sequence[Operand]], str | None] = _nothing_more
+    gate: Callable[[Sequence[Operand], Sequence[Operand]], int] = _any_version

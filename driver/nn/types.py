@@ -75,7 +75,7 @@ class OperandType(IntEnum):
 
 
 _SCALARS = frozenset(OperandType[name] for name in ("FLOAT32", "INT32", "UINT32", "BOOL", "FLOAT16", "SUBGRAPH", "OEM"))
-_DTYPES = {
+_DTYPES: dict[OperandType, np.dtype[Any]] = {
     OperandType.FLOAT32: np.dtype(np.float32),
     OperandType.INT32: np.dtype(np.int32),
     OperandType.UINT32: np.dtype(np.uint32),

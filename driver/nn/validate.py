@@ -3,7 +3,6 @@
 Nothing here allocates in proportion to what a model claims, and nothing recurses along its references.
 """
 
-import math
 from collections.abc import Sequence
 from itertools import chain
 
@@ -16,6 +15,8 @@ from .ops import OPERATIONS
 from .types import ZERO_POINTS, OperandLifeTime, OperandType, byte_size
 
 _L, _T = OperandLifeTime, OperandType
+SMALLEST_SCALE = float(np.finfo(np.float32).smallest_subnormal)
+LARGEST_SCALE = float(np.finfo(np.float32).max)
 
 
 def validate(model: Model) -> None:
@@ -29,11 +30,23 @@ def validate(model: Model) -> None:
     _check_references(model)
 
 
+def required_version(model: Model) -> int:
+    """The oldest HAL version 1.x, as x, that a valid `model` can be put to."""
+    graphs = (model.main, *model.referenced)
+    calls = (
+        check_call(OPERATIONS[op.type], [g.operands[i] for i in op.inputs], [g.operands[i] for i in op.outputs])
+        for g in graphs
+        for op in g.operations
+    )
+    types = (operand.type.since for g in graphs for operand in g.operands)
+    return max(chain(calls, types, [1 if model.relaxed else 0]))
+
+
 def _check_subgraph(graph: Subgraph, referenced: int) -> None:
     if not graph.operands or not graph.operations:
         raise InvalidModel("a subgraph needs at least one operand and one operation")
     for index, operand in enumerate(graph.operands):
-        if reason := _operand_fault(operand, referenced):
+        if reason := operand_fault(operand, referenced):
             raise InvalidModel(f"operand {index} ({operand.type.name}): {reason}")
     for index, operation in enumerate(graph.operations):
         _check_operation(graph, index, operation)
@@ -43,7 +56,7 @@ def _check_subgraph(graph: Subgraph, referenced: int) -> None:
     _check_consumers(graph)
 
 
-def _operand_fault(operand: Operand, referenced: int) -> str | None:
+def operand_fault(operand: Operand, referenced: int) -> str | None:
     """What is wrong with an operand by itself, or None."""
     return (
         _dimensions_fault(operand)
@@ -69,14 +82,14 @@ def _quantisation_fault(operand: Operand) -> str | None:
     scale, zero_point = operand.scale, operand.zero_point
     if operand.type in ZERO_POINTS:
         first, last = ZERO_POINTS[operand.type]
-        if not 0 < scale < math.inf:
-            return f"scale {scale} has to be above 0 and finite"
+        if not SMALLEST_SCALE <= scale <= LARGEST_SCALE:
+            return f"scale {scale} has to be above 0 and a finite float32"
         if not first <= zero_point <= last:
             return f"zero point {zero_point} has to be in {first}..{last}"
         return None
     if operand.type == _T.TENSOR_INT32:
-        if not 0 <= scale < math.inf:
-            return f"scale {scale} has to be at least 0 and finite"
+        if not 0 <= scale <= LARGEST_SCALE:
+            return f"scale {scale} has to be at least 0 and a finite float32"
     elif scale != 0:
         return f"scale {scale} has to be 0"
     return f"zero point {zero_point} has to be 0" if zero_point else None
@@ -92,7 +105,8 @@ def _channel_fault(operand: Operand) -> str | None:
         return f"channel dimension {channel} has to be below the rank {len(operand.dimensions)}"
     if operand.dimensions[channel] == 0 or operand.dimensions[channel] != len(scales):
         return f"{len(scales)} scales for {operand.dimensions[channel]} channels"
-    return None if all(0 < s < math.inf for s in scales) else "every channel scale has to be above 0 and finite"
+    fine = all(SMALLEST_SCALE <= s <= LARGEST_SCALE for s in scales)
+    return None if fine else "every channel scale has to be above 0 and a finite float32"
 
 
 def _value_fault(operand: Operand, referenced: int) -> str | None:
@@ -109,7 +123,7 @@ def _value_fault(operand: Operand, referenced: int) -> str | None:
 
 def _constant_fault(operand: Operand) -> str | None:
     value, dtype = operand.value, operand.type.dtype
-    if not isinstance(value, np.ndarray):
+    if not isinstance(value, np.ndarray | np.generic):
         return f"the value of a constant has to be an ndarray, not {type(value).__name__}"
     if value.dtype not in (dtype, np.dtype(np.uint8)) and not (value.dtype == np.bool_ and dtype.itemsize == 1):
         return f"the value has dtype {value.dtype}; convert it to {dtype}"
@@ -138,21 +152,28 @@ def _check_operation(graph: Subgraph, index: int, operation: Operation) -> None:
 
 def check_call(kind: OperationType, inputs: Sequence[Operand], outputs: Sequence[Operand]) -> int:
     """The HAL version 1.x that a call of `kind` with these operands needs; `InvalidModel` when no signature fits it."""
-    signature, slots = match_signature(kind, inputs)
-    t = inputs[0].type
-    expected = signature.result_slots()
-    if len(outputs) != len(expected):
-        raise InvalidModel(f"has {len(outputs)} outputs, it gives {len(expected)}")
-    candidates = [s for s in kind.signatures if _inputs_fault(s, inputs) is None]
-    if not any(_outputs_fit(s, outputs, t) for s in candidates):
-        raise InvalidModel(f"no output of type {outputs[0].type.name} for an input of type {t.name}")
-    if kind.check is not None and (reason := kind.check(inputs, outputs)):
+    match_signature(kind, inputs)
+    fitting = [s for s in kind.signatures if _inputs_fault(s, inputs) is None and _outputs_fit(s, inputs, outputs)]
+    if not fitting:
+        given = ", ".join(o.type.name for o in outputs) or "nothing"
+        raise InvalidModel(f"cannot give {given} for an input 0 of type {inputs[0].type.name}")
+    if reason := kind.check(inputs, outputs):
         raise InvalidModel(reason)
-    return max(signature.versions()[t], *(o.type.since for o in (*inputs, *outputs)), len(slots) * 0)
+    tensors = [o for o in (*inputs, *outputs) if not o.type.is_scalar]
+    ranks = [2 for o in tensors if not o.dimensions]
+    return max(*(o.type.since for o in tensors), *ranks, kind.gate(inputs, outputs), _form_version(fitting[0], inputs))
 
 
-def _outputs_fit(signature: Signature, outputs: Sequence[Operand], t: OperandType) -> bool:
-    return all(o.type in slot_types(s, t) for s, o in zip(signature.result_slots(), outputs, strict=True))
+def _form_version(signature: Signature, inputs: Sequence[Operand]) -> int:
+    form = signature.slots(len(inputs))
+    assert form is not None
+    return max(form[1], signature.versions()[inputs[0].type])
+
+
+def _outputs_fit(signature: Signature, inputs: Sequence[Operand], outputs: Sequence[Operand]) -> bool:
+    slots = signature.result_slots()
+    types = [slot_types(slot, inputs[0].type) for slot in slots]
+    return len(slots) == len(outputs) and all(o.type in t for o, t in zip(outputs, types, strict=True))
 
 
 def match_signature(kind: OperationType, inputs: Sequence[Operand]) -> tuple[Signature, tuple[str, ...]]:
@@ -234,10 +255,19 @@ def _check_consumers(graph: Subgraph) -> None:
 
 
 def _check_references(model: Model) -> None:
-    """No subgraph refers to itself, directly or through others: drop the leaves until none or only cycles are left."""
-    edges = [{o.value for o in g.operands if o.lifetime == _L.SUBGRAPH} for g in model.referenced]
-    left = set(range(len(edges)))
-    while leaves := {i for i in left if not edges[i] & left}:
-        left -= leaves
-    if left:
-        raise InvalidModel(f"referenced subgraph {min(left)} refers to itself through others")
+    """No subgraph refers to itself, directly or through others: remove those that refer to none, until none is left."""
+    refers = [{o.value for o in g.operands if o.lifetime == _L.SUBGRAPH} for g in model.referenced]
+    referrers: list[list[int]] = [[] for _ in refers]
+    for i, others in enumerate(refers):
+        for other in others:
+            referrers[other].append(i)
+    pending = [len(others) for others in refers]
+    free = [i for i, count in enumerate(pending) if count == 0]
+    for leaf in free:  # grows while it is walked
+        for i in referrers[leaf]:
+            pending[i] -= 1
+            if pending[i] == 0:
+                free.append(i)
+    if len(free) < len(refers):
+        culprit = next(i for i, count in enumerate(pending) if count)
+        raise InvalidModel(f"referenced subgraph {culprit} refers to itself, directly or through others")

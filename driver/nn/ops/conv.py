@@ -11,7 +11,7 @@ import numpy as np
 from ..model import Operand
 from ..operation import Array, Call, OperationType, Signature, Tensor
 from ..types import Dimensions, OperandType
-from .real import accumulator, activation_bounds, clamp, load, store
+from .real import accumulator, activation_bounds, load, store
 from .window import (
     NHWC_FROM_NCHW,
     Axis,
@@ -57,8 +57,8 @@ def _geometry(call: Call, depthwise: bool) -> Geometry:
     dilation_w, dilation_h = (call.integer(tail + 2), call.integer(tail + 3)) if len(call.inputs) > tail + 2 else (1, 1)
     if is_explicit:
         left, right, top, bottom = (call.integer(i) for i in range(3, 7))
-        y = explicit(h, kh, stride_h, dilation_h, top, bottom)
-        x = explicit(w, kw, stride_w, dilation_w, left, right)
+        y = explicit(h, kh, stride_h, dilation_h, paddings=(top, bottom))
+        x = explicit(w, kw, stride_w, dilation_w, paddings=(left, right))
     else:
         y = implicit(call.integer(3), h, kh, stride_h, dilation_h)
         x = implicit(call.integer(3), w, kw, stride_w, dilation_w)
@@ -71,9 +71,8 @@ def _shape(depthwise: bool, call: Call) -> tuple[Dimensions]:
     filter_ = call.shape(1)
     if depthwise:
         if filter_[0] != 1 or g.multiplier < 1 or filter_[3] != g.channels * g.multiplier:
-            raise ValueError(
-                f"filter dimensions {list(filter_)} have to be [1, height, width, {g.channels} channels * {g.multiplier}]"
-            )
+            wanted = [1, *filter_[1:3], g.channels * g.multiplier]
+            raise ValueError(f"filter dimensions {list(filter_)} have to be {wanted}: channels * multiplier")
     elif filter_[3] != g.channels:
         raise ValueError(f"filter dimensions {list(filter_)} have to end in the {g.channels} channels of the input")
     outputs = filter_[3] if depthwise else filter_[0]
@@ -90,22 +89,23 @@ def exact_dtype(tensor: Tensor, terms: int) -> type[np.floating[Any]]:
 
 def widen(tensor: Tensor, dtype: type[np.floating[Any]]) -> Array:
     """Weights as floats, without their zero point."""
-    weights = tensor.data.astype(dtype)
-    if tensor.zero_point:
-        weights -= tensor.zero_point
+    if not tensor.zero_point:
+        return tensor.data.astype(dtype, copy=False)
+    weights: Array = np.subtract(tensor.data, tensor.zero_point, dtype=dtype)
     return weights
 
 
 def weight_matrix(tensor: Tensor) -> Array:
     """A filter [outputs, ...] as a matrix [terms of one product, outputs], in the order BLAS likes."""
     terms = math.prod(tensor.shape[1:])
-    matrix = widen(tensor, exact_dtype(tensor, terms)).reshape(tensor.shape[0], terms)
+    matrix: Array = widen(tensor, exact_dtype(tensor, terms)).reshape(tensor.shape[0], terms)
     return np.ascontiguousarray(matrix.T)
 
 
 def _taps(tensor: Tensor) -> Array:
     """A depthwise filter as floats [height, width, outputs]."""
-    return widen(tensor, exact_dtype(tensor, tensor.shape[1] * tensor.shape[2]))[0]
+    taps: Array = widen(tensor, exact_dtype(tensor, tensor.shape[1] * tensor.shape[2]))[0]
+    return taps
 
 
 def bias_vector(tensor: Tensor) -> Array:
@@ -144,35 +144,15 @@ def _conv(call: Call) -> None:
     image = load(call, 0, g.axes, weights.dtype)
     quantised = call.outputs[0].type.is_quantised
     factor = output_factor(call)
-    source = (
-        _pointwise(call, image)
-        if g.y.is_trivial and g.x.is_trivial
-        else windows(padded(call, image, g.y, g.x), g.y, g.x)
-    )
+    pointwise = g.y.is_trivial and g.x.is_trivial
+    source = call.compact(image) if pointwise else windows(padded(call, image, g.y, g.x), g.y, g.x)
     for n, rows in _strips(g.batch, g.y.out, g.x.out * weights.itemsize * max(weights.shape)):
         part = result[n, rows]
-        _product(call, source[n, rows], weights, part)
+        terms = call.compact(source[n, rows]).reshape(-1, len(weights))
+        call.step(np.matmul, terms, weights, part.reshape(-1, part.shape[-1]))
         if not quantised:
             call.step(np.add, part, bias, part)
-        store(call, part, view[n, rows] if result is not view else part, g.activation, factor, bias)
-
-
-def _pointwise(call: Call, image: Array) -> Array:
-    if image.flags.c_contiguous:
-        return image
-    compact = call.scratch(image.shape, image.dtype)
-    call.step(np.copyto, compact, image)
-    return compact
-
-
-def _product(call: Call, windows_: Array, weights: Array, part: Array) -> None:
-    """Multiply windows [n, rows, columns, ...] by the weights into part [n, rows, columns, outputs]."""
-    matrix = windows_
-    if not windows_.flags.c_contiguous:
-        matrix = call.scratch(windows_.shape, windows_.dtype)
-        call.step(np.copyto, matrix, windows_)
-    terms, outputs = weights.shape
-    call.step(np.matmul, matrix.reshape(-1, terms), weights, part.reshape(-1, outputs))
+        store(call, part, part if result is view else view[n, rows], g.activation, factor=factor, bias=bias)
 
 
 def _depthwise(call: Call) -> None:
@@ -184,17 +164,14 @@ def _depthwise(call: Call) -> None:
     image = load(call, 0, g.axes, taps.dtype)
     quantised = call.outputs[0].type.is_quantised
     factor = output_factor(call)
-    product = np.empty(0, taps.dtype)
     for n, rows in _strips(g.batch, g.y.out, g.x.out * taps.shape[2] * taps.itemsize):
         part = result[n, rows]
-        if product.size < part.size:
-            product = call.scratch((part.size,), taps.dtype)
         call.step(np.copyto, part, 0.0 if quantised else bias)
-        _shifted_sums(call, g, image[n], taps, part, rows.start, product)
-        store(call, part, view[n, rows] if result is not view else part, g.activation, factor, bias)
+        _shifted_sums(call, g, image[n], taps, part, top=rows.start)
+        store(call, part, part if result is view else view[n, rows], g.activation, factor=factor, bias=bias)
 
 
-def _shifted_sums(call: Call, g: Geometry, image: Array, taps: Array, part: Array, top: int, product: Array) -> None:
+def _shifted_sums(call: Call, g: Geometry, image: Array, taps: Array, part: Array, *, top: int) -> None:
     """Add to `part`, rows `top`... of the result, the products of every tap with the image shifted under it."""
     n, height, width, _ = part.shape
     fan = (g.channels, g.multiplier)
@@ -208,9 +185,9 @@ def _shifted_sums(call: Call, g: Geometry, image: Array, taps: Array, part: Arra
         rows = image[:, start : start + (last - first - 1) * g.y.stride + 1 : g.y.stride]
         for b, out_x, in_x in g.x.taps():
             target = grouped[:, first - top : last - top, out_x]
-            scratch = product[: target.size].reshape(target.shape)
-            call.step(np.multiply, rows[:, :, in_x, :, None], weights[a, b], scratch)
-            call.step(np.add, target, scratch, target)
+            product = call.shared("product", part.shape, part.dtype).reshape(-1)[: target.size].reshape(target.shape)
+            call.step(np.multiply, rows[:, :, in_x, :, None], weights[a, b], product)
+            call.step(np.add, target, product, target)
 
 
 def _channel_check(channel: int, inputs: Sequence[Operand], _outputs: Sequence[Operand]) -> str | None:
@@ -220,13 +197,28 @@ def _channel_check(channel: int, inputs: Sequence[Operand], _outputs: Sequence[O
     return None
 
 
+def requantisation_gate(inputs: Sequence[Operand], outputs: Sequence[Operand]) -> int:
+    """Before HAL 1.2 a quantised output had to be coarser than the products it sums."""
+    source, weights, out = inputs[0], inputs[1], outputs[0]
+    return 2 if out.type.is_quantised and out.scale <= source.scale * weights.scale else 0
+
+
 def _convolution(name: str, code: int, integers: int, channel: int, depthwise: bool, **more: Any) -> OperationType:
     tails = ((2, "BOOL"), (2, "2*INT32"))
     signatures = tuple(
         Signature("f0 q0 h2 s3", f"T F B {n}*INT32", tails=tails, ranks=(4,)) for n in (integers, integers - 3)
     )
     check: Callable[..., str | None] = partial(_channel_check, channel)
-    return OperationType(name, code, signatures, partial(_shape, depthwise), check=check, takes_empty=True, **more)
+    return OperationType(
+        name,
+        code,
+        signatures,
+        partial(_shape, depthwise),
+        check=check,
+        gate=requantisation_gate,
+        takes_empty=True,
+        **more,
+    )
 
 
 CONV_2D = _convolution("CONV_2D", 3, 7, 0, depthwise=False, build=_conv, pack={1: weight_matrix, 2: bias_vector})

@@ -1,14 +1,15 @@
 """FULLY_CONNECTED: one matrix product. SOFTMAX: its usual companion."""
 
 import math
-from functools import partial
+from collections.abc import Sequence
 
 import numpy as np
 
+from ..model import Operand
 from ..operation import Call, OperationType, Signature
 from ..types import Dimensions
 from .axes import one_axis
-from .conv import bias_vector, output_factor, weight_matrix
+from .conv import bias_vector, output_factor, requantisation_gate, weight_matrix
 from .elementwise import OVER_256, same_shape
 from .real import accumulator, activation_bounds, load, store
 
@@ -29,15 +30,11 @@ def _dense(call: Call) -> None:
     bias = call.pack(2, bias_vector)
     out = call.outputs[0]
     result = accumulator(call, out.data, weights.dtype)
-    source = load(call, 0, dtype=weights.dtype)
-    if not source.flags.c_contiguous:
-        compact = call.scratch(source.shape, source.dtype)
-        call.step(np.copyto, compact, source)
-        source = compact
+    source = call.compact(load(call, 0, dtype=weights.dtype))
     call.step(np.matmul, source.reshape(-1, weights.shape[0]), weights, result)
     if not out.type.is_quantised:
         call.step(np.add, result, bias, result)
-    store(call, result, out.data, call.integer(3), output_factor(call), bias)
+    store(call, result, out.data, call.integer(3), factor=output_factor(call), bias=bias)
 
 
 def _softmax_shape(call: Call) -> tuple[Dimensions]:
@@ -45,6 +42,10 @@ def _softmax_shape(call: Call) -> tuple[Dimensions]:
         raise ValueError(f"beta {call.real(1)} has to be above 0")
     _softmax_axis(call)
     return same_shape(call)
+
+
+def _softmax_gate(inputs: Sequence[Operand], _outputs: Sequence[Operand]) -> int:
+    return 0 if len(inputs[0].dimensions) in (2, 4) else 2
 
 
 def _softmax_axis(call: Call) -> int:
@@ -63,7 +64,7 @@ def _softmax(call: Call) -> None:
     call.step(np.exp, result, result)
     call.step(np.add.reduce, result, axis=axis, out=peak, keepdims=True)
     call.step(np.divide, result, peak, result)
-    store(call, result, out.data, 0, 1 / out.scale if out.type.is_quantised else 1.0)
+    store(call, result, out.data, 0, factor=1 / out.scale if out.type.is_quantised else 1.0)
 
 
 FULLY_CONNECTED = OperationType(
@@ -74,6 +75,7 @@ FULLY_CONNECTED = OperationType(
     _dense,
     pack={1: weight_matrix, 2: bias_vector},
     takes_empty=True,
+    gate=requantisation_gate,
 )
 SOFTMAX = OperationType(
     "SOFTMAX",
@@ -83,4 +85,5 @@ SOFTMAX = OperationType(
     _softmax,
     quantisation=OVER_256,
     takes_empty=True,
+    gate=_softmax_gate,
 )

@@ -28,13 +28,17 @@ def broadcast(a: Dimensions, b: Dimensions) -> Dimensions:
     pairs = zip((1,) * (rank - len(a)) + a, (1,) * (rank - len(b)) + b, strict=True)
     result = []
     for x, y in pairs:
-        if x != y and x != 1 and y != 1:
+        if x not in (1, y) and y != 1:
             raise ValueError(f"dimensions {list(a)} and {list(b)} do not broadcast")
         result.append(y if x == 1 else x)
     return tuple(result)
 
 
 def _binary_shape(call: Call) -> tuple[Dimensions]:
+    code = call.integer(2)
+    activation_bounds(code)
+    if code and call.tensor(0).type == OperandType.TENSOR_INT32:
+        raise ValueError(f"fused activation {code} on TENSOR_INT32; use 0 (NONE)")
     return (broadcast(call.shape(0), call.shape(1)),)
 
 
@@ -49,13 +53,11 @@ def _real_values(call: Call, index: int) -> Array:
 def _binary(function: Callable[..., Any], integer: Callable[..., Any], call: Call) -> None:
     out, code = call.outputs[0], call.integer(2)
     if out.type == OperandType.TENSOR_INT32:
-        if code != 0:
-            raise ValueError(f"fused activation {code} on TENSOR_INT32; use 0 (NONE)")
         call.step(integer, call.array(0), call.array(1), out.data)
     elif out.type.is_quantised:
         result = call.scratch(out.shape, np.float64)
         call.step(function, _real_values(call, 0), _real_values(call, 1), result)
-        store(call, result, out.data, code, 1.0 / out.scale)
+        store(call, result, out.data, code, factor=1.0 / out.scale)
     else:
         result = accumulator(call, out.data)
         call.step(function, load(call, 0), load(call, 1), result)

@@ -1,12 +1,14 @@
-"""Operations that move elements about without computing: RESHAPE, SQUEEZE, TRANSPOSE, CONCATENATION, PAD, STRIDED_SLICE.
+"""Operations that only move elements: RESHAPE, SQUEEZE, TRANSPOSE, CONCATENATION, PAD, STRIDED_SLICE.
 
 Copies always view the *output* in the shape of the input: outputs are contiguous, so that such a view always exists.
 """
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
+from ..model import Operand
 from ..operation import Call, OperationType, Signature, same_as_input
 from ..types import Dimensions
 from .axes import all_axes
@@ -36,10 +38,8 @@ def _reshape_shape(call: Call) -> tuple[Dimensions]:
 
 def _squeeze_shape(call: Call) -> tuple[Dimensions]:
     shape = call.shape(0)
-    if call.given(1):
-        axes = all_axes(call.values(1), len(shape))
-    else:
-        axes = tuple(i for i, d in enumerate(shape) if d == 1)
+    listed = call.values(1) if call.given(1) else [i for i, d in enumerate(shape) if d == 1]
+    axes = all_axes(listed, len(shape))
     if any(shape[i] != 1 for i in axes):
         raise ValueError(f"axes {list(axes)} of {list(shape)} have to be of size 1")
     return (tuple(d for i, d in enumerate(shape) if i not in axes) or (1,),)
@@ -87,6 +87,17 @@ def _concatenation(call: Call) -> None:
             look_up(call, source, requantise_table(source, out), part)
 
 
+def _concatenation_gate(inputs: Sequence[Operand], outputs: Sequence[Operand]) -> int:
+    """Before HAL 1.2 concatenation did not requantise."""
+    out = outputs[0]
+    return 2 if any((o.scale, o.zero_point) != (out.scale, out.zero_point) for o in inputs[:-1]) else 0
+
+
+def _padding_gate(inputs: Sequence[Operand], _outputs: Sequence[Operand]) -> int:
+    """Before HAL 1.2 quantised data could only be padded when its zero was stored as 0."""
+    return 2 if inputs[0].zero_point else 0
+
+
 def _paddings(call: Call) -> list[tuple[int, int]]:
     pads, rank = call.matrix(1), len(call.shape(0))
     if pads.shape != (rank, 2) or (pads < 0).any():
@@ -106,7 +117,7 @@ def _pad(call: Call) -> None:
 
 
 def _clamped_index(v: int, size: int, stride: int) -> int:
-    """A begin or end as section 4.1 of the HAL's kernels reads it: negative from the end, out of range at the border."""
+    """A begin or end: negative ones count from the end, those out of range mean the border."""
     if stride > 0:
         return size if v >= size else max(v, -size) % size
     return -1 if v < -size else min(v, size - 1) % size
@@ -165,9 +176,10 @@ CONCATENATION = OperationType(
     _concatenation_shape,
     _concatenation,
     takes_empty=True,
+    gate=_concatenation_gate,
 )
 PAD = OperationType(
-    "PAD", 32, (Signature("f1 q1 h2 s3", "T TENSOR_INT32"),), _pad_shape, _pad, quantisation=same_as_input
+    "PAD", 32, (Signature("f1 q1 h2 s3", "T TENSOR_INT32"),), _pad_shape, _pad, same_as_input, gate=_padding_gate
 )
 STRIDED_SLICE = OperationType(
     "STRIDED_SLICE",

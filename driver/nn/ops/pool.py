@@ -21,7 +21,8 @@ def _axes(call: Call) -> tuple[Axis, Axis, int, bool]:
     stride_w, stride_h, filter_w, filter_h, activation = (call.integer(i) for i in range(at, at + 5))
     if at == 5:
         left, right, top, bottom = (call.integer(i) for i in range(1, 5))
-        y, x = explicit(h, filter_h, stride_h, 1, top, bottom), explicit(w, filter_w, stride_w, 1, left, right)
+        y = explicit(h, filter_h, stride_h, 1, paddings=(top, bottom))
+        x = explicit(w, filter_w, stride_w, 1, paddings=(left, right))
     else:
         scheme = call.integer(1)
         y, x = implicit(scheme, h, filter_h, stride_h, 1), implicit(scheme, w, filter_w, stride_w, 1)
@@ -35,7 +36,7 @@ def _shape(call: Call) -> tuple[Dimensions]:
     return (stored_shape(n, y.out, x.out, c, nchw),)
 
 
-def _gather(call: Call, function: Any, start: float, image: Array, y: Axis, x: Axis, result: Array) -> None:
+def _gather(call: Call, image: Array, result: Array, y: Axis, x: Axis, *, function: Any, start: float) -> None:
     """Combine all pixels of each window of `image` into `result` by the associative `function`."""
     n, _, w, c = image.shape
     columns = call.scratch((n, y.out, w, c), image.dtype)
@@ -52,7 +53,7 @@ def _pool(function: Any, start: float, call: Call) -> None:
     view = output_image(call, nchw)
     result = accumulator(call, view)
     image = load(call, 0, NHWC_FROM_NCHW if nchw else None)
-    _gather(call, function, start, image, y, x, result)
+    _gather(call, image, result, y, x, function=function, start=start)
     if function is np.add:
         counts = np.outer(y.counts(), x.counts())[:, :, None]
         call.step(np.divide, result, counts, result)

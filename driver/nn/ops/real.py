@@ -1,7 +1,7 @@
 """Between stored numbers and the real numbers that kernels compute with.
 
-float32 is computed in place. float16 is widened to float32. Quantised values lose their zero point on the way in, and are
-scaled, rounded half away from zero and clamped on the way out, in float64, which is exact enough to be the definition.
+float32 is computed in place. float16 is widened to float32. Quantised values lose their zero point on the way in; on
+the way out they are scaled, rounded half away from zero and clamped in float64, exact enough to be the definition.
 """
 
 from collections.abc import Sequence
@@ -11,6 +11,10 @@ from numpy.typing import DTypeLike
 
 from ..operation import Array, Call, Tensor
 from ..types import OperandType
+
+NO_BIAS = 0.0
+SMALL = 1 << 12
+"""Elements up to which two plain calls are quicker than `ndarray.clip`, which begins with some Python."""
 
 Bounds = tuple[float | None, float | None]
 
@@ -49,16 +53,20 @@ def quantise(real: Array | np.float64, tensor: Tensor) -> Array:
     """Raw values of `real` in the type and parameters of `tensor`, as a new float64 array."""
     info = np.iinfo(tensor.type.dtype)
     scaled = np.asarray(real, np.float64) / tensor.scale
-    return np.clip(np.trunc(scaled + np.copysign(0.5, scaled)) + tensor.zero_point, info.min, info.max)
+    rounded: Array = np.trunc(scaled + np.copysign(0.5, scaled)) + tensor.zero_point
+    return rounded.clip(info.min, info.max)
 
 
 def clamp(call: Call, array: Array, bounds: Bounds) -> None:
     """Clamp `array` in place."""
     low, high = bounds
-    if low is not None and high is not None:
+    if high is not None and array.size > SMALL:
         call.step(array.clip, low, high, array)
-    elif low is not None:
+        return
+    if low is not None:
         call.step(np.maximum, array, low, out=array)
+    if high is not None:
+        call.step(np.minimum, array, high, out=array)
 
 
 def accumulator(call: Call, view: Array, dtype: DTypeLike = np.float32) -> Array:
@@ -69,7 +77,7 @@ def accumulator(call: Call, view: Array, dtype: DTypeLike = np.float32) -> Array
 
 
 def store(
-    call: Call, result: Array, view: Array, code: int, factor: float | Array = 1.0, bias: float | Array = 0
+    call: Call, result: Array, view: Array, code: int, *, factor: float | Array = 1.0, bias: float | Array = NO_BIAS
 ) -> None:
     """Finish `result` into `view`, which shows output 0: fused activation, then the stored form.
 
@@ -78,27 +86,26 @@ def store(
     tensor = call.outputs[0]
     bounds = activation_bounds(code, tensor)
     if tensor.type.is_quantised:
-        requantise(call, result, view, factor, bias, bounds)
+        wide = result if result.dtype == np.float64 else call.shared("wide", result.shape, np.float64)
+        if wide is not result or bias is not NO_BIAS:
+            call.step(np.add, result, bias, wide)
+        call.step(np.multiply, wide, factor, wide)
+        _round(call, wide, call.shared("half", result.shape, np.float64))
+        if tensor.zero_point:
+            call.step(np.add, wide, float(tensor.zero_point), wide)
+        clamp(call, wide, bounds)
+        call.step(np.copyto, view, wide, casting="unsafe")
         return
     clamp(call, result, bounds)
     if result is not view:
         call.step(np.copyto, view, result, casting="unsafe")
 
 
-def requantise(
-    call: Call, result: Array, view: Array, factor: float | Array, bias: float | Array, bounds: Bounds
-) -> None:
-    """Write clamp(zero point + round((result + bias) * factor)) to `view`."""
-    wide = result if result.dtype == np.float64 else call.scratch(result.shape, np.float64)
-    half = call.scratch(result.shape, np.float64)
-    call.step(np.add, result, bias, wide)
-    call.step(np.multiply, wide, factor, wide)
-    call.step(np.copysign, 0.5, wide, half)
-    call.step(np.add, wide, half, wide)
-    call.step(np.trunc, wide, wide)
-    call.step(np.add, wide, float(call.outputs[0].zero_point), wide)
-    clamp(call, wide, bounds)
-    call.step(np.copyto, view, wide, casting="unsafe")
+def _round(call: Call, array: Array, half: Array) -> None:
+    """Round `array` in place, half away from zero; `half` is scratch memory of the same shape."""
+    call.step(np.copysign, 0.5, array, half)
+    call.step(np.add, array, half, array)
+    call.step(np.trunc, array, array)
 
 
 def table(tensor: Tensor, dtype: DTypeLike = np.float64) -> Array:

@@ -41,7 +41,10 @@ class Axis:
 
     def taps(self) -> Iterator[tuple[int, slice, slice]]:
         """For each filter tap that meets the image: the tap, the outputs and the inputs that it connects."""
-        for tap in range(self.filter):
+        # A filter may be far larger than the image: only taps that can meet it are looked at.
+        nearest = max(0, -((self.out - 1) * self.stride - self.head) // self.dilation)
+        farthest = min(self.filter - 1, (self.size - 1 + self.head) // self.dilation)
+        for tap in range(nearest, farthest + 1):
             offset = tap * self.dilation - self.head
             first = max(0, -(offset // self.stride))
             last = min(self.out - 1, (self.size - 1 - offset) // self.stride)
@@ -72,9 +75,9 @@ class Axis:
         return self
 
 
-def explicit(size: int, filter_: int, stride: int, dilation: int, head: int, tail: int) -> Axis:
+def explicit(size: int, filter_: int, stride: int, dilation: int, *, paddings: tuple[int, int]) -> Axis:
     """An axis with given paddings."""
-    return Axis(size, filter_, stride, dilation, head, tail).checked()
+    return Axis(size, filter_, stride, dilation, *paddings).checked()
 
 
 def implicit(scheme: int, size: int, filter_: int, stride: int, dilation: int) -> Axis:
@@ -110,7 +113,7 @@ def padded(call: Call, image: Array, y: Axis, x: Axis) -> Array:
     if not (y.head or y.tail or x.head or x.tail):
         return image
     n, h, w, c = image.shape
-    result = call.scratch((n, h + y.head + y.tail, w + x.head + x.tail, c), image.dtype, fill=0)
+    result = call.scratch((n, h + y.head + y.tail, w + x.head + x.tail, c), image.dtype, zeros=True)
     call.step(np.copyto, result[:, y.head : y.head + h, x.head : x.head + w], image)
     return result
 
