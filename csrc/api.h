@@ -9,7 +9,7 @@
  *   -EPROTO     the peer broke the protocol (README.md, "Hostile peers"); the end is of no more use
  *   -EBUSY      another thread is inside a call on this end, or a reservation is open
  *   -EMSGSIZE   more elements than the queue's capacity, or than the caller's buffer
- *   -ECANCELED  fmq_stop was called on this end
+ *   -ECANCELED  fmq_stop was called on this end, or it was opened before a fork
  */
 
 typedef struct fmq_end fmq_end; /* one process's private view of one role of one queue */
@@ -36,9 +36,10 @@ uint64_t fmq_bytes(uint64_t capacity, uint32_t element_bytes); /* 0: impossible 
 int fmq_format(void *base, uint64_t bytes, uint64_t capacity, uint32_t element_bytes, uint64_t dtype_hash);
 int fmq_geometry(const void *base, uint64_t bytes, uint64_t *capacity, uint32_t *element_bytes, uint64_t *dtype_hash);
 int fmq_open(void *base, uint64_t bytes, int role, fmq_end **end); /* the caller holds the role's lock */
+int fmq_check(const fmq_end *end, uint64_t capacity, uint32_t element_bytes); /* -EPROTO: not what the caller saw before */
 void fmq_free(fmq_end *end);
 int fmq_peer(const fmq_end *end);
-void fmq_stop(fmq_end *end);    /* ends the wait in progress and all later ones; any thread, any time */
+void fmq_stop(fmq_end *end); /* ends the call in progress and waits for that; refuses all later calls; any thread */
 
 /* transfers: all n elements or none; spins for spin_ns, then sleeps until the deadline (0: only tries, -EAGAIN).
  * One thread at a time on an end (else -EBUSY). */

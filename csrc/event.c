@@ -39,7 +39,8 @@ int fmq_event_wait(void *flag, uint32_t mask, uint64_t deadline, uint32_t *bits)
         uint32_t now = atomic_load(&f->bits);
         if (!(now & mask)) r = futex_wait(&f->bits, now, mask, deadline);
         atomic_fetch_sub(&f->sleepers, 1);
-        if (r == -EAGAIN) r = 0; /* another bit changed */
+        /* Woken, or another bit changed. Somebody who changes bits all the time cannot hold us beyond the deadline. */
+        if (!r || r == -EAGAIN) r = futex_now() < deadline ? 0 : -ETIMEDOUT;
     }
     if (!*bits) *bits = consume(f, mask); /* a bit that came with the timeout is not lost */
     return *bits ? 0 : r;

@@ -70,6 +70,8 @@ static void forget(void) {
     for (int i = 0; i < SLOTS; i++) life.used[i] = NULL;
 }
 
+int life_generation(void) { return life.generation; }
+
 static char *reserve_arena(void) {
     char *p = mmap(NULL, SLOTS * life.page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (p == MAP_FAILED) return NULL;

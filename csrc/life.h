@@ -12,6 +12,9 @@
 #define LIFE_NOBODY 0u
 #define LIFE_RELEASED ((uint32_t)FUTEX_WAITERS)
 
+/* Counts the forks since the first word was held: what was opened before a fork belongs to the parent alone. */
+int life_generation(void);
+
 static inline int life_is_dead(uint32_t word) { return (word & FUTEX_OWNER_DIED) != 0; }
 
 #endif

@@ -14,6 +14,7 @@
 #include "ring.h"
 
 #include <errno.h>
+#include <limits.h>
 #include <sched.h>
 #include <stdlib.h>
 #include <string.h>
@@ -21,7 +22,7 @@
 #include <unistd.h>
 
 enum { AWAKE = 0, ASLEEP = 1 };
-enum { SPINS_PER_CLOCK = 64, SPURIOUS_LIMIT = 1000 };
+enum { SPINS_PER_CLOCK = 64, SPURIOUS_LIMIT = 1000, LOOK_AGAIN = 1 };
 static const uint64_t SIGNAL_SLICE = 100000000; /* ns: the main thread looks for signals this often */
 static const uint64_t OLD_KERNEL_SLICE = 50000000; /* ns: without futex_waitv a death is polled for */
 
@@ -58,7 +59,7 @@ int fmq_format(void *base, uint64_t bytes, uint64_t capacity, uint32_t element_b
 }
 
 int fmq_geometry(const void *base, uint64_t bytes, uint64_t *capacity, uint32_t *element_bytes, uint64_t *dtype_hash) {
-    const fmq_control *c = base;
+    const volatile fmq_control *c = base; /* volatile: each field is fetched once, and what was checked is what is used */
     if (bytes < FMQ_PAGE || c->magic != FMQ_MAGIC) return -EINVAL;
     if (c->version != FMQ_VERSION) return -EPROTONOSUPPORT;
     if (c->flavour != FMQ_SYNCHRONIZED) return -EOPNOTSUPP;
@@ -86,6 +87,7 @@ int fmq_open(void *base, uint64_t bytes, int role, fmq_end **out) {
     e->ring = (unsigned char *)base + FMQ_PAGE;
     e->capacity = capacity;
     e->element_bytes = element_bytes;
+    e->generation = life_generation();
     /* A restarted owner goes on where the dead one stopped: its lock is ours, so its last publish is visible. */
     e->position = atomic_load(&e->mine->counter);
     e->slot = e->position % capacity;
@@ -94,6 +96,10 @@ int fmq_open(void *base, uint64_t bytes, int role, fmq_end **out) {
     atomic_store(e->my_wait, AWAKE);
     *out = e;
     return 0;
+}
+
+int fmq_check(const fmq_end *e, uint64_t capacity, uint32_t element_bytes) {
+    return e->capacity == capacity && e->element_bytes == element_bytes ? 0 : -EPROTO;
 }
 
 void fmq_free(fmq_end *e) { free(e); }
@@ -109,12 +115,17 @@ int fmq_peer(const fmq_end *e) { return fmq_life_state(e->their_life); }
 
 /* ---- one thread at a time ---------------------------------------------------------------------------------------- */
 
-static int enter(fmq_end *e) {
-    if (atomic_load_explicit(&e->stopped, memory_order_relaxed)) return -ECANCELED; /* a late look costs one transfer */
-    return atomic_exchange_explicit(&e->busy, 1, memory_order_acquire) ? -EBUSY : 0; /* pairs: ONE_CALLER */
-}
-
 static void leave(fmq_end *e) { atomic_store_explicit(&e->busy, 0, memory_order_release); /* pairs: ONE_CALLER */ }
+
+static int enter(fmq_end *e) {
+    if (e->generation != life_generation()) return -ECANCELED;
+    /* acquire: what the last caller did to this end is visible.  pairs: ONE_CALLER.
+     * seq_cst, and then the look at `stopped`: either we see it, or fmq_stop sees us inside.  pairs: STOP */
+    if (atomic_exchange(&e->busy, 1)) return -EBUSY;
+    if (!atomic_load(&e->stopped)) return 0;
+    leave(e);
+    return -ECANCELED;
+}
 
 /* As enter, for calls that may not run inside a reservation. */
 static int enter_free(fmq_end *e) {
@@ -136,6 +147,12 @@ static bool same_cpu(const fmq_end *e) {
     return theirs == (uint32_t)sched_getcpu() + 1;
 }
 
+/* Relaxed, because this only ends the spinning: the turn that follows looks properly. */
+static bool is_over(const fmq_end *e) {
+    uint32_t life = atomic_load_explicit(e->their_life, memory_order_relaxed);
+    return life_is_dead(life) || life == LIFE_RELEASED || atomic_load_explicit(&e->stopped, memory_order_relaxed);
+}
+
 static int spin_for(fmq_end *e, uint64_t n, uint64_t spin_ns, uint64_t deadline) {
     if (!spin_ns || same_cpu(e)) return -EAGAIN;
     uint64_t until = 0;
@@ -146,7 +163,7 @@ static int spin_for(fmq_end *e, uint64_t n, uint64_t spin_ns, uint64_t deadline)
         if (i % SPINS_PER_CLOCK) continue;
         uint64_t now = futex_now();
         if (!until) until = now + spin_ns < deadline ? now + spin_ns : deadline;
-        if (now >= until || atomic_load_explicit(&e->stopped, memory_order_relaxed)) return -EAGAIN;
+        if (now >= until || is_over(e)) return -EAGAIN;
     }
 }
 
@@ -157,15 +174,16 @@ static int ended(const fmq_end *e, uint32_t life) {
     return life == LIFE_RELEASED ? -ESHUTDOWN : -EAGAIN;
 }
 
+/* As futex_wait; LOOK_AGAIN when nobody woke us and the deadline has not passed either. */
 static int sleep_once(fmq_end *e, uint32_t life, uint64_t until) {
     int r = futex_wait_either(e->my_wait, ASLEEP, e->their_life, life, until);
-    if (r != -ENOSYS) return r;
+    if (r != -ENOSYS && r != -EPERM) return r; /* EPERM: a container's filter older than the system call */
     uint64_t slice = futex_now() + OLD_KERNEL_SLICE;
     r = futex_wait(e->my_wait, ASLEEP, FUTEX_BITSET_MATCH_ANY, slice < until ? slice : until);
-    return r == -ETIMEDOUT && slice < until ? 0 : r;
+    return r == -ETIMEDOUT && slice < until ? LOOK_AGAIN : r;
 }
 
-/* One turn: 0 when n are at hand, -EAGAIN to take another turn. */
+/* One turn: 0 when n are at hand, -EAGAIN or LOOK_AGAIN to take another turn. */
 static int sleep_turn(fmq_end *e, uint64_t n, uint64_t until) {
     /* Life before data: what a peer published before it died is delivered before its death is told.  pairs: DEAD */
     uint32_t life = atomic_load(e->their_life);
@@ -176,7 +194,7 @@ static int sleep_turn(fmq_end *e, uint64_t n, uint64_t until) {
     int slept = sleep_once(e, life, until);
     r = ring_need(e, n); /* before reporting a timeout or a signal */
     if (r != -EAGAIN) return r;
-    return slept == -ETIMEDOUT || slept == -EINTR ? slept : -EAGAIN;
+    return slept == -ETIMEDOUT || slept == -EINTR || slept == LOOK_AGAIN ? slept : -EAGAIN;
 }
 
 static int sleep_for(fmq_end *e, uint64_t n, uint64_t deadline) {
@@ -186,11 +204,13 @@ static int sleep_for(fmq_end *e, uint64_t n, uint64_t deadline) {
     uint64_t slice = is_main ? futex_now() + SIGNAL_SLICE : FMQ_FOREVER;
     uint64_t until = slice < deadline ? slice : deadline, seen = e->seen;
     int r, spurious = 0;
-    while ((r = sleep_turn(e, n, until)) == -EAGAIN) {
-        spurious = e->seen == seen ? spurious + 1 : 0; /* progress, though not yet enough, is no reason to complain */
+    while ((r = sleep_turn(e, n, until)) == -EAGAIN || r == LOOK_AGAIN) {
+        if (e->seen != seen) spurious = 0; /* progress, though not yet enough, is no reason to complain */
+        else if (r == -EAGAIN) spurious++;
         seen = e->seen;
-        if (spurious > SPURIOUS_LIMIT) e->broken = true, r = -EPROTO;
-        if (r != -EAGAIN) break;
+        if (spurious <= SPURIOUS_LIMIT) continue;
+        e->broken = true, r = -EPROTO;
+        break;
     }
     atomic_store(e->my_wait, AWAKE);
     return r == -ETIMEDOUT && until < deadline ? -EINTR : r;
@@ -205,10 +225,16 @@ static int wait_for(fmq_end *e, uint64_t n, uint64_t spin_ns, uint64_t deadline)
     return r;
 }
 
+/* Returns when no thread is inside any more: from then on nothing of ours moves, and the role can go to somebody else.
+ * Wakes again and again, and everybody, because a hostile peer could announce a sleep for us or take the one wake. */
 void fmq_stop(fmq_end *e) {
     atomic_store(&e->stopped, 1); /* pairs: STOP */
-    atomic_exchange(e->my_wait, AWAKE);
-    futex_wake(e->my_wait, 1, FUTEX_BITSET_MATCH_ANY); /* always: a rescuer does not ask whether somebody sleeps */
+    if (e->generation != life_generation()) return;
+    do {
+        atomic_exchange(e->my_wait, AWAKE);
+        futex_wake(e->my_wait, INT_MAX, FUTEX_BITSET_MATCH_ANY); /* without asking whether somebody sleeps */
+        sched_yield();
+    } while (atomic_load(&e->busy)); /* pairs: STOP */
 }
 
 /* ---- transfers --------------------------------------------------------------------------------------------------- */
@@ -296,7 +322,7 @@ int64_t fmq_exchange(fmq_end *out, const void *packet, uint64_t n, fmq_end *in, 
         if (!(r = ring_need(out, n))) put(out, packet, n);
         leave(out);
     }
-    if (!r) r = wait_for(in, 1, spin_ns, deadline);
+    if (!r && (r = wait_for(in, 1, spin_ns, deadline)) == -EAGAIN) r = -ETIMEDOUT; /* deadline 0: but the packet is out */
     if (!r) r = take_message(in, buffer, capacity);
     leave(in);
     return r;

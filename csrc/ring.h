@@ -18,6 +18,7 @@ struct fmq_end {
     uint32_t element_bytes;
     bool writer;
     bool broken;        /* the peer broke the protocol; sticky */
+    int generation;     /* of the process that opened it; a forked child's copy is of no use */
     uint32_t my_cpu;    /* what mine->cpu holds */
     uint64_t position;  /* my counter */
     uint64_t slot;      /* position % capacity */

@@ -152,7 +152,7 @@ class Client:
             callback = undo.enter_context(Channel.from_fd(message.fds.pop(2)))
             context = undo.enter_context(Channel.from_fd(message.fds.pop(2)))
             try:
-                request_fd, result_fd = message.fds
+                request_fd, result_fd = message.take_fds()
                 server = BurstServer(
                     Descriptor.from_wire(requests, [request_fd]),
                     Descriptor.from_wire(results, [result_fd]),

@@ -6,6 +6,7 @@ import ast
 import enum
 import hashlib
 import os
+import weakref
 from dataclasses import dataclass, field
 from multiprocessing import reduction
 from typing import TYPE_CHECKING, Any
@@ -46,8 +47,11 @@ class Geometry:
             raise ValueError(f"dtype={self.dtype}: elements are plain data of a fixed size, without objects")
         if not isinstance(self.capacity, int) or self.capacity < 1:
             raise ValueError(f"capacity={self.capacity!r}: a queue holds at least one element")
-        if len(_text(self.dtype)) > _TEXT_MOST:
-            raise ValueError(f"dtype with {len(self.dtype.fields or ())} fields: too long to describe; nest it")
+        text = _text(self.dtype)
+        if len(text) > _TEXT_MOST:
+            raise ValueError(f"dtype with {len(self.dtype.fields or ())} fields: too long to describe")
+        if _dtype(text) != self.dtype:
+            raise ValueError(f"dtype={self.dtype}: cannot be described to another process; wrap it in a field")
         nbytes = lib.fmq_bytes(self.capacity, size) if self.capacity < 2**63 and size < 2**32 else 0
         if not nbytes:
             raise ValueError(f"capacity={self.capacity} of {size} bytes each: a queue holds less than 1 TiB")
@@ -70,7 +74,10 @@ class Geometry:
         text = bytes(region.asarray(np.uint8, _TEXT_MOST, _TEXT_AT)).rstrip(b"\0")
         if _hash(text) != digest:
             raise InvalidDescriptor("the queue's dtype does not match its own hash: the memory is damaged")
-        geometry = cls(_dtype(text), int(capacity))
+        try:
+            geometry = cls(_dtype(text), int(capacity))
+        except ValueError as error:
+            raise InvalidDescriptor(f"the memory holds no queue: {error}") from error
         if geometry.dtype.itemsize != size:
             raise InvalidDescriptor(
                 f"dtype {geometry.dtype} has {geometry.dtype.itemsize} bytes; the queue says {size}"
@@ -78,7 +85,7 @@ class Geometry:
         return geometry
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True)
 class Descriptor:
     """Names a queue in messages: its geometry, and its memory by descriptor or by name.
 
@@ -91,7 +98,7 @@ class Descriptor:
     flavour: Flavour
     sealed: bool
     name: str | None = None
-    fd: int = -1  #: owned; -1 when the queue has a name
+    fd: int = -1  #: borrowed from the queue, or owned by a descriptor that arrived; -1 when the queue has a name
 
     def region(self) -> Region:
         """Attaches the memory after checking all that was said about it."""
@@ -114,7 +121,16 @@ class Descriptor:
 
     @classmethod
     def from_wire(cls, plain: object, fds: Sequence[int]) -> Descriptor:
-        """The reverse, from somebody who is not trusted. Owns the fds. Raises InvalidDescriptor."""
+        """The reverse, from somebody who is not trusted. Owns the fds, also when it refuses. Raises InvalidDescriptor."""
+        try:
+            return _owning(cls._from_wire(plain, fds))
+        except BaseException:
+            for fd in fds:
+                os.close(fd)
+            raise
+
+    @classmethod
+    def _from_wire(cls, plain: object, fds: Sequence[int]) -> Descriptor:
         match plain:
             case [int(version), str(text), int(capacity), int(flavour), bool(sealed), None] if version == _WIRE_VERSION:
                 pass
@@ -137,7 +153,14 @@ def _unpickle(
     dtype: np.dtype[Any], capacity: int, flavour: int, sealed: bool, name: str | None, carried: Any
 ) -> Descriptor:
     fd = -1 if carried is None else carried.detach()
-    return Descriptor(dtype, capacity, Flavour(flavour), sealed, name, fd)
+    descriptor = Descriptor(dtype, capacity, Flavour(flavour), sealed, name, fd)
+    return descriptor if carried is None else _owning(descriptor)
+
+
+def _owning(descriptor: Descriptor) -> Descriptor:
+    """Closes the file descriptor when nobody needs the descriptor any more; queues have their own duplicate."""
+    weakref.finalize(descriptor, os.close, descriptor.fd).atexit = False
+    return descriptor
 
 
 def geometry(dtype: DTypeLike, capacity: int, flavour: Flavour = Flavour.SYNCHRONIZED) -> Geometry:
@@ -156,7 +179,7 @@ def _dtype(text: bytes) -> np.dtype[Any]:
         raise InvalidDescriptor(f"a dtype of {len(text)} bytes: at most {_TEXT_MOST} are allowed")
     try:
         dtype: np.dtype[Any] = np.lib.format.descr_to_dtype(ast.literal_eval(text.decode()))
-    except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError) as error:
+    except (ValueError, SyntaxError, TypeError, LookupError, OverflowError, RecursionError, MemoryError) as error:
         raise InvalidDescriptor(f"{text!r:.100} is no dtype") from error
     if _text(dtype) != text:
         raise InvalidDescriptor(f"{text!r:.100} is not how dtype {dtype} is written")

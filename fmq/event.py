@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import os
+import threading
 from typing import TYPE_CHECKING
 
 from fmq._core import ffi, lib
@@ -33,8 +35,11 @@ class EventFlag:
     def wait(self, mask: int, timeout: float | None = None) -> int:
         """Sleeps until a bit of `mask` is set, clears and returns those that are. Raises Timeout."""
         deadline, bits = deadline_of(timeout), ffi.new("uint32_t *")
+        is_main = threading.get_native_id() == os.getpid()  # where signal handlers run
         while True:
-            until = min(deadline, lib.fmq_now() + 100_000_000)  # Ctrl-C is noticed within 0.1 s
+            until = (
+                min(deadline, lib.fmq_now() + 100_000_000) if is_main else deadline
+            )  # Ctrl-C is noticed within 0.1 s
             code = lib.fmq_event_wait(self._flag, _checked(mask), until, bits)
             if not code:
                 return int(bits[0])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import math
-import os
 import weakref
 from typing import TYPE_CHECKING, Any, Self
 
@@ -157,10 +156,13 @@ class _End:
             self._role.release()
             raise_errno(code, "cannot take the role")
         self._end = ffi.gc(handle[0], lib.fmq_free)
+        # The peer could have changed the memory since `shape` was read; our buffers are of that shape.
+        if code := lib.fmq_check(self._end, shape.capacity, shape.dtype.itemsize):
+            self._role.release()
+            raise_errno(code, "cannot take the role")
         self._spans = ffi.new("fmq_spans *")
         self.spin = DEFAULT_SPIN
         self._finalizer = weakref.finalize(self, self._role.release)
-        _ends.add(self)
 
     @property
     def spin(self) -> float:
@@ -196,7 +198,7 @@ class _End:
         return Watch(self._region, LIFE_AT[WRITER if self._which == READER else READER], sock)
 
     def close(self) -> None:
-        """Ends a wait in progress in another thread, tells the peer, and frees the role."""
+        """Ends a call in progress in another thread, drops an open reservation, tells the peer, and frees the role."""
         lib.fmq_stop(self._end)
         self._finalizer()
 
@@ -230,26 +232,14 @@ class _End:
             pass
         if code:
             raise_errno(code, what)
-        done = 0
+        start = spans.start
         try:
-            start = spans.start
             yield Span(self._ring[start : start + spans.first], self._ring[: spans.second])
-            done = n
-        finally:
-            lib.fmq_commit(end, done)  # nothing, when the block raised
-
-
-_ends: weakref.WeakSet[_End] = weakref.WeakSet()
-
-
-def _after_fork() -> None:
-    """In the child: the ends stay the parent's, and every call on ours says so."""
-    for end in list(_ends):
-        end._role.abandon()
-        lib.fmq_stop(end._end)
-
-
-os.register_at_fork(after_in_child=_after_fork)
+        except BaseException:
+            lib.fmq_commit(end, 0)
+            raise
+        if code := lib.fmq_commit(end, n):
+            raise_errno(code, what)
 
 
 class MessageQueueWriter(_End):

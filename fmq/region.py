@@ -87,12 +87,16 @@ class Region:
 
     @classmethod
     def open(cls, name: str) -> Self:
-        """Named POSIX memory as it stands. Raises FileNotFoundError."""
+        """Named POSIX memory as it stands. Raises FileNotFoundError, and InvalidDescriptor when it is empty."""
         try:
             fd = posix_ipc.SharedMemory(checked_name(name)).fd
         except posix_ipc.ExistentialError:
             raise FileNotFoundError(errno.ENOENT, f"name={name!r}: no shared memory of that name") from None
-        return cls(fd, os.fstat(fd).st_size, name=name)
+        nbytes = os.fstat(fd).st_size
+        if not nbytes:
+            os.close(fd)
+            raise InvalidDescriptor(f"name={name!r}: that shared memory is empty")
+        return cls(fd, nbytes, name=name)
 
     @classmethod
     def from_fd(cls, fd: int, nbytes: int, *, writable: bool = True, sealed: bool = True) -> Self:
@@ -105,7 +109,10 @@ class Region:
         except BaseException:
             os.close(fd)
             raise
-        return cls(fd, nbytes, writable=writable)
+        try:
+            return cls(fd, nbytes, writable=writable)
+        except PermissionError as error:
+            raise InvalidDescriptor("the memory is not writable; a queue's ends both write") from error
 
     @property
     def sealed(self) -> bool:

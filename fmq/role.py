@@ -11,6 +11,7 @@ import errno
 import fcntl
 import os
 import struct
+import weakref
 
 from fmq._core import lib
 from fmq.errors import RoleTaken
@@ -18,6 +19,7 @@ from fmq.errors import RoleTaken
 WRITER, READER = lib.FMQ_WRITER, lib.FMQ_READER
 LIFE_AT = {WRITER: 768, READER: 896}  # csrc/layout.h
 _NAMES = {WRITER: "writer", READER: "reader"}
+_held: weakref.WeakSet[Role] = weakref.WeakSet()
 
 
 class Role:
@@ -36,6 +38,7 @@ class Role:
         if self._life < 0:
             os.close(self._fd)
             raise OSError(-self._life, f"cannot announce this process's life: {os.strerror(-self._life)}")
+        _held.add(self)
 
     def release(self) -> None:
         """Tells the peer, and lets somebody else take the role. Harmless when done twice."""
@@ -48,6 +51,7 @@ class Role:
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)
+        _held.discard(self)
 
     @property
     def is_held(self) -> bool:
@@ -65,3 +69,11 @@ def _lock(fd: int, which: int) -> None:
         raise RoleTaken(
             f"this queue has a {_NAMES[which]} already; a synchronized queue has one, and it is alive"
         ) from None
+
+
+def _after_fork() -> None:
+    for role in list(_held):
+        role.abandon()
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,134 @@
+/* A peer that writes random words over the whole control page, while a victim reads, writes, reserves and exchanges with
+ * deadlines: no crash, no access outside the ring, no hang, and documented results only.
+ *
+ *   hostile SEED MILLISECONDS
+ *
+ * Run under Address- and UBSanitizer; the mapping stands between guard pages. An alarm ends a hang.
+ */
+#define _GNU_SOURCE
+#include <stdint.h>
+
+#include "api.h"
+#include "futex.h"
+#include "layout.h"
+
+#include <errno.h>
+#include <linux/futex.h>
+#include <pthread.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+enum { CAPACITY = 13, ELEMENT = 24, WORDS = sizeof(fmq_control) / 8 };
+static const uint64_t us = 1000;
+
+static _Atomic int over;
+static uint64_t *page;
+static uint64_t bytes;
+
+static uint64_t random_of(uint64_t *state) {
+    *state ^= *state << 13, *state ^= *state >> 7, *state ^= *state << 17;
+    return *state;
+}
+
+/* Random in ways that hurt: anything, near another counter, a life state, a bit of what is there, zero. */
+static uint64_t nasty(uint64_t *random) {
+    uint64_t near = page[128 / 8 * (1 + random_of(random) % 2)];
+    switch (random_of(random) % 6) {
+    case 0: return random_of(random);
+    case 1: return near + random_of(random) % 32 - 16;
+    case 2: return UINT64_MAX - random_of(random) % 32;
+    case 3: return random_of(random) & (FUTEX_OWNER_DIED | FUTEX_WAITERS | 7);
+    case 4: return near ^ (UINT64_C(1) << random_of(random) % 64);
+    default: return random_of(random) % 2;
+    }
+}
+
+static void *scribble(void *seed) {
+    uint64_t random = (uintptr_t)seed;
+    while (!atomic_load(&over)) {
+        uint64_t i = random_of(&random) % WORDS;
+        if (i < 16 && random_of(&random) % 64) continue; /* the geometry seldom, or nothing could be opened */
+        atomic_store((_Atomic uint64_t *)&page[i], nasty(&random));
+        futex_wake((_Atomic uint32_t *)&page[random_of(&random) % WORDS], 1, UINT32_MAX);
+        for (uint64_t rest = random_of(&random) % 2000; rest; rest--) atomic_load(&over);
+    }
+    return NULL;
+}
+
+static void expect(int64_t r, int64_t most, bool opening) {
+    bool documented = r == -EAGAIN || r == -ETIMEDOUT || r == -EINTR || r == -EPIPE || r == -ESHUTDOWN || r == -EPROTO ||
+                      r == -EMSGSIZE;
+    if (opening) documented = documented || r == -EINVAL || r == -EPROTONOSUPPORT || r == -EOPNOTSUPP;
+    if ((r >= 0 && r <= most) || documented) return;
+    fprintf(stderr, "hostile: result %ld is not documented\n", (long)r);
+    abort();
+}
+
+static fmq_end *open_again(int role) {
+    fmq_end *end = NULL;
+    for (;;) {
+        int r = fmq_open(page, bytes, role, &end);
+        expect(r, 0, true);
+        if (!r && !fmq_check(end, CAPACITY, ELEMENT)) return end;
+        if (!r) fmq_free(end);
+        fmq_format(page, bytes, CAPACITY, ELEMENT, 0);
+    }
+}
+
+/* One call; true when the end is of no more use. */
+static bool use(fmq_end *end, int role, unsigned char *ring, uint64_t *random) {
+    unsigned char buffer[CAPACITY * ELEMENT] = {0};
+    uint64_t n = random_of(random) % (CAPACITY + 2), spin = random_of(random) % 3 * us;
+    uint64_t deadline = random_of(random) % 4 ? fmq_now() + random_of(random) % 200 * us : 0;
+    int64_t r = 0;
+    fmq_spans s = {0};
+    switch (random_of(random) % 3) {
+    case 0: r = role == FMQ_WRITER ? fmq_write(end, buffer, n, spin, deadline) : fmq_read(end, buffer, n, spin, deadline); break;
+    case 1: expect(r = fmq_available(end), CAPACITY, false); return r == -EPROTO;
+    default:
+        r = fmq_reserve(end, n, &s, spin, deadline);
+        if (r) break;
+        for (uint64_t i = 0; i < s.first * ELEMENT; i++) ring[s.start * ELEMENT + i]++;
+        for (uint64_t i = 0; i < s.second * ELEMENT; i++) ring[i]++;
+        r = fmq_commit(end, random_of(random) % (n + 1));
+    }
+    expect(r, 0, false);
+    return r == -EPROTO;
+}
+
+static void ask(fmq_end *out, fmq_end *in, uint64_t *random) {
+    unsigned char buffer[CAPACITY * ELEMENT];
+    uint64_t n = random_of(random) % (CAPACITY + 2), wait = random_of(random) % 200 * us;
+    unsigned char packet[(CAPACITY + 1) * ELEMENT] = {0};
+    expect(fmq_exchange(out, packet, n, in, buffer, CAPACITY, 0, fmq_now() + wait), CAPACITY, false);
+}
+
+int main(int argc, char **argv) {
+    if (argc != 3) return fprintf(stderr, "usage: hostile SEED MILLISECONDS\n"), 2;
+    uint64_t random = strtoull(argv[1], NULL, 10) * 2 + 1, length = strtoull(argv[2], NULL, 10) * 1000 * us;
+    alarm((unsigned)(length / 1000000000) + 30);
+    bytes = fmq_bytes(CAPACITY, ELEMENT);
+    unsigned char *guarded = mmap(NULL, bytes + 2 * FMQ_PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    page = mmap(guarded + FMQ_PAGE, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
+    if (page == MAP_FAILED || fmq_format(page, bytes, CAPACITY, ELEMENT, 0)) return 1;
+    fmq_end *ends[2] = {open_again(FMQ_WRITER), open_again(FMQ_READER)};
+    pthread_t thread;
+    if (pthread_create(&thread, NULL, scribble, (void *)(uintptr_t)(random * 77 + 1))) return 1;
+    uint64_t calls = 0, lost = 0;
+    for (uint64_t until = fmq_now() + length; fmq_now() < until; calls++) {
+        int role = (int)(random_of(&random) % 2);
+        if (random_of(&random) % 8 == 0) ask(ends[FMQ_WRITER], ends[FMQ_READER], &random);
+        if (!use(ends[role], role, (unsigned char *)page + FMQ_PAGE, &random)) continue;
+        fmq_free(ends[role]);
+        ends[role] = open_again(role);
+        lost++;
+    }
+    atomic_store(&over, 1);
+    pthread_join(thread, NULL);
+    fmq_free(ends[0]), fmq_free(ends[1]);
+    printf("%lu calls, %lu ends lost\n", (unsigned long)calls, (unsigned long)lost);
+    return 0;
+}

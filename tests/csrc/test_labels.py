@@ -1,0 +1,56 @@
+"""Every synchronisation edge has a name, written at both of its sides and explained in csrc/README.md."""
+
+import re
+
+import pytest
+
+SYNCHRONISES = re.compile(r"\batomic_(?:load|store|exchange|fetch_\w+)(?:_explicit)?\b")
+
+
+def marks(csrc):
+    """label -> places, from `pairs: LABEL` comments."""
+    found = {}
+    for path in sorted(csrc.glob("*.[ch]")):
+        for number, line in enumerate(path.read_text().splitlines(), 1):
+            for label in re.findall(r"pairs: ([A-Z_]+)", line):
+                found.setdefault(label, []).append(f"{path.name}:{number}")
+    return found
+
+
+def test_each_label_stands_at_two_places_or_more(csrc):
+    """A release without its acquire orders nothing."""
+    assert {label: where for label, where in marks(csrc).items() if len(where) < 2} == {}
+
+
+def test_the_readme_explains_exactly_these_labels(csrc):
+    """The table of edges has one row per label, and no row for an edge that is gone."""
+    table = re.findall(r"^\| `([A-Z_]+)` \|", (csrc / "README.md").read_text(), re.MULTILINE)
+    assert sorted(table) == sorted(marks(csrc))
+
+
+def test_each_relaxed_access_says_why(csrc):
+    """Relaxed is the exception that needs a reason, on its line or in the comment above."""
+    for path in sorted(csrc.glob("*.c")):
+        lines = path.read_text().splitlines()
+        for number, line in enumerate(lines):
+            if "memory_order_relaxed" not in line:
+                continue
+            near = "\n".join(lines[max(0, number - 4) : number + 1])
+            assert re.search(r"relaxed,? (?:because|for)|no order is needed", near, re.IGNORECASE), (
+                f"{path.name}:{number + 1}"
+            )
+
+
+def test_the_readme_has_the_map_of_the_control_block(csrc):
+    """Every word of layout.h stands in the README with its offset."""
+    readme = (csrc / "README.md").read_text()
+    for word, offset in re.findall(r"offsetof\(fmq_control, (\w+)\) == (\d+)", (csrc / "layout.h").read_text()):
+        assert re.search(rf"^\| {offset} \| `{word}", readme, re.MULTILINE), f"{word} at {offset}"
+
+
+@pytest.mark.parametrize("file", ["api.h"])
+def test_each_exported_function_states_its_guarantee(csrc, file):
+    """The README's table of progress has a row or a name for each function of api.h."""
+    names = re.findall(r"\b(fmq_\w+)\(", re.sub(r"/\*.*?\*/", "", (csrc / file).read_text(), flags=re.DOTALL))
+    readme = (csrc / "README.md").read_text()
+    assert [name for name in names if f"`{name}`" not in readme] == []

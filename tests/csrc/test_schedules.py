@@ -1,0 +1,69 @@
+"""The sleep protocol under every interleaving of two sides, deterministically: tests/csrc/schedules.c."""
+
+import re
+
+import pytest
+
+# Each is one line of queue.c or ring.c broken on purpose; the explorer has to notice, or it proves nothing.
+MUTANTS = {
+    "looks before it announces": (
+        "queue.c",
+        "    atomic_store_explicit(e->my_wait, ASLEEP, memory_order_seq_cst); /* pairs: SLEEP */\n    int r = ring_need(e, n);",
+        "    int r = ring_need(e, n);\n    atomic_store_explicit(e->my_wait, ASLEEP, memory_order_seq_cst);",
+    ),
+    "wakes before it publishes": ("ring.c", "atomic_store_explicit(&e->mine->counter, e->position", "wake_early(e"),
+    "sleeps on its own word only": (
+        "queue.c",
+        "futex_wait_either(e->my_wait, ASLEEP, e->their_life, life, until)",
+        "futex_wait(e->my_wait, ASLEEP, ~0u + 0 * life, until)",
+    ),
+    "looks at life after data": (
+        "queue.c",
+        "if (r == -EAGAIN) r = ended(e, life);",
+        "if (r == -EAGAIN) r = ended(e, atomic_load(e->their_life));",
+    ),
+    "stop does not wait for the call inside": ("queue.c", "} while (atomic_load(&e->busy));", "} while (0);"),
+    "stop does not wake": ("queue.c", "futex_wake(e->my_wait, INT_MAX, FUTEX_BITSET_MATCH_ANY);", ";"),
+    "a dead peer is told before its last words": (
+        "queue.c",
+        "    int r = ring_need(e, n);\n    if (r == -EAGAIN) r = ended(e, life);",
+        "    int r = ended(e, life);\n    if (r == -EAGAIN) r = ring_need(e, n);",
+    ),  # fmt: skip
+}
+WAKE_EARLY = """
+#define wake_early(e, order) \\
+    do { uint64_t now = (e)->position; \\
+         if (atomic_exchange((e)->writer ? &((fmq_control *)((char *)(e)->mine - 128))->data_wait.word \\
+                                         : &((fmq_control *)((char *)(e)->mine - 256))->space_wait.word, 0)) {} \\
+         atomic_store(&(e)->mine->counter, now); } while (0)
+"""
+
+
+def explorer(build, sources=None):
+    return build("schedules.c", "queue.c", "ring.c", flags=["-include", "scheduled.h"], sources=sources or {})
+
+
+def test_no_schedule_loses_a_wake_up(build):
+    """Reads, writes, commits and exchanges end under every schedule with at most two preemptions, also when the peer is
+    killed at any point, stops, releases, or the kernel is old; every result is one that the scenario lists."""
+    out = explorer(build)("2")
+    counts = [int(n) for n in re.findall(r": (\d+) schedules", out)]
+    assert len(counts) == 15
+    assert sum(counts) > 15_000
+
+
+@pytest.mark.stress
+def test_no_schedule_loses_a_wake_up_with_four_preemptions(build):
+    """The same with every schedule of up to four preemptions: bounded, about a million."""
+    print(explorer(build)("4", timeout=600))
+
+
+@pytest.mark.parametrize("mutant", MUTANTS)
+def test_the_explorer_finds_what_is_broken_on_purpose(build, csrc, mutant):
+    """A protocol with one step removed or swapped is caught, so that silence above means something."""
+    file, old, new = MUTANTS[mutant]
+    text = (csrc / file).read_text()
+    assert text.count(old) == 1, f"the mutant {mutant!r} no longer applies to {file}"
+    changed = text.replace(old, new).replace('#include "ring.h"', '#include "ring.h"' + WAKE_EARLY)
+    out = explorer(build, {file: changed})("2", fails=True)
+    assert re.search("sleeps for ever|may not be|does not end", out)

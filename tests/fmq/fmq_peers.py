@@ -1,0 +1,165 @@
+"""The other side of a test: what runs in other processes and threads, and how a test waits for it without sleeping."""
+
+import contextlib
+import multiprocessing
+import os
+import secrets
+import threading
+import time
+import traceback
+import warnings
+
+import numpy as np
+
+import fmq
+
+METHODS = ("fork", "spawn", "forkserver")
+HEAD, TAIL, DATA_WAIT, SPACE_WAIT, EVENT = 128, 256, 384, 512, 640  # csrc/layout.h
+
+
+def new_name():
+    return f"/fmq-test-{os.getpid()}-{secrets.token_hex(4)}"
+
+
+def until(predicate, seconds=10):
+    """Looks again and again until `predicate()` holds, and says which one did not."""
+    deadline = time.monotonic() + seconds
+    while not (value := predicate()):
+        assert time.monotonic() < deadline, f"{predicate} did not come true within {seconds} s"
+        os.sched_yield()
+    return value
+
+
+@contextlib.contextmanager
+def process(target, *args, method="fork", fails=False):
+    """Another process that runs target(*args), and must end well unless `fails`."""
+    child = multiprocessing.get_context(method).Process(target=target, args=args, daemon=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # 3.12+ warns of fork beside threads; ours expect it
+        child.start()
+    try:
+        yield child
+        child.join(20)
+        assert fails or child.exitcode == 0, f"{target.__name__} ended with {child.exitcode}"
+    finally:
+        child.kill()
+        child.join()
+        child.close()
+
+
+def in_a_fork(function):
+    """Runs function() in a forked child, which must return."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        child = os.fork()
+    if not child:
+        try:
+            function()
+        except BaseException:  # noqa: BLE001 - told by the exit status, after the traceback
+            traceback.print_exc()
+            os._exit(1)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+@contextlib.contextmanager
+def thread(target, *args):
+    """A thread that runs target(*args); its exception becomes the test's."""
+    failed = []
+
+    def run():
+        try:
+            target(*args)
+        except BaseException as error:  # noqa: BLE001 - handed to the test
+            failed.append(error)
+
+    runner = threading.Thread(target=run, daemon=True)
+    runner.start()
+    yield runner
+    runner.join(20)
+    assert not runner.is_alive(), f"{target} still runs"
+    if failed:
+        raise failed[0]
+
+
+def control_word(queue, offset):
+    """A live view of one word of the queue's control block."""
+    return fmq.Descriptor.region(queue.descriptor).asarray(np.uint32, 1, offset)
+
+
+def control_counter(queue, offset):
+    """A live view of one counter of the queue's control block."""
+    return fmq.Descriptor.region(queue.descriptor).asarray(np.uint64, 1, offset)
+
+
+def asleep(word):
+    """Until somebody has announced on this wait word that he sleeps."""
+    return until(lambda: word[0] == 1)
+
+
+# ---- what other processes do ---------------------------------------------------------------------------------------
+
+
+def write_array(descriptor, array, timeout=10):
+    with fmq.MessageQueue.open(descriptor).writer() as writer:
+        writer.write(array, timeout)
+
+
+def write_blocks(descriptor, first, count, block):
+    """Blocks of ascending numbers, so that a gap or a tear is seen."""
+    with fmq.MessageQueue.open(descriptor).writer() as writer:
+        for i in range(first, first + count):
+            writer.write(np.arange(i * block, (i + 1) * block), 10)
+
+
+def read_blocks(descriptor, count, block):
+    with fmq.MessageQueue.open(descriptor).reader() as reader:
+        for i in range(count):
+            assert np.array_equal(reader.read(block, 10), np.arange(i * block, (i + 1) * block))
+
+
+def echo(there, back, count):
+    """Sends every element of `there` back."""
+    with fmq.MessageQueue.open(there).reader() as reader, fmq.MessageQueue.open(back).writer() as writer:
+        for _ in range(count):
+            writer.write(reader.read(1, 10), 10)
+
+
+def exchange_all(there, back, count):
+    """The serving side of an Exchange: every message goes back reversed."""
+    with fmq.MessageQueue.open(there).reader() as reader, fmq.MessageQueue.open(back).writer() as writer:
+        call = fmq.Exchange(writer, reader)
+        message = b""
+        for _ in range(count):
+            message = call(message)[::-1]
+        writer.write(np.frombuffer(message, np.uint8))
+
+
+def hold(descriptor, role, ready):
+    """Takes a role, says so, and does nothing until it is killed."""
+    end = getattr(fmq.MessageQueue.open(descriptor), role)()
+    ready.send(end.capacity)
+    threading.Event().wait()
+
+
+def hold_fat(descriptor, role, ready, nbytes):
+    """As hold, with so much resident memory that the kernel needs a while to bury us."""
+    ballast = np.ones(nbytes, np.uint8)
+    hold(descriptor, role, ready)
+    return ballast
+
+
+def wait_in(descriptor, method, n, ready):
+    """Waits for ever in one call."""
+    queue = fmq.MessageQueue.open(descriptor)
+    end = queue.reader() if method in ("read", "peek") else queue.writer()
+    ready.send(True)
+    with contextlib.suppress(fmq.FmqError):
+        getattr(end, method)(n).__enter__()
+
+
+def answer_event(descriptor):
+    """Waits for bit 1 of the queue's flag, then sets bit 2."""
+    flag = fmq.EventFlag(descriptor.region(), EVENT)
+    assert flag.wait(1, 10) == 1
+    flag.wake(2)
