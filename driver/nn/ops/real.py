@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from ..operation import Array, Call, Tensor
-from ..types import OperandType
 
 NO_BIAS = 0.0
 SMALL = 1 << 12
@@ -86,19 +85,22 @@ def store(
     tensor = call.outputs[0]
     bounds = activation_bounds(code, tensor)
     if tensor.type.is_quantised:
-        wide = result if result.dtype == np.float64 else call.shared("wide", result.shape, np.float64)
-        if wide is not result or bias is not NO_BIAS:
-            call.step(np.add, result, bias, wide)
-        call.step(np.multiply, wide, factor, wide)
-        _round(call, wide, call.shared("half", result.shape, np.float64))
+        result = _scaled(call, result, factor, bias)
         if tensor.zero_point:
-            call.step(np.add, wide, float(tensor.zero_point), wide)
-        clamp(call, wide, bounds)
-        call.step(np.copyto, view, wide, casting="unsafe")
-        return
+            call.step(np.add, result, float(tensor.zero_point), result)
     clamp(call, result, bounds)
     if result is not view:
         call.step(np.copyto, view, result, casting="unsafe")
+
+
+def _scaled(call: Call, result: Array, factor: float | Array, bias: float | Array) -> Array:
+    """round((result + bias) * factor) in float64; in place when `result` is float64."""
+    wide = result if result.dtype == np.float64 else call.shared("wide", result.shape, np.float64)
+    if wide is not result or bias is not NO_BIAS:
+        call.step(np.add, result, bias, wide)
+    call.step(np.multiply, wide, factor, wide)
+    _round(call, wide, call.shared("half", result.shape, np.float64))
+    return wide
 
 
 def _round(call: Call, array: Array, half: Array) -> None:
@@ -122,8 +124,3 @@ def look_up(call: Call, source: Tensor, entries: Array, view: Array) -> None:
 def requantise_table(source: Tensor, target: Tensor) -> Array:
     """Entries that turn bytes of `source` into the type and parameters of `target`."""
     return quantise(table(source), target).astype(target.type.dtype)
-
-
-def is_float(tensor: Tensor) -> bool:
-    """True for TENSOR_FLOAT32 and TENSOR_FLOAT16."""
-    return tensor.type in (OperandType.TENSOR_FLOAT32, OperandType.TENSOR_FLOAT16)
