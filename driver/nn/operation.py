@@ -23,7 +23,7 @@ from .model import ChannelQuant, Operand
 from .types import Dimensions, OperandType
 
 Array = NDArray[Any]
-Step = Callable[[], Any]
+Step = partial[Any]
 
 MAX_BYTES = 2**32 - 1
 """Largest operand: the HAL counts bytes in 32 bits."""

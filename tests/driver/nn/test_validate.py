@@ -3,8 +3,7 @@ from dataclasses import replace as edit
 import numpy as np
 import pytest
 
-from driver.nn import InvalidModel, Model, ModelBuilder, Operand, Operation, Subgraph, validate
-from driver.nn.validate import required_version
+from driver.nn import InvalidModel, Model, ModelBuilder, Operand, Operation, Subgraph, required_version, validate
 
 
 def constant(kind, value, **more):
