@@ -9,7 +9,7 @@ from .interpreter import Bound, Interpreter
 from .model import Model, Operand, Operation, Subgraph
 from .ops import OPERATIONS
 from .types import OperandLifeTime, OperandType, combine_dimensions
-from .validate import validate
+from .validate import required_version, validate
 
 __all__ = [
     "OPERATIONS",
@@ -28,5 +28,6 @@ __all__ = [
     "Subgraph",
     "Value",
     "combine_dimensions",
+    "required_version",
     "validate",
 ]

@@ -22,7 +22,8 @@ def output_dimensions(
         return nothing
     is_known = all(0 not in o.dimensions for o in inputs)
     try:
-        first, second = (_with_probe(kind, slots, inputs, outputs, probe) for probe in _PROBES)
+        first = _with_probe(kind, slots, inputs, outputs, _PROBES[0])
+        second = first if is_known else _with_probe(kind, slots, inputs, outputs, _PROBES[1])
     except UnknownValueError:
         return nothing
     except ValueError:

@@ -202,8 +202,8 @@ class Bound:
     """A model tied to its buffers.
 
     run: call it to execute the model once, in one thread at a time. It raises `OutputInsufficientSize` or
-        `ExecutionFailed`. A model of one numpy call has this call itself as `run`, without a Python frame around it: a
-        thread that wants no floating point warnings from it calls `np.seterr(all="ignore")` once.
+        `ExecutionFailed`. A model of one ufunc call, such as ADD, has this call itself as `run`, without a Python frame
+        around it: a thread that wants no floating point warnings from it calls `np.seterr(all="ignore")` once.
     shapes: (dimensions, is_sufficient) per output; of a model that is not static, exact only after a run.
     """
 
@@ -235,7 +235,9 @@ class Bound:
                 pace()
         if not all(enough for _, enough in frame.shapes()):
             return partial(_refuse, frame.shapes())
-        return steps[0] if len(steps) == 1 else partial(_run_steps, steps, owners)
+        if len(steps) == 1 and isinstance(steps[0].func, np.ufunc):
+            return steps[0]  # cannot fail, so that nothing has to stand around it
+        return partial(_run_steps, steps, owners)
 
     def _run_dynamic(self) -> None:
         frame = _Frame(self._interpreter, self._inputs, self._buffers)

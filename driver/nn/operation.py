@@ -13,7 +13,7 @@ it was.
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -23,7 +23,7 @@ from .model import ChannelQuant, Operand
 from .types import Dimensions, OperandType
 
 Array = NDArray[Any]
-Step = Callable[[], Any]
+Step = partial[Any]
 
 MAX_BYTES = 2**32 - 1
 """Largest operand: the HAL counts bytes in 32 bits."""
@@ -90,6 +90,7 @@ class Tensor:
         return self.array
 
 
+@cache
 def _spread(slots: str) -> tuple[str, ...]:
     """Spell out repetitions: "T 2*INT32" is T, INT32, INT32."""
     spelled: list[str] = []

@@ -3,6 +3,7 @@
 Nothing here allocates in proportion to what a model claims, and nothing recurses along its references.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from itertools import chain
 
@@ -15,6 +16,8 @@ from .ops import OPERATIONS
 from .types import ZERO_POINTS, OperandLifeTime, OperandType, byte_size
 
 _L, _T = OperandLifeTime, OperandType
+NAME_LENGTH = 64
+"""Characters of a name that a message repeats."""
 SMALLEST_SCALE = float(np.finfo(np.float32).smallest_subnormal)
 LARGEST_SCALE = float(np.finfo(np.float32).max)
 
@@ -132,13 +135,13 @@ def _constant_fault(operand: Operand) -> str | None:
 
 
 def _check_operation(graph: Subgraph, index: int, operation: Operation) -> None:
-    label = f"operation {index} ({operation.type})"
+    label = f"operation {index} ({operation.type[:NAME_LENGTH]})"
     for i in chain(operation.inputs, operation.outputs):
         if not 0 <= i < len(graph.operands):
             raise InvalidModel(f"{label}: operand {i} does not exist, there are {len(graph.operands)}")
     kind = OPERATIONS.get(operation.type)
     if kind is None:
-        raise InvalidModel(f"{label}: no such operation here{did_you_mean(operation.type, tuple(OPERATIONS))}")
+        raise InvalidModel(f"{label}: no such operation here{did_you_mean(operation.type, OPERATIONS)}")
     inputs = [graph.operands[i] for i in operation.inputs]
     outputs = [graph.operands[i] for i in operation.outputs]
     try:
@@ -209,7 +212,8 @@ def _inputs_fault(signature: Signature, inputs: Sequence[Operand]) -> str | None
 def _check_list(graph: Subgraph, listed: Sequence[int], lifetime: OperandLifeTime, word: str) -> None:
     """`listed` names exactly the operands of one lifetime, each once."""
     if len(set(listed)) != len(listed):
-        raise InvalidModel(f"an operand is listed twice among the {word}s {list(listed)}")
+        twice = next(i for i, count in Counter(listed).items() if count > 1)
+        raise InvalidModel(f"operand {twice} is listed twice among the {word}s")
     for i in listed:
         if not 0 <= i < len(graph.operands):
             raise InvalidModel(f"{word} operand {i} does not exist, there are {len(graph.operands)}")

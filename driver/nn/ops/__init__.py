@@ -1,4 +1,9 @@
-"""The table of all operations. A new one is a function or a file beside this one, and a line here."""
+"""The table of all operations.
+
+A new operation takes three things: an `OperationType` in the file of its family (or in a file of its own), made of a
+signature, a shape function and a function that builds its kernel; its line in the table below; and a test that carries
+its name, in the tests beside the others.
+"""
 
 from ..operation import OperationType
 from . import axes, conv, dense, elementwise, movement, pool, quantize, resize

@@ -9,15 +9,7 @@ import numpy as np
 from ..model import Operand
 from ..operation import Array, Call, OperationType, Signature, Tensor, same_as_input
 from ..types import Dimensions, OperandType
-from .real import (
-    accumulator,
-    activation_bounds,
-    load,
-    look_up,
-    quantise,
-    store,
-    table,
-)
+from .real import accumulator, activation_bounds, load, look_up, quantise, store, table
 
 MAX_RANK = 4
 
@@ -25,6 +17,8 @@ MAX_RANK = 4
 def broadcast(a: Dimensions, b: Dimensions) -> Dimensions:
     """Dimensions of an element-wise result: trailing dimensions are equal or one of them is 1."""
     rank = max(len(a), len(b))
+    if rank > MAX_RANK:
+        raise ValueError(f"dimensions {list(a)} and {list(b)} have to be of rank {MAX_RANK} at most")
     pairs = zip((1,) * (rank - len(a)) + a, (1,) * (rank - len(b)) + b, strict=True)
     result = []
     for x, y in pairs:

@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from ..operation import Array, Call, Tensor
-from ..types import OperandType
 
 NO_BIAS = 0.0
 SMALL = 1 << 12
@@ -86,26 +85,34 @@ def store(
     tensor = call.outputs[0]
     bounds = activation_bounds(code, tensor)
     if tensor.type.is_quantised:
-        wide = result if result.dtype == np.float64 else call.shared("wide", result.shape, np.float64)
-        if wide is not result or bias is not NO_BIAS:
-            call.step(np.add, result, bias, wide)
-        call.step(np.multiply, wide, factor, wide)
-        _round(call, wide, call.shared("half", result.shape, np.float64))
-        if tensor.zero_point:
-            call.step(np.add, wide, float(tensor.zero_point), wide)
-        clamp(call, wide, bounds)
-        call.step(np.copyto, view, wide, casting="unsafe")
-        return
+        result = _scaled(call, result, factor, bias)
+        _round(call, result, tensor.zero_point, bounds)
     clamp(call, result, bounds)
     if result is not view:
         call.step(np.copyto, view, result, casting="unsafe")
 
 
-def _round(call: Call, array: Array, half: Array) -> None:
-    """Round `array` in place, half away from zero; `half` is scratch memory of the same shape."""
+def _scaled(call: Call, result: Array, factor: float | Array, bias: float | Array) -> Array:
+    """(result + bias) * factor in float64; in place when `result` is float64."""
+    wide = result if result.dtype == np.float64 else call.shared("wide", result.shape, np.float64)
+    if wide is not result or bias is not NO_BIAS:
+        call.step(np.add, result, bias, wide)
+    call.step(np.multiply, wide, factor, wide)
+    return wide
+
+
+def _round(call: Call, array: Array, zero_point: int, bounds: Bounds) -> None:
+    """Round `array` in place, half away from zero, and add the zero point; exact for what stays in bounds."""
+    if bounds[0] is not None and bounds[0] >= zero_point:
+        # Nothing negative stays in bounds, and for the rest rounding half up is the same and takes two passes less.
+        call.step(np.add, array, zero_point + 0.5, array)
+        call.step(np.floor, array, array)
+        return
+    half = call.shared("half", array.shape, np.float64)
     call.step(np.copysign, 0.5, array, half)
     call.step(np.add, array, half, array)
     call.step(np.trunc, array, array)
+    call.step(np.add, array, float(zero_point), array)
 
 
 def table(tensor: Tensor, dtype: DTypeLike = np.float64) -> Array:
@@ -122,8 +129,3 @@ def look_up(call: Call, source: Tensor, entries: Array, view: Array) -> None:
 def requantise_table(source: Tensor, target: Tensor) -> Array:
     """Entries that turn bytes of `source` into the type and parameters of `target`."""
     return quantise(table(source), target).astype(target.type.dtype)
-
-
-def is_float(tensor: Tensor) -> bool:
-    """True for TENSOR_FLOAT32 and TENSOR_FLOAT16."""
-    return tensor.type in (OperandType.TENSOR_FLOAT32, OperandType.TENSOR_FLOAT16)

@@ -219,6 +219,53 @@ def test_empty_tensors():
         Interpreter(m.build()).bind([np.ones((0, 2), np.float32)], [room(8)])
 
 
+EMPTY_BATCHES = {
+    "CONV_2D": lambda m, x: m.operation("CONV_2D", x, np.ones((1, 2, 2, 2), np.float32), [0.0], 1, 1, 1, 0),
+    "DEPTHWISE_CONV_2D": lambda m, x: m.operation(
+        "DEPTHWISE_CONV_2D", x, np.ones((1, 2, 2, 2), np.float32), [0.0, 0.0], 1, 1, 1, 1, 0
+    ),
+    "AVERAGE_POOL_2D": lambda m, x: m.operation("AVERAGE_POOL_2D", x, 1, 1, 1, 2, 2, 0),
+    "MAX_POOL_2D": lambda m, x: m.operation("MAX_POOL_2D", x, 1, 1, 1, 2, 2, 0),
+    "FULLY_CONNECTED": lambda m, x: m.operation("FULLY_CONNECTED", x, np.ones((3, 32), np.float32), [0.0] * 3, 0),
+    "SOFTMAX": lambda m, x: m.operation("SOFTMAX", x, 1.0),
+    "LOGISTIC": lambda m, x: m.operation("LOGISTIC", x),
+    "TANH": lambda m, x: m.operation("TANH", x),
+    "RELU6": lambda m, x: m.operation("RELU6", x),
+    "MUL": lambda m, x: m.operation("MUL", x, [2.0], 0),
+    "CONCATENATION": lambda m, x: m.operation("CONCATENATION", x, x, 3),
+    "TRANSPOSE": lambda m, x: m.operation("TRANSPOSE", x, [0, 3, 1, 2]),
+    "RESIZE_BILINEAR": lambda m, x: m.operation("RESIZE_BILINEAR", x, 8, 8),
+    "QUANTIZE": lambda m, x: m.operation("QUANTIZE", x, scale=0.5),
+    "DEQUANTIZE": lambda m, x: m.operation("DEQUANTIZE", m.operation("QUANTIZE", x, scale=0.5)),
+}
+
+
+@pytest.mark.parametrize("name", EMPTY_BATCHES)
+def test_batches_of_nothing(name):
+    """A batch of 0 images gives a batch of 0 results, the other dimensions as ever."""
+    m = ModelBuilder()
+    y = EMPTY_BATCHES[name](m, m.input("float32", (0, 4, 4, 2)))
+    m.output(y)
+    assert y.operand.dimensions[0] == 0
+    bound = Interpreter(m.build()).bind([np.ones((0, 4, 4, 2), np.float32)], [room(1)])
+    bound.run()
+    assert bound.shapes == ((y.operand.dimensions, True),)
+
+
+@pytest.mark.parametrize("name", EMPTY_BATCHES)
+def test_inputs_of_any_stride_and_alignment(name, run_model):
+    """Inputs may lie scattered in memory, or at an odd address."""
+    m = ModelBuilder()
+    m.output(EMPTY_BATCHES[name](m, m.input("float32", (3, 4, 4, 2))))
+    model = m.build()
+    x = np.random.default_rng(1).standard_normal((3, 4, 4, 2)).astype(np.float32)
+    expected = run_model(model, x)[0].copy()
+    odd = np.frombuffer(b"." + x.tobytes(), np.float32, offset=1).reshape(x.shape)
+    scattered = np.repeat(x, 2, axis=2)[:, :, ::2]
+    for same in (odd, scattered, np.asfortranarray(x)):
+        np.testing.assert_array_equal(run_model(model, same)[0], expected)
+
+
 def test_results_too_large_for_the_hal():
     """A result of more than 4 GiB fails before anything is allocated."""
     m = ModelBuilder()

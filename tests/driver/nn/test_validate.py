@@ -1,17 +1,9 @@
-import dataclasses
-from typing import Any
+from dataclasses import replace as edit
 
 import numpy as np
 import pytest
 
-from driver.nn import InvalidModel, Model, ModelBuilder, Operand, Operation, Subgraph, validate
-from driver.nn.validate import required_version
-
-
-def edit(record: Any, **changes: Any) -> Any:
-    """A copy of a record with some fields changed."""
-    fields = {f.name: getattr(record, f.name) for f in dataclasses.fields(record)}
-    return type(record)(**{**fields, **changes})
+from driver.nn import InvalidModel, Model, ModelBuilder, Operand, Operation, Subgraph, required_version, validate
 
 
 def constant(kind, value, **more):
@@ -155,7 +147,7 @@ def test_operation_rules(graph, index, changes, reason):
     [
         ({"operands": (), "operations": ()}, "at least one operand and one operation"),
         ({"operations": ()}, "at least one operand and one operation"),
-        ({"inputs": (0, 0)}, "listed twice among the inputs"),
+        ({"inputs": (0, 0)}, "operand 0 is listed twice among the inputs"),
         ({"inputs": ()}, "operand 0 has lifetime SUBGRAPH_INPUT but is not listed"),
         ({"inputs": (0, 2)}, "input operand 2 has lifetime CONSTANT_COPY"),
         ({"inputs": (7,)}, "input operand 7 does not exist"),
