@@ -51,11 +51,17 @@ class Pacer:
         self._since = 0.0
 
     def __call__(self) -> None:
-        """Pauses now and then; not while there is nobody to make room for."""
-        if not self.bursts:
-            return
-        now = time.perf_counter()
-        if now - self._since > _WORK:
+        """Pauses now and then, while a burst lives."""
+        if self.bursts:
+            self._pause()
+
+    def for_others(self) -> None:
+        """The same on behalf of one burst: pauses while another lives."""
+        if self.bursts > 1:
+            self._pause()
+
+    def _pause(self) -> None:
+        if time.perf_counter() - self._since > _WORK:
             time.sleep(_PAUSE)  # a real sleep: giving up the GIL only to take it again would let nobody in
             self._since = time.perf_counter()
 
@@ -67,25 +73,20 @@ class Engine:
         self.device: Device = device_class(name)()
         self.pace = Pacer()
         self.contexts = ChannelLoop("burst-contexts")
-        self._lock = threading.Lock()
+        self._preparing, self._counting = threading.Lock(), threading.Lock()
 
     def prepare(self, fd: int, where: object) -> tuple[Model, PreparedModel]:
         """One at a time, so that the pauses are not filled by another's work. Owns `fd`."""
-        with self._lock:
+        with self._preparing:
             model = decode(fd, where, self.pace)
             return model, self.device.prepare(model, self.pace)
 
-    def burst_started(self) -> None:
-        """Counts for the pacer; what exists now is not garbage."""
-        gc.freeze()
-        self.pace.bursts += 1
-
-    def burst_ended(self) -> None:
-        """The reverse. The last one out cleans up."""
-        self.pace.bursts -= 1
-        if not self.pace.bursts:
-            gc.unfreeze()
-            gc.collect()
+    def count_burst(self, change: int) -> None:
+        """One more or one less. The last one out cleans up: while a burst lives, garbage is not collected."""
+        with self._counting:
+            self.pace.bursts += change
+            if not self.pace.bursts:
+                gc.collect()
 
     def serve(self, channel: Channel) -> None:
         """One client, until its connection ends."""
@@ -116,7 +117,8 @@ class Client:
     def load(self, message: Message, where: object) -> Reply:
         """Prepares the model in the descriptor; answers its number."""
         number = next(self._numbers)
-        self._models[number] = partial(BoundRequest, *self._engine.prepare(take_fd(message), where))
+        model, prepared = self._engine.prepare(take_fd(message), where)
+        self._models[number] = lambda request: BoundRequest(model, prepared, request, self._engine.pace.for_others)
         return Reply([number])
 
     def free(self, _: Message, number: int) -> Reply:
@@ -170,11 +172,11 @@ class Client:
             self._bursts.discard(server)
             self._engine.contexts.discard(context)
             context.close()
-            self._engine.burst_ended()
+            self._engine.count_burst(-1)
 
         server.on_end = on_end
         self._bursts.add(server)
-        self._engine.burst_started()
+        self._engine.count_burst(+1)
         self._engine.contexts.add(context, partial(_context_message, server), server.stop)
         server.start(spin)
 

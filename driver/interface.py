@@ -35,8 +35,13 @@ class PreparedModel(Protocol):
     def is_static(self) -> bool:
         """True when the shapes of all outputs follow from those of the inputs."""
 
-    def bind(self, inputs: Sequence[NDArray[Any] | None], outputs: Sequence[NDArray[Any]]) -> Bound:
-        """Inputs typed and shaped (None: omitted), outputs as raw uint8 memory. Raises ExecutionFailed, ValueError."""
+    def bind(
+        self, inputs: Sequence[NDArray[Any] | None], outputs: Sequence[NDArray[Any]], pace: Callable[[], object]
+    ) -> Bound:
+        """Inputs typed and shaped (None: omitted), outputs as raw uint8 memory; `pace` as in `Device.prepare`.
+
+        Raises ExecutionFailed, ValueError.
+        """
 
 
 class Device(Protocol):

@@ -13,6 +13,7 @@ import numpy as np
 from burst import ErrorStatus, GeneralFailure, InvalidArgument, OutputShape, Result
 from burst import OutputInsufficientSize as InsufficientSize
 from driver.errors import ExecutionFailed, OutputInsufficientSize
+from driver.nn import combine_dimensions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -27,7 +28,9 @@ if TYPE_CHECKING:
 class BoundRequest:
     """A burst.Execution: one request on one prepared model, checked, with its arrays in the pools."""
 
-    def __init__(self, model: Model, prepared: PreparedModel, request: Request) -> None:
+    def __init__(
+        self, model: Model, prepared: PreparedModel, request: Request, pace: Callable[[], object] = lambda: None
+    ) -> None:
         """Raises InvalidArgument for a request that does not fit, GeneralFailure for what cannot be computed."""
         graph = model.main
         _check_count("inputs", request.inputs, graph.inputs)
@@ -39,14 +42,16 @@ class BoundRequest:
             _output(n, a, graph.operands[i], request) for n, (a, i) in enumerate(_pairs(request.outputs, graph.outputs))
         ]
         try:
-            self._bound = prepared.bind(inputs, outputs)
+            self._bound = prepared.bind(inputs, outputs, pace)
         except ExecutionFailed as error:
             raise GeneralFailure(str(error)) from error
         except ValueError as error:
             raise InvalidArgument(str(error)) from error
         self.is_static = prepared.is_static
+        if self.is_static:
+            _check_shapes(request, self._bound)
         cannot_fail = self.is_static and all(enough for _, enough in self._bound.shapes)
-        self.run: Callable[[], object] = self._bound.run if cannot_fail else partial(_run, self._bound)
+        self.run: Callable[[], object] = self._bound.run if cannot_fail else partial(_run, request, self._bound)
 
     @property
     def shapes(self) -> Sequence[OutputShape]:
@@ -54,14 +59,22 @@ class BoundRequest:
         return _shapes(self._bound)
 
 
-def _run(bound: Bound) -> None:
+def _run(request: Request, bound: Bound) -> None:
     try:
         bound.run()
+        _check_shapes(request, bound)
     except OutputInsufficientSize as error:
         status = ErrorStatus.OUTPUT_INSUFFICIENT_SIZE
         raise InsufficientSize(str(error), Result(status, (), tuple(OutputShape(*s) for s in error.shapes))) from error
     except ExecutionFailed as error:
         raise GeneralFailure(str(error)) from error
+
+
+def _check_shapes(request: Request, bound: Bound) -> None:
+    """Where the request says what shape an output has, it must be right; the HAL calls it a failed execution."""
+    for n, (argument, (found, _)) in enumerate(zip(request.outputs, bound.shapes, strict=True)):
+        if combine_dimensions(argument.dimensions, found) is None:
+            raise GeneralFailure(f"output {n}: the request says {argument.dimensions}, and its shape is {found}")
 
 
 def _shapes(bound: Bound) -> tuple[OutputShape, ...]:

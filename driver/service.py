@@ -47,19 +47,19 @@ class Service:
         self._device: Device = device_class(name)()
         self._engine, self._engine_pid = start_engine(name)
         self._clients = 0
-        self._changed = os.eventfd(0, os.EFD_CLOEXEC)
+        self._left = os.eventfd(0, os.EFD_CLOEXEC)
         # Validation must not take the CPU from a listener: Linux priorities are per thread.
         self._heavy = ThreadPoolExecutor(1, "validation", initializer=partial(os.setpriority, os.PRIO_PROCESS, 0, 10))
 
     def run(self) -> None:
         """Until nobody has needed us for a while, or the engine is gone."""
         poll = select.poll()
-        for fd in (self._listener.fileno(), self._engine.fileno(), self._changed):
+        for fd in (self._listener.fileno(), self._engine.fileno(), self._left):
             poll.register(fd, select.POLLIN)
         while True:
             ready = {fd for fd, _ in poll.poll(None if self._clients else LINGER * 1e3)}
-            if self._changed in ready:
-                os.eventfd_read(self._changed)
+            if self._left in ready:
+                self._clients -= os.eventfd_read(self._left)  # counts those who left since we looked
             if self._engine.fileno() in ready:
                 _log.error("the engine ended")
                 with self._place.locked():
@@ -105,8 +105,7 @@ class Service:
         except PeerDied:
             pass
         finally:
-            self._clients -= 1
-            os.eventfd_write(self._changed, 1)
+            os.eventfd_write(self._left, 1)
 
     def describe(self) -> list[object]:
         """What `hello` answers."""

@@ -16,14 +16,14 @@ class DriverError(Exception):
     """Base of everything raised on purpose by the driver package."""
 
 
-class InvalidModel(DriverError, ValueError):  # noqa: N818 - what happened, as the HAL says it
+class InvalidModel(DriverError, ValueError):
     """A model breaks a rule of the HAL, or a builder was asked for an impossible operand.
 
     Raised by `validate`, `ModelBuilder` and `Interpreter`. The builder stays usable: the call changed nothing.
     """
 
 
-class ExecutionFailed(DriverError):  # noqa: N818
+class ExecutionFailed(DriverError):
     """An operation met values or shapes that it cannot compute (HAL: GENERAL_FAILURE).
 
     Raised by `Interpreter.bind` and by `Bound.run`. The interpreter and its other bindings stay usable; the contents of
@@ -37,7 +37,7 @@ class ExecutionFailed(DriverError):  # noqa: N818
         self.reason = reason
 
 
-class OutputInsufficientSize(DriverError):  # noqa: N818
+class OutputInsufficientSize(DriverError):
     """At least one output buffer is shorter than the result that belongs in it.
 
     Raised by `Bound.run`. `shapes` holds (dimensions, is_sufficient) per output, so that the caller can bind again with

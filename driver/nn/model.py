@@ -33,7 +33,7 @@ class Operand:
     location: Any = None
     extra: Any = None
 
-    def __init__(  # noqa: PLR0917 - the fields of the record, in their order
+    def __init__(
         self,
         type: OperandType | str | int,  # noqa: A002 - the HAL's word
         dimensions: Sequence[int] = (),
