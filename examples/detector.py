@@ -1,9 +1,9 @@
 """A small fully convolutional detector: the network, and what its answers mean.
 
-The camera frame goes in as it is (TENSOR_QUANT8_ASYMM, 640x480 RGB). The first operation takes every fourth pixel of every
-fourth row; the rest is an hourglass of 3x3 convolutions that ends in a grid of 40x30 cells of 16x16 pixels. For each cell
-the network says how much it looks like the middle of an object of each class, and how far away the object's left, upper,
-right and lower edges are, in cells.
+The camera frame goes in as it is (TENSOR_QUANT8_ASYMM, 640x480 RGB). The first operation takes every fourth pixel of
+every fourth row; the rest is an hourglass of 3x3 convolutions that ends in a grid of 40x30 cells of 16x16 pixels. For
+each cell the network says how much it looks like the middle of an object of each class, and how far away the object's
+left, upper, right and lower edges are, in cells.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-
 from boxes import Box, overlap
 from scene import NAMES
 
@@ -40,7 +39,8 @@ def build_model(weights: Path = WEIGHTS) -> driver.Model:
     m = driver.ModelBuilder()
 
     def conv(x: object, name: str, stride: int = 1, activation: int = RELU) -> object:
-        return m.operation("CONV_2D", x, layers[name + ".filter"], layers[name + ".bias"], SAME, stride, stride, activation)
+        kernel, bias = layers[name + ".filter"], layers[name + ".bias"]
+        return m.operation("CONV_2D", x, kernel, bias, SAME, stride, stride, activation)
 
     def ints(*values: int) -> np.ndarray:
         return np.array(values, np.int32)
@@ -60,8 +60,9 @@ def build_model(weights: Path = WEIGHTS) -> driver.Model:
 def decode(outputs: Sequence[np.ndarray], at_least: float = 0.35, most_shared: float = 0.5) -> list[Box]:
     """Turn the network's two outputs into boxes, the surest first.
 
-    A cell is an object's middle if its heat for some class is `at_least` and no neighbour's is higher. Of boxes of one class
-    that share more than `most_shared` of their union only the surest stays; boxes of different classes must share more.
+    A cell is an object's middle if its heat for some class is `at_least` and no neighbour's is higher. Of boxes of one
+    class that share more than `most_shared` of their union only the surest stays; boxes of different classes may share
+    half of the rest on top.
     """
     heat, edges = outputs[0][0], outputs[1][0]
     rows, columns, kinds = np.nonzero((heat >= at_least) & (heat == _neighbourhood(heat)))

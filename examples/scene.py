@@ -1,10 +1,11 @@
 """A camera that needs no camera: a generated street of moving shapes, with the truth about them.
 
-Every frame is drawn straight into the array it is given (a burst's input, say). Behind the objects two coloured textures
-and a pool of light glide over each other, so that the background never repeats; over everything lies sensor noise.
+Every frame is drawn straight into the array it is given (a burst's input, say). Behind the objects two coloured
+textures and two pools of light glide over each other, so that the background never repeats; over everything lies sensor
+noise.
 
-All layers are uint8 and their ranges are chosen so that no sum can leave 0..255: three additions per frame, no clipping,
-no conversion. Noise is stored modulo 256, where adding 251 takes 5 away.
+All layers are uint8 and their ranges are chosen so that no sum can leave 0..255: three additions per frame, no
+clipping, no conversion. Noise is stored modulo 256, where adding 251 takes 5 away.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-
 from boxes import Box
 
 if TYPE_CHECKING:
@@ -204,8 +204,9 @@ def _texture(random: np.random.Generator, size: tuple[int, int], low: float, hig
     """Cloudy, tinted noise of four sizes of grain, crossed by soft stripes."""
     image = np.zeros((*size, 3), np.float32)
     for cells, strength in ((4, 1.0), (12, 0.6), (40, 0.35), (110, 0.25)):
-        grid = random.random((cells * 3 // 4, cells, 1), np.float32) + 0.35 * random.random((cells * 3 // 4, cells, 3), np.float32)
-        image += strength * _enlarge(grid, size)
+        brightness = random.random((cells * 3 // 4, cells, 1), np.float32)
+        tint = random.random((cells * 3 // 4, cells, 3), np.float32)
+        image += strength * _enlarge(brightness + 0.35 * tint, size)
     y, x = np.ogrid[:size[0], :size[1]]
     angle, pitch = random.uniform(0, math.pi), random.uniform(25, 120)
     stripes = np.sin((math.cos(angle) * x + math.sin(angle) * y) * (2 * math.pi / pitch))
