@@ -117,8 +117,11 @@ class Scene:
         self.frame = 0
         self._random = np.random.default_rng(seed)
         size = height + ROAM[0], width + ROAM[1]
-        self._layers = [_texture(self._random, size, FLOOR, 125), _texture(self._random, size, 0, 65),
-                        _light(self._random, size, 45)]
+        self._layers = [
+            _texture(self._random, size, FLOOR, 125),
+            _texture(self._random, size, 0, 65),
+            _light(self._random, size, 45),
+        ]
         grain = self._random.normal(0, self._random.uniform(2, 7), (*size, 3))
         self._noise = np.clip(np.rint(grain), -NOISE_LIMIT, NOISE_LIMIT).astype(np.int8).view(np.uint8)
         self._paths = self._random.uniform(0.002, 0.012, (len(self._layers), 2))
@@ -155,21 +158,29 @@ class Scene:
         colour = 255 * np.array(colorsys.hsv_to_rgb(pick(0, 1), pick(0.45, 1), pick(0.35, 1)), np.float32)
         return Thing(
             name=NAMES[self._random.integers(len(NAMES))],
-            x=pick(radius, self.width - radius), y=pick(radius, self.height - radius),
-            dx=speed * math.cos(heading), dy=speed * math.sin(heading),
-            radius=radius, angle=pick(0, 2 * math.pi), spin=pick(-0.05, 0.05), pulse=pick(0, 2 * math.pi),
-            colour=colour, soft=pick(1.2, 3), rest=0 if first else int(pick(0, 60)), life=int(pick(100, 500)),
+            x=pick(radius, self.width - radius),
+            y=pick(radius, self.height - radius),
+            dx=speed * math.cos(heading),
+            dy=speed * math.sin(heading),
+            radius=radius,
+            angle=pick(0, 2 * math.pi),
+            spin=pick(-0.05, 0.05),
+            pulse=pick(0, 2 * math.pi),
+            colour=colour,
+            soft=pick(1.2, 3),
+            rest=0 if first else int(pick(0, 60)),
+            life=int(pick(100, 500)),
         )
 
     def _window(self, layer: np.ndarray, i: int) -> np.ndarray:
         """Return the part of a background layer that is in view now."""
         swing = np.sin(self._phases[i] + self.frame * self._paths[i])
         row, column = ((0.5 + 0.5 * swing) * ROAM).astype(int)
-        return layer[row:row + self.height, column:column + self.width]
+        return layer[row : row + self.height, column : column + self.width]
 
     def _grain(self) -> np.ndarray:
         row, column = self._random.integers(ROAM)
-        return self._noise[row:row + self.height, column:column + self.width]
+        return self._noise[row : row + self.height, column : column + self.width]
 
     def _draw(self, out: np.ndarray, i: int, thing: Thing) -> tuple[int, int, Box]:
         """Blend one object into the frame; return its number, its area within the frame and its box."""
@@ -182,20 +193,27 @@ class Scene:
         solid = opaque > 0.5
         self._owner[rows, columns][solid] = i
         across, down = np.flatnonzero(solid.any(axis=0)), np.flatnonzero(solid.any(axis=1))
-        box = Box(thing.name, columns.start + int(across[0]), rows.start + int(down[0]),
-                  columns.start + int(across[-1]) + 1, rows.start + int(down[-1]) + 1)
+        box = Box(
+            thing.name,
+            columns.start + int(across[0]),
+            rows.start + int(down[0]),
+            columns.start + int(across[-1]) + 1,
+            rows.start + int(down[-1]) + 1,
+        )
         return i, int(np.count_nonzero(solid)), box
 
     def _seen(self, i: int, box: Box) -> int:
         """Count the pixels of object `i` that no later object hides."""
-        return int(np.count_nonzero(self._owner[int(box.y0):int(box.y1), int(box.x0):int(box.x1)] == i))
+        return int(np.count_nonzero(self._owner[int(box.y0) : int(box.y1), int(box.x0) : int(box.x1)] == i))
 
 
 def _enlarge(grid: np.ndarray, size: tuple[int, int]) -> np.ndarray:
     """Linear interpolation of [h, w, channels] to size, as one matrix product per axis."""
+
     def weights(few: int, many: int) -> np.ndarray:
         at = np.linspace(0, few - 1, many, dtype=np.float32)[:, None]
         return np.maximum(1 - np.abs(at - np.arange(few, dtype=np.float32)), 0)
+
     tall = np.tensordot(weights(grid.shape[0], size[0]), grid, (1, 0))
     return np.einsum("xw,ywc->yxc", weights(grid.shape[1], size[1]), tall, optimize=True)
 
@@ -207,7 +225,7 @@ def _texture(random: np.random.Generator, size: tuple[int, int], low: float, hig
         brightness = random.random((cells * 3 // 4, cells, 1), np.float32)
         tint = random.random((cells * 3 // 4, cells, 3), np.float32)
         image += strength * _enlarge(brightness + 0.35 * tint, size)
-    y, x = np.ogrid[:size[0], :size[1]]
+    y, x = np.ogrid[: size[0], : size[1]]
     angle, pitch = random.uniform(0, math.pi), random.uniform(25, 120)
     stripes = np.sin((math.cos(angle) * x + math.sin(angle) * y) * (2 * math.pi / pitch))
     image += random.uniform(0, 0.35) * np.tanh(3 * stripes)[:, :, None].astype(np.float32)
@@ -217,9 +235,9 @@ def _texture(random: np.random.Generator, size: tuple[int, int], low: float, hig
 
 def _light(random: np.random.Generator, size: tuple[int, int], high: float) -> np.ndarray:
     """Make two soft pools of light."""
-    y, x = np.ogrid[:size[0], :size[1]]
+    y, x = np.ogrid[: size[0], : size[1]]
     pools = np.zeros(size, np.float32)
     for _ in range(2):
         row, column, width = random.uniform(0, size[0]), random.uniform(0, size[1]), random.uniform(150, 400)
-        pools += np.exp(-((y - row) ** 2 + (x - column) ** 2) / (2 * width ** 2)).astype(np.float32)
+        pools += np.exp(-((y - row) ** 2 + (x - column) ** 2) / (2 * width**2)).astype(np.float32)
     return np.repeat((pools * (high / pools.max())).astype(np.uint8)[:, :, None], 3, axis=2)

@@ -133,7 +133,7 @@ def loss(logits: torch.Tensor, edges: torch.Tensor, truth: tuple[torch.Tensor, .
     p = logits.sigmoid()
     peaks = heat == 1
     hit = functional.logsigmoid(logits) * (1 - p) ** 2
-    calm = functional.logsigmoid(-logits) * p ** 2 * (1 - heat) ** 4
+    calm = functional.logsigmoid(-logits) * p**2 * (1 - heat) ** 4
     focal = -torch.where(peaks, hit, calm).sum() / peaks.sum()
     got, wanted = (t.permute(0, 2, 3, 1)[near] for t in (edges, wanted))
     shared = area(torch.minimum(got, wanted))
@@ -167,7 +167,7 @@ def train(net: Detector, data: list[torch.Tensor], epochs: int, random: np.rando
     start = time.monotonic()
     for epoch in range(epochs):
         total = 0.0
-        for rows in random.permutation(len(data[0]))[:steps * batch].reshape(steps, batch):
+        for rows in random.permutation(len(data[0]))[: steps * batch].reshape(steps, batch):
             images, *truth = mirrored([as_input(data[0][rows]), *(t[rows] for t in data[1:])], random)
             value = loss(*net(images), truth)
             optimiser.zero_grad()
