@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from contextlib import ExitStack, closing, nullcontext
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from boxes import Box
 
 WARM_UP = 20  # calls on each path before anything is measured
-FILM = "camera.mp4"
 REFRESH = 10  # frames between two updates of the progress bar
 
 
@@ -105,7 +104,7 @@ def run(demo: Demo, args: argparse.Namespace, film: Film | None, console: Consol
 
 def report(demo: Demo, clock: Clock, args: argparse.Namespace, console: Console) -> None:
     """Leave the pictures and print the tables."""
-    files = [] if args.no_video else [args.out / FILM]
+    files = [] if args.no_video else [args.out / Film.NAME]
     seen = len(demo.latencies["burst"])
     if seen:
         files.append(args.out / "latency.png")
@@ -152,9 +151,7 @@ def main() -> None:
             source = stack.enter_context(closing(open_source(args.source, args.seed, args.fps)))
             prepared = stack.enter_context(driver.connect(args.device).prepare(build_model()))
             burst = stack.enter_context(prepared.burst(measure=True, **spin))
-            film = stack.enter_context(
-                nullcontext() if args.no_video else Film(args.out / FILM, WIDTH, HEIGHT, args.fps)
-            )
+            film = None if args.no_video else stack.enter_context(Film(args.out, WIDTH, HEIGHT, args.fps))
             demo = Demo(prepared, burst, source)
             clock = run(demo, args, film, console)
     except ValueError as error:

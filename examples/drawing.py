@@ -64,8 +64,10 @@ def annotate(frame: np.ndarray, found: Sequence[Box], caption: str) -> np.ndarra
 class Film:
     """The annotated video: H.264 in an MP4 file, encoded on one thread."""
 
-    def __init__(self, path: Path, width: int, height: int, fps: float) -> None:
-        self._container = av.open(str(path), "w")
+    NAME = "camera.mp4"
+
+    def __init__(self, folder: Path, width: int, height: int, fps: float) -> None:
+        self._container = av.open(str(folder / self.NAME), "w")
         self._stream = self._container.add_stream("libx264", rate=Fraction(fps or 30).limit_denominator(1000))
         self._stream.width, self._stream.height = width, height
         self._stream.pix_fmt = "yuv420p"

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from drawing import COLOURS
 from matplotlib import pyplot as plt
+from matplotlib.patheffects import withStroke
 from matplotlib.ticker import LogLocator, NullFormatter
 from rich.table import Table
 
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 plt.switch_backend("Agg")  # there may be no display
-from matplotlib import pyplot as plt
 
 PERCENTILES = (50, 99, 99.9)
 LONGER = tuple(round(1 - p / 100, 6) for p in PERCENTILES)  # the share of calls beyond each
@@ -116,7 +116,7 @@ def _draw_part(axis: Axes, times: dict[str, np.ndarray]) -> None:
     unit, name_of_unit = (1e3, "milliseconds") if max(map(np.median, known.values())) >= 1e3 else (1, "microseconds")
     axis.set(xscale="log", yscale="log", ylim=(5e-4, 1.15), xlabel=f"{name_of_unit}, logarithmic")
     axis.margins(x=0.15)
-    axis.xaxis.set_major_locator(LogLocator(subs=(1, 2, 3, 5)))
+    axis.xaxis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 4, 5, 7)))
     axis.xaxis.set_major_formatter("{x:g}")
     axis.xaxis.set_minor_formatter(NullFormatter())
     axis.set_yticks(
@@ -148,6 +148,7 @@ def _mark_percentiles(axis: Axes, marks: dict[tuple[str, str, str], np.ndarray])
                 textcoords="offset points",
                 ha="right" if left else "left",
                 color=colour,
+                path_effects=[withStroke(linewidth=3, foreground="white")],
             )
 
 
