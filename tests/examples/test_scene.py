@@ -12,11 +12,9 @@ def picture(scene):
 
 
 def thing(name, **changes):
-    values = dict(
-        name=name, x=160.0, y=120.0, dx=0.0, dy=0.0, radius=40.0, angle=0.4, spin=0.0, pulse=0.0,
-        colour=np.array([230, 20, 20], np.float32), soft=1.5, rest=0, life=1000,
-    )  # fmt: skip
-    return Thing(**values | changes)
+    still = {"x": 160.0, "y": 120.0, "dx": 0.0, "dy": 0.0, "radius": 40.0, "angle": 0.4, "spin": 0.0, "pulse": 0.0}
+    look = {"colour": np.array([230, 20, 20], np.float32), "soft": 1.5, "rest": 0, "life": 1000}
+    return Thing(**{"name": name} | still | look | changes)
 
 
 @pytest.fixture
