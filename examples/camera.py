@@ -104,11 +104,11 @@ def run(demo: Demo, args: argparse.Namespace, film: Film | None, console: Consol
 
 def report(demo: Demo, clock: Clock, args: argparse.Namespace, console: Console) -> None:
     """Leave the pictures and print the tables."""
-    files = [] if args.no_video else [args.out / Film.NAME]
     seen = len(demo.latencies["burst"])
-    if seen:
-        files.append(args.out / "latency.png")
-        draw_latencies(files[-1], demo.latencies, demo.source.name)
+    if not seen:
+        return
+    files = [args.out / "latency.png"] + [args.out / Film.NAME] * (not args.no_video)
+    draw_latencies(files[0], demo.latencies, demo.source.name)
     if demo.sample is not None:
         files.append(args.out / "frame.png")
         draw_frame(files[-1], *demo.sample)
@@ -139,6 +139,10 @@ def arguments() -> argparse.Namespace:
         args.out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         parser.error(f"--out {args.out}: cannot be made ({error.strerror}); pass a folder you may write to")
+    if not args.no_video and (args.out / Film.NAME).resolve() == Path(args.source).resolve():
+        parser.error(
+            f"--source {args.source}: the film of this run would overwrite it; pass another --out or --no-video"
+        )
     return args
 
 

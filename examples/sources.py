@@ -96,7 +96,8 @@ def open_source(spec: str, seed: int, fps: float) -> Source:
     try:
         return VideoSource(Path(spec), fps)
     except (av.FFmpegError, OSError, ValueError) as error:
-        raise ValueError(f"--source {spec}: cannot be opened as a video ({error}); {remedy}") from error
+        reason = getattr(error, "strerror", None) or error
+        raise ValueError(f"--source {spec}: cannot be opened as a video ({reason}); {remedy}") from error
 
 
 class Clock:
