@@ -141,7 +141,7 @@ def arguments() -> argparse.Namespace:
         parser.error(f"--out {args.out}: cannot be made ({error.strerror}); pass a folder you may write to")
     if not args.no_video and (args.out / Film.NAME).resolve() == Path(args.source).resolve():
         parser.error(
-            f"--source {args.source}: the film of this run would overwrite it; pass another --out or --no-video"
+            f"--source {args.source}: this run would overwrite it; pass another --out or --no-video"
         )
     return args
 

@@ -44,7 +44,7 @@ def test_demo_runs_and_leaves_its_results(tmp_path):
         (("--frames", "0"), "--frames 0: must be at least 1"),
         (("--fps", "-1"), "--fps -1.0: must be at least 0"),
         (("--out", "/dev/null/out"), "--out /dev/null/out: cannot be made (Not a directory); pass a folder"),
-        (("--source", "{out}/camera.mp4"), "the film of this run would overwrite it; pass another --out or --no-video"),
+        (("--source", "{out}/camera.mp4"), "this run would overwrite it; pass another --out or --no-video"),
     ],
 )
 def test_bad_argument_is_named_with_its_remedy(tmp_path, arguments, complaint):
