@@ -147,14 +147,16 @@ def area(edges: torch.Tensor) -> torch.Tensor:
 
 
 def mirrored(batch: list[torch.Tensor], random: np.random.Generator) -> list[torch.Tensor]:
-    """Flip a batch at random, its boxes' edges along with it, and tint it at random."""
+    """Flip a batch at random, its boxes' edges along with it, and tint it at random.
+
+    Of every STRIDE pixels the first was taken; in a mirror it would be the last, so flipping moves what one sees.
+    """
     images, heat, edges, near = batch
-    if random.random() < 0.5:
-        images, heat, edges, near = (t.flip(-1) for t in (images, heat, edges, near))
-        edges = edges[:, [2, 1, 0, 3]]
-    if random.random() < 0.5:
-        images, heat, edges, near = (t.flip(-2) for t in (images, heat, edges, near))
-        edges = edges[:, [0, 3, 2, 1]]
+    moved = (STRIDE - 1) / CELL
+    for axis, swap, shift in ((-1, [2, 1, 0, 3], (moved, 0, -moved, 0)), (-2, [0, 3, 2, 1], (0, moved, 0, -moved))):
+        if random.random() < 0.5:
+            images, heat, edges, near = (t.flip(axis) for t in (images, heat, edges, near))
+            edges = edges[:, swap] + torch.tensor(shift)[:, None, None]
     images = images[:, random.permutation(3).tolist()] * float(random.uniform(0.85, 1.1))
     return [images, heat, edges, near]
 
