@@ -13,60 +13,72 @@ latencies of both paths and a picture of one frame in --out, and closes with a t
 from __future__ import annotations
 
 import argparse
+import math
 import time
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import driver
+import numpy as np
 from boxes import Agreement
-from detector import build_model, decode
+from detector import FRAME, OUTPUTS, build_model, decode
 from drawing import Film, annotate
 from report import Latencies, draw_frame, draw_latencies, latency_table, summary_table
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from sources import HEIGHT, WIDTH, Clock, Source, open_source
 
+import burst
+import driver
+
 if TYPE_CHECKING:
-    import burst
-    import numpy as np
     from boxes import Box
 
+TIMEOUT = 5.0  # seconds for one execution
 WARM_UP = 20  # calls on each path before anything is measured
 REFRESH = 10  # frames between two updates of the progress bar
 
 
-def plain_call(prepared: driver.PreparedModel, frame: np.ndarray) -> burst.Result:
-    """Run the network over plain RPC: the request travels as a message through a socket."""
-    return prepared.run(frame)
+def plain_request() -> burst.Request:
+    """Lay out the same execution for the plain path, in shared memory as well: the frame, then both outputs."""
+    sizes = [math.prod(FRAME), *(4 * math.prod(shape) for shape in OUTPUTS)]
+    memory = driver.Memory.create(sum(sizes))
+    frame, *outputs = (burst.RequestArgument(offset=sum(sizes[:i]), length=size) for i, size in enumerate(sizes))
+    return burst.Request((frame,), tuple(outputs), (memory,))
 
 
 class Demo:
     """One run: frames from a source through both paths to the device."""
 
-    def __init__(self, prepared: driver.PreparedModel, burst: burst.Burst, source: Source) -> None:
+    def __init__(self, prepared: driver.RemotePreparedModel, fast: driver.Burst, source: Source) -> None:
         self.source = source
-        self.frame = burst.inputs[0][0]  # uint8 [480, 640, 3], in memory shared with the device
-        self.calls = {"burst": burst.run, "plain RPC": lambda: plain_call(prepared, burst.inputs[0])}
+        self.frame = fast.inputs[0][0]  # uint8 [480, 640, 3], in memory shared with the device
+        request = plain_request()
+        self.plain_frame = request.pools[0].asarray(np.uint8, self.frame.shape)
+        self.calls = {
+            "burst": lambda: fast.run(timeout=TIMEOUT),
+            "plain RPC": lambda: prepared.execute(request, measure=True, timeout=TIMEOUT),
+        }
         self.latencies = {path: Latencies() for path in self.calls}
         self.agreement = Agreement()
         self.sample: tuple[np.ndarray, list[Box], list[Box] | None] | None = None
 
     def warm_up(self) -> None:
         """Let both paths map their memory and fill their caches."""
-        self.source.read(self.frame)
         for call in self.calls.values():
             for _ in range(WARM_UP):
-                call()
+                call().raise_for_status()
 
     def step(self, index: int, keep: bool) -> list[Box]:
         """Take one frame through both paths and return what the burst found in it."""
         truth = self.source.read(self.frame)
+        self.plain_frame[...] = self.frame
         found: list[Box] = []
         for path in sorted(self.calls, reverse=index % 2 == 1):  # in turns: neither always comes second
             start = time.perf_counter()
             result = self.calls[path]()
             self.latencies[path].add(time.perf_counter() - start, result.timing.time_on_device)
+            result.raise_for_status()
             if path == "burst":
                 found = decode(result.outputs)  # before the next run: the outputs are views of shared memory
         if truth is not None:
@@ -140,9 +152,7 @@ def arguments() -> argparse.Namespace:
     except OSError as error:
         parser.error(f"--out {args.out}: cannot be made ({error.strerror}); pass a folder you may write to")
     if not args.no_video and (args.out / Film.NAME).resolve() == Path(args.source).resolve():
-        parser.error(
-            f"--source {args.source}: this run would overwrite it; pass another --out or --no-video"
-        )
+        parser.error(f"--source {args.source}: this run would overwrite it; pass another --out or --no-video")
     return args
 
 
@@ -153,12 +163,13 @@ def main() -> None:
     try:
         with ExitStack() as stack:
             source = stack.enter_context(closing(open_source(args.source, args.seed, args.fps)))
-            prepared = stack.enter_context(driver.connect(args.device).prepare(build_model()))
-            burst = stack.enter_context(prepared.burst(measure=True, **spin))
+            device = stack.enter_context(driver.connect(args.device))
+            prepared = stack.enter_context(device.prepare(build_model()))
+            fast = stack.enter_context(prepared.burst(measure=True, **spin))
             film = None if args.no_video else stack.enter_context(Film(args.out, WIDTH, HEIGHT, args.fps))
-            demo = Demo(prepared, burst, source)
+            demo = Demo(prepared, fast, source)
             clock = run(demo, args, film, console)
-    except ValueError as error:
+    except (ValueError, driver.DriverError, burst.BurstError) as error:
         raise SystemExit(f"camera.py: {error}") from error
     report(demo, clock, args, console)
 

@@ -25,6 +25,7 @@ FRAME = (1, 480, 640, 3)
 STRIDE = 4  # of the subsampling at the entrance
 CELL = 16
 GRID = (FRAME[1] // CELL, FRAME[2] // CELL)
+OUTPUTS = ((1, *GRID, len(NAMES)), (1, *GRID, 4))  # float32: heat by class, distances to the edges
 
 SAME = 1  # padding schemes and fused activations, as the HAL numbers them
 NONE, RELU = 0, 1

@@ -3,9 +3,10 @@
 import numpy as np
 import pytest
 from boxes import Agreement
-from detector import CELL, FRAME, GRID, WEIGHTS, build_model, decode
-from driver.nn import Interpreter
+from detector import CELL, FRAME, GRID, OUTPUTS, WEIGHTS, build_model, decode
 from scene import NAMES, Scene
+
+from driver.nn import Interpreter
 
 UNSEEN_SCENE = 3_000_000  # far from the seeds that train_detector.py trains and checks on
 
@@ -78,7 +79,7 @@ def test_weights_are_small_and_say_where_they_come_from():
 def test_network_finds_the_objects_of_scenes_it_never_saw():
     """On unseen scenes, through the reference interpreter, precision and recall are at least 0.9."""
     agreement, frame = Agreement(), np.empty(FRAME, np.uint8)
-    outputs = [np.empty((1, *GRID, channels), np.float32) for channels in (len(NAMES), 4)]
+    outputs = [np.empty(shape, np.float32) for shape in OUTPUTS]
     network = Interpreter(build_model()).bind([frame], [output.reshape(-1).view(np.uint8) for output in outputs])
     for seed in range(UNSEEN_SCENE, UNSEEN_SCENE + 6):
         scene = Scene(seed)
