@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -100,7 +101,7 @@ def draw_latencies(path: Path, paths: dict[str, Latencies], source: str) -> None
             times = {name: latencies.parts()[part] for name, latencies in paths.items()}
             _draw_part(axis, {name: np.sort(t[np.isfinite(t) & (t > 0)]) for name, t in times.items()})
         axes[0].set_ylabel("calls that took longer")
-        axes[0].legend(loc="upper right", frameon=False)
+        axes[0].legend(loc="upper right", edgecolor="none", framealpha=1)
         calls = min(len(latencies) for latencies in paths.values())
         title = f"Latency of {calls:,} calls on each path, in turns on the same frames and the same device  ({source})"
         figure.suptitle(title, x=0.01, ha="left")
@@ -117,23 +118,26 @@ def _draw_part(axis: Axes, times: dict[str, np.ndarray]) -> None:
     unit, name_of_unit = (1e3, "milliseconds") if max(map(np.median, known.values())) >= 1e3 else (1, "microseconds")
     axis.set(xscale="log", yscale="log", ylim=(5e-4, 1.15), xlabel=f"{name_of_unit}, logarithmic")
     axis.margins(x=0.15)
-    axis.xaxis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 4, 5, 7)))
-    axis.xaxis.set_major_formatter("{x:g}")
+    decades = np.log10(max(t[-1] for t in known.values()) / min(t[0] for t in known.values()))
+    axis.xaxis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 4, 5, 7) if decades < 1 else (1, 3)))
+    axis.xaxis.set_major_formatter("{x:,g}")
     axis.xaxis.set_minor_formatter(NullFormatter())
-    axis.set_yticks(
-        [1, *LONGER], ["all", *(f"1 in {1 / s:.0f}\np{p:g}" for s, p in zip(LONGER, PERCENTILES, strict=True))]
-    )
+    shares = [f"1 in {1 / share:,.0f}\np{p:g}" for share, p in zip(LONGER, PERCENTILES, strict=True)]
+    axis.set_yticks([1, *LONGER], ["all", *shares])
     axis.tick_params(axis="y", which="minor", length=0)
     for share in LONGER:
         axis.axhline(share, color="0.85", linewidth=1, zorder=0)
     for name, microseconds in known.items():
         colour, line, marker = STYLES[name]
-        beyond = 1 - np.arange(1, microseconds.size + 1) / microseconds.size
-        axis.step(
-            microseconds / unit, np.maximum(beyond, 1e-9), where="post", color=colour, linestyle=line, linewidth=2
-        )
+        beyond = np.maximum(1 - np.arange(1, microseconds.size + 1) / microseconds.size, 1e-9)
+        axis.step(microseconds / unit, beyond, where="post", color=colour, linestyle=line, linewidth=2)
         axis.plot([], [], color=colour, linestyle=line, marker=marker, label=name)
     _mark_percentiles(axis, {STYLES[name]: percentiles(t) / unit for name, t in known.items()})
+
+
+def _three_digits(value: float) -> str:
+    """Three significant digits, and never an exponent."""
+    return f"{value:,.{max(0, 2 - math.floor(math.log10(value)))}f}"
 
 
 def _mark_percentiles(axis: Axes, marks: dict[tuple[str, str, str], np.ndarray]) -> None:
@@ -143,7 +147,7 @@ def _mark_percentiles(axis: Axes, marks: dict[tuple[str, str, str], np.ndarray])
             axis.plot(values[i], share, marker, color=colour, markersize=7, markeredgecolor="white")
             left = place == 0
             axis.annotate(
-                f"{values[i]:.3g}",
+                _three_digits(values[i]),
                 (values[i], share),
                 (-8 if left else 8, 6),
                 textcoords="offset points",
