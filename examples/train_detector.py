@@ -4,8 +4,8 @@ examples/detector.npz was made by
 
     python examples/train_detector.py --scenes 400 --frames 15 --epochs 24 --seed 1
 
-in a quarter of an hour on one core (it needs the `train` extra). Training scenes have the seeds from FIRST_SCENE on, the
-check at the end the seeds from UNSEEN_SCENE on, and the demo starts at 0: none of them meet.
+in a quarter of an hour on one core (it needs the `train` extra). Training scenes have the seeds from FIRST_SCENE on,
+the check at the end has those from UNSEEN_SCENE on, and the demo starts at 0: none of them meet.
 """
 
 from __future__ import annotations
