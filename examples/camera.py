@@ -51,7 +51,7 @@ class Demo:
     """One run: frames from a source through both paths to the device."""
 
     def __init__(self, prepared: driver.RemotePreparedModel, fast: driver.Burst, source: Source) -> None:
-        self.source = source
+        self.source, self.fast = source, fast
         self.frame = fast.inputs[0][0]  # uint8 [480, 640, 3], in memory shared with the device
         request = plain_request()
         self.plain_frame = request.pools[0].asarray(np.uint8, self.frame.shape)
@@ -119,13 +119,19 @@ def report(demo: Demo, clock: Clock, args: argparse.Namespace, console: Console)
     seen = len(demo.latencies["burst"])
     if not seen:
         return
+    stats = demo.fast.stats()
+    facts = {
+        "source": demo.source.name,
+        "frames": f"{seen} seen, {clock.dropped} dropped",
+        "burst": f"{stats['runs']['burst']} runs ({WARM_UP} to warm up), {stats['runs']['plain']} fell back",
+        "copied": f"{stats['copied_bytes']['bulk']} bytes of frames and results",
+    }
     files = [args.out / "latency.png"] + [args.out / Film.NAME] * (not args.no_video)
     draw_latencies(files[0], demo.latencies, demo.source.name)
     if demo.sample is not None:
         files.append(args.out / "frame.png")
         draw_frame(files[-1], *demo.sample)
-    knows_truth = demo.agreement.hits + demo.agreement.misses > 0
-    console.print(summary_table(demo.source.name, seen, clock.dropped, demo.agreement if knows_truth else None, files))
+    console.print(summary_table(facts, demo.agreement, files))
     console.print(latency_table(demo.latencies))
 
 

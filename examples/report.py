@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -73,22 +74,21 @@ def latency_table(paths: dict[str, Latencies]) -> Table:
     return table
 
 
-def summary_table(source: str, seen: int, dropped: int, agreement: Agreement | None, files: Sequence[Path]) -> Table:
-    """Tabulate what happened."""
+def summary_table(facts: dict[str, str], agreement: Agreement, files: Sequence[Path]) -> Table:
+    """Tabulate what happened: the given facts, how well the objects were found, and what was written."""
     table = Table(show_header=False)
     table.add_column(style="bold")
     table.add_column()
-    table.add_row("source", source)
-    table.add_row("frames", f"{seen} seen, {dropped} dropped")
-    if agreement is None:
-        table.add_row("precision, recall", "unknown: nobody knows what this source shows")
-    else:
+    for name, fact in facts.items():
+        table.add_row(name, fact)
+    objects = agreement.hits + agreement.misses
+    if objects:
         table.add_row("precision", f"{agreement.precision:.3f}  ({agreement.false_alarms} false alarms)")
-        table.add_row(
-            "recall", f"{agreement.recall:.3f}  ({agreement.misses} of {agreement.hits + agreement.misses} missed)"
-        )
+        table.add_row("recall", f"{agreement.recall:.3f}  ({agreement.misses} of {objects} objects missed)")
+    else:
+        table.add_row("precision, recall", "unknown: nobody says what this source shows")
     for path in files:
-        table.add_row("written", f"{path}  ({path.stat().st_size / 1024:,.0f} KiB)")
+        table.add_row("written", f"{os.path.relpath(path)}  ({path.stat().st_size / 1024:,.0f} KiB)")
     return table
 
 

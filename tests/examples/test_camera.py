@@ -21,6 +21,8 @@ def test_demo_runs_and_leaves_its_results(tmp_path):
     """A short run ends well, tabulates both paths, finds the objects, and leaves a video and two pictures."""
     status, text = camera("--frames", 25, "--fps", 0, "--out", tmp_path)
     assert status == 0, text
+    assert "0 fell back" in text
+    assert "0 bytes of frames" in text
     for word in (
         "burst",
         "plain RPC",
@@ -41,6 +43,7 @@ def test_demo_runs_and_leaves_its_results(tmp_path):
     ("arguments", "complaint"),
     [
         (("--source", "/nowhere.mp4"), "--source /nowhere.mp4: there is no such file or camera; pass 'scene'"),
+        (("--device", "nonesuch"), "camera.py: "),
         (("--frames", "0"), "--frames 0: must be at least 1"),
         (("--fps", "-1"), "--fps -1.0: must be at least 0"),
         (("--out", "/dev/null/out"), "--out /dev/null/out: cannot be made (Not a directory); pass a folder"),

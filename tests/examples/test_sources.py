@@ -137,7 +137,7 @@ def test_tables_split_the_time():
     agreement = Agreement(hits=90, false_alarms=10, misses=30)
     console = Console(width=100)
     with console.capture() as capture:
-        console.print(summary_table("scene", 1000, 7, agreement, []))
+        console.print(summary_table({"frames": "1000 seen, 7 dropped"}, agreement, []))
         console.print(latency_table({"burst": latencies(1000), "plain RPC": latencies(1000)}))
     text = capture.get()
     assert "1000 seen, 7 dropped" in text
