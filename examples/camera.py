@@ -101,7 +101,7 @@ def run(demo: Demo, args: argparse.Namespace, film: Film | None, console: Consol
         try:
             for index in range(args.frames):
                 demo.source.skip(clock.tick())
-                found = demo.step(index, keep=index == args.frames // 2)
+                found = demo.step(index, keep=index in {0, args.frames // 2})
                 fast, slow = (latencies.latest for latencies in demo.latencies.values())
                 if film is not None:
                     caption = f"frame {index}  burst {fast:.2f} ms  plain {slow:.2f} ms  dropped {clock.dropped}"
@@ -120,11 +120,11 @@ def report(demo: Demo, clock: Clock, args: argparse.Namespace, console: Console)
     if not seen:
         return
     stats = demo.fast.stats()
+    runs, copied = stats["runs"], stats["copied_bytes"]["bulk"]
     facts = {
         "source": demo.source.name,
         "frames": f"{seen} seen, {clock.dropped} dropped",
-        "burst": f"{stats['runs']['burst']} runs ({WARM_UP} to warm up), {stats['runs']['plain']} fell back",
-        "copied": f"{stats['copied_bytes']['bulk']} bytes of frames and results",
+        "burst": f"{runs['burst']} runs ({WARM_UP} to warm up), {runs['plain']} fell back, {copied} frame bytes copied",
     }
     files = [args.out / "latency.png"] + [args.out / Film.NAME] * (not args.no_video)
     draw_latencies(files[0], demo.latencies, demo.source.name)

@@ -22,7 +22,7 @@ def test_demo_runs_and_leaves_its_results(tmp_path):
     status, text = camera("--frames", 25, "--fps", 0, "--out", tmp_path)
     assert status == 0, text
     assert "0 fell back" in text
-    assert "0 bytes of frames" in text
+    assert "0 frame bytes copied" in text
     for word in (
         "burst",
         "plain RPC",
