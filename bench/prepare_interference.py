@@ -14,7 +14,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -85,7 +85,8 @@ def second_process(args: argparse.Namespace) -> Iterator[Connection]:
     try:
         yield near
     finally:
-        near.send("")
+        with suppress(BrokenPipeError):
+            near.send("")
         process.join(10)
 
 

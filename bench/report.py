@@ -58,7 +58,8 @@ def arguments(doc: str | None) -> argparse.ArgumentParser:
 def parse(parser: argparse.ArgumentParser) -> argparse.Namespace:
     """The command line, checked before anything long begins."""
     args = parser.parse_args()
-    args.pairs = args.pairs or (2 if args.quick else 9)
+    if args.pairs is None:
+        args.pairs = 2 if args.quick else 9
     if args.pairs < 1:
         parser.error("--pairs: at least 1")
     if args.plot and find_spec("matplotlib") is None:

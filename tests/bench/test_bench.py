@@ -11,7 +11,7 @@ import pytest
 
 BENCH = Path(__file__).parents[2] / "bench"
 
-pytestmark = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="each side needs a CPU of its own")
+needs_two_cpus = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="each side needs a CPU of its own")
 
 BURST_ROWS = [
     "floor: limit spin",
@@ -57,6 +57,7 @@ def run(script, tmp_path, *options):
     return json.loads(target.read_text()), done.stdout
 
 
+@needs_two_cpus
 @pytest.mark.parametrize(
     ("script", "options", "rows", "budgets"),
     [
@@ -77,6 +78,7 @@ def test_a_script_measures_every_row_it_promises(tmp_path, script, options, rows
     assert {"cpu", "cores", "kernel", "governor", "load", "python", "numpy"} <= found["conditions"].keys()
 
 
+@needs_two_cpus
 def test_every_busy_block_contains_whole_prepares(tmp_path):
     """The count that the second process answers is of prepares that ended within the block."""
     found, _ = run("prepare_interference.py", tmp_path)
@@ -85,6 +87,7 @@ def test_every_busy_block_contains_whole_prepares(tmp_path):
     assert [block["done"] for block in found["subjects"][0]["rounds"]] == [0, 0]
 
 
+@needs_two_cpus
 def test_a_picture_is_drawn(tmp_path):
     """--plot writes what its file's name says."""
     pytest.importorskip("matplotlib")
@@ -93,6 +96,7 @@ def test_a_picture_is_drawn(tmp_path):
     assert target.read_bytes().startswith(b"\x89PNG")
 
 
+@needs_two_cpus
 def test_a_peer_that_is_missing_is_a_row(tmp_path, monkeypatch):
     """A peer that cannot be imported costs its figures, and nothing else."""
     (tmp_path / "zmq.py").write_text("raise ModuleNotFoundError(\"No module named 'zmq'\")")
