@@ -63,22 +63,19 @@ class Protocols(NamedTuple):
 
 
 class _Plan:
-    """A request that was checked and bound: what to run, and what to answer."""
+    """A request that was checked and bound: what to run, and what to answer where that is known beforehand."""
 
-    __slots__ = ("_encode", "_execution", "_measure", "_success", "run", "slots")
+    __slots__ = ("_encode", "_execution", "_measure", "run", "slots", "success")
 
     def __init__(self, execution: Execution, packet: RequestPacket, protocols: Protocols) -> None:
         self.slots = frozenset(packet.slots)
         self.run = execution.run
         self._execution, self._measure, self._encode = execution, packet.measure, protocols.encode
         is_constant = execution.is_static and not packet.measure
-        self._success = self._encode(ErrorStatus.NONE, execution.shapes, NO_TIMING, "") if is_constant else None
+        self.success = self._encode(ErrorStatus.NONE, execution.shapes, NO_TIMING, "") if is_constant else None
 
     def answer(self, arrived: int) -> bytes:
         """Executes once. `arrived`: when the request was taken, in CLOCK_MONOTONIC ns."""
-        if self._success is not None:
-            self.run()
-            return self._success
         begin = time.monotonic_ns()
         self.run()
         end = time.monotonic_ns()
@@ -95,25 +92,38 @@ class CachedExecutor:
         self._mappings = MappingCache()
         self._plans: dict[bytes, _Plan] = {}
         self._freed: list[int] = []
+        self._complain = _log.exception
 
     def answer(self, raw: bytes) -> bytes:
         """Never raises: whatever a client sends, it gets an answer and the process goes on."""
-        arrived = time.monotonic_ns()
+        lock = self._lock
+        lock.acquire()  # by hand: this is every request's way, and `with` costs twice as much
         try:
-            with self._lock:
-                plan = self._plans.get(raw) or self._plan(raw)
-                return plan.answer(arrived)
-        except StatusError as error:
-            shapes = error.result.output_shapes if error.result else ()
-            return self._protocols.encode(error.status, shapes, NO_TIMING, str(error))
-        except Malformed as error:
-            return self._failure(f"malformed request: {error}")
+            plan = self._plans.get(raw)
+            if plan is None or plan.success is None:
+                return self._answer(raw, plan)
+            plan.run()
+            return plan.success  # noqa: TRY300 (else: would put the common case last)
         except Exception as error:  # noqa: BLE001 (one bad request must not end a process that serves many)
-            _log.exception("an execution failed in an unforeseen way")
-            return self._failure(f"{type(error).__name__}: {error}")
+            return self._refuse(error)
         finally:
+            lock.release()
             if self._freed:
                 self._free_when_idle()
+
+    def _answer(self, raw: bytes, plan: _Plan | None) -> bytes:
+        arrived = time.monotonic_ns()
+        return (plan or self._plan(raw)).answer(arrived)
+
+    def _refuse(self, error: Exception) -> bytes:
+        encode = self._protocols.encode
+        if isinstance(error, StatusError):
+            shapes = error.result.output_shapes if error.result else ()
+            return encode(error.status, shapes, NO_TIMING, str(error))
+        if not isinstance(error, Malformed):
+            self._complain("an execution failed in an unforeseen way: %r", error)
+            self._complain = _log.debug  # once per client: it could repeat this for ever
+        return encode(ErrorStatus.GENERAL_FAILURE, (), NO_TIMING, f"{type(error).__name__}: {error}")
 
     def free_memory(self, slot: int) -> None:
         """The client needs that slot no more. Returns at once; memory in use is let go after the run."""
@@ -125,10 +135,6 @@ class CachedExecutor:
         with self._lock:
             self._plans.clear()
             self._mappings.clear()
-
-    def _failure(self, text: str) -> bytes:
-        _log.debug("%s", text)
-        return self._protocols.encode(ErrorStatus.GENERAL_FAILURE, (), NO_TIMING, text)
 
     def _plan(self, raw: bytes) -> _Plan:
         packet, bind = self._protocols.decode(raw)

@@ -5,6 +5,7 @@ The rules are those of the HAL's request validation; any breach is INVALID_ARGUM
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -97,7 +98,7 @@ def _input(n: int, argument: RequestArgument, operand: Operand, request: Request
     if 0 in dims or not (dims or operand.type.is_scalar):
         raise InvalidArgument(f"input {n}: dimensions {dims} are not fully known; give them in the request")
     memory = _memory(f"input {n}", argument, request)
-    needed = int(np.prod(dims, dtype=object)) * operand.type.element_size
+    needed = math.prod(dims) * operand.type.element_size
     if needed > len(memory):
         raise InvalidArgument(f"input {n}: {len(memory)} bytes are too few for {operand.type.name} {list(dims)}")
     return memory[:needed].view(operand.type.dtype).reshape(dims)

@@ -38,7 +38,7 @@ class Burst:
         """Use `prepared.burst()`."""
         self._prepared, self._measure = prepared, measure
         self._controller = Controller(prepared.configure_burst(spin), memory, spin)
-        self._plain = self._nanoseconds = self._device = self._driver = 0
+        self._plain = self._total = self._device = self._driver = 0
         self._workspace = Workspace(prepared.model, self._shapes(input_shapes))
         self._encode()
 
@@ -65,20 +65,25 @@ class Burst:
         Raises ValueError for a wrong dtype or shape (nothing was sent), StatusError, PeerDied, Busy, and Timeout when
         the result does not come in `timeout` seconds: the burst stays usable, and a late result is dropped.
         """
-        begin = time.monotonic_ns()
         if arrays:
             self._workspace.fill(arrays)
+        if self._measure:
+            return self._run_measured(timeout)
+        return self._run(timeout)
+
+    def _run(self, timeout: float | None) -> Result:
         try:
             reply = self._controller.send(self._packet, timeout)
         except NotSent:
-            result = self._run_plain(timeout)
-        else:
-            result = self._result(reply)
-        timing = result.timing
-        if timing.time_in_driver is not None:
-            self._device += timing.time_on_device or 0
-            self._driver += timing.time_in_driver
-        self._nanoseconds += time.monotonic_ns() - begin
+            return self._run_plain(timeout)
+        return self._result(reply)
+
+    def _run_measured(self, timeout: float | None) -> Result:
+        begin = time.monotonic_ns()
+        result = self._run(timeout)
+        self._total += time.monotonic_ns() - begin
+        self._device += result.timing.time_on_device or 0
+        self._driver += result.timing.time_in_driver or 0
         return result
 
     def _result(self, reply: ResultPacket) -> Result:
@@ -119,18 +124,16 @@ class Burst:
         """Counts since the beginning, and where the time went.
 
         runs: by the path they took. copied_bytes: bulk data (none: it is read and written in place) and packets.
-        seconds: in all, and, when the burst measures, in the device and in the driver around it.
+        seconds, if the burst measures: in all, in the driver, and of that on the device.
         """
         counts = self._controller.counts
-        seconds = {"total": self._nanoseconds / 1e9}
-        if self._measure:
-            seconds |= {"on_device": self._device / 1e6, "in_driver": self._driver / 1e6}
+        seconds = {"total": self._total / 1e9, "in_driver": self._driver / 1e6, "on_device": self._device / 1e6}
         return {
             "runs": {"burst": counts.requests, "plain": self._plain},
             "timeouts": counts.timeouts,
             "memories_sent": counts.memories_sent,
             "copied_bytes": {"bulk": 0, "control": counts.control_bytes},
-            "seconds": seconds,
+            "seconds": seconds if self._measure else None,
         }
 
     def close(self) -> None:

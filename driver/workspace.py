@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -119,7 +120,7 @@ def is_known(operand: Operand) -> bool:
 
 def nbytes(operand: Operand, shape: tuple[int, ...]) -> int:
     """Of an operand of that shape."""
-    return int(np.prod(shape, dtype=object)) * operand.type.element_size
+    return math.prod(shape) * operand.type.element_size
 
 
 def output_size(operand: Operand) -> int:

@@ -6,7 +6,7 @@ import contextlib
 import errno
 import math
 import weakref
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 import numpy as np
 
@@ -289,28 +289,35 @@ class MessageQueueReader(_End):
 
 
 class Exchange:
-    """One message each way in one C call: how a burst speaks. Not for sharing between threads."""
+    """One message each way in one C call: how a burst speaks. One thread at a time; a second one gets Busy."""
+
+    __slots__ = ("_arguments", "_back", "_buffer", "_element", "_out", "_size")
 
     def __init__(self, out: MessageQueueWriter, back: MessageQueueReader) -> None:
-        self._out, self._back = out, back
-        self._size = back._dtype.itemsize
-        self._element = out._dtype.itemsize
-        self._buffer = bytearray(back.capacity * self._size)
-        self._pointer = ffi.from_buffer(self._buffer)
-        self._view = memoryview(self._buffer)
+        self._out, self._back = out._end, back
+        self._size, self._element = back._dtype.itemsize, out._dtype.itemsize
+        self._buffer = ffi.new("char[]", back.capacity * self._size)
+        self._arguments = back._end, self._buffer, back.capacity
 
     def __call__(self, packet: bytes, deadline: int = FOREVER) -> bytes:
         """Sends `packet` (b"": nothing) and returns the next message. `deadline`: absolute CLOCK_MONOTONIC ns.
 
         Raises BufferError when the packet does not fit: then nothing was sent. Timeout: it was sent.
         """
-        back, n = self._back, len(packet) // self._element
-        call, spin, capacity = lib.fmq_exchange, back._spin, back._capacity
-        got = call(self._out._end, packet, n, back._end, self._pointer, capacity, spin, deadline)
+        n, spin = len(packet) // self._element, self._back._spin
+        got = _exchange(self._out, packet, n, *self._arguments, spin, deadline)
         while got in _RETRY:
-            got = call(self._out._end, b"", 0, back._end, self._pointer, capacity, spin, deadline)
-        if got >= 0:
-            return bytes(self._view[: got * self._size])
-        if got in (-errno.EAGAIN, -errno.EMSGSIZE):
-            raise BufferError(f"a packet of {n} elements does not fit into the channel")
-        raise_errno(got, "exchange")
+            got = _exchange(self._out, b"", 0, *self._arguments, spin, deadline)
+        if got < 0:
+            _refuse_exchange(got, n)
+        received: bytes = _unpack(self._buffer, got * self._size)
+        return received
+
+
+_exchange, _unpack = lib.fmq_exchange, ffi.unpack
+
+
+def _refuse_exchange(code: int, n: int) -> NoReturn:
+    if code in (-errno.EAGAIN, -errno.EMSGSIZE):
+        raise BufferError(f"a packet of {n} elements does not fit into the channel")
+    raise_errno(code, "exchange")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import math
 import os
 import secrets
 import stat
@@ -134,7 +135,7 @@ class Region:
         if not 0 <= offset <= self.nbytes:
             raise ValueError(f"offset={offset}: outside the region's {self.nbytes} bytes")
         dims = (self.nbytes - offset) // dt.itemsize if shape is None else shape
-        count = int(np.prod(dims, dtype=object))
+        count = math.prod(dims) if isinstance(dims, tuple) else int(dims)
         if count < 0 or count * dt.itemsize > self.nbytes - offset:
             raise ValueError(f"shape={shape} of {dt} at offset={offset}: outside the region's {self.nbytes} bytes")
         return self._bytes[offset : offset + count * dt.itemsize].view(dt).reshape(dims)
