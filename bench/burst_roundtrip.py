@@ -35,7 +35,7 @@ from measure import (
     scratch,
 )
 from own_device import own_device, pin
-from report import Budget, Report, arguments, cells, parse, progress, publish, subject_rows
+from verdict import Budget, Report, arguments, cells, parse, progress, publish, subject_rows
 
 import driver
 from burst import Memory, Request, RequestArgument

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from measure import Runs, conditions, percentiles, pin_client, ratio, time_calls
 from own_device import own_device, pin
-from report import Budget, Report, arguments, parse, progress, publish, spell
+from verdict import Budget, Report, arguments, parse, progress, publish, spell
 
 import driver
 

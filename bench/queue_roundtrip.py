@@ -29,7 +29,7 @@ from measure import (
     scratch,
     times_floor,
 )
-from report import Budget, Report, arguments, cells, parse, progress, publish, subject_rows
+from verdict import Budget, Report, arguments, cells, parse, progress, publish, subject_rows
 
 import fmq
 

@@ -43,10 +43,10 @@ def measure(monkeypatch):
 
 
 @pytest.fixture
-def report(measure):
-    import report
+def verdict(measure):
+    import verdict
 
-    return report
+    return verdict
 
 
 def run(script, tmp_path, *options):
@@ -163,10 +163,10 @@ def test_a_subject_that_fails_once_has_no_row(measure):
     assert (len(runs.values("good")), runs.has("good", "bad")) == (3, False)
 
 
-def test_the_verdict_on_a_budget(measure, report):
+def test_the_verdict_on_a_budget(measure, verdict):
     """The median decides, an interval that contains the limit is told, and what was not measured is not met."""
     met, close = measure.Estimate(1.0, 0.9, 1.1, 0.96), measure.Estimate(2.0, 1.5, 3.0, 0.96)
-    assert report.Budget("", met, 1.5).verdict == "met"
-    assert report.Budget("", close, 1.5).verdict == "missed, the interval contains the limit"
-    assert report.Budget("", met, 0.5).verdict == "missed"
-    assert report.Budget("", None, 1.5).verdict == "not measured"
+    assert verdict.Budget("", met, 1.5).verdict == "met"
+    assert verdict.Budget("", close, 1.5).verdict == "missed, the interval contains the limit"
+    assert verdict.Budget("", met, 0.5).verdict == "missed"
+    assert verdict.Budget("", None, 1.5).verdict == "not measured"
