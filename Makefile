@@ -25,6 +25,7 @@ stress: $(VENV)/test
 bench: $(VENV)/bench
 	$(BIN)/python bench/queue_roundtrip.py
 	$(BIN)/python bench/burst_roundtrip.py
+	$(BIN)/python bench/prepare_interference.py
 
 # One stamp per set of extras. The sources of the extension are listed so that editing C rebuilds it.
 CORE := $(wildcard csrc/*.c csrc/*.h csrc/CMakeLists.txt)

@@ -19,7 +19,6 @@
 `TimeoutError` therefore catches both a caller who stopped waiting and a device that gave up; only the second is a
 `StatusError`, and only after the second is the device known to be idle.
 """
-# ruff: noqa: N818  (the names say what happened, like ConnectionReset; the bases say that it is an error)
 
 from __future__ import annotations
 

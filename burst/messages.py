@@ -93,6 +93,7 @@ class Result:
         outputs: one array per output, empty unless `status` is NONE.
         output_shapes: one per output when `status` is OUTPUT_INSUFFICIENT_SIZE, and when it is NONE and the model
             leaves a shape open; may be empty when all shapes are known beforehand, and is for any other status.
+        message: what the device says about an error, for people; a burst has no room for it.
         timing: in microseconds; known only if asked for, and only when `status` is NONE.
     """
 
@@ -100,6 +101,7 @@ class Result:
     outputs: tuple[NDArray[Any], ...] = ()
     output_shapes: tuple[OutputShape, ...] = ()
     timing: Timing = NO_TIMING
+    message: str = ""
 
     def raise_for_status(self) -> None:
         """Return if the status is NONE.
@@ -110,6 +112,6 @@ class Result:
         if self.status != ErrorStatus.NONE:
             from burst.errors import status_error  # which needs ErrorStatus from here
 
-            error = status_error(self.status)
+            error = status_error(self.status, self.message)
             error.result = self
             raise error

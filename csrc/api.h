@@ -29,6 +29,7 @@ uint64_t fmq_now(void);
 /* memory: maps all of fd's first `bytes`, shared */
 int fmq_map(int fd, uint64_t bytes, int writable, void **base);
 int fmq_unmap(void *base, uint64_t bytes);
+int fmq_guard(void); /* from here on, pages that a peer truncates read as zeros instead of ending the process */
 
 /* queue: format once, then each side opens its end. Wait-free except open. */
 uint64_t fmq_bytes(uint64_t capacity, uint32_t element_bytes); /* 0: impossible */

@@ -15,6 +15,7 @@
 
 #include "api.h"
 #include "futex.h"
+#include "memory.h"
 
 #include <errno.h>
 #include <pthread.h>
@@ -75,6 +76,7 @@ static char *reserve_arena(void) {
     char *p = mmap(NULL, SLOTS * life.page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (p == MAP_FAILED) return NULL;
     madvise(p, SLOTS * life.page, MADV_DONTFORK);
+    fmq_remember(p, SLOTS * life.page); /* pages of peers' queues are mapped in here */
     return p;
 }
 

@@ -1,18 +1,84 @@
-/* Mapping without keeping a descriptor: Python's mmap duplicates it, so an idle queue would cost one. */
+/* Mapping memory that somebody else may take away.
+ *
+ * Python's mmap duplicates its descriptor, so an idle queue would cost one: mapping is done here. And a peer can truncate
+ * memory that is not sealed; touching what is gone raises SIGBUS, which ends a process. A device must not end because of
+ * a client, so with fmq_guard() on, a page that vanished from one of our mappings is replaced by a private zero page.
+ * The handler uses a fixed table and two system calls, both allowed in a signal handler.
+ */
 #define _GNU_SOURCE
 #include <stdint.h>
 
 #include "api.h"
+#include "memory.h"
 
 #include <errno.h>
+#include <signal.h>
+#include <stdatomic.h>
 #include <stddef.h>
 #include <sys/mman.h>
+#include <unistd.h>
+
+enum { RANGES = 4096 }; /* a mapping beyond these is not guarded */
+
+/* bytes is written last and read first; 0 = free. A slot is claimed by moving bytes from 0 to 1. */
+static struct {
+    _Atomic uintptr_t base;
+    _Atomic uint64_t bytes;
+} ranges[RANGES];
+
+void fmq_remember(void *base, uint64_t bytes) {
+    for (int i = 0; i < RANGES; i++) {
+        uint64_t none = 0;
+        if (!atomic_compare_exchange_strong(&ranges[i].bytes, &none, 1)) continue;
+        atomic_store(&ranges[i].base, (uintptr_t)base);
+        atomic_store(&ranges[i].bytes, bytes); /* pairs: RANGE */
+        return;
+    }
+}
+
+static void forget(void *base) {
+    for (int i = 0; i < RANGES; i++) {
+        if (atomic_load(&ranges[i].base) != (uintptr_t)base) continue;
+        atomic_store(&ranges[i].base, 0);
+        atomic_store(&ranges[i].bytes, 0);
+        return;
+    }
+}
+
+static int is_ours(uintptr_t address) {
+    for (int i = 0; i < RANGES; i++) {
+        uint64_t bytes = atomic_load(&ranges[i].bytes); /* pairs: RANGE */
+        uintptr_t base = atomic_load(&ranges[i].base);
+        if (base && address - base < bytes) return 1;
+    }
+    return 0;
+}
+
+static void on_bus_error(int signal, siginfo_t *info, void *context) {
+    (void)context;
+    uintptr_t page_size = (uintptr_t)sysconf(_SC_PAGESIZE), address = (uintptr_t)info->si_addr;
+    void *page = (void *)(address - address % page_size);
+    if (info->si_code == BUS_ADRERR && is_ours(address) &&
+        mmap(page, page_size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == page)
+        return; /* the access is repeated, and finds zeros */
+    struct sigaction die = {.sa_handler = SIG_DFL};
+    sigaction(signal, &die, NULL); /* the access is repeated, and is fatal as it should be */
+}
+
+int fmq_guard(void) {
+    struct sigaction action = {.sa_sigaction = on_bus_error, .sa_flags = SA_SIGINFO | SA_ONSTACK};
+    return sigaction(SIGBUS, &action, NULL) ? -errno : 0;
+}
 
 int fmq_map(int fd, uint64_t bytes, int writable, void **base) {
     void *p = mmap(NULL, bytes, PROT_READ | (writable ? PROT_WRITE : 0), MAP_SHARED, fd, 0);
     if (p == MAP_FAILED) return -errno;
+    fmq_remember(p, bytes);
     *base = p;
     return 0;
 }
 
-int fmq_unmap(void *base, uint64_t bytes) { return munmap(base, bytes) ? -errno : 0; }
+int fmq_unmap(void *base, uint64_t bytes) {
+    forget(base);
+    return munmap(base, bytes) ? -errno : 0;
+}

@@ -13,6 +13,7 @@ from fmq.errors import (
     Timeout,
 )
 from fmq.event import EventFlag
+from fmq.life import LifePage, Watch
 from fmq.queue import Exchange, MessageQueue, MessageQueueReader, MessageQueueWriter
 from fmq.region import Region, unlink
 
@@ -26,6 +27,7 @@ __all__ = [
     "Flavour",
     "FmqError",
     "InvalidDescriptor",
+    "LifePage",
     "MessageQueue",
     "MessageQueueReader",
     "MessageQueueWriter",
@@ -34,5 +36,6 @@ __all__ = [
     "Region",
     "RoleTaken",
     "Timeout",
+    "Watch",
     "unlink",
 ]

@@ -121,7 +121,7 @@ class Descriptor:
 
     @classmethod
     def from_wire(cls, plain: object, fds: Sequence[int]) -> Descriptor:
-        """The reverse, from somebody who is not trusted. Owns the fds, even if it raises InvalidDescriptor."""
+        """The reverse, from somebody who is not trusted. Owns the fds, whatever comes. Raises InvalidDescriptor."""
         try:
             return _owning(cls._from_wire(plain, fds))
         except BaseException:

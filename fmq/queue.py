@@ -5,19 +5,20 @@ from __future__ import annotations
 import contextlib
 import errno
 import math
-import os
 import weakref
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 import numpy as np
 
 from fmq._core import ffi, lib
 from fmq.descriptor import Descriptor, Flavour, Geometry, geometry
 from fmq.errors import Closed, Timeout, raise_errno
+from fmq.life import Watch
 from fmq.region import Kind, Region
-from fmq.role import READER, WRITER, Role
+from fmq.role import LIFE_AT, READER, WRITER, Role
 
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Iterator
 
     from numpy.typing import ArrayLike, DTypeLike, NDArray
@@ -91,7 +92,7 @@ class MessageQueue:
         g, region = self._geometry, self._region
         if region.name is not None:
             return Descriptor(g.dtype, g.capacity, g.flavour, sealed=False, name=region.name)
-        return Descriptor(g.dtype, g.capacity, g.flavour, sealed=_is_sealed(region.fd), fd=region.fd)
+        return Descriptor(g.dtype, g.capacity, g.flavour, sealed=region.sealed, fd=region.fd)
 
     def writer(self) -> MessageQueueWriter:
         """Takes the writer's role. Raises RoleTaken while another writer lives."""
@@ -147,6 +148,7 @@ class _End:
 
     def __init__(self, region: Region, shape: Geometry) -> None:
         self._role = Role(region.fd, self._which)
+        self._region = region
         self._dtype, self._capacity = shape.dtype, shape.capacity
         self._ring = region.asarray(shape.dtype, shape.capacity, PAGE)
         handle = ffi.new("fmq_end **")
@@ -190,6 +192,10 @@ class _End:
     def peer(self) -> str:
         """The other side, as the kernel tells it: "nobody" came yet, "alive", "released" or "dead"."""
         return ("nobody", "alive", "released", "dead")[lib.fmq_peer(self._usable())]
+
+    def watch(self, sock: socket.socket) -> Watch:
+        """Shuts `sock` down when the peer dies, so that a wait on it ends as promptly as one on this queue."""
+        return Watch(self._region, LIFE_AT[WRITER if self._which == READER else READER], sock)
 
     def close(self) -> None:
         """Ends a call in progress in another thread, drops an open reservation, tells the peer, and frees the role."""
@@ -283,32 +289,35 @@ class MessageQueueReader(_End):
 
 
 class Exchange:
-    """One message each way in one C call: how a burst speaks. Not for sharing between threads."""
+    """One message each way in one C call: how a burst speaks. One thread at a time; a second one gets Busy."""
+
+    __slots__ = ("_arguments", "_back", "_buffer", "_element", "_out", "_size")
 
     def __init__(self, out: MessageQueueWriter, back: MessageQueueReader) -> None:
-        self._out, self._back = out, back
-        self._size = back._dtype.itemsize
-        self._element = out._dtype.itemsize
-        self._buffer = bytearray(back.capacity * self._size)
-        self._pointer = ffi.from_buffer(self._buffer)
-        self._view = memoryview(self._buffer)
+        self._out, self._back = out._end, back
+        self._size, self._element = back._dtype.itemsize, out._dtype.itemsize
+        self._buffer = ffi.new("char[]", back.capacity * self._size)
+        self._arguments = back._end, self._buffer, back.capacity
 
     def __call__(self, packet: bytes, deadline: int = FOREVER) -> bytes:
         """Sends `packet` (b"": nothing) and returns the next message. `deadline`: absolute CLOCK_MONOTONIC ns.
 
         Raises BufferError when the packet does not fit: then nothing was sent. Timeout: it was sent.
         """
-        back, n = self._back, len(packet) // self._element
-        call, spin, capacity = lib.fmq_exchange, back._spin, back._capacity
-        got = call(self._out._end, packet, n, back._end, self._pointer, capacity, spin, deadline)
+        n, spin = len(packet) // self._element, self._back._spin
+        got = _exchange(self._out, packet, n, *self._arguments, spin, deadline)
         while got in _RETRY:
-            got = call(self._out._end, b"", 0, back._end, self._pointer, capacity, spin, deadline)
-        if got >= 0:
-            return bytes(self._view[: got * self._size])
-        if got in (-errno.EAGAIN, -errno.EMSGSIZE):
-            raise BufferError(f"a packet of {n} elements does not fit into the channel")
-        raise_errno(got, "exchange")
+            got = _exchange(self._out, b"", 0, *self._arguments, spin, deadline)
+        if got < 0:
+            _refuse_exchange(got, n)
+        received: bytes = _unpack(self._buffer, got * self._size)
+        return received
 
 
-def _is_sealed(fd: int) -> bool:
-    return os.readlink(f"/proc/self/fd/{fd}").startswith("/memfd:")
+_exchange, _unpack = lib.fmq_exchange, ffi.unpack
+
+
+def _refuse_exchange(code: int, n: int) -> NoReturn:
+    if code in (-errno.EAGAIN, -errno.EMSGSIZE):
+        raise BufferError(f"a packet of {n} elements does not fit into the channel")
+    raise_errno(code, "exchange")

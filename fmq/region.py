@@ -10,10 +10,11 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import math
 import os
 import secrets
 import stat
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
 import posix_ipc
@@ -54,7 +55,7 @@ class Region:
     @classmethod
     def create(
         cls, nbytes: int, kind: Kind = "memfd", name: str | None = None, prepare: Callable[[Region], None] | None = None
-    ) -> Region:
+    ) -> Self:
         """New zeroed memory. A `name` ("/like-this") makes it named POSIX memory, which `prepare` fills before anybody
         can open it. Raises FileExistsError when the name is taken, NoSpace when /dev/shm is too full.
         """
@@ -70,7 +71,7 @@ class Region:
         return region
 
     @classmethod
-    def _create_named(cls, nbytes: int, name: str, prepare: Callable[[Region], None] | None) -> Region:
+    def _create_named(cls, nbytes: int, name: str, prepare: Callable[[Region], None] | None) -> Self:
         """Made under a draft name, filled, and published by link(2): nobody ever opens a half-made queue."""
         draft = f"/fmq-draft-{secrets.token_hex(8)}"
         fd = _reserved(draft, nbytes)
@@ -86,7 +87,7 @@ class Region:
         return region
 
     @classmethod
-    def open(cls, name: str) -> Region:
+    def open(cls, name: str) -> Self:
         """Named POSIX memory as it stands. Raises FileNotFoundError, and InvalidDescriptor when it is empty."""
         try:
             fd = posix_ipc.SharedMemory(checked_name(name)).fd
@@ -99,7 +100,7 @@ class Region:
         return cls(fd, nbytes, name=name)
 
     @classmethod
-    def from_fd(cls, fd: int, nbytes: int, *, writable: bool = True, sealed: bool = True) -> Region:
+    def from_fd(cls, fd: int, nbytes: int, *, writable: bool = True, sealed: bool = True) -> Self:
         """Memory that somebody else made, and may be lying about. Owns `fd`, also when it refuses.
 
         `sealed` demands that nobody can shrink it any more; without that, a peer can kill us with SIGBUS.
@@ -113,6 +114,11 @@ class Region:
             return cls(fd, nbytes, writable=writable)
         except PermissionError as error:
             raise InvalidDescriptor("the memory is not writable; a queue's ends both write") from error
+
+    @property
+    def sealed(self) -> bool:
+        """True when nobody can shrink it any more."""
+        return _has_seal(self.fd)
 
     @property
     def fd(self) -> int:
@@ -129,7 +135,7 @@ class Region:
         if not 0 <= offset <= self.nbytes:
             raise ValueError(f"offset={offset}: outside the region's {self.nbytes} bytes")
         dims = (self.nbytes - offset) // dt.itemsize if shape is None else shape
-        count = int(np.prod(dims, dtype=object))
+        count = math.prod(dims) if isinstance(dims, tuple) else int(dims)
         if count < 0 or count * dt.itemsize > self.nbytes - offset:
             raise ValueError(f"shape={shape} of {dt} at offset={offset}: outside the region's {self.nbytes} bytes")
         return self._bytes[offset : offset + count * dt.itemsize].view(dt).reshape(dims)
@@ -143,6 +149,12 @@ class Region:
     def __del__(self) -> None:
         with contextlib.suppress(AttributeError, OSError):
             self.close()
+
+
+def guard() -> None:
+    """For processes that serve others: memory that a peer truncates reads as zeros, where it would be SIGBUS."""
+    if code := lib.fmq_guard():
+        raise OSError(-code, f"cannot handle SIGBUS: {os.strerror(-code)}")
 
 
 def checked_name(name: str) -> str:
@@ -194,15 +206,17 @@ def _reserved(name: str, nbytes: int) -> int:
 def _check(fd: int, nbytes: int, *, sealed: bool) -> None:
     if nbytes < 1:
         raise InvalidDescriptor(f"nbytes={nbytes}: shared memory has at least one byte")
-    if sealed:
-        try:
-            seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
-        except OSError:
-            seals = 0
-        if not seals & fcntl.F_SEAL_SHRINK:
-            raise InvalidDescriptor("the memory is not sealed against shrinking; make it with Region.create()")
+    if sealed and not _has_seal(fd):
+        raise InvalidDescriptor("the memory is not sealed against shrinking; make it with Region.create()")
     status = os.fstat(fd)  # after the seals: from here on the size holds
     if not stat.S_ISREG(status.st_mode):
         raise InvalidDescriptor("the descriptor is not of shared memory")
     if status.st_size < nbytes:
         raise InvalidDescriptor(f"nbytes={nbytes}, but the memory has only {status.st_size}")
+
+
+def _has_seal(fd: int) -> bool:
+    try:
+        return bool(fcntl.fcntl(fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK)
+    except OSError:
+        return False  # not memory that knows seals

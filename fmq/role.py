@@ -17,7 +17,7 @@ from fmq._core import lib
 from fmq.errors import RoleTaken
 
 WRITER, READER = lib.FMQ_WRITER, lib.FMQ_READER
-_LIFE_AT = {WRITER: 768, READER: 896}  # csrc/layout.h
+LIFE_AT = {WRITER: 768, READER: 896}  # csrc/layout.h
 _NAMES = {WRITER: "writer", READER: "reader"}
 _held: weakref.WeakSet[Role] = weakref.WeakSet()
 
@@ -35,7 +35,7 @@ class Role:
         except BaseException:
             os.close(self._fd)
             raise
-        self._life = lib.fmq_life_hold(self._fd, _LIFE_AT[which])
+        self._life = lib.fmq_life_hold(self._fd, LIFE_AT[which])
         if self._life < 0:
             os.close(self._fd)
             raise OSError(-self._life, f"cannot announce this process's life: {os.strerror(-self._life)}")

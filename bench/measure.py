@@ -1,0 +1,241 @@
+"""How the scripts here measure: short blocks of timed calls, each beside a block of the floor; conclusions from pairs.
+
+The floor (`peers/limit.c`) moves by a factor of ten within an hour on a shared machine, so a figure means something
+only next to the floor of the same second. Every subject therefore runs once in every round, right after its floor, the
+order turns from round to round, and what is claimed is the median over rounds of a paired difference or ratio, with an
+interval for that median that assumes nothing about the distribution.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+HERE = Path(__file__).parent
+CLIENT_CPU, DEVICE_CPU = 0, 1
+Block = dict[str, Any]  # p50_us, p99_us, p999_us, max_us of one block; cdf_us where it is known
+
+
+class NotMeasured(Exception):
+    """A subject cannot run here; its row says why."""
+
+
+def percentiles(samples: NDArray[np.float64]) -> Block:
+    """Of samples in nanoseconds; `cdf_us` holds 201 quantiles from 0 to 100 %."""
+    p50, p99, p999 = np.percentile(samples, [50, 99, 99.9]) / 1e3
+    cdf = np.percentile(samples, np.linspace(0, 100, 201)) / 1e3
+    return {
+        "p50_us": float(p50),
+        "p99_us": float(p99),
+        "p999_us": float(p999),
+        "max_us": float(samples.max() / 1e3),
+        "cdf_us": cdf.round(4).tolist(),
+    }
+
+
+def time_calls(call: Callable[[], object], count: int) -> NDArray[np.float64]:
+    """Nanoseconds of each of `count` calls, the clock's own 40 to 80 ns included."""
+    samples = np.empty(count)
+    clock = time.perf_counter_ns
+    for i in range(count):
+        begin = clock()
+        call()
+        samples[i] = clock() - begin
+    return samples
+
+
+def block_of(call: Callable[[], object], count: int) -> Callable[[], Block]:
+    """A block: a short warm-up, then `count` timed calls."""
+
+    def block() -> Block:
+        time_calls(call, max(10, count // 20))
+        return percentiles(time_calls(call, count))
+
+    return block
+
+
+@dataclass
+class Subject:
+    """Something whose round trip is measured. `floor` names the floor that it stands beside."""
+
+    name: str
+    block: Callable[[], Block]
+    floor: str
+    is_ours: bool = False
+
+
+class Runs:
+    """What came of it: a block per round for every subject, and why some have none."""
+
+    def __init__(self) -> None:
+        self.blocks: dict[str, list[Block]] = {}
+        self.errors: dict[str, str] = {}
+
+    def values(self, name: str, key: str = "p50_us") -> NDArray[np.float64]:
+        """One figure of every round."""
+        return np.array([block[key] for block in self.blocks[name]])
+
+    def has(self, *names: str) -> bool:
+        """True when all of them were measured."""
+        return all(name in self.blocks for name in names)
+
+    def drop(self, name: str, why: str) -> None:
+        """Pairs need every round, so a subject that fails once has no rows."""
+        self.errors[name] = why
+        self.blocks.pop(name, None)
+
+
+def interleave(
+    subjects: Sequence[Subject], floors: dict[str, Callable[[], Block]], rounds: int, tell: Callable[[str, str], None]
+) -> Runs:
+    """Runs every subject once a round, each right after its floor; the order turns, and reverses every other round."""
+    runs = Runs()
+    for number in range(rounds):
+        turn = number % len(subjects)
+        order = [*subjects[turn:], *subjects[:turn]][:: -1 if number % 2 else 1]
+        seen: dict[str, list[Block]] = {}
+        for subject in order:
+            if subject.name in runs.errors:
+                continue
+            tell(f"round {number + 1} of {rounds}", subject.name)
+            floor = floors[subject.floor]()
+            seen.setdefault(subject.floor, []).append(floor)
+            try:
+                block = subject.block()
+            except NotMeasured as why:
+                runs.drop(subject.name, str(why))
+            else:
+                runs.blocks.setdefault(subject.name, []).append({**block, "floor_us": floor["p50_us"]})
+        for name, blocks in seen.items():
+            runs.blocks.setdefault(name, []).append(_typical(blocks))
+    tell("", "")
+    return runs
+
+
+def _typical(blocks: Sequence[Block]) -> Block:
+    """One floor a round for the table; every subject keeps its own neighbour."""
+    keys = ("p50_us", "p99_us", "p999_us", "max_us")
+    row = {key: float(np.median([block[key] for block in blocks])) for key in keys}
+    return {**row, "floor_us": row["p50_us"]}
+
+
+class Estimate(NamedTuple):
+    """A median over rounds and the interval that holds the true median with `confidence`."""
+
+    median: float
+    low: float
+    high: float
+    confidence: float
+
+
+def estimate(values: Sequence[float] | NDArray[np.float64]) -> Estimate:
+    """The sign test's interval: the k-th value from each end with at least 95 %, or the extremes when n is small."""
+    ordered = np.sort(np.asarray(values, float))
+    n = len(ordered)
+    k, outside = 0, 2 * 0.5**n
+    while k + 1 < n - k - 1 and (more := outside + 2 * math.comb(n, k + 1) * 0.5**n) <= 0.05:
+        k, outside = k + 1, more
+    return Estimate(float(np.median(ordered)), float(ordered[k]), float(ordered[n - 1 - k]), max(0.0, 1 - outside))
+
+
+def over_floor(runs: Runs, name: str) -> Estimate:
+    """Microseconds above the floor of the same moment."""
+    return estimate(runs.values(name) - runs.values(name, "floor_us"))
+
+
+def times_floor(runs: Runs, name: str) -> Estimate:
+    """Ratio to the floor of the same moment."""
+    return estimate(runs.values(name) / runs.values(name, "floor_us"))
+
+
+def ratio(runs: Runs, name: str, reference: str, key: str = "p50_us") -> Estimate:
+    """Ratio to another subject in the same round."""
+    return estimate(runs.values(name, key) / runs.values(reference, key))
+
+
+# Programs in C
+
+
+@contextmanager
+def scratch() -> Iterator[Path]:
+    """A directory for binaries and sockets, gone afterwards."""
+    with tempfile.TemporaryDirectory(prefix="burst-bench-") as name:
+        yield Path(name)
+
+
+def compile_c(target: Path, *sources: Path, include: Path = HERE) -> Path:
+    """cc -O2. Ends the script with the compiler's words when that fails."""
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if compiler is None:
+        sys.exit("bench: no C compiler 'cc'; install one (Debian: apt install gcc libc6-dev)")
+    command = [compiler, "-O2", "-I", include, "-o", target, *sources, "-lpthread"]
+    if subprocess.run(command, check=False).returncode:
+        sys.exit("bench: the C programs do not compile")
+    return target
+
+
+def c_block(binary: Path, mode: str, count: int, nbytes: int = 64) -> Callable[[], Block]:
+    """A block of one of our C programs, which print one line of JSON in nanoseconds."""
+
+    def block() -> Block:
+        command = [str(binary), mode, str(count), str(nbytes)]
+        row = json.loads(subprocess.run(command, check=True, capture_output=True, timeout=120).stdout)
+        return {f"{key}_us": row[f"{key}_ns"] / 1e3 for key in ("p50", "p99", "p999", "max")}
+
+    return block
+
+
+# Conditions
+
+
+def pin_client() -> None:
+    """This process on its CPU, before it has threads. Ends the script where there are not two CPUs."""
+    if not {CLIENT_CPU, DEVICE_CPU} <= os.sched_getaffinity(0):
+        sys.exit(f"bench: CPUs {CLIENT_CPU} and {DEVICE_CPU} are needed, one for each side")
+    os.sched_setaffinity(0, {CLIENT_CPU})
+
+
+def conditions() -> dict[str, Any]:
+    """What a figure depends on besides the code."""
+    return {
+        "cpu": _cpu_model(),
+        "cores": os.cpu_count(),
+        "kernel": f"{platform.system()} {platform.release()}",
+        "governor": _read(f"/sys/devices/system/cpu/cpu{CLIENT_CPU}/cpufreq/scaling_governor") or "not readable",
+        "load": [round(x, 2) for x in os.getloadavg()],
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+        "at": time.strftime("%Y-%m-%d %H:%M %Z"),
+    }
+
+
+def _cpu_model() -> str:
+    for line in _read("/proc/cpuinfo").splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.machine()
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text().strip()
+    except OSError:
+        return ""

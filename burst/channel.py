@@ -1,0 +1,245 @@
+"""Messages between processes that do not hurry: msgpack with file descriptors over a SOCK_SEQPACKET Unix socket.
+
+A packet socket keeps message boundaries and the descriptors that belong to a message, so there is no framing to attack.
+What arrives is bounded before it is decoded: 64 KiB, 64 descriptors, and no ext types. Calls, the memory callback of a
+burst and its context travel here; the requests of a burst do not.
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import logging
+import os
+import select
+import selectors
+import socket
+import struct
+import threading
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
+
+import msgpack
+
+from burst.errors import Malformed, PeerDied, Timeout
+from fmq import Watch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+_log = logging.getLogger(__name__)
+MAX_BYTES = 64 * 1024
+MAX_FDS = 64
+_ANCILLARY = socket.CMSG_SPACE(MAX_FDS * 4)
+_SEND_TIMEOUT = struct.pack("ll", 5, 0)  # a peer that never reads must not hold us
+
+
+class Message(NamedTuple):
+    """One message as it arrived: the bytes, and descriptors that now belong to the receiver."""
+
+    raw: bytes
+    fds: list[int]
+
+    @property
+    def body(self) -> list[Any]:
+        """Decoded. Raises Malformed unless it is a list."""
+        try:
+            body = msgpack.unpackb(self.raw, max_ext_len=0)
+        except (ValueError, msgpack.UnpackException) as error:
+            raise Malformed(f"a message of {len(self.raw)} bytes is not msgpack: {error}") from error
+        if not isinstance(body, list):
+            raise Malformed(f"a message is a list, not {type(body).__name__}")
+        return body
+
+    def close(self) -> None:
+        """Closes the descriptors that nobody has taken out."""
+        close_all(self.fds)
+
+    def take_fds(self) -> list[int]:
+        """The descriptors, which are the caller's to close from here on."""
+        fds = list(self.fds)
+        self.fds.clear()
+        return fds
+
+
+def close_all(fds: list[int]) -> None:
+    """Closes descriptors and empties the list."""
+    while fds:
+        os.close(fds.pop())
+
+
+def pack(body: Sequence[object]) -> bytes:
+    """The bytes of a message. Raises Malformed when it is longer than a channel takes."""
+    raw: bytes = msgpack.packb(body)
+    if len(raw) > MAX_BYTES:
+        raise Malformed(f"a message of {len(raw)} bytes; at most {MAX_BYTES} are allowed")
+    return raw
+
+
+class Channel:
+    """One end of a connection. Sending is safe from many threads; receiving belongs to one at a time."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.socket = sock
+        self._watch: Watch | None = None
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _SEND_TIMEOUT)
+
+    @classmethod
+    def pair(cls) -> tuple[Channel, Channel]:
+        """Two connected ends; pass the `fileno()` of one on."""
+        near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        return cls(near), cls(far)
+
+    @classmethod
+    def from_fd(cls, fd: int) -> Channel:
+        """Owns `fd`. Raises Malformed when it is no packet socket."""
+        try:
+            sock = socket.socket(fileno=fd)
+        except OSError as error:
+            os.close(fd)
+            raise Malformed("the descriptor is not a socket") from error
+        if (sock.family, sock.type) != (socket.AF_UNIX, socket.SOCK_SEQPACKET):
+            sock.close()
+            raise Malformed("the descriptor is not a SOCK_SEQPACKET Unix socket")
+        sock.setblocking(True)
+        return cls(sock)
+
+    def fileno(self) -> int:
+        """For passing on and for select."""
+        return self.socket.fileno()
+
+    @property
+    def peer_uid(self) -> int:
+        """Of the process that connected, as the kernel tells it."""
+        credentials = self.socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+        return int(struct.unpack("3i", credentials)[1])
+
+    def watch(self, life_fd: int) -> None:
+        """Ends every wait here as soon as the owner of that LifePage dies. Owns the descriptor."""
+        self._watch = Watch.of_page(life_fd, self.socket)
+
+    def send(self, body: Sequence[object], fds: Sequence[int] = ()) -> None:
+        """Raises PeerDied, and Malformed for a message that is too long."""
+        self.send_raw(pack(body), fds)
+
+    def send_raw(self, raw: bytes, fds: Sequence[int] = ()) -> None:
+        """As send, with bytes from `pack`."""
+        ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
+        try:
+            self.socket.sendmsg([raw], ancillary, socket.MSG_NOSIGNAL)
+        except BlockingIOError as error:
+            raise PeerDied("the other side has not read its messages for 5 s") from error
+        except OSError as error:
+            raise PeerDied(f"the connection is gone: {error}") from error
+
+    def receive(self, timeout: float | None = None) -> Message:
+        """The next message. Raises PeerDied at the end of the connection, Timeout, Malformed."""
+        if timeout is not None and not self._readable(timeout):
+            raise Timeout(f"no message within {timeout} s")
+        try:
+            raw, ancillary, flags, _ = self.socket.recvmsg(MAX_BYTES, _ANCILLARY, socket.MSG_CMSG_CLOEXEC)
+        except OSError as error:
+            raise PeerDied(f"the connection is gone: {error}") from error
+        message = Message(raw, list(_descriptors(ancillary)))
+        if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
+            message.close()
+            raise Malformed("a message exceeds 64 KiB or 64 descriptors")
+        if not raw:
+            message.close()
+            raise PeerDied("the other side closed the connection, or its process is gone")
+        return message
+
+    def call(self, body: Sequence[object], fds: Sequence[int] = (), timeout: float | None = None) -> Message:
+        """One message there, one back."""
+        self.send(body, fds)
+        return self.receive(timeout)
+
+    def _readable(self, timeout: float) -> bool:
+        poll = select.poll()
+        poll.register(self.socket, select.POLLIN)
+        return bool(poll.poll(max(0.0, timeout) * 1e3))
+
+    def shutdown(self) -> None:
+        """Ends waits on this end in other threads."""
+        with contextlib.suppress(OSError):  # not connected any more, which is what was wanted
+            self.socket.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Harmless when done twice."""
+        if self._watch:
+            self._watch.close()
+        self.socket.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _descriptors(ancillary: Iterable[tuple[int, int, bytes]]) -> Iterable[int]:
+    for level, kind, data in ancillary:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+            fds = array.array("i")
+            fds.frombytes(data[: len(data) - len(data) % fds.itemsize])
+            yield from fds
+
+
+class ChannelLoop:
+    """One thread that serves many channels which rarely speak. Started by the first one."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._lock = threading.Lock()
+        self._selector: selectors.BaseSelector | None = None
+
+    def add(self, channel: Channel, on_message: Callable[[Message], None], on_end: Callable[[], None]) -> None:
+        """Calls `on_message` for each message and `on_end` once, when the peer is gone or broke the protocol."""
+        with self._lock:
+            if self._selector is None:
+                self._selector = selectors.EpollSelector()
+                threading.Thread(target=self._run, args=(self._selector,), name=self._name, daemon=True).start()
+            self._selector.register(channel, selectors.EVENT_READ, (on_message, on_end))
+
+    def discard(self, channel: Channel) -> None:
+        """Before closing a channel on one's own. Harmless when it is not there."""
+        with self._lock:
+            self._unregister(channel)
+
+    def forget(self) -> None:
+        """In a forked child: the thread stayed behind."""
+        self._lock = threading.Lock()
+        self._selector = None
+
+    def _unregister(self, channel: Channel) -> bool:
+        try:
+            assert self._selector is not None
+            self._selector.unregister(channel)
+        except (KeyError, ValueError):
+            return False
+        return True
+
+    def _run(self, selector: selectors.BaseSelector) -> None:
+        while True:
+            for key, _ in selector.select():
+                assert isinstance(key.fileobj, Channel)
+                self._serve(key.fileobj, *key.data)
+
+    def _serve(self, channel: Channel, on_message: Callable[[Message], None], on_end: Callable[[], None]) -> None:
+        try:
+            message = channel.receive(0)
+            try:
+                on_message(message)
+            finally:
+                message.close()
+        except Timeout:
+            return  # it was meant for somebody who has taken it already
+        except (PeerDied, Malformed):
+            pass
+        except Exception:  # noqa: BLE001 (one bad request must not end a process that serves many)
+            _log.exception("%s: our handler failed; its channel is closed", self._name)
+        else:
+            return
+        with self._lock:
+            was_there = self._unregister(channel)
+        if was_there:
+            on_end()

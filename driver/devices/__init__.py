@@ -1,0 +1,43 @@
+"""Devices: the installed ones come from the entry-point group `burst.devices`, ours too.
+
+A device under development needs no wheel: its class can be named as "module:Class" wherever a name is expected.
+"""
+
+from __future__ import annotations
+
+import importlib
+from importlib.metadata import EntryPoint, entry_points
+from typing import TYPE_CHECKING, cast
+
+from driver.errors import DeviceNotFound
+from driver.interface import DeviceInfo
+
+if TYPE_CHECKING:
+    from driver.interface import Device
+
+GROUP = "burst.devices"
+
+
+def devices() -> list[DeviceInfo]:
+    """All that are installed. Nothing is started by asking."""
+    found = [_load(entry) for entry in sorted(entry_points(group=GROUP))]
+    return [DeviceInfo(kind.name, kind.version, kind.type) for kind in found]
+
+
+def device_class(name: str) -> type[Device]:
+    """The class behind a device's name, or behind "module:Class". Raises DeviceNotFound."""
+    for entry in entry_points(group=GROUP):
+        if entry.name == name:
+            return _load(entry)
+    installed = ", ".join(sorted(entry.name for entry in entry_points(group=GROUP))) or "none"
+    if ":" not in name:
+        raise DeviceNotFound(f"name={name!r}: no such device; installed are {installed}")
+    try:
+        return _load(EntryPoint(name, name, GROUP))
+    except (ImportError, AttributeError) as error:
+        raise DeviceNotFound(f"name={name!r}: {error}; installed are {installed}") from error
+
+
+def _load(entry: EntryPoint) -> type[Device]:
+    importlib.invalidate_caches()
+    return cast("type[Device]", entry.load())

@@ -1,0 +1,223 @@
+"""The engine of a device: prepared models, burst listeners and the plain path, and nothing that holds the GIL for long.
+
+A busy Python thread beside a listener would turn its tenths of a millisecond into five, so models are decoded and
+prepared here in small steps with a pause after each while a burst lives, and the garbage collector runs only when none
+does.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import sys
+import threading
+import time
+import warnings
+from contextlib import ExitStack
+from functools import partial
+from itertools import count
+from typing import TYPE_CHECKING
+
+from burst import BurstServer, GeneralFailure, InvalidArgument, Malformed, PeerDied
+from burst.channel import Channel, ChannelLoop, Message
+from driver.devices import device_class
+from driver.encoding import decode
+from driver.plain import PlainServer
+from driver.request import BoundRequest
+from driver.rpc import Reply, serve, take_fd
+from fmq import Descriptor, FmqError, LifePage
+from fmq.region import guard
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from burst import Request
+    from burst.executor import Execution
+    from driver.interface import Device, PreparedModel
+    from driver.nn import Model
+
+_log = logging.getLogger(__name__)
+# Seconds. A request that meets a slice of work waits for its end, so slices have to be short and rare: with these, a
+# burst that runs back to back meets one in some 200 requests, which leaves its p99 alone.
+_WORK, _PAUSE = 100e-6, 1e-3
+
+
+class Pacer:
+    """Lets running bursts through while something long goes on in Python."""
+
+    def __init__(self) -> None:
+        self.bursts = 0
+        self._since = 0.0
+
+    def __call__(self) -> None:
+        """Pauses now and then, while a burst lives."""
+        if self.bursts:
+            self._pause()
+
+    def for_others(self) -> None:
+        """The same on behalf of one burst: pauses while another lives."""
+        if self.bursts > 1:
+            self._pause()
+
+    def _pause(self) -> None:
+        if time.perf_counter() - self._since > _WORK:
+            time.sleep(_PAUSE)  # a real sleep: giving up the GIL only to take it again would let nobody in
+            self._since = time.perf_counter()
+
+
+class Engine:
+    """What all clients share."""
+
+    def __init__(self, name: str) -> None:
+        self.device: Device = device_class(name)()
+        self.pace = Pacer()
+        self.contexts = ChannelLoop("burst-contexts")
+        self._preparing, self._counting = threading.Lock(), threading.Lock()
+
+    def prepare(self, fd: int, where: object) -> tuple[Model, PreparedModel]:
+        """One at a time, so that the pauses are not filled by another's work. Owns `fd`."""
+        with self._preparing:
+            model = decode(fd, where, self.pace)
+            return model, self.device.prepare(model, self.pace)
+
+    def count_burst(self, change: int) -> None:
+        """One more or one less. The last one out cleans up: while a burst lives, garbage is not collected."""
+        with self._counting:
+            self.pace.bursts += change
+            if not self.pace.bursts:
+                gc.collect()
+
+    def serve(self, channel: Channel) -> None:
+        """One client, until its connection ends."""
+        client = Client(self)
+        try:
+            with channel:
+                serve(channel, client.handlers)
+        finally:
+            client.close()
+
+
+class Client:
+    """What one client has made here; all of it ends with its connection."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._numbers = count(1)
+        self._models: dict[int, Callable[[Request], Execution]] = {}
+        self._bursts: set[BurstServer] = set()
+        self._plain: list[PlainServer] = []
+        self.handlers: dict[str, Callable[..., Reply]] = {
+            "load": self.load,
+            "free": self.free,
+            "channel": self.channel,
+            "burst": self.burst,
+        }
+
+    def load(self, message: Message, where: object) -> Reply:
+        """Prepares the model in the descriptor; answers its number."""
+        number = next(self._numbers)
+        model, prepared = self._engine.prepare(take_fd(message), where)
+        self._models[number] = lambda request: BoundRequest(model, prepared, request, self._engine.pace.for_others)
+        return Reply([number])
+
+    def free(self, _: Message, number: int) -> Reply:
+        """Forgets a prepared model; requests that are bound to it keep it until they are gone."""
+        self._models.pop(number, None)
+        return Reply()
+
+    def model(self, number: int) -> Callable[[Request], Execution]:
+        """Binds requests to a prepared model. Raises InvalidArgument."""
+        try:
+            return self._models[number]
+        except (KeyError, TypeError):
+            raise InvalidArgument(
+                f"prepared model {number!r:.20}: there is none of that number; it was closed"
+            ) from None
+
+    def channel(self, _: Message) -> Reply:
+        """A plain path of its own: one call at a time each, so a client opens as many as it wants in flight."""
+        near, far = Channel.pair()
+        life = LifePage()
+        self._plain = [server for server in self._plain if server.is_alive]
+        server = PlainServer(near, self.model, life.close)
+        self._plain.append(server)
+        server.start()
+        return Reply([], [_handed_over(far), os.dup(life.fd)])
+
+    def burst(self, message: Message, number: int, requests: object, results: object, spin: float) -> Reply:
+        """Configures a burst: two queues, the callback and the context, in this order."""
+        if len(message.fds) != 4 or not 0 <= spin <= 10:
+            raise Malformed("a burst needs four descriptors, and from 0 to 10 seconds of spinning")
+        bind = self.model(number)
+        with ExitStack() as undo:
+            callback = undo.enter_context(Channel.from_fd(message.fds.pop(2)))
+            context = undo.enter_context(Channel.from_fd(message.fds.pop(2)))
+            try:
+                request_fd, result_fd = message.take_fds()
+                server = BurstServer(
+                    Descriptor.from_wire(requests, [request_fd]),
+                    Descriptor.from_wire(results, [result_fd]),
+                    callback,
+                    bind,
+                )
+            except FmqError as error:
+                raise GeneralFailure(f"the burst's queues cannot be used: {error}") from error
+            undo.pop_all()
+        self._start(server, context, spin)
+        return Reply()
+
+    def _start(self, server: BurstServer, context: Channel, spin: float) -> None:
+        def on_end() -> None:
+            self._bursts.discard(server)
+            self._engine.contexts.discard(context)
+            context.close()
+            self._engine.count_burst(-1)
+
+        server.on_end = on_end
+        self._bursts.add(server)
+        self._engine.count_burst(+1)
+        self._engine.contexts.add(context, partial(_context_message, server), server.stop)
+        server.start(spin)
+
+    def close(self) -> None:
+        """The client is gone."""
+        for burst in list(self._bursts):
+            burst.stop()
+        for plain in self._plain:
+            plain.stop()
+        self._models.clear()
+
+
+def _context_message(server: BurstServer, message: Message) -> None:
+    match message.body:
+        case ["free_memory", int(slot)]:
+            server.free_memory(slot)
+        case _:
+            raise Malformed("a context takes free_memory(slot)")
+
+
+def _handed_over(channel: Channel) -> int:
+    """A descriptor of its own for sending; the channel object is closed."""
+    with channel:
+        return os.dup(channel.fileno())
+
+
+def main() -> None:
+    """Entry point of the process: name, channel to the service."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(process)d %(name)s: %(message)s")
+    warnings.simplefilter("ignore")  # numpy's, of infinities that a client computes
+    gc.disable()
+    guard()
+    service = Channel.from_fd(int(sys.argv[2]))
+    engine = Engine(sys.argv[1])
+    life = LifePage()
+    service.receive()  # "ready"
+    service.send([0], [life.fd])
+    while True:
+        try:
+            message = service.receive()
+        except PeerDied:
+            os._exit(0)  # without a service nobody needs us; what clients wait for ends with our life words
+        client = Channel.from_fd(take_fd(message))
+        threading.Thread(target=engine.serve, args=(client,), name="client", daemon=True).start()

@@ -1,0 +1,28 @@
+"""What can go wrong on the way to a device.
+
+::
+
+    DriverError                        (driver.nn.errors)
+    ├── InvalidModel (ValueError)      a model breaks a rule of the HAL; the operand or operation is named
+    ├── ExecutionFailed                an operation could not be computed (inside a device)
+    ├── OutputInsufficientSize         an output's memory was too small (inside a device)
+    ├── DeviceNotFound (LookupError)   no device of that name is installed
+    └── DeviceFailed                   its process did not start, or ended while starting; its log is named
+
+An execution's own errors are burst's (`burst.StatusError` and its classes, `burst.PeerDied`, `burst.Timeout`).
+"""
+
+from __future__ import annotations
+
+from driver.nn.errors import DriverError, ExecutionFailed, InvalidModel, OutputInsufficientSize
+
+
+class DeviceNotFound(DriverError, LookupError):
+    """No device of that name is installed. Nothing was started."""
+
+
+class DeviceFailed(DriverError):
+    """The device's process could not be started. Nothing was left behind; trying again is allowed."""
+
+
+__all__ = ["DeviceFailed", "DeviceNotFound", "DriverError", "ExecutionFailed", "InvalidModel", "OutputInsufficientSize"]

@@ -1,0 +1,67 @@
+"""What a device is. A new device is one class with these methods, named by an entry point `burst.devices`.
+
+Caching, remoting and fallback are other implementations of the same two protocols, so they stack.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from numpy.typing import NDArray
+
+    from driver.nn import Model
+
+
+class Bound(Protocol):
+    """One execution, bound to its memory."""
+
+    @property
+    def run(self) -> Callable[[], object]:
+        """Executes once. Raises ExecutionFailed, OutputInsufficientSize."""
+
+    @property
+    def shapes(self) -> Sequence[tuple[tuple[int, ...], bool]]:
+        """(dimensions, its memory suffices) of each output; of a dynamic model, once it has run."""
+
+
+class PreparedModel(Protocol):
+    """A model made ready to run on a device. Any number of threads may bind and run."""
+
+    @property
+    def is_static(self) -> bool:
+        """True when the shapes of all outputs follow from those of the inputs."""
+
+    def bind(
+        self, inputs: Sequence[NDArray[Any] | None], outputs: Sequence[NDArray[Any]], pace: Callable[[], object]
+    ) -> Bound:
+        """Inputs typed and shaped (None: omitted), outputs as raw uint8 memory; `pace` as in `Device.prepare`.
+
+        Raises ExecutionFailed, ValueError.
+        """
+
+
+class Device(Protocol):
+    """Runs models. Made once in the service, which asks it what it supports, and once in the engine, which runs it."""
+
+    name: str
+    version: str  #: identifies this build of the driver
+    type: str  #: OTHER, CPU, GPU or ACCELERATOR
+
+    def supported_operations(self, model: Model) -> list[bool]:
+        """For each operation of the main subgraph of a valid model: True is a promise."""
+
+    def prepare(self, model: Model, pace: Callable[[], object]) -> PreparedModel:
+        """Compiles a valid, fully supported model. Calls `pace` often: it lets running bursts through."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceInfo:
+    """What is known about an installed device without starting it."""
+
+    name: str
+    version: str
+    type: str

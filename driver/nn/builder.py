@@ -1,0 +1,233 @@
+"""ModelBuilder: write a model as a few lines of Python."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from .errors import InvalidModel, did_you_mean
+from .infer import output_dimensions
+from .literal import checked, constant_operand, operand_type
+from .model import Model, Operand, Operation, Subgraph
+from .operation import OperationType, Signature, Tensor, slot_types
+from .ops import OPERATIONS
+from .types import Dimensions, OperandLifeTime, OperandType
+from .validate import check_call, match_signature, validate
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """Handle of an operand in a `ModelBuilder`."""
+
+    builder: "ModelBuilder"
+    index: int
+
+    @property
+    def operand(self) -> Operand:
+        """The operand as declared so far."""
+        return self.builder._operands[self.index]
+
+    def __repr__(self) -> str:
+        operand = self.operand
+        return f"<value {self.index}: {operand.type.name} {list(operand.dimensions)}>"
+
+
+class ModelBuilder:
+    """Builds a model operation by operation, checking each as it is added.
+
+        m = ModelBuilder()
+        x = m.input("float32", (1, 4))
+        y = m.operation("ADD", x, np.ones(4, np.float32), 0)
+        m.output(y)
+        model = m.build()
+
+    A mistake raises `InvalidModel`, names the argument and the remedy, and leaves the builder as it was.
+    """
+
+    def __init__(self, *, relaxed: bool = False) -> None:
+        self.relaxed = relaxed
+        self._operands: list[Operand] = []
+        self._operations: list[Operation] = []
+        self._inputs: list[int] = []
+        self._outputs: list[int] = []
+
+    def input(
+        self,
+        dtype: Any,
+        dimensions: Sequence[int],
+        *,
+        scale: float = 0.0,
+        zero_point: int = 0,
+        channel_quant: tuple[Sequence[float], int] | None = None,
+        name: str | None = None,
+    ) -> Value:
+        """Declare a model input.
+
+        dtype: "float32", "float16", "int32", "quant8_asymm", "quant8_asymm_signed", "bool8", a HAL name or a numpy
+        dtype. dimensions: 0 where unknown until the model runs.
+        """
+        extra = None if name is None else {"name": name}
+        lifetime = OperandLifeTime.SUBGRAPH_INPUT
+        kind = operand_type(dtype)
+        operand = Operand(kind, dimensions, scale, zero_point, lifetime, None, channel_quant, extra=extra)
+        value = self._add(checked(operand))
+        self._inputs.append(value.index)
+        return value
+
+    def constant(
+        self,
+        array: Any,
+        *,
+        dtype: Any = None,
+        scale: float = 0.0,
+        zero_point: int = 0,
+        channel_quant: tuple[Sequence[float], int] | None = None,
+    ) -> Value:
+        """Declare a constant tensor, or a scalar when `array` is a number or has no dimensions.
+
+        dtype: as for `input`; when None it follows from the array. The array is not copied: leave it as it is.
+        channel_quant: (one scale per channel, dimension of the channels), for int8 convolution filters.
+        """
+        operand = constant_operand(array, dtype, scale=scale, zero_point=zero_point, channel_quant=channel_quant)
+        return self._add(operand)
+
+    def operation(
+        self,
+        type: str,  # noqa: A002 - the HAL's word
+        *args: Any,
+        scale: float | None = None,
+        zero_point: int | None = None,
+        dtype: Any = None,
+        dimensions: Sequence[int] | None = None,
+    ) -> Any:
+        """Add an operation and return the handle of its output, or a tuple of handles when it has several.
+
+        args: its inputs in the order of the HAL: values of this builder, arrays and lists (constants), Python numbers
+            (INT32, FLOAT32 or BOOL scalars), None for an omitted input.
+        scale, zero_point, dtype, dimensions: of the outputs, where they do not follow from the inputs.
+        """
+        if type not in OPERATIONS:
+            raise InvalidModel(f"there is no operation {type!r}{did_you_mean(type, tuple(OPERATIONS))}")
+        kind = OPERATIONS[type]
+        inputs = self._arguments(kind, args)
+        operands = [i if isinstance(i, Operand) else i.operand for i in inputs]
+        wanted = None if dtype is None else operand_type(dtype)
+        asked = _Asked(scale, zero_point, wanted, None if dimensions is None else tuple(dimensions))
+        try:
+            outputs = _outputs(kind, operands, asked)
+        except ValueError as error:
+            raise InvalidModel(f"{type}: {error}") from error
+        sources = [self._add(i) if isinstance(i, Operand) else i for i in inputs]
+        results = tuple(self._add(o) for o in outputs)
+        self._operations.append(Operation(type, [v.index for v in sources], [v.index for v in results]))
+        return results if len(results) > 1 else results[0]
+
+    def output(self, *values: Value) -> None:
+        """Make results of operations outputs of the model, in this order."""
+        for value in values:
+            self._check_own(value)
+            operand = value.operand
+            if operand.lifetime != OperandLifeTime.TEMPORARY_VARIABLE:
+                raise InvalidModel(
+                    f"{value!r} is {operand.lifetime.name}; only the result of an operation can be an output, once"
+                )
+            self._operands[value.index] = _with_lifetime(operand, OperandLifeTime.SUBGRAPH_OUTPUT)
+            self._outputs.append(value.index)
+
+    def build(self) -> Model:
+        """The model, validated."""
+        if not self._outputs:
+            raise InvalidModel("the model has no output; call output(value) before build()")
+        model = Model(Subgraph(self._operands, self._operations, self._inputs, self._outputs), relaxed=self.relaxed)
+        validate(model)
+        return model
+
+    def _add(self, operand: Operand) -> Value:
+        self._operands.append(operand)
+        return Value(self, len(self._operands) - 1)
+
+    def _check_own(self, value: Any) -> None:
+        if not isinstance(value, Value) or value.builder is not self:
+            raise InvalidModel(f"{value!r} is not a value of this builder; pass what its methods returned")
+
+    def _arguments(self, kind: OperationType, args: Sequence[Any]) -> list["Value | Operand"]:
+        """Arguments as values of this builder, or as operands still to be added."""
+        result: list[Value | Operand] = []
+        for position, arg in enumerate(args):
+            try:
+                result.append(self._argument(kind, args, position, arg))
+            except InvalidModel as error:
+                raise InvalidModel(f"{kind.name}, input {position}: {error}") from None
+        return result
+
+    def _argument(self, kind: OperationType, args: Sequence[Any], position: int, arg: Any) -> "Value | Operand":
+        if isinstance(arg, Value):
+            self._check_own(arg)
+            return arg
+        half = isinstance(args[0], Value) and args[0].operand.type == OperandType.TENSOR_FLOAT16
+        if arg is None:
+            return Operand(_omitted_type(kind, len(args), position), lifetime=OperandLifeTime.NO_VALUE)
+        return constant_operand(arg, OperandType.FLOAT16 if half and isinstance(arg, float) else None)
+
+
+def _omitted_type(kind: OperationType, count: int, position: int) -> OperandType:
+    for signature in kind.signatures:
+        found = signature.slots(count)
+        if found is not None and found[0][position].endswith("?"):
+            return slot_types(found[0][position], OperandType.TENSOR_FLOAT32)[0]
+    raise InvalidModel("cannot be omitted (None)")
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What the caller says about the outputs of an operation."""
+
+    scale: float | None
+    zero_point: int | None
+    dtype: OperandType | None
+    dimensions: Dimensions | None
+
+
+def _outputs(kind: OperationType, inputs: Sequence[Operand], asked: _Asked) -> list[Operand]:
+    """Declare the outputs of a call, from its inputs and from what the caller says."""
+    matched, slots = match_signature(kind, inputs)
+    drafts = [_draft(kind, t, inputs, asked) for t in _output_types(kind, matched, inputs, asked.dtype)]
+    shapes: Sequence[Dimensions] = output_dimensions(kind, slots, inputs, drafts)
+    if asked.dimensions is not None:
+        shapes = [asked.dimensions] * len(drafts)
+    outputs = [checked(Operand(d.type, s, d.scale, d.zero_point)) for d, s in zip(drafts, shapes, strict=True)]
+    check_call(kind, inputs, outputs)
+    return outputs
+
+
+def _output_types(
+    kind: OperationType, matched: Signature, inputs: Sequence[Operand], wanted: OperandType | None
+) -> list[OperandType]:
+    t = inputs[0].type
+    if wanted is None:
+        return [slot_types(slot, t)[0] for slot in matched.result_slots()]
+    for signature in kind.signatures:
+        if t in signature.versions() and wanted in slot_types(signature.result_slots()[0], t):
+            return [wanted, *(slot_types(slot, t)[0] for slot in signature.result_slots()[1:])]
+    raise InvalidModel(f"dtype={wanted.name} is no result of an input of type {t.name}")
+
+
+def _draft(kind: OperationType, result: OperandType, inputs: Sequence[Operand], asked: _Asked) -> Operand:
+    """An output without its dimensions yet."""
+    if not result.is_quantised:
+        if asked.scale or asked.zero_point:
+            raise InvalidModel(f"scale= and zero_point= do not apply to a {result.name} result")
+        return Operand(result)
+    wish = Tensor(result, (), asked.scale or 0.0, asked.zero_point or 0)
+    scale, zero_point = kind.quantisation(Tensor.of(inputs[0]), wish)
+    if not scale > 0:
+        raise InvalidModel("the result is quantised; pass scale= above 0 and zero_point=")
+    for word, given, needed in (("scale", asked.scale, scale), ("zero_point", asked.zero_point, zero_point)):
+        if given is not None and np.float32(given) != np.float32(needed):
+            raise InvalidModel(f"{word}={given} cannot be chosen here, it is {needed}")
+    return Operand(result, (), scale, zero_point)
+
+
+def _with_lifetime(operand: Operand, lifetime: OperandLifeTime) -> Operand:
+    return Operand(operand.type, operand.dimensions, operand.scale, operand.zero_point, lifetime)

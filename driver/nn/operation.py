@@ -1,0 +1,318 @@
+"""What an operation is: its signature as data, a function for output shapes, a function that builds its kernel.
+
+A kernel is a list of *steps*: callables without arguments, bound once to arrays that never move. Running a model means
+calling its steps in order, so that everything that can be decided beforehand is decided while the steps are built:
+
+    def relu(call: Call) -> None:
+        call.step(np.maximum, call.array(0), 0.0, out=call.outputs[0].data)
+
+Shape functions and builders raise `ValueError` for values they cannot serve; the interpreter adds which operation
+it was.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache, partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from .model import ChannelQuant, Operand
+from .types import Dimensions, OperandType
+
+Array = NDArray[Any]
+Step = partial[Any]
+
+MAX_BYTES = 2**32 - 1
+"""Largest operand: the HAL counts bytes in 32 bits."""
+
+MAX_STEPS = 1 << 18
+"""Longest kernel: a filter of absurd size is refused before its steps fill the memory."""
+
+LETTERS = {
+    "f": OperandType.TENSOR_FLOAT32,
+    "h": OperandType.TENSOR_FLOAT16,
+    "q": OperandType.TENSOR_QUANT8_ASYMM,
+    "s": OperandType.TENSOR_QUANT8_ASYMM_SIGNED,
+    "i": OperandType.TENSOR_INT32,
+    "b": OperandType.TENSOR_BOOL8,
+    "y": OperandType.TENSOR_QUANT8_SYMM,
+    "P": OperandType.TENSOR_QUANT8_SYMM_PER_CHANNEL,
+    "w": OperandType.TENSOR_QUANT16_SYMM,
+    "W": OperandType.TENSOR_QUANT16_ASYMM,
+}
+
+
+class UnknownValueError(LookupError):
+    """A shape depends on a value that only a run will show. Raised while building a model; never leaves the package."""
+
+
+@dataclass(slots=True)
+class Tensor:
+    """An operand while it is computed: `array` holds its data, None while only shapes are looked at.
+
+    `values` is a private copy of an operand that chooses a shape, an address or a branch; the array itself may lie in
+    memory that another process is writing. `fixed` means that the array never changes between runs.
+    """
+
+    type: OperandType
+    shape: Dimensions
+    scale: float = 0.0
+    zero_point: int = 0
+    channel_quant: ChannelQuant | None = None
+    array: Array | None = None
+    values: Array | None = None
+    fixed: bool = False
+
+    @classmethod
+    def of(cls, operand: Operand) -> "Tensor":
+        """The tensor that a model's operand declares, with its array when it is constant.
+
+        Scales get the precision that the HAL gives them.
+        """
+        scale = float(np.float32(operand.scale))
+        tensor = cls(operand.type, operand.dimensions, scale, operand.zero_point, operand.channel_quant)
+        if operand.lifetime.is_constant:
+            raw = np.ascontiguousarray(operand.value).reshape(-1).view(np.uint8)
+            tensor.array, tensor.fixed = raw.view(operand.type.dtype).reshape(operand.dimensions), True
+        return tensor
+
+    def keep_values(self) -> None:
+        """Copy the array to private memory before anything looks at it: where it lies it may be changing."""
+        self.values = self.array = np.array(self.data)
+
+    @property
+    def data(self) -> Array:
+        """The array, which is there whenever kernels are built."""
+        assert self.array is not None
+        return self.array
+
+
+@cache
+def _spread(slots: str) -> tuple[str, ...]:
+    """Spell out repetitions: "T 2*INT32" is T, INT32, INT32."""
+    spelled: list[str] = []
+    for slot in slots.split():
+        count, star, name = slot.rpartition("*")
+        spelled += [name] * (int(count) if star else 1)
+    return tuple(spelled)
+
+
+@dataclass(frozen=True)
+class Signature:
+    """One way to call an operation.
+
+    types: what T, the type of input 0, may be; each letter with the HAL version 1.x that first takes it ("f0 q0 h2").
+    inputs, outputs: slots in order, "2*X" for two of the same. A slot is the name of an operand type, or
+        T     as input 0               F  filter of T: T, or P (per-channel) when T is quantised
+        B     bias of T: T for floats, TENSOR_INT32 for quantised T
+        S     scalar float: FLOAT16 for TENSOR_FLOAT16, else FLOAT32
+        T...  one or more T            X? the operand may be omitted (NO_VALUE)
+      A slot that names its type (not T, F, B) steers the operation: its value is copied before it is used.
+    tails: optional further inputs, each tail after the one before, with the version that added it.
+    ranks: the ranks of input 0.
+    """
+
+    types: str
+    inputs: str
+    outputs: str = "T"
+    tails: tuple[tuple[int, str], ...] = ()
+    ranks: tuple[int, ...] = (1, 2, 3, 4)
+
+    def versions(self) -> dict[OperandType, int]:
+        """The types that T may be, with the HAL version 1.x that first takes each."""
+        return {LETTERS[t[0]]: int(t[1:]) for t in self.types.split()}
+
+    def slots(self, count: int) -> tuple[tuple[str, ...], int] | None:
+        """The slots of a call with `count` inputs and the HAL version it needs, or None when it has no such form."""
+        slots, since = _spread(self.inputs), 0
+        if slots[0] == "T...":
+            return (("T",) * (count - len(slots) + 1) + slots[1:], 0) if count >= len(slots) else None
+        for version, tail in ((0, ""), *self.tails):
+            slots, since = slots + _spread(tail), max(since, version)
+            if len(slots) == count:
+                return slots, since
+        return None
+
+    def result_slots(self) -> tuple[str, ...]:
+        """The slots of the outputs."""
+        return _spread(self.outputs)
+
+
+def slot_types(slot: str, t: OperandType) -> tuple[OperandType, ...]:
+    """The operand types that fit `slot` when input 0 is a `t`."""
+    match slot.rstrip("?"):
+        case "T":
+            return (t,)
+        case "F":
+            return (t, LETTERS["P"]) if t.is_quantised else (t,)
+        case "B":
+            return (OperandType.TENSOR_INT32,) if t.is_quantised else (t,)
+        case "S":
+            return (OperandType.FLOAT16 if t == OperandType.TENSOR_FLOAT16 else OperandType.FLOAT32,)
+        case name:
+            return (OperandType[name],)
+
+
+def steers(slot: str) -> bool:
+    """True for a slot whose value chooses a shape, an address or a branch."""
+    return slot.rstrip("?") not in ("T", "F", "B")
+
+
+@dataclass(slots=True)
+class Call:
+    """One operation with its operands: what shape functions read and what kernels are built from.
+
+    inputs: one tensor per input, None where omitted.
+    outputs: the declared tensors while shapes are looked at; with exact shapes and arrays while the kernel is built.
+    packed: constants already transformed, by input.
+    steps: the kernel so far.
+    """
+
+    inputs: Sequence[Tensor | None]
+    outputs: Sequence[Tensor] = ()
+    packed: Mapping[int, Array] = field(default_factory=dict)
+    steps: list[Step] = field(default_factory=list)
+    _shared: dict[str, Array] = field(default_factory=dict)
+
+    def tensor(self, index: int) -> Tensor:
+        """Input `index`; `ValueError` when it was omitted."""
+        tensor = self.inputs[index]
+        if tensor is None:
+            raise ValueError(f"input {index} is omitted but needed")
+        return tensor
+
+    def given(self, index: int) -> bool:
+        """True when input `index` was passed, and not as an omitted operand."""
+        return index < len(self.inputs) and self.inputs[index] is not None
+
+    def shape(self, index: int) -> Dimensions:
+        """The dimensions of input `index`."""
+        return self.tensor(index).shape
+
+    def array(self, index: int) -> Array:
+        """The data of input `index`."""
+        return self.tensor(index).data
+
+    def values(self, index: int) -> list[int]:
+        """The elements of a steering 1-D TENSOR_INT32."""
+        tensor = self.tensor(index)
+        if tensor.values is None:
+            raise UnknownValueError(index)
+        if tensor.values.ndim != 1:
+            raise ValueError(f"input {index} has dimensions {list(tensor.shape)}; it has to be 1-D")
+        return [int(v) for v in tensor.values]
+
+    def matrix(self, index: int) -> Array:
+        """A steering TENSOR_INT32 of any rank, as a private array."""
+        values = self.tensor(index).values
+        if values is None:
+            raise UnknownValueError(index)
+        return values
+
+    def integer(self, index: int) -> int:
+        """The value of a steering INT32 scalar."""
+        return int(self.matrix(index).reshape(-1)[0])
+
+    def real(self, index: int) -> float:
+        """The value of a steering FLOAT32 or FLOAT16 scalar."""
+        return float(self.matrix(index).reshape(-1)[0])
+
+    def flag(self, index: int) -> bool:
+        """The value of a trailing BOOL, false when it is not passed."""
+        return index < len(self.inputs) and self.integer(index) != 0
+
+    def step(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+        """Append one step to the kernel."""
+        if len(self.steps) >= MAX_STEPS:
+            raise ValueError(f"the kernel would take more than {MAX_STEPS} steps")
+        self.steps.append(partial(function, *args, **kwargs))
+
+    def scratch(self, shape: Sequence[int], dtype: DTypeLike = np.float32, *, zeros: bool = False) -> Array:
+        """An array of the kernel's own, kept from run to run; `zeros` says how it starts."""
+        if math.prod(shape) * np.dtype(dtype).itemsize > 4 * MAX_BYTES:
+            raise ValueError(f"scratch of dimensions {list(shape)} is too large")
+        return np.empty(shape, dtype) if not zeros else np.zeros(shape, dtype)
+
+    def shared(self, name: str, shape: Sequence[int], dtype: DTypeLike) -> Array:
+        """Scratch memory that all strips of a kernel use in turn: it holds its contents only until the next strip."""
+        size, buffer = math.prod(shape), self._shared.get(name)
+        if buffer is None or buffer.size < size:
+            buffer = self._shared[name] = self.scratch((size,), dtype)
+        return buffer[:size].reshape(shape)
+
+    def compact(self, array: Array) -> Array:
+        """`array` itself when its elements lie in order, else scratch memory into which every run copies it."""
+        if array.flags.c_contiguous:
+            return array
+        ordered = self.shared("compact", array.shape, array.dtype)
+        self.step(np.copyto, ordered, array)
+        return ordered
+
+    def pack(self, index: int, transform: "Pack") -> Array:
+        """Input `index` in the form `transform` makes of it: now when it is constant, else anew in every run."""
+        tensor = self.tensor(index)
+        if index in self.packed:
+            return self.packed[index]
+        packed = transform(tensor)
+        if not tensor.fixed:
+            self.step(_repack, transform, tensor, packed)
+        return packed
+
+
+Pack = Callable[[Tensor], Array]
+
+
+def _repack(transform: Pack, tensor: Tensor, packed: Array) -> None:
+    np.copyto(packed, transform(tensor))
+
+
+Quantisation = Callable[[Tensor, Tensor], tuple[float, int]]
+"""From input 0 and the declared output to the scale and zero point that the output really has."""
+
+
+def declared(_source: Tensor, result: Tensor) -> tuple[float, int]:
+    """Data is requantised to whatever the model declares."""
+    return result.scale, result.zero_point
+
+
+def same_as_input(source: Tensor, result: Tensor) -> tuple[float, int]:
+    """Raw values keep their meaning."""
+    return (source.scale, source.zero_point) if result.type.is_quantised else (0.0, 0)
+
+
+def _nothing_more(_inputs: Sequence[Operand], _outputs: Sequence[Operand]) -> str | None:
+    return None
+
+
+def _any_version(_inputs: Sequence[Operand], _outputs: Sequence[Operand]) -> int:
+    return 0
+
+
+@dataclass(frozen=True)
+class OperationType:
+    """Everything the package knows about one HAL operation.
+
+    name, code: as in the HAL.
+    signatures: the ways to call it.
+    shape: the dimensions of every output.
+    build: appends the steps of the kernel.
+    quantisation: the rule for the outputs' scale and zero point.
+    pack: inputs worth transforming once when they are constant.
+    takes_empty: whether an input may have no elements.
+    check: what validation refuses beyond the signatures, as a reason; it gets the operands as declared.
+    gate: the HAL version 1.x that a call needs beyond what the signatures say; it gets the operands as declared.
+    """
+
+    name: str
+    code: int
+    signatures: tuple[Signature, ...]
+    shape: Callable[[Call], Sequence[Dimensions]]
+    build: Callable[[Call], None]
+    quantisation: Quantisation = declared
+    pack: Mapping[int, Pack] = field(default_factory=dict)
+    takes_empty: bool = False
+    check: Callable[[Sequence[Operand], Sequence[Operand]], str | None] = _nothing_more
+    gate: Callable[[Sequence[Operand], Sequence[Operand]], int] = _any_version

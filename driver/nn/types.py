@@ -1,0 +1,164 @@
+"""Operand types and lifetimes of the HAL 1.0-1.3, and what follows from a type alone."""
+
+import math
+from collections.abc import Sequence
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+
+from .errors import InvalidModel, did_you_mean
+
+Dimensions = tuple[int, ...]
+
+
+class OperandType(IntEnum):
+    """Type of an operand, by its HAL name and value."""
+
+    FLOAT32 = 0
+    INT32 = 1
+    UINT32 = 2
+    TENSOR_FLOAT32 = 3
+    TENSOR_INT32 = 4
+    TENSOR_QUANT8_ASYMM = 5
+    BOOL = 6
+    TENSOR_QUANT16_SYMM = 7
+    TENSOR_FLOAT16 = 8
+    TENSOR_BOOL8 = 9
+    FLOAT16 = 10
+    TENSOR_QUANT8_SYMM_PER_CHANNEL = 11
+    TENSOR_QUANT16_ASYMM = 12
+    TENSOR_QUANT8_SYMM = 13
+    TENSOR_QUANT8_ASYMM_SIGNED = 14
+    SUBGRAPH = 15
+    OEM = 10000
+    TENSOR_OEM_BYTE = 10001
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The numpy dtype of one stored element.
+
+        Booleans are uint8: a byte from another process may hold any value, and numpy's bool assumes 0 or 1.
+        """
+        return _DTYPES[self]
+
+    @property
+    def element_size(self) -> int:
+        """Bytes of one stored element; 0 for SUBGRAPH and OEM, which have no stored form."""
+        return 0 if self in (OperandType.SUBGRAPH, OperandType.OEM) else _DTYPES[self].itemsize
+
+    @property
+    def is_scalar(self) -> bool:
+        """True for the types whose operands have no dimensions."""
+        return self in _SCALARS
+
+    @property
+    def is_quantised(self) -> bool:
+        """True for the types that must have a scale above 0."""
+        return self in ZERO_POINTS
+
+    @property
+    def since(self) -> int:
+        """The HAL version 1.x that introduced the type, as x."""
+        if self in (OperandType.TENSOR_QUANT8_ASYMM_SIGNED, OperandType.SUBGRAPH):
+            return 3
+        return 2 if OperandType.BOOL <= self <= OperandType.TENSOR_QUANT8_SYMM else 0
+
+    @classmethod
+    def parse(cls, name: "str | int | OperandType") -> "OperandType":
+        """The type called `name` in the HAL; `InvalidModel` when there is none."""
+        try:
+            return cls[name] if isinstance(name, str) else cls(name)
+        except (KeyError, ValueError):
+            hint = did_you_mean(name, cls.__members__) if isinstance(name, str) else ""
+            raise InvalidModel(f"{name!r} is no operand type of the HAL{hint}") from None
+
+
+_SCALARS = frozenset(OperandType[name] for name in ("FLOAT32", "INT32", "UINT32", "BOOL", "FLOAT16", "SUBGRAPH", "OEM"))
+_DTYPES: dict[OperandType, np.dtype[Any]] = {
+    OperandType.FLOAT32: np.dtype(np.float32),
+    OperandType.INT32: np.dtype(np.int32),
+    OperandType.UINT32: np.dtype(np.uint32),
+    OperandType.TENSOR_FLOAT32: np.dtype(np.float32),
+    OperandType.TENSOR_INT32: np.dtype(np.int32),
+    OperandType.TENSOR_QUANT8_ASYMM: np.dtype(np.uint8),
+    OperandType.BOOL: np.dtype(np.uint8),
+    OperandType.TENSOR_QUANT16_SYMM: np.dtype(np.int16),
+    OperandType.TENSOR_FLOAT16: np.dtype(np.float16),
+    OperandType.TENSOR_BOOL8: np.dtype(np.uint8),
+    OperandType.FLOAT16: np.dtype(np.float16),
+    OperandType.TENSOR_QUANT8_SYMM_PER_CHANNEL: np.dtype(np.int8),
+    OperandType.TENSOR_QUANT16_ASYMM: np.dtype(np.uint16),
+    OperandType.TENSOR_QUANT8_SYMM: np.dtype(np.int8),
+    OperandType.TENSOR_QUANT8_ASYMM_SIGNED: np.dtype(np.int8),
+    OperandType.SUBGRAPH: np.dtype(np.uint8),
+    OperandType.OEM: np.dtype(np.uint8),
+    OperandType.TENSOR_OEM_BYTE: np.dtype(np.uint8),
+}
+ZERO_POINTS = {
+    OperandType.TENSOR_QUANT8_ASYMM: (0, 255),
+    OperandType.TENSOR_QUANT8_ASYMM_SIGNED: (-128, 127),
+    OperandType.TENSOR_QUANT8_SYMM: (0, 0),
+    OperandType.TENSOR_QUANT16_SYMM: (0, 0),
+    OperandType.TENSOR_QUANT16_ASYMM: (0, 65535),
+}
+"""The zero points each quantised type may have, first and last."""
+
+
+class OperandLifeTime(IntEnum):
+    """Who provides an operand, by its HAL 1.3 name and value."""
+
+    TEMPORARY_VARIABLE = 0
+    SUBGRAPH_INPUT = 1
+    SUBGRAPH_OUTPUT = 2
+    CONSTANT_COPY = 3
+    CONSTANT_REFERENCE = 4
+    NO_VALUE = 5
+    SUBGRAPH = 6
+
+    @property
+    def is_constant(self) -> bool:
+        """True for both kinds of constants."""
+        return self in (OperandLifeTime.CONSTANT_COPY, OperandLifeTime.CONSTANT_REFERENCE)
+
+    @property
+    def is_written(self) -> bool:
+        """True for the operands that an operation of the subgraph computes."""
+        return self in (OperandLifeTime.TEMPORARY_VARIABLE, OperandLifeTime.SUBGRAPH_OUTPUT)
+
+    @classmethod
+    def parse(cls, name: "str | int | OperandLifeTime") -> "OperandLifeTime":
+        """The lifetime called `name` in the HAL or in conformance files; `InvalidModel` when there is none."""
+        try:
+            return cls[_LIFETIME_ALIASES.get(name, name)] if isinstance(name, str) else cls(name)
+        except (KeyError, ValueError):
+            known = (*cls.__members__, *_LIFETIME_ALIASES)
+            hint = did_you_mean(name, known) if isinstance(name, str) else ""
+            raise InvalidModel(f"{name!r} is no operand lifetime of the HAL{hint}") from None
+
+
+_LIFETIME_ALIASES = {
+    "INPUT": "SUBGRAPH_INPUT",
+    "OUTPUT": "SUBGRAPH_OUTPUT",
+    "TEMPORARY": "TEMPORARY_VARIABLE",
+    "CONSTANT": "CONSTANT_COPY",
+    "MODEL_INPUT": "SUBGRAPH_INPUT",
+    "MODEL_OUTPUT": "SUBGRAPH_OUTPUT",
+}
+
+
+def combine_dimensions(a: Sequence[int], b: Sequence[int]) -> Dimensions | None:
+    """What two partly known descriptions of one tensor say together; None when they contradict each other.
+
+    An empty description is an unknown rank, a 0 an unknown dimension.
+    """
+    if not a or not b:
+        return tuple(a or b)
+    if len(a) != len(b) or any(x and y and x != y for x, y in zip(a, b, strict=True)):
+        return None
+    return tuple(x or y for x, y in zip(a, b, strict=True))
+
+
+def byte_size(type: OperandType, dimensions: Sequence[int]) -> int:  # noqa: A002 - the HAL's word
+    """Bytes of an operand of this type and these dimensions."""
+    return type.element_size * math.prod(dimensions)

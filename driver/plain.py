@@ -1,0 +1,182 @@
+"""The plain path: one message there, one back, over a Unix socket.
+
+It carries what a burst carries, as msgpack; memory is registered once, by descriptor, and named by number from then on.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any
+
+from burst import (
+    ErrorStatus,
+    InvalidArgument,
+    Malformed,
+    Memory,
+    OutputShape,
+    PeerDied,
+    RequestArgument,
+    Result,
+    Timing,
+)
+from burst.channel import Channel, Message, pack
+from burst.executor import CachedExecutor, Execution, Job, Protocols
+from burst.memory import SlotTable
+from burst.wire import RequestPacket
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from burst import Request
+
+
+class PlainServer:
+    """The engine's side of one connection: a thread that answers one call after the other."""
+
+    def __init__(
+        self, channel: Channel, model: Callable[[int], Callable[[Request], Execution]], on_end: Callable[[], None]
+    ) -> None:
+        self._channel, self._model, self._on_end = channel, model, on_end
+        self._registered: dict[int, Memory] = {}
+        self._executor = CachedExecutor(Protocols(self._decode, _encode, self._fetch))
+        self._thread = threading.Thread(target=self._serve, name="plain", daemon=True)
+        self.start = self._thread.start
+
+    @property
+    def is_alive(self) -> bool:
+        """Until its connection has ended."""
+        return self._thread.is_alive()
+
+    def stop(self) -> None:
+        """Ends the connection; a running execution finishes first."""
+        self._channel.shutdown()
+
+    def _serve(self) -> None:
+        try:
+            while True:
+                self._handle(self._channel.receive())
+        except (PeerDied, Malformed):
+            pass
+        finally:
+            self._channel.close()
+            self._executor.clear()
+            self._on_end()
+
+    def _handle(self, message: Message) -> None:
+        if message.raw.startswith(_EXECUTE):
+            self._channel.send_raw(self._executor.answer(message.raw))
+            return
+        try:
+            self._manage(message)
+        finally:
+            message.close()
+
+    def _manage(self, message: Message) -> None:
+        """Memory comes and goes without an answer: what is wrong with it shows in the execution that uses it."""
+        match message.body:
+            case ["memory", int(slot), list(plain)] if len(message.fds) == 1:
+                self._registered[slot] = Memory.from_wire(plain, message.take_fds().pop())
+            case ["free_memory", int(slot)]:
+                self._registered.pop(slot, None)
+                self._executor.free_memory(slot)
+            case _:
+                raise Malformed("the plain path takes execute, memory and free_memory")
+
+    def _decode(self, raw: bytes) -> Job:
+        match Message(raw, []).body:
+            case ["execute", number, list(inputs), list(outputs), list(slots), bool(measure)]:
+                packet = RequestPacket(
+                    tuple(map(_argument, inputs)), tuple(map(_argument, outputs)), tuple(slots), measure
+                )
+                return Job(packet, self._model(number))
+            case _:
+                raise Malformed("the plain path takes execute(model, inputs, outputs, slots, measure)")
+
+    def _fetch(self, slots: list[int]) -> list[Memory]:
+        """Registered memory becomes mapped memory of the executor."""
+        try:
+            return [self._registered[slot] for slot in slots]
+        except KeyError as error:
+            raise InvalidArgument(f"no memory is registered as {error.args[0]}") from None
+
+
+_EXECUTE = pack(["execute", 0, 0, 0, 0, 0])[:9]  # how every request begins: the array's head and the method's name
+_NO_VALUE = RequestArgument(has_no_value=True)
+
+
+def _argument(plain: object) -> RequestArgument:
+    match plain:
+        case None:
+            return _NO_VALUE
+        case [int(pool), int(offset), int(length), list(dims)] if min(pool, offset, length) >= 0:
+            if all(isinstance(d, int) and 0 <= d < 2**32 for d in dims):
+                return RequestArgument(
+                    has_no_value=False, pool=pool, offset=offset, length=length, dimensions=tuple(dims)
+                )
+    raise Malformed(f"{plain!r:.60} is no argument: [pool, offset, length, dimensions] or nil")
+
+
+def _encode(status: ErrorStatus, shapes: Sequence[OutputShape], timing: Timing, text: str) -> bytes:
+    return pack([int(status), shapes, timing, text[:1000]])
+
+
+def _decode_answer(raw: bytes) -> tuple[Any, ...]:
+    """The fields of a Result."""
+    match Message(raw, []).body:
+        case [int(status), list(shapes), [device, driver], str(text)] if 0 <= status <= max(ErrorStatus):
+            found = tuple(OutputShape(tuple(dims), bool(enough)) for dims, enough in shapes)
+            return ErrorStatus(status), (), found, Timing(device, driver), text
+        case _:
+            raise Malformed("the device's answer is not one")
+
+
+class PlainClient:
+    """The client's side of one connection. One call at a time."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel, self._slots = channel, SlotTable()
+        self._sent: set[int] = set()
+        self._last: tuple[int, Request, bool, bytes] | None = None
+        self._answer: tuple[bytes, tuple[Any, ...]] = b"", ()
+
+    def execute(self, model: int, request: Request, *, measure: bool, timeout: float | None) -> Result:
+        """Raises PeerDied; Timeout, after which this connection is of no more use."""
+        self._channel.send_raw(self._encoded(model, request, measure))
+        raw = self._channel.receive(timeout).raw
+        if raw != self._answer[0]:
+            self._answer = raw, _decode_answer(raw)
+        return Result(*self._answer[1])
+
+    def _encoded(self, model: int, request: Request, measure: bool) -> bytes:
+        """Requests are immutable, so the last one is not encoded again."""
+        last = self._last
+        if last and last[1] is request and (last[0], last[2]) == (model, measure):
+            return last[3]
+        slots = [self._slot(memory) for memory in request.pools]
+        arguments = [[_plain(a) for a in side] for side in (request.inputs, request.outputs)]
+        raw = pack(["execute", model, *arguments, slots, measure])
+        self._last = model, request, measure, raw
+        return raw
+
+    def _slot(self, memory: Memory) -> int:
+        slot = self._slots.slot_of(memory)
+        if slot not in self._sent:
+            self._channel.send(["memory", slot, memory.to_wire()], [memory.fd])
+            self._sent.add(slot)
+        return slot
+
+    def free_memory(self, memory: Memory) -> None:
+        """The device may unmap it."""
+        self._last = None
+        slot = self._slots.forget(memory)
+        if slot is not None:
+            self._sent.discard(slot)
+            self._channel.send(["free_memory", slot])
+
+    def close(self) -> None:
+        """Ends the connection and frees on the other side what belonged to it."""
+        self._channel.close()
+
+
+def _plain(a: RequestArgument) -> Any:
+    return None if a.has_no_value else [a.pool, a.offset, a.length, a.dimensions]

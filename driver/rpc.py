@@ -1,0 +1,88 @@
+"""Calls between client, service and engine: [method, arguments…] one way, [status, values…] the other.
+
+A status other than NONE is followed by a text and becomes burst's exception for it on the calling side.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from burst import ErrorStatus, Malformed, PeerDied, StatusError
+from burst.channel import close_all
+from burst.errors import status_error
+from driver.errors import InvalidModel
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from burst.channel import Channel, Message
+
+_log = logging.getLogger(__name__)
+
+
+class Reply(NamedTuple):
+    """What a handler answers: plain values, and descriptors, which are closed once they are sent."""
+
+    values: Sequence[object] = ()
+    fds: Sequence[int] = ()
+
+
+def call(
+    channel: Channel, method: str, *arguments: object, fds: Sequence[int] = (), timeout: float | None = None
+) -> tuple[list[Any], list[int]]:
+    """The values and the descriptors of the answer, which are the caller's. Raises StatusError, PeerDied, Timeout."""
+    message = channel.call([method, *arguments], fds, timeout)
+    try:
+        match message.body:
+            case [0, *values]:
+                return values, message.take_fds()
+            case [int(status), str(text), *_] if status in tuple(ErrorStatus):
+                raise status_error(ErrorStatus(status), text)
+            case _:
+                raise Malformed(f"the answer to {method!r} is not one")
+    finally:
+        message.close()
+
+
+def serve(channel: Channel, handlers: Mapping[str, Callable[..., Reply]]) -> None:
+    """Answers calls until the peer is gone. A handler takes the message's descriptors, then the arguments."""
+    while True:
+        try:
+            message = channel.receive()
+        except PeerDied:
+            return
+        try:
+            reply, status = _handle(message, handlers), ErrorStatus.NONE
+        except StatusError as error:
+            reply, status = Reply([str(error)]), error.status
+        except (InvalidModel, Malformed, TypeError, ValueError) as error:
+            reply, status = Reply([str(error)]), ErrorStatus.INVALID_ARGUMENT
+        except PeerDied:
+            return
+        except Exception as error:  # noqa: BLE001 (one bad call must not end a process that serves many)
+            _log.exception("a call failed in an unforeseen way")
+            reply, status = Reply([f"{type(error).__name__}: {error}"]), ErrorStatus.GENERAL_FAILURE
+        finally:
+            message.close()
+        try:
+            channel.send([int(status), *reply.values], reply.fds)
+        except PeerDied:
+            return
+        finally:
+            close_all(list(reply.fds))
+
+
+def _handle(message: Message, handlers: Mapping[str, Callable[..., Reply]]) -> Reply:
+    match message.body:
+        case [str(method), *arguments] if method in handlers:
+            return handlers[method](message, *arguments)
+        case _:
+            raise Malformed("no such method")
+
+
+def take_fd(message: Message) -> int:
+    """The one descriptor of a message, now the caller's. Raises Malformed."""
+    if len(message.fds) != 1:
+        raise Malformed(f"{len(message.fds)} descriptors came; 1 is needed")
+    return message.fds.pop()

@@ -1,0 +1,211 @@
+"""The service of a device: its socket, and everything that takes time in Python.
+
+It checks who connects, decodes and validates models, and passes on what its other process, the engine, has to do. It
+lives as long as it has clients and a little longer, and ends with its engine.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import resource
+import select
+import socket
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import TYPE_CHECKING, Any, Self
+
+from burst import InvalidArgument, PeerDied
+from burst.channel import Channel, Message
+from driver.devices import device_class
+from driver.encoding import decode
+from driver.nn import Model, validate
+from driver.rendezvous import Place, environment, runtime_dir
+from driver.rpc import Reply, call, serve, take_fd
+from fmq import LifePage
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from driver.interface import Device
+
+_log = logging.getLogger(__name__)
+PROTOCOL = 1
+LINGER = 2.0  # seconds without a client
+_LAUNCH = "from driver.engine import main; main()"
+
+
+class Service:
+    """Accepts clients; each has a thread here and one in the engine, and what it made there ends with it."""
+
+    def __init__(self, name: str, listener: socket.socket) -> None:
+        self._name, self._listener = name, listener
+        self._place = Place(runtime_dir(), name)
+        self._device: Device = device_class(name)()
+        self._engine, self._engine_pid = start_engine(name)
+        self._clients = 0
+        self._left = os.eventfd(0, os.EFD_CLOEXEC)
+        # Validation must not take the CPU from a listener: Linux priorities are per thread.
+        self._heavy = ThreadPoolExecutor(1, "validation", initializer=partial(os.setpriority, os.PRIO_PROCESS, 0, 10))
+
+    def run(self) -> None:
+        """Until nobody has needed us for a while, or the engine is gone."""
+        poll = select.poll()
+        for fd in (self._listener.fileno(), self._engine.fileno(), self._left):
+            poll.register(fd, select.POLLIN)
+        while True:
+            ready = {fd for fd, _ in poll.poll(None if self._clients else LINGER * 1e3)}
+            if self._left in ready:
+                self._clients -= os.eventfd_read(self._left)  # counts those who left since we looked
+            if self._engine.fileno() in ready:
+                _log.error("the engine ended")
+                with self._place.locked():
+                    self._leave()
+                return
+            if self._listener.fileno() in ready:
+                self._accept()
+            if not ready and not self._clients and self._retire():
+                return
+
+    def _accept(self) -> None:
+        sock, _ = self._listener.accept()
+        channel = Channel(sock)
+        if channel.peer_uid != os.getuid():
+            channel.close()
+            return
+        self._clients += 1
+        threading.Thread(target=self._serve, args=(channel,), name="client", daemon=True).start()
+
+    def _retire(self) -> bool:
+        """Under the lock that a client takes before it starts a service: either it finds us, or it starts another."""
+        with self._place.locked(wait=False) as alone:
+            if not alone or select.select([self._listener], [], [], 0)[0]:
+                return False
+            self._leave()
+            return True
+
+    def _leave(self) -> None:
+        """Takes the socket's name away, unless it is another service's by now."""
+        self._listener.close()
+        try:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as probe:
+                probe.connect(str(self._place.socket))
+        except ConnectionRefusedError:
+            self._place.socket.unlink(missing_ok=True)
+        except FileNotFoundError:
+            pass
+
+    def _serve(self, channel: Channel) -> None:
+        try:
+            with channel, Client(channel, self) as client:
+                serve(channel, client.handlers)
+        except PeerDied:
+            pass
+        finally:
+            os.eventfd_write(self._left, 1)
+
+    def describe(self) -> list[object]:
+        """What `hello` answers."""
+        return [PROTOCOL, self._device.name, self._device.version, self._device.type, os.getpid(), self._engine_pid]
+
+    def new_engine_channel(self) -> Channel:
+        """A connection to the engine for one client."""
+        near, far = Channel.pair()
+        with far:
+            self._engine.send(["client"], [far.fileno()])
+        return near
+
+    def supported(self, fd: int, where: object) -> list[bool]:
+        """Decodes and validates a model, in a thread that yields to everything else. Owns `fd`."""
+        return self._heavy.submit(self._check, fd, where).result()
+
+    def _check(self, fd: int, where: object) -> list[bool]:
+        model: Model = decode(fd, where)
+        validate(model)
+        return self._device.supported_operations(model)
+
+
+class Client:
+    """One connection."""
+
+    def __init__(self, channel: Channel, service: Service) -> None:
+        self._service, self._channel = service, channel
+        self._engine = service.new_engine_channel()
+        self._life = LifePage()
+        self.handlers: dict[str, Callable[..., Reply]] = {
+            "hello": self.hello,
+            "supported": self.supported,
+            "prepare": self.prepare,
+            **{method: partial(self.forward, method) for method in ("free", "channel", "burst")},
+        }
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._engine.close()
+        self._life.close()
+
+    def hello(self, _: Message, version: int) -> Reply:
+        """Who we are. The client refuses to go on when it does not know our protocol's version."""
+        if version != PROTOCOL:
+            raise InvalidArgument(
+                f"protocol {version}: this service speaks {PROTOCOL}; use the same release on both sides"
+            )
+        return Reply(self._service.describe(), [os.dup(self._life.fd)])
+
+    def supported(self, message: Message, where: object) -> Reply:
+        """supported_operations of the model in the descriptor."""
+        return Reply([self._service.supported(take_fd(message), where)])
+
+    def prepare(self, message: Message, where: object) -> Reply:
+        """Validates here, compiles in the engine; answers the prepared model's number."""
+        fd = take_fd(message)
+        try:
+            supported = self._service.supported(os.dup(fd), where)
+            if not all(supported):
+                raise InvalidArgument(f"operations {[i for i, s in enumerate(supported) if not s]} are not supported")
+            values, _ = call(self._engine, "load", where, fds=[fd])
+        finally:
+            os.close(fd)
+        return Reply(values)
+
+    def forward(self, method: str, message: Message, *arguments: Any) -> Reply:
+        """The engine's business."""
+        values, fds = call(self._engine, method, *arguments, fds=message.fds)
+        return Reply(values, fds)
+
+
+def start_engine(name: str) -> tuple[Channel, int]:
+    """The device's other process. It ends with our end of its channel."""
+    near, far = Channel.pair()
+    with far:
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-c", _LAUNCH, name, str(far.fileno())],
+            pass_fds=[far.fileno()],
+            env=environment(runtime_dir()),
+            cwd="/",
+            stdin=subprocess.DEVNULL,
+        )
+    _, fds = call(near, "ready", timeout=60)
+    near.watch(fds[0])
+    return near, process.pid
+
+
+def isolate() -> None:
+    """Undoes what the first client's process passed on: its CPU affinity, its core size, its umask."""
+    os.sched_setaffinity(0, range(os.cpu_count() or 1))
+    resource.setrlimit(resource.RLIMIT_CORE, (1, 1))  # not 0: a pipe to a core handler ignores 0, and takes seconds
+    os.umask(0o077)
+
+
+def main() -> None:
+    """Entry point of the process: name, listening socket."""
+    name, fd = sys.argv[1], int(sys.argv[2])
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(process)d %(name)s: %(message)s")
+    isolate()
+    Service(name, socket.socket(fileno=fd)).run()
+    os._exit(0)  # threads of clients that are still talking end with us

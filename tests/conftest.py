@@ -1,0 +1,16 @@
+"""Tests talk to devices of their own, never to the user's."""
+
+import os
+import shutil
+import tempfile
+
+import pytest
+
+
+@pytest.fixture(scope="session", autouse=True)
+def runtime_dir():
+    """A directory of its own for sockets, with a path short enough for one."""
+    path = tempfile.mkdtemp(prefix="burst-test-")
+    os.environ["BURST_RUNTIME_DIR"] = path
+    yield path
+    shutil.rmtree(path, ignore_errors=True)

@@ -1,0 +1,95 @@
+"""Runs single operations for the tests of driver.nn: with constant parameters, and with everything fed at run time."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+
+from driver.nn import Interpreter, Model, ModelBuilder
+from driver.nn.literal import constant_operand
+
+
+@dataclass(frozen=True)
+class Quantised:
+    """A quantised array with its parameters, as an argument of `evaluate`."""
+
+    array: Any
+    scale: float = 0.0
+    zero_point: int = 0
+    channel_quant: tuple[Sequence[float], int] | None = None
+
+    @property
+    def real(self) -> np.ndarray:
+        """The real numbers that the array stands for."""
+        if self.channel_quant is None:
+            return (self.array.astype(np.float64) - self.zero_point) * self.scale
+        scales, channel = self.channel_quant
+        return self.array * np.reshape(scales, [-1 if i == channel else 1 for i in range(self.array.ndim)])
+
+
+def run_model(model: Model, *inputs: Any, room: int = 1 << 16) -> tuple[np.ndarray, ...]:
+    """Outputs of one run, each written into a buffer of `room` bytes at an odd address."""
+    buffers = [np.full(room + 1, 0xAB, np.uint8)[1:] for _ in model.main.outputs]
+    bound = Interpreter(model).bind(inputs, buffers)
+    bound.run()
+    results = []
+    for index, buffer, (dimensions, is_sufficient) in zip(model.main.outputs, buffers, bound.shapes, strict=True):
+        dtype = model.main.operands[index].type.dtype
+        size = int(np.prod(dimensions)) * dtype.itemsize
+        assert is_sufficient
+        assert (buffer[size:] == 0xAB).all(), "bytes behind the result were written"
+        results.append(buffer[:size].view(dtype).reshape(dimensions))
+    return tuple(results)
+
+
+@pytest.fixture(name="run_model")
+def _run_model() -> Callable[..., tuple[np.ndarray, ...]]:
+    return run_model
+
+
+@pytest.fixture
+def quantised() -> type[Quantised]:
+    return Quantised
+
+
+@pytest.fixture(params=["constants", "all inputs"])
+def evaluate(request: pytest.FixtureRequest) -> Callable[..., np.ndarray]:
+    """evaluate(operation, *inputs, **asked of the builder) -> output 0."""
+    everything_fed = request.param == "all inputs"
+
+    def evaluate(operation: str, *args: Any, **asked: Any) -> np.ndarray:
+        m, handles, feeds = ModelBuilder(), [], []
+        for position, arg in enumerate(args):
+            if arg is None:
+                handles.append(None)
+                continue
+            q = arg if isinstance(arg, Quantised) else Quantised(arg)
+            parameters = {"scale": q.scale, "zero_point": q.zero_point, "channel_quant": q.channel_quant}
+            operand = constant_operand(q.array, **parameters)
+            if position == 0 or everything_fed:
+                handles.append(m.input(operand.type, operand.dimensions, **parameters))
+                feeds.append(operand.value)
+            else:
+                handles.append(m.constant(q.array, **parameters))
+        m.output(m.operation(operation, *handles, **asked))
+        return run_model(m.build(), *feeds)[0]
+
+    return evaluate
+
+
+@pytest.fixture
+def requantise() -> Callable[..., np.ndarray]:
+    """requantise(real, scale, zero point, dtype): round half away from zero and clamp, one number at a time."""
+
+    def requantise(real: np.ndarray, scale: float, zero_point: int, dtype: Any = np.uint8) -> np.ndarray:
+        info = np.iinfo(dtype)
+
+        def one(x: float) -> int:
+            steps = int(abs(x) / scale + 0.5)
+            return min(max((steps if x >= 0 else -steps) + zero_point, info.min), info.max)
+
+        return np.array([one(float(x)) for x in np.ravel(real)], dtype).reshape(np.shape(real))
+
+    return requantise

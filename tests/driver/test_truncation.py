@@ -1,0 +1,61 @@
+"""A client that takes memory away hurts only itself: touching what was truncated would end a process with SIGBUS."""
+
+import os
+
+import numpy as np
+import pytest
+
+import driver
+from burst import Memory, NotSent, Request, RequestArgument, StatusError
+
+A = np.ones((1, 4), np.float32)
+
+
+@pytest.fixture
+def adder():
+    m = driver.ModelBuilder()
+    x, y = m.input("float32", (1, 4)), m.input("float32", (1, 4))
+    m.output(m.operation("ADD", x, y, 0))
+    with driver.connect() as device, device.prepare(m.build()) as prepared:
+        yield prepared
+
+
+def request_in(memory):
+    return Request(
+        (RequestArgument(offset=0, length=16), RequestArgument(offset=64, length=16)),
+        (RequestArgument(offset=128, length=16),),
+        (memory,),
+    )
+
+
+@pytest.mark.parametrize("path", ["burst", "plain"])
+def test_a_truncated_pool_reads_as_zeros_and_the_device_lives(adder, path):
+    """POSIX memory cannot be sealed; a request whose pool has been cut off is executed on zeros, and others go on."""
+    request = request_in(Memory.create(4096, "posix"))
+    with adder.burst() as burst:
+        execute = burst.execute if path == "burst" else adder.execute
+        assert execute(request).status == 0
+        os.ftruncate(request.pools[0].fd, 0)
+        controller = burst._controller
+        if path == "burst":
+            assert controller.send(controller.encode(request)).status == 0  # execute() would look at the outputs
+        else:
+            with adder.device.plain_path() as plain:
+                assert plain.execute(adder._number, request, measure=False, timeout=5).status == 0
+    np.testing.assert_array_equal(adder.run(A, A)[0], A + A)
+
+
+def test_truncated_queues_end_the_burst_and_not_the_device(adder):
+    """The listener of a burst whose queue was cut off finds it corrupt or silent; the device and other bursts go on."""
+    with adder.burst(memory="posix") as burst, adder.burst() as other:
+        fds = [os.dup(end._role._fd) for end in (burst._controller._writer, burst._controller._reader)]
+        assert burst.run(A, A).status == 0
+        queue = burst._controller._writer._region
+        for fd in fds:
+            os.ftruncate(fd, 0)
+            os.ftruncate(fd, queue.nbytes)  # for our own sake: zeros, no SIGBUS here
+            os.close(fd)
+        with pytest.raises((StatusError, NotSent, TimeoutError, ConnectionError)):
+            burst._controller.send(burst._packet, timeout=0.5)
+        np.testing.assert_array_equal(other.run(A, A).outputs[0], A + A)
+    np.testing.assert_array_equal(adder.run(A, A)[0], A + A)

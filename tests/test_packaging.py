@@ -1,0 +1,60 @@
+"""What is built can be installed alone, and works."""
+
+import pathlib
+import subprocess
+import sys
+import tarfile
+import venv
+import zipfile
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    """An sdist, and the wheel that is made from it."""
+    out = tmp_path_factory.mktemp("dist")
+    subprocess.run([sys.executable, "-m", "build", "--outdir", out, ROOT], check=True, capture_output=True, timeout=240)
+    return out
+
+
+def test_the_wheel_holds_the_packages_and_one_extension(built):
+    """One abi3 wheel with the three packages, their type marks and the extension, and nothing else."""
+    (wheel,) = built.glob("*-cp311-abi3-*.whl")
+    names = zipfile.ZipFile(wheel).namelist()
+    assert {name.split("/")[0] for name in names if ".dist-info" not in name} == {"fmq", "burst", "driver"}
+    assert [name for name in names if name.endswith(".so")] == ["fmq/_core.abi3.so"]
+    assert {"fmq/py.typed", "burst/py.typed", "driver/py.typed"} <= set(names)
+
+
+def test_the_sdist_holds_the_sources_and_nothing_generated(built):
+    """Everything that a build needs, and no file that cffi or a compiler made."""
+    (sdist,) = built.glob("*.tar.gz")
+    with tarfile.open(sdist) as archive:
+        names = {name.split("/", 1)[1] for name in archive.getnames() if "/" in name}
+    assert {"csrc/api.h", "csrc/CMakeLists.txt", "pyproject.toml", "LICENSE", "tests/test_packaging.py"} <= names
+    assert not [name for name in names if name.endswith((".so", ".o", "_core.c"))]
+
+
+def test_the_wheel_alone_runs_a_model(built, tmp_path):
+    """In an empty environment, away from the sources, the wheel and its four dependencies run the README's program."""
+    venv.create(tmp_path / "empty", with_pip=True)
+    python = tmp_path / "empty" / "bin" / "python"
+    (wheel,) = built.glob("*.whl")
+    subprocess.run([python, "-m", "pip", "install", "--quiet", wheel], check=True, capture_output=True, timeout=240)
+    program = tmp_path / "block.py"
+    program.write_text((ROOT / "README.md").read_text().split("```python\n")[1].split("```")[0])
+    environment = {"PATH": "/usr/bin:/bin", "BURST_RUNTIME_DIR": str(tmp_path / "run")}
+    done = subprocess.run(
+        [python, "-W", "error", program],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "[[2. 3. 4. 5.]] NONE" in done.stdout
