@@ -7,7 +7,7 @@ import pytest
 
 THREAD = ("-fsanitize=thread",)
 ADDRESS = ("-fsanitize=address,undefined", "-fno-sanitize-recover")
-CORE = ("queue.c", "ring.c", "futex.c", "life.c")
+CORE = ("queue.c", "ring.c", "futex.c", "life.c", "memory.c")
 
 
 def race(build, flags, milliseconds, seed):
