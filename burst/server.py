@@ -87,8 +87,7 @@ class BurstServer:
 
     def _listen(self) -> None:
         try:
-            with self._reader.watch(self._callback.socket):
-                self._serve()
+            self._serve()
         except (FmqError, GeneralFailure, ValueError) as end:
             _log.debug("a burst ended: %s", end)
         finally:
@@ -118,7 +117,8 @@ class BurstServer:
                 f"{len(slots)} new pools in one request; at most {MAX_FDS} can be handed over at once"
             )
         try:
-            message = self._callback.call(["get_memories", slots], timeout=_CALLBACK_TIMEOUT)
+            with self._reader.watch(self._callback.socket):  # the client may die before it answers
+                message = self._callback.call(["get_memories", slots], timeout=_CALLBACK_TIMEOUT)
         except (PeerDied, Timeout) as error:
             raise GeneralFailure(f"the client did not hand over its memory: {error}") from error
         try:

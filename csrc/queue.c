@@ -213,6 +213,8 @@ static int sleep_for(fmq_end *e, uint64_t n, uint64_t deadline) {
         break;
     }
     atomic_store(e->my_wait, AWAKE);
+    /* The kernel wakes one sleeper of a dead process's word; that one wakes the others, and so on. */
+    if (r == -EPIPE) futex_wake(e->their_life, INT_MAX, FUTEX_BITSET_MATCH_ANY); /* pairs: DEAD */
     return r == -ETIMEDOUT && until < deadline ? -EINTR : r;
 }
 

@@ -36,6 +36,7 @@ static struct {
     struct {
         _Atomic uint32_t *word;
         int socket; /* our duplicate, so that the number cannot be reused under us */
+        int told;   /* the peer is dead and the socket is shut down */
     } table[WATCHES];
 } watch = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
@@ -49,15 +50,22 @@ static void forget(void) {
     }
 }
 
+/* The kernel wakes one sleeper of a dead process's word; that one wakes the others. */
+static void tell(int i) {
+    watch.table[i].told = 1;
+    shutdown(watch.table[i].socket, SHUT_RDWR);
+    futex_wake(watch.table[i].word, INT_MAX, FUTEX_BITSET_MATCH_ANY);
+}
+
 /* Shuts down the sockets of the dead; returns how many words are worth sleeping on. */
 static unsigned collect(wait_entry *entries) {
     pthread_mutex_lock(&watch.lock);
     unsigned n = 0;
     entries[n++] = (wait_entry){atomic_load(&watch.doorbell), (uintptr_t)&watch.doorbell, SIZE_U32, 0};
     for (int i = 0; i < WATCHES; i++) {
-        if (!watch.table[i].word) continue;
+        if (!watch.table[i].word || watch.table[i].told) continue;
         uint32_t life = atomic_load(watch.table[i].word); /* pairs: DEAD */
-        if (life_is_dead(life)) shutdown(watch.table[i].socket, SHUT_RDWR);
+        if (life_is_dead(life)) tell(i);
         else entries[n++] = (wait_entry){life, (uintptr_t)watch.table[i].word, SIZE_U32, 0};
     }
     pthread_mutex_unlock(&watch.lock);
@@ -108,6 +116,7 @@ int fmq_watch(void *word, int socket) {
         } else {
             watch.table[i].socket = copy;
             watch.table[i].word = word;
+            watch.table[i].told = 0;
             ring_doorbell();
             i |= watch.generation << 16;
         }
