@@ -119,7 +119,10 @@ class BurstServer:
             )
         try:
             message = self._callback.call(["get_memories", slots], timeout=_CALLBACK_TIMEOUT)
-        except (PeerDied, Timeout) as error:
+        except PeerDied as error:
+            raise GeneralFailure(f"the client did not hand over its memory: {error}") from error
+        except Timeout as error:
+            self.stop()  # an answer that is still to come would be taken for the answer to the next question
             raise GeneralFailure(f"the client did not hand over its memory: {error}") from error
         try:
             return _memories(message, len(slots))
