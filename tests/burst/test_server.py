@@ -1,12 +1,10 @@
 """A burst at work: what a device is told, what a client gets back, and what is remembered in between."""
 
 import logging
-import threading
 
 import pytest
 
 from burst import (
-    Busy,
     ErrorStatus,
     GeneralFailure,
     InvalidArgument,
@@ -16,7 +14,6 @@ from burst import (
     Request,
     RequestArgument,
     Result,
-    Timeout,
     errors,
 )
 from burst.wire import decode_result, encode_request
@@ -302,73 +299,6 @@ def test_a_malformed_request(host, burst, memory):
     for packet in (bytes(24), b"\xff" * 48, client.encode(Request((), (), ())) * 2):
         assert client.send(packet) == FAILED
     assert client.run(pool).status is NONE
-
-
-class TestOneAtATime:
-    """Two callers, timeouts and interruptions: every caller gets the result of its own request or an error."""
-
-    @pytest.fixture
-    def slow(self, increment, gate):
-        """Waits at the gate when it has four bytes to increment, and not when it has more."""
-
-        class Slow(increment):
-            def run(self):
-                if len(self.source) == 4:
-                    gate()
-                super().run()
-
-        return Slow
-
-    def test_busy(self, host, burst, memory, slow, gate):
-        """A second thread gets Busy, the first one its result."""
-        client, pool, results = burst(host(slow)), memory(), []
-        runner = threading.Thread(target=lambda: results.append(client.run(pool)))
-        runner.start()
-        assert gate.entered.acquire(timeout=20)
-        for _ in range(3):
-            with pytest.raises(Busy):
-                client.run(pool, 5)
-        gate.open.release()
-        runner.join()
-        assert results[0].output_shapes == (OutputShape((4,)),)
-        assert client.run(pool, 5).output_shapes == (OutputShape((5,)),)
-
-    @pytest.mark.parametrize("spin", [0.0, DEFAULT_SPIN])
-    @pytest.mark.parametrize("timeout", [0, 0.01])
-    def test_a_late_result_is_dropped(self, host, burst, memory, slow, gate, timeout, spin):
-        """A caller who stopped waiting leaves the burst usable, and the next one gets its own result."""
-        client, pool = burst(host(slow), spin=spin), memory()
-        for _ in range(3):
-            with pytest.raises(Timeout, match="stays usable"):
-                client.run(pool, timeout=timeout)
-            assert gate.entered.acquire(timeout=20)
-            gate.open.release()
-            assert client.run(pool, 5).output_shapes == (OutputShape((5,)),)
-        assert (client.counts.timeouts, client.counts.requests) == (3, 3)
-
-    def test_a_result_that_stays_away(self, host, burst, memory, slow, gate):
-        """While a late result is still to come, requests run into their timeouts and are not sent."""
-        client, pool = burst(host(slow)), memory()
-        for _ in range(3):
-            with pytest.raises(Timeout):
-                client.run(pool, timeout=0.01)
-        assert gate.entered.acquire(timeout=20)
-        assert not gate.entered.acquire(blocking=False)
-        gate.open.release()
-        assert client.run(pool, 5).output_shapes == (OutputShape((5,)),)
-
-    def test_free_memory_while_a_result_is_late(self, host, burst, memory, slow, gate, mappings):
-        """Memory may be freed while an abandoned execution still writes to it."""
-        device = host(slow)
-        client, pool = burst(device), memory()
-        with pytest.raises(Timeout):
-            client.run(pool, timeout=0.01)
-        assert gate.entered.acquire(timeout=20)
-        client.free_memory(pool)
-        device.wait_freed()
-        gate.open.release()
-        assert client.run(memory(), 5).status is NONE
-        assert mappings(pool) == 1
 
 
 def test_a_device_that_refuses(burst):
