@@ -57,6 +57,7 @@ class BurstServer:
         self._exchange = Exchange(self._writer, self._reader)
         self._executor = CachedExecutor(Protocols(lambda raw: Job(decode_request(raw), bind), _encode, self._fetch))
         self.free_memory = self._executor.free_memory
+        self._starting, self._is_stopped = threading.Lock(), False
         self._thread = threading.Thread(target=self._listen, name="burst-listener", daemon=True)
 
     @classmethod
@@ -72,18 +73,26 @@ class BurstServer:
         return cls(requests, results, callback, lambda request: _Synchronous(request, execute), on_end)
 
     def start(self, spin: float) -> None:
-        """Begins listening. `spin`: seconds to poll for the next request before sleeping."""
+        """Begins listening, unless it was stopped already. `spin`: seconds to poll for a request before sleeping."""
         self._reader.spin = spin
-        self._thread.start()
+        with self._starting:
+            if not self._is_stopped:
+                self._thread.start()
 
     def stop(self) -> None:
         """Ends the burst. A running execution finishes first; its result is dropped."""
         self._callback.shutdown()
         self._reader.close()
+        with self._starting:
+            is_mine = not self._is_stopped and self._thread.ident is None
+            self._is_stopped = True
+        if is_mine:
+            self._end()
 
     def join(self, timeout: float | None = None) -> None:
         """Waits until the listener has freed everything."""
-        self._thread.join(timeout)
+        if self._thread.ident is not None:
+            self._thread.join(timeout)
 
     def _listen(self) -> None:
         try:
@@ -92,11 +101,15 @@ class BurstServer:
         except (FmqError, GeneralFailure, ValueError) as end:
             _log.debug("a burst ended: %s", end)
         finally:
-            self._writer.close()
-            self._reader.close()
-            self._callback.close()
-            self._executor.clear()
-            self.on_end()
+            self._end()
+
+    def _end(self) -> None:
+        """Frees everything: the listener's last act, or of a `stop` without a listener."""
+        self._writer.close()
+        self._reader.close()
+        self._callback.close()
+        self._executor.clear()
+        self.on_end()
 
     def _serve(self) -> None:
         reply = b""
