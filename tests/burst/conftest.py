@@ -188,26 +188,25 @@ def accept(channel, host):
 
 
 class Child:
-    """A process forked off that has nothing of ours open but its end of `channel`."""
+    """A process forked off that has nothing of ours open but its end of `channel` and the memories `keep`."""
 
-    def __init__(self, function):
+    def __init__(self, function, keep):
         self.channel, far = Channel.pair()
         with far, warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # 3.12: fork in a process with threads
             gc.freeze()  # the child must not finalize what is ours
             self.pid = os.fork()
             if not self.pid:
-                self._run(function, far)
+                self._run(function, far, {0, 1, 2, far.fileno(), *(pool.fd for pool in keep)})
             gc.unfreeze()
 
     @staticmethod
-    def _run(function, channel):
+    def _run(function, channel, keep):
         gc.disable()
         try:
-            for fd in map(int, os.listdir("/proc/self/fd")):
-                if fd > 2 and fd != channel.fileno():
-                    with contextlib.suppress(OSError):
-                        os.close(fd)
+            for fd in {int(name) for name in os.listdir("/proc/self/fd")} - keep:
+                with contextlib.suppress(OSError):
+                    os.close(fd)
             function(channel)
         except PeerDied:
             os._exit(0)
@@ -236,9 +235,10 @@ class Child:
         return len(os.listdir(path))
 
     def close(self):
-        with contextlib.suppress(ProcessLookupError):
+        """Kills it if need be, and waits until it is gone."""
+        with contextlib.suppress(ProcessLookupError, ChildProcessError):
             os.kill(self.pid, signal.SIGKILL)
-        os.waitpid(self.pid, 0)
+            os.waitpid(self.pid, 0)
         self.channel.close()
 
 
@@ -294,8 +294,8 @@ def memory(closing):
 
 @pytest.fixture
 def child(closing):
-    """child(function): a process that runs function(channel)."""
-    return lambda function: closing(Child(function))
+    """child(function, *memories): a process that runs function(channel) and has the memories, too."""
+    return lambda function, *memories: closing(Child(function, memories))
 
 
 @pytest.fixture
