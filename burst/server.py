@@ -96,8 +96,7 @@ class BurstServer:
 
     def _listen(self) -> None:
         try:
-            with self._reader.watch(self._callback.socket):
-                self._serve()
+            self._serve()
         except (FmqError, GeneralFailure, ValueError) as end:
             _log.debug("a burst ended: %s", end)
         finally:
@@ -131,7 +130,9 @@ class BurstServer:
                 f"{len(slots)} new pools in one request; at most {MAX_FDS} can be handed over at once"
             )
         try:
-            message = self._callback.call(["get_memories", slots], timeout=_CALLBACK_TIMEOUT)
+            # Only here: the kernel tells one waiter of a death, and between requests that has to be the listener.
+            with self._reader.watch(self._callback.socket):
+                message = self._callback.call(["get_memories", slots], timeout=_CALLBACK_TIMEOUT)
         except PeerDied as error:
             raise GeneralFailure(f"the client did not hand over its memory: {error}") from error
         except Timeout as error:
