@@ -180,7 +180,7 @@ def accept(channel, host):
     message = channel.receive(PATIENCE)
     try:
         with Channel.from_fd(message.fds.pop()) as context, Channel.from_fd(message.fds.pop()) as callback:
-            queues = [fmq.Descriptor.from_wire(wire, [message.fds[n]]) for n, wire in enumerate(message.body)]
+            queues = [fmq.Descriptor.from_wire(wire, [message.fds.pop(0)]) for wire in message.body]
             host(*queues, callback, context)
     finally:
         message.close()
