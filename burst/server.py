@@ -17,8 +17,8 @@ from burst.errors import GeneralFailure, InvalidArgument, Malformed, PeerDied, T
 from burst.executor import CachedExecutor, Execution, Job, Protocols
 from burst.memory import Memory
 from burst.messages import NO_TIMING, ErrorStatus, OutputShape, Request, Result, Timing
-from burst.wire import decode_request, encode_result
-from fmq import Exchange, FmqError, MessageQueue
+from burst.wire import DATUM, DATUM_DTYPE, decode_request, encode_result
+from fmq import Exchange, FmqError, InvalidDescriptor, MessageQueue
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 _CALLBACK_TIMEOUT = 10.0  # seconds that a client has to hand over its memory
+_MAX_LENGTH = 2**16  # elements of a queue: what a client can make us allocate for a packet
 FAILURE_PACKET = encode_result(ErrorStatus.GENERAL_FAILURE, (), NO_TIMING)
 
 
@@ -46,6 +47,12 @@ class BurstServer:
         Raises InvalidDescriptor, RoleTaken. `on_end` runs in the listener when it has freed all.
         """
         self._callback, self.on_end = callback, on_end
+        for queue_of in (requests, results):
+            if queue_of.dtype != DATUM_DTYPE or queue_of.capacity > _MAX_LENGTH:
+                raise InvalidDescriptor(
+                    f"a burst's queues have up to {_MAX_LENGTH} elements of {DATUM} bytes; "
+                    f"not {queue_of.capacity} x {queue_of.dtype}"
+                )
         with MessageQueue.open(requests) as queue:
             self._reader = queue.reader()
         try:
