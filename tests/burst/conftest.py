@@ -2,6 +2,7 @@
 
 import contextlib
 import gc
+import logging
 import os
 import signal
 import threading
@@ -13,10 +14,21 @@ import numpy as np
 import pytest
 
 import fmq
-from burst import BurstServer, Controller, InvalidArgument, Memory, OutputShape, PeerDied, Request, RequestArgument
+from burst import (
+    BurstServer,
+    Controller,
+    GeneralFailure,
+    InvalidArgument,
+    Memory,
+    OutputShape,
+    PeerDied,
+    Request,
+    RequestArgument,
+)
 from burst.channel import Channel, ChannelLoop
 from burst.wire import DATUM_DTYPE
 from fmq.queue import deadline_of
+from fmq.region import guard
 
 PATIENCE = 20.0  # seconds; a test that waits longer for an event has failed
 _contexts = ChannelLoop("test-contexts")
@@ -172,19 +184,23 @@ def offer(channel, requests, results, callback, context):
     """A Configure that asks the process at the other end of `channel`; see `accept`."""
     (request_wire, request_fds), (result_wire, result_fds) = requests.to_wire(), results.to_wire()
     fds = [*request_fds, *result_fds, callback.fileno(), context.fileno()]
-    channel.call([request_wire, result_wire], fds, PATIENCE).close()
+    answer = channel.call([request_wire, result_wire], fds, PATIENCE).body
+    if answer:
+        raise GeneralFailure(answer[0])
 
 
-def accept(channel, host):
-    """Serves one `offer`. Raises PeerDied."""
-    message = channel.receive(PATIENCE)
+def accept(message, channel, host):
+    """Serves the message of an `offer`."""
     try:
         with Channel.from_fd(message.fds.pop()) as context, Channel.from_fd(message.fds.pop()) as callback:
             queues = [fmq.Descriptor.from_wire(wire, [message.fds.pop(0)]) for wire in message.body]
             host(*queues, callback, context)
+    except fmq.FmqError as error:
+        channel.send([str(error)])
+    else:
+        channel.send([])
     finally:
         message.close()
-    channel.send([0])
 
 
 class Child:
@@ -203,6 +219,7 @@ class Child:
     @staticmethod
     def _run(function, channel, keep):
         gc.disable()
+        logging.disable()  # pytest would keep every record, with the objects in its traceback
         try:
             for fd in {int(name) for name in os.listdir("/proc/self/fd")} - keep:
                 with contextlib.suppress(OSError):
@@ -226,13 +243,17 @@ class Child:
         os.kill(self.pid, signal.SIGKILL)
         return now
 
-    def count(self, what):
-        """How many of "fd" (descriptors), "task" (threads) or "maps" (mappings) the child has."""
-        path = f"/proc/{self.pid}/{what}"
-        if what == "maps":
-            with open(path) as lines:
-                return sum(1 for _ in lines)
-        return len(os.listdir(path))
+    def holdings(self):
+        """What it has once all of its bursts have ended: descriptors, threads, and mappings of shared memory."""
+        self.channel.call([], timeout=PATIENCE)
+        with open(f"/proc/{self.pid}/maps") as lines:
+            shared = sum("/memfd:" in line for line in lines)
+        return len(os.listdir(f"/proc/{self.pid}/fd")), len(os.listdir(f"/proc/{self.pid}/task")), shared
+
+    def status(self, key):
+        """A line of its /proc status, in bytes: "VmRSS", "VmHWM"."""
+        with open(f"/proc/{self.pid}/status") as lines:
+            return next(int(line.split()[1]) << 10 for line in lines if line.startswith(key))
 
     def close(self):
         """Kills it if need be, and waits until it is gone."""
@@ -299,23 +320,25 @@ def child(closing):
 
 
 @pytest.fixture
-def service(child, closing):
-    """service(bind): a process that serves bursts, and a Configure for it. Its `endings` tells [1] when one ended."""
+def service(child):
+    """service(bind): a process that serves bursts, and a Configure for it. Sent [], it answers when all have ended."""
 
     def serve(bind, spin, channel):
-        message = channel.receive()
-        endings = Channel.from_fd(message.take_fds().pop())
-        host = Host(partial(BurstServer, bind=bind), spin, partial(endings.send, [1]))
+        guard()
+        host = Host(partial(BurstServer, bind=bind), spin)
         while True:
-            accept(channel, host)
+            message = channel.receive()
+            if message.fds:
+                accept(message, channel, host)
+                continue
+            for server in host.servers:
+                server.join()
             host.servers.clear()
+            gc.collect()
+            channel.send([])
 
     def make(bind=Increment, spin=0.0):
         process = child(partial(serve, bind, spin))
-        process.endings, far = Channel.pair()
-        closing(process.endings)
-        with far:
-            process.channel.send([], [far.fileno()])
         return process, partial(offer, process.channel)
 
     return make
@@ -341,5 +364,5 @@ def mappings_fixture():
 
 @pytest.fixture
 def remote():
-    """(offer, accept): a Configure that asks another process over a channel, and how that one serves it."""
-    return offer, accept
+    """(offer, accept): a Configure that asks another process over a channel, and how that one serves the next."""
+    return offer, lambda channel, host: accept(channel.receive(PATIENCE), channel, host)
