@@ -16,7 +16,7 @@ import selectors
 import socket
 import struct
 import threading
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Self
 
 import msgpack
 
@@ -43,7 +43,7 @@ class Message(NamedTuple):
     def body(self) -> list[Any]:
         """Decoded. Raises Malformed unless it is a list."""
         try:
-            body = msgpack.unpackb(self.raw, max_ext_len=0)
+            body = msgpack.unpackb(self.raw, max_ext_len=0, ext_hook=_no_ext)
         except (ValueError, msgpack.UnpackException) as error:
             raise Malformed(f"a message of {len(self.raw)} bytes is not msgpack: {error}") from error
         if not isinstance(body, list):
@@ -59,6 +59,10 @@ class Message(NamedTuple):
         fds = list(self.fds)
         self.fds.clear()
         return fds
+
+
+def _no_ext(code: int, _: bytes) -> NoReturn:
+    raise ValueError(f"an ext type, number {code}")  # of length 0, which max_ext_len lets through
 
 
 def close_all(fds: list[int]) -> None:
@@ -155,7 +159,10 @@ class Channel:
 
     def _readable(self, timeout: float) -> bool:
         poll = select.poll()
-        poll.register(self.socket, select.POLLIN)
+        try:
+            poll.register(self.socket, select.POLLIN)
+        except ValueError as error:
+            raise PeerDied("this end is closed") from error
         return bool(poll.poll(max(0.0, timeout) * 1e3))
 
     def shutdown(self) -> None:
@@ -242,4 +249,7 @@ class ChannelLoop:
         with self._lock:
             was_there = self._unregister(channel)
         if was_there:
-            on_end()
+            try:
+                on_end()
+            except Exception:  # noqa: BLE001 (the others still need this thread)
+                _log.exception("%s: the end of a channel failed", self._name)

@@ -118,8 +118,12 @@ class CachedExecutor:
     def _refuse(self, error: Exception) -> bytes:
         encode = self._protocols.encode
         if isinstance(error, StatusError):
-            shapes = error.result.output_shapes if error.result else ()
-            return encode(error.status, shapes, NO_TIMING, str(error))
+            insufficient = error.status == ErrorStatus.OUTPUT_INSUFFICIENT_SIZE  # no other error has shapes
+            shapes = error.result.output_shapes if insufficient and error.result else ()
+            try:
+                return encode(error.status, shapes, NO_TIMING, str(error))
+            except Exception as worse:  # noqa: BLE001 (shapes that cannot be said)
+                error = worse
         if not isinstance(error, Malformed):
             self._complain("an execution failed in an unforeseen way: %r", error)
             self._complain = _log.debug  # once per client: it could repeat this for ever

@@ -90,7 +90,7 @@ class MappingCache:
         """The memory of each slot. Asks `fetch` once for all that are unknown; nothing is kept when that fails."""
         known = self._memories
         if missing := sorted({slot for slot in slots if slot not in known}):
-            known.update(zip(missing, fetch(missing), strict=True))
+            known.update(dict(zip(missing, fetch(missing), strict=True)))
         return [known[slot] for slot in slots]
 
     def free(self, slot: int) -> None:

@@ -17,8 +17,8 @@ from burst.errors import GeneralFailure, InvalidArgument, Malformed, PeerDied, T
 from burst.executor import CachedExecutor, Execution, Job, Protocols
 from burst.memory import Memory
 from burst.messages import NO_TIMING, ErrorStatus, OutputShape, Request, Result, Timing
-from burst.wire import decode_request, encode_result
-from fmq import Exchange, FmqError, MessageQueue
+from burst.wire import DATUM, DATUM_DTYPE, decode_request, encode_result
+from fmq import Exchange, FmqError, InvalidDescriptor, MessageQueue
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 _CALLBACK_TIMEOUT = 10.0  # seconds that a client has to hand over its memory
+_MAX_LENGTH = 2**16  # elements of a queue: what a client can make us allocate for a packet
 FAILURE_PACKET = encode_result(ErrorStatus.GENERAL_FAILURE, (), NO_TIMING)
 
 
@@ -46,6 +47,12 @@ class BurstServer:
         Raises InvalidDescriptor, RoleTaken. `on_end` runs in the listener when it has freed all.
         """
         self._callback, self.on_end = callback, on_end
+        for queue_of in (requests, results):
+            if queue_of.dtype != DATUM_DTYPE or queue_of.capacity > _MAX_LENGTH:
+                raise InvalidDescriptor(
+                    f"a burst's queues have up to {_MAX_LENGTH} elements of {DATUM} bytes; "
+                    f"not {queue_of.capacity} x {queue_of.dtype}"
+                )
         with MessageQueue.open(requests) as queue:
             self._reader = queue.reader()
         try:
@@ -57,6 +64,7 @@ class BurstServer:
         self._exchange = Exchange(self._writer, self._reader)
         self._executor = CachedExecutor(Protocols(lambda raw: Job(decode_request(raw), bind), _encode, self._fetch))
         self.free_memory = self._executor.free_memory
+        self._starting, self._is_stopped = threading.Lock(), False
         self._thread = threading.Thread(target=self._listen, name="burst-listener", daemon=True)
 
     @classmethod
@@ -72,18 +80,26 @@ class BurstServer:
         return cls(requests, results, callback, lambda request: _Synchronous(request, execute), on_end)
 
     def start(self, spin: float) -> None:
-        """Begins listening. `spin`: seconds to poll for the next request before sleeping."""
+        """Begins listening, unless it was stopped already. `spin`: seconds to poll for a request before sleeping."""
         self._reader.spin = spin
-        self._thread.start()
+        with self._starting:
+            if not self._is_stopped:
+                self._thread.start()
 
     def stop(self) -> None:
         """Ends the burst. A running execution finishes first; its result is dropped."""
         self._callback.shutdown()
         self._reader.close()
+        with self._starting:
+            is_mine = not self._is_stopped and self._thread.ident is None
+            self._is_stopped = True
+        if is_mine:
+            self._end()
 
     def join(self, timeout: float | None = None) -> None:
         """Waits until the listener has freed everything."""
-        self._thread.join(timeout)
+        if self._thread.ident is not None:
+            self._thread.join(timeout)
 
     def _listen(self) -> None:
         try:
@@ -91,11 +107,15 @@ class BurstServer:
         except (FmqError, GeneralFailure, ValueError) as end:
             _log.debug("a burst ended: %s", end)
         finally:
-            self._writer.close()
-            self._reader.close()
-            self._callback.close()
-            self._executor.clear()
-            self.on_end()
+            self._end()
+
+    def _end(self) -> None:
+        """Frees everything: the listener's last act, or of a `stop` without a listener."""
+        self._writer.close()
+        self._reader.close()
+        self._callback.close()
+        self._executor.clear()
+        self.on_end()
 
     def _serve(self) -> None:
         reply = b""
@@ -117,9 +137,13 @@ class BurstServer:
                 f"{len(slots)} new pools in one request; at most {MAX_FDS} can be handed over at once"
             )
         try:
-            with self._reader.watch(self._callback.socket):  # the client may die before it answers
+            # Only here, because watches are few and between requests the listener itself sleeps on the life word.
+            with self._reader.watch(self._callback.socket):
                 message = self._callback.call(["get_memories", slots], timeout=_CALLBACK_TIMEOUT)
-        except (PeerDied, Timeout) as error:
+        except PeerDied as error:
+            raise GeneralFailure(f"the client did not hand over its memory: {error}") from error
+        except Timeout as error:
+            self.stop()  # an answer that is still to come would be taken for the answer to the next question
             raise GeneralFailure(f"the client did not hand over its memory: {error}") from error
         try:
             return _memories(message, len(slots))

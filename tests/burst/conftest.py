@@ -1,0 +1,368 @@
+"""What the tests of burst share: a small device, bursts within one process and across two, and raw clients."""
+
+import contextlib
+import gc
+import logging
+import os
+import signal
+import threading
+import time
+import warnings
+from functools import partial
+
+import numpy as np
+import pytest
+
+import fmq
+from burst import (
+    BurstServer,
+    Controller,
+    GeneralFailure,
+    InvalidArgument,
+    Memory,
+    OutputShape,
+    PeerDied,
+    Request,
+    RequestArgument,
+)
+from burst.channel import Channel, ChannelLoop
+from burst.wire import DATUM_DTYPE
+from fmq.queue import deadline_of
+from fmq.region import guard
+
+PATIENCE = 20.0  # seconds; a test that waits longer for an event has failed
+_contexts = ChannelLoop("test-contexts")
+os.register_at_fork(after_in_child=_contexts.forget)
+
+
+class Increment:
+    """An execution: the output's bytes are the input's plus one."""
+
+    is_static = True
+
+    def __init__(self, request):
+        (source,), (target,) = request.inputs, request.outputs
+        try:
+            self.source, self.target = (
+                request.pools[a.pool].asarray(np.uint8, a.length, a.offset) for a in (source, target)
+            )
+        except ValueError as error:
+            raise InvalidArgument(str(error)) from error
+        self.shapes = (OutputShape((target.length,)),)
+
+    def run(self):
+        np.add(self.source, 1, out=self.target)
+
+    @staticmethod
+    def request(memory, n=4):
+        """n bytes, and behind them room for the result."""
+        return Request((RequestArgument(length=n),), (RequestArgument(offset=n, length=n),), (memory,))
+
+
+class Gate:
+    """For executions that wait: `entered` and `open` are events."""
+
+    def __init__(self):
+        self.entered, self.open = threading.Semaphore(0), threading.Semaphore(0)
+
+    def __call__(self):
+        self.entered.release()
+        assert self.open.acquire(timeout=PATIENCE)
+
+
+class Host:
+    """Stands in for a device's process: as a Configure it starts a BurstServer on what a Controller offers."""
+
+    def __init__(self, make, spin, on_end=lambda: None):
+        self._make, self._spin, self._tell = make, spin, on_end
+        self.servers = []
+        self.freed, self.ended = threading.Semaphore(0), threading.Semaphore(0)
+
+    def __call__(self, requests, results, callback, context):
+        ends = [Channel.from_fd(os.dup(channel.fileno())) for channel in (callback, context)]
+        try:
+            server = self._make(requests, results, ends[0])
+        except BaseException:
+            for end in ends:
+                end.close()
+            raise
+        self.servers.append(server)
+        server.on_end = partial(self._on_end, ends[1])
+        _contexts.add(ends[1], partial(self._on_message, server), server.stop)
+        server.start(self._spin)
+
+    def _on_message(self, server, message):
+        server.free_memory(message.body[1])
+        self.freed.release()
+
+    def _on_end(self, context):
+        _contexts.discard(context)
+        context.close()
+        self.ended.release()
+        self._tell()
+
+    @property
+    def server(self):
+        """The one that was made last."""
+        return self.servers[-1]
+
+    def wait_freed(self):
+        """Until the device has heard of one more free_memory."""
+        assert self.freed.acquire(timeout=PATIENCE)
+
+    def wait_ended(self, timeout=PATIENCE):
+        """Until one more burst has ended and freed everything."""
+        assert self.ended.acquire(timeout=timeout), "the burst goes on"
+        for server in self.servers:
+            server.join(PATIENCE)
+
+    def close(self):
+        for server in self.servers:
+            server.stop()
+            server.join(PATIENCE)
+
+
+class Asked(Controller):
+    """A Controller that notes what the device asked its callback for, and may answer something else."""
+
+    def __init__(self, *args, answer=None, **kwargs):
+        self.asked, self.answer, self.answered = [], answer, threading.Semaphore(0)
+        super().__init__(*args, **kwargs)
+
+    def _hand_over(self, message):
+        self.asked.append(message.body[1])
+        if self.answer is None:
+            super()._hand_over(message)
+        else:
+            self.answer(self, message.body[1])
+        self.answered.release()
+
+    def run(self, memory, n=4, **options):
+        """One Increment."""
+        return self.send(self.encode(Increment.request(memory, n)), **options)
+
+
+class RawClient:
+    """A client without manners: it has the queues' memory, their ends and the sockets, and sends what it likes."""
+
+    def __init__(self, configure, lengths=(1024, 1024), dtype=DATUM_DTYPE):
+        self.queues = [fmq.MessageQueue.create(dtype, length) for length in lengths]
+        self.callback, callback = Channel.pair()
+        self.context, context = Channel.pair()
+        self.writer, self.reader = self.queues[0].writer(), self.queues[1].reader()
+        self._exchange = fmq.Exchange(self.writer, self.reader)
+        try:
+            with callback, context:
+                configure(*(queue.descriptor for queue in self.queues), callback, context)
+        except BaseException:
+            self.close()
+            raise
+
+    def exchange(self, packet=b"", timeout=PATIENCE):
+        """Sends a packet and returns all that came back; without one, only waits."""
+        return self._exchange(packet, deadline_of(timeout))
+
+    def send(self, packet):
+        self.writer.write(np.frombuffer(packet, DATUM_DTYPE), 0)
+
+    def control(self, which):
+        """The control page of the request (0) or the result queue (1), as 64-bit words."""
+        return self.queues[which]._region.asarray(np.uint64, 512)
+
+    def close(self):
+        for end in (self.writer, self.reader, self.callback, self.context, *self.queues):
+            end.close()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()
+
+
+def offer(channel, requests, results, callback, context):
+    """A Configure that asks the process at the other end of `channel`; see `accept`."""
+    (request_wire, request_fds), (result_wire, result_fds) = requests.to_wire(), results.to_wire()
+    fds = [*request_fds, *result_fds, callback.fileno(), context.fileno()]
+    answer = channel.call([request_wire, result_wire], fds, PATIENCE).body
+    if answer:
+        raise GeneralFailure(answer[0])
+
+
+def accept(message, channel, host):
+    """Serves the message of an `offer`."""
+    try:
+        with Channel.from_fd(message.fds.pop()) as context, Channel.from_fd(message.fds.pop()) as callback:
+            queues = [fmq.Descriptor.from_wire(wire, [message.fds.pop(0)]) for wire in message.body]
+            host(*queues, callback, context)
+    except fmq.FmqError as error:
+        channel.send([str(error)])
+    else:
+        channel.send([])
+    finally:
+        message.close()
+
+
+class Child:
+    """A process forked off that has nothing of ours open but its end of `channel` and the memories `keep`."""
+
+    def __init__(self, function, keep):
+        self.channel, far = Channel.pair()
+        with far, warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # 3.12: fork in a process with threads
+            gc.freeze()  # the child must not finalize what is ours
+            self.pid = os.fork()
+            if not self.pid:
+                self._run(function, far, {0, 1, 2, far.fileno(), *(pool.fd for pool in keep)})
+            gc.unfreeze()
+
+    @staticmethod
+    def _run(function, channel, keep):
+        gc.disable()
+        logging.disable()  # pytest would keep every record, with the objects in its traceback
+        try:
+            for fd in {int(name) for name in os.listdir("/proc/self/fd")} - keep:
+                with contextlib.suppress(OSError):
+                    os.close(fd)
+            function(channel)
+        except PeerDied:
+            os._exit(0)
+        finally:
+            os._exit(1)
+
+    def wait_told(self):
+        """The next message from the child."""
+        message = self.channel.receive(PATIENCE)
+        body = message.body
+        message.close()
+        return body
+
+    def kill(self):
+        """kill -9, and returns the time at which it was done."""
+        now = time.monotonic()
+        os.kill(self.pid, signal.SIGKILL)
+        return now
+
+    def holdings(self):
+        """What it has once all of its bursts have ended: descriptors, threads, and mappings of shared memory."""
+        self.channel.call([], timeout=PATIENCE)
+        with open(f"/proc/{self.pid}/maps") as lines:
+            shared = sum("/memfd:" in line for line in lines)
+        return len(os.listdir(f"/proc/{self.pid}/fd")), len(os.listdir(f"/proc/{self.pid}/task")), shared
+
+    def status(self, key):
+        """A line of its /proc status, in bytes: "VmRSS", "VmHWM"."""
+        with open(f"/proc/{self.pid}/status") as lines:
+            return next(int(line.split()[1]) << 10 for line in lines if line.startswith(key))
+
+    def close(self):
+        """Kills it if need be, and waits until it is gone."""
+        with contextlib.suppress(ProcessLookupError, ChildProcessError):
+            os.kill(self.pid, signal.SIGKILL)
+            os.waitpid(self.pid, 0)
+        self.channel.close()
+
+
+def mappings(memory):
+    """How often this process has mapped a memory."""
+    inode = str(os.fstat(memory.fd).st_ino)
+    with open("/proc/self/maps") as lines:
+        return sum(line.split()[4] == inode for line in lines)
+
+
+@pytest.fixture
+def closing():
+    """Closes what a test made, last things first."""
+    with contextlib.ExitStack() as stack:
+        yield lambda thing: stack.callback(thing.close) and thing
+
+
+@pytest.fixture
+def host(closing):
+    """host(bind) or host(execute=…): a Configure that starts servers in this process."""
+
+    def make(bind=Increment, execute=None, spin=0.0):
+        if execute:
+            return closing(Host(partial(BurstServer.from_prepared_model, execute=execute), spin))
+        return closing(Host(partial(BurstServer, bind=bind), spin))
+
+    return make
+
+
+@pytest.fixture
+def burst(closing):
+    """burst(configure): an `Asked` controller that does not spin unless told to."""
+    return lambda configure, spin=0.0, **options: closing(Asked(configure, spin=spin, **options))
+
+
+@pytest.fixture
+def raw(closing):
+    """raw(configure): a RawClient."""
+    return lambda configure, **options: closing(RawClient(configure, **options))
+
+
+@pytest.fixture
+def memory(closing):
+    """memory(nbytes): a memory pool whose bytes count up from 0."""
+
+    def make(nbytes=4096):
+        pool = closing(Memory.create(nbytes))
+        pool.asarray()[:] = np.arange(nbytes, dtype=np.uint64).astype(np.uint8)
+        return pool
+
+    return make
+
+
+@pytest.fixture
+def child(closing):
+    """child(function, *memories): a process that runs function(channel) and has the memories, too."""
+    return lambda function, *memories: closing(Child(function, memories))
+
+
+@pytest.fixture
+def service(child):
+    """service(bind): a process that serves bursts, and a Configure for it. Sent [], it answers when all have ended."""
+
+    def serve(bind, spin, channel):
+        guard()
+        host = Host(partial(BurstServer, bind=bind), spin)
+        while True:
+            message = channel.receive()
+            if message.fds:
+                accept(message, channel, host)
+                continue
+            for server in host.servers:
+                server.join()
+            host.servers.clear()
+            gc.collect()
+            channel.send([])
+
+    def make(bind=Increment, spin=0.0):
+        process = child(partial(serve, bind, spin))
+        return process, partial(offer, process.channel)
+
+    return make
+
+
+@pytest.fixture
+def increment():
+    """The class Increment."""
+    return Increment
+
+
+@pytest.fixture
+def gate():
+    """A Gate."""
+    return Gate()
+
+
+@pytest.fixture(name="mappings")
+def mappings_fixture():
+    """mappings(memory)."""
+    return mappings
+
+
+@pytest.fixture
+def remote():
+    """(offer, accept): a Configure that asks another process over a channel, and how that one serves the next."""
+    return offer, lambda channel, host: accept(channel.receive(PATIENCE), channel, host)

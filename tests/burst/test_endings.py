@@ -1,0 +1,391 @@
+"""How a burst ends: in good order, by either side's death, and by a side that breaks the protocol."""
+
+import os
+import statistics
+import threading
+import time
+
+import numpy as np
+import pytest
+
+import fmq
+from burst import BurstServer, Controller, GeneralFailure, NotSent, OutputShape, PeerDied
+from burst.channel import Channel
+from burst.wire import DATUM_DTYPE, encode_request
+from fmq.queue import DEFAULT_SPIN
+
+PROMPT = 0.1  # seconds, from a death to its being noticed
+CLOSED_WITHOUT_A_WORD = "the device ended this burst"
+
+
+def fds():
+    return len(os.listdir("/proc/self/fd"))
+
+
+def test_closing_a_controller_ends_the_listener(host, burst, memory, mappings):
+    """After close the device's listener is gone, with its thread, its descriptors and its mappings, and it says so
+    once. Closing twice is harmless.
+    """
+    device, pool = host(), memory()
+    burst(device).close()
+    device.wait_ended()
+    before = fds()
+    client = burst(device)
+    client.run(pool)
+    assert fds() > before
+    client.close()
+    client.close()
+    device.wait_ended()
+    assert not device.server._thread.is_alive()
+    assert fds() == before
+    assert mappings(pool) == 1
+    assert not device.ended.acquire(blocking=False)
+
+
+def test_bursts_end_one_by_one(host, burst, memory):
+    """The end of one burst is no concern of another's."""
+    device, pool = host(), memory()
+    first, second, third = (burst(device) for _ in range(3))
+    for client in (first, second, third):
+        client.run(pool)
+    second.close()
+    device.ended.acquire(timeout=20)
+    for client in (first, third):
+        assert client.run(pool).output_shapes == (OutputShape((4,)),)
+    for pool_, client in ((memory(), first), (memory(), third)):
+        assert client.run(pool_, 5).output_shapes == (OutputShape((5,)),)
+
+
+@pytest.mark.parametrize("what", ["context", "writer"])
+def test_a_client_that_closes_only_a_part(host, raw, what):
+    """A burst ends when its client closes the context, or its end of the request queue, and keeps the rest open."""
+    device = host()
+    for _ in range(50):
+        getattr(raw(device), what).close()
+        assert device.ended.acquire(timeout=20)
+
+
+def test_stop(host, burst, memory, mappings):
+    """stop ends an idle burst at once, may be repeated, and the client is told: an error first, then NotSent."""
+    device, pool = host(), memory()
+    client = burst(device)
+    client.run(pool)
+    device.server.stop()
+    device.server.stop()
+    device.wait_ended()
+    device.server.stop()
+    assert mappings(pool) == 1
+    with pytest.raises(GeneralFailure, match=CLOSED_WITHOUT_A_WORD):
+        client.run(pool)
+    for _ in range(2):
+        with pytest.raises(NotSent, match=CLOSED_WITHOUT_A_WORD):
+            client.run(pool)
+
+
+def test_stop_during_an_execution(host, burst, memory, mappings, increment, gate):
+    """stop returns at once; a running execution finishes on its memory, its result is dropped, and all is freed."""
+
+    class Slow(increment):
+        def run(self):
+            gate()
+            super().run()
+
+    device, pool, errors = host(Slow), memory(), []
+    client = burst(device)
+
+    def run():
+        with pytest.raises(GeneralFailure, match=CLOSED_WITHOUT_A_WORD) as caught:
+            client.run(pool)
+        errors.append(caught.value)
+
+    runner = threading.Thread(target=run)
+    runner.start()
+    assert gate.entered.acquire(timeout=20)
+    device.server.stop()
+    assert mappings(pool) == 2
+    gate.open.release()
+    device.wait_ended()
+    runner.join()
+    assert len(errors) == 1
+    assert list(pool.asarray(shape=8)) == [0, 1, 2, 3, 1, 2, 3, 4]
+    assert mappings(pool) == 1
+
+
+@pytest.fixture
+def prepared(closing, increment):
+    """A BurstServer that was not started, with what a client has of it."""
+    queues = [closing(fmq.MessageQueue.create(DATUM_DTYPE, 64)) for _ in range(2)]
+    near, far = Channel.pair()
+    closing(near)
+    ends = []
+    return BurstServer(*(q.descriptor for q in queues), far, increment, lambda: ends.append(1)), queues, near, ends
+
+
+def test_a_server_that_is_never_started(prepared):
+    """A server that is stopped before it was started frees the queues' roles and its callback just the same, and
+    does not start any more.
+    """
+    server, queues, near, ends = prepared
+    server.stop()
+    server.stop()
+    server.start(0)
+    server.join()
+    with pytest.raises(PeerDied):
+        near.receive(20)
+    with queues[0].reader(), queues[1].writer():
+        pass
+    assert ends == [1]
+
+
+def test_queues_that_somebody_else_serves(prepared, increment):
+    """A second server on the same queues is refused, keeps nothing, and leaves the first alone."""
+    server, queues, _, _ = prepared
+    near, far = Channel.pair()
+    before = fds()
+    with near, far, pytest.raises(fmq.RoleTaken):
+        BurstServer(*(q.descriptor for q in queues), far, increment)
+    assert fds() == before - 2
+    requests = fmq.MessageQueue.create(DATUM_DTYPE, 64)
+    with requests, pytest.raises(fmq.RoleTaken):
+        BurstServer(requests.descriptor, queues[1].descriptor, far, increment)
+    assert fds() == before - 2
+    server.stop()
+
+
+def test_a_client_is_killed(host, child, remote, memory, mappings, increment):
+    """kill -9 of a client ends its listener within 100 ms and frees its memory here."""
+    offer, accept = remote
+    device, pool, times = host(), memory(), []
+
+    def client(channel):
+        with Controller(lambda *burst: offer(channel, *burst), spin=0) as controller:
+            controller.send(controller.encode(increment.request(pool)))
+            channel.send(["ready"])
+            channel.receive()
+
+    for _ in range(5):
+        process = child(client, pool)
+        accept(process.channel, device)
+        assert process.wait_told() == ["ready"]
+        assert mappings(pool) == 2
+        killed = process.kill()
+        device.wait_ended()
+        times.append(time.monotonic() - killed)
+        assert mappings(pool) == 1
+    assert statistics.median(times) < PROMPT
+
+
+def test_a_client_is_killed_whose_sockets_live_on(host, child, remote):
+    """An idle listener hears of its client's death itself, also when another process keeps the client's sockets."""
+    offer, accept = remote
+    device, times = host(), []
+
+    def client(channel):
+        with Controller(lambda *burst: offer(channel, *burst), spin=0) as controller:
+            controller.send(encode_request((), (), (), measure=False))
+            channel.send(["ready"], [controller._callback.fileno(), controller._context.fileno()])
+            channel.receive()
+
+    for _ in range(10):
+        process = child(client)
+        accept(process.channel, device)
+        message = process.channel.receive(20)
+        killed = process.kill()
+        device.wait_ended()
+        times.append(time.monotonic() - killed)
+        message.close()
+    assert statistics.median(times) < PROMPT
+
+
+def test_a_client_is_killed_before_it_hands_over_its_memory(host, child, remote, increment, memory):
+    """The wait for a client's memory ends with the client too, within 100 ms."""
+    offer, accept = remote
+    device, pool = host(), memory()
+
+    def client(channel):
+        with Controller(lambda *burst: offer(channel, *burst), spin=0) as controller:
+            packet = controller.encode(increment.request(pool))
+            controller._slots.memories = lambda slots: channel.call(["asked", slots]).close()
+            controller.send(packet)
+
+    times = []
+    for _ in range(5):
+        process = child(client, pool)
+        accept(process.channel, device)
+        assert process.wait_told() == ["asked", [0]]
+        killed = process.kill()
+        device.wait_ended()
+        times.append(time.monotonic() - killed)
+    assert statistics.median(times) < PROMPT
+
+
+def test_a_client_is_killed_during_its_execution(host, child, remote, increment, memory, mappings, gate):
+    """An execution whose client dies finishes on memory that stays mapped until then."""
+    offer, accept = remote
+
+    class Slow(increment):
+        def run(self):
+            gate()
+            super().run()
+
+    device, pool = host(Slow), memory()
+
+    def client(channel):
+        with Controller(lambda *burst: offer(channel, *burst), spin=0) as controller:
+            controller.send(controller.encode(increment.request(pool)))
+
+    process = child(client, pool)
+    accept(process.channel, device)
+    assert gate.entered.acquire(timeout=20)
+    process.kill()
+    process.close()
+    assert mappings(pool) == 2
+    gate.open.release()
+    device.wait_ended()
+    assert list(pool.asarray(shape=8)) == [0, 1, 2, 3, 1, 2, 3, 4]
+    assert mappings(pool) == 1
+
+
+@pytest.mark.parametrize("spin", [0.0, DEFAULT_SPIN])
+def test_a_device_is_killed_during_an_execution(service, burst, memory, increment, spin):
+    """kill -9 of the device's process while a client waits is PeerDied within 100 ms, and NotSent from then on."""
+    times = []
+
+    class Endless(increment):
+        def run(self):
+            threading.Event().wait()
+
+    for _ in range(3):
+        process, configure = service(Endless)
+        client, pool = burst(configure, spin=spin), memory()
+        killed = []
+
+        def kill(process=process, client=client, killed=killed):
+            assert client.answered.acquire(timeout=20)
+            killed.append(process.kill())
+
+        killer = threading.Thread(target=kill)
+        killer.start()
+        with pytest.raises(PeerDied, match="process is gone"):
+            client.run(pool)
+        times.append(time.monotonic() - killed[0])
+        killer.join()
+        with pytest.raises(NotSent):
+            client.run(pool)
+    assert statistics.median(times) < PROMPT
+
+
+def test_a_device_is_killed_while_idle(service, burst, memory):
+    """A device that died between two requests is PeerDied at the next one."""
+    process, configure = service()
+    client, pool = burst(configure), memory()
+    client.run(pool)
+    process.kill()
+    with pytest.raises(PeerDied):
+        client.run(pool)
+    with pytest.raises(NotSent, match="died"):
+        client.run(pool)
+
+
+def test_a_burst_does_not_cross_a_fork(service, burst, memory, child):
+    """In a forked child the parent's burst refuses to run; the parent's goes on, also after the child's end."""
+    _, configure = service()
+    client, pool = burst(configure), memory()
+    client.run(pool)
+
+    def forked(channel):
+        try:
+            client.run(pool)
+        except GeneralFailure as error:
+            channel.send([str(error)])
+
+    process = child(forked, pool)
+    assert "closed" in process.wait_told()[0]
+    process.close()
+    for n in (4, 5):
+        assert client.run(pool, n).output_shapes == (OutputShape((n,)),)
+    assert client.run(memory()).output_shapes == (OutputShape((4,)),)
+
+
+def test_a_forked_child_opens_its_own(host, burst, child, memory, increment):
+    """A child forked off a process that has bursts, as a client and as a device, can have its own."""
+    client, pool = burst(host()), memory()
+    client.run(pool)
+
+    def forked(channel):
+        device = host()
+        with Controller(device, spin=0) as own:
+            status, shapes, _ = own.send(own.encode(increment.request(pool, 5)))
+        device.wait_ended()
+        channel.send([int(status), shapes])
+
+    assert child(forked, pool).wait_told() == [0, [[[5], True]]]
+    assert list(pool.asarray(shape=10)) == [0, 1, 2, 3, 1, 1, 2, 3, 4, 2]
+
+
+def test_a_client_that_never_reads_its_results(host, raw, increment):
+    """When not even a refusal fits into the result queue any more, the burst ends."""
+    taken = threading.Semaphore(0)
+
+    class Noting(increment):
+        def __init__(self, request):
+            taken.release()
+            raise GeneralFailure("no")
+
+    device = host(Noting)
+    client = raw(device, lengths=(64, 5))
+    for _ in range(3):
+        client.send(encode_request((), (), (), measure=False))
+        assert taken.acquire(timeout=20)
+    device.wait_ended()
+
+
+class FakeDevice:
+    """Takes requests and answers whatever it is told to."""
+
+    def __call__(self, requests, results, callback, context):
+        with fmq.MessageQueue.open(requests) as queue:
+            self.reader = queue.reader()
+        with fmq.MessageQueue.open(results) as queue:
+            self.writer = queue.writer()
+            self.control = queue._region.asarray(np.uint64, 512)
+
+    def close(self):
+        self.reader.close()
+        self.writer.close()
+
+
+@pytest.fixture
+def fake(closing, burst):
+    device = closing(FakeDevice())
+    return device, burst(device)
+
+
+@pytest.mark.parametrize("answer", [bytes(24), b"\xff" * 48, encode_request((), (), (), measure=False)])
+def test_a_device_that_answers_nonsense(fake, memory, answer):
+    """A result that no encoder emits is a GENERAL_FAILURE, and the burst is not used again."""
+    device, client = fake
+    device.writer.write(np.frombuffer(answer, DATUM_DTYPE))
+    assert client.run(memory()).status == 2
+    with pytest.raises(NotSent, match="malformed"):
+        client.run(memory())
+
+
+def test_a_device_that_breaks_the_queue(fake, memory):
+    """A counter where it cannot be is a failure of this request, and the burst is not used again."""
+    device, client = fake
+    device.control[128 // 8] = 2**40
+    with pytest.raises(GeneralFailure, match=CLOSED_WITHOUT_A_WORD):
+        client.run(memory())
+    with pytest.raises(NotSent):
+        client.run(memory())
+
+
+def test_a_device_that_closes_its_end(fake, memory):
+    """A device that closes the result queue has ended the burst."""
+    device, client = fake
+    device.close()
+    with pytest.raises(GeneralFailure, match=CLOSED_WITHOUT_A_WORD):
+        client.run(memory())
+    with pytest.raises(NotSent):
+        client.run(memory())

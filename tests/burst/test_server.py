@@ -1,0 +1,310 @@
+"""A burst at work: what a device is told, what a client gets back, and what is remembered in between."""
+
+import logging
+
+import pytest
+
+from burst import (
+    ErrorStatus,
+    GeneralFailure,
+    InvalidArgument,
+    NotSent,
+    OutputInsufficientSize,
+    OutputShape,
+    Request,
+    RequestArgument,
+    Result,
+    errors,
+)
+from fmq.queue import DEFAULT_SPIN
+
+NONE, GENERAL_FAILURE = ErrorStatus.NONE, ErrorStatus.GENERAL_FAILURE
+FAILED = (GENERAL_FAILURE, (), (None, None))
+
+
+@pytest.fixture
+def execute(increment):
+    """The same device, for `from_prepared_model`."""
+
+    def run(request):
+        execution = increment(request)
+        execution.run()
+        return Result(NONE, output_shapes=execution.shapes)
+
+    return run
+
+
+@pytest.fixture
+def device(request, host, increment, execute):
+    """Both ways to make a server."""
+    return host(increment) if request.param == "bind" else host(execute=execute)
+
+
+both_ways = pytest.mark.parametrize("device", ["bind", "from_prepared_model"], indirect=True)
+
+
+@both_ways
+@pytest.mark.parametrize("kind", ["memfd", "posix"])
+@pytest.mark.parametrize("spin", [0.0, DEFAULT_SPIN])
+def test_a_burst_executes(device, burst, memory, kind, spin):
+    """Each of a thousand requests gets its own result, whichever way the server was made, whatever the queues are made
+    of, whether both sides poll or sleep at once; memory is asked for once.
+    """
+    device._spin = spin
+    client, pool = burst(device, spin=spin, memory=kind), memory()
+    array = pool.asarray(shape=8)
+    for n in range(1000):
+        array[:4] = n % 200
+        assert client.run(pool) == (NONE, (OutputShape((4,)),), (None, None))
+        assert list(array[4:]) == [n % 200 + 1] * 4
+    assert client.asked == [[0]]
+    assert client.counts.requests == 1000
+
+
+@both_ways
+def test_different_requests_take_turns(device, burst, memory):
+    """Requests that differ in shape get each their own shape back, in any order."""
+    client, pool = burst(device), memory()
+    for n in (1, 7, 1, 3, 7, 7, 1):
+        assert client.run(pool, n).output_shapes == (OutputShape((n,)),)
+
+
+@both_ways
+def test_a_burst_in_another_process(service, burst, memory, device):
+    """The device may be another process: results are written straight into the client's memory."""
+    _, configure = service()
+    client, pool = burst(configure), memory()
+    for _ in range(100):
+        assert client.run(pool).status is NONE
+    assert list(pool.asarray(shape=8)) == [0, 1, 2, 3, 1, 2, 3, 4]
+    assert client.asked == [[0]]
+
+
+def test_a_packet_is_recognised_by_its_bytes(host, burst, memory, increment):
+    """The same packet is bound once however often it comes; another packet is bound for itself; after its memory was
+    freed, binding starts afresh.
+    """
+    bound = []
+
+    class Noting(increment):
+        def __init__(self, request):
+            super().__init__(request)
+            bound.append(len(self.source))
+
+    device = host(Noting)
+    client, pool = burst(device), memory()
+    for n in (4, 4, 5, 4, 5, 5):
+        client.run(pool, n)
+    assert bound == [4, 5]
+    client.send(client.encode(increment.request(pool, 4), measure=True))
+    assert bound == [4, 5, 4]
+    client.free_memory(pool)
+    device.wait_freed()
+    client.run(pool, 5)
+    assert bound == [4, 5, 4, 5]
+
+
+def test_more_requests_than_are_remembered(host, burst, memory, increment):
+    """A client with more than 64 requests goes on working: some are bound again, and none is mixed up."""
+    bound = []
+
+    class Noting(increment):
+        def __init__(self, request):
+            super().__init__(request)
+            bound.append(len(self.source))
+
+    client, pool = burst(host(Noting)), memory()
+    for _ in range(2):
+        for n in range(1, 101):
+            assert client.run(pool, n).output_shapes == (OutputShape((n,)),)
+    assert 100 < len(bound) <= 200
+    assert len(client.asked) == 1
+
+
+def test_a_request_that_could_not_be_bound_is_bound_again(host, burst, memory, increment):
+    """A refusal is not remembered: the same request may succeed the next time."""
+    refusals = [InvalidArgument("not yet"), GeneralFailure("nor now")]
+
+    class Moody(increment):
+        def __init__(self, request):
+            super().__init__(request)
+            if refusals:
+                raise refusals.pop()
+
+    client, pool = burst(host(Moody)), memory()
+    statuses = [client.run(pool).status for _ in range(3)]
+    assert statuses == [GENERAL_FAILURE, ErrorStatus.INVALID_ARGUMENT, NONE]
+    assert len(client.asked) == 1
+
+
+def test_shapes_of_a_dynamic_execution(host, burst, memory, increment):
+    """An execution that is not static is asked for its shapes after every run."""
+
+    class Growing(increment):
+        is_static = False
+
+        def run(self):
+            super().run()
+            (shape,) = self.shapes
+            self.shapes = (OutputShape((shape.dimensions[0] + 1,)),)
+
+    client, pool = burst(host(Growing)), memory()
+    assert [client.run(pool).output_shapes[0].dimensions for _ in range(3)] == [(5,), (6,), (7,)]
+
+
+@both_ways
+def test_timing(device, burst, memory, increment):
+    """Times come when asked for and only then, and the device's part is not the larger one."""
+    client, pool = burst(device), memory()
+    for _ in range(50):
+        timing = client.send(client.encode(increment.request(pool), measure=True)).timing
+        assert 0 <= timing.time_on_device <= timing.time_in_driver < 20e6
+    assert client.run(pool).timing == (None, None)
+
+
+def test_timing_leaves_out_the_wait_for_the_client(host, burst, memory, increment, gate):
+    """timeInDriver begins when a request has arrived, not when the listener began to wait for one, and timeOnDevice
+    is the run alone, without the binding.
+    """
+
+    class Slow(increment):
+        def __init__(self, request):
+            super().__init__(request)
+            gate()
+
+    client, pool = burst(host(Slow)), memory()
+    gate.open.release()
+    first = client.send(client.encode(increment.request(pool), measure=True)).timing
+    again = client.send(client.encode(increment.request(pool), measure=True)).timing
+    assert again.time_in_driver < 1e6
+    assert first.time_on_device <= first.time_in_driver
+
+
+@pytest.mark.parametrize("where", ["bind", "run"])
+def test_an_unforeseen_exception(host, burst, memory, increment, caplog, where):
+    """An exception that a device did not foresee is a GENERAL_FAILURE of that request and a line in the log with its
+    traceback; the listener goes on.
+    """
+    broken = [True]
+
+    class Broken(increment):
+        def __init__(self, request):
+            super().__init__(request)
+            self.fail("bind")
+
+        def run(self):
+            self.fail("run")
+            super().run()
+
+        def fail(self, here):
+            if here == where and broken:
+                raise ZeroDivisionError("unforeseen")
+
+    client, pool = burst(host(Broken)), memory()
+    with caplog.at_level(logging.ERROR):
+        assert client.run(pool) == FAILED
+    assert [record.exc_info[0] for record in caplog.records] == [ZeroDivisionError]
+    broken.clear()
+    assert client.run(pool).status is NONE
+
+
+@pytest.mark.parametrize("status", [status for status in ErrorStatus if status is not NONE])
+@both_ways
+def test_statuses_arrive(device, host, burst, memory, increment, status):
+    """A status that a device raises arrives; those that HAL 1.2 does not have arrive as GENERAL_FAILURE."""
+
+    class Refusing(increment):
+        def run(self):
+            raise errors.status_error(status)
+
+    client, pool = burst(host(Refusing)), memory()
+    expected = min(status, ErrorStatus.INVALID_ARGUMENT) if status < 5 else GENERAL_FAILURE
+    assert client.run(pool) == (expected, (), (None, None))
+    assert client.send(client.encode(increment.request(pool), measure=True)) == (expected, (), (None, None))
+
+
+def test_an_insufficient_output_says_how_much_it_needs(host, burst, memory):
+    """OUTPUT_INSUFFICIENT_SIZE carries its shapes, by exception and by result."""
+    shapes = (OutputShape((9, 2), is_sufficient=False), OutputShape())
+    insufficient = Result(ErrorStatus.OUTPUT_INSUFFICIENT_SIZE, output_shapes=shapes)
+
+    class TooSmall:
+        is_static = False
+        shapes = ()
+
+        def __init__(self, request):
+            pass
+
+        def run(self):
+            raise OutputInsufficientSize("9 x 2", insufficient)
+
+    pool = memory()
+    for device in (host(TooSmall), host(execute=lambda _: insufficient)):
+        assert burst(device).run(pool) == (ErrorStatus.OUTPUT_INSUFFICIENT_SIZE, shapes, (None, None))
+
+
+@pytest.mark.parametrize(
+    "status", [GENERAL_FAILURE, ErrorStatus.INVALID_ARGUMENT, ErrorStatus.MISSED_DEADLINE_TRANSIENT]
+)
+def test_shapes_that_a_status_has_not(host, burst, memory, status):
+    """A device that adds shapes to a status which has none is a sloppy device; its burst goes on without them."""
+    client, pool = burst(host(execute=lambda _: Result(status, output_shapes=(OutputShape((1,)),)))), memory()
+    for _ in range(2):
+        assert client.run(pool) == (min(status, 4) if status < 5 else GENERAL_FAILURE, (), (None, None))
+
+
+@pytest.mark.parametrize("shapes", [(OutputShape((-1,)),), (OutputShape((2**32,)),), (OutputShape(("one",)),), None])
+@pytest.mark.parametrize("status", [NONE, ErrorStatus.OUTPUT_INSUFFICIENT_SIZE])
+def test_shapes_that_cannot_be_said(host, burst, memory, status, shapes):
+    """Shapes that no packet can hold are a GENERAL_FAILURE, and the burst goes on."""
+    client, pool = burst(host(execute=lambda _: Result(status, output_shapes=shapes))), memory()
+    for _ in range(2):
+        assert client.run(pool) == FAILED
+
+
+def test_a_result_that_does_not_fit(host, burst, memory, increment):
+    """With room for 8 elements, a result of 10 arrives as GENERAL_FAILURE, without waiting, and one of 8 as it is."""
+    rank = [8]
+
+    class Deep(increment):
+        is_static = False
+
+        def run(self):
+            super().run()
+            self.shapes = (OutputShape((1,) * rank[0]),)
+
+    client, pool = burst(host(Deep), length=8), memory()
+    for rank[0], result in ((7, FAILED), (5, (NONE, (OutputShape((1,) * 5),), (None, None))), (8, FAILED)):
+        assert client.run(pool) == result
+        assert client.counts.timeouts == 0
+
+
+def test_a_request_that_does_not_fit(host, burst, memory):
+    """A request longer than the channel is NotSent: nothing was executed, and shorter ones work."""
+    client, pool = burst(host(), length=8), memory()
+    request = Request((RequestArgument(length=4),), (RequestArgument(offset=4, length=4),), (pool,) * 5)
+    packet = client.encode(request)
+    assert len(packet) > client.fits
+    for _ in range(2):
+        with pytest.raises(NotSent, match="9 elements"):
+            client.send(packet)
+    assert client.asked == []
+    assert client.run(pool).status is NONE
+
+
+def test_a_malformed_request(host, burst, memory):
+    """A packet that no encoder emits is a GENERAL_FAILURE, and the burst goes on."""
+    client, pool = burst(host()), memory()
+    for packet in (bytes(24), b"\xff" * 48, client.encode(Request((), (), ())) * 2):
+        assert client.send(packet) == FAILED
+    assert client.run(pool).status is NONE
+
+
+def test_a_device_that_refuses(burst):
+    """What a device raises when it is asked for a burst reaches the caller, and nothing is left open."""
+
+    def refuse(requests, results, callback, context):
+        raise errors.DeviceUnavailable("not today")
+
+    with pytest.raises(errors.DeviceUnavailable, match="not today"):
+        burst(refuse)
