@@ -134,11 +134,15 @@ class CachedExecutor:
         self._freed.append(slot)
         self._free_when_idle()
 
-    def clear(self) -> None:
-        """Lets everything go, after a running execution."""
+    def close(self) -> None:
+        """Lets everything go, after a running execution. Nothing may be answered any more.
+
+        Also what leads back to our owner: while a burst lives a device does not collect garbage, so there is to be none.
+        """
         with self._lock:
             self._plans.clear()
             self._mappings.clear()
+            del self._protocols
 
     def _plan(self, raw: bytes) -> _Plan:
         packet, bind = self._protocols.decode(raw)

@@ -31,6 +31,9 @@ _MAX_LENGTH = 2**16  # elements of a queue: what a client can make us allocate f
 FAILURE_PACKET = encode_result(ErrorStatus.GENERAL_FAILURE, (), NO_TIMING)
 
 
+def _nothing() -> None: ...
+
+
 class BurstServer:
     """One burst. `start` begins listening; `stop` ends it from any thread and does not wait for a running execution."""
 
@@ -40,7 +43,7 @@ class BurstServer:
         results: Descriptor,
         callback: Channel,
         bind: Callable[[Request], Execution],
-        on_end: Callable[[], None] = lambda: None,
+        on_end: Callable[[], None] = _nothing,
     ) -> None:
         """Attaches the client's queues. `bind` gets requests whose pools are `Memory`, mapped once per slot.
 
@@ -63,7 +66,6 @@ class BurstServer:
             raise
         self._exchange = Exchange(self._writer, self._reader)
         self._executor = CachedExecutor(Protocols(lambda raw: Job(decode_request(raw), bind), _encode, self._fetch))
-        self.free_memory = self._executor.free_memory
         self._starting, self._is_stopped = threading.Lock(), False
         self._thread = threading.Thread(target=self._listen, name="burst-listener", daemon=True)
 
@@ -74,7 +76,7 @@ class BurstServer:
         results: Descriptor,
         callback: Channel,
         execute: Callable[[Request], Result],
-        on_end: Callable[[], None] = lambda: None,
+        on_end: Callable[[], None] = _nothing,
     ) -> BurstServer:
         """For a device that can only execute synchronously; memory is still mapped once and kept."""
         return cls(requests, results, callback, lambda request: _Synchronous(request, execute), on_end)
@@ -96,6 +98,10 @@ class BurstServer:
         if is_mine:
             self._end()
 
+    def free_memory(self, slot: int) -> None:
+        """The client needs that slot no more. Returns at once; memory in use is let go after the run."""
+        self._executor.free_memory(slot)
+
     def join(self, timeout: float | None = None) -> None:
         """Waits until the listener has freed everything."""
         if self._thread.ident is not None:
@@ -114,8 +120,9 @@ class BurstServer:
         self._writer.close()
         self._reader.close()
         self._callback.close()
-        self._executor.clear()
-        self.on_end()
+        self._executor.close()
+        on_end, self.on_end = self.on_end, _nothing  # which may lead back to us, too
+        on_end()
 
     def _serve(self) -> None:
         reply = b""

@@ -18,6 +18,7 @@
 #include "memory.h"
 
 #include <errno.h>
+#include <limits.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdbool.h>
@@ -149,7 +150,7 @@ void fmq_life_release(int token) {
     node *n = token >> 16 == life.generation && slot < SLOTS ? life.used[slot] : NULL;
     if (n) {
         atomic_store(word_of(n), LIFE_RELEASED); /* pairs: DEAD */
-        futex_wake(word_of(n), 1, FUTEX_BITSET_MATCH_ANY);
+        futex_wake(word_of(n), INT_MAX, FUTEX_BITSET_MATCH_ANY);
         node *before = &life.head.list;
         while (atomic_load(&before->next) != n) before = atomic_load(&before->next);
         atomic_store(&before->next, atomic_load(&n->next));

@@ -59,7 +59,7 @@ class PlainServer:
             pass
         finally:
             self._channel.close()
-            self._executor.clear()
+            self._executor.close()
             self._on_end()
 
     def _handle(self, message: Message) -> None:
