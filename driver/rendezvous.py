@@ -69,6 +69,17 @@ class Place:
             else:
                 yield True
 
+    def leave(self, listener: socket.socket) -> None:
+        """Under the lock: stops listening, and takes the socket's name away unless it is a successor's by now."""
+        listener.close()
+        try:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as probe:
+                probe.connect(str(self.socket))
+        except ConnectionRefusedError:
+            self.socket.unlink(missing_ok=True)
+        except FileNotFoundError:
+            pass
+
 
 def connect(name: str) -> Channel:
     """A connection to the device's service, started when there is none. Raises DeviceNotFound, DeviceFailed."""

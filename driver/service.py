@@ -10,6 +10,7 @@ import logging
 import os
 import resource
 import select
+import signal
 import socket
 import subprocess
 import sys
@@ -63,7 +64,7 @@ class Service:
             if self._engine.fileno() in ready:
                 _log.error("the engine ended")
                 with self._place.locked():
-                    self._leave()
+                    self._place.leave(self._listener)
                 return
             if self._listener.fileno() in ready:
                 self._accept()
@@ -84,19 +85,8 @@ class Service:
         with self._place.locked(wait=False) as alone:
             if not alone or select.select([self._listener], [], [], 0)[0]:
                 return False
-            self._leave()
+            self._place.leave(self._listener)
             return True
-
-    def _leave(self) -> None:
-        """Takes the socket's name away, unless it is another service's by now."""
-        self._listener.close()
-        try:
-            with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as probe:
-                probe.connect(str(self._place.socket))
-        except ConnectionRefusedError:
-            self._place.socket.unlink(missing_ok=True)
-        except FileNotFoundError:
-            pass
 
     def _serve(self, channel: Channel) -> None:
         try:
@@ -196,9 +186,12 @@ def start_engine(name: str) -> tuple[Channel, int]:
 
 
 def isolate() -> None:
-    """Undoes what the first client's process passed on: its CPU affinity, its core size, its umask."""
+    """Undoes what the first client's process passed on: its CPU affinity, its limits, its signal mask, its umask."""
     os.sched_setaffinity(0, range(os.cpu_count() or 1))
     resource.setrlimit(resource.RLIMIT_CORE, (1, 1))  # not 0: a pipe to a core handler ignores 0, and takes seconds
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
     os.umask(0o077)
 
 
@@ -207,5 +200,14 @@ def main() -> None:
     name, fd = sys.argv[1], int(sys.argv[2])
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(process)d %(name)s: %(message)s")
     isolate()
-    Service(name, socket.socket(fileno=fd)).run()
+    listener = socket.socket(fileno=fd)
+    try:
+        service = Service(name, listener)
+    except BaseException:  # noqa: BLE001 (whatever it was, nobody must wait for us)
+        _log.exception("the device %r does not start", name)
+        place = Place(runtime_dir(), name)
+        with place.locked():
+            place.leave(listener)  # now clients see that we failed, and look into the log
+        os._exit(1)
+    service.run()
     os._exit(0)  # threads of clients that are still talking end with us
