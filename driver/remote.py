@@ -8,6 +8,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Self
 
+import numpy as np
+
 from burst import ErrorStatus, PeerDied, Timeout
 from burst.channel import Channel
 from driver import rendezvous
@@ -72,18 +74,18 @@ class RemoteDevice:
 
     def supported_operations(self, model: Model) -> list[bool]:
         """For each operation of the main subgraph: True is a promise. Raises InvalidModel."""
-        supported: list[bool] = self._with_model("supported", model)
-        return supported
+        n, bits = self._with_model("supported", model)
+        return [bool(bit) for bit in np.unpackbits(np.frombuffer(bits, np.uint8), count=n)]
 
     def prepare(self, model: Model) -> RemotePreparedModel:
         """Compiles a model on the device. Raises InvalidModel before anything is sent, StatusError, PeerDied."""
-        return RemotePreparedModel(self, model, self._with_model("prepare", model))
+        return RemotePreparedModel(self, model, self._with_model("prepare", model)[0])
 
-    def _with_model(self, method: str, model: Model) -> Any:
+    def _with_model(self, method: str, model: Model) -> list[Any]:
         validate(model)
         fd, where = encode(model)
         try:
-            return self.call(method, where, fds=[fd])[0][0]
+            return self.call(method, where, fds=[fd])[0]
         finally:
             os.close(fd)
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from burst.channel import Channel, Message
 
 _log = logging.getLogger(__name__)
+_MAX_TEXT = 1000
 
 
 class Reply(NamedTuple):
@@ -55,14 +56,14 @@ def serve(channel: Channel, handlers: Mapping[str, Callable[..., Reply]]) -> Non
         try:
             reply, status = _handle(message, handlers), ErrorStatus.NONE
         except StatusError as error:
-            reply, status = Reply([str(error)]), error.status
+            reply, status = _words(error), error.status
         except (InvalidModel, Malformed, TypeError, ValueError) as error:
-            reply, status = Reply([str(error)]), ErrorStatus.INVALID_ARGUMENT
+            reply, status = _words(error), ErrorStatus.INVALID_ARGUMENT
         except PeerDied:
             return
         except Exception as error:  # noqa: BLE001 (one bad call must not end a process that serves many)
             _log.exception("a call failed in an unforeseen way")
-            reply, status = Reply([f"{type(error).__name__}: {error}"]), ErrorStatus.GENERAL_FAILURE
+            reply, status = _words(error, f"{type(error).__name__}: "), ErrorStatus.GENERAL_FAILURE
         finally:
             message.close()
         try:
@@ -71,6 +72,11 @@ def serve(channel: Channel, handlers: Mapping[str, Callable[..., Reply]]) -> Non
             return
         finally:
             close_all(list(reply.fds))
+
+
+def _words(error: Exception, name: str = "") -> Reply:
+    """What went wrong, in as many words as a message has room for, whatever a client made us quote."""
+    return Reply([f"{name}{error}"[:_MAX_TEXT]])
 
 
 def _handle(message: Message, handlers: Mapping[str, Callable[..., Reply]]) -> Reply:

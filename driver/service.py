@@ -19,11 +19,13 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
+import numpy as np
+
 from burst import InvalidArgument, PeerDied
 from burst.channel import Channel, Message
 from driver.devices import device_class
 from driver.encoding import decode
-from driver.nn import Model, validate
+from driver.nn import validate
 from driver.rendezvous import Place, environment, runtime_dir
 from driver.rpc import Reply, call, serve, take_fd
 from fmq import LifePage
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from driver.interface import Device
+    from driver.nn import Model
 
 _log = logging.getLogger(__name__)
 PROTOCOL = 1
@@ -108,14 +111,14 @@ class Service:
             self._engine.send(["client"], [far.fileno()])
         return near
 
-    def supported(self, fd: int, where: object) -> list[bool]:
+    def supported(self, fd: int, where: object) -> tuple[Model, list[bool]]:
         """Decodes and validates a model, in a thread that yields to everything else. Owns `fd`."""
         return self._heavy.submit(self._check, fd, where).result()
 
-    def _check(self, fd: int, where: object) -> list[bool]:
-        model: Model = decode(fd, where)
+    def _check(self, fd: int, where: object) -> tuple[Model, list[bool]]:
+        model = decode(fd, where)
         validate(model)
-        return self._device.supported_operations(model)
+        return model, self._device.supported_operations(model)
 
 
 class Client:
@@ -148,16 +151,21 @@ class Client:
         return Reply(self._service.describe(), [os.dup(self._life.fd)])
 
     def supported(self, message: Message, where: object) -> Reply:
-        """supported_operations of the model in the descriptor."""
-        return Reply([self._service.supported(take_fd(message), where)])
+        """supported_operations of the model in the descriptor, a bit for each."""
+        _, supported = self._service.supported(take_fd(message), where)
+        return Reply([len(supported), np.packbits(supported).tobytes()])
 
     def prepare(self, message: Message, where: object) -> Reply:
         """Validates here, compiles in the engine; answers the prepared model's number."""
         fd = take_fd(message)
         try:
-            supported = self._service.supported(os.dup(fd), where)
+            model, supported = self._service.supported(os.dup(fd), where)
             if not all(supported):
-                raise InvalidArgument(f"operations {[i for i, s in enumerate(supported) if not s]} are not supported")
+                first = supported.index(False)
+                raise InvalidArgument(
+                    f"operation {first} ({model.main.operations[first].type}) and {supported.count(False) - 1} more "
+                    "are not supported"
+                )
             values, _ = call(self._engine, "load", where, fds=[fd])
         finally:
             os.close(fd)
