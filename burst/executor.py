@@ -91,7 +91,7 @@ class CachedExecutor:
         self._lock = threading.Lock()  # held while a request is handled
         self._mappings = MappingCache()
         self._plans: dict[bytes, _Plan] = {}
-        self._freed: list[int] = []
+        self._freed: list[int | None] = []  # slots; None stands for all plans
         self._complain = _log.exception
 
     def answer(self, raw: bytes) -> bytes:
@@ -130,6 +130,11 @@ class CachedExecutor:
         self._freed.append(slot)
         self._free_when_idle()
 
+    def forget_plans(self) -> None:
+        """What requests were bound to has changed: checks and binds them anew, once a running execution has ended."""
+        self._freed.append(None)
+        self._free_when_idle()
+
     def clear(self) -> None:
         """Lets everything go, after a running execution."""
         with self._lock:
@@ -155,6 +160,9 @@ class CachedExecutor:
             finally:
                 self._lock.release()
 
-    def _free(self, slot: int) -> None:
+    def _free(self, slot: int | None) -> None:
+        if slot is None:
+            self._plans.clear()
+            return
         self._mappings.free(slot)
         self._plans = {raw: plan for raw, plan in self._plans.items() if slot not in plan.slots}

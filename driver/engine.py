@@ -122,8 +122,10 @@ class Client:
         return Reply([number])
 
     def free(self, _: Message, number: int) -> Reply:
-        """Forgets a prepared model; requests that are bound to it keep it until they are gone."""
+        """Forgets a prepared model and the requests that are bound to it; a burst on it keeps it."""
         self._models.pop(number, None)
+        for plain in self._plain:
+            plain.forget_plans()
         return Reply()
 
     def model(self, number: int) -> Callable[[Request], Execution]:

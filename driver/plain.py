@@ -41,6 +41,7 @@ class PlainServer:
         self._executor = CachedExecutor(Protocols(self._decode, _encode, self._fetch))
         self._thread = threading.Thread(target=self._serve, name="plain", daemon=True)
         self.start = self._thread.start
+        self.forget_plans = self._executor.forget_plans
 
     @property
     def is_alive(self) -> bool:
