@@ -91,12 +91,15 @@ class Controller:
         """One execution. Raises NotSent, Timeout (the result, when it comes, is dropped), PeerDied, Busy."""
         if self._invalid:
             raise NotSent(self._invalid)
+        deadline = FOREVER if timeout is None else deadline_of(timeout or 1e-9)
         try:
-            raw = self._roundtrip(packet, FOREVER if timeout is None else deadline_of(timeout or 1e-9))
+            raw = self._roundtrip(packet, deadline)
+            self.counts.requests += 1
+            self.counts.control_bytes += len(packet) + len(raw)
         except BufferError as error:
             raise NotSent(str(error)) from error
         except fmq.Timeout as error:
-            self._late = True
+            self._find_late(len(packet))
             self.counts.timeouts += 1
             raise Timeout(f"no result within {timeout} s; the burst stays usable") from error
         except fmq.PeerDied as error:
@@ -107,16 +110,23 @@ class Controller:
         except (fmq.Closed, fmq.Corrupt) as error:
             self._invalid = f"the device ended this burst: {error}"
             raise GeneralFailure(self._invalid) from error
-        self.counts.requests += 1
-        self.counts.control_bytes += len(packet) + len(raw)
+        except BaseException:  # a signal's handler raised, such as KeyboardInterrupt
+            self._find_late(len(packet))
+            raise
         last = self._last
         return last[1] if last and last[0] == raw else self._decode(raw)
 
     def _roundtrip(self, packet: bytes, deadline: int) -> bytes:
         if self._late:  # wire version 1 has no request ids: the late result comes first
-            self._exchange(b"", deadline)
+            self.counts.control_bytes += len(self._exchange(b"", deadline))
             self._late = False
         return self._exchange(packet, deadline)
+
+    def _find_late(self, sent: int) -> None:
+        """After an exception out of `_roundtrip`: how far our ends moved says whether a result is still to come."""
+        moved = (self._writer.position + self._reader.position) * DATUM - self.counts.control_bytes
+        self._late = moved == (0 if self._late else sent)
+        self.counts.control_bytes += moved
 
     def _decode(self, raw: bytes) -> ResultPacket:
         try:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 PAGE = 4096  # the control page of csrc/layout.h
+_POSITION_AT = {WRITER: 128, READER: 256}  # csrc/layout.h
 FOREVER = 2**64 - 1
 DEFAULT_SPIN = 50e-6  # seconds
 _RETRY = (-errno.EINTR,)
@@ -187,6 +188,11 @@ class _End:
         if n < 0:
             raise_errno(n, "available")
         return n
+
+    @property
+    def position(self) -> int:
+        """Elements that this end, and those who had its role before, have transferred in the queue's life."""
+        return int(self._region.asarray(np.uint64, 1, _POSITION_AT[self._which])[0])
 
     @property
     def peer(self) -> str:
