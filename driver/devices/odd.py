@@ -105,8 +105,10 @@ class _Before:
         self._prepared, self._before = prepared, before
         self.is_static = prepared.is_static
 
-    def bind(self, inputs: Sequence[NDArray[Any] | None], outputs: Sequence[NDArray[Any]]) -> Bound:
-        return _BoundBefore(self._prepared.bind(inputs, outputs), lambda: self._before(inputs))
+    def bind(
+        self, inputs: Sequence[NDArray[Any] | None], outputs: Sequence[NDArray[Any]], pace: Callable[[], object]
+    ) -> Bound:
+        return _BoundBefore(self._prepared.bind(inputs, outputs, pace), lambda: self._before(inputs))
 
 
 class _BoundBefore:
