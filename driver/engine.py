@@ -214,8 +214,8 @@ def main() -> None:
     service = Channel.from_fd(int(sys.argv[2]))
     engine = Engine(sys.argv[1])
     life = LifePage()
-    service.receive()  # "ready"
-    service.send([0], [life.fd])
+    number, *_ = service.receive().body  # of the call "ready"
+    service.send([number, 0], [life.fd])
     while True:
         try:
             message = service.receive()
