@@ -67,10 +67,14 @@ class RemoteDevice:
         self, method: str, *arguments: object, fds: Sequence[int] = (), timeout: float | None = None
     ) -> tuple[list[Any], list[int]]:
         """One call to the service. Raises StatusError, PeerDied."""
-        if os.getpid() != self._pid:
-            raise DriverError("this device was connected before a fork; connect again in this process")
+        self.check_process()
         with self._lock:
             return call(self._channel, method, *arguments, fds=fds, timeout=timeout)
+
+    def check_process(self) -> None:
+        """Raises DriverError in a forked child: the connection is its parent's."""
+        if os.getpid() != self._pid:
+            raise DriverError("this device was connected before a fork; connect again in this process")
 
     def supported_operations(self, model: Model) -> list[bool]:
         """For each operation of the main subgraph: True is a promise. Raises InvalidModel."""
@@ -92,6 +96,7 @@ class RemoteDevice:
     @contextmanager
     def plain_path(self) -> Iterator[PlainClient]:
         """A connection for one call. Calls at the same time get connections of their own, which are kept."""
+        self.check_process()
         try:
             client = self._idle.pop()
         except IndexError:
@@ -170,7 +175,7 @@ class RemotePreparedModel:
             yield workspace
         except (Timeout, PeerDied):
             raise
-        except BaseException:
+        except Exception:  # and not KeyboardInterrupt, after which it is still executing
             free.append(workspace)
             raise
         free.append(workspace)
