@@ -37,10 +37,10 @@ class Burst:
     ) -> None:
         """Use `prepared.burst()`."""
         self._prepared, self._measure = prepared, measure
-        self._controller = Controller(prepared.configure_burst(spin), memory, spin)
         self._closed = False
         self._plain = self._total = self._device = self._driver = 0
         self._workspace = Workspace(prepared.model, self._shapes(input_shapes))
+        self._controller = Controller(prepared.configure_burst(spin), memory, spin)
         self._encode()
 
     def _shapes(self, given: Sequence[tuple[int, ...] | None] | None) -> Sequence[tuple[int, ...] | None]:
@@ -123,7 +123,7 @@ class Burst:
         return Result(reply.status, outputs, reply.output_shapes, reply.timing)
 
     def _check(self) -> None:
-        """A burst that is not ours to use any more is no reason to take the plain path. Raises ValueError, DriverError."""
+        """Before the plain path is taken instead: the burst is still ours. Raises ValueError, DriverError."""
         self._prepared.device.check_process()
         if self._closed:
             raise ValueError("this burst is closed; open another")
