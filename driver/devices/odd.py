@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from driver.interface import Bound, PreparedModel
     from driver.nn import Model
 
-_MOST = 10.0  # seconds that anything slow takes
+_MOST = 10.0  # seconds that an execution takes
+_PREPARATION = 3.0
 
 
 class Broken(ReferenceDevice):
@@ -51,12 +52,12 @@ class Picky(ReferenceDevice):
 class Slow(ReferenceDevice):
     """An execution takes as many seconds as the first element of its first input says, and less when that changes to 0.
 
-    A relaxed model is prepared for ten seconds.
+    A relaxed model is prepared for three seconds.
     """
 
     def prepare(self, model: Model, pace: Callable[[], object]) -> PreparedModel:
         """Takes its time."""
-        end = time.monotonic() + _MOST
+        end = time.monotonic() + _PREPARATION
         while model.relaxed and time.monotonic() < end:
             time.sleep(1e-3)
         return _Before(super().prepare(model, pace), _wait)
