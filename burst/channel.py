@@ -223,6 +223,7 @@ class ChannelLoop:
             for key, _ in selector.select():
                 assert isinstance(key.fileobj, Channel)
                 self._serve(key.fileobj, *key.data)
+                del key  # while we wait, nobody's handlers are kept
 
     def _serve(self, channel: Channel, on_message: Callable[[Message], None], on_end: Callable[[], None]) -> None:
         try:

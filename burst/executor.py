@@ -12,9 +12,9 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, NoReturn, Protocol
 
-from burst.errors import Malformed, StatusError
+from burst.errors import InternalError, Malformed, StatusError
 from burst.memory import MappingCache, Memory
 from burst.messages import NO_TIMING, ErrorStatus, OutputShape, Request, Timing
 
@@ -60,6 +60,13 @@ class Protocols(NamedTuple):
     decode: Callable[[bytes], Job]
     encode: Callable[[ErrorStatus, Sequence[OutputShape], Timing, str], bytes]
     fetch: Callable[[list[int]], list[Memory]]
+
+
+def _ended(*_: object) -> NoReturn:
+    raise InternalError("this executor was cleared")
+
+
+_NONE = Protocols(_ended, _ended, _ended)
 
 
 class _Plan:
@@ -136,10 +143,11 @@ class CachedExecutor:
         self._free_when_idle()
 
     def clear(self) -> None:
-        """Lets everything go, after a running execution."""
+        """Lets everything go, after a running execution. Nothing is answered from here on."""
         with self._lock:
             self._plans.clear()
             self._mappings.clear()
+            self._protocols = _NONE  # they refer to our owner, and a device must not wait for the garbage collector
 
     def _plan(self, raw: bytes) -> _Plan:
         packet, bind = self._protocols.decode(raw)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import select
 import sys
 import threading
 import time
@@ -69,8 +70,9 @@ class Pacer:
 class Engine:
     """What all clients share."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, service: Channel) -> None:
         self.device: Device = device_class(name)()
+        self._service = service
         self.pace = Pacer()
         self.contexts = ChannelLoop("burst-contexts")
         self._preparing, self._counting = threading.Lock(), threading.Lock()
@@ -95,7 +97,17 @@ class Engine:
             with channel:
                 serve(channel, client.handlers)
         finally:
+            self.end_with_service()
             client.close()
+
+    def end_with_service(self) -> None:
+        """Ends the process if the service is gone. Its connection to us is older than its clients', so it ends first:
+        who sees a client's end can tell whether it was the client's own.
+        """
+        poll = select.poll()
+        poll.register(self._service, select.POLLHUP)
+        if poll.poll(0):
+            os._exit(0)  # nobody needs us; what clients wait for ends with our life words, and they know that we died
 
 
 class Client:
@@ -188,7 +200,9 @@ class Client:
             burst.stop()
         for plain in self._plain:
             plain.stop()
-        self._models.clear()
+        # The handlers refer to us, and nobody collects garbage while a burst lives.
+        for held in (self._models, self._plain, self.handlers):
+            held.clear()
 
 
 def _context_message(server: BurstServer, message: Message) -> None:
@@ -212,7 +226,7 @@ def main() -> None:
     gc.disable()
     guard()
     service = Channel.from_fd(int(sys.argv[2]))
-    engine = Engine(sys.argv[1])
+    engine = Engine(sys.argv[1], service)
     life = LifePage()
     number, *_ = service.receive().body  # of the call "ready"
     service.send([number, 0], [life.fd])
@@ -220,6 +234,6 @@ def main() -> None:
         try:
             message = service.receive()
         except PeerDied:
-            os._exit(0)  # without a service nobody needs us; what clients wait for ends with our life words
+            os._exit(0)  # as in end_with_service
         client = Channel.from_fd(take_fd(message))
         threading.Thread(target=engine.serve, args=(client,), name="client", daemon=True).start()

@@ -112,7 +112,7 @@ def _mapped(plain: list[Any], fd: int) -> Memory | Malformed:
     try:
         return Memory.from_wire(plain, fd)
     except Malformed as error:
-        return error
+        return Malformed(str(error))  # without the frames that it came through
 
 
 _EXECUTE = pack(["execute", 0, 0, 0, 0, 0])[:9]  # how every request begins: the array's head and the method's name
