@@ -10,7 +10,6 @@ from __future__ import annotations
 import gc
 import logging
 import os
-import select
 import sys
 import threading
 import time
@@ -101,13 +100,11 @@ class Engine:
             client.close()
 
     def end_with_service(self) -> None:
-        """Ends the process if the service is gone. Its connection to us is older than its clients', so it ends first:
-        who sees a client's end can tell whether it was the client's own.
+        """Ends the process if the service is gone: then nobody needs us, and what clients wait for ends with our life
+        words, so that they know that we died. Who sees a client's connection end asks here whether that is the reason.
         """
-        poll = select.poll()
-        poll.register(self._service, select.POLLHUP)
-        if poll.poll(0):
-            os._exit(0)  # nobody needs us; what clients wait for ends with our life words, and they know that we died
+        if self._service.peer_has_died:
+            os._exit(0)
 
 
 class Client:
@@ -228,8 +225,9 @@ def main() -> None:
     service = Channel.from_fd(int(sys.argv[2]))
     engine = Engine(sys.argv[1], service)
     life = LifePage()
-    number, *_ = service.receive().body  # of the call "ready"
-    service.send([number, 0], [life.fd])
+    ready = service.receive()
+    service.watch(take_fd(ready))
+    service.send([ready.body[0], 0], [life.fd])
     while True:
         try:
             message = service.receive()

@@ -49,7 +49,8 @@ class Service:
         self._name, self._listener = name, listener
         self._place = Place(runtime_dir(), name)
         self._device: Device = device_class(name)()
-        self._engine, self._engine_pid = start_engine(name)
+        self._life = LifePage()
+        self._engine, self._engine_pid = start_engine(name, self._life)
         self._clients = 0
         self._left = os.eventfd(0, os.EFD_CLOEXEC)
         # Validation must not take the CPU from a listener: Linux priorities are per thread.
@@ -93,11 +94,14 @@ class Service:
 
     def _serve(self, channel: Channel) -> None:
         try:
-            with channel, Client(channel, self) as client:
+            with Client(channel, self) as client:
                 serve(channel, client.handlers)
         except PeerDied:
             pass
         finally:
+            if self._engine.peer_has_died:
+                threading.Event().wait()  # for our end: who is told of it shall not find us again
+            channel.close()
             os.eventfd_write(self._left, 1)
 
     def describe(self) -> list[object]:
@@ -148,6 +152,7 @@ class Client:
             raise InvalidArgument(
                 f"protocol {version}: this service speaks {PROTOCOL}; use the same release on both sides"
             )
+        call(self._engine, "free", 0)  # it is there: who connects after a death gets a device that lives
         return Reply(self._service.describe(), [os.dup(self._life.fd)])
 
     def supported(self, message: Message, where: object) -> Reply:
@@ -177,8 +182,8 @@ class Client:
         return Reply(values, fds)
 
 
-def start_engine(name: str) -> tuple[Channel, int]:
-    """The device's other process. It ends with our end of its channel."""
+def start_engine(name: str, life: LifePage) -> tuple[Channel, int]:
+    """The device's other process. It ends with our end of its channel, and with our life."""
     near, far = Channel.pair()
     with far:
         process = subprocess.Popen(
@@ -188,7 +193,7 @@ def start_engine(name: str) -> tuple[Channel, int]:
             cwd="/",
             stdin=subprocess.DEVNULL,
         )
-    _, fds = call(near, "ready", timeout=60)
+    _, fds = call(near, "ready", fds=[life.fd], timeout=60)
     near.watch(fds[0])
     return near, process.pid
 
