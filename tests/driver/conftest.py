@@ -148,7 +148,7 @@ def until(condition, seconds=PATIENCE):
     """Looks until `condition` holds; every look is a call to the system or to a process, never a sleep."""
     end = time.monotonic() + seconds
     while not (found := condition()):
-        assert time.monotonic() < end, "it never came true"
+        assert time.monotonic() < end, f"it never came true: {condition}"
         os.sched_yield()
     return found
 
@@ -158,24 +158,26 @@ def python(code, *arguments, **options):
     return subprocess.Popen([sys.executable, "-c", code, *map(str, arguments)], **options)
 
 
-def dead_after(kill, wait, kind=driver.StatusError):
-    """Seconds from `kill()` until `wait()`, which is under way in another thread, raises `kind`."""
-    raised, began = [], threading.Event()
+def dead_after(kill, wait, kind):
+    """Seconds from `kill()` until `wait()`, which sleeps in another thread by then, raises `kind`."""
+    ends = []
 
     def run():
-        began.set()
         try:
             wait()
-        except kind:
-            raised.append(time.monotonic())
+        except Exception as error:  # noqa: BLE001 (raised again where the test can see it)
+            ends.append((time.monotonic(), error))
 
     thread = threading.Thread(target=run)
     thread.start()
-    began.wait()
+    until(lambda: ends or Path(f"/proc/self/task/{thread.native_id}/stat").read_text().split()[2] == "S")
     begin = time.monotonic()
-    kill(begin)
+    kill()
     thread.join(PATIENCE)
-    return raised[0] - begin
+    ((end, error),) = ends
+    if not isinstance(error, kind):
+        raise error
+    return end - begin
 
 
 def add_model(constant=1.0, shape=(1, 4), relaxed=False):

@@ -516,7 +516,7 @@ class TestMeasuring:
                 assert result.timing == (None, None)
             seconds = measuring.stats()["seconds"]
             assert 0.02 <= seconds["on_device"] <= seconds["in_driver"] <= seconds["total"]
-            assert set(silent.stats()["seconds"]) == {"total"}
+            assert silent.stats()["seconds"] is None
 
     def test_no_timing_of_a_failure(self, add):
         """A failed execution has no times."""
@@ -525,7 +525,7 @@ class TestMeasuring:
 
     def test_stats(self, add):
         """A burst counts its runs by path, and copies not a byte of bulk data."""
-        with add.burst() as burst:
+        with add.burst(measure=True) as burst:
             assert burst.stats()["runs"] == {"burst": 0, "plain": 0}
             for _ in range(3):
                 burst.run(X)
