@@ -153,6 +153,11 @@ def until(condition, seconds=PATIENCE):
     return found
 
 
+def named_memory():
+    """Names of shared memory in the system; our own have no name for longer than they are being made."""
+    return {name for name in os.listdir("/dev/shm") if name.startswith("fmq")}
+
+
 def python(code, *arguments, **options):
     """A Python process that runs `code`."""
     return subprocess.Popen([sys.executable, "-c", code, *map(str, arguments)], **options)
@@ -277,6 +282,7 @@ def kit():
         dead_after=dead_after,
         long_model=long_model,
         mul_model=mul_model,
+        named_memory=named_memory,
         odd=odd,
         open_model=open_model,
         optional_model=optional_model,

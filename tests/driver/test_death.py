@@ -250,7 +250,7 @@ def test_failed_runs_are_forgotten(place, kit):
 
 def test_nothing_stays(place, kit, process):
     """After a client, an engine and a service were killed, there is a lock, a log and a socket's name, no more."""
-    before = set(os.listdir("/dev/shm"))
+    before = kit.named_memory()
     with driver.connect() as device:
         service, engine = process(device.service_pid), process(device.engine_pid)
         with client(kit) as guest:
@@ -263,7 +263,7 @@ def test_nothing_stays(place, kit, process):
         service.kill()
         assert engine.has_ended()
     assert place.files() == ["reference.lock", "reference.log", "reference.sock"]
-    assert set(os.listdir("/dev/shm")) <= before
+    assert kit.until(lambda: kit.named_memory() <= before)
     assert place.pids() == []
 
 
@@ -286,7 +286,7 @@ while True:
 def random_kills(place, kit, seed, rounds):
     """Kills clients, engines and services in turn at random moments; everybody else goes on, and nothing stays."""
     source, worst = random.Random(seed), 0.0
-    held = Held(os.getpid())
+    held, names = Held(os.getpid()), kit.named_memory()
     with connected(kit):
         pass
     baseline = held.count()
@@ -301,7 +301,7 @@ def random_kills(place, kit, seed, rounds):
                 w.kill()
     kit.until(lambda: not place.pids())
     assert set(place.files()) <= {"reference.lock", "reference.log", "reference.sock"}
-    assert not [name for name in os.listdir("/dev/shm") if name.startswith("fmq")]
+    assert kit.until(lambda: kit.named_memory() <= names)
     gc.collect()  # exceptions hold what was in their frames
     assert all(now <= then for now, then in zip(held.count(), baseline, strict=True)), (held.count(), baseline)
     return worst
