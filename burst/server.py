@@ -27,12 +27,6 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 _CALLBACK_TIMEOUT = 10.0  # seconds that a client has to hand over its memory
-
-
-def _nothing() -> None:
-    """Nobody wants to know."""
-
-
 FAILURE_PACKET = encode_result(ErrorStatus.GENERAL_FAILURE, (), NO_TIMING)
 
 
@@ -45,7 +39,7 @@ class BurstServer:
         results: Descriptor,
         callback: Channel,
         bind: Callable[[Request], Execution],
-        on_end: Callable[[], None] = _nothing,
+        on_end: Callable[[], None] = lambda: None,
     ) -> None:
         """Attaches the client's queues. `bind` gets requests whose pools are `Memory`, mapped once per slot.
 
@@ -72,7 +66,7 @@ class BurstServer:
         results: Descriptor,
         callback: Channel,
         execute: Callable[[Request], Result],
-        on_end: Callable[[], None] = _nothing,
+        on_end: Callable[[], None] = lambda: None,
     ) -> BurstServer:
         """For a device that can only execute synchronously; memory is still mapped once and kept."""
         return cls(requests, results, callback, lambda request: _Synchronous(request, execute), on_end)
@@ -101,8 +95,7 @@ class BurstServer:
             self._reader.close()
             self._callback.close()
             self._executor.clear()
-            on_end, self.on_end = self.on_end, _nothing  # it may refer to us
-            on_end()
+            self.on_end()
 
     def _serve(self) -> None:
         reply = b""
