@@ -164,7 +164,7 @@ def python(code, *arguments, **options):
 
 
 def dead_after(kill, wait, kind):
-    """Seconds from `kill()` until `wait()`, which sleeps in another thread by then, raises `kind`."""
+    """Seconds from when `kill()` says that it killed until `wait()`, asleep in another thread, raises `kind`."""
     ends = []
 
     def run():
@@ -176,8 +176,7 @@ def dead_after(kill, wait, kind):
     thread = threading.Thread(target=run)
     thread.start()
     until(lambda: ends or Path(f"/proc/self/task/{thread.native_id}/stat").read_text().split()[2] == "S")
-    begin = time.monotonic()
-    kill()
+    begin = kill()
     thread.join(PATIENCE)
     ((end, error),) = ends
     if not isinstance(error, kind):

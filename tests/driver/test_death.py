@@ -24,12 +24,14 @@ SIDES = {"engine": ["engine_pid"], "service": ["service_pid"], "both": ["service
 
 
 def killer(device, side):
-    """A function that kills these processes of a device, all at the same moment."""
+    """A function that kills these processes of a device at the same moment, and says when that was."""
 
     def kill():
+        begin = time.monotonic()
         for name in SIDES[side]:
             with contextlib.suppress(ProcessLookupError):  # the other one may have followed already
                 os.kill(getattr(device, name), signal.SIGKILL)
+        return begin
 
     return kill
 
@@ -261,6 +263,7 @@ def test_nothing_stays(place, kit, process):
     with driver.connect() as device:
         service, engine = process(device.service_pid), process(device.engine_pid)
         service.kill()
+        assert service.has_ended()
         assert engine.has_ended()
     assert place.files() == ["reference.lock", "reference.log", "reference.sock"]
     assert kit.until(lambda: kit.named_memory() <= before)
@@ -328,7 +331,9 @@ def one_kill(kit, source, workers, side):
             moment = time.monotonic() + source.random() * 0.01
             while time.monotonic() < moment:
                 os.sched_yield()
+            begin = time.monotonic()
             os.kill(getattr(device, f"{side}_pid"), signal.SIGKILL)
+            return begin
 
         if side == "client":
             victim = workers.pop(source.randrange(len(workers)))
