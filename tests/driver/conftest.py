@@ -54,25 +54,26 @@ class Place:
         self.path = Path(path)
         self._mark = f"BURST_RUNTIME_DIR={path}".encode()
 
-    def pids(self):
-        """Of the device processes that were started for this directory and live."""
-        return sorted(pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if self._is_device(pid))
+    def pids(self, launchers=False):
+        """Of the device processes that were started for this directory and live; of their launchers too, if asked."""
+        found = map(int, filter(str.isdigit, os.listdir("/proc")))
+        return sorted(pid for pid in found if self._is_device(pid, launchers))
 
-    def _is_device(self, pid):
+    def _is_device(self, pid, launchers):
         try:
             words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
             return (
                 self._mark in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
                 and b"-P" in words
-                and os.getsid(pid) != pid  # the launcher, which ends at once
+                and (launchers or os.getsid(pid) != pid)  # a launcher leads its session, and ends at once
             )
         except OSError:
             return False  # ended meanwhile
 
-    def held(self):
+    def held(self, launchers=False):
         """Processes of `pids`, to be closed by the caller."""
         found = []
-        for pid in self.pids():
+        for pid in self.pids(launchers):
             with contextlib.suppress(ProcessLookupError):
                 found.append(Process(pid))
         return found
@@ -82,7 +83,7 @@ class Place:
 
     def clear(self):
         """Ends what runs for this directory, until nothing does."""
-        while processes := self.held():
+        while processes := self.held(launchers=True):
             for process in processes:
                 with process, contextlib.suppress(ProcessLookupError):
                     process.kill()
