@@ -39,14 +39,14 @@ _ATTEMPTS = 3  # a service may retire just when we come
 
 def connect(name: str = "reference") -> RemoteDevice:
     """A device by name, its process started when there is none. Raises DeviceNotFound, DeviceFailed."""
-    for attempt in range(_ATTEMPTS):
-        channel = rendezvous.connect(name)
-        try:
-            return RemoteDevice(channel)
-        except PeerDied:
-            channel.close()
-            if attempt == _ATTEMPTS - 1:
-                break
+    for _ in range(_ATTEMPTS):
+        with suppress(PeerDied):
+            channel = rendezvous.connect(name)
+            try:
+                return RemoteDevice(channel)
+            except BaseException:
+                channel.close()
+                raise
     log = rendezvous.Place(rendezvous.runtime_dir(), name).log
     raise DeviceFailed(f"device {name!r} ended while it started; its log is {log}")
 

@@ -19,6 +19,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from burst import PeerDied
 from burst.channel import Channel
 from driver.devices import device_class
 from driver.errors import DeviceFailed
@@ -82,7 +83,10 @@ class Place:
 
 
 def connect(name: str) -> Channel:
-    """A connection to the device's service, started when there is none. Raises DeviceNotFound, DeviceFailed."""
+    """A connection to the device's service, started when there is none.
+
+    Raises DeviceNotFound, DeviceFailed, and PeerDied when the new service is gone already.
+    """
     place = Place(runtime_dir(), name)
     if found := _try(place):
         return found
@@ -94,7 +98,7 @@ def connect(name: str) -> Channel:
             _start(name, place, listener)
         found = _try(place)
     if found is None:
-        raise DeviceFailed(f"device {name!r} ended while it started; its log is {place.log}")
+        raise PeerDied(f"device {name!r} ended while it started")
     return found
 
 
