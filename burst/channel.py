@@ -121,6 +121,11 @@ class Channel:
         """Ends every wait here as soon as the owner of that LifePage dies. Owns the descriptor."""
         self._watch = Watch.of_page(life_fd, self.socket)
 
+    @property
+    def peer_has_died(self) -> bool:
+        """Whether the owner of the LifePage under `watch` is gone. True before any of its sockets ends."""
+        return self._watch is not None and self._watch.has_died
+
     def send(self, body: Sequence[object], fds: Sequence[int] = ()) -> None:
         """Raises PeerDied, and Malformed for a message that is too long."""
         self.send_raw(pack(body), fds)
@@ -230,6 +235,7 @@ class ChannelLoop:
             for key, _ in selector.select():
                 assert isinstance(key.fileobj, Channel)
                 self._serve(key.fileobj, *key.data)
+                del key  # while we wait, nobody's handlers are kept
 
     def _serve(self, channel: Channel, on_message: Callable[[Message], None], on_end: Callable[[], None]) -> None:
         try:

@@ -12,9 +12,9 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, NoReturn, Protocol
 
-from burst.errors import Malformed, StatusError
+from burst.errors import InternalError, Malformed, StatusError
 from burst.memory import MappingCache, Memory
 from burst.messages import NO_TIMING, ErrorStatus, OutputShape, Request, Timing
 
@@ -62,6 +62,13 @@ class Protocols(NamedTuple):
     fetch: Callable[[list[int]], list[Memory]]
 
 
+def _ended(*_: object) -> NoReturn:
+    raise InternalError("this executor was cleared")
+
+
+_NONE = Protocols(_ended, _ended, _ended)
+
+
 class _Plan:
     """A request that was checked and bound: what to run, and what to answer where that is known beforehand."""
 
@@ -91,7 +98,7 @@ class CachedExecutor:
         self._lock = threading.Lock()  # held while a request is handled
         self._mappings = MappingCache()
         self._plans: dict[bytes, _Plan] = {}
-        self._freed: list[int] = []
+        self._freed: list[int | None] = []  # slots; None stands for all plans
         self._complain = _log.exception
 
     def answer(self, raw: bytes) -> bytes:
@@ -134,15 +141,20 @@ class CachedExecutor:
         self._freed.append(slot)
         self._free_when_idle()
 
+    def forget_plans(self) -> None:
+        """What requests were bound to has changed: checks and binds them anew, once a running execution has ended."""
+        self._freed.append(None)
+        self._free_when_idle()
+
     def close(self) -> None:
         """Lets everything go, after a running execution. Nothing may be answered any more.
 
-        Also what leads back to our owner: while a burst lives a device does not collect garbage, so there is to be none.
+        What leads back to our owner, too: while a burst lives a device collects no garbage, so there must be none.
         """
         with self._lock:
             self._plans.clear()
             self._mappings.clear()
-            del self._protocols
+            self._protocols = _NONE
 
     def _plan(self, raw: bytes) -> _Plan:
         packet, bind = self._protocols.decode(raw)
@@ -163,6 +175,9 @@ class CachedExecutor:
             finally:
                 self._lock.release()
 
-    def _free(self, slot: int) -> None:
+    def _free(self, slot: int | None) -> None:
+        if slot is None:
+            self._plans.clear()
+            return
         self._mappings.free(slot)
         self._plans = {raw: plan for raw, plan in self._plans.items() if slot not in plan.slots}

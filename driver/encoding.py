@@ -19,12 +19,14 @@ from driver.nn import InvalidModel, Model, Operand, OperandLifeTime, Operation, 
 from fmq import InvalidDescriptor, Region
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
 _VERSION = 1
 _ALIGN = 64
 _MAX_STRUCTURE = 64 * 2**20
-_MAX_COUNT = 2**20  # of operands or operations in a subgraph
+_MAX_COUNT = 2**18  # of operands or operations in a subgraph: a bit for each fits into a message
+_MAX_NAME = 100
+_UNREADABLE = (ValueError, TypeError, LookupError, ArithmeticError, msgpack.UnpackException, InvalidDescriptor)
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SEAL
 
 
@@ -75,8 +77,8 @@ def decode(fd: int, where: object, pace: Callable[[], object] = lambda: None) ->
     """
     try:
         return _Decoder(_sealed(fd), where, pace).model()
-    except (ValueError, TypeError, LookupError, msgpack.UnpackException, InvalidDescriptor) as error:
-        raise InvalidModel(f"the model's bytes cannot be read: {error}") from error
+    except _UNREADABLE as error:
+        raise InvalidModel(f"the model's bytes cannot be read: {error or type(error).__name__}") from error
 
 
 def _sealed(fd: int) -> Region:
@@ -102,39 +104,45 @@ class _Decoder:
             case _:
                 raise ValueError(f"structure at {where!r:.60} is outside the model's {region.nbytes} bytes")
         self._bytes = region.asarray()
-        self._stream = self._objects(bytes(self._bytes[offset : offset + size]), pace)
+        self._size, self._pace = size, pace
+        self._unpacker = msgpack.Unpacker(max_buffer_size=size, use_list=False, max_ext_len=0)
+        self._unpacker.feed(bytes(self._bytes[offset : offset + size]))
 
-    @staticmethod
-    def _objects(structure: bytes, pace: Callable[[], object]) -> Iterator[list[Any]]:
-        unpacker = msgpack.Unpacker(max_buffer_size=len(structure), use_list=False, max_ext_len=0)
-        unpacker.feed(structure)
-        for item in unpacker:
-            pace()
-            yield item
+    def _next(self) -> Any:
+        self._pace()
+        return self._unpacker.unpack()
 
     def model(self) -> Model:
-        version, relaxed, graphs = next(self._stream)
+        version, relaxed, graphs = self._next()
         if version != _VERSION or not 1 <= graphs <= _MAX_COUNT:
             raise ValueError(f"version {version!r:.20} with {graphs!r:.20} subgraphs is not what this version reads")
         main, *referenced = [self._graph() for _ in range(graphs)]
-        if next(self._stream, None) is not None:
+        if self._unpacker.tell() != self._size:
             raise ValueError("something follows the last subgraph")
         return Model(main, tuple(referenced), bool(relaxed))
 
     def _graph(self) -> Subgraph:
-        n_operands, n_operations, inputs, outputs = next(self._stream)
+        n_operands, n_operations, inputs, outputs = self._next()
         if max(n_operands, n_operations) > _MAX_COUNT:
             raise ValueError(f"{n_operands} operands and {n_operations} operations; at most {_MAX_COUNT} are allowed")
-        operands = [self._operand(*next(self._stream)) for _ in range(n_operands)]
-        operations = [Operation(*next(self._stream)) for _ in range(n_operations)]
+        operands = [self._operand(*self._next()) for _ in range(n_operands)]
+        operations = [self._operation(*self._next()) for _ in range(n_operations)]
         return Subgraph(operands, operations, inputs, outputs)
 
     def _operand(
         self, kind: int, dims: Any, scale: float, zero: int, life: int, value: Any, quant: Any, uses: Any
     ) -> Operand:
+        if not isinstance(kind, int):
+            raise TypeError(f"an operand's type is a number, not {type(kind).__name__}")
         if OperandLifeTime(life).is_constant:
             value = self._constant(*value)
         return Operand(kind, dims, scale, zero, life, value, quant, uses)
+
+    @staticmethod
+    def _operation(kind: str, inputs: Any, outputs: Any) -> Operation:
+        if not isinstance(kind, str) or len(kind) > _MAX_NAME:
+            raise TypeError(f"an operation's type is a name of at most {_MAX_NAME} letters")
+        return Operation(kind, inputs, outputs)
 
     def _constant(self, offset: int, nbytes: int) -> Any:
         if not 0 <= offset <= offset + nbytes <= len(self._bytes):

@@ -69,8 +69,9 @@ class Pacer:
 class Engine:
     """What all clients share."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, service: Channel) -> None:
         self.device: Device = device_class(name)()
+        self._service = service
         self.pace = Pacer()
         self.contexts = ChannelLoop("burst-contexts")
         self._preparing, self._counting = threading.Lock(), threading.Lock()
@@ -95,7 +96,15 @@ class Engine:
             with channel:
                 serve(channel, client.handlers)
         finally:
+            self.end_with_service()
             client.close()
+
+    def end_with_service(self) -> None:
+        """Ends the process if the service is gone: then nobody needs us, and what clients wait for ends with our life
+        words, so that they know that we died. Who sees a client's connection end asks here whether that is the reason.
+        """
+        if self._service.peer_has_died:
+            os._exit(0)
 
 
 class Client:
@@ -122,8 +131,10 @@ class Client:
         return Reply([number])
 
     def free(self, _: Message, number: int) -> Reply:
-        """Forgets a prepared model; requests that are bound to it keep it until they are gone."""
+        """Forgets a prepared model and the requests that are bound to it; a burst on it keeps it."""
         self._models.pop(number, None)
+        for plain in self._plain:
+            plain.forget_plans()
         return Reply()
 
     def model(self, number: int) -> Callable[[Request], Execution]:
@@ -169,6 +180,7 @@ class Client:
 
     def _start(self, server: BurstServer, context: Channel, spin: float) -> None:
         def on_end() -> None:
+            server.on_end = _nothing  # this refers to it, and nobody collects garbage while a burst lives
             self._bursts.discard(server)
             self._engine.contexts.discard(context)
             context.close()
@@ -186,7 +198,13 @@ class Client:
             burst.stop()
         for plain in self._plain:
             plain.stop()
-        self._models.clear()
+        # The handlers refer to us, as above.
+        for held in (self._models, self._plain, self.handlers):
+            held.clear()
+
+
+def _nothing() -> None:
+    """What is left to do at the end of a burst that has ended."""
 
 
 def _context_message(server: BurstServer, message: Message) -> None:
@@ -210,14 +228,15 @@ def main() -> None:
     gc.disable()
     guard()
     service = Channel.from_fd(int(sys.argv[2]))
-    engine = Engine(sys.argv[1])
+    engine = Engine(sys.argv[1], service)
     life = LifePage()
-    service.receive()  # "ready"
-    service.send([0], [life.fd])
+    ready = service.receive()
+    service.watch(take_fd(ready))
+    service.send([ready.body[0], 0], [life.fd])
     while True:
         try:
             message = service.receive()
         except PeerDied:
-            os._exit(0)  # without a service nobody needs us; what clients wait for ends with our life words
+            os._exit(0)  # as in end_with_service
         client = Channel.from_fd(take_fd(message))
         threading.Thread(target=engine.serve, args=(client,), name="client", daemon=True).start()

@@ -37,10 +37,11 @@ class PlainServer:
         self, channel: Channel, model: Callable[[int], Callable[[Request], Execution]], on_end: Callable[[], None]
     ) -> None:
         self._channel, self._model, self._on_end = channel, model, on_end
-        self._registered: dict[int, Memory] = {}
+        self._registered: dict[int, Memory | Malformed] = {}
         self._executor = CachedExecutor(Protocols(self._decode, _encode, self._fetch))
         self._thread = threading.Thread(target=self._serve, name="plain", daemon=True)
         self.start = self._thread.start
+        self.forget_plans = self._executor.forget_plans
 
     @property
     def is_alive(self) -> bool:
@@ -75,7 +76,7 @@ class PlainServer:
         """Memory comes and goes without an answer: what is wrong with it shows in the execution that uses it."""
         match message.body:
             case ["memory", int(slot), list(plain)] if len(message.fds) == 1:
-                self._registered[slot] = Memory.from_wire(plain, message.take_fds().pop())
+                self._registered[slot] = _mapped(plain, message.take_fds().pop())
             case ["free_memory", int(slot)]:
                 self._registered.pop(slot, None)
                 self._executor.free_memory(slot)
@@ -94,10 +95,24 @@ class PlainServer:
 
     def _fetch(self, slots: list[int]) -> list[Memory]:
         """Registered memory becomes mapped memory of the executor."""
-        try:
-            return [self._registered[slot] for slot in slots]
-        except KeyError as error:
-            raise InvalidArgument(f"no memory is registered as {error.args[0]}") from None
+        return [self._memory(slot) for slot in slots]
+
+    def _memory(self, slot: int) -> Memory:
+        match self._registered.get(slot):
+            case Memory() as memory:
+                return memory
+            case None:
+                raise InvalidArgument(f"no memory is registered as {slot}")
+            case error:
+                raise InvalidArgument(f"the memory registered as {slot} cannot be used: {error}")
+
+
+def _mapped(plain: list[Any], fd: int) -> Memory | Malformed:
+    """The memory, or what is wrong with it: nobody waits for an answer now."""
+    try:
+        return Memory.from_wire(plain, fd)
+    except Malformed as error:
+        return Malformed(str(error))  # without the frames that it came through
 
 
 _EXECUTE = pack(["execute", 0, 0, 0, 0, 0])[:9]  # how every request begins: the array's head and the method's name

@@ -8,6 +8,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Self
 
+import numpy as np
+
 from burst import ErrorStatus, PeerDied, Timeout
 from burst.channel import Channel
 from driver import rendezvous
@@ -37,14 +39,14 @@ _ATTEMPTS = 3  # a service may retire just when we come
 
 def connect(name: str = "reference") -> RemoteDevice:
     """A device by name, its process started when there is none. Raises DeviceNotFound, DeviceFailed."""
-    for attempt in range(_ATTEMPTS):
-        channel = rendezvous.connect(name)
-        try:
-            return RemoteDevice(channel)
-        except PeerDied:
-            channel.close()
-            if attempt == _ATTEMPTS - 1:
-                break
+    for _ in range(_ATTEMPTS):
+        with suppress(PeerDied):
+            channel = rendezvous.connect(name)
+            try:
+                return RemoteDevice(channel)
+            except BaseException:
+                channel.close()
+                raise
     log = rendezvous.Place(rendezvous.runtime_dir(), name).log
     raise DeviceFailed(f"device {name!r} ended while it started; its log is {log}")
 
@@ -65,31 +67,36 @@ class RemoteDevice:
         self, method: str, *arguments: object, fds: Sequence[int] = (), timeout: float | None = None
     ) -> tuple[list[Any], list[int]]:
         """One call to the service. Raises StatusError, PeerDied."""
-        if os.getpid() != self._pid:
-            raise DriverError("this device was connected before a fork; connect again in this process")
+        self.check_process()
         with self._lock:
             return call(self._channel, method, *arguments, fds=fds, timeout=timeout)
 
+    def check_process(self) -> None:
+        """Raises DriverError in a forked child: the connection is its parent's."""
+        if os.getpid() != self._pid:
+            raise DriverError("this device was connected before a fork; connect again in this process")
+
     def supported_operations(self, model: Model) -> list[bool]:
         """For each operation of the main subgraph: True is a promise. Raises InvalidModel."""
-        supported: list[bool] = self._with_model("supported", model)
-        return supported
+        n, bits = self._with_model("supported", model)
+        return [bool(bit) for bit in np.unpackbits(np.frombuffer(bits, np.uint8), count=n)]
 
     def prepare(self, model: Model) -> RemotePreparedModel:
         """Compiles a model on the device. Raises InvalidModel before anything is sent, StatusError, PeerDied."""
-        return RemotePreparedModel(self, model, self._with_model("prepare", model))
+        return RemotePreparedModel(self, model, self._with_model("prepare", model)[0])
 
-    def _with_model(self, method: str, model: Model) -> Any:
+    def _with_model(self, method: str, model: Model) -> list[Any]:
         validate(model)
         fd, where = encode(model)
         try:
-            return self.call(method, where, fds=[fd])[0][0]
+            return self.call(method, where, fds=[fd])[0]
         finally:
             os.close(fd)
 
     @contextmanager
     def plain_path(self) -> Iterator[PlainClient]:
         """A connection for one call. Calls at the same time get connections of their own, which are kept."""
+        self.check_process()
         try:
             client = self._idle.pop()
         except IndexError:
@@ -99,9 +106,6 @@ class RemoteDevice:
             client = PlainClient(channel)
         try:
             yield client
-        except (PeerDied, Timeout):
-            client.close()
-            raise
         except BaseException:
             client.close()  # an answer may still be on its way
             raise
@@ -168,7 +172,7 @@ class RemotePreparedModel:
             yield workspace
         except (Timeout, PeerDied):
             raise
-        except BaseException:
+        except Exception:  # and not KeyboardInterrupt, after which it is still executing
             free.append(workspace)
             raise
         free.append(workspace)

@@ -19,6 +19,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from burst import PeerDied
 from burst.channel import Channel
 from driver.devices import device_class
 from driver.errors import DeviceFailed
@@ -69,9 +70,23 @@ class Place:
             else:
                 yield True
 
+    def leave(self, listener: socket.socket) -> None:
+        """Under the lock: stops listening, and takes the socket's name away unless it is a successor's by now."""
+        listener.close()
+        try:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as probe:
+                probe.connect(str(self.socket))
+        except ConnectionRefusedError:
+            self.socket.unlink(missing_ok=True)
+        except FileNotFoundError:
+            pass
+
 
 def connect(name: str) -> Channel:
-    """A connection to the device's service, started when there is none. Raises DeviceNotFound, DeviceFailed."""
+    """A connection to the device's service, started when there is none.
+
+    Raises DeviceNotFound, DeviceFailed, and PeerDied when the new service is gone already.
+    """
     place = Place(runtime_dir(), name)
     if found := _try(place):
         return found
@@ -83,7 +98,7 @@ def connect(name: str) -> Channel:
             _start(name, place, listener)
         found = _try(place)
     if found is None:
-        raise DeviceFailed(f"device {name!r} ended while it started; its log is {place.log}")
+        raise PeerDied(f"device {name!r} ended while it started")
     return found
 
 

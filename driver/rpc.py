@@ -1,11 +1,13 @@
-"""Calls between client, service and engine: [method, arguments…] one way, [status, values…] the other.
+"""Calls between client, service and engine: [number, method, arguments…] one way, [number, status, values…] the other.
 
-A status other than NONE is followed by a text and becomes burst's exception for it on the calling side.
+A status other than NONE is followed by a text and becomes burst's exception for it on the calling side. The number is
+the caller's own: who was interrupted while waiting drops the answer to that call when it comes.
 """
 
 from __future__ import annotations
 
 import logging
+from itertools import count
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from burst import ErrorStatus, Malformed, PeerDied, StatusError
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
     from burst.channel import Channel, Message
 
 _log = logging.getLogger(__name__)
+_MAX_TEXT = 1000
+_numbers = count()  # of calls in this process
 
 
 class Reply(NamedTuple):
@@ -32,17 +36,22 @@ def call(
     channel: Channel, method: str, *arguments: object, fds: Sequence[int] = (), timeout: float | None = None
 ) -> tuple[list[Any], list[int]]:
     """The values and the descriptors of the answer, which are the caller's. Raises StatusError, PeerDied, Timeout."""
-    message = channel.call([method, *arguments], fds, timeout)
-    try:
-        match message.body:
-            case [0, *values]:
-                return values, message.take_fds()
-            case [int(status), str(text), *_] if status in tuple(ErrorStatus):
-                raise status_error(ErrorStatus(status), text)
-            case _:
-                raise Malformed(f"the answer to {method!r} is not one")
-    finally:
-        message.close()
+    number = next(_numbers)
+    channel.send([number, method, *arguments], fds)
+    while True:
+        message = channel.receive(timeout)
+        try:
+            match message.body:
+                case [int(earlier), *_] if earlier < number:
+                    continue
+                case [_, 0, *values]:
+                    return values, message.take_fds()
+                case [_, int(status), str(text), *_] if status in tuple(ErrorStatus):
+                    raise status_error(ErrorStatus(status), text)
+                case _:
+                    raise Malformed(f"the answer to {method!r} is not one")
+        finally:
+            message.close()
 
 
 def serve(channel: Channel, handlers: Mapping[str, Callable[..., Reply]]) -> None:
@@ -52,29 +61,36 @@ def serve(channel: Channel, handlers: Mapping[str, Callable[..., Reply]]) -> Non
             message = channel.receive()
         except PeerDied:
             return
+        number: object = None
         try:
-            reply, status = _handle(message, handlers), ErrorStatus.NONE
+            number, *request = message.body
+            reply, status = _handle(request, message, handlers), ErrorStatus.NONE
         except StatusError as error:
-            reply, status = Reply([str(error)]), error.status
+            reply, status = _words(error), error.status
         except (InvalidModel, Malformed, TypeError, ValueError) as error:
-            reply, status = Reply([str(error)]), ErrorStatus.INVALID_ARGUMENT
+            reply, status = _words(error), ErrorStatus.INVALID_ARGUMENT
         except PeerDied:
             return
         except Exception as error:  # noqa: BLE001 (one bad call must not end a process that serves many)
             _log.exception("a call failed in an unforeseen way")
-            reply, status = Reply([f"{type(error).__name__}: {error}"]), ErrorStatus.GENERAL_FAILURE
+            reply, status = _words(error, f"{type(error).__name__}: "), ErrorStatus.GENERAL_FAILURE
         finally:
             message.close()
         try:
-            channel.send([int(status), *reply.values], reply.fds)
+            channel.send([number, int(status), *reply.values], reply.fds)
         except PeerDied:
             return
         finally:
             close_all(list(reply.fds))
 
 
-def _handle(message: Message, handlers: Mapping[str, Callable[..., Reply]]) -> Reply:
-    match message.body:
+def _words(error: Exception, name: str = "") -> Reply:
+    """What went wrong, in as many words as a message has room for, whatever a client made us quote."""
+    return Reply([f"{name}{error}"[:_MAX_TEXT]])
+
+
+def _handle(request: list[Any], message: Message, handlers: Mapping[str, Callable[..., Reply]]) -> Reply:
+    match request:
         case [str(method), *arguments] if method in handlers:
             return handlers[method](message, *arguments)
         case _:

@@ -10,19 +10,23 @@ import logging
 import os
 import resource
 import select
+import signal
 import socket
 import subprocess
 import sys
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
 
 from burst import InvalidArgument, PeerDied
 from burst.channel import Channel, Message
 from driver.devices import device_class
 from driver.encoding import decode
-from driver.nn import Model, validate
+from driver.nn import validate
 from driver.rendezvous import Place, environment, runtime_dir
 from driver.rpc import Reply, call, serve, take_fd
 from fmq import LifePage
@@ -31,10 +35,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from driver.interface import Device
+    from driver.nn import Model
 
 _log = logging.getLogger(__name__)
 PROTOCOL = 1
 LINGER = 2.0  # seconds without a client
+_RETRY = 0.1  # seconds after a failed accept
 _LAUNCH = "from driver.engine import main; main()"
 
 
@@ -45,7 +51,8 @@ class Service:
         self._name, self._listener = name, listener
         self._place = Place(runtime_dir(), name)
         self._device: Device = device_class(name)()
-        self._engine, self._engine_pid = start_engine(name)
+        self._life = LifePage()
+        self._engine, self._engine_pid = start_engine(name, self._life)
         self._clients = 0
         self._left = os.eventfd(0, os.EFD_CLOEXEC)
         # Validation must not take the CPU from a listener: Linux priorities are per thread.
@@ -63,7 +70,7 @@ class Service:
             if self._engine.fileno() in ready:
                 _log.error("the engine ended")
                 with self._place.locked():
-                    self._leave()
+                    self._place.leave(self._listener)
                 return
             if self._listener.fileno() in ready:
                 self._accept()
@@ -71,7 +78,12 @@ class Service:
                 return
 
     def _accept(self) -> None:
-        sock, _ = self._listener.accept()
+        try:
+            sock, _ = self._listener.accept()
+        except OSError as error:  # the client has left already, or we have too many open files: others still need us
+            _log.error("a client could not be accepted: %s", error)
+            time.sleep(_RETRY)
+            return
         channel = Channel(sock)
         if channel.peer_uid != os.getuid():
             channel.close()
@@ -84,27 +96,19 @@ class Service:
         with self._place.locked(wait=False) as alone:
             if not alone or select.select([self._listener], [], [], 0)[0]:
                 return False
-            self._leave()
+            self._place.leave(self._listener)
             return True
-
-    def _leave(self) -> None:
-        """Takes the socket's name away, unless it is another service's by now."""
-        self._listener.close()
-        try:
-            with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as probe:
-                probe.connect(str(self._place.socket))
-        except ConnectionRefusedError:
-            self._place.socket.unlink(missing_ok=True)
-        except FileNotFoundError:
-            pass
 
     def _serve(self, channel: Channel) -> None:
         try:
-            with channel, Client(channel, self) as client:
+            with Client(channel, self) as client:
                 serve(channel, client.handlers)
         except PeerDied:
             pass
         finally:
+            if self._engine.peer_has_died:
+                threading.Event().wait()  # for our end: who is told of it shall not find us again
+            channel.close()
             os.eventfd_write(self._left, 1)
 
     def describe(self) -> list[object]:
@@ -118,14 +122,14 @@ class Service:
             self._engine.send(["client"], [far.fileno()])
         return near
 
-    def supported(self, fd: int, where: object) -> list[bool]:
+    def supported(self, fd: int, where: object) -> tuple[Model, list[bool]]:
         """Decodes and validates a model, in a thread that yields to everything else. Owns `fd`."""
         return self._heavy.submit(self._check, fd, where).result()
 
-    def _check(self, fd: int, where: object) -> list[bool]:
-        model: Model = decode(fd, where)
+    def _check(self, fd: int, where: object) -> tuple[Model, list[bool]]:
+        model = decode(fd, where)
         validate(model)
-        return self._device.supported_operations(model)
+        return model, self._device.supported_operations(model)
 
 
 class Client:
@@ -155,19 +159,25 @@ class Client:
             raise InvalidArgument(
                 f"protocol {version}: this service speaks {PROTOCOL}; use the same release on both sides"
             )
+        call(self._engine, "free", 0)  # it is there: who connects after a death gets a device that lives
         return Reply(self._service.describe(), [os.dup(self._life.fd)])
 
     def supported(self, message: Message, where: object) -> Reply:
-        """supported_operations of the model in the descriptor."""
-        return Reply([self._service.supported(take_fd(message), where)])
+        """supported_operations of the model in the descriptor, a bit for each."""
+        _, supported = self._service.supported(take_fd(message), where)
+        return Reply([len(supported), np.packbits(supported).tobytes()])
 
     def prepare(self, message: Message, where: object) -> Reply:
         """Validates here, compiles in the engine; answers the prepared model's number."""
         fd = take_fd(message)
         try:
-            supported = self._service.supported(os.dup(fd), where)
+            model, supported = self._service.supported(os.dup(fd), where)
             if not all(supported):
-                raise InvalidArgument(f"operations {[i for i, s in enumerate(supported) if not s]} are not supported")
+                first = supported.index(False)
+                raise InvalidArgument(
+                    f"operation {first} ({model.main.operations[first].type}) and {supported.count(False) - 1} more "
+                    "are not supported"
+                )
             values, _ = call(self._engine, "load", where, fds=[fd])
         finally:
             os.close(fd)
@@ -179,8 +189,8 @@ class Client:
         return Reply(values, fds)
 
 
-def start_engine(name: str) -> tuple[Channel, int]:
-    """The device's other process. It ends with our end of its channel."""
+def start_engine(name: str, life: LifePage) -> tuple[Channel, int]:
+    """The device's other process. It ends with our end of its channel, and with our life."""
     near, far = Channel.pair()
     with far:
         process = subprocess.Popen(
@@ -190,15 +200,18 @@ def start_engine(name: str) -> tuple[Channel, int]:
             cwd="/",
             stdin=subprocess.DEVNULL,
         )
-    _, fds = call(near, "ready", timeout=60)
+    _, fds = call(near, "ready", fds=[life.fd], timeout=60)
     near.watch(fds[0])
     return near, process.pid
 
 
 def isolate() -> None:
-    """Undoes what the first client's process passed on: its CPU affinity, its core size, its umask."""
+    """Undoes what the first client's process passed on: its CPU affinity, its limits, its signal mask, its umask."""
     os.sched_setaffinity(0, range(os.cpu_count() or 1))
     resource.setrlimit(resource.RLIMIT_CORE, (1, 1))  # not 0: a pipe to a core handler ignores 0, and takes seconds
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
     os.umask(0o077)
 
 
@@ -207,5 +220,14 @@ def main() -> None:
     name, fd = sys.argv[1], int(sys.argv[2])
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(process)d %(name)s: %(message)s")
     isolate()
-    Service(name, socket.socket(fileno=fd)).run()
+    listener = socket.socket(fileno=fd)
+    try:
+        service = Service(name, listener)
+    except BaseException:  # noqa: BLE001 (whatever it was, nobody must wait for us)
+        _log.exception("the device %r does not start", name)
+        place = Place(runtime_dir(), name)
+        with place.locked():
+            place.leave(listener)  # now clients see that we failed, and look into the log
+        os._exit(1)
+    service.run()
     os._exit(0)  # threads of clients that are still talking end with us

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any, Self
 
-from burst import Controller, ErrorStatus, NotSent, Request, Result
+from burst import Controller, ErrorStatus, GeneralFailure, NotSent, Request, Result
 from driver.workspace import Workspace, is_known
 
 if TYPE_CHECKING:
@@ -37,9 +37,10 @@ class Burst:
     ) -> None:
         """Use `prepared.burst()`."""
         self._prepared, self._measure = prepared, measure
-        self._controller = Controller(prepared.configure_burst(spin), memory, spin)
+        self._closed = False
         self._plain = self._total = self._device = self._driver = 0
         self._workspace = Workspace(prepared.model, self._shapes(input_shapes))
+        self._controller = Controller(prepared.configure_burst(spin), memory, spin)
         self._encode()
 
     def _shapes(self, given: Sequence[tuple[int, ...] | None] | None) -> Sequence[tuple[int, ...] | None]:
@@ -75,7 +76,11 @@ class Burst:
         try:
             reply = self._controller.send(self._packet, timeout)
         except NotSent:
+            self._check()
             return self._run_plain(timeout)
+        except GeneralFailure:
+            self._check()
+            raise
         return self._result(reply)
 
     def _run_measured(self, timeout: float | None) -> Result:
@@ -111,10 +116,17 @@ class Burst:
         try:
             reply = self._controller.send(self._controller.encode(request, measure=measure), timeout)
         except NotSent:
+            self._check()
             self._plain += 1
             return self._prepared.execute(request, measure=measure, timeout=timeout)
         outputs = self._prepared.outputs(request, reply.output_shapes) if reply.status == 0 else ()
         return Result(reply.status, outputs, reply.output_shapes, reply.timing)
+
+    def _check(self) -> None:
+        """Before the plain path is taken instead: the burst is still ours. Raises ValueError, DriverError."""
+        self._prepared.device.check_process()
+        if self._closed:
+            raise ValueError("this burst is closed; open another")
 
     def free_memory(self, memory: Memory) -> None:
         """The device may unmap a pool of `execute`. Unknown memory is no error."""
@@ -138,6 +150,7 @@ class Burst:
 
     def close(self) -> None:
         """Ends the burst on both sides. Arrays stay readable."""
+        self._closed = True
         self._controller.close()
 
     def __enter__(self) -> Self:

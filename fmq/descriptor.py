@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import enum
+import functools
 import hashlib
 import os
 import weakref
@@ -173,6 +174,7 @@ def _text(dtype: np.dtype[Any]) -> bytes:
     return repr(np.lib.format.dtype_to_descr(dtype)).encode()
 
 
+@functools.lru_cache(maxsize=64)  # parsing leaves cyclic garbage, which a device does not collect while bursts live
 def _dtype(text: bytes) -> np.dtype[Any]:
     """The reverse, from bytes that somebody else wrote: literals only, and short ones."""
     if len(text) > _TEXT_MOST:

@@ -47,8 +47,8 @@ class Watch:
         """Watches the word at `offset` of `region`. Without kernel support (before Linux 5.16) or with more than 127
         watches it does nothing, and the socket ends when the kernel closes the peer's: about 80 ms later per GB.
         """
-        self._region = region  # keeps the word mapped
-        token = lib.fmq_watch(region.base + offset, sock.fileno())
+        self._region, self._word = region, region.base + offset  # the region keeps the word mapped
+        token = lib.fmq_watch(self._word, sock.fileno())
         if token < 0 and -token not in (errno.ENOSYS, errno.ENOSPC):
             raise OSError(-token, f"cannot watch a peer: {os.strerror(-token)}")
         self._finalizer = weakref.finalize(self, lib.fmq_unwatch, token)
@@ -59,6 +59,11 @@ class Watch:
         page = Region.from_fd(fd, PAGE, writable=False)
         page.close()
         return cls(page, 0, sock)
+
+    @property
+    def has_died(self) -> bool:
+        """Whether the process is gone, as of this moment: the kernel says so before it closes the process's sockets."""
+        return bool(lib.fmq_life_state(self._word) == lib.FMQ_DEAD)
 
     def close(self) -> None:
         """Stops watching."""

@@ -64,7 +64,7 @@ class Interpreter:
 
     def bind(
         self, inputs: Sequence[Array | None], outputs: Sequence[Array], pace: Callable[[], Any] | None = None
-    ) -> "Bound":
+    ) -> "Bound | DynamicBound":
         """Tie the model to buffers.
 
         inputs: arrays of the operands' dtypes and dimensions, None where omitted.
@@ -75,7 +75,8 @@ class Interpreter:
         Raises `ExecutionFailed` when an operation cannot be computed whatever values the inputs will hold, `ValueError`
         for arrays that do not fit the model.
         """
-        return Bound(self, inputs, outputs, pace)
+        frame = partial(_Frame, self, tuple(inputs), tuple(outputs))
+        return Bound(self.prepared, frame(), pace) if self.is_static else DynamicBound(self.prepared, frame)
 
     def _prepare(self, index: int, operation: Operation) -> _Prepared:
         kind = OPERATIONS[operation.type]
@@ -199,38 +200,28 @@ def _input(operand: Operand, array: Array) -> Tensor:
 
 
 class Bound:
-    """A model tied to its buffers.
+    """A static model tied to its buffers.
 
-    run: call it to execute the model once, in one thread at a time. It raises `OutputInsufficientSize` or
+    run: call it to execute the model once, in one thread at a time; it raises `OutputInsufficientSize` or
         `ExecutionFailed`. A model of one ufunc call, such as ADD, has this call itself as `run`, without a Python frame
         around it: a thread that wants no floating point warnings from it calls `np.seterr(all="ignore")` once.
-    shapes: (dimensions, is_sufficient) per output; of a model that is not static, exact only after a run.
+    shapes: (dimensions, is_sufficient) per output.
     """
 
-    __slots__ = ("_buffers", "_inputs", "_interpreter", "run", "shapes")
+    __slots__ = ("run", "shapes")
 
-    run: Callable[[], Any]
-    shapes: OutputShapes
-
-    def __init__(
-        self,
-        interpreter: Interpreter,
-        inputs: Sequence[Array | None],
-        outputs: Sequence[Array],
-        pace: Callable[[], Any] | None = None,
-    ) -> None:
-        self._interpreter, self._inputs, self._buffers = interpreter, tuple(inputs), tuple(outputs)
-        frame = _Frame(interpreter, inputs, outputs)
-        self.run = self._bind_static(frame, pace) if interpreter.is_static else self._run_dynamic
+    def __init__(self, prepared: Sequence[_Prepared], frame: _Frame, pace: Callable[[], Any] | None) -> None:
+        self.run = self._bind(prepared, frame, pace)
         self.shapes = frame.shapes()
 
-    def _bind_static(self, frame: _Frame, pace: Callable[[], Any] | None) -> Callable[[], Any]:
+    @staticmethod
+    def _bind(prepared: Sequence[_Prepared], frame: _Frame, pace: Callable[[], Any] | None) -> Callable[[], Any]:
         steps: list[Step] = []
         owners: list[_Prepared] = []
-        for prepared in self._interpreter.prepared:
-            placed = frame.place(prepared)
+        for operation in prepared:
+            placed = frame.place(operation)
             steps += placed
-            owners += [prepared] * len(placed)
+            owners += [operation] * len(placed)
             if pace is not None:
                 pace()
         if not all(enough for _, enough in frame.shapes()):
@@ -239,11 +230,25 @@ class Bound:
             return steps[0]  # cannot fail, so that nothing has to stand around it
         return partial(_run_steps, steps, owners)
 
-    def _run_dynamic(self) -> None:
-        frame = _Frame(self._interpreter, self._inputs, self._buffers)
-        for prepared in self._interpreter.prepared:
-            steps = frame.place(prepared)
-            _run_steps(steps, [prepared] * len(steps))
+
+class DynamicBound:
+    """As `Bound`, of a model whose shapes depend on its inputs' values: `shapes` is exact after a run.
+
+    `run` is a method, because one that is kept in an attribute would be a cycle that only the garbage collector ends.
+    """
+
+    __slots__ = ("_frame", "_prepared", "shapes")
+
+    def __init__(self, prepared: Sequence[_Prepared], frame: Callable[[], _Frame]) -> None:
+        self._prepared, self._frame = prepared, frame
+        self.shapes: OutputShapes = frame().shapes()
+
+    def run(self) -> None:
+        """Executes the model once."""
+        frame = self._frame()
+        for operation in self._prepared:
+            steps = frame.place(operation)
+            _run_steps(steps, [operation] * len(steps))
         self.shapes = frame.shapes()
         if not all(enough for _, enough in self.shapes):
             _refuse(self.shapes)

@@ -280,7 +280,6 @@ def test_parameters_are_copied_before_they_are_checked(monkeypatch):
     """What a kernel is built from is a private copy: changing the input after the shape was checked has no effect."""
     target, out = np.array([3, 2], np.int32), room(24)
     interpreter = Interpreter(reshaping())
-    bound = interpreter.bind([X, target], [out])
     kind = interpreter.prepared[0].kind
     seen = []
 
@@ -297,6 +296,7 @@ def test_parameters_are_copied_before_they_are_checked(monkeypatch):
         [type(p)(p.index, p.operation, hostile, p.slots, p.packed) for p in interpreter.prepared[:1]]
         + interpreter.prepared[1:],
     )
+    bound = interpreter.bind([X, target], [out])
     bound.run()
     assert seen == [[3, 2]]
     assert bound.shapes == (((3, 2), True),)

@@ -1,0 +1,124 @@
+"""Devices that are odd on purpose, for tests of everything around a device.
+
+They are not installed: connect to "driver.devices.odd:Slow". Each is the reference device with one thing changed.
+"""
+
+from __future__ import annotations
+
+import mmap
+import signal
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+from driver.devices.reference import ReferenceDevice
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from numpy.typing import NDArray
+
+    from driver.interface import Bound, PreparedModel
+    from driver.nn import Model
+
+_MOST = 10.0  # seconds that an execution takes
+_PREPARATION = 3.0
+
+
+class Broken(ReferenceDevice):
+    """Cannot be started."""
+
+    def __init__(self) -> None:
+        raise RuntimeError("this device is broken on purpose")
+
+
+class Hollow(ReferenceDevice):
+    """Starts in the service, and not in the engine."""
+
+    def __init__(self) -> None:
+        if "driver.engine" in sys.modules:
+            raise RuntimeError("this engine is broken on purpose")
+
+
+class Picky(ReferenceDevice):
+    """Knows no MUL."""
+
+    def supported_operations(self, model: Model) -> list[bool]:
+        """True for everything else."""
+        return [operation.type != "MUL" for operation in model.main.operations]
+
+
+class Slow(ReferenceDevice):
+    """An execution takes as many seconds as the first element of its first input says, and less when that changes to 0.
+
+    A relaxed model is prepared for three seconds.
+    """
+
+    def prepare(self, model: Model, pace: Callable[[], object]) -> PreparedModel:
+        """Takes its time."""
+        end = time.monotonic() + _PREPARATION
+        while model.relaxed and time.monotonic() < end:
+            time.sleep(1e-3)
+        return _Before(super().prepare(model, pace), _wait)
+
+
+class Crashing(ReferenceDevice):
+    """Dies of SIGSEGV in every execution, and in the preparation of a relaxed model."""
+
+    def prepare(self, model: Model, pace: Callable[[], object]) -> PreparedModel:
+        """Prepares what is not relaxed."""
+        if model.relaxed:
+            _crash()
+        return _Before(super().prepare(model, pace), lambda _: _crash())
+
+
+class Ballast(Slow):
+    """Holds 1.5 GB from its first model on, in pages of 4 KiB, which the kernel needs a tenth of a second to free."""
+
+    nbytes = 3 * 2**29
+
+    def prepare(self, model: Model, pace: Callable[[], object]) -> PreparedModel:
+        """Takes the memory on board."""
+        self._load = mmap.mmap(-1, self.nbytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        self._load.madvise(mmap.MADV_NOHUGEPAGE)
+        for page in range(0, self.nbytes, mmap.PAGESIZE):
+            self._load[page] = 1
+        return super().prepare(model, pace)
+
+
+def _crash() -> None:
+    signal.raise_signal(signal.SIGSEGV)  # in this thread, which does not get any further
+
+
+def _wait(inputs: Sequence[NDArray[Any] | None]) -> None:
+    first = inputs[0]
+    assert first is not None
+    begin = time.monotonic()
+    while time.monotonic() - begin < min(float(first.flat[0]), _MOST):
+        time.sleep(1e-3)
+
+
+class _Before:
+    """A prepared model that does something before each execution."""
+
+    def __init__(self, prepared: PreparedModel, before: Callable[[Sequence[NDArray[Any] | None]], None]) -> None:
+        self._prepared, self._before = prepared, before
+        self.is_static = prepared.is_static
+
+    def bind(
+        self, inputs: Sequence[NDArray[Any] | None], outputs: Sequence[NDArray[Any]], pace: Callable[[], object]
+    ) -> Bound:
+        return _BoundBefore(self._prepared.bind(inputs, outputs, pace), lambda: self._before(inputs))
+
+
+class _BoundBefore:
+    def __init__(self, bound: Bound, before: Callable[[], None]) -> None:
+        self._bound, self._before = bound, before
+
+    @property
+    def shapes(self) -> Sequence[tuple[tuple[int, ...], bool]]:
+        return self._bound.shapes
+
+    def run(self) -> None:
+        self._before()
+        self._bound.run()

@@ -1,0 +1,295 @@
+"""Devices of real processes, models, and ways to wait for what processes do."""
+
+import contextlib
+import os
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+import driver
+from burst import Memory, Request, RequestArgument
+
+PATIENCE = 20.0  # seconds after which what never comes is an error
+
+
+class Process:
+    """Any process, held by its pidfd so that its number cannot come to mean another."""
+
+    def __init__(self, pid):
+        self.pid, self._fd = pid, os.pidfd_open(pid)
+
+    def kill(self, number=signal.SIGKILL):
+        signal.pidfd_send_signal(self._fd, number)
+
+    def has_ended(self, timeout=PATIENCE):
+        """True as soon as it is gone, or a zombie that whoever adopted it has not looked at."""
+        poll = select.poll()
+        poll.register(self._fd, select.POLLIN)
+        return bool(poll.poll(timeout * 1e3))
+
+    def close(self):
+        os.close(self._fd)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()
+
+
+class Place:
+    """A runtime directory: what runs for it, and what lies in it."""
+
+    def __init__(self, path):
+        self.path = Path(path)
+        self._mark = f"BURST_RUNTIME_DIR={path}".encode()
+
+    def pids(self, launchers=False):
+        """Of the device processes that were started for this directory and live; of their launchers too, if asked."""
+        found = map(int, filter(str.isdigit, os.listdir("/proc")))
+        return sorted(pid for pid in found if self._is_device(pid, launchers))
+
+    def _is_device(self, pid, launchers):
+        try:
+            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+            return (
+                self._mark in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+                and b"-P" in words
+                and (launchers or os.getsid(pid) != pid)  # a launcher leads its session, and ends at once
+            )
+        except OSError:
+            return False  # ended meanwhile
+
+    def held(self, launchers=False):
+        """Processes of `pids`, to be closed by the caller."""
+        found = []
+        for pid in self.pids(launchers):
+            with contextlib.suppress(ProcessLookupError):
+                found.append(Process(pid))
+        return found
+
+    def files(self):
+        return sorted(p.name for p in self.path.iterdir())
+
+    def clear(self):
+        """Ends what runs for this directory, until nothing does."""
+        while processes := self.held(launchers=True):
+            for process in processes:
+                with process, contextlib.suppress(ProcessLookupError):
+                    process.kill()
+                    assert process.has_ended()
+
+
+@contextlib.contextmanager
+def new_place(monkeypatch):
+    path = tempfile.mkdtemp(prefix="burst-t-", dir="/tmp")
+    monkeypatch.setenv("BURST_RUNTIME_DIR", path)
+    place = Place(path)
+    try:
+        yield place
+    finally:
+        place.clear()
+        shutil.rmtree(path)
+
+
+@pytest.fixture
+def place(monkeypatch):
+    """A runtime directory for this test alone."""
+    with new_place(monkeypatch) as found:
+        yield found
+
+
+@pytest.fixture
+def process():
+    """Process(pid), closed after the test."""
+    with contextlib.ExitStack() as stack:
+        yield lambda pid: stack.enter_context(Process(pid))
+
+
+@pytest.fixture(scope="session")
+def shared():
+    """A runtime directory whose devices serve all tests that do them no harm."""
+    with pytest.MonkeyPatch.context() as monkeypatch, new_place(monkeypatch) as found:
+        yield found
+
+
+@pytest.fixture
+def connect(shared, monkeypatch):
+    """Connects to a shared device, by the name of its class for the odd ones; closed after the test."""
+    monkeypatch.setenv("BURST_RUNTIME_DIR", str(shared.path))
+    with contextlib.ExitStack() as stack:
+
+        def connect(name="reference"):
+            return stack.enter_context(driver.connect(name if name.islower() else odd(name)))
+
+        yield connect
+
+
+def odd(name):
+    return f"driver.devices.odd:{name}"
+
+
+@pytest.fixture
+def device(connect):
+    """A connection to the shared reference device."""
+    return connect()
+
+
+def until(condition, seconds=PATIENCE):
+    """Looks until `condition` holds; every look is a call to the system or to a process, never a sleep."""
+    end = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < end, f"it never came true: {condition}"
+        os.sched_yield()
+    return found
+
+
+def named_memory():
+    """Names of shared memory in the system; our own have no name for longer than they are being made."""
+    return {name for name in os.listdir("/dev/shm") if name.startswith("fmq")}
+
+
+def python(code, *arguments, **options):
+    """A Python process that runs `code`."""
+    return subprocess.Popen([sys.executable, "-c", code, *map(str, arguments)], **options)
+
+
+def dead_after(kill, wait, kind):
+    """Seconds from when `kill()` says that it killed until `wait()`, asleep in another thread, raises `kind`."""
+    ends = []
+
+    def run():
+        try:
+            wait()
+        except Exception as error:  # noqa: BLE001 (raised again where the test can see it)
+            ends.append((time.monotonic(), error))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    until(lambda: ends or Path(f"/proc/self/task/{thread.native_id}/stat").read_text().split()[2] == "S")
+    begin = kill()
+    thread.join(PATIENCE)
+    ((end, error),) = ends
+    if not isinstance(error, kind):
+        raise error
+    return end - begin
+
+
+def add_model(constant=1.0, shape=(1, 4), relaxed=False):
+    """x + constant."""
+    builder = driver.ModelBuilder(relaxed=relaxed)
+    x = builder.input("float32", shape)
+    builder.output(builder.operation("ADD", x, np.full(4, constant, np.float32), 0))
+    return builder.build()
+
+
+def mul_model():
+    """x * x."""
+    builder = driver.ModelBuilder()
+    x = builder.input("float32", (4,))
+    builder.output(builder.operation("MUL", x, x, 0))
+    return builder.build()
+
+
+def long_model(n):
+    """n times + 1."""
+    builder = driver.ModelBuilder()
+    x = builder.input("float32", (4,))
+    one = builder.constant(np.ones(4, np.float32))
+    for _ in range(n):
+        x = builder.operation("ADD", x, one, 0)
+    builder.output(x)
+    return builder.build()
+
+
+def conv_model():
+    """A convolution, a pool and a fully connected layer."""
+    random = np.random.default_rng(7)
+    builder = driver.ModelBuilder()
+    x = builder.input("float32", (1, 8, 8, 3))
+    filters = random.standard_normal((4, 3, 3, 3), np.float32)
+    x = builder.operation("CONV_2D", x, filters, np.zeros(4, np.float32), 1, 1, 1, 1)
+    x = builder.operation("MAX_POOL_2D", x, 1, 2, 2, 2, 2, 0)
+    weights = random.standard_normal((5, 64), np.float32)
+    builder.output(builder.operation("FULLY_CONNECTED", x, weights, np.zeros(5, np.float32), 0))
+    return builder.build()
+
+
+def quantised_model():
+    """A convolution with a scale per channel."""
+    random = np.random.default_rng(8)
+    builder = driver.ModelBuilder()
+    x = builder.input("quant8_asymm", (1, 6, 6, 2), scale=0.5, zero_point=128)
+    scales = (0.25, 0.5, 1.0)
+    filters = builder.constant(random.integers(-9, 9, (3, 3, 3, 2), np.int8), channel_quant=(scales, 0))
+    bias = builder.constant(np.arange(3, dtype=np.int32))
+    builder.output(builder.operation("CONV_2D", x, filters, bias, 1, 1, 1, 0, scale=2.0, zero_point=100))
+    return builder.build()
+
+
+def reshape_model():
+    """An output whose shape is an input, and therefore unknown."""
+    builder = driver.ModelBuilder()
+    x = builder.input("float32", (2, 3000))
+    builder.output(builder.operation("RESHAPE", x, builder.input("int32", (2,))))
+    return builder.build()
+
+
+def open_model():
+    """x + 1, for an x of any number of rows."""
+    builder = driver.ModelBuilder()
+    x = builder.input("float32", (0, 4))
+    builder.output(builder.operation("ADD", x, np.ones(4, np.float32), 0))
+    return builder.build()
+
+
+def optional_model():
+    """A transposition whose permutation may be omitted: then the axes are reversed."""
+    builder = driver.ModelBuilder()
+    x = builder.input("float32", (2, 3))
+    builder.output(builder.operation("TRANSPOSE", x, builder.input("int32", (2,)), dimensions=(0, 0)))
+    return builder.build()
+
+
+def request(inputs, nbytes):
+    """A request with one pool for each input, and one for the output of `nbytes`; and the arrays in them."""
+    pools = [Memory.create(a.nbytes) for a in inputs]
+    arrays = [pool.asarray(a.dtype, a.shape) for pool, a in zip(pools, inputs, strict=True)]
+    for place, array in zip(arrays, inputs, strict=True):
+        place[...] = array
+    pools.append(Memory.create(nbytes))
+    arguments = [RequestArgument(pool=n, length=a.nbytes) for n, a in enumerate(inputs)]
+    result = RequestArgument(pool=len(inputs), length=nbytes)
+    return Request(tuple(arguments), (result,), tuple(pools)), arrays
+
+
+@pytest.fixture(scope="session")
+def kit():
+    """What tests call."""
+    return SimpleNamespace(
+        add_model=add_model,
+        conv_model=conv_model,
+        dead_after=dead_after,
+        long_model=long_model,
+        mul_model=mul_model,
+        named_memory=named_memory,
+        odd=odd,
+        open_model=open_model,
+        optional_model=optional_model,
+        patience=PATIENCE,
+        python=python,
+        quantised_model=quantised_model,
+        request=request,
+        reshape_model=reshape_model,
+        until=until,
+    )

@@ -1,0 +1,317 @@
+"""Finding a device, starting it, and leaving nothing behind."""
+
+import contextlib
+import os
+import resource
+import select
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+import driver
+from driver import rendezvous
+
+CONNECT = "import driver\nwith driver.connect() as d: print(d.service_pid, d.engine_pid)"
+
+
+def test_first_use_starts_it(place):
+    """A device is started by whoever needs it first, and found by all who come later, in any process."""
+    assert place.pids() == []
+    with driver.connect() as first, driver.connect() as second:
+        assert (first.name, first.type) == ("reference", "CPU")
+        pids = (first.service_pid, first.engine_pid)
+        assert (second.service_pid, second.engine_pid) == pids
+        found = subprocess.run([sys.executable, "-c", CONNECT], check=True, capture_output=True, text=True)
+        assert tuple(map(int, found.stdout.split())) == pids
+        assert place.pids() == sorted(pids)
+
+
+def test_asking_starts_nothing(place):
+    """devices() tells what is installed without starting it."""
+    assert "reference" in [found.name for found in driver.devices()]
+    assert (place.pids(), place.files()) == ([], [])
+
+
+def test_sixteen_at_once(place, kit):
+    """Sixteen processes that connect at the same moment share one service and one engine."""
+    code = "import sys, driver\nsys.stdout.write('.'); sys.stdout.flush(); sys.stdin.read(1)\n" + CONNECT
+    code += "\nimport os; os.close(1)"
+    clients = [kit.python(code, stdin=subprocess.PIPE, stdout=subprocess.PIPE) for _ in range(16)]
+    for client in clients:
+        assert client.stdout.read(1) == b"."
+    for client in clients:
+        client.stdin.close()
+    answers = {client.stdout.read() for client in clients}
+    for client in clients:
+        client.stdout.close()
+        assert client.wait(kit.patience) == 0
+    assert len(answers) == 1
+    assert [int(pid) for pid in answers.pop().split()] == place.pids()
+
+
+def test_gone_when_nobody_needs_it(place, process, kit):
+    """A device that nobody needs any more ends by itself, and leaves only its lock and its log."""
+    before = kit.named_memory()
+    with driver.connect() as device:
+        service, engine = process(device.service_pid), process(device.engine_pid)
+        assert not service.has_ended(0)
+    assert service.has_ended()
+    assert engine.has_ended()
+    assert place.files() == ["reference.lock", "reference.log"]
+    assert kit.until(lambda: kit.named_memory() <= before)
+
+
+def test_no_zombie(place, process):
+    """A device is nobody's child: its end leaves no zombie in the process that started it."""
+    with driver.connect() as device:
+        service = process(device.service_pid)
+        with pytest.raises(ChildProcessError):
+            os.waitpid(-1, os.WNOHANG)
+        service.kill()
+        assert service.has_ended()
+        with pytest.raises(ChildProcessError):
+            os.waitpid(-1, os.WNOHANG)
+
+
+def test_comes_while_it_retires(place, kit):
+    """Who connects at the very moment in which a device retires gets one all the same."""
+    path = place.path / "reference.sock"
+    for _ in range(2):
+        with driver.connect() as device:
+            pid = device.service_pid
+        # The listener vanishes some way before the process does: arrive in between.
+        kit.until(lambda: not path.exists())
+        with driver.connect() as successor:
+            assert successor.service_pid != pid
+            assert successor.prepare(kit.add_model())
+
+
+def test_retirement_looks_once_more(place):
+    """A service does not retire while somebody waits in its backlog, or is starting a service."""
+    from driver.service import Service
+
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    path = place.path / "x.sock"
+    listener.bind(str(path))
+    listener.listen()
+    service = Service.__new__(Service)
+    service._listener, service._place = listener, rendezvous.Place(place.path, "x")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as client:
+        client.connect(str(path))
+        assert not service._retire()
+        listener.accept()[0].close()
+    with service._place.locked():
+        assert not service._retire()
+    assert path.exists()
+    assert service._retire()
+    assert not path.exists()
+
+
+def test_a_successors_socket_stays(place):
+    """A service that leaves does not take away the socket of its successor."""
+    here = rendezvous.Place(place.path, "x")
+    old = rendezvous._listen(here)
+    with rendezvous._listen(here):
+        here.leave(old)
+        assert here.socket.exists()
+
+
+def test_stale_socket(place, process):
+    """The socket that a killed service left is no obstacle to the next."""
+    with driver.connect() as device:
+        service, engine = process(device.service_pid), process(device.engine_pid)
+        service.kill()
+        assert service.has_ended()
+        assert engine.has_ended()
+    assert "reference.sock" in place.files()
+    with driver.connect() as device:
+        assert device.service_pid != service.pid
+
+
+@pytest.mark.parametrize("which", [0, 1], ids=["service", "engine"])
+def test_killed_while_starting(place, kit, which):
+    """When a starting device is killed, the client that waits for it starts another and does not notice."""
+    found = []
+
+    def connect():
+        with driver.connect() as device:
+            found.append((device.service_pid, device.engine_pid))
+
+    thread = threading.Thread(target=connect)
+    thread.start()
+    kit.until(lambda: len(place.pids()) > which)
+    pids = place.pids()
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pids[which], signal.SIGKILL)
+    thread.join(kit.patience)
+    assert len(found) == 1
+    assert pids[which] not in found[0]
+
+
+def test_unknown_name(place):
+    """An unknown device is told at once, with those that there are, and nothing is started."""
+    with pytest.raises(driver.DeviceNotFound, match=r"'refrence'.*installed are .*reference"):
+        driver.connect("refrence")
+    with pytest.raises(driver.DeviceNotFound, match=r"No module named 'nowhere'"):
+        driver.connect("nowhere:Device")
+    with pytest.raises(driver.DeviceNotFound, match="Nothing"):
+        driver.connect("driver.devices.odd:Nothing")
+    assert place.pids() == []
+    assert place.files() == []
+
+
+@pytest.mark.parametrize("name", ["Broken", "Hollow"])
+def test_cannot_start(place, kit, name):
+    """A device that fails to start is told with its log, which says why; nothing but the log and the lock stays."""
+    with pytest.raises(driver.DeviceFailed, match=r"ended while it started; its log is .*\.log") as caught:
+        driver.connect(kit.odd(name))
+    log = Path(str(caught.value).rpartition(" ")[2])
+    assert "broken on purpose" in log.read_text()
+    for found in place.held():
+        with found:
+            assert found.has_ended()
+    assert {p.suffix for p in place.path.iterdir()} == {".lock", ".log"}
+
+
+@pytest.mark.parametrize("mode", [0o755, 0o710, 0o777])
+def test_open_directory_refused(place, mode):
+    """A runtime directory that others can reach into is refused, and the remedy told."""
+    place.path.chmod(mode)
+    with pytest.raises(driver.DeviceFailed, match=r"mode 0700 that belongs to you; remove it or change its mode"):
+        driver.connect()
+    place.path.chmod(0o700)
+    assert place.files() == []
+
+
+def test_linked_directory_refused(place, monkeypatch):
+    """A runtime directory that is a symbolic link, or no directory, is refused."""
+    real, link, file = place.path / "real", place.path / "link", place.path / "file"
+    real.mkdir(0o700)
+    link.symlink_to(real)
+    file.touch(0o600)
+    for path in (link, file):
+        monkeypatch.setenv("BURST_RUNTIME_DIR", str(path))
+        with pytest.raises(driver.DeviceFailed, match=r"must be a directory"):
+            driver.connect()
+    assert list(real.iterdir()) == []
+
+
+def test_foreign_directory_refused(place, monkeypatch):
+    """A runtime directory of another user is refused."""
+    monkeypatch.setattr(os, "getuid", lambda: os.geteuid() + 1)
+    with pytest.raises(driver.DeviceFailed, match=r"belongs to you"):
+        driver.connect()
+
+
+def test_foreign_service_refused(place, monkeypatch):
+    """A service of another user, in a directory of ours, is not talked to."""
+    here = rendezvous.Place(place.path, "reference")
+    with rendezvous._listen(here):
+        monkeypatch.setattr("burst.channel.Channel.peer_uid", os.getuid() + 1)
+        with pytest.raises(driver.DeviceFailed, match=r"belongs to another user; remove it"):
+            rendezvous._try(here)
+
+
+def test_directory_is_made(place, monkeypatch):
+    """A runtime directory that does not exist is made, for its owner alone."""
+    path = place.path / "a" / "b"
+    monkeypatch.setenv("BURST_RUNTIME_DIR", str(path))
+    assert rendezvous.runtime_dir() == path
+    assert stat.S_IMODE(path.stat().st_mode) == 0o700
+    monkeypatch.delenv("BURST_RUNTIME_DIR")
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(place.path))
+    assert rendezvous.runtime_dir() == place.path / "burst"
+
+
+def test_long_path(place, monkeypatch):
+    """A path too long for a socket is told with the remedy, before anything is started."""
+    path = place.path / ("x" * 100)
+    monkeypatch.setenv("BURST_RUNTIME_DIR", str(path))
+    with pytest.raises(driver.DeviceFailed, match=r"at most 107 bytes; set BURST_RUNTIME_DIR to a shorter one"):
+        driver.connect()
+    assert list(path.iterdir()) == []
+
+
+STRANGE_CLIENT = """
+import os, resource, signal, sys
+os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+os.umask(0)
+resource.setrlimit(resource.RLIMIT_CORE, (7, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+resource.setrlimit(resource.RLIMIT_NOFILE, (200, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGUSR1})
+inherited = os.open("/dev/null", os.O_RDONLY)
+os.set_inheritable(inherited, True)
+import driver
+with driver.connect() as d:
+    print(d.service_pid, d.engine_pid, flush=True)
+    sys.stdin.read(1)
+"""
+
+
+def test_first_client_shapes_nothing(place, kit, monkeypatch):
+    """What a client is like does not matter to the device that it starts: both processes begin with a clean slate."""
+    monkeypatch.setenv("PYTHONPATH", "/nowhere")
+    monkeypatch.setenv("LD_LIBRARY_PATH", "/nowhere")
+    monkeypatch.setenv("SECRET", "1")
+    client = kit.python(STRANGE_CLIENT, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    with client:
+        pids = [int(pid) for pid in client.stdout.readline().split()]
+        assert pids == place.pids()
+        for pid in pids:
+            check_clean(pid, pids[0], place)
+        client.stdin.write(b".")
+    assert client.returncode == 0
+
+
+def check_clean(pid, session, place):
+    proc = Path(f"/proc/{pid}")
+    assert os.getsid(pid) == session or os.getsid(pid) not in (os.getsid(0), pid)
+    assert os.readlink(proc / "cwd") == "/"
+    names = {line.split(b"=")[0].decode() for line in (proc / "environ").read_bytes().split(b"\0") if line}
+    assert names == set(rendezvous.environment(place.path))
+    assert os.sched_getaffinity(pid) == os.sched_getaffinity(0)
+    assert resource.prlimit(pid, resource.RLIMIT_CORE) == (1, 1)
+    assert resource.prlimit(pid, resource.RLIMIT_NOFILE)[0] == resource.prlimit(pid, resource.RLIMIT_NOFILE)[1]
+    status = dict(line.split(":\t") for line in (proc / "status").read_text().splitlines())
+    assert int(status["Umask"], 8) == 0o077
+    assert int(status["SigBlk"], 16) == 0
+    assert os.readlink(proc / "fd" / "0") == "/dev/null"
+    assert os.readlink(proc / "fd" / "1") == os.readlink(proc / "fd" / "2") == str(place.path / "reference.log")
+    links = {int(fd): os.readlink(proc / "fd" / fd) for fd in os.listdir(proc / "fd")}
+    others = [link for fd, link in links.items() if fd > 2]
+    known = ("socket:", "anon_inode:[eventfd]", "anon_inode:[eventpoll]", "/memfd:", "anon_inode:[pidfd]")
+    assert [link for link in others if not link.startswith(known)] == []
+
+
+def test_hello_of_another_version(device, shared):
+    """A client of another release is refused with words, and the device lives on."""
+    from burst.channel import Channel
+    from driver.rpc import call
+
+    path = shared.path / "reference.sock"
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    sock.connect(str(path))
+    with Channel(sock) as channel, pytest.raises(driver.InvalidArgument, match=r"protocol 99.*same release"):
+        call(channel, "hello", 99)
+    device.call("free", 0)
+
+
+def test_closing_twice(device):
+    """close() is harmless when it is done twice, and what was made through a closed device says that it is gone."""
+    device.close()
+    device.close()
+    with pytest.raises(ConnectionError):
+        device.call("free", 0)
+
+
+def test_select_is_possible(device):
+    """A connection's end is an event: the socket of a killed device becomes readable."""
+    poll = select.poll()
+    poll.register(device._channel, select.POLLIN)
+    assert poll.poll(0) == []

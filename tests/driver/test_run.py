@@ -1,0 +1,577 @@
+"""Executions: by every path the same results, and errors that leave the path usable."""
+
+import gc
+import os
+import re
+import signal
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import driver
+from burst import Busy, ErrorStatus, Memory, Request, RequestArgument, Timeout
+from driver.nn import Interpreter
+
+X = np.array([[1, 2, 3, 4]], np.float32)
+Y = X + 1
+
+
+def inputs_for(model, shapes=None):
+    """Random inputs that fit."""
+    random = np.random.default_rng(5)
+    operands = [model.main.operands[i] for i in model.main.inputs]
+    shapes = shapes or [o.dimensions for o in operands]
+    drawn = [random.integers(0, 200, shape) for shape in shapes]
+    return [d.astype(o.type.dtype) for d, o in zip(drawn, operands, strict=True)]
+
+
+def expected(model, inputs, nbytes):
+    """What the definition gives, in this process."""
+    buffers = [np.zeros(n, np.uint8) for n in nbytes]
+    bound = Interpreter(model).bind(inputs, buffers)
+    bound.run()
+    results = [model.main.operands[i] for i in model.main.outputs]
+    return [
+        b[: int(np.prod(s)) * o.type.element_size].view(o.type.dtype).reshape(s)
+        for b, o, (s, _) in zip(buffers, results, bound.shapes, strict=True)
+    ]
+
+
+def interrupt_when(condition, until):
+    """Ctrl-C from another thread, once that holds."""
+
+    def run():
+        until(condition)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    return thread
+
+
+def slow(seconds):
+    return np.full((1, 4), seconds, np.float32)
+
+
+@pytest.fixture
+def add(device, kit):
+    with device.prepare(kit.add_model()) as prepared:
+        yield prepared
+
+
+@pytest.fixture
+def slow_add(connect, kit):
+    """A model whose executions take as many seconds as their first input says."""
+    with connect("Slow").prepare(kit.add_model()) as prepared:
+        yield prepared
+
+
+class TestAllPaths:
+    """run, execute, execute_async and bursts on both kinds of memory give what the definition gives."""
+
+    @pytest.mark.parametrize("name", ["add_model", "conv_model", "quantised_model"])
+    def test_known_shapes(self, device, kit, name):
+        """Models with known shapes."""
+        model = getattr(kit, name)()
+        inputs = inputs_for(model)
+        (wanted,) = expected(model, inputs, [10**5])
+        with device.prepare(model) as prepared:
+            (ran,) = prepared.run(*inputs)
+            assert (ran.dtype, ran.shape) == (wanted.dtype, wanted.shape)
+            np.testing.assert_array_equal(ran, wanted)
+            request, _ = kit.request(inputs, wanted.nbytes)
+            for result in (prepared.execute(request), prepared.execute_async(request).result(kit.patience)):
+                assert result.status == ErrorStatus.NONE
+                np.testing.assert_array_equal(result.outputs[0], wanted)
+            for memory in ("memfd", "posix"):
+                with prepared.burst(memory=memory) as burst:
+                    for result in (burst.run(*inputs), burst.run(), burst.execute(request)):
+                        np.testing.assert_array_equal(result.outputs[0], wanted)
+
+    def test_unknown_output_shape(self, device, kit):
+        """An output whose shape is known only afterwards is given room by itself, on every path."""
+        model = kit.reshape_model()
+        x = inputs_for(model)[0]
+        with device.prepare(model) as prepared, prepared.burst() as burst:
+            for shape in ((6, 1000), (3000, 2), (1, 6000)):
+                wanted = x.reshape(shape)
+                arguments = x, np.array(shape, np.int32)
+                np.testing.assert_array_equal(prepared.run(*arguments)[0], wanted)
+                result = burst.run(*arguments)
+                np.testing.assert_array_equal(result.outputs[0], wanted)
+                assert [s.dimensions for s in result.output_shapes] == [shape]
+
+    def test_unknown_input_shape(self, device, kit):
+        """An input whose shape the model leaves open gets it from the array, and a burst when it is opened."""
+        with device.prepare(kit.open_model()) as prepared:
+            for rows in (1, 3, 2000):
+                x = np.ones((rows, 4), np.float32)
+                np.testing.assert_array_equal(prepared.run(x)[0], x + 1)
+                with prepared.burst(input_shapes=[(rows, 4)]) as burst:
+                    np.testing.assert_array_equal(burst.run(x).outputs[0], x + 1)
+            with pytest.raises(ValueError, match=r"input 0 has the open shape \(0, 4\); say it with burst\(input_sh"):
+                prepared.burst()
+
+    def test_omitted_input(self, device, kit):
+        """An input that its operation takes as optional may be None."""
+        x = np.arange(6, dtype=np.float32).reshape(2, 3)
+        with device.prepare(kit.optional_model()) as prepared:
+            np.testing.assert_array_equal(prepared.run(x, None)[0], x.T)
+            np.testing.assert_array_equal(prepared.run(x, np.array([0, 1], np.int32))[0], x)
+            with prepared.burst(input_shapes=[(2, 3), None]) as burst:
+                assert burst.inputs[1] is None
+                np.testing.assert_array_equal(burst.run(x, None).outputs[0], x.T)
+
+    def test_omitted_but_needed(self, add):
+        """An input that is needed and omitted is an error of the execution, with the reason."""
+        with pytest.raises(driver.StatusError, match="omitted"):
+            add.run(None)
+        assert add.run(X)[0].tolist() == Y.tolist()
+
+
+class TestRefusedBeforeSending:
+    """What does not fit is told with its number, and nothing is sent."""
+
+    @pytest.mark.parametrize(
+        ("arrays", "match"),
+        [
+            ([X.astype(np.float64)], r"input 0 has dtype float64; the model takes float32: convert it with .astype"),
+            ([X.astype(np.int32)], r"input 0 has dtype int32"),
+            ([X[0]], r"input 0 has shape \(4,\); the model takes \(1, 4\)"),
+            ([np.ones((1, 5), np.float32)], r"input 0 has shape \(1, 5\)"),
+            ([X, X], "2 inputs were given; the model takes 1"),
+        ],
+        ids=["float64", "int32", "rank", "length", "count"],
+    )
+    def test_refused(self, add, monkeypatch, arrays, match):
+        """By run and by a burst alike."""
+        with add.burst() as burst:
+            requests = burst.stats()["runs"]
+            with monkeypatch.context() as patch:
+                patch.setattr(add, "execute", None)
+                with pytest.raises(ValueError, match=match):
+                    add.run(*arrays)
+            with pytest.raises(ValueError, match=match):
+                burst.run(*arrays)
+            assert burst.stats()["runs"] == requests
+            assert burst.run(X).outputs[0].tolist() == Y.tolist()
+
+    def test_nothing_given(self, add):
+        """run() without its inputs says how many there are."""
+        with pytest.raises(ValueError, match="0 inputs were given; the model takes 1"):
+            add.run()
+
+    def test_all_or_none(self, device, kit):
+        """When the second of two inputs is refused, the first has not been written."""
+        with device.prepare(kit.reshape_model()) as prepared, prepared.burst() as burst:
+            burst.inputs[0][...] = 7
+            with pytest.raises(ValueError, match="input 1"):
+                burst.run(np.zeros((2, 3000), np.float32), np.zeros(3, np.int32))
+            assert (burst.inputs[0] == 7).all()
+
+
+def breaches():
+    """(what, request) for a model that adds 1 to float32[1, 4]; pools of 16 bytes."""
+    pools = (Memory.create(16), Memory.create(16))
+    x, y = RequestArgument(pool=0, length=16), RequestArgument(pool=1, length=16)
+    yield "no inputs", Request((), (y,), pools)
+    yield "two inputs", Request((x, x), (y,), pools)
+    yield "no outputs", Request((x,), (), pools)
+    yield "two outputs", Request((x,), (y, y), pools)
+    yield "offset and length exceed the pool", Request((x._replace(offset=1),), (y,), pools)
+    yield "length exceeds the pool", Request((x._replace(length=17),), (y,), pools)
+    yield "offset far outside", Request((x._replace(offset=2**32 - 1),), (y,), pools)
+    yield "output exceeds the pool", Request((x,), (y._replace(offset=8),), pools)
+    yield "an input too short", Request((x._replace(length=12),), (y,), pools)
+    yield "another rank", Request((x._replace(dimensions=(4,)),), (y,), pools)
+    yield "another dimension", Request((x._replace(dimensions=(1, 5)),), (y,), pools)
+    yield "an unknown dimension", Request((x._replace(dimensions=(1, 0)),), (y,), pools)
+    yield "an output of another rank", Request((x,), (y._replace(dimensions=(4,)),), pools)
+    yield "an output of another dimension", Request((x,), (y._replace(dimensions=(2, 4)),), pools)
+    yield "an omitted output", Request((x,), (RequestArgument(has_no_value=True),), pools)
+
+
+BREACHES = list(breaches())
+
+
+class TestExplicitRequests:
+    """Requests on pools of the caller's own."""
+
+    @pytest.mark.parametrize(("what", "request_"), BREACHES, ids=[what for what, _ in BREACHES])
+    def test_breach(self, add, kit, what, request_):
+        """Every breach of the HAL's request rules is INVALID_ARGUMENT on both paths, and both stay usable."""
+        good, _ = kit.request([X], 16)
+        with add.burst() as burst:
+            for execute in (add.execute, burst.execute):
+                result = execute(request_)
+                assert (result.status, result.outputs) == (ErrorStatus.INVALID_ARGUMENT, ()), what
+                assert execute(good).outputs[0].tolist() == Y.tolist()
+            assert burst.stats()["runs"] == {"burst": 2, "plain": 0}
+
+    def test_reason(self, add):
+        """The plain path says what is wrong with a request, in words."""
+        result = add.execute(dict(BREACHES)["output exceeds the pool"])
+        assert re.search(r"output 0: 16 bytes at 8 exceed the pool's 16", result.message)
+
+    def test_pool_that_is_not_there(self, add, kit):
+        """A pool that the request does not have: refused by the device on one path, by the encoder on the other."""
+        bad = Request((RequestArgument(pool=5, length=16),), (RequestArgument(length=16),), (Memory.create(16),))
+        assert add.execute(bad).status == ErrorStatus.INVALID_ARGUMENT
+        with add.burst() as burst, pytest.raises(ValueError, match="poolIndex is 5"):
+            burst.execute(bad)
+
+    def test_output_too_small(self, add, kit):
+        """An output that is too small is OUTPUT_INSUFFICIENT_SIZE with its shape; with more room it succeeds."""
+        small, _ = kit.request([X], 12)
+        good, _ = kit.request([X], 16)
+        with add.burst() as burst:
+            for execute in (add.execute, burst.execute):
+                result = execute(small)
+                assert result.status == ErrorStatus.OUTPUT_INSUFFICIENT_SIZE
+                assert result.output_shapes == (((1, 4), False),)
+                assert execute(good).outputs[0].tolist() == Y.tolist()
+
+    def test_dynamic_output_too_small(self, device, kit):
+        """The same for an output whose shape only its execution tells."""
+        x, shape = np.ones((2, 3000), np.float32), np.array([5, 1200], np.int32)
+        small, _ = kit.request([x, shape], 100)
+        good, _ = kit.request([x, shape], x.nbytes)
+        with device.prepare(kit.reshape_model()) as prepared, prepared.burst() as burst:
+            for execute in (prepared.execute, burst.execute):
+                result = execute(small)
+                assert result.status == ErrorStatus.OUTPUT_INSUFFICIENT_SIZE
+                assert result.output_shapes == (((5, 1200), False),)
+                assert execute(good).outputs[0].shape == (5, 1200)
+
+    def test_what_cannot_be_computed(self, device, kit):
+        """Values that make an operation impossible are GENERAL_FAILURE, with the reason on the plain path."""
+        x, shape = np.ones((2, 3000), np.float32), np.array([7, 7], np.int32)
+        bad, _ = kit.request([x, shape], x.nbytes)
+        with device.prepare(kit.reshape_model()) as prepared, prepared.burst() as burst:
+            result = prepared.execute(bad)
+            assert (result.status, "RESHAPE" in result.message) == (ErrorStatus.GENERAL_FAILURE, True)
+            assert burst.execute(bad).status == ErrorStatus.GENERAL_FAILURE
+            with pytest.raises(driver.GeneralFailure, match="RESHAPE"):
+                prepared.run(x, shape)
+            with pytest.raises(driver.GeneralFailure):
+                burst.run(x, shape)
+            assert burst.run(x, np.array([6000, 1], np.int32)).outputs[0].shape == (6000, 1)
+
+    def test_one_pool_for_all(self, add):
+        """Inputs and outputs may share a pool, at any offset."""
+        pool = Memory.create(1000)
+        pool.asarray(np.float32, (1, 4), 100)[...] = X
+        request = Request(
+            (RequestArgument(offset=100, length=16),), (RequestArgument(offset=501, length=499),), (pool,)
+        )
+        with add.burst() as burst:
+            for execute in (add.execute, burst.execute):
+                pool.asarray(np.uint8, 499, 501)[...] = 0
+                assert execute(request).status == 0
+                assert pool.asarray(np.uint8, 16, 501).tobytes() == Y.tobytes()
+                assert not pool.asarray(np.uint8, 483, 517).any()
+
+    def test_free_memory(self, add, kit):
+        """A freed pool is unmapped on the other side, can be used again, and unknown memory is no error."""
+        with add.burst() as burst:
+            request, _ = kit.request([X], 16)
+            for _ in range(3):
+                assert burst.execute(request).outputs[0].tolist() == Y.tolist()
+                for pool in request.pools:
+                    burst.free_memory(pool)
+            burst.free_memory(Memory.create(1))
+            assert burst.stats()["memories_sent"] == 6
+
+    def test_closed_pool(self, add, kit):
+        """A pool that its owner has closed cannot be handed over; both paths say so and stay usable."""
+        bad, _ = kit.request([X], 16)
+        good, _ = kit.request([X], 16)
+        bad.pools[0].close()
+        with add.burst() as burst:
+            with pytest.raises(ValueError, match="closed"):
+                add.execute(bad)
+            assert burst.execute(bad).status == ErrorStatus.INVALID_ARGUMENT
+            for execute in (add.execute, burst.execute):
+                assert execute(good).outputs[0].tolist() == Y.tolist()
+
+    def test_truncated_pool(self, add, kit, process):
+        """A client that truncates memory which is not sealed harms nobody but itself."""
+        fd = os.memfd_create("truncated", os.MFD_ALLOW_SEALING)
+        os.ftruncate(fd, 2**20)
+        pool = Memory.from_fd(fd, 2**20, sealed=False)
+        request = Request(
+            (RequestArgument(offset=2**19, length=16),), (RequestArgument(offset=2**18, length=16),), (pool,)
+        )
+        engine = process(add.device.engine_pid)
+        with add.burst() as burst:
+            assert burst.execute(request).status == 0
+            os.ftruncate(fd, 4096)
+            burst.execute(request)
+            assert add.execute(request).status == ErrorStatus.INVALID_ARGUMENT
+            assert burst.run(X).outputs[0].tolist() == Y.tolist()
+        assert not engine.has_ended(0)
+
+    def test_posix_pool(self, add):
+        """A pool may be POSIX shared memory."""
+        pool = Memory.create(32, "posix")
+        pool.asarray(np.float32, (1, 4))[...] = X
+        request = Request((RequestArgument(length=16),), (RequestArgument(offset=16, length=16),), (pool,))
+        with add.burst() as burst:
+            assert burst.execute(request).outputs[0].tolist() == Y.tolist()
+            assert add.execute(request).outputs[0].tolist() == Y.tolist()
+
+
+class TestConcurrency:
+    """Several executions of one model at the same time."""
+
+    def test_overlap(self, slow_add, kit):
+        """Eight asynchronous executions of one model run at the same time, each with its callback."""
+        requests = [kit.request([slow(9)], 16) for _ in range(8)]
+        calls = []
+        running = [slow_add.execute_async(r, callback=calls.append) for r, _ in requests]
+        # All are under way, since none is done before its own input says so; then the last ends first.
+        for (_, (x,)), future in reversed(list(zip(requests, running, strict=True))):
+            assert not future.done()
+            x[...] = 0
+            assert future.result(kit.patience).outputs[0].tolist() == [[1, 1, 1, 1]]
+        kit.until(lambda: len(calls) == 8)
+        assert calls == running[::-1]
+
+    def test_run_from_many_threads(self, device, kit):
+        """run may be called from any number of threads at once."""
+        results = {}
+        with device.prepare(kit.add_model()) as prepared:
+
+            def run(n):
+                results[n] = {float(prepared.run(X * n)[0][0, 3]) for _ in range(20)}
+
+            threads = [threading.Thread(target=run, args=(n,)) for n in range(6)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+        assert results == {n: {4.0 * n + 1} for n in range(6)}
+
+    def test_busy(self, slow_add, kit):
+        """A burst takes one request at a time: a second thread gets Busy, and the first its result."""
+        with slow_add.burst() as burst:
+            burst.inputs[0][...] = slow(9)
+            results = []
+            thread = threading.Thread(target=lambda: results.append(burst.run()))
+            thread.start()
+
+            kit.until(lambda: burst._controller._writer.position)
+            with pytest.raises(Busy, match="in another thread"):
+                burst.run()
+            burst.inputs[0][...] = 0
+            thread.join(kit.patience)
+            assert results[0].outputs[0].tolist() == [[1, 1, 1, 1]]
+
+    def test_bursts_side_by_side(self, add):
+        """Several bursts on one model do not share their inputs."""
+        bursts = [add.burst() for _ in range(5)]
+        for n, burst in enumerate(bursts):
+            burst.inputs[0][...] = n
+        for n, burst in enumerate(bursts):
+            with burst:
+                assert burst.run().outputs[0].tolist() == [[n + 1.0] * 4]
+
+
+class TestGivingUp:
+    """Timeouts, signals, forks, and what is used after its end."""
+
+    def test_timeout_on_the_plain_path(self, slow_add):
+        """run returns in time with Timeout, and the model stays usable although the device is still at it."""
+        with pytest.raises(Timeout, match=r"within 0\.05 s"):
+            slow_add.run(slow(0.5), timeout=0.05)
+        assert slow_add.run(slow(0))[0].tolist() == [[1, 1, 1, 1]]
+        assert slow_add.run(slow(0), timeout=9)[0].tolist() == [[1, 1, 1, 1]]
+
+    def test_timeout_of_a_burst(self, slow_add):
+        """A burst's late result is dropped, and never taken for that of the next request."""
+        with slow_add.burst() as burst:
+            with pytest.raises(Timeout, match=r"within 0\.05 s; the burst stays usable"):
+                burst.run(slow(0.3), timeout=0.05)
+            with pytest.raises(Timeout):
+                burst.run(timeout=0)
+            assert burst.run(slow(0.01), timeout=9).outputs[0].tolist() == slow(1.01).tolist()
+            assert burst.stats()["timeouts"] == 2
+
+    def test_ctrl_c_in_run(self, slow_add, kit):
+        """Ctrl-C ends run at once; the model stays usable, and later runs get memory that nobody writes to."""
+        before = [mapping_count(slow_add.device.engine_pid, "fmq")]
+        thread = interrupt_when(lambda: mapping_count(slow_add.device.engine_pid, "fmq") > before[0], kit.until)
+        begin = time.monotonic()
+        with pytest.raises(KeyboardInterrupt):
+            slow_add.run(slow(3))
+        assert time.monotonic() - begin < 2
+        thread.join()
+        assert slow_add.run(slow(0))[0].tolist() == [[1, 1, 1, 1]]
+
+    def test_ctrl_c_in_a_burst(self, slow_add, kit):
+        """Ctrl-C ends a burst's run at once; the burst stays usable, and the late result is dropped."""
+        with slow_add.burst() as burst:
+            burst.run(slow(0))
+            position = burst._controller._writer.position
+            thread = interrupt_when(lambda: burst._controller._writer.position > position, kit.until)
+            begin = time.monotonic()
+            with pytest.raises(KeyboardInterrupt):
+                burst.run(slow(9))
+            assert time.monotonic() - begin < 2
+            thread.join()
+            assert burst.run(slow(0.5)).outputs[0].tolist() == slow(1.5).tolist()
+            assert burst.run(slow(0.25)).outputs[0].tolist() == slow(1.25).tolist()
+
+    def test_ctrl_c_in_prepare(self, connect, kit, place, monkeypatch):
+        """Ctrl-C in prepare leaves the connection usable: the late answer is not taken for that of the next call."""
+        monkeypatch.setenv("BURST_RUNTIME_DIR", str(place.path))
+        with driver.connect(kit.odd("Slow")) as device:
+            # The engine holds the model when it has begun to prepare it.
+            thread = interrupt_when(lambda: mapping_count(device.engine_pid, "burst-model"), kit.until)
+            with pytest.raises(KeyboardInterrupt):
+                device.prepare(kit.add_model(relaxed=True))
+            thread.join()
+            assert device.supported_operations(kit.add_model()) == [True]
+
+    def test_after_fork(self, place, kit):
+        """In a forked child everything that its parent opened says so, and closing it there does the parent no harm."""
+        code = f"""
+import os, sys, numpy as np, driver
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+from conftest import add_model
+x = np.zeros((1, 4), np.float32)
+with driver.connect() as device, device.prepare(add_model()) as prepared, prepared.burst() as burst:
+    prepared.run(x), burst.run(x)
+    if not (child := os.fork()):
+        said = []
+        for use in (lambda: prepared.run(x), lambda: burst.run(x), lambda: burst.run(x), prepared.burst,
+                    lambda: device.prepare(add_model())):
+            try:
+                use()
+            except driver.DriverError as error:
+                said.append("before a fork" in str(error))
+        burst.close(), device.close()
+        with driver.connect() as own, own.prepare(add_model()) as mine:
+            said.append(mine.run(x)[0].sum() == 4)
+        os._exit(0 if said == [True] * 6 else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert prepared.run(x)[0].sum() == burst.run(x).outputs[0].sum() == 4
+"""
+        with kit.python(code) as client:
+            assert client.wait(kit.patience) == 0
+
+    def test_closed_burst(self, add):
+        """A closed burst says so, again and again, and does not go on over the plain path."""
+        burst = add.burst()
+        burst.run(X)
+        burst.close()
+        burst.close()
+        request = Request((), (), ())
+        for use in (burst.run, burst.run, lambda: burst.execute(request)):
+            with pytest.raises(ValueError, match="this burst is closed; open another"):
+                use()
+
+    def test_closed_device(self, device, kit):
+        """What was made through a closed device says that it is gone."""
+        prepared = device.prepare(kit.add_model())
+        prepared.run(X)
+        device.close()
+        with pytest.raises(ConnectionError):
+            prepared.run(X)
+
+    def test_arrays_outlive_all(self, connect, kit):
+        """Inputs and outputs stay readable after their burst, their model and their device are gone."""
+        device = connect()
+        prepared = device.prepare(kit.add_model())
+        burst = prepared.burst()
+        (output,) = burst.run(X).outputs
+        source = burst.inputs[0]
+        burst.close()
+        prepared.close()
+        device.close()
+        del burst, prepared, device
+        gc.collect()
+        assert (source.tolist(), output.tolist()) == (X.tolist(), Y.tolist())
+
+
+def mapping_count(pid, name):
+    """How many pieces of anonymous shared memory of that name a process has mapped."""
+    return sum(f"/memfd:{name} " in line for line in Path(f"/proc/{pid}/maps").read_text().splitlines())
+
+
+class TestMeasuring:
+    """Timing and statistics."""
+
+    def test_timing(self, slow_add, kit):
+        """Times are measured where they are asked for, in the device and around it, and nowhere else."""
+        request, _ = kit.request([slow(0.02)], 16)
+        with slow_add.burst(measure=True) as measuring, slow_add.burst() as silent:
+            for result in (slow_add.execute(request, measure=True), measuring.run(slow(0.02))):
+                device, around = result.timing
+                assert 20_000 <= device <= around < 2_000_000
+            for result in (slow_add.execute(request), silent.run(slow(0))):
+                assert result.timing == (None, None)
+            seconds = measuring.stats()["seconds"]
+            assert 0.02 <= seconds["on_device"] <= seconds["in_driver"] <= seconds["total"]
+            assert silent.stats()["seconds"] is None
+
+    def test_no_timing_of_a_failure(self, add):
+        """A failed execution has no times."""
+        result = add.execute(BREACHES[0][1], measure=True)
+        assert result.timing == (None, None)
+
+    def test_stats(self, add):
+        """A burst counts its runs by path, and copies not a byte of bulk data."""
+        with add.burst(measure=True) as burst:
+            assert burst.stats()["runs"] == {"burst": 0, "plain": 0}
+            for _ in range(3):
+                burst.run(X)
+            stats = burst.stats()
+        assert stats["runs"] == {"burst": 3, "plain": 0}
+        assert stats["memories_sent"] == 1
+        assert stats["timeouts"] == 0
+        assert stats["copied_bytes"]["bulk"] == 0
+        assert stats["copied_bytes"]["control"] > 0
+        assert stats["seconds"]["total"] > 0
+
+    def test_outputs_in_place(self, add):
+        """A burst's inputs and outputs lie in one piece of shared memory, and are the same from run to run."""
+        with add.burst() as burst:
+            first = burst.run(X).outputs[0]
+            assert np.shares_memory(first, burst.run(2 * X).outputs[0])
+            assert first.tolist() == (2 * X + 1).tolist()
+            assert not first.flags.owndata
+
+    def test_run_gives_its_arrays_away(self, add):
+        """Arrays from run are the caller's: the next run leaves them alone."""
+        (first,) = add.run(X)
+        add.run(2 * X)
+        assert first.tolist() == Y.tolist()
+        assert first.flags.owndata
+        first[...] = 0
+
+    def test_too_long_for_the_channel(self, device):
+        """A request that does not fit into a burst's channel takes the plain path, and the statistics say so."""
+        builder = driver.ModelBuilder()
+        inputs = [builder.input("float32", (1,)) for _ in range(1100)]
+        builder.output(builder.operation("CONCATENATION", *inputs, 0))
+        x = [np.full(1, n, np.float32) for n in range(1100)]
+        with device.prepare(builder.build()) as prepared, prepared.burst(measure=True) as burst:
+            for _ in range(2):
+                result = burst.run(*x)
+                assert result.outputs[0].tolist() == list(range(1100))
+                assert result.timing.time_in_driver >= result.timing.time_on_device
+            assert burst.execute(burst._workspace.request).outputs[0].tolist() == list(range(1100))
+            assert burst.stats()["runs"] == {"burst": 0, "plain": 3}
+
+    def test_many_requests(self, add, kit):
+        """More different requests than a device remembers are executed all the same."""
+        requests = [kit.request([X * n], 16)[0] for n in range(80)]
+        with add.burst() as burst:
+            for _ in range(2):
+                for n, request in enumerate(requests):
+                    assert burst.execute(request).outputs[0].tolist() == (X * n + 1).tolist()
+                    assert add.execute(request).outputs[0].tolist() == (X * n + 1).tolist()
