@@ -157,7 +157,7 @@ static int spin_for(fmq_end *e, uint64_t n, uint64_t spin_ns, uint64_t deadline)
     if (!spin_ns || same_cpu(e)) return -EAGAIN;
     uint64_t until = 0;
     for (uint32_t i = 1;; i++) {
-        relax();
+        if (i > SPINS_PER_CLOCK) relax(); /* not at first: on new processors one pause is as long as a transfer */
         int r = ring_need(e, n);
         if (r != -EAGAIN) return r;
         if (i % SPINS_PER_CLOCK) continue;
