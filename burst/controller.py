@@ -161,11 +161,6 @@ class Controller:
         self._callback.send(answer, fds)
         self.counts.memories_sent += len(memories)
 
-    @property
-    def fits(self) -> int:
-        """The longest packet, in bytes."""
-        return self._writer.capacity * DATUM
-
     def close(self) -> None:
         """Ends the burst on both sides. Harmless when done twice."""
         _callbacks.discard(self._callback)

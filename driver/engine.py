@@ -180,7 +180,6 @@ class Client:
 
     def _start(self, server: BurstServer, context: Channel, spin: float) -> None:
         def on_end() -> None:
-            server.on_end = _nothing  # this refers to it, and nobody collects garbage while a burst lives
             self._bursts.discard(server)
             self._engine.contexts.discard(context)
             context.close()
@@ -201,10 +200,6 @@ class Client:
         # The handlers refer to us, as above.
         for held in (self._models, self._plain, self.handlers):
             held.clear()
-
-
-def _nothing() -> None:
-    """What is left to do at the end of a burst that has ended."""
 
 
 def _context_message(server: BurstServer, message: Message) -> None:

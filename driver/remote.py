@@ -177,7 +177,7 @@ class RemotePreparedModel:
             raise
         free.append(workspace)
 
-    def execute(self, request: Request, *, measure: bool = False, timeout: float | None = None) -> Result:
+    def execute(self, request: Request, measure: bool = False, timeout: float | None = None) -> Result:
         """Executes an explicit request on the plain path, with any status; outputs are views of its pools.
 
         Raises PeerDied, Timeout, and Malformed for a request that cannot be said.
@@ -191,8 +191,8 @@ class RemotePreparedModel:
     def execute_async(
         self,
         request: Request,
-        *,
         measure: bool = False,
+        *,
         timeout: float | None = None,
         callback: Callable[[Future[Result]], object] | None = None,
     ) -> Future[Result]:

@@ -38,7 +38,7 @@ class Burst:
         """Use `prepared.burst()`."""
         self._prepared, self._measure = prepared, measure
         self._closed = False
-        self._plain = self._total = self._device = self._driver = 0
+        self._plain = self._copied = self._total = self._device = self._driver = 0
         self._workspace = Workspace(prepared.model, self._shapes(input_shapes))
         self._controller = Controller(prepared.configure_burst(spin), memory, spin)
         self._encode()
@@ -67,7 +67,7 @@ class Burst:
         the result does not come in `timeout` seconds: the burst stays usable, and a late result is dropped.
         """
         if arrays:
-            self._workspace.fill(arrays)
+            self._copied += self._workspace.fill(arrays)
         if self._measure:
             return self._run_measured(timeout)
         return self._run(timeout)
@@ -111,7 +111,7 @@ class Burst:
         result.raise_for_status()
         return result
 
-    def execute(self, request: Request, *, measure: bool = False, timeout: float | None = None) -> Result:
+    def execute(self, request: Request, measure: bool = False, timeout: float | None = None) -> Result:
         """An explicit request on pools of your own, with any status. Raises PeerDied, Timeout, Busy."""
         try:
             reply = self._controller.send(self._controller.encode(request, measure=measure), timeout)
@@ -135,7 +135,8 @@ class Burst:
     def stats(self) -> dict[str, Any]:
         """Counts since the beginning, and where the time went.
 
-        runs: by the path they took. copied_bytes: bulk data (none: it is read and written in place) and packets.
+        runs: by the path they took. copied_bytes: bulk data, which is what `run(*arrays)` copied for its
+        caller (arrays in `inputs` are not copied), and packets.
         seconds, if the burst measures: in all, in the driver, and of that on the device.
         """
         counts = self._controller.counts
@@ -144,7 +145,7 @@ class Burst:
             "runs": {"burst": counts.requests, "plain": self._plain},
             "timeouts": counts.timeouts,
             "memories_sent": counts.memories_sent,
-            "copied_bytes": {"bulk": 0, "control": counts.control_bytes},
+            "copied_bytes": {"bulk": self._copied, "control": counts.control_bytes},
             "seconds": seconds if self._measure else None,
         }
 

@@ -61,8 +61,11 @@ class Workspace:
         self.fill(inputs)
         return memory
 
-    def fill(self, arrays: Sequence[ArrayLike | None]) -> None:
-        """Copies arrays into the inputs, all or none. Raises ValueError naming the input that does not fit."""
+    def fill(self, arrays: Sequence[ArrayLike | None]) -> int:
+        """Copies arrays into the inputs, all or none; returns how many bytes that were.
+
+        Raises ValueError naming the input that does not fit.
+        """
         if len(arrays) != len(self.inputs):
             raise ValueError(f"{len(arrays)} inputs were given; the model takes {len(self.inputs)}")
         pairs = [
@@ -72,6 +75,7 @@ class Workspace:
         ]
         for place, array in pairs:
             place[...] = array
+        return sum(place.nbytes for place, _ in pairs)
 
     def outputs(self, shapes: Sequence[OutputShape] = ()) -> tuple[NDArray[Any], ...]:
         """Typed views, shaped as the execution said, or as the model does where it said nothing."""

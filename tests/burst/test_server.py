@@ -16,6 +16,7 @@ from burst import (
     Result,
     errors,
 )
+from burst.wire import DATUM
 from fmq.queue import DEFAULT_SPIN
 
 NONE, GENERAL_FAILURE = ErrorStatus.NONE, ErrorStatus.GENERAL_FAILURE
@@ -284,7 +285,7 @@ def test_a_request_that_does_not_fit(host, burst, memory):
     client, pool = burst(host(), length=8), memory()
     request = Request((RequestArgument(length=4),), (RequestArgument(offset=4, length=4),), (pool,) * 5)
     packet = client.encode(request)
-    assert len(packet) > client.fits
+    assert len(packet) > client._writer.capacity * DATUM
     for _ in range(2):
         with pytest.raises(NotSent, match="9 elements"):
             client.send(packet)

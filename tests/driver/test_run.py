@@ -524,12 +524,15 @@ class TestMeasuring:
         assert result.timing == (None, None)
 
     def test_stats(self, add):
-        """A burst counts its runs by path, and copies not a byte of bulk data."""
+        """A burst counts its runs by path; in place not a byte of bulk data is copied, and `run(array)` copies that."""
         with add.burst(measure=True) as burst:
             assert burst.stats()["runs"] == {"burst": 0, "plain": 0}
+            burst.inputs[0][...] = X
             for _ in range(3):
-                burst.run(X)
+                burst.run()
             stats = burst.stats()
+            burst.run(X)
+            assert burst.stats()["copied_bytes"]["bulk"] == X.nbytes
         assert stats["runs"] == {"burst": 3, "plain": 0}
         assert stats["memories_sent"] == 1
         assert stats["timeouts"] == 0
