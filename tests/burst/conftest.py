@@ -296,6 +296,12 @@ def burst(closing):
 
 
 @pytest.fixture
+def clients():
+    """The classes (RawClient, Asked), for tests that make thousands and close each by itself."""
+    return RawClient, Asked
+
+
+@pytest.fixture
 def raw(closing):
     """raw(configure): a RawClient."""
     return lambda configure, **options: closing(RawClient(configure, **options))
@@ -329,6 +335,7 @@ def service(child):
         while True:
             message = channel.receive()
             if message.fds:
+                host.servers[:] = [server for server in host.servers if server._thread.is_alive()]
                 accept(message, channel, host)
                 continue
             for server in host.servers:

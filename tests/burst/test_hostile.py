@@ -109,12 +109,12 @@ def test_random_packets(victim, burst, memory, increment, attempts):
     assert len(statuses) >= 3  # some were executed, some did not fit, some were malformed
 
 
-def test_scribbling_over_the_control_page(victim, raw, attempts):
+def test_scribbling_over_the_control_page(victim, clients, attempts):
     """A client may write anything into the queues' control pages at any time: at worst its own burst ends."""
     _, configure = victim
     packet = encode_request((), (), (), measure=False)
     for rng in attempts():
-        client = raw(configure, lengths=(16, 16))
+        client = clients[0](configure, lengths=(16, 16))
         for _ in range(rng.randrange(1, 6)):
             page = client.control(rng.randrange(2))
             word = rng.choice([rng.randrange(512), rng.choice([128, 256, 384, 512, 640, 768, 896]) // 8])
@@ -154,12 +154,12 @@ def test_scribbling_over_requests_that_run(victim, raw, attempts):
     client.close()
 
 
-def test_results_that_nobody_reads(victim, raw, attempts):
+def test_results_that_nobody_reads(victim, clients, attempts):
     """Clients that send and never read, and go without a word, cost the device nothing."""
     _, configure = victim
     packet = encode_request((), (), (), measure=False)
     for rng in attempts():
-        client = raw(configure, lengths=(64, rng.randrange(2, 8)))
+        client = clients[0](configure, lengths=(64, rng.randrange(2, 8)))
         for _ in range(rng.randrange(20)):
             try:
                 client.send(packet)
@@ -203,7 +203,7 @@ def test_memory_that_shrinks(victim, burst, increment, memory):
     client.close()
 
 
-def test_callbacks_that_close_in_the_middle(victim, burst, memory, attempts):
+def test_callbacks_that_close_in_the_middle(victim, clients, memory, attempts):
     """A client that hangs up, or leaves entirely, while the device waits for its memory costs the device nothing."""
     _, configure = victim
     pool = memory()
@@ -217,7 +217,7 @@ def test_callbacks_that_close_in_the_middle(victim, burst, memory, attempts):
         client._writer.close()
 
     for rng in attempts():
-        client = burst(configure)
+        client = clients[1](configure, spin=0.0)
         client.answer = rng.choice([hang_up, leave])
         try:
             client.run(pool, timeout=20)
