@@ -64,13 +64,13 @@ class PlainServer:
             self._on_end()
 
     def _handle(self, message: Message) -> None:
-        if message.raw.startswith(_EXECUTE):
-            self._channel.send_raw(self._executor.answer(message.raw))
-            return
         try:
-            self._manage(message)
+            if message.raw.startswith(_EXECUTE):
+                self._channel.send_raw(self._executor.answer(message.raw))
+            else:
+                self._manage(message)
         finally:
-            message.close()
+            message.close()  # of descriptors, too, that came with a request and belong to nothing
 
     def _manage(self, message: Message) -> None:
         """Memory comes and goes without an answer: what is wrong with it shows in the execution that uses it."""

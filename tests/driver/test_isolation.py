@@ -136,6 +136,20 @@ def test_many_connections(shared, witness):
             sock.close()
 
 
+def test_descriptors_that_come_with_a_request_are_closed(connect, stranger, witness):
+    """A request on the plain path needs no descriptors; those that a client sends with it do not stay in the device."""
+    engine = f"/proc/{connect().engine_pid}/fd"
+    with open(os.devnull, "rb") as null, plain_path(stranger) as plain:
+        before = len(os.listdir(engine))
+        for _ in range(20):
+            plain.send(["execute", 0, [], [], [], False], [null.fileno()] * MAX_FDS)
+            plain.receive(20).close()
+        plain.send(["execute", 0, [], [], [], False])
+        plain.receive(20).close()  # by now the one before has been dealt with
+        assert len(os.listdir(engine)) <= before
+    witness()
+
+
 def test_noise(shared, witness):
     """A thousand random messages with random descriptors, on the service's socket and on plain paths (seed 4)."""
     source = random.Random(4)
