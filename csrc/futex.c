@@ -31,21 +31,15 @@ int futex_wait(_Atomic uint32_t *word, uint32_t expected, uint32_t mask, uint64_
     return r < 0 ? -errno : 0;
 }
 
-/* The kernel's struct futex_waitv, spelled out because older headers lack it. */
-typedef struct {
-    uint64_t expected, address;
-    uint32_t flags, reserved;
-} wait_entry;
-enum { SIZE_U32 = 2 }; /* FUTEX_32, without FUTEX_PRIVATE_FLAG */
+int futex_wait_all(futex_entry *entries, unsigned n, uint64_t deadline) {
+    struct timespec at;
+    long r = syscall(SYS_futex_waitv, entries, n, 0, absolute(deadline, &at), CLOCK_MONOTONIC);
+    return r < 0 ? -errno : 0;
+}
 
 int futex_wait_either(_Atomic uint32_t *a, uint32_t in_a, _Atomic uint32_t *b, uint32_t in_b, uint64_t deadline) {
-    wait_entry entries[2] = {
-        {in_a, (uint64_t)(uintptr_t)a, SIZE_U32, 0},
-        {in_b, (uint64_t)(uintptr_t)b, SIZE_U32, 0},
-    };
-    struct timespec at;
-    long r = syscall(SYS_futex_waitv, entries, 2, 0, absolute(deadline, &at), CLOCK_MONOTONIC);
-    return r < 0 ? -errno : 0;
+    futex_entry entries[2] = {futex_on(a, in_a), futex_on(b, in_b)};
+    return futex_wait_all(entries, 2, deadline);
 }
 
 void futex_wake(_Atomic uint32_t *word, int count, uint32_t mask) {

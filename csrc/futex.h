@@ -16,6 +16,19 @@ uint64_t futex_now(void);
 /* Sleeps while *word == expected. Woken by futex_wake with an overlapping mask. */
 int futex_wait(_Atomic uint32_t *word, uint32_t expected, uint32_t mask, uint64_t deadline);
 
+/* One word to sleep on while it holds what is expected; the kernel's struct futex_waitv, which older headers lack. */
+typedef struct {
+    uint64_t expected, address;
+    uint32_t flags, reserved;
+} futex_entry;
+
+static inline futex_entry futex_on(_Atomic uint32_t *word, uint32_t expected) {
+    return (futex_entry){expected, (uint64_t)(uintptr_t)word, 2 /* FUTEX_32, not private */, 0};
+}
+
+/* Sleeps while all n words (at most 128) hold what is expected; -ENOSYS before Linux 5.16. */
+int futex_wait_all(futex_entry *entries, unsigned n, uint64_t deadline);
+
 /* Sleeps while *a == in_a and *b == in_b; -ENOSYS before Linux 5.16. */
 int futex_wait_either(_Atomic uint32_t *a, uint32_t in_a, _Atomic uint32_t *b, uint32_t in_b, uint64_t deadline);
 

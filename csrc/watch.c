@@ -15,19 +15,9 @@
 #include <signal.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
-#ifndef SYS_futex_waitv
-#define SYS_futex_waitv 449
-#endif
-
-enum { WATCHES = 127, SIZE_U32 = 2 }; /* futex_waitv takes 128 words: these and the doorbell */
-
-typedef struct {
-    uint64_t expected, address;
-    uint32_t flags, reserved;
-} wait_entry;
+enum { WATCHES = 127 }; /* futex_waitv takes 128 words: these and the doorbell */
 
 static struct {
     pthread_mutex_t lock;
@@ -58,15 +48,15 @@ static void tell(int i) {
 }
 
 /* Shuts down the sockets of the dead; returns how many words are worth sleeping on. */
-static unsigned collect(wait_entry *entries) {
+static unsigned collect(futex_entry *entries) {
     pthread_mutex_lock(&watch.lock);
     unsigned n = 0;
-    entries[n++] = (wait_entry){atomic_load(&watch.doorbell), (uintptr_t)&watch.doorbell, SIZE_U32, 0};
+    entries[n++] = futex_on(&watch.doorbell, atomic_load(&watch.doorbell));
     for (int i = 0; i < WATCHES; i++) {
         if (!watch.table[i].word || watch.table[i].told) continue;
         uint32_t life = atomic_load(watch.table[i].word); /* pairs: DEAD */
         if (life_is_dead(life)) tell(i);
-        else entries[n++] = (wait_entry){life, (uintptr_t)watch.table[i].word, SIZE_U32, 0};
+        else entries[n++] = futex_on(watch.table[i].word, life);
     }
     pthread_mutex_unlock(&watch.lock);
     return n;
@@ -75,10 +65,10 @@ static unsigned collect(wait_entry *entries) {
 static void *thread_main(void *unused) {
     (void)unused;
     prctl(PR_SET_NAME, "fmq-watch");
-    wait_entry entries[WATCHES + 1];
+    futex_entry entries[WATCHES + 1];
     for (;;) {
         unsigned n = collect(entries);
-        syscall(SYS_futex_waitv, entries, n, 0, NULL, CLOCK_MONOTONIC);
+        futex_wait_all(entries, n, FMQ_FOREVER);
     }
     return NULL;
 }
@@ -86,7 +76,7 @@ static void *thread_main(void *unused) {
 static int start(void) {
     static int registered;
     if (watch.running) return 0;
-    if (syscall(SYS_futex_waitv, NULL, 0, 0, NULL, 0) < 0 && errno == ENOSYS) return -ENOSYS;
+    if (futex_wait_all(NULL, 0, FMQ_FOREVER) == -ENOSYS) return -ENOSYS; /* no words: else refused for that */
     if (!registered) registered = !pthread_atfork(NULL, NULL, forget);
     sigset_t all, old;
     pthread_t thread;
