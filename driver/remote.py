@@ -17,9 +17,10 @@ from driver.encoding import encode
 from driver.errors import DeviceFailed, DriverError
 from driver.nn import validate
 from driver.plain import PlainClient
-from driver.rpc import call
+from driver.rpc import PROTOCOL, call
 from driver.session import Burst
 from driver.workspace import Workspace, input_shapes
+from fmq.queue import DEFAULT_SPIN
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
     from fmq import Descriptor
     from fmq.region import Kind
 
-PROTOCOL = 1
 _START_TIMEOUT = 60.0  # seconds for a service and its engine to come up
 _ATTEMPTS = 3  # a service may retire just when we come
 
@@ -221,7 +221,7 @@ class RemotePreparedModel:
     def burst(
         self,
         *,
-        spin: float = 50e-6,
+        spin: float = DEFAULT_SPIN,
         memory: Kind = "memfd",
         measure: bool = False,
         input_shapes: Sequence[tuple[int, ...] | None] | None = None,

@@ -28,7 +28,7 @@ from driver.devices import device_class
 from driver.encoding import decode
 from driver.nn import validate
 from driver.rendezvous import Place, environment, runtime_dir
-from driver.rpc import Reply, call, serve, take_fd
+from driver.rpc import PROTOCOL, Reply, call, serve, take_fd
 from fmq import LifePage
 
 if TYPE_CHECKING:
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from driver.nn import Model
 
 _log = logging.getLogger(__name__)
-PROTOCOL = 1
 LINGER = 2.0  # seconds without a client
 _RETRY = 0.1  # seconds after a failed accept
 _LAUNCH = "from driver.engine import main; main()"

@@ -101,7 +101,7 @@ class Burst:
             return self._result(self._controller.send(self._packet))  # once more, with memory that suffices
         result = Result(reply.status, (), reply.output_shapes, reply.timing)
         result.raise_for_status()
-        result.outputs = self._workspace.outputs(reply.output_shapes)
+        result.outputs = self._prepared.outputs(self._workspace.request, reply.output_shapes)
         self._last = reply.output_shapes, result.outputs
         return result
 

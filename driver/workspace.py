@@ -23,7 +23,7 @@ _FIRST_GUESS = 4096  # bytes for an output whose size only its execution tells
 class Workspace:
     """Inputs first, then outputs, each on a 64-byte boundary of one sealed memfd.
 
-    `inputs` are typed views (None: omitted), `outputs` are typed views where their shape is known beforehand.
+    `inputs` are typed views (None: omitted); the prepared model gives views of the outputs, by `request`.
     """
 
     def __init__(self, model: Model, shapes: Sequence[tuple[int, ...] | None]) -> None:
@@ -76,13 +76,6 @@ class Workspace:
         for place, array in pairs:
             place[...] = array
         return sum(place.nbytes for place, _ in pairs)
-
-    def outputs(self, shapes: Sequence[OutputShape] = ()) -> tuple[NDArray[Any], ...]:
-        """Typed views, shaped as the execution said, or as the model does where it said nothing."""
-        return tuple(
-            self.memory.asarray(o.type.dtype, shapes[n].dimensions if shapes else o.dimensions, a.offset)
-            for n, (o, a) in enumerate(zip(self._results, self.request.outputs, strict=True))
-        )
 
 
 def input_shapes(
