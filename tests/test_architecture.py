@@ -167,9 +167,9 @@ def test_every_exported_function_is_used():
 
 
 def test_only_the_seam_makes_futex_calls():
-    """csrc/futex.c is what tests replace; watch.c, which sleeps on a table of words, is the other place."""
+    """csrc/futex.c is what tests replace, and no other file goes past it."""
     callers = {path.name for path in sources(".c") if re.search(r"syscall\(SYS_futex", path.read_text())}
-    assert callers == {"futex.c", "watch.c"}
+    assert callers == {"futex.c"}
 
 
 def test_c_headers_say_what_they_are():
