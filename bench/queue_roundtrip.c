@@ -19,7 +19,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-enum { CAPACITY = 4096 };
+enum { CAPACITY = 4096, CONTROL = 4096 };
 
 static void pin(int cpu) {
     cpu_set_t set;
@@ -33,16 +33,17 @@ static int ascending(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
-static void *new_queue(void) {
-    uint64_t bytes = fmq_bytes(CAPACITY, 1);
-    void *base = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    if (fmq_format(base, bytes, CAPACITY, 1, 0)) abort();
+static const fmq_shape shape = {CAPACITY, 0, 1, FMQ_SYNCHRONIZED};
+
+static char *new_queue(void) {
+    char *base = mmap(NULL, CONTROL + CAPACITY, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (fmq_format(base, &shape)) abort();
     return base;
 }
 
-static fmq_end *end_of(void *base, int role) {
+static fmq_end *end_of(char *base, int role) {
     fmq_end *end = NULL;
-    if (fmq_open(base, fmq_bytes(CAPACITY, 1), role, &end)) abort();
+    if (fmq_open(base, base + CONTROL, &shape, role, &end)) abort();
     return end;
 }
 
@@ -52,23 +53,25 @@ int main(int argc, char **argv) {
     long rounds = atol(argv[2]);
     uint64_t n = (uint64_t)atol(argv[3]);
     if (rounds < 1 || n < 1 || n > CAPACITY) return fprintf(stderr, "queue_roundtrip: rounds >= 1, 1 <= bytes <= %d\n", CAPACITY), 2;
-    void *there = new_queue(), *back = new_queue();
+    char *there = new_queue(), *back = new_queue();
     char message[CAPACITY] = {0};
     if (fork() == 0) {
         pin(1);
         fmq_end *in = end_of(there, FMQ_READER), *out = end_of(back, FMQ_WRITER);
+        fmq_channel channel = {out, in, message, CAPACITY};
         int64_t got = 0;
-        for (long i = 0; i < rounds; i++) got = fmq_exchange(out, message, (uint64_t)got, in, message, CAPACITY, spin, UINT64_MAX);
+        for (long i = 0; i < rounds; i++) got = fmq_exchange(&channel, message, (uint64_t)got, spin, UINT64_MAX);
         fmq_write(out, message, (uint64_t)got, 0, 0);
         _exit(0);
     }
     pin(0);
     fmq_end *out = end_of(there, FMQ_WRITER), *in = end_of(back, FMQ_READER);
+    fmq_channel channel = {out, in, message, CAPACITY};
     double *rtt = malloc((size_t)rounds * sizeof *rtt);
     for (long i = 0; i < rounds; i++) {
         uint64_t begin = fmq_now();
-        int64_t got = fmq_exchange(out, message, n, in, message, CAPACITY, spin, UINT64_MAX);
-        while (got == -EINTR) got = fmq_exchange(out, NULL, 0, in, message, CAPACITY, spin, UINT64_MAX);
+        int64_t got = fmq_exchange(&channel, message, n, spin, UINT64_MAX);
+        while (got == -EINTR) got = fmq_exchange(&channel, NULL, 0, spin, UINT64_MAX);
         if (got < 0) return fprintf(stderr, "queue_roundtrip: error %ld\n", (long)got), 1;
         rtt[i] = (double)(fmq_now() - begin);
     }

@@ -9,9 +9,12 @@
 #include "api.h"
 
 #include "futex.h"
+#include "life.h"
 
 #include <errno.h>
 #include <limits.h>
+
+static const uint64_t OLD_KERNEL_SLICE = 50000000; /* ns: without futex_waitv a death is polled for */
 
 typedef struct {
     _Atomic uint32_t bits, sleepers;
@@ -30,18 +33,43 @@ int fmq_event_wake(void *flag, uint32_t mask) {
     return 0;
 }
 
-int fmq_event_wait(void *flag, uint32_t mask, uint64_t deadline, uint32_t *bits) {
-    event_flag *f = flag;
-    if (!mask) return -EINVAL;
+/* The state of a peer's life while it is alive, else why it is no longer. */
+static int look_at_lives(void *const *lives, unsigned n, futex_entry *entries) {
     int r = 0;
-    while (!(*bits = consume(f, mask)) && !r) {
+    for (unsigned i = 0; i < n; i++) {
+        uint32_t life = atomic_load((_Atomic uint32_t *)lives[i]); /* pairs: DEAD */
+        entries[i] = futex_on(lives[i], life);
+        if (life_is_dead(life)) r = -EPIPE;
+        else if (life == LIFE_RELEASED && !r) r = -ESHUTDOWN;
+    }
+    return r;
+}
+
+/* Sleeps while the bits are `now` and the lives as in entries[0 .. n). */
+static int sleep_on(event_flag *f, uint32_t now, uint32_t mask, futex_entry *entries, unsigned n, uint64_t deadline) {
+    if (!n) return futex_wait(&f->bits, now, mask, deadline);
+    entries[n] = futex_on(&f->bits, now);
+    int r = futex_wait_all(entries, n + 1, deadline);
+    if (r != -ENOSYS && r != -EPERM) return r < 0 ? r : 0;
+    uint64_t slice = futex_now() + OLD_KERNEL_SLICE;
+    r = futex_wait(&f->bits, now, mask, slice < deadline ? slice : deadline);
+    return r == -ETIMEDOUT && slice < deadline ? 0 : r;
+}
+
+int fmq_event_wait(void *flag, uint32_t mask, void *const *lives, unsigned n, uint64_t deadline, uint32_t *bits) {
+    event_flag *f = flag;
+    futex_entry entries[FUTEX_MOST];
+    if (!mask || n >= FUTEX_MOST) return -EINVAL;
+    int r = 0;
+    for (;;) {
+        int ended = look_at_lives(lives, n, entries); /* before the bits: what a peer set before its end is told first */
+        if ((*bits = consume(f, mask))) return 0;
+        if (r || ended) return r ? r : ended;
         atomic_fetch_add(&f->sleepers, 1); /* seq_cst, then the look at bits.  pairs: EVENT_SLEEP */
         uint32_t now = atomic_load(&f->bits);
-        if (!(now & mask)) r = futex_wait(&f->bits, now, mask, deadline);
+        if (!(now & mask)) r = sleep_on(f, now, mask, entries, n, deadline);
         atomic_fetch_sub(&f->sleepers, 1);
         /* Woken, or another bit changed. Somebody who changes bits all the time cannot hold us beyond the deadline. */
         if (!r || r == -EAGAIN) r = futex_now() < deadline ? 0 : -ETIMEDOUT;
     }
-    if (!*bits) *bits = consume(f, mask); /* a bit that came with the timeout is not lost */
-    return *bits ? 0 : r;
 }

@@ -34,12 +34,13 @@ int futex_wait(_Atomic uint32_t *word, uint32_t expected, uint32_t mask, uint64_
 int futex_wait_all(futex_entry *entries, unsigned n, uint64_t deadline) {
     struct timespec at;
     long r = syscall(SYS_futex_waitv, entries, n, 0, absolute(deadline, &at), CLOCK_MONOTONIC);
-    return r < 0 ? -errno : 0;
+    return r < 0 ? -errno : (int)r;
 }
 
 int futex_wait_either(_Atomic uint32_t *a, uint32_t in_a, _Atomic uint32_t *b, uint32_t in_b, uint64_t deadline) {
     futex_entry entries[2] = {futex_on(a, in_a), futex_on(b, in_b)};
-    return futex_wait_all(entries, 2, deadline);
+    int r = futex_wait_all(entries, 2, deadline);
+    return r < 0 ? r : 0;
 }
 
 void futex_wake(_Atomic uint32_t *word, int count, uint32_t mask) {

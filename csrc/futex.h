@@ -26,10 +26,12 @@ static inline futex_entry futex_on(_Atomic uint32_t *word, uint32_t expected) {
     return (futex_entry){expected, (uint64_t)(uintptr_t)word, 2 /* FUTEX_32, not private */, 0};
 }
 
-/* Sleeps while all n words (at most 128) hold what is expected; -ENOSYS before Linux 5.16. */
+/* Sleeps while all n words (at most FUTEX_MOST) hold what is expected; -ENOSYS before Linux 5.16. Returns the index of
+ * the entry that was woken. */
+enum { FUTEX_MOST = 128 };
 int futex_wait_all(futex_entry *entries, unsigned n, uint64_t deadline);
 
-/* Sleeps while *a == in_a and *b == in_b; -ENOSYS before Linux 5.16. */
+/* Sleeps while *a == in_a and *b == in_b; 0 when woken, -ENOSYS before Linux 5.16. */
 int futex_wait_either(_Atomic uint32_t *a, uint32_t in_a, _Atomic uint32_t *b, uint32_t in_b, uint64_t deadline);
 
 void futex_wake(_Atomic uint32_t *word, int count, uint32_t mask);

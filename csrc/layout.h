@@ -15,13 +15,14 @@
 #define FMQ_LINE 128
 #define FMQ_PAGE 4096
 #define FMQ_MAGIC UINT64_C(0x514d465453525542) /* the bytes "BURSTFMQ" */
-#define FMQ_VERSION 1
+#define FMQ_VERSION 2
 
 /* A counter and the CPU that last moved it, written by one side only. cpu is 1 + its number, 0 = never moved. */
 typedef struct {
     alignas(FMQ_LINE) _Atomic uint64_t counter;
+    _Atomic uint64_t begin; /* head only, unsynchronized only: what is or was being written ends here */
     _Atomic uint32_t cpu;
-} fmq_position;
+} fmq_counter;
 
 typedef struct {
     alignas(FMQ_LINE) _Atomic uint32_t word;
@@ -36,9 +37,9 @@ typedef struct {
     uint64_t dtype_hash;
     uint32_t element_bytes;
 
-    fmq_position head;     /* writer */
-    fmq_position tail;     /* reader */
-    fmq_word data_wait;    /* reader sets 1 to sleep, writer clears it and wakes */
+    fmq_counter head;     /* writer */
+    fmq_counter tail;     /* reader; unsynchronized: nobody */
+    fmq_word data_wait;    /* a reader sets 1 to sleep, writer clears it and wakes */
     fmq_word space_wait;   /* writer sets 1 to sleep, reader clears it and wakes */
     fmq_word event;        /* the public event flag: bits here, sleepers in the next four bytes */
     fmq_word writer_life;  /* states in README.md, "Life words" */
@@ -46,6 +47,7 @@ typedef struct {
 } fmq_control;
 
 static_assert(offsetof(fmq_control, head) == 128, "writer's line");
+static_assert(offsetof(fmq_control, head.begin) == 136, "beside head, and published before anything is overwritten");
 static_assert(offsetof(fmq_control, tail) == 256, "reader's line");
 static_assert(offsetof(fmq_control, data_wait) == 384, "reader sleeps here");
 static_assert(offsetof(fmq_control, space_wait) == 512, "writer sleeps here");

@@ -16,11 +16,11 @@
 #include "api.h"
 #include "futex.h"
 #include "memory.h"
+#include "thread.h"
 
 #include <errno.h>
 #include <limits.h>
 #include <pthread.h>
-#include <signal.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <sys/mman.h>
@@ -57,7 +57,7 @@ static void *thread_main(void *unused) {
     life.tid = (uint32_t)syscall(SYS_gettid);
     pthread_cond_broadcast(&life.started);
     pthread_mutex_unlock(&life.lock);
-    for (;;) pause(); /* all signals are blocked */
+    for (;;) pause();
     return NULL;
 }
 
@@ -81,21 +81,6 @@ static char *reserve_arena(void) {
     return p;
 }
 
-static int start_thread(void) {
-    sigset_t all, old;
-    pthread_t thread;
-    pthread_attr_t detached;
-    sigfillset(&all);
-    pthread_attr_init(&detached);
-    pthread_attr_setdetachstate(&detached, PTHREAD_CREATE_DETACHED);
-    pthread_attr_setstacksize(&detached, 64 * 1024);
-    pthread_sigmask(SIG_SETMASK, &all, &old);
-    int r = pthread_create(&thread, &detached, thread_main, NULL);
-    pthread_sigmask(SIG_SETMASK, &old, NULL);
-    pthread_attr_destroy(&detached);
-    return -r;
-}
-
 static int start(void) {
     static bool registered;
     if (life.tid) return 0;
@@ -106,7 +91,7 @@ static int start(void) {
     life.head.list.next = &life.head.list;
     life.head.futex_offset = life.words - life.nodes;
     life.head.pending = NULL;
-    int r = start_thread();
+    int r = thread_start(thread_main, NULL);
     while (!r && !life.tid) pthread_cond_wait(&life.started, &life.lock);
     return r;
 }

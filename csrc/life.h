@@ -1,4 +1,4 @@
-/* The states of a life word, shared by queue.c, life.c and watch.c. */
+/* The states of a life word, shared by the ends, the bridge and life.c. */
 #ifndef FMQ_LIFE_H
 #define FMQ_LIFE_H
 

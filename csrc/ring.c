@@ -4,15 +4,49 @@
  * practice and full differs from empty. A slot is counter % capacity. Transfers are all or nothing: the peer sees a
  * counter move once, over everything that was copied.
  *
- * Both roles run the same code: each publishes its own counter and looks at the other's. A writer's free places and a
- * reader's elements are the same subtraction seen from two sides (ring_known).
+ * Synchronized: both roles run the same code: each publishes its own counter and looks at the other's. A writer's free
+ * places and a reader's elements are the same subtraction seen from two sides (ring_known).
+ *
+ * Unsynchronized: there is no tail. The writer says in `begin` how far it is about to write, writes, and moves head. A
+ * reader copies, and then looks at begin: what was overwritten meanwhile is not returned. Both touch the elements at the
+ * same time, so both use atomic accesses, which cost nothing, and a fence each, which x86 has for nothing.
  */
 #define _GNU_SOURCE
 #include "ring.h"
 
-#include <errno.h>
 #include <sched.h>
 #include <string.h>
+
+static int broken(struct fmq_end *e) {
+    e->broken = true;
+    return -EPROTO;
+}
+
+/* The writer has begun to overwrite what we have not read. Goes on at the middle of the ring, to get ahead of a fast
+ * writer, or where the oldest whole element is. */
+static int overrun(struct fmq_end *e, uint64_t begin) {
+    uint64_t head = atomic_load(&e->theirs->counter);
+    if (head < e->seen || (begin > head && begin - head > e->capacity)) return broken(e);
+    uint64_t resume = head - (head < e->capacity / 2 ? head : e->capacity / 2);
+    if (resume < begin - e->capacity) resume = begin - e->capacity;
+    e->seen = head;
+    e->lost = resume - e->position;
+    ring_move_to(e, resume);
+    return -EOVERFLOW;
+}
+
+/* Whether what was just read, from `position` on, can be believed. */
+int ring_still_whole(struct fmq_end *e) {
+    atomic_thread_fence(memory_order_acquire); /* the reads above happened before this look.  pairs: BEGIN */
+    uint64_t begin = atomic_load_explicit(&e->theirs->begin, memory_order_relaxed);
+    return begin > e->position && begin - e->position > e->capacity ? overrun(e, begin) : 0;
+}
+
+static int look_at_stream(struct fmq_end *e, uint64_t now) {
+    if (now < e->seen) return broken(e);
+    e->seen = now;
+    return ring_still_whole(e);
+}
 
 /* Refreshes the private copy of the peer's counter. The peer is not trusted: it may only have moved forward, and not
  * beyond what the ring can hold. */
@@ -21,11 +55,9 @@ int ring_look(struct fmq_end *e) {
     /* acquire: what the peer published before this counter is visible after it.  pairs: VISIBLE.
      * seq_cst, because between announcing a sleep and sleeping this load must not move up.  pairs: SLEEP */
     uint64_t now = atomic_load_explicit(&e->theirs->counter, memory_order_seq_cst);
+    if (e->overwrites) return e->writer ? 0 : look_at_stream(e, now);
     uint64_t lag = e->writer ? e->position - now : now - e->position;
-    if (now - e->seen > e->capacity || lag > e->capacity) {
-        e->broken = true;
-        return -EPROTO;
-    }
+    if (now - e->seen > e->capacity || lag > e->capacity) return broken(e);
     e->seen = now;
     return 0;
 }
@@ -47,26 +79,65 @@ static void note_cpu(struct fmq_end *e) {
     atomic_store_explicit(&e->mine->cpu, cpu, memory_order_relaxed); /* a hint: no order is needed */
 }
 
+void ring_move_to(struct fmq_end *e, uint64_t position) {
+    e->position = position;
+    e->slot = position % e->capacity;
+}
+
+/* Before a writer that overwrites touches its next n slots. What a dead predecessor had begun stays begun. */
+void ring_begin(struct fmq_end *e, uint64_t n) {
+    if (!e->overwrites) return;
+    if (e->position + n > e->begun) e->begun = e->position + n;
+    atomic_store_explicit(&e->mine->begin, e->begun, memory_order_relaxed);
+    atomic_thread_fence(memory_order_release); /* whoever sees one of the writes below sees begin.  pairs: BEGIN */
+}
+
 void ring_publish(struct fmq_end *e, uint64_t n) {
-    note_cpu(e);
     e->position += n;
     e->slot += n;
     if (e->slot >= e->capacity) e->slot -= e->capacity;
+    if (!e->mine) return;
+    note_cpu(e);
     /* release: the copies above are visible to whoever sees this counter.  pairs: VISIBLE.
      * seq_cst, because the look at the peer's wait word that follows must not move up.  pairs: SLEEP */
     atomic_store_explicit(&e->mine->counter, e->position, memory_order_seq_cst);
 }
 
-void ring_copy_in(struct fmq_end *e, const void *elements, uint64_t n) {
-    uint64_t straight = e->capacity - e->slot;
-    uint64_t first = n < straight ? n : straight;
-    memcpy(e->ring + e->slot * e->element_bytes, elements, first * e->element_bytes);
-    if (first < n) memcpy(e->ring, (const char *)elements + first * e->element_bytes, (n - first) * e->element_bytes);
+/* ---- copies ------------------------------------------------------------------------------------------------------ */
+
+static void copy_byte(unsigned char *there, unsigned char *here, bool in) {
+    if (in) atomic_store_explicit((_Atomic unsigned char *)there, *here, memory_order_relaxed);
+    else *here = atomic_load_explicit((_Atomic unsigned char *)there, memory_order_relaxed);
 }
 
-void ring_copy_out(struct fmq_end *e, void *elements, uint64_t n) {
+/* Like memcpy between shared (`there`) and private memory, by accesses that another process may race with: whole words
+ * where they are aligned, bytes at the edges. Relaxed, because begin and the fences say what can be believed. */
+static void copy_words(unsigned char *there, unsigned char *here, uint64_t bytes, bool in) {
+    for (; bytes && (uintptr_t)there % 8; bytes--) copy_byte(there++, here++, in);
+    for (uint64_t word; bytes >= 8; there += 8, here += 8, bytes -= 8) {
+        if (in) memcpy(&word, here, 8), atomic_store_explicit((_Atomic uint64_t *)there, word, memory_order_relaxed);
+        else word = atomic_load_explicit((_Atomic uint64_t *)there, memory_order_relaxed), memcpy(here, &word, 8);
+    }
+    for (; bytes; bytes--) copy_byte(there++, here++, in);
+}
+
+static void copy(const struct fmq_end *e, uint64_t slot, unsigned char *here, uint64_t n, bool in) {
+    unsigned char *there = e->ring + slot * e->element_bytes;
+    uint64_t bytes = n * e->element_bytes;
+    if (e->overwrites) copy_words(there, here, bytes, in);
+    else if (in) memcpy(there, here, bytes);
+    else memcpy(here, there, bytes);
+}
+
+static void copy_both(const struct fmq_end *e, unsigned char *here, uint64_t n, bool in) {
     uint64_t straight = e->capacity - e->slot;
     uint64_t first = n < straight ? n : straight;
-    memcpy(elements, e->ring + e->slot * e->element_bytes, first * e->element_bytes);
-    if (first < n) memcpy((char *)elements + first * e->element_bytes, e->ring, (n - first) * e->element_bytes);
+    copy(e, e->slot, here, first, in);
+    if (first < n) copy(e, 0, here + first * e->element_bytes, n - first, in);
 }
+
+void ring_copy_in(struct fmq_end *e, const void *elements, uint64_t n) {
+    copy_both(e, (unsigned char *)(uintptr_t)elements, n, true);
+}
+
+void ring_copy_out(struct fmq_end *e, void *elements, uint64_t n) { copy_both(e, elements, n, false); }

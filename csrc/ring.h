@@ -1,15 +1,17 @@
-/* One end of a ring: private state and the two halves of every transfer. Used by queue.c; not exported. */
+/* One end of a ring: private state and the two halves of every transfer. Used by queue.c and sleep.c; not exported. */
 #ifndef FMQ_RING_H
 #define FMQ_RING_H
 
 #include "layout.h"
+#include "life.h"
 
+#include <errno.h>
 #include <stdbool.h>
 
 struct fmq_end {
     /* What the two roles share, seen from this one. All pointers go into the control block. */
-    fmq_position *mine, *theirs;
-    _Atomic uint32_t *my_wait, *their_wait;
+    fmq_counter *mine, *theirs;             /* mine: NULL for readers of an unsynchronized queue */
+    _Atomic uint32_t *my_wait, *their_wait; /* my_wait: NULL for who cannot announce a sleep; their_wait: for who wakes nobody */
     _Atomic uint32_t *their_life;
     unsigned char *ring;
 
@@ -17,27 +19,62 @@ struct fmq_end {
     uint64_t capacity;
     uint32_t element_bytes;
     bool writer;
+    bool overwrites;    /* the unsynchronized flavour */
     bool broken;        /* the peer broke the protocol; sticky */
     int generation;     /* of the process that opened it; a forked child's copy is of no use */
     uint32_t my_cpu;    /* what mine->cpu holds */
+    uint32_t spurious;  /* wakes for nothing since the last progress */
     uint64_t position;  /* my counter */
     uint64_t slot;      /* position % capacity */
     uint64_t seen;      /* the peer's counter when last looked at */
     uint64_t reserved;
+    uint64_t begun;     /* unsynchronized writer: what head.begin holds */
+    uint64_t lost;      /* unsynchronized reader: by the last overrun */
+
+    /* Rung after every transfer, for who waits for several queues at once: a public event flag, or NULL. */
+    void *notify;
+    uint32_t notify_mask;
 
     _Atomic uint32_t busy;    /* a thread is inside a call */
     _Atomic uint32_t stopped; /* fmq_stop */
 };
 
+/* Several readers share one wait word; it is theirs to set, and the writer's alone to clear. */
+static inline bool end_shares_wait(const struct fmq_end *e) { return e->overwrites && !e->writer; }
+
+static inline void end_leave(struct fmq_end *e) { atomic_store_explicit(&e->busy, 0, memory_order_release); /* pairs: ONE_CALLER */ }
+
+/* One thread at a time, else -EBUSY. */
+static inline int end_enter(struct fmq_end *e) {
+    if (e->generation != life_generation()) return -ECANCELED;
+    /* acquire: what the last caller did to this end is visible.  pairs: ONE_CALLER.
+     * seq_cst, and then the look at `stopped`: either we see it, or fmq_stop sees us inside.  pairs: STOP */
+    if (atomic_exchange(&e->busy, 1)) return -EBUSY;
+    if (!atomic_load(&e->stopped)) return 0;
+    end_leave(e);
+    return -ECANCELED;
+}
+
+/* As end_enter, for calls that may not run inside a reservation. */
+static inline int end_enter_free(struct fmq_end *e) {
+    int r = end_enter(e);
+    if (!r && e->reserved) r = -EBUSY, end_leave(e);
+    return r;
+}
+
 /* Elements (reader) or free places (writer) as far as `seen` tells. */
 static inline uint64_t ring_known(const struct fmq_end *e) {
-    return e->writer ? e->capacity - (e->position - e->seen) : e->seen - e->position;
+    if (!e->writer) return e->seen - e->position;
+    return e->overwrites ? e->capacity : e->capacity - (e->position - e->seen);
 }
 
 int ring_look(struct fmq_end *e);
 int ring_need(struct fmq_end *e, uint64_t n);
+void ring_begin(struct fmq_end *e, uint64_t n);
+int ring_still_whole(struct fmq_end *e);
 void ring_publish(struct fmq_end *e, uint64_t n);
 void ring_copy_in(struct fmq_end *e, const void *elements, uint64_t n);
 void ring_copy_out(struct fmq_end *e, void *elements, uint64_t n);
+void ring_move_to(struct fmq_end *e, uint64_t position);
 
 #endif

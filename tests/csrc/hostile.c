@@ -26,7 +26,8 @@ static const uint64_t us = 1000;
 
 static _Atomic int over;
 static uint64_t *page;
-static uint64_t bytes;
+static const uint64_t bytes = 2 * FMQ_PAGE;
+static fmq_shape shape;
 
 static uint64_t random_of(uint64_t *state) {
     *state ^= *state << 13, *state ^= *state >> 7, *state ^= *state << 17;
@@ -70,11 +71,10 @@ static void expect(int64_t r, int64_t most, bool opening) {
 static fmq_end *open_again(int role) {
     fmq_end *end = NULL;
     for (;;) {
-        int r = fmq_open(page, bytes, role, &end);
+        int r = fmq_open(page, (char *)page + FMQ_PAGE, &shape, role, &end);
         expect(r, 0, true);
-        if (!r && !fmq_check(end, CAPACITY, ELEMENT)) return end;
-        if (!r) fmq_free(end);
-        fmq_format(page, bytes, CAPACITY, ELEMENT, 0);
+        if (!r) return end;
+        fmq_format(page, &shape);
     }
 }
 
@@ -103,17 +103,18 @@ static void ask(fmq_end *out, fmq_end *in, uint64_t *random) {
     unsigned char buffer[CAPACITY * ELEMENT];
     uint64_t n = random_of(random) % (CAPACITY + 2), wait = random_of(random) % 200 * us;
     unsigned char packet[(CAPACITY + 1) * ELEMENT] = {0};
-    expect(fmq_exchange(out, packet, n, in, buffer, CAPACITY, 0, fmq_now() + wait), CAPACITY, false);
+    fmq_channel channel = {out, in, buffer, CAPACITY};
+    expect(fmq_exchange(&channel, packet, n, 0, fmq_now() + wait), CAPACITY, false);
 }
 
 int main(int argc, char **argv) {
     if (argc != 3) return fprintf(stderr, "usage: hostile SEED MILLISECONDS\n"), 2;
     uint64_t random = strtoull(argv[1], NULL, 10) * 2 + 1, length = strtoull(argv[2], NULL, 10) * 1000 * us;
     alarm((unsigned)(length / 1000000000) + 30);
-    bytes = fmq_bytes(CAPACITY, ELEMENT);
+    shape = (fmq_shape){CAPACITY, 0, ELEMENT, FMQ_SYNCHRONIZED};
     unsigned char *guarded = mmap(NULL, bytes + 2 * FMQ_PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     page = mmap(guarded + FMQ_PAGE, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
-    if (page == MAP_FAILED || fmq_format(page, bytes, CAPACITY, ELEMENT, 0)) return 1;
+    if (page == MAP_FAILED || fmq_format(page, &shape)) return 1;
     fmq_end *ends[2] = {open_again(FMQ_WRITER), open_again(FMQ_READER)};
     pthread_t thread;
     if (pthread_create(&thread, NULL, scribble, (void *)(uintptr_t)(random * 77 + 1))) return 1;

@@ -24,7 +24,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
-enum { CAPACITY = 7, MOST = 4 }; /* MOST + MOST <= CAPACITY + 1, or both could wait for each other */
+enum { CAPACITY = 7, MOST = 4, QUEUE_BYTES = 2 * FMQ_PAGE }; /* MOST + MOST <= CAPACITY + 1, or both could wait for each other */
 static const uint64_t ms = 1000000;
 
 typedef struct {
@@ -49,17 +49,18 @@ static uint64_t random_of(uint64_t *state) {
 }
 
 static queue new_queue(uint64_t seed, uint64_t until) {
-    uint64_t bytes = fmq_bytes(CAPACITY, sizeof(uint32_t));
-    void *base = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    queue q = {.control = base, .ring = (uint32_t *)((char *)base + FMQ_PAGE), .seed = seed, .until = until};
-    MUST(base != MAP_FAILED && !fmq_format(base, bytes, CAPACITY, sizeof(uint32_t), 0));
-    MUST(!fmq_open(base, bytes, FMQ_WRITER, &q.writer) && !fmq_open(base, bytes, FMQ_READER, &q.reader));
+    const fmq_shape shape = {CAPACITY, 0, sizeof(uint32_t), FMQ_SYNCHRONIZED};
+    char *base = mmap(NULL, QUEUE_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    queue q = {.control = (fmq_control *)base, .ring = (uint32_t *)(base + FMQ_PAGE), .seed = seed, .until = until};
+    MUST((void *)base != MAP_FAILED && !fmq_format(base, &shape));
+    MUST(!fmq_open(base, base + FMQ_PAGE, &shape, FMQ_WRITER, &q.writer));
+    MUST(!fmq_open(base, base + FMQ_PAGE, &shape, FMQ_READER, &q.reader));
     return q;
 }
 
 static void drop(queue *q) {
     fmq_free(q->writer), fmq_free(q->reader);
-    munmap(q->control, fmq_bytes(CAPACITY, sizeof(uint32_t)));
+    munmap(q->control, QUEUE_BYTES);
 }
 
 static void run_both(void *(*a)(void *), void *(*b)(void *), void *argument) {
@@ -133,9 +134,10 @@ static uint64_t stream(uint64_t seed, uint64_t until) {
 static void *asker(void *argument) {
     queue *q = argument;
     uint32_t question = 0, answer[CAPACITY];
+    fmq_channel channel = {q[0].writer, q[1].reader, answer, CAPACITY};
     for (; fmq_now() < q[0].until; question++) {
         uint64_t spin = question % 2 ? 0 : 20000;
-        MUST(fmq_exchange(q[0].writer, &question, 1, q[1].reader, answer, CAPACITY, spin, FMQ_FOREVER) == 1);
+        MUST(fmq_exchange(&channel, &question, 1, spin, FMQ_FOREVER) == 1);
         MUST(answer[0] == ~question);
     }
     question = UINT32_MAX;
@@ -146,9 +148,10 @@ static void *asker(void *argument) {
 static void *answerer(void *argument) {
     queue *q = argument;
     uint32_t message[CAPACITY];
+    fmq_channel channel = {q[1].writer, q[0].reader, message, CAPACITY};
     uint64_t n = 0;
     for (;;) {
-        MUST(fmq_exchange(q[1].writer, message, n, q[0].reader, message, CAPACITY, 0, FMQ_FOREVER) == 1);
+        MUST(fmq_exchange(&channel, message, n, 0, FMQ_FOREVER) == 1);
         if (message[0] == UINT32_MAX) return NULL;
         message[0] = ~message[0];
         n = 1;

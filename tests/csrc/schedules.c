@@ -1,4 +1,4 @@
-/* No wake-up is lost, whoever is overtaken or killed where: queue.c and ring.c as they are, under a scheduler that runs
+/* No wake-up is lost, whoever is overtaken or killed where: queue.c, sleep.c and ring.c as they are, under a scheduler that runs
  * every interleaving of two sides with at most BUDGET preemptions, on a fake futex that never wakes by itself.
  *
  *   schedules BUDGET      prints one line per scenario: its name and how many schedules it has
@@ -93,6 +93,12 @@ int futex_wait(_Atomic uint32_t *word, uint32_t expected, uint32_t mask, uint64_
 
 int futex_wait_either(_Atomic uint32_t *a, uint32_t in_a, _Atomic uint32_t *b, uint32_t in_b, uint64_t deadline) {
     return now_playing->no_waitv ? now_playing->no_waitv : sleep_on(a, in_a, b, in_b, deadline);
+}
+
+/* Two ends at most: the words of the second end come third and fourth. */
+int futex_wait_all(futex_entry *entries, unsigned n, uint64_t deadline) {
+    (void)entries, (void)n, (void)deadline;
+    abort(); /* no scenario waits for several queues yet */
 }
 
 static void end_sleep(side *s, int result) {
@@ -191,17 +197,21 @@ static void side_main(void) {
 
 /* ---- one schedule, and all of them --------------------------------------------------------------------------------- */
 
+static fmq_shape shape(void) { return (fmq_shape){now_playing->capacity, 0, 1, FMQ_SYNCHRONIZED}; }
+
 static fmq_end *open_end(int queue, int role) {
     fmq_end *end = NULL;
-    if (fmq_open(memory[queue], sizeof memory[queue], role, &end)) fail("cannot open");
+    const fmq_shape expected = shape();
+    if (fmq_open(memory[queue], memory[queue] + FMQ_PAGE, &expected, role, &end)) fail("cannot open");
     return end;
 }
 
 static void set_up(void) {
     running = -1;
+    const fmq_shape made = shape();
     for (int q = 0; q < 2; q++) {
         memset(memory[q], 0, sizeof memory[q]);
-        if (fmq_format(memory[q], sizeof memory[q], now_playing->capacity, 1, 0)) fail("cannot format");
+        if (fmq_format(memory[q], &made)) fail("cannot format");
         RAW_STORE(&control(q)->writer_life.word, (uint32_t)LIVE);
         RAW_STORE(&control(q)->reader_life.word, (uint32_t)LIVE);
     }
@@ -277,10 +287,10 @@ static void commit_two(void) {
     if (!r) memcpy(memory[0] + FMQ_PAGE + spans.start, ab, 2);
     sides[1].result = r ? r : fmq_commit(writer0, 2);
 }
-static void ask(void) { sides[0].result = fmq_exchange(writer1, ab, 1, reader0, got, 1, 0, FMQ_FOREVER); }
+static void ask(void) { sides[0].result = fmq_exchange(&(fmq_channel){writer1, reader0, got, 1}, ab, 1, 0, FMQ_FOREVER); }
 static void answer(void) {
     unsigned char asked[2] = {0};
-    int64_t r = fmq_exchange(writer0, NULL, 0, reader1, asked, 1, 0, FMQ_FOREVER);
+    int64_t r = fmq_exchange(&(fmq_channel){writer0, reader1, asked, 1}, NULL, 0, 0, FMQ_FOREVER);
     asked[0] ^= 1;
     sides[1].result = r < 0 ? r : write_of(asked, 1);
 }

@@ -1,0 +1,189 @@
+/* Sleeping for others: threads that sleep on the words of many queues and peers, and ring a descriptor when something
+ * happened there. An eventfd is written to when a queue has what was asked for: that is how select and asyncio wait for
+ * a queue. A socket is shut down when a peer dies: the kernel closes a dead process's own sockets only after it has freed
+ * its memory, which takes about 80 ms per resident GB; a life word is marked before that.
+ *
+ * A bell rings once and is then free for another use. Nothing of this exists, or costs anything, before the first bell.
+ */
+#define _GNU_SOURCE
+#include <stdint.h>
+
+#include "api.h"
+#include "futex.h"
+#include "life.h"
+#include "ring.h"
+#include "thread.h"
+
+#include <fcntl.h>
+#include <limits.h>
+#include <pthread.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+enum { BELLS = 63, GROUPS = 64 }; /* a wait word and a life word each, and the doorbell: one futex_waitv, one thread */
+static const uint64_t OLD_KERNEL_SLICE = 5000000; /* ns: without futex_waitv everything is looked at this often */
+
+typedef struct {
+    _Atomic uint32_t *life; /* NULL: a free bell */
+    _Atomic uint32_t *wait; /* of a queue's end; NULL: life alone */
+    _Atomic uint64_t *counter;
+    uint64_t target; /* what the counter has to reach */
+    bool shared;     /* see end_shares_wait */
+    int fd;
+    bool is_socket;
+    uint32_t uses; /* how often this bell was given out: part of its token */
+} bell;
+
+typedef struct {
+    _Atomic uint32_t doorbell; /* moved by every change of the table */
+    bool running;
+    bell bells[BELLS];
+} group;
+
+static struct {
+    pthread_mutex_t lock;
+    group groups[GROUPS];
+} bridge = {.lock = PTHREAD_MUTEX_INITIALIZER};
+
+/* In the child of a fork: the threads are gone. The sockets are our duplicates; an eventfd is its owner's to close. */
+static void forget(void) {
+    pthread_mutex_init(&bridge.lock, NULL);
+    for (int g = 0; g < GROUPS; g++) {
+        bridge.groups[g].running = false;
+        for (int i = 0; i < BELLS; i++) {
+            bell *b = &bridge.groups[g].bells[i];
+            if (b->life && b->is_socket) close(b->fd);
+            b->life = NULL;
+            b->uses++;
+        }
+    }
+}
+
+/* ---- the thread -------------------------------------------------------------------------------------------------- */
+
+static void ring(bell *b, bool is_death) {
+    uint64_t one = 1;
+    if (b->is_socket) shutdown(b->fd, SHUT_RDWR), close(b->fd);
+    else if (write(b->fd, &one, sizeof one) < 0) {} /* it rings already */
+    /* The kernel wakes one sleeper of a dead process's word; that one wakes the others. */
+    if (is_death) futex_wake(b->life, INT_MAX, FUTEX_BITSET_MATCH_ANY);
+    if (b->wait && !b->shared) atomic_store(b->wait, 0);
+    b->life = NULL;
+}
+
+/* Announces the sleep and then looks, as an end does for itself. Returns how many entries to sleep on; 0: it rang. */
+static unsigned announce(bell *b, futex_entry *entries) {
+    uint32_t life = atomic_load(b->life); /* pairs: DEAD */
+    bool is_death = life_is_dead(life), is_over = is_death || (b->wait && life == LIFE_RELEASED);
+    if (b->wait) {
+        atomic_store(b->wait, 1);                                           /* pairs: SLEEP */
+        is_over = is_over || (int64_t)(atomic_load(b->counter) - b->target) >= 0; /* pairs: SLEEP */
+    }
+    if (is_over) return ring(b, is_death), 0;
+    unsigned n = 0;
+    entries[n++] = futex_on(b->life, life);
+    if (b->wait) entries[n++] = futex_on(b->wait, 1);
+    return n;
+}
+
+static unsigned look_at_all(group *g, futex_entry *entries) {
+    pthread_mutex_lock(&bridge.lock);
+    unsigned n = 0;
+    entries[n++] = futex_on(&g->doorbell, atomic_load(&g->doorbell));
+    for (int i = 0; i < BELLS; i++)
+        if (g->bells[i].life) n += announce(&g->bells[i], entries + n);
+    pthread_mutex_unlock(&bridge.lock);
+    return n;
+}
+
+static void *thread_main(void *argument) {
+    group *g = argument;
+    futex_entry entries[FUTEX_MOST];
+    prctl(PR_SET_NAME, "fmq-bridge");
+    for (;;) {
+        unsigned n = look_at_all(g, entries);
+        int r = futex_wait_all(entries, n, FMQ_FOREVER);
+        if (r == -ENOSYS || r == -EPERM)
+            futex_wait(&g->doorbell, (uint32_t)entries[0].expected, FUTEX_BITSET_MATCH_ANY,
+                       n > 1 ? futex_now() + OLD_KERNEL_SLICE : FMQ_FOREVER);
+        /* A bell may have been taken back while we slept for it, and its owner may sleep there now: pass the wake on. */
+        if (r > 0) futex_wake((_Atomic uint32_t *)(uintptr_t)entries[r].address, INT_MAX, FUTEX_BITSET_MATCH_ANY);
+    }
+    return NULL;
+}
+
+/* ---- bells ------------------------------------------------------------------------------------------------------- */
+
+static void ring_doorbell(group *g) {
+    atomic_fetch_add(&g->doorbell, 1);
+    futex_wake(&g->doorbell, INT_MAX, FUTEX_BITSET_MATCH_ANY);
+}
+
+/* A free bell, in a group whose thread runs; NULL and *error otherwise. */
+static bell *find_free(group **found, int *error) {
+    static bool registered;
+    if (!registered) registered = !pthread_atfork(NULL, NULL, forget);
+    for (int k = 0; k < GROUPS; k++) {
+        group *g = *found = &bridge.groups[k];
+        int i = 0;
+        while (i < BELLS && g->bells[i].life) i++;
+        if (i == BELLS) continue;
+        if (!g->running && (*error = thread_start(thread_main, g))) return NULL;
+        g->running = true;
+        return &g->bells[i];
+    }
+    *error = -ENOSPC;
+    return NULL;
+}
+
+/* Returns a token: the bell's use, its group and its place. */
+static int64_t hang(bell as_described) {
+    group *g;
+    int error;
+    pthread_mutex_lock(&bridge.lock);
+    bell *b = find_free(&g, &error);
+    int64_t token = error;
+    if (b) {
+        as_described.uses = b->uses + 1;
+        *b = as_described;
+        token = (int64_t)b->uses << 16 | (g - bridge.groups) << 8 | (b - g->bells);
+        ring_doorbell(g);
+    }
+    pthread_mutex_unlock(&bridge.lock);
+    return token;
+}
+
+int64_t fmq_watch(void *word, int socket) {
+    int copy = fcntl(socket, F_DUPFD_CLOEXEC, 0); /* ours, so that the number cannot be reused under us */
+    if (copy < 0) return -errno;
+    int64_t token = hang((bell){.life = word, .fd = copy, .is_socket = true});
+    if (token < 0) close(copy);
+    return token;
+}
+
+int64_t fmq_bridge(fmq_end *e, uint64_t n, int eventfd) {
+    if (!e->my_wait) return -EROFS;
+    int r = end_enter_free(e);
+    if (r) return r;
+    bell b = {.life = e->their_life, .wait = e->my_wait, .counter = &e->theirs->counter, .fd = eventfd};
+    b.target = e->position + n - (e->writer ? e->capacity : 0);
+    b.shared = end_shares_wait(e);
+    int64_t token = hang(b);
+    end_leave(e);
+    return token;
+}
+
+void fmq_unhang(int64_t token) {
+    if (token < 0) return;
+    group *g = &bridge.groups[token >> 8 & 0xff];
+    bell *b = &g->bells[token & 0xff];
+    pthread_mutex_lock(&bridge.lock);
+    if (b->life && b->uses == (uint32_t)(token >> 16)) {
+        if (b->is_socket) close(b->fd);
+        if (b->wait && !b->shared) atomic_store(b->wait, 0);
+        b->life = NULL;
+        ring_doorbell(g);
+    }
+    pthread_mutex_unlock(&bridge.lock);
+}

@@ -1,0 +1,16 @@
+/* How an end waits for its peer, and wakes it. Used by queue.c; not exported. */
+#ifndef FMQ_SLEEP_H
+#define FMQ_SLEEP_H
+
+#include "ring.h"
+
+/* Until n are at hand: 0, or why not. Spins for spin_ns, then sleeps; deadline 0 only looks. */
+int sleep_until(struct fmq_end *e, uint64_t n, uint64_t spin_ns, uint64_t deadline);
+
+/* After a transfer: whoever announced a sleep is woken. */
+void sleep_wake_peer(struct fmq_end *e);
+
+/* Why no more will come, or -EAGAIN. `life` was read before the counter was. */
+int sleep_ended(const struct fmq_end *e, uint32_t life);
+
+#endif
