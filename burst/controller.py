@@ -13,7 +13,7 @@ from burst.errors import Busy, GeneralFailure, InvalidArgument, Malformed, PeerD
 from burst.memory import Memory, SlotTable
 from burst.messages import NO_TIMING, ErrorStatus, Request
 from burst.wire import DATUM, DATUM_DTYPE, ResultPacket, decode_result, encode_request
-from fmq.queue import FOREVER, deadline_of
+from fmq.clock import FOREVER, deadline_of
 
 if TYPE_CHECKING:
     from fmq import Descriptor
@@ -52,7 +52,7 @@ class Controller:
         self,
         configure: Configure,
         memory: Kind = "memfd",
-        spin: float = fmq.queue.DEFAULT_SPIN,
+        spin: float = fmq.end.DEFAULT_SPIN,
         length: int = CHANNEL_LENGTH,
     ) -> None:
         """`memory`: what the queues are made of. `spin`: seconds to poll for a result before sleeping.

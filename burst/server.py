@@ -18,7 +18,7 @@ from burst.executor import CachedExecutor, Execution, Job, Protocols
 from burst.memory import Memory
 from burst.messages import NO_TIMING, ErrorStatus, OutputShape, Request, Result, Timing
 from burst.wire import DATUM, DATUM_DTYPE, decode_request, encode_result
-from fmq import Exchange, FmqError, InvalidDescriptor, MessageQueue
+from fmq import Exchange, Flavour, FmqError, InvalidDescriptor, MessageQueue
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -51,10 +51,11 @@ class BurstServer:
         """
         self._callback, self.on_end = callback, on_end
         for queue_of in (requests, results):
-            if queue_of.dtype != DATUM_DTYPE or queue_of.capacity > _MAX_LENGTH:
+            is_channel = queue_of.dtype == DATUM_DTYPE and queue_of.flavour is Flavour.SYNCHRONIZED
+            if not is_channel or queue_of.capacity > _MAX_LENGTH:
                 raise InvalidDescriptor(
-                    f"a burst's queues have up to {_MAX_LENGTH} elements of {DATUM} bytes; "
-                    f"not {queue_of.capacity} x {queue_of.dtype}"
+                    f"a burst's queues are synchronized, of up to {_MAX_LENGTH} elements of {DATUM} bytes; "
+                    f"not {queue_of.flavour.name.lower()}, {queue_of.capacity} x {queue_of.dtype}"
                 )
         with MessageQueue.open(requests) as queue:
             self._reader = queue.reader()

@@ -60,7 +60,7 @@ static void forget(void) {
     }
 }
 
-/* ---- the thread -------------------------------------------------------------------------------------------------- */
+/* ---- ringing -------------------------------------------------------------------------------------------------- */
 
 static void ring(bell *b, bool is_death) {
     uint64_t one = 1;
@@ -72,20 +72,25 @@ static void ring(bell *b, bool is_death) {
     b->life = NULL;
 }
 
+/* Whether there is reason to ring. `life` was read before. */
+static bool is_over(const bell *b, uint32_t life) {
+    if (life_is_dead(life)) return true;
+    if (!b->wait) return false;
+    return life == LIFE_RELEASED || (int64_t)(atomic_load(b->counter) - b->target) >= 0; /* pairs: SLEEP */
+}
+
 /* Announces the sleep and then looks, as an end does for itself. Returns how many entries to sleep on; 0: it rang. */
 static unsigned announce(bell *b, futex_entry *entries) {
     uint32_t life = atomic_load(b->life); /* pairs: DEAD */
-    bool is_death = life_is_dead(life), is_over = is_death || (b->wait && life == LIFE_RELEASED);
-    if (b->wait) {
-        atomic_store(b->wait, 1);                                           /* pairs: SLEEP */
-        is_over = is_over || (int64_t)(atomic_load(b->counter) - b->target) >= 0; /* pairs: SLEEP */
-    }
-    if (is_over) return ring(b, is_death), 0;
+    if (b->wait) atomic_store(b->wait, 1); /* pairs: SLEEP */
+    if (is_over(b, life)) return ring(b, life_is_dead(life)), 0;
     unsigned n = 0;
     entries[n++] = futex_on(b->life, life);
     if (b->wait) entries[n++] = futex_on(b->wait, 1);
     return n;
 }
+
+/* ---- the thread -------------------------------------------------------------------------------------------------- */
 
 static unsigned look_at_all(group *g, futex_entry *entries) {
     pthread_mutex_lock(&bridge.lock);
@@ -164,20 +169,27 @@ int64_t fmq_watch(void *word, int socket) {
 
 int64_t fmq_bridge(fmq_end *e, uint64_t n, int eventfd) {
     if (!e->my_wait) return -EROFS;
-    int r = end_enter_free(e);
-    if (r) return r;
+    if (n > e->capacity) return -EMSGSIZE;
+    int64_t token = end_enter_free(e);
+    if (token) return token;
     bell b = {.life = e->their_life, .wait = e->my_wait, .counter = &e->theirs->counter, .fd = eventfd};
     b.target = e->position + n - (e->writer ? e->capacity : 0);
     b.shared = end_shares_wait(e);
-    int64_t token = hang(b);
+    if (is_over(&b, atomic_load(b.life))) {
+        ring(&b, false);
+        token = -EALREADY;
+    } else {
+        token = hang(b);
+    }
     end_leave(e);
     return token;
 }
 
 void fmq_unhang(int64_t token) {
-    if (token < 0) return;
-    group *g = &bridge.groups[token >> 8 & 0xff];
-    bell *b = &g->bells[token & 0xff];
+    uint64_t k = token >> 8 & 0xff, i = token & 0xff;
+    if (token < 0 || k >= GROUPS || i >= BELLS) return;
+    group *g = &bridge.groups[k];
+    bell *b = &g->bells[i];
     pthread_mutex_lock(&bridge.lock);
     if (b->life && b->uses == (uint32_t)(token >> 16)) {
         if (b->is_socket) close(b->fd);

@@ -38,6 +38,7 @@ static int overrun(struct fmq_end *e, uint64_t begin) {
 /* Whether what was just read, from `position` on, can be believed. */
 int ring_still_whole(struct fmq_end *e) {
     atomic_thread_fence(memory_order_acquire); /* the reads above happened before this look.  pairs: BEGIN */
+    /* relaxed, because of the fence */
     uint64_t begin = atomic_load_explicit(&e->theirs->begin, memory_order_relaxed);
     return begin > e->position && begin - e->position > e->capacity ? overrun(e, begin) : 0;
 }
@@ -88,8 +89,9 @@ void ring_move_to(struct fmq_end *e, uint64_t position) {
 void ring_begin(struct fmq_end *e, uint64_t n) {
     if (!e->overwrites) return;
     if (e->position + n > e->begun) e->begun = e->position + n;
+    /* relaxed, because of the fence: whoever sees one of the writes after it sees begin.  pairs: BEGIN */
     atomic_store_explicit(&e->mine->begin, e->begun, memory_order_relaxed);
-    atomic_thread_fence(memory_order_release); /* whoever sees one of the writes below sees begin.  pairs: BEGIN */
+    atomic_thread_fence(memory_order_release);
 }
 
 void ring_publish(struct fmq_end *e, uint64_t n) {
@@ -105,16 +107,17 @@ void ring_publish(struct fmq_end *e, uint64_t n) {
 
 /* ---- copies ------------------------------------------------------------------------------------------------------ */
 
+/* Relaxed, because begin and the fences say what can be believed. */
 static void copy_byte(unsigned char *there, unsigned char *here, bool in) {
     if (in) atomic_store_explicit((_Atomic unsigned char *)there, *here, memory_order_relaxed);
     else *here = atomic_load_explicit((_Atomic unsigned char *)there, memory_order_relaxed);
 }
 
 /* Like memcpy between shared (`there`) and private memory, by accesses that another process may race with: whole words
- * where they are aligned, bytes at the edges. Relaxed, because begin and the fences say what can be believed. */
+ * where they are aligned, bytes at the edges. Relaxed, because of the fences, as above. */
 static void copy_words(unsigned char *there, unsigned char *here, uint64_t bytes, bool in) {
     for (; bytes && (uintptr_t)there % 8; bytes--) copy_byte(there++, here++, in);
-    for (uint64_t word; bytes >= 8; there += 8, here += 8, bytes -= 8) {
+    for (uint64_t word; bytes >= 8; there += 8, here += 8, bytes -= 8) { /* relaxed, because of the fences */
         if (in) memcpy(&word, here, 8), atomic_store_explicit((_Atomic uint64_t *)there, word, memory_order_relaxed);
         else word = atomic_load_explicit((_Atomic uint64_t *)there, memory_order_relaxed), memcpy(here, &word, 8);
     }

@@ -23,10 +23,11 @@ struct fmq_end {
     bool broken;        /* the peer broke the protocol; sticky */
     int generation;     /* of the process that opened it; a forked child's copy is of no use */
     uint32_t my_cpu;    /* what mine->cpu holds */
-    uint32_t spurious;  /* wakes for nothing since the last progress */
+    uint32_t spurious;  /* wakes for nothing since `seen` was `progress` */
     uint64_t position;  /* my counter */
     uint64_t slot;      /* position % capacity */
     uint64_t seen;      /* the peer's counter when last looked at */
+    uint64_t progress;
     uint64_t reserved;
     uint64_t begun;     /* unsynchronized writer: what head.begin holds */
     uint64_t lost;      /* unsynchronized reader: by the last overrun */
@@ -44,9 +45,20 @@ static inline bool end_shares_wait(const struct fmq_end *e) { return e->overwrit
 
 static inline void end_leave(struct fmq_end *e) { atomic_store_explicit(&e->busy, 0, memory_order_release); /* pairs: ONE_CALLER */ }
 
+/* After a fork the child's copy is of no use, but for a reader that holds no role: it goes on at a position of its own.
+ * What other threads of the parent were doing with it at that moment is not being done here. */
+static inline bool end_is_ours(struct fmq_end *e) {
+    if (e->generation == life_generation()) return true;
+    if (!end_shares_wait(e)) return false;
+    e->generation = life_generation();
+    e->reserved = 0;
+    atomic_store(&e->busy, 0);
+    return true;
+}
+
 /* One thread at a time, else -EBUSY. */
 static inline int end_enter(struct fmq_end *e) {
-    if (e->generation != life_generation()) return -ECANCELED;
+    if (!end_is_ours(e)) return -ECANCELED;
     /* acquire: what the last caller did to this end is visible.  pairs: ONE_CALLER.
      * seq_cst, and then the look at `stopped`: either we see it, or fmq_stop sees us inside.  pairs: STOP */
     if (atomic_exchange(&e->busy, 1)) return -EBUSY;

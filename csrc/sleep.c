@@ -42,7 +42,7 @@ void sleep_wake_peer(fmq_end *e) {
  * that readers share stays as it is: were we killed after clearing it, the others would sleep on. */
 void fmq_stop(fmq_end *e) {
     atomic_store(&e->stopped, 1); /* pairs: STOP */
-    if (e->generation != life_generation()) return;
+    if (!end_is_ours(e)) return;
     do {
         if (e->my_wait && !end_shares_wait(e)) atomic_exchange(e->my_wait, AWAKE);
         if (e->my_wait) futex_wake(e->my_wait, INT_MAX, FUTEX_BITSET_MATCH_ANY); /* without asking whether somebody sleeps */
@@ -90,19 +90,17 @@ static int announce(fmq_end *e, uint64_t n, uint32_t *life) {
     /* Life before data: what a peer published before it died is delivered before its death is told.  pairs: DEAD */
     *life = atomic_load(e->their_life);
     atomic_store_explicit(e->my_wait, ASLEEP, memory_order_seq_cst); /* pairs: SLEEP */
-    uint64_t seen = e->seen;
     int r = ring_need(e, n);
-    if (e->seen != seen) e->spurious = 0; /* progress, though not yet enough, is no reason to complain */
     return r == -EAGAIN ? sleep_ended(e, *life) : r;
 }
 
 static void awake(fmq_end *e) {
-    e->spurious = 0;
     if (!end_shares_wait(e)) atomic_store(e->my_wait, AWAKE);
 }
 
-/* A wake for nothing: a peer may do that now and then, and not for ever. */
+/* A wake for nothing: a peer may do that now and then, and not for ever. Progress, though not yet enough, is something. */
 static int count_spurious(fmq_end *e) {
+    if (e->seen != e->progress) e->progress = e->seen, e->spurious = 0;
     if (++e->spurious <= SPURIOUS_LIMIT) return -EAGAIN;
     e->broken = true;
     return -EPROTO;
@@ -183,7 +181,7 @@ static int sleep_on_all(fmq_end *const *ends, unsigned n, futex_entry *entries, 
         slice = futex_now() + 1000000;
         r = futex_wait(ends[0]->my_wait, ASLEEP, FUTEX_BITSET_MATCH_ANY, slice < until ? slice : until);
     } else if (r >= 0) {
-        count_spurious(ends[r / 2]); /* unless the next look finds progress */
+        count_spurious(ends[r / 2]);
     }
     return r == -ETIMEDOUT && slice < until ? LOOK_AGAIN : r;
 }

@@ -167,8 +167,8 @@ class Client:
             try:
                 request_fd, result_fd = message.take_fds()
                 server = BurstServer(
-                    Descriptor.from_wire(requests, [request_fd]),
-                    Descriptor.from_wire(results, [result_fd]),
+                    Descriptor.from_wire(requests, [request_fd], sealed=False),
+                    Descriptor.from_wire(results, [result_fd], sealed=False),
                     callback,
                     bind,
                 )

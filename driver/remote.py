@@ -20,7 +20,7 @@ from driver.plain import PlainClient
 from driver.rpc import PROTOCOL, call
 from driver.session import Burst
 from driver.workspace import Workspace, input_shapes
-from fmq.queue import DEFAULT_SPIN
+from fmq.end import DEFAULT_SPIN
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -1,6 +1,7 @@
 """fmq moves bytes: a lock-free message queue in shared memory whose ends can sleep, and cannot be left waiting."""
 
-from fmq.descriptor import Descriptor, Flavour
+from fmq.descriptor import Descriptor, Grantor
+from fmq.end import MessageQueueReader, MessageQueueWriter
 from fmq.errors import (
     Busy,
     Closed,
@@ -8,14 +9,18 @@ from fmq.errors import (
     FmqError,
     InvalidDescriptor,
     NoSpace,
+    Overrun,
     PeerDied,
     RoleTaken,
     Timeout,
 )
 from fmq.event import EventFlag
+from fmq.exchange import Exchange
+from fmq.geometry import Flavour
 from fmq.life import LifePage, Watch
-from fmq.queue import Exchange, MessageQueue, MessageQueueReader, MessageQueueWriter
+from fmq.queue import MessageQueue
 from fmq.region import Region, unlink
+from fmq.wait import wait_any
 
 __all__ = [
     "Busy",
@@ -26,16 +31,19 @@ __all__ = [
     "Exchange",
     "Flavour",
     "FmqError",
+    "Grantor",
     "InvalidDescriptor",
     "LifePage",
     "MessageQueue",
     "MessageQueueReader",
     "MessageQueueWriter",
     "NoSpace",
+    "Overrun",
     "PeerDied",
     "Region",
     "RoleTaken",
     "Timeout",
     "Watch",
     "unlink",
+    "wait_any",
 ]

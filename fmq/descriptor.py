@@ -1,192 +1,239 @@
-"""A queue's passport: what another process needs to attach, and the checks it makes on arrival."""
+"""A queue's passport: what another process needs to attach, and the checks it makes on arrival.
+
+A descriptor names the element dtype, the flavour, and by its grantors where the two parts of the queue lie: the control
+page and the ring, each in one of at most two memories. Everything in it that came from somebody else is checked against
+the kernel's own word (fstat, seals) and against the control page before a byte of it is used.
+"""
 
 from __future__ import annotations
 
-import ast
-import enum
-import functools
-import hashlib
 import os
 import weakref
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from multiprocessing import reduction
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fmq._core import ffi, lib
 from fmq.errors import InvalidDescriptor
+from fmq.geometry import ALIGNMENT, CONTROL, Flavour, Geometry, dtype_text, parsed_dtype
 from fmq.region import Region
+from fmq.role import LIFE_AT
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from numpy.typing import DTypeLike
+    import numpy as np
 
-_TEXT_AT, _TEXT_MOST = 1024, 2048  # where the control page holds the dtype in words, for those who open by name
-_WIRE_VERSION = 1
+_WIRE_VERSION = 2
+_MOST_GRANTORS, _MOST_FDS = 8, 2
 
 
-class Flavour(enum.IntEnum):
-    """How many may use a queue, and what happens when it is full."""
+class Grantor(NamedTuple):
+    """One part of a queue: `extent` bytes at `offset` of the memory behind `fds[fd_index]`."""
 
-    SYNCHRONIZED = 1  #: one writer, one reader, nothing is ever lost, blocking allowed
+    fd_index: int
+    offset: int
+    extent: int
 
 
 @dataclass(frozen=True, slots=True)
-class Geometry:
-    """What is fixed about a queue: element dtype, capacity in elements, flavour."""
+class Place:
+    """A queue's memory, attached: its control page and its ring."""
 
-    dtype: np.dtype[Any]
-    capacity: int
-    flavour: Flavour = Flavour.SYNCHRONIZED
-    nbytes: int = field(init=False)  #: of the whole region
-
-    def __post_init__(self) -> None:
-        size = self.dtype.itemsize
-        if self.dtype.hasobject or not size:
-            raise ValueError(f"dtype={self.dtype}: elements are plain data of a fixed size, without objects")
-        if not isinstance(self.capacity, int) or self.capacity < 1:
-            raise ValueError(f"capacity={self.capacity!r}: a queue holds at least one element")
-        text = _text(self.dtype)
-        if len(text) > _TEXT_MOST:
-            raise ValueError(f"dtype with {len(self.dtype.fields or ())} fields: too long to describe")
-        if _dtype(text) != self.dtype:
-            raise ValueError(f"dtype={self.dtype}: cannot be described to another process; wrap it in a field")
-        nbytes = lib.fmq_bytes(self.capacity, size) if self.capacity < 2**63 and size < 2**32 else 0
-        if not nbytes:
-            raise ValueError(f"capacity={self.capacity} of {size} bytes each: a queue holds less than 1 TiB")
-        object.__setattr__(self, "nbytes", nbytes)
-
-    def format(self, region: Region) -> None:
-        """Makes a queue of zeroed memory."""
-        text = _text(self.dtype)
-        region.asarray(np.uint8, len(text), _TEXT_AT)[:] = np.frombuffer(text, np.uint8)
-        code = lib.fmq_format(region.base, region.nbytes, self.capacity, self.dtype.itemsize, _hash(text))
-        assert code == 0, "the region was made for this geometry"
+    geometry: Geometry
+    control: Region
+    control_at: int
+    ring: Region
+    ring_at: int
 
     @classmethod
-    def read(cls, region: Region) -> Geometry:
-        """What a region says that it is. Raises InvalidDescriptor when that cannot be."""
-        numbers = ffi.new("uint64_t *"), ffi.new("uint32_t *"), ffi.new("uint64_t *")
-        if code := lib.fmq_geometry(region.base, region.nbytes, *numbers):
-            raise InvalidDescriptor(f"the memory holds no queue that this version can use: {os.strerror(-code)}")
-        capacity, size, digest = (n[0] for n in numbers)
-        text = bytes(region.asarray(np.uint8, _TEXT_MOST, _TEXT_AT)).rstrip(b"\0")
-        if _hash(text) != digest:
-            raise InvalidDescriptor("the queue's dtype does not match its own hash: the memory is damaged")
+    def at(cls, region: Region, offset: int) -> Place:
+        """The queue whose control page lies there, and whose ring follows it."""
+        geometry = Geometry.read(region, offset)
+        place = cls(geometry, region, offset, region, offset + CONTROL)
+        _check_grantors(place.grantors, [region.nbytes], geometry.dtype.itemsize)
+        return place
+
+    def check_room(self) -> None:
+        """For a new queue. Raises ValueError when it does not fit, or when somebody uses a queue there."""
         try:
-            geometry = cls(_dtype(text), int(capacity))
-        except ValueError as error:
-            raise InvalidDescriptor(f"the memory holds no queue: {error}") from error
-        if geometry.dtype.itemsize != size:
-            raise InvalidDescriptor(
-                f"dtype {geometry.dtype} has {geometry.dtype.itemsize} bytes; the queue says {size}"
-            )
-        return geometry
+            _check_grantors(self.grantors, [region.nbytes for region in self.regions], self.geometry.dtype.itemsize)
+        except InvalidDescriptor as error:
+            raise ValueError(f"offset={self.control_at}: {error}") from None
+        if not all(region.writable for region in self.regions):
+            raise ValueError("region: it was mapped for reading alone")
+        base = self.control.base + self.control_at
+        is_queue = not lib.fmq_shape_of(base, ffi.new("fmq_shape *"))
+        if is_queue and lib.FMQ_ALIVE in {lib.fmq_life_state(base + at) for at in LIFE_AT.values()}:
+            raise ValueError(f"offset={self.control_at}: a queue is in use there; choose another place")
+
+    @property
+    def grantors(self) -> tuple[Grantor, Grantor]:
+        """Control page, ring."""
+        second = 0 if self.ring is self.control else 1
+        return Grantor(0, self.control_at, CONTROL), Grantor(second, self.ring_at, self.geometry.ring_bytes)
+
+    @property
+    def regions(self) -> tuple[Region, ...]:
+        """What the grantors index."""
+        return (self.control,) if self.ring is self.control else (self.control, self.ring)
 
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)
 class Descriptor:
-    """Names a queue in messages: its geometry, and its memory by descriptor or by name.
+    """Names a queue in messages: its elements, and where its memory is, by file descriptor or by name.
 
-    It pickles through `multiprocessing` (an argument of `Process`, an item of a `Queue`) with its file descriptor; over
-    a Unix socket of one's own, send `to_wire()` and the fds beside it.
+    It pickles through `multiprocessing` (an argument of `Process`, an item of a `Queue`) with its file descriptors;
+    over a Unix socket of one's own, send `to_wire()` and the fds beside it.
     """
 
     dtype: np.dtype[Any]
-    capacity: int
     flavour: Flavour
-    sealed: bool
-    name: str | None = None
-    fd: int = -1  #: borrowed from the queue, or owned by a descriptor that arrived; -1 when the queue has a name
+    grantors: tuple[Grantor, ...]  #: control page, ring; more are ignored
+    fds: tuple[int, ...] = ()  #: borrowed from the queue, or owned by a descriptor that arrived
+    name: str | None = None  #: instead of fds
+    sealed: bool = True  #: memory that its owner can still shrink is refused
+
+    @property
+    def capacity(self) -> int:
+        """In elements: the ring's extent is its size."""
+        return self.grantors[1].extent // self.dtype.itemsize
+
+    def attach(self, *, writable: bool | None = None) -> Place:
+        """Maps the memory after checking all that was said about it; see `MessageQueue.open`."""
+        _check_shape(self.grantors, len(self.fds) if self.name is None else 1)
+        control, ring = self.grantors[:2]
+        regions = self._regions(writable)
+        if len(regions) > 1 and regions[0].is_same_memory(regions[1]):
+            raise InvalidDescriptor("both file descriptors are of the same memory; a queue in one memory has one")
+        _check_grantors(self.grantors, [region.nbytes for region in regions], self.dtype.itemsize)
+        place_of = regions[control.fd_index], control.offset, regions[ring.fd_index], ring.offset
+        found = Geometry.read(*place_of[:2])
+        for what in ("flavour", "dtype", "capacity"):
+            said, is_so = getattr(self, what), getattr(found, what)
+            if said != is_so:
+                raise InvalidDescriptor(f"{what}: the descriptor says {said!r}, the memory holds {is_so!r}")
+        return Place(found, *place_of)
 
     def region(self) -> Region:
-        """Attaches the memory after checking all that was said about it."""
+        """The memory that holds the control page, attached anew."""
+        return self.attach().control
+
+    def read_only(self) -> Descriptor:
+        """For readers of an unsynchronized queue that shall not write to it: the same memory, opened for reading."""
+        if self.flavour is not Flavour.UNSYNCHRONIZED or self.name is not None:
+            raise ValueError("read_only: for unsynchronized queues without a name; both sides of the others write")
+        opened = tuple(os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC) for fd in self.fds)
+        return _owning(replace(self, fds=opened))
+
+    def _regions(self, writable: bool | None) -> list[Region]:
+        """Writable if that is possible and asked for; read-only is for readers of unsynchronized queues."""
+        try:
+            return self._opened(writable is not False)
+        except PermissionError as error:  # sealed against writing (EPERM), or opened for reading only (EACCES)
+            if writable is None and self.flavour is Flavour.UNSYNCHRONIZED:
+                return self._opened(False)
+            raise InvalidDescriptor("the memory is not writable; a queue's ends both write") from error
+
+    def _opened(self, writable: bool) -> list[Region]:
         if self.name is not None:
-            region = Region.open(self.name)
-        else:
-            nbytes = Geometry(self.dtype, self.capacity, self.flavour).nbytes
-            region = Region.from_fd(os.dup(self.fd), nbytes, sealed=self.sealed)
-        found = Geometry.read(region)
-        if (found.dtype, found.capacity, found.flavour) != (self.dtype, self.capacity, self.flavour):
-            raise InvalidDescriptor(
-                f"the memory holds {found.capacity} x {found.dtype}; the descriptor says {self.capacity} x {self.dtype}"
-            )
-        return region
+            return [Region.open(self.name, writable=writable)]
+        return [Region.from_fd(os.dup(fd), writable=writable, sealed=self.sealed) for fd in self.fds]
 
     def to_wire(self) -> tuple[list[Any], list[int]]:
-        """The part for msgpack, and the file descriptors to send beside it."""
-        plain = [_WIRE_VERSION, _text(self.dtype).decode(), self.capacity, int(self.flavour), self.sealed, self.name]
-        return plain, [self.fd] if self.name is None else []
+        """The part for msgpack, and the file descriptors to send beside it. Raises ValueError for named queues."""
+        if self.name is not None:
+            raise ValueError(f"name={self.name!r}: send the name; a peer may not choose which file we open")
+        grantors = [list(grantor) for grantor in self.grantors]
+        return [_WIRE_VERSION, dtype_text(self.dtype), int(self.flavour), grantors], list(self.fds)
 
     @classmethod
-    def from_wire(cls, plain: object, fds: Sequence[int]) -> Descriptor:
-        """The reverse, from somebody who is not trusted. Owns the fds, whatever comes. Raises InvalidDescriptor."""
+    def from_wire(cls, plain: object, fds: Sequence[int], *, sealed: bool = True) -> Descriptor:
+        """The reverse, from somebody who is not trusted. Owns the fds, whatever comes. Raises InvalidDescriptor.
+
+        `sealed=False` takes memory that its owner can still shrink: only for processes that called `fmq.region.guard`.
+        """
         try:
-            return _owning(cls._from_wire(plain, fds))
+            return _owning(cls._from_wire(plain, tuple(fds), sealed))
         except BaseException:
             for fd in fds:
                 os.close(fd)
             raise
 
     @classmethod
-    def _from_wire(cls, plain: object, fds: Sequence[int]) -> Descriptor:
+    def _from_wire(cls, plain: object, fds: tuple[int, ...], sealed: bool) -> Descriptor:
         match plain:
-            case [int(version), str(text), int(capacity), int(flavour), bool(sealed), None] if version == _WIRE_VERSION:
+            case [version, str(text), flavour, [*rows]] if version == _WIRE_VERSION and type(flavour) is int:
                 pass
             case _:
                 raise InvalidDescriptor(f"{plain!r:.100} is not a queue descriptor of version {_WIRE_VERSION}")
-        if len(fds) != 1 or flavour not in tuple(Flavour):
-            raise InvalidDescriptor(f"{len(fds)} file descriptors and flavour {flavour}: 1 and a known one are needed")
-        try:
-            geometry = Geometry(_dtype(text.encode()), capacity, Flavour(flavour))
-        except ValueError as error:
-            raise InvalidDescriptor(str(error)) from error
-        return cls(geometry.dtype, capacity, geometry.flavour, sealed, None, fds[0])
+        if flavour not in tuple(Flavour):
+            raise InvalidDescriptor(f"flavour {flavour} is unknown; there are {[int(f) for f in Flavour]}")
+        dtype = parsed_dtype(text)
+        if dtype.hasobject or not dtype.itemsize:
+            raise InvalidDescriptor(f"dtype {dtype}: elements are plain data of a fixed size, without objects")
+        if len(rows) > _MOST_GRANTORS or not all(_is_row(row) for row in rows):
+            raise InvalidDescriptor(f"{rows!r:.100}: a grantor is [fd_index, offset, extent], and there are 2")
+        checked: list[Any] = rows
+        grantors = tuple(Grantor(*row) for row in checked)
+        _check_shape(grantors, len(fds))
+        return cls(dtype, Flavour(flavour), grantors, fds, None, sealed)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        carried = None if self.name is not None else reduction.DupFd(self.fd)
-        return _unpickle, (self.dtype, self.capacity, int(self.flavour), self.sealed, self.name, carried)
+        carried = [reduction.DupFd(fd) for fd in self.fds]
+        grantors = [tuple(grantor) for grantor in self.grantors]
+        return _unpickle, (self.dtype, int(self.flavour), grantors, carried, self.name, self.sealed)
 
 
 def _unpickle(
-    dtype: np.dtype[Any], capacity: int, flavour: int, sealed: bool, name: str | None, carried: Any
+    dtype: np.dtype[Any], flavour: int, grantors: list[Any], carried: list[Any], name: str | None, sealed: bool
 ) -> Descriptor:
-    fd = -1 if carried is None else carried.detach()
-    descriptor = Descriptor(dtype, capacity, Flavour(flavour), sealed, name, fd)
-    return descriptor if carried is None else _owning(descriptor)
+    fds = tuple(fd.detach() for fd in carried)
+    return _owning(Descriptor(dtype, Flavour(flavour), tuple(Grantor(*g) for g in grantors), fds, name, sealed))
 
 
 def _owning(descriptor: Descriptor) -> Descriptor:
-    """Closes the file descriptor when nobody needs the descriptor any more; queues have their own duplicate."""
-    weakref.finalize(descriptor, os.close, descriptor.fd).atexit = False
+    """Closes the file descriptors when nobody needs the descriptor any more; queues have their own duplicates."""
+    if descriptor.fds:
+        weakref.finalize(descriptor, _close_all, descriptor.fds).atexit = False
     return descriptor
 
 
-def geometry(dtype: DTypeLike, capacity: int, flavour: Flavour = Flavour.SYNCHRONIZED) -> Geometry:
-    """The geometry of a queue to be made. Raises ValueError naming the argument."""
-    return Geometry(np.dtype(dtype), capacity, Flavour(flavour))
+def _close_all(fds: tuple[int, ...]) -> None:
+    for fd in fds:
+        os.close(fd)
 
 
-def _text(dtype: np.dtype[Any]) -> bytes:
-    """One spelling per dtype, on every machine: byte order, names and offsets included."""
-    return repr(np.lib.format.dtype_to_descr(dtype)).encode()
+# ---- checks ----------------------------------------------------------------------------------------------------------
 
 
-@functools.lru_cache(maxsize=64)  # parsing leaves cyclic garbage, which a device does not collect while bursts live
-def _dtype(text: bytes) -> np.dtype[Any]:
-    """The reverse, from bytes that somebody else wrote: literals only, and short ones."""
-    if len(text) > _TEXT_MOST:
-        raise InvalidDescriptor(f"a dtype of {len(text)} bytes: at most {_TEXT_MOST} are allowed")
-    try:
-        dtype: np.dtype[Any] = np.lib.format.descr_to_dtype(ast.literal_eval(text.decode()))
-    except (ValueError, SyntaxError, TypeError, LookupError, OverflowError, RecursionError, MemoryError) as error:
-        raise InvalidDescriptor(f"{text!r:.100} is no dtype") from error
-    if _text(dtype) != text:
-        raise InvalidDescriptor(f"{text!r:.100} is not how dtype {dtype} is written")
-    return dtype
+def _is_row(row: object) -> bool:
+    return isinstance(row, list | tuple) and len(row) == 3 and all(type(item) is int for item in row)
 
 
-def _hash(text: bytes) -> int:
-    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
+def _check_shape(grantors: tuple[Grantor, ...], fds: int) -> None:
+    """What can be said without looking at any memory. Grantors beyond the second are ignored."""
+    if len(grantors) < 2:
+        raise InvalidDescriptor(f"{len(grantors)} grantors: a queue has 2, of its control page and of its ring")
+    used = {grantor.fd_index for grantor in grantors[:2]}
+    if not 1 <= fds <= _MOST_FDS or used != set(range(fds)):
+        raise InvalidDescriptor(f"{fds} file descriptors and grantors of {sorted(used)}: 1 or 2 are needed, all of use")
+
+
+def _check_grantors(grantors: tuple[Grantor, ...], sizes: Sequence[int], itemsize: int) -> None:
+    """Both parts lie inside their memory, aligned, whole, and apart from each other."""
+    control, ring = grantors[:2]
+    for what, grantor in (("control page", control), ("ring", ring)):
+        _, offset, extent = grantor
+        if offset < 0 or offset % ALIGNMENT:
+            raise InvalidDescriptor(f"{what}: offset {offset} is not a multiple of {ALIGNMENT}")
+        if extent < 1 or offset + extent > sizes[grantor.fd_index]:
+            size = sizes[grantor.fd_index]
+            raise InvalidDescriptor(f"{what}: {extent} bytes at {offset}, but the memory has only {size}")
+    if control.extent != CONTROL:
+        raise InvalidDescriptor(f"control page: extent {control.extent}; it has {CONTROL} bytes")
+    if ring.extent % itemsize:
+        raise InvalidDescriptor(f"ring: extent {ring.extent} is not a whole number of elements of {itemsize} bytes")
+    apart = control.offset + CONTROL <= ring.offset or ring.offset + ring.extent <= control.offset
+    if control.fd_index == ring.fd_index and not apart:
+        raise InvalidDescriptor("control page and ring overlap")

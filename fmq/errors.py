@@ -7,6 +7,7 @@
     ├── Closed                           the peer released its role; what it left can still be read
     ├── PeerDied (ConnectionError)       the peer's process is gone; what it left can still be read, and a successor
     │                                    may take its role
+    ├── Overrun                          an unsynchronized queue's writer overtook this reader, which goes on later
     ├── Corrupt                          the peer broke the protocol, or a queue's memory is no queue; this end is lost
     ├── RoleTaken                        another writer (reader) holds this queue's role; wait for it or use its end
     ├── Busy                             a second thread, or a call inside a reservation; the first goes on undisturbed
@@ -35,6 +36,18 @@ class Closed(FmqError):
 
 class PeerDied(FmqError, ConnectionError):
     """The peer's process is gone and what it left does not suffice. Goes away when a successor takes the role."""
+
+
+class Overrun(FmqError):
+    """The writer of an unsynchronized queue has overwritten what this reader had not read. Nothing was returned."""
+
+    def __init__(self, lost: int, position: int) -> None:
+        super().__init__(f"the writer was faster: {lost} elements are lost, and reading goes on at element {position}")
+        self.lost = lost  #: elements
+        self.position = position  #: of the element that the next read begins with, counted over the queue's life
+
+    def __reduce__(self) -> tuple[type[Overrun], tuple[int, int]]:
+        return Overrun, (self.lost, self.position)
 
 
 class Corrupt(FmqError):

@@ -8,13 +8,17 @@ import threading
 from typing import TYPE_CHECKING
 
 from fmq._core import ffi, lib
+from fmq.clock import deadline_of
 from fmq.errors import raise_errno
-from fmq.queue import deadline_of
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from fmq.end import MessageQueueReader, MessageQueueWriter
     from fmq.region import Region
 
 NBYTES = 8
+_SLICE = 100_000_000  # ns: in the main thread, where signal handlers run, Ctrl-C is noticed this soon
 
 
 class EventFlag:
@@ -25,30 +29,37 @@ class EventFlag:
             raise ValueError(
                 f"offset={offset}: a multiple of 4, with {NBYTES} bytes inside the region's {region.nbytes}"
             )
+        if not region.writable:
+            raise ValueError("region: it was mapped for reading alone, and both wake and wait write to the flag")
         self._region = region  # keeps it mapped
-        self._flag = region.base + offset
+        self.address = region.base + offset
 
     def wake(self, mask: int) -> None:
         """Sets the bits of `mask` and wakes who waits for one of them. No system call while nobody sleeps."""
-        lib.fmq_event_wake(self._flag, _checked(mask))
+        lib.fmq_event_wake(self.address, self.checked(mask))
 
-    def wait(self, mask: int, timeout: float | None = None) -> int:
-        """Sleeps until a bit of `mask` is set, clears and returns those that are. Raises Timeout."""
+    def wait(
+        self, mask: int, timeout: float | None = None, peers: Sequence[MessageQueueReader | MessageQueueWriter] = ()
+    ) -> int:
+        """Sleeps until a bit of `mask` is set, clears and returns those that are. Raises Timeout.
+
+        `peers` are ends of queues whose other sides are to wake us: the wait ends with PeerDied or Closed when one of
+        those is gone, after the bits that it had set were returned.
+        """
         deadline, bits = deadline_of(timeout), ffi.new("uint32_t *")
-        is_main = threading.get_native_id() == os.getpid()  # where signal handlers run
+        lives = ffi.new("void *[]", [end.peer_life for end in peers])
+        is_main = threading.get_native_id() == os.getpid()
         while True:
-            until = (
-                min(deadline, lib.fmq_now() + 100_000_000) if is_main else deadline
-            )  # Ctrl-C is noticed within 0.1 s
-            code = lib.fmq_event_wait(self._flag, _checked(mask), until, bits)
+            until = min(deadline, lib.fmq_now() + _SLICE) if is_main else deadline
+            code = lib.fmq_event_wait(self.address, self.checked(mask), lives, len(lives), until, bits)
             if not code:
                 return int(bits[0])
-            if code == -errno.EINTR or (code == -errno.ETIMEDOUT and until < deadline):
-                continue
-            raise_errno(code, "wait")
+            if code != -errno.EINTR and (code != -errno.ETIMEDOUT or until == deadline):
+                raise_errno(code, "wait")
 
-
-def _checked(mask: int) -> int:
-    if 0 < mask < 2**32:
-        return mask
-    raise ValueError(f"mask={mask:#x}: 1 to 32 bits of which at least one is set")
+    @staticmethod
+    def checked(mask: int) -> int:
+        """The mask, if it is one. Raises ValueError."""
+        if 0 < mask < 2**32:
+            return mask
+        raise ValueError(f"mask={mask:#x}: 1 to 32 bits of which at least one is set")

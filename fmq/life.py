@@ -1,4 +1,4 @@
-"""Telling others of our death, and being told of theirs, whatever a process's size (csrc/life.c, csrc/watch.c)."""
+"""Telling others of our death, and being told of theirs, whatever a process's size (csrc/life.c, csrc/bridge.c)."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ class Watch:
     """Shuts a socket down, for both directions, as soon as the process behind a life word dies."""
 
     def __init__(self, region: Region, offset: int, sock: socket.socket) -> None:
-        """Watches the word at `offset` of `region`. Without kernel support (before Linux 5.16) or with more than 127
-        watches it does nothing, and the socket ends when the kernel closes the peer's: about 80 ms later per GB.
+        """Watches the word at `offset` of `region`. Beyond some 4,000 watches it does nothing, and the socket ends when
+        the kernel closes the peer's: about 80 ms later per GB.
         """
         self._region, self._word = region, region.base + offset  # the region keeps the word mapped
         token = lib.fmq_watch(self._word, sock.fileno())
-        if token < 0 and -token not in (errno.ENOSYS, errno.ENOSPC):
+        if token < 0 and -token != errno.ENOSPC:
             raise OSError(-token, f"cannot watch a peer: {os.strerror(-token)}")
-        self._finalizer = weakref.finalize(self, lib.fmq_unwatch, token)
+        self._finalizer = weakref.finalize(self, lib.fmq_unhang, token)
 
     @classmethod
     def of_page(cls, fd: int, sock: socket.socket) -> Watch:

@@ -14,6 +14,7 @@ import math
 import os
 import secrets
 import stat
+from multiprocessing import reduction
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
@@ -54,18 +55,24 @@ class Region:
 
     @classmethod
     def create(
-        cls, nbytes: int, kind: Kind = "memfd", name: str | None = None, prepare: Callable[[Region], None] | None = None
+        cls,
+        nbytes: int,
+        kind: Kind | None = None,
+        name: str | None = None,
+        prepare: Callable[[Region], None] | None = None,
     ) -> Self:
-        """New zeroed memory. A `name` ("/like-this") makes it named POSIX memory, which `prepare` fills before anybody
-        can open it. Raises FileExistsError when the name is taken, NoSpace when /dev/shm is too full.
+        """New zeroed memory: "memfd" (None), or "posix", which a `name` ("/like-this") always is.
+
+        `prepare` fills it before anybody can open it. Raises FileExistsError when the name is taken, NoSpace when
+        /dev/shm is too full.
         """
         if nbytes < 1:
             raise ValueError(f"nbytes={nbytes}: shared memory has at least one byte")
+        if kind not in (None, "memfd", "posix") or (name is not None and kind == "memfd"):
+            raise ValueError(f"memory={kind!r}, name={name!r}: memory is 'memfd' or 'posix', and 'posix' with a name")
         if name is not None:
             return cls._create_named(nbytes, checked_name(name), prepare)
-        if kind not in ("memfd", "posix"):
-            raise ValueError(f"kind={kind!r}: memory is 'memfd' or 'posix'")
-        region = cls(_memfd(nbytes) if kind == "memfd" else _unnamed_posix(nbytes), nbytes)
+        region = cls(_unnamed_posix(nbytes) if kind == "posix" else _memfd(nbytes), nbytes)
         if prepare:
             prepare(region)
         return region
@@ -87,33 +94,44 @@ class Region:
         return region
 
     @classmethod
-    def open(cls, name: str) -> Self:
-        """Named POSIX memory as it stands. Raises FileNotFoundError, and InvalidDescriptor when it is empty."""
+    def open(cls, name: str, *, writable: bool = True) -> Self:
+        """Named POSIX memory as it stands, if it is ours. Raises FileNotFoundError, and InvalidDescriptor."""
         try:
-            fd = posix_ipc.SharedMemory(checked_name(name)).fd
+            fd: int = posix_ipc.SharedMemory(checked_name(name), read_only=not writable).fd
         except posix_ipc.ExistentialError:
             raise FileNotFoundError(errno.ENOENT, f"name={name!r}: no shared memory of that name") from None
-        nbytes = os.fstat(fd).st_size
-        if not nbytes:
+        except posix_ipc.PermissionsError:
+            raise PermissionError(errno.EACCES, f"name={name!r}: not ours to open") from None
+        status = os.fstat(fd)
+        if status.st_uid != os.geteuid() or not status.st_size:
             os.close(fd)
-            raise InvalidDescriptor(f"name={name!r}: that shared memory is empty")
-        return cls(fd, nbytes, name=name)
+            why = "is empty" if not status.st_size else f"belongs to uid {status.st_uid}, and only one's own is opened"
+            raise InvalidDescriptor(f"name={name!r}: that shared memory {why}")
+        return cls(fd, status.st_size, name=name, writable=writable)
 
     @classmethod
-    def from_fd(cls, fd: int, nbytes: int, *, writable: bool = True, sealed: bool = True) -> Self:
+    def from_fd(cls, fd: int, nbytes: int | None = None, *, writable: bool = True, sealed: bool = True) -> Self:
         """Memory that somebody else made, and may be lying about. Owns `fd`, also when it refuses.
 
-        `sealed` demands that nobody can shrink it any more; without that, a peer can kill us with SIGBUS.
+        Maps its first `nbytes` (None: all). `sealed` demands that nobody can shrink it any more; without that, a peer
+        can kill us with SIGBUS. Raises InvalidDescriptor, and PermissionError for memory that may not be written.
         """
         try:
-            _check(fd, nbytes, sealed=sealed)
+            nbytes = _checked_size(fd, nbytes, sealed=sealed)
         except BaseException:
             os.close(fd)
             raise
-        try:
-            return cls(fd, nbytes, writable=writable)
-        except PermissionError as error:
-            raise InvalidDescriptor("the memory is not writable; a queue's ends both write") from error
+        return cls(fd, nbytes, writable=writable)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """For `multiprocessing`, between one's own processes."""
+        if self.name is not None:
+            return _reopen, (self.name, self.writable)
+        return _adopt, (reduction.DupFd(self.fd), self.nbytes, self.writable, self.sealed)
+
+    def is_same_memory(self, other: Region) -> bool:
+        """Whether both are views of one memory."""
+        return os.path.sameopenfile(self.fd, other.fd)
 
     @property
     def sealed(self) -> bool:
@@ -203,16 +221,25 @@ def _reserved(name: str, nbytes: int) -> int:
     return fd
 
 
-def _check(fd: int, nbytes: int, *, sealed: bool) -> None:
-    if nbytes < 1:
+def _checked_size(fd: int, nbytes: int | None, *, sealed: bool) -> int:
+    if nbytes is not None and nbytes < 1:
         raise InvalidDescriptor(f"nbytes={nbytes}: shared memory has at least one byte")
     if sealed and not _has_seal(fd):
         raise InvalidDescriptor("the memory is not sealed against shrinking; make it with Region.create()")
     status = os.fstat(fd)  # after the seals: from here on the size holds
     if not stat.S_ISREG(status.st_mode):
         raise InvalidDescriptor("the descriptor is not of shared memory")
-    if status.st_size < nbytes:
+    if status.st_size < (nbytes or 1):
         raise InvalidDescriptor(f"nbytes={nbytes}, but the memory has only {status.st_size}")
+    return status.st_size if nbytes is None else nbytes
+
+
+def _adopt(carried: Any, nbytes: int, writable: bool, sealed: bool) -> Region:
+    return Region.from_fd(carried.detach(), nbytes, writable=writable, sealed=sealed)
+
+
+def _reopen(name: str, writable: bool) -> Region:
+    return Region.open(name, writable=writable)
 
 
 def _has_seal(fd: int) -> bool:

@@ -1,8 +1,8 @@
-"""Holding a role: an OFD lock on one byte of the queue's file, and a life word in its control page.
+"""Holding a role: an OFD lock on one byte of the queue's memory, and a life word in its control page.
 
 The lock is held by the kernel and gone with the process, right across pid namespaces and never by a number that
 somebody wrote. The life word tells the other side of our death while it sleeps (csrc/life.c). A forked child inherits
-the descriptor and with it the lock, so it gives both up at once.
+the descriptor and with it the locks, so it gives them up at once.
 """
 
 from __future__ import annotations
@@ -11,72 +11,126 @@ import errno
 import fcntl
 import os
 import struct
+import threading
 import weakref
+from typing import TYPE_CHECKING
 
 from fmq._core import lib
 from fmq.errors import RoleTaken
 
-WRITER, READER = lib.FMQ_WRITER, lib.FMQ_READER
+if TYPE_CHECKING:
+    from fmq.region import Region
+
+WRITER, READER, OBSERVER = lib.FMQ_WRITER, lib.FMQ_READER, lib.FMQ_OBSERVER
 LIFE_AT = {WRITER: 768, READER: 896}  # csrc/layout.h
 _NAMES = {WRITER: "writer", READER: "reader"}
-_held: weakref.WeakSet[Role] = weakref.WeakSet()
+_guard = threading.Lock()
+_files: weakref.WeakKeyDictionary[Region, LockFile] = weakref.WeakKeyDictionary()
+
+
+class LockFile:
+    """One open file description per region, which holds the locks of all roles that this process has there.
+
+    Its own, because locks belong to a description, and the region's is shared with whoever sent it or got it.
+    """
+
+    def __init__(self, region: Region) -> None:
+        self.fd = os.open(f"/proc/self/fd/{region.fd}", os.O_RDWR | os.O_CLOEXEC)
+        self._bytes: set[int] = set()  # ours already: to the kernel, a description does not conflict with itself
+
+    def lock(self, byte: int, what: str) -> None:
+        """Raises RoleTaken when somebody alive, here or elsewhere, has it."""
+        if byte in self._bytes or not _set_lock(self.fd, byte, fcntl.F_WRLCK):
+            raise RoleTaken(f"this queue has a {what} already; it has room for one, and that is alive")
+        self._bytes.add(byte)
+
+    def unlock(self, byte: int) -> None:
+        """Closing would not do: a child that was just forked, and has not let go yet, keeps the description."""
+        _set_lock(self.fd, byte, fcntl.F_UNLCK)
+        self._bytes.discard(byte)
+
+    def close_if_unused(self) -> bool:
+        """Whether it was closed."""
+        if not self._bytes:
+            self.abandon()
+        return not self._bytes
+
+    def abandon(self) -> None:
+        """In a forked child: the locks are the parent's."""
+        fd, self.fd = self.fd, -1
+        if fd >= 0:
+            os.close(fd)
 
 
 class Role:
     """Writer or reader of one queue, exclusively, until `release` or death."""
 
-    def __init__(self, fd: int, which: int) -> None:
+    def __init__(self, control: Region, at: int, which: int) -> None:
         """Raises RoleTaken when somebody alive has it."""
-        self._which = which
-        # A descriptor of our own: locks belong to an open file description, and `fd`'s is shared with whoever sent it.
-        self._fd = os.open(f"/proc/self/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
-        try:
-            _lock(self._fd, which, fcntl.F_WRLCK)
-        except BaseException:
-            os.close(self._fd)
-            raise
-        self._life = lib.fmq_life_hold(self._fd, LIFE_AT[which])
+        self._control, self._byte = control, at + which
+        with _guard:
+            file = _files.get(control) or _files.setdefault(control, LockFile(control))
+            try:
+                file.lock(self._byte, _NAMES[which])
+            finally:
+                if file.close_if_unused():
+                    del _files[control]
+            self._file = file
+            self._life = lib.fmq_life_hold(file.fd, at + LIFE_AT[which])
         if self._life < 0:
-            os.close(self._fd)
-            raise OSError(-self._life, f"cannot announce this process's life: {os.strerror(-self._life)}")
-        _held.add(self)
+            self.release()
+            raise OSError(-self._life, f"cannot announce this process's life: {_why(-self._life)}")
 
     def release(self) -> None:
-        """Tells the peer, and lets somebody else take the role. Harmless when done twice."""
-        if self._fd >= 0:
-            lib.fmq_life_release(self._life)
-            # Closing would not do: a child that was just forked, and has not abandoned it yet, keeps the file open.
-            _lock(self._fd, self._which, fcntl.F_UNLCK)
-            self.abandon()
-
-    def abandon(self) -> None:
-        """In a forked child: lets go of what belongs to the parent."""
-        fd, self._fd = self._fd, -1
-        if fd >= 0:
-            os.close(fd)
-        _held.discard(self)
+        """Tells the peer, and lets somebody else take the role. Harmless when done twice, or in a forked child."""
+        with _guard:
+            if not self.is_held:
+                return
+            if self._life >= 0:
+                lib.fmq_life_release(self._life)
+            self._file.unlock(self._byte)
+            self._byte = -1
+            if self._file.close_if_unused():
+                del _files[self._control]
 
     @property
     def is_held(self) -> bool:
         """False after `release`, and in a forked child."""
-        return self._fd >= 0
+        return self._byte >= 0 and self._file.fd >= 0
 
 
-def _lock(fd: int, which: int, kind: int) -> None:
-    byte = struct.pack("hhqqi4x", kind, os.SEEK_SET, which, 1, 0)
+class Seat:
+    """What readers of an unsynchronized queue have in place of a role: there is room for all."""
+
+    is_held = True
+
+    def release(self) -> None:
+        """As of a role."""
+        self.is_held = False
+
+
+def _why(code: int) -> str:
+    if code == errno.ENOSPC:
+        return "a process holds at most 2048 roles (the kernel's limit for robust futexes); close some or use another"
+    return os.strerror(code)
+
+
+def _set_lock(fd: int, byte: int, kind: int) -> bool:
     try:
-        fcntl.fcntl(fd, fcntl.F_OFD_SETLK, byte)
+        fcntl.fcntl(fd, fcntl.F_OFD_SETLK, struct.pack("hhqqi4x", kind, os.SEEK_SET, byte, 1, 0))
     except OSError as error:
         if error.errno not in (errno.EAGAIN, errno.EACCES):
             raise
-        raise RoleTaken(
-            f"this queue has a {_NAMES[which]} already; a synchronized queue has one, and it is alive"
-        ) from None
+        return False
+    return True
 
 
 def _after_fork() -> None:
-    for role in list(_held):
-        role.abandon()
+    global _guard  # noqa: PLW0603 - another thread of the parent may have held it
+    _guard = threading.Lock()
+    for file in list(_files.values()):
+        file.abandon()
+    _files.clear()
 
 
 os.register_at_fork(after_in_child=_after_fork)

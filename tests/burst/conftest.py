@@ -27,7 +27,7 @@ from burst import (
 )
 from burst.channel import Channel, ChannelLoop
 from burst.wire import DATUM_DTYPE
-from fmq.queue import deadline_of
+from fmq.clock import deadline_of
 from fmq.region import guard
 
 PATIENCE = 20.0  # seconds; a test that waits longer for an event has failed
@@ -167,7 +167,7 @@ class RawClient:
 
     def control(self, which):
         """The control page of the request (0) or the result queue (1), as 64-bit words."""
-        return self.queues[which]._region.asarray(np.uint64, 512)
+        return self.queues[which]._place.control.asarray(np.uint64, 512)
 
     def close(self):
         for end in (self.writer, self.reader, self.callback, self.context, *self.queues):
@@ -193,7 +193,7 @@ def accept(message, channel, host):
     """Serves the message of an `offer`."""
     try:
         with Channel.from_fd(message.fds.pop()) as context, Channel.from_fd(message.fds.pop()) as callback:
-            queues = [fmq.Descriptor.from_wire(wire, [message.fds.pop(0)]) for wire in message.body]
+            queues = [fmq.Descriptor.from_wire(wire, [message.fds.pop(0)], sealed=False) for wire in message.body]
             host(*queues, callback, context)
     except fmq.FmqError as error:
         channel.send([str(error)])

@@ -12,7 +12,7 @@ import fmq
 from burst import BurstServer, Controller, GeneralFailure, NotSent, OutputShape, PeerDied
 from burst.channel import Channel
 from burst.wire import DATUM_DTYPE, encode_request
-from fmq.queue import DEFAULT_SPIN
+from fmq.end import DEFAULT_SPIN
 
 PROMPT = 0.1  # seconds, from a death to its being noticed
 CLOSED_WITHOUT_A_WORD = "the device ended this burst"
@@ -348,7 +348,7 @@ class FakeDevice:
             self.reader = queue.reader()
         with fmq.MessageQueue.open(results) as queue:
             self.writer = queue.writer()
-            self.control = queue._region.asarray(np.uint64, 512)
+            self.control = results.region().asarray(np.uint64, 512)
 
     def close(self):
         self.reader.close()

@@ -132,7 +132,7 @@ def test_scribbling_over_requests_that_run(victim, raw, attempts):
     """A client may change a request while the device reads it: the device looks at its own copy only, and answers."""
     _, configure = victim
     client = raw(configure, lengths=(16, 16))
-    ring = client.queues[0]._region.asarray(np.uint8, 16 * DATUM, 4096)
+    ring = client.queues[0].descriptor.region().asarray(np.uint8, 16 * DATUM, 4096)
     good = encode_request((), (), (), measure=False) * 3
     noise = np.frombuffer(random.Random(SEED).randbytes(len(ring)), np.uint8)
     over = threading.Event()

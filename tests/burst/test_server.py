@@ -17,7 +17,7 @@ from burst import (
     errors,
 )
 from burst.wire import DATUM
-from fmq.queue import DEFAULT_SPIN
+from fmq.end import DEFAULT_SPIN
 
 NONE, GENERAL_FAILURE = ErrorStatus.NONE, ErrorStatus.GENERAL_FAILURE
 FAILED = (GENERAL_FAILURE, (), (None, None))

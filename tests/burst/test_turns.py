@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from burst import Busy, OutputShape, Request, Timeout
-from fmq.queue import DEFAULT_SPIN
+from fmq.end import DEFAULT_SPIN
 
 
 @pytest.fixture

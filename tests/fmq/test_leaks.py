@@ -25,7 +25,7 @@ def test_a_thousand_queues_leave_nothing(how, name):
     """Create, use and close; also with errors on the way."""
 
     def once():
-        memory = "posix" if how == "posix" else "memfd"
+        memory = "posix" if how in ("posix", "named") else "memfd"
         with fmq.MessageQueue.create("u1", 8, name=name if how == "named" else None, memory=memory) as queue:
             opened = fmq.MessageQueue.open(queue.descriptor) if how == "by descriptor" else queue
             with queue.writer() as w, opened.reader() as r:

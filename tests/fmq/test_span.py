@@ -1,5 +1,7 @@
 """reserve and peek: elements in place, one or two spans, kept or dropped as a whole."""
 
+import contextlib
+
 import numpy as np
 import pytest
 from fmq_peers import must_raise
@@ -55,10 +57,58 @@ def test_a_span_is_in_the_ring_itself(pair):
     w, r = pair()
     with w.reserve(2) as span:
         span[:] = [1, 2]
-        written = span.first
+        written = np.asarray(span.first)  # a plain view, which nothing can take back
     with r.peek(2) as span:
         written[0] = 9
         assert list(span.first) == [9, 2]
+
+
+USES = {
+    "read": lambda a: a[0],
+    "write": lambda a: a.__setitem__(0, 1),
+    "assign": lambda a: a.__setitem__(slice(None), 1),
+    "fill": lambda a: a.fill(1),
+    "iterate": list,
+    "add": lambda a: a + 1,
+    "add in place": lambda a: a.__iadd__(1),
+    "as output": lambda a: np.add(np.uint8(1), np.uint8(2), out=a),
+    "reduce": lambda a: a.sum(),
+    "function": np.mean,
+    "print as a list": lambda a: a.tolist(),
+    "bytes": lambda a: a.tobytes(),
+}
+
+
+@pytest.mark.parametrize("use", USES.values(), ids=USES)
+@pytest.mark.parametrize(
+    "part", [lambda a: a, lambda a: a[1:], lambda a: a.reshape(2, 2)[0]], ids=["", "slice", "view"]
+)
+@pytest.mark.parametrize("ends", ["commit", "error"])
+def test_a_span_cannot_be_used_after_its_block(pair, ends, part, use):
+    """Its memory is the other side's: every use of its arrays, or of views of them, raises; nothing is written."""
+    w, r = pair()
+    with contextlib.suppress(ZeroDivisionError), w.reserve(4) as span:
+        span[:] = [1, 2, 3, 4]
+        kept = part(span.first)
+        use(part(span.first))  # is allowed here
+        span[:] = [1, 2, 3, 4]
+        if ends == "error":
+            _ = 1 / 0
+    with pytest.raises((fmq.Closed, ValueError), match=r"committed or left|read-only"):
+        use(kept)
+    if ends == "commit":
+        assert list(r.read(4)) == [1, 2, 3, 4]
+
+
+def test_copies_of_a_span_live_on(pair):
+    """What was copied or calculated from a span is the caller's."""
+    w, _ = pair("f4")
+    with w.reserve(3) as span:
+        span[:] = [1, 2, 3]
+        kept = [span.first.copy(), span.first.astype("f8"), span.first * 1, np.array(span), span.first[[0, 1, 2]]]
+        total = span.first.sum()
+    assert total == 6
+    assert [list(copy + 0) for copy in kept] == [[1, 2, 3]] * 5
 
 
 def test_assignment_broadcasts_to_the_whole_length(pair):

@@ -37,7 +37,7 @@ def waiting(request, queue):
         "write": (lambda timeout=None: w.write([9], timeout), space, lambda: r.read(1)),
         "reserve": (lambda timeout=None: w.reserve(1, timeout).__enter__(), space, lambda: r.read(1)),
         "exchange": (
-            lambda timeout=None: exchange(b"", *([] if timeout is None else [fmq.queue.deadline_of(timeout)])),
+            lambda timeout=None: exchange(b"", *([] if timeout is None else [fmq.clock.deadline_of(timeout)])),
             data,
             lambda: w.write([9]),
         ),

@@ -1,0 +1,284 @@
+"""The two ends of a queue. The protocol is csrc/README.md; here are Python's manners on top of it."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import weakref
+from typing import TYPE_CHECKING, Any, NoReturn, Self
+
+import numpy as np
+
+from fmq._core import ffi, lib
+from fmq.clock import deadline_of
+from fmq.errors import Closed, Overrun, Timeout, raise_errno
+from fmq.geometry import Flavour
+from fmq.life import Watch
+from fmq.role import LIFE_AT, OBSERVER, READER, WRITER, Role, Seat
+from fmq.span import Span
+from fmq.wait import Bell
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Iterator
+
+    from numpy.typing import ArrayLike, NDArray
+
+    from fmq.descriptor import Place
+    from fmq.event import EventFlag
+
+DEFAULT_SPIN = 50e-6  # seconds
+_RETRY = -errno.EINTR  # a signal's Python handler runs before the call is repeated
+
+
+class _End:
+    """What both ends share. One thread at a time; a second one gets Busy."""
+
+    _which: int
+
+    def __init__(self, place: Place) -> None:
+        geometry, self._place = place.geometry, place
+        self.dtype, self.capacity = geometry.dtype, geometry.capacity
+        self.overwrites = geometry.flavour is Flavour.UNSYNCHRONIZED
+        self._role, which = self._take_role()
+        self._ring = place.ring.asarray(geometry.dtype, geometry.capacity, place.ring_at)
+        handle = ffi.new("fmq_end **")
+        control, ring = place.control.base + place.control_at, place.ring.base + place.ring_at
+        if code := lib.fmq_open(control, ring, geometry.shape, which, handle):
+            self._role.release()
+            raise_errno(code, "cannot take the role")
+        self.handle = ffi.gc(handle[0], lib.fmq_free)  #: of the C core
+        self._spans = ffi.new("fmq_spans *")
+        self._bell: Bell | None = None  # for select; and
+        self._async_bell: Bell | None = None
+        self._flag: EventFlag | None = None
+        self.spin = DEFAULT_SPIN
+        self._finalizer = weakref.finalize(self, self._role.release)
+
+    def _take_role(self) -> tuple[Role | Seat, int]:
+        place = self._place
+        if self.overwrites and self._which == READER:
+            return Seat(), READER if place.control.writable else OBSERVER
+        if not (place.control.writable and place.ring.writable):
+            raise ValueError("writable=False: this queue was opened for observing; open it again to take a role")
+        return Role(place.control, place.control_at, self._which), self._which
+
+    @property
+    def spin(self) -> float:
+        """Seconds that a wait polls before it sleeps; 0 sleeps at once."""
+        return self.spin_ns / 1e9
+
+    @spin.setter
+    def spin(self, seconds: float) -> None:
+        if not 0 <= seconds <= 10:
+            raise ValueError(f"spin={seconds!r}: seconds from 0 to 10")
+        self.spin_ns = int(seconds * 1e9)
+
+    @property
+    def available(self) -> int:
+        """Elements that can be read (reader) or places that can be written (writer) without waiting.
+
+        More than `capacity` for the reader of an unsynchronized queue that the writer overtook: its next read tells.
+        """
+        n: int = lib.fmq_available(self.usable())
+        if n < 0:
+            raise_errno(n, "available")
+        return n
+
+    @property
+    def position(self) -> int:
+        """Elements that this end, and those who had its role before, have transferred in the queue's life."""
+        n: int = lib.fmq_position(self.handle)
+        if n < 0:
+            raise_errno(n, "position")
+        return n
+
+    @property
+    def peer(self) -> str:
+        """The other side, as the kernel tells it: "nobody" came yet, "alive", "released" or "dead".
+
+        Readers of an unsynchronized queue are not counted: to its writer they are "nobody".
+        """
+        return ("nobody", "alive", "released", "dead")[lib.fmq_peer(self.usable())]
+
+    @property
+    def peer_life(self) -> Any:
+        """The address of the peer's life word, for waits of other kinds."""
+        return self._place.control.base + self._place.control_at + self._peer_life_at
+
+    @property
+    def _peer_life_at(self) -> int:
+        return LIFE_AT[WRITER if self._which == READER else READER]
+
+    def watch(self, sock: socket.socket) -> Watch:
+        """Shuts `sock` down when the peer dies, so that a wait on it ends as promptly as one on this queue."""
+        return Watch(self._place.control, self._place.control_at + self._peer_life_at, sock)
+
+    def notify(self, flag: EventFlag | None, mask: int = 1) -> None:
+        """From now on every transfer on this end also wakes `mask` of `flag`; None ends that.
+
+        Several queues, each with bits of its own, can share a flag on which one thread waits for all.
+        """
+        pointer, bits = (ffi.NULL, 0) if flag is None else (flag.address, flag.checked(mask))
+        if code := lib.fmq_notify(self.usable(), pointer, bits):
+            raise_errno(code, "notify")
+        self._flag = flag  # keeps it mapped
+
+    def fileno(self) -> int:
+        """A descriptor that is readable while a transfer of one element would not wait: for select, epoll, asyncio.
+
+        The first call starts the process's bridge thread, which sleeps for all such ends. Closed with the end.
+        """
+        if self._bell is None:
+            self._bell = Bell(self.usable())
+            self._bell.arm(1)
+        return self._bell.fd
+
+    def close(self) -> None:
+        """Ends a call in progress in another thread, drops an open reservation, tells the peer, and frees the role."""
+        for bell in (self._bell, self._async_bell):
+            if bell is not None:
+                bell.close()
+        self._bell = self._async_bell = None
+        lib.fmq_stop(self.handle)
+        self._finalizer()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def usable(self) -> Any:
+        """The C core's end. Raises Closed."""
+        if self._role.is_held:
+            return self.handle
+        raise Closed("this end is closed, or was opened before a fork; open the queue again in this process")
+
+    def _count(self, n: int) -> int:
+        if 0 <= n <= self.capacity:
+            return n
+        raise ValueError(f"n={n}: the queue's capacity is {self.capacity} elements; make a larger queue or use parts")
+
+    def _transfer(self, what: str, function: Any, pointer: Any, n: int, timeout: float | None) -> None:
+        end, deadline, spin = self.usable(), deadline_of(timeout), self.spin_ns
+        if self._bell is not None:
+            self._bell.rest()
+        while (code := function(end, pointer, n, spin, deadline)) == _RETRY:
+            pass
+        if self._bell is not None:
+            self._bell.arm(1)
+        if code:
+            self._refuse(code, what)
+
+    @contextlib.contextmanager
+    def _transaction(self, what: str, n: int, timeout: float | None) -> Iterator[Span]:
+        end, spans, spin, deadline = self.usable(), self._spans, self.spin_ns, deadline_of(timeout)
+        while (code := lib.fmq_reserve(end, self._count(n), spans, spin, deadline)) == _RETRY:
+            pass
+        if code:
+            self._refuse(code, what)
+        try:
+            with Span(self._ring[spans.start : spans.start + spans.first], self._ring[: spans.second]) as span:
+                yield span
+        except BaseException:
+            lib.fmq_commit(end, 0)
+            raise
+        code = lib.fmq_commit(end, n)
+        if self._bell is not None:
+            self._bell.arm(1)
+        if code:
+            self._refuse(code, what)
+
+    async def _until(self, n: int) -> None:
+        if self._async_bell is None:
+            self._async_bell = Bell(self.usable())
+        await self._async_bell.rung(n)
+
+    def _refuse(self, code: int, what: str) -> NoReturn:
+        if code == -errno.EOVERFLOW:
+            lost, position = lib.fmq_lost(self.handle), self.position
+            raise Overrun(lost, position)
+        if code == -errno.EROFS:
+            raise ValueError(
+                "timeout: a reader without write access cannot announce that it sleeps; pass timeout=0 "
+                "(or use try_read), or open the queue writable"
+            )
+        raise_errno(code, what)
+
+
+class MessageQueueWriter(_End):
+    """The writing end."""
+
+    _which = WRITER
+
+    def write(self, elements: ArrayLike, timeout: float | None = None) -> None:
+        """Writes all elements or none, waiting for room. Raises Timeout, Closed, PeerDied, Corrupt, ValueError."""
+        array = np.ascontiguousarray(elements, self.dtype).reshape(-1)
+        self._transfer("write", lib.fmq_write, ffi.from_buffer(array.view(np.uint8)), self._count(len(array)), timeout)
+
+    def try_write(self, elements: ArrayLike) -> bool:
+        """Writes all elements if there is room for them now."""
+        try:
+            self.write(elements, 0)
+        except Timeout:
+            return False
+        return True
+
+    async def write_async(self, elements: ArrayLike) -> None:
+        """As `write`, for asyncio. Nothing is written when the task is cancelled."""
+        array = np.ascontiguousarray(elements, self.dtype).reshape(-1)
+        while not self.try_write(array):
+            await self._until(len(array))
+
+    def reserve(self, n: int, timeout: float | None = None) -> contextlib.AbstractContextManager[Span]:
+        """`with w.reserve(n) as span:` writes in place; visible at once at the end, not at all if the block raises."""
+        return self._transaction("reserve", n, timeout)
+
+
+class MessageQueueReader(_End):
+    """The reading end."""
+
+    _which = READER
+
+    def read(self, n: int, timeout: float | None = None) -> NDArray[Any]:
+        """Takes n elements, waiting for them. Raises Timeout, Overrun, Closed, PeerDied, Corrupt, ValueError."""
+        out = np.empty(self._count(n) * self.dtype.itemsize, np.uint8)
+        self._transfer("read", lib.fmq_read, ffi.from_buffer(out), n, timeout)
+        return out.view(self.dtype)
+
+    def try_read(self, n: int) -> NDArray[Any] | None:
+        """n elements if they are there now."""
+        try:
+            return self.read(n, 0)
+        except Timeout:
+            return None
+
+    async def read_async(self, n: int) -> NDArray[Any]:
+        """As `read`, for asyncio. Nothing is taken when the task is cancelled."""
+        while (elements := self.try_read(n)) is None:
+            await self._until(n)
+        return elements
+
+    def peek(self, n: int, timeout: float | None = None) -> contextlib.AbstractContextManager[Span]:
+        """`with r.peek(n) as span:` reads in place; taken at the end of the block, left there if it raises.
+
+        On an unsynchronized queue the writer may overwrite what is looked at; then the block ends with Overrun, and
+        what it saw is to be thrown away.
+        """
+        return self._transaction("peek", n, timeout)
+
+    def keep_latest(self, n: int) -> None:
+        """Of an unsynchronized queue: from here on exactly the n newest elements are unread, as far as there are any.
+
+        A new reader has none: it sees what is written from then on.
+        """
+        if n < 0:
+            raise ValueError(f"n={n}: a number of elements")
+        code = lib.fmq_keep_latest(self.usable(), min(n, self.capacity))
+        if code == -errno.EINVAL:
+            raise ValueError("keep_latest: only readers of an unsynchronized queue can skip or go back")
+        if self._bell is not None:
+            self._bell.arm(1)
+        if code:
+            raise_errno(code, "keep_latest")

@@ -1,0 +1,52 @@
+"""Exchange: one message each way in one C call."""
+
+from __future__ import annotations
+
+import errno
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from fmq._core import ffi, lib
+from fmq.clock import FOREVER
+from fmq.errors import raise_errno
+
+if TYPE_CHECKING:
+    from fmq.end import MessageQueueReader, MessageQueueWriter
+
+_exchange, _unpack = lib.fmq_exchange, ffi.unpack
+
+
+class Exchange:
+    """How a burst speaks: writes a packet to one queue and takes the message that arrives on another.
+
+    One thread at a time; a second one gets Busy.
+    """
+
+    __slots__ = ("_back", "_buffer", "_channel", "_element", "_out", "_size")
+
+    def __init__(self, out: MessageQueueWriter, back: MessageQueueReader) -> None:
+        if out.overwrites or back.overwrites:
+            raise ValueError("an exchange takes two synchronized queues: every message has to arrive")
+        self._out, self._back = out, back
+        self._size, self._element = back.dtype.itemsize, out.dtype.itemsize
+        self._buffer = ffi.new("char[]", back.capacity * self._size)
+        ends = out.handle, back.handle
+        self._channel: Any = ffi.new("fmq_channel *", (*ends, self._buffer, back.capacity))
+
+    def __call__(self, packet: bytes, deadline: int = FOREVER) -> bytes:
+        """Sends `packet` (b"": nothing) and returns the next message. `deadline`: absolute CLOCK_MONOTONIC ns.
+
+        Raises BufferError when the packet does not fit: then nothing was sent. Timeout: it was sent.
+        """
+        got = _exchange(self._channel, packet, len(packet) // self._element, self._back.spin_ns, deadline)
+        while got == -errno.EINTR:
+            got = _exchange(self._channel, b"", 0, self._back.spin_ns, deadline)
+        if got < 0:
+            _refuse(got, len(packet) // self._element)
+        received: bytes = _unpack(self._buffer, got * self._size)
+        return received
+
+
+def _refuse(code: int, n: int) -> NoReturn:
+    if code in (-errno.EAGAIN, -errno.EMSGSIZE):
+        raise BufferError(f"a packet of {n} elements does not fit into the channel")
+    raise_errno(code, "exchange")

@@ -1,0 +1,137 @@
+"""What is fixed about a queue, and how its control page says so."""
+
+from __future__ import annotations
+
+import ast
+import enum
+import functools
+import hashlib
+import operator
+import os
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fmq._core import ffi, lib
+from fmq.errors import InvalidDescriptor
+
+if TYPE_CHECKING:
+    from numpy.typing import DTypeLike
+
+    from fmq.region import Region
+
+CONTROL = 4096  #: bytes of the control page of csrc/layout.h, and
+ALIGNMENT = 128  #: what its place in memory is a multiple of
+_TEXT_AT, _TEXT_MOST = 1024, 2048  # where it holds the dtype in words, for those who open by name
+
+
+class Flavour(enum.IntEnum):
+    """How many may use a queue, and what happens when it is full."""
+
+    SYNCHRONIZED = 1  #: one writer, one reader; a full queue makes its writer wait, and nothing is ever lost
+    UNSYNCHRONIZED = 2  #: one writer that never waits, any number of readers; who is overtaken is told (Overrun)
+
+
+@dataclass(frozen=True, slots=True)
+class Geometry:
+    """Element dtype, capacity in elements, flavour."""
+
+    dtype: np.dtype[Any]
+    capacity: int
+    flavour: Flavour = Flavour.SYNCHRONIZED
+    ring_bytes: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        size = self.dtype.itemsize
+        if self.dtype.hasobject or not size:
+            raise ValueError(f"dtype={self.dtype}: elements are plain data of a fixed size, without objects")
+        if self.capacity < 1:
+            raise ValueError(f"capacity={self.capacity!r}: a queue holds at least one element")
+        text = _text(self.dtype)
+        if len(text) > _TEXT_MOST:
+            raise ValueError(f"dtype with {len(self.dtype.fields or ())} fields: too long to describe")
+        if _parsed(text) != self.dtype:
+            raise ValueError(f"dtype={self.dtype}: cannot be described to another process; wrap it in a field")
+        nbytes = lib.fmq_ring_bytes(self.capacity, size) if self.capacity < 2**63 and size < 2**32 else 0
+        if not nbytes:
+            raise ValueError(f"capacity={self.capacity} of {size} bytes each: a queue holds less than 1 TiB")
+        object.__setattr__(self, "ring_bytes", nbytes)
+
+    @classmethod
+    def of(cls, dtype: DTypeLike, capacity: int, flavour: Flavour = Flavour.SYNCHRONIZED) -> Geometry:
+        """What a caller asks for. Raises ValueError that names the argument."""
+        try:
+            count = operator.index(capacity)
+        except TypeError:
+            raise ValueError(f"capacity={capacity!r}: a whole number of elements") from None
+        return cls(np.dtype(dtype), count, Flavour(flavour))
+
+    @classmethod
+    def read(cls, control: Region, at: int) -> Geometry:
+        """What the control page there says. Raises InvalidDescriptor when that cannot be."""
+        shape = ffi.new("fmq_shape *")
+        if at + CONTROL > control.nbytes:
+            raise InvalidDescriptor(f"the memory holds no queue: {control.nbytes} bytes, a control page at {at}")
+        if code := lib.fmq_shape_of(control.base + at, shape):
+            raise InvalidDescriptor(f"the memory holds no queue that this version can use: {os.strerror(-code)}")
+        text = bytes(control.asarray(np.uint8, _TEXT_MOST, at + _TEXT_AT)).rstrip(b"\0")
+        if _hash(text) != shape.dtype_hash:
+            raise InvalidDescriptor("the queue's dtype does not match its own hash: the memory is damaged")
+        try:
+            geometry = cls(_parsed(text), int(shape.capacity), Flavour(shape.flavour))
+        except ValueError as error:
+            raise InvalidDescriptor(f"the memory holds no queue: {error}") from error
+        if geometry.dtype.itemsize != shape.element_bytes:
+            size = geometry.dtype.itemsize
+            raise InvalidDescriptor(f"dtype {geometry.dtype} has {size} bytes; the queue says {shape.element_bytes}")
+        return geometry
+
+    @property
+    def shape(self) -> Any:
+        """As the C core wants it: an fmq_shape."""
+        digest = _hash(_text(self.dtype))
+        return ffi.new("fmq_shape *", (self.capacity, digest, self.dtype.itemsize, int(self.flavour)))
+
+    def format(self, control: Region, at: int) -> None:
+        """Writes a control page there."""
+        text = _text(self.dtype)
+        control.asarray(np.uint8, CONTROL, at)[:] = 0
+        control.asarray(np.uint8, len(text), at + _TEXT_AT)[:] = np.frombuffer(text, np.uint8)
+        code = lib.fmq_format(control.base + at, self.shape)
+        assert code == 0, "the geometry was checked"
+
+
+def dtype_text(dtype: np.dtype[Any]) -> str:
+    """One spelling per dtype, on every machine: byte order, names and offsets included."""
+    return _text(dtype).decode()
+
+
+def parsed_dtype(text: str) -> np.dtype[Any]:
+    """The reverse, from somebody who is not trusted. Raises InvalidDescriptor."""
+    try:
+        return _parsed(text.encode())
+    except UnicodeEncodeError as error:
+        raise InvalidDescriptor(f"{text!r:.100} is no dtype") from error
+
+
+def _text(dtype: np.dtype[Any]) -> bytes:
+    return repr(np.lib.format.dtype_to_descr(dtype)).encode()
+
+
+@functools.lru_cache(maxsize=64)  # parsing leaves cyclic garbage, which a device does not collect while bursts live
+def _parsed(text: bytes) -> np.dtype[Any]:
+    """From bytes that somebody else wrote: literals only, and short ones."""
+    if len(text) > _TEXT_MOST:
+        raise InvalidDescriptor(f"a dtype of {len(text)} bytes: at most {_TEXT_MOST} are allowed")
+    try:
+        dtype: np.dtype[Any] = np.lib.format.descr_to_dtype(ast.literal_eval(text.decode()))
+    except (ValueError, SyntaxError, TypeError, LookupError, OverflowError, RecursionError, MemoryError) as error:
+        raise InvalidDescriptor(f"{text!r:.100} is no dtype") from error
+    if _text(dtype) != text:
+        raise InvalidDescriptor(f"{text!r:.100} is not how dtype {dtype} is written")
+    return dtype
+
+
+def _hash(text: bytes) -> int:
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")

@@ -1,0 +1,129 @@
+"""Elements in place in the ring, for as long as they are ours."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+
+from fmq.errors import Closed
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike, NDArray
+
+
+class Lease:
+    """Says whether the memory behind a span's arrays is still ours."""
+
+    __slots__ = ("is_over",)
+
+    def __init__(self) -> None:
+        self.is_over = False
+
+    def check(self) -> None:
+        """Raises Closed when it is not."""
+        if self.is_over:
+            raise Closed("this span was committed or left: its memory is the other side's now; copy what you keep")
+
+
+class SpanArray(np.ndarray[Any, np.dtype[Any]]):
+    """An ndarray in the ring. It, its views and its slices refuse to be used after the span's block has ended.
+
+    `np.asarray(a)` and `memoryview(a)` make plain views that cannot know of that end; keep them inside the block.
+    """
+
+    _lease: Lease | None = None
+
+    def __array_finalize__(self, origin: object) -> None:
+        self._lease = None if self.flags.owndata else getattr(origin, "_lease", None)  # copies are free
+
+    def __getattribute__(self, name: str) -> Any:
+        value = super().__getattribute__(name)
+        if name not in _ALWAYS:
+            _check(self)
+        return value
+
+    def __getitem__(self, key: Any) -> Any:
+        plain = _plain(self)
+        part = plain[key]
+        if not isinstance(part, np.ndarray) or not np.may_share_memory(part, plain):
+            return part  # a scalar, or a copy
+        view = part.view(SpanArray)
+        view._lease = self._lease
+        return view
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        _check(self)
+        super().__setitem__(key, value)
+
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **how: Any) -> Any:
+        """Calculates on plain arrays, so that results are plain as well."""
+        out = how.get("out", ())
+        if out:
+            how["out"] = tuple(_plain(array) for array in out)
+        result = getattr(ufunc, method)(*(_plain(array) for array in inputs), **how)
+        return out[0] if out else result
+
+    def __array_function__(self, function: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        _check(self)
+        return super().__array_function__(function, types, args, kwargs)
+
+    def __repr__(self) -> str:
+        return "<span that has ended>" if self._lease is not None and self._lease.is_over else super().__repr__()
+
+
+_ALWAYS = {"_lease", "__class__", "__dict__"}  # of an array whose span has ended
+
+
+def _check(array: SpanArray) -> None:
+    if array._lease is not None:
+        array._lease.check()
+
+
+def _plain(array: Any) -> Any:
+    if not isinstance(array, SpanArray):
+        return array
+    _check(array)
+    return array.view(np.ndarray)
+
+
+class Span:
+    """Elements in place in the ring: `first` up to the wrap point, `second` from its start (often empty).
+
+    Valid inside its `with` block only: afterwards the memory belongs to the other side, and both raise Closed.
+    """
+
+    __slots__ = ("_lease", "first", "second")
+
+    def __init__(self, first: NDArray[Any], second: NDArray[Any]) -> None:
+        self._lease = Lease()
+        self.first, self.second = first.view(SpanArray), second.view(SpanArray)
+        self.first._lease = self.second._lease = self._lease
+
+    def __len__(self) -> int:
+        return len(self.first) + len(self.second)
+
+    def __setitem__(self, key: slice, values: ArrayLike) -> None:
+        """`span[:] = values`, where values broadcast to the whole length."""
+        if key != slice(None):
+            raise IndexError(f"span[{key}]: only span[:] crosses the wrap point; index .first and .second")
+        whole = np.broadcast_to(np.asarray(values, self.first.dtype), (len(self),))
+        self.first[:], self.second[:] = whole[: len(self.first)], whole[len(self.first) :]
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
+        """A copy, in order."""
+        if copy is False:
+            raise ValueError("copy=False: a span may have two parts; use .first and .second")
+        parts = _plain(self.first), _plain(self.second)
+        return np.concatenate(parts).astype(dtype or self.first.dtype, copy=False)
+
+    def end(self) -> None:
+        """From here on the memory is not ours."""
+        self.first.flags.writeable = self.second.flags.writeable = False
+        self._lease.is_over = True
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
