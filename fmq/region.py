@@ -1,8 +1,8 @@
 """Shared memory: what it is made of, and views that keep it mapped.
 
 Anonymous memory is a memfd whose size is frozen by seals: it has no name that a crash could leave behind, and no peer
-can shrink it under a reader. Named memory is POSIX shared memory (posix_ipc), mode 0600, really reserved: a full
-/dev/shm is an error here and not a SIGBUS later.
+can shrink it under a reader. Named memory is POSIX shared memory (opened and unlinked by posix_ipc), mode 0600, really
+reserved: a full /dev/shm is an error here and not a SIGBUS later.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import errno
 import fcntl
 import math
 import os
-import secrets
 import stat
 from multiprocessing import reduction
 from typing import TYPE_CHECKING, Any, Literal, Self
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
     from numpy.typing import DTypeLike, NDArray
 
 Kind = Literal["memfd", "posix"]
-_SHM = "/dev/shm"  # where glibc keeps POSIX shared memory; publication needs link(2) there
+_SHM = "/dev/shm"  # where glibc keeps POSIX shared memory; where we give it its name
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
@@ -72,25 +71,23 @@ class Region:
             raise ValueError(f"memory={kind!r}, name={name!r}: memory is 'memfd' or 'posix', and 'posix' with a name")
         if name is not None:
             return cls._create_named(nbytes, checked_name(name), prepare)
-        region = cls(_unnamed_posix(nbytes) if kind == "posix" else _memfd(nbytes), nbytes)
+        region = cls(_reserved(nbytes) if kind == "posix" else _memfd(nbytes), nbytes)
         if prepare:
             prepare(region)
         return region
 
     @classmethod
     def _create_named(cls, nbytes: int, name: str, prepare: Callable[[Region], None] | None) -> Self:
-        """Made under a draft name, filled, and published by link(2): nobody ever opens a half-made queue."""
-        draft = f"/fmq-draft-{secrets.token_hex(8)}"
-        fd = _reserved(draft, nbytes)
-        try:
-            region = cls(fd, nbytes, name=name)
-            if prepare:
-                prepare(region)
-            os.link(_SHM + draft, _SHM + name)
+        """Made without a name, filled, and then given one: nobody ever opens a half-made queue, and a creator that is
+        killed on the way leaves nothing behind.
+        """
+        region = cls(_reserved(nbytes), nbytes, name=name)
+        if prepare:
+            prepare(region)
+        try:  # with src_dir_fd Python calls linkat, which follows the link in /proc
+            os.link(f"/proc/self/fd/{region.fd}", _SHM + name, src_dir_fd=region.fd)
         except FileExistsError:
             raise FileExistsError(errno.EEXIST, f"name={name!r} is taken; open it, or fmq.unlink it first") from None
-        finally:
-            posix_ipc.unlink_shared_memory(draft)
         return region
 
     @classmethod
@@ -197,21 +194,16 @@ def _memfd(nbytes: int) -> int:
     return fd
 
 
-def _unnamed_posix(nbytes: int) -> int:
-    """POSIX shared memory whose name is gone before anybody else could use it: a crash leaves nothing behind."""
-    name = f"/fmq-draft-{secrets.token_hex(8)}"
-    fd = _reserved(name, nbytes)
-    posix_ipc.unlink_shared_memory(name)
-    return fd
-
-
-def _reserved(name: str, nbytes: int) -> int:
-    fd: int = posix_ipc.SharedMemory(name, posix_ipc.O_CREX, mode=0o600).fd
+def _reserved(nbytes: int) -> int:
+    """POSIX shared memory that has no name yet: a crash leaves nothing behind."""
+    fd = os.open(_SHM, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
     try:
+        os.fchmod(fd, 0o600)  # whatever the umask takes away
         os.posix_fallocate(fd, 0, nbytes)
     except OSError as error:
         os.close(fd)
-        posix_ipc.unlink_shared_memory(name)
+        if error.errno != errno.ENOSPC:
+            raise
         free = os.statvfs(_SHM)
         raise NoSpace(
             error.errno,
