@@ -58,7 +58,7 @@ class _End:
     def _take_role(self) -> tuple[Role | Seat, int]:
         place = self._place
         if self.overwrites and self._which == READER:
-            return Seat(), READER if place.control.writable else OBSERVER
+            return Seat(place.control, place.control_at), READER if place.control.writable else OBSERVER
         if not (place.control.writable and place.ring.writable):
             raise ValueError("writable=False: this queue was opened for observing; open it again to take a role")
         return Role(place.control, place.control_at, self._which), self._which

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 WRITER, READER, OBSERVER = lib.FMQ_WRITER, lib.FMQ_READER, lib.FMQ_OBSERVER
 LIFE_AT = {WRITER: 768, READER: 896}  # csrc/layout.h
 _NAMES = {WRITER: "writer", READER: "reader"}
+_FLOCK = "hhqqi4x"  # struct flock: type, whence, start, length, pid
 _guard = threading.Lock()
 _files: weakref.WeakKeyDictionary[Region, LockFile] = weakref.WeakKeyDictionary()
 
@@ -100,13 +101,32 @@ class Role:
 
 
 class Seat:
-    """What readers of an unsynchronized queue have in place of a role: there is room for all."""
+    """What readers of an unsynchronized queue have in place of a role: there is room for all.
 
-    is_held = True
+    A lock that all of them share tells others that somebody is there. A forked child inherits the reader, and the lock.
+    """
+
+    def __init__(self, control: Region, at: int) -> None:
+        self._fd = os.open(f"/proc/self/fd/{control.fd}", os.O_RDONLY | os.O_CLOEXEC)
+        _set_lock(self._fd, at + READER, fcntl.F_RDLCK)
 
     def release(self) -> None:
         """As of a role."""
-        self.is_held = False
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+    @property
+    def is_held(self) -> bool:
+        """False after `release`."""
+        return self._fd >= 0
+
+
+def is_taken(fd: int, at: int, which: int) -> bool:
+    """Whether somebody alive, here or elsewhere, has that role: the kernel's word, and nobody is disturbed."""
+    asked = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, at + which, 1, 0)
+    kind: int = struct.unpack(_FLOCK, fcntl.fcntl(fd, fcntl.F_OFD_GETLK, asked))[0]
+    return kind != fcntl.F_UNLCK
 
 
 def _why(code: int) -> str:
@@ -117,7 +137,7 @@ def _why(code: int) -> str:
 
 def _set_lock(fd: int, byte: int, kind: int) -> bool:
     try:
-        fcntl.fcntl(fd, fcntl.F_OFD_SETLK, struct.pack("hhqqi4x", kind, os.SEEK_SET, byte, 1, 0))
+        fcntl.fcntl(fd, fcntl.F_OFD_SETLK, struct.pack(_FLOCK, kind, os.SEEK_SET, byte, 1, 0))
     except OSError as error:
         if error.errno not in (errno.EAGAIN, errno.EACCES):
             raise
