@@ -52,6 +52,7 @@ int fmq_open(void *control, void *ring, const fmq_shape *expected, int role, fmq
 void fmq_free(fmq_end *end);
 int fmq_peer(const fmq_end *end);
 int64_t fmq_position(fmq_end *end); /* elements that this end, and its predecessors, have transferred */
+uint64_t fmq_glance(const void *counter); /* for onlookers: a counter, after all that was read before this call */
 void fmq_stop(fmq_end *end); /* ends the call in progress and waits for that; refuses all later calls; any thread */
 
 /* transfers: all n elements or none; spins for spin_ns, then sleeps until the deadline (0: only tries, -EAGAIN).

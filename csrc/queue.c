@@ -109,6 +109,12 @@ int64_t fmq_position(fmq_end *e) {
     return (int64_t)(position & INT64_MAX);
 }
 
+/* An onlooker copies elements and then looks how far they may have been overwritten meanwhile (README.md). */
+uint64_t fmq_glance(const void *counter) {
+    atomic_thread_fence(memory_order_acquire); /* the copying happened before this look.  pairs: BEGIN */
+    return atomic_load((_Atomic uint64_t *)(uintptr_t)counter); /* and what follows, after it.  pairs: VISIBLE */
+}
+
 int fmq_notify(fmq_end *e, void *flag, uint32_t mask) {
     int r = end_enter(e);
     if (r) return r;

@@ -17,6 +17,7 @@ from fmq.errors import (
 from fmq.event import EventFlag
 from fmq.exchange import Exchange
 from fmq.geometry import Flavour
+from fmq.inspection import QueueInfo, inspect, queues
 from fmq.life import LifePage, Watch
 from fmq.queue import MessageQueue
 from fmq.region import Region, unlink
@@ -40,10 +41,13 @@ __all__ = [
     "NoSpace",
     "Overrun",
     "PeerDied",
+    "QueueInfo",
     "Region",
     "RoleTaken",
     "Timeout",
     "Watch",
+    "inspect",
+    "queues",
     "unlink",
     "wait_any",
 ]

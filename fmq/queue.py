@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 from typing import TYPE_CHECKING, Any, Self
 
 from fmq.descriptor import Descriptor, Place
 from fmq.end import MessageQueueReader, MessageQueueWriter
 from fmq.event import EventFlag
 from fmq.geometry import ALIGNMENT, CONTROL, Flavour, Geometry
+from fmq.inspection import why_taken
 from fmq.region import Kind, Region
 
 if TYPE_CHECKING:
@@ -48,15 +50,18 @@ class MessageQueue:
         With `region` it is placed there, `nbytes(dtype, capacity)` bytes from `offset` on; so many queues share one
         mapping and one file descriptor. `ring` takes the elements elsewhere, from that region's beginning.
 
-        Raises FileExistsError, NoSpace, and ValueError for a dtype with objects, an impossible capacity, a place that
-        is too small, and one where a queue is in use.
+        Raises FileExistsError, which says who uses the queue of that name, NoSpace, and ValueError for a dtype with
+        objects, an impossible capacity, a place that is too small, and one where a queue is in use.
         """
         geometry = Geometry.of(dtype, capacity, flavour)
         if region is None:
             if offset or ring is not None:
                 raise ValueError(f"offset={offset}, ring={ring!r}: these are for a queue that is placed in a region")
             nbytes = CONTROL + -(-geometry.ring_bytes // _PAGE) * _PAGE
-            region = Region.create(nbytes, memory, name, lambda made: geometry.format(made, 0))
+            try:
+                region = Region.create(nbytes, memory, name, lambda made: geometry.format(made, 0))
+            except FileExistsError:
+                raise FileExistsError(errno.EEXIST, why_taken(str(name))) from None
             return cls(Place(geometry, region, 0, region, CONTROL))
         if name is not None or memory is not None:
             raise ValueError(f"name={name!r}, memory={memory!r}: the region says what memory that is")

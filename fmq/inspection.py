@@ -1,0 +1,159 @@
+"""Looking at named queues from outside: what they are, how full, and who is there. Nothing is written, nobody wakes.
+
+Who is alive is what the kernel says: whoever takes a role locks a byte of the queue's memory (role.py), and we ask
+whether that lock could be had. The life word, which a peer could scribble on, only tells apart those who are gone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from fmq._core import lib
+from fmq.errors import InvalidDescriptor
+from fmq.geometry import CONTROL, Flavour, Geometry
+from fmq.region import Region
+from fmq.role import LIFE_AT, READER, WRITER, is_taken
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import numpy as np
+
+Life = Literal["nobody", "alive", "released", "dead"]
+HEAD_AT, BEGIN_AT, TAIL_AT = 128, 136, 256  # csrc/layout.h
+_MAGIC = b"BURSTFMQ"
+_FOLDER = Path("/dev/shm")
+_UNLOCKED: tuple[Life, ...] = ("nobody", "dead", "released", "dead")  # by life word; that one is alive is not believed
+_LOOKS = 1000  # at two counters, until they belong together
+
+
+@dataclass(frozen=True, slots=True)
+class QueueInfo:
+    """A named queue at one moment. One that is `damaged` has no dtype, no flavour and zeros for numbers."""
+
+    name: str
+    dtype: np.dtype[Any] | None
+    capacity: int  #: elements
+    flavour: Flavour | None
+    nbytes: int  #: of shared memory, control page included
+    mode: int  #: permissions, 0o600 unless somebody changed them
+    uid: int  #: its owner
+    created: float  #: seconds since the epoch
+    written: int  #: elements, over the queue's life
+    read: int | None  #: None: unsynchronized, where each reader has a position of its own
+    unread: int | None
+    writer: Life
+    reader: Life  #: of an unsynchronized queue: "alive" while at least one is there, else "nobody"
+    damage: str | None = None  #: why it cannot be opened
+
+    @property
+    def is_stale(self) -> bool:
+        """Nobody is alive on either side, and somebody was. It can be gone on with, or unlinked."""
+        return "alive" not in self.who and self.who != ("nobody", "nobody")
+
+    @property
+    def who(self) -> tuple[Life, Life]:
+        """Writer, reader."""
+        return self.writer, self.reader
+
+
+def inspect(name: str) -> QueueInfo:
+    """The queue of that name, as it is now. Raises FileNotFoundError, PermissionError, InvalidDescriptor."""
+    with contextlib.closing(Region.open(name, writable=False)) as region:
+        return _seen(name, region)
+
+
+def queues() -> list[QueueInfo]:
+    """All named queues of this user, sorted. Memory that begins as a queue, and is none any more, is damaged."""
+    return sorted(_found(), key=lambda info: info.name)
+
+
+def why_taken(name: str) -> str:
+    """For whoever wanted to make a queue of a name that is taken: what is there, and what to do."""
+    try:
+        info = inspect(name)
+    except (OSError, InvalidDescriptor) as error:
+        return f"name={name!r} is taken, and not by a queue that can be used ({error}); fmq.unlink it or choose another"
+    there = f"the writer is {_told(info.writer)}, the reader is {_told(info.reader)}"
+    if info.is_stale:
+        left = f", {info.unread} elements are unread" if info.unread else ""
+        return f"name={name!r} is taken by a stale queue ({there}{left}); open it to go on, or fmq.unlink it first"
+    if "alive" in info.who:
+        return f"name={name!r} is taken by a queue in use ({there}); open it, or choose another name"
+    return f"name={name!r} is taken by a queue that nobody has used yet; open it, or fmq.unlink it first"
+
+
+def _told(life: Life) -> str:
+    return {"nobody": "yet to come", "released": "gone"}.get(life, life)
+
+
+def _found() -> Iterator[QueueInfo]:
+    with os.scandir(_FOLDER) as entries:
+        names = [entry.name for entry in entries if entry.is_file(follow_symlinks=False)]
+    for name in names:
+        try:
+            if (info := _listed("/" + name)) is not None:
+                yield info
+        except OSError:
+            continue  # gone meanwhile, or not ours to read: nobody can say that it is a queue
+
+
+def _listed(name: str) -> QueueInfo | None:
+    """None for files that are not queues of ours."""
+    fd = os.open(_FOLDER / name[1:], os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+    status = os.fstat(fd)
+    if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid() or os.pread(fd, 8, 0) != _MAGIC:
+        os.close(fd)
+        return None
+    with contextlib.closing(Region(fd, status.st_size, name=name, writable=False)) as region:
+        try:
+            return _seen(name, region)
+        except InvalidDescriptor as error:
+            where = status.st_size, stat.S_IMODE(status.st_mode), status.st_uid, status.st_mtime
+            lives = lives_of(region) if status.st_size >= CONTROL else ("nobody", "nobody")
+            return QueueInfo(name, None, 0, None, *where, 0, None, None, *lives, damage=str(error))
+
+
+def _seen(name: str, region: Region) -> QueueInfo:
+    geometry, status = Geometry.read(region, 0), os.fstat(region.fd)
+    if CONTROL + geometry.ring_bytes > region.nbytes:
+        raise InvalidDescriptor(f"{region.nbytes} bytes are too few for the queue that it says it is")
+    written, read = _counters(region, geometry)
+    return QueueInfo(
+        *(name, geometry.dtype, geometry.capacity, geometry.flavour, region.nbytes),
+        *(stat.S_IMODE(status.st_mode), status.st_uid, status.st_mtime),
+        *(written, read, None if read is None else written - read),
+        *lives_of(region),
+    )
+
+
+def _counters(region: Region, geometry: Geometry) -> tuple[int, int | None]:
+    """Elements written, and read. Both move while we look: a pair counts when the second one stood still meanwhile."""
+    if geometry.flavour is Flavour.UNSYNCHRONIZED:
+        return lib.fmq_glance(region.base + HEAD_AT), None
+    for _ in range(_LOOKS):
+        read: int = lib.fmq_glance(region.base + TAIL_AT)
+        written: int = lib.fmq_glance(region.base + HEAD_AT)
+        if read == lib.fmq_glance(region.base + TAIL_AT):
+            if 0 <= written - read <= geometry.capacity:
+                return written, read
+            raise InvalidDescriptor(f"its counters contradict each other: {written} elements written and {read} read")
+    return min(max(written, read), read + geometry.capacity), read  # it moves faster than we look
+
+
+def lives_of(region: Region) -> tuple[Life, Life]:
+    """Writer and reader of the queue at the region's start."""
+    writer, reader = (_life(region, which) for which in (WRITER, READER))
+    return writer, reader
+
+
+def _life(region: Region, which: int) -> Life:
+    if is_taken(region.fd, 0, which):
+        return "alive"
+    word: int = lib.fmq_life_state(region.base + LIFE_AT[which])
+    return _UNLOCKED[word]
