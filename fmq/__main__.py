@@ -1,0 +1,8 @@
+"""`python -m fmq list|info|tail|bench|unlink`."""
+
+import sys
+
+from fmq.command.arguments import main
+
+if __name__ == "__main__":
+    sys.exit(main())

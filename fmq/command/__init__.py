@@ -1,0 +1,1 @@
+"""`python -m fmq`: what a person does with named queues at a terminal; one module per command or two."""

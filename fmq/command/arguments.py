@@ -1,0 +1,132 @@
+"""What `python -m fmq` understands, and how it fails: one line on stderr; status 1, or 2 for a wrong call."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from typing import TYPE_CHECKING, NoReturn
+
+from fmq.command import bench, remove, show, tail
+from fmq.errors import FmqError, InvalidDescriptor
+from fmq.region import checked_name
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+_SIGPIPE, _SIGINT = 128 + 13, 128 + 2  # as a shell tells them
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Runs one command and returns its exit status."""
+    options = _parser().parse_args(words)
+    try:
+        status: int = options.run(options)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # so that nothing is flushed into it at exit
+        return _SIGPIPE
+    except KeyboardInterrupt:
+        return _SIGINT
+    except FileNotFoundError as error:
+        return _fail(options.command, f"{error.strerror}{show.meant(options.name)}")
+    except InvalidDescriptor as error:
+        return _fail(
+            options.command,
+            f"name={options.name!r}: {error}; if nobody needs it: python -m fmq unlink --force {options.name}",
+        )
+    except (FmqError, OSError, ValueError) as error:
+        return _fail(options.command, getattr(error, "strerror", None) or str(error))
+    return status
+
+
+def _fail(command: str, why: str) -> int:
+    print(f"fmq {command}: {why}", file=sys.stderr)
+    return 1
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog.removeprefix('python -m ')}: {message}; see {self.prog} --help\n")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="python -m fmq", description="Looks at queues in shared memory that have a name. Reading disturbs nobody."
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="list|info|tail|bench|unlink")
+
+    def command(
+        name: str, run: Callable[[argparse.Namespace], int], text: str, more: str = ""
+    ) -> argparse.ArgumentParser:
+        added: argparse.ArgumentParser = commands.add_parser(name, help=text, description=f"{text} {more}")
+        added.add_argument("--json", action="store_true", help="for programs: JSON, one object per line")
+        added.set_defaults(run=run)
+        return added
+
+    command("list", show.show_all, "All queues of yours, with their elements and who is there.")
+    one = command("info", show.show_one, "Everything about one queue, and what to do when it is stale.")
+    one.add_argument("name", type=_name, metavar="NAME")
+    _add_tail(
+        command("tail", tail.run, "The newest elements of a queue, then those that come. Takes nothing away.", _TAIL)
+    )
+    _add_bench(command("bench", bench.run, "How fast fmq is here, between two processes.", _BENCH))
+    gone = command("unlink", remove.run, "Removes queues. Who has one open keeps it; its name is free.")
+    gone.add_argument("name", type=_name, nargs="*", metavar="NAME")
+    gone.add_argument("--stale", action="store_true", help="all queues on which nobody is alive and somebody was")
+    gone.add_argument("--dry-run", action="store_true", help="only say what would go")
+    gone.add_argument("--force", action="store_true", help="also when somebody uses it, or when it is not a queue")
+    return parser
+
+
+_TAIL = (
+    "Of a synchronized queue only what is unread is sure to be whole; what the reader takes between two looks counts "
+    "as missed. It polls, so nobody is asked to wake it."
+)
+_BENCH = (
+    "Round trips of one message, polling and sleeping, and one-way throughput, over fmq alone. The comparison with "
+    "other libraries is in the folder bench/ of the source."
+)
+
+
+def _add_tail(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("name", type=_name, metavar="NAME")
+    parser.add_argument(
+        "-n", type=_number(int, 0, 2**63), default=10, metavar="N", help="newest elements first shown (10)"
+    )
+    parser.add_argument("-f", "--follow", action="store_true", help="go on until Ctrl-C, or until the queue is gone")
+    parser.add_argument(
+        "--taken", action="store_true", help="also what its reader has taken, marked ~: it may be damaged"
+    )
+    parser.add_argument(
+        "--interval", type=_number(float, 0.001, 3600), default=0.05, metavar="S", help="seconds between looks (0.05)"
+    )
+
+
+def _add_bench(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--bytes", type=_number(int, 1, 2**26), default=64, metavar="N", help="a message's size (64)")
+    parser.add_argument(
+        "--seconds", type=_number(float, 0.1, 3600), default=2.4, metavar="S", help="of measuring (2.4)"
+    )
+
+
+def _name(text: str) -> str:
+    if text and "/" not in text:
+        raise argparse.ArgumentTypeError(f"{text!r}: a queue's name begins with '/'; did you mean '/{text}'?")
+    try:
+        return checked_name(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _number(kind: type[int | float], least: float, most: float) -> Callable[[str], float]:
+    def convert(text: str) -> float:
+        try:
+            value = kind(text)
+        except ValueError:
+            value = kind(-1)
+        if not least <= value <= most:
+            raise argparse.ArgumentTypeError(f"{text!r}: a number from {least} to {most}")
+        return value
+
+    return convert

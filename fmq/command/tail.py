@@ -1,0 +1,86 @@
+"""`tail`: what passes through a queue."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fmq.onlooker import Onlooker, Sight
+
+if TYPE_CHECKING:
+    import argparse
+
+
+def run(options: argparse.Namespace) -> int:
+    """Until everything is shown; with --follow until Ctrl-C, or until the queue is gone with all its users."""
+    missed = 0
+    with Onlooker(options.name, with_taken=options.taken) as onlooker:
+        onlooker.keep_latest(options.n)
+        before = onlooker.position
+        try:
+            while True:
+                was_over, sight = onlooker.is_over, onlooker.look()
+                missed += sight.missed
+                _show(sight, options.json)
+                if len(sight.elements) or sight.missed:
+                    sys.stdout.flush()
+                elif not options.follow:
+                    break
+                elif was_over:
+                    print(f"fmq tail: {options.name} was unlinked, and nobody uses it any more", file=sys.stderr)
+                    break
+                else:
+                    time.sleep(options.interval)
+        except KeyboardInterrupt:
+            pass  # how one ends --follow
+        if missed:
+            print(f"fmq tail: {missed} elements came and went between two looks", file=sys.stderr)
+        elif onlooker.position == before and not options.follow:
+            taken = "" if options.taken or not before else "; --taken shows what its reader has taken"
+            print(f"fmq tail: nothing is unread, {before} elements were written so far{taken}", file=sys.stderr)
+    return 0
+
+
+def _show(sight: Sight, as_json: bool) -> None:
+    if sight.missed:
+        print(json.dumps({"missed": sight.missed}) if as_json else f"... {sight.missed} missed ...")
+    for i, element in enumerate(sight.elements):
+        position, is_doubtful = sight.first + i, i < sight.doubtful
+        value = plain_value(element)
+        if as_json:
+            print(json.dumps({"position": position, "value": value} | ({"doubtful": True} if is_doubtful else {})))
+        else:
+            print(f"{'~' if is_doubtful else ''}{position}  {_words(value)}")
+
+
+def plain_value(element: Any) -> Any:
+    """As JSON can say it: records as objects, sub-arrays as lists, raw bytes in hexadecimal."""
+    if isinstance(element, np.ndarray):
+        return [plain_value(part) for part in element]
+    if isinstance(element, np.void) and element.dtype.names is not None:
+        return {name: plain_value(element[name]) for name in element.dtype.names}
+    return _plain_scalar(element)
+
+
+def _plain_scalar(element: Any) -> bool | int | float | str:
+    if isinstance(element, np.void):
+        return element.tobytes().hex()
+    if isinstance(element, np.datetime64 | np.timedelta64):
+        return str(element)  # item() would give an int for some units
+    value = element.item()
+    if isinstance(value, bytes):
+        return value.decode("latin-1")
+    if isinstance(value, bool | int | str) or (isinstance(value, float) and math.isfinite(value)):
+        return value
+    return str(value)  # JSON has no nan and no complex numbers
+
+
+def _words(value: Any) -> str:
+    if isinstance(value, dict):
+        return " ".join(f"{name}={_words(part)}" for name, part in value.items())
+    return repr(value) if isinstance(value, str) and not value.isprintable() else str(value)
