@@ -1,4 +1,4 @@
-"""The README's code runs."""
+"""The code in the README and in the guide to queues runs."""
 
 import pathlib
 import re
@@ -8,12 +8,29 @@ import sys
 import pytest
 
 ROOT = pathlib.Path(__file__).parents[1]
-BLOCKS = re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), re.DOTALL | re.MULTILINE)
-EXPECTED = [["[[0., 2., 4., 6.]]", "[[2. 3. 4. 5.]] NONE"], ["[1 2 3]"]]
+EXPECTED = {  # of each block, in order: lines of its output
+    "README.md": [["[[0., 2., 4., 6.]]", "[[2. 3. 4. 5.]] NONE"], ["[1 2 3]"]],
+    "docs/queues.md": [
+        ["[1 2]\n[3 4]\nthe writer has left"],
+        ["6 0 15.0", "2 2"],
+        ["[1 2 3]\n[5]\nlost 4 goes on at 7\n[8 9]"],
+        ["[1] [7]\n4"],
+        ["[1 2]\nTrue"],
+        ["released nobody 3 True\n[1 2 3]"],
+        ["[5]"],
+    ],
+}
 
 
-@pytest.mark.parametrize(("block", "expected"), list(zip(BLOCKS, EXPECTED, strict=True)), ids=["burst", "queue"])
-def test_a_block_of_the_readme_runs_as_a_program(block, expected, tmp_path):
+def blocks():
+    for path, expected in EXPECTED.items():
+        found = re.findall(r"^```python\n(.*?)^```", (ROOT / path).read_text(), re.DOTALL | re.MULTILINE)
+        for number, (block, lines) in enumerate(zip(found, expected, strict=True)):
+            yield pytest.param(block, lines, id=f"{path}-{number}")
+
+
+@pytest.mark.parametrize(("block", "expected"), list(blocks()))
+def test_a_block_runs_as_a_program(block, expected, tmp_path):
     """Each Python block is a whole program that prints what it promises and warns of nothing."""
     program = tmp_path / "block.py"
     program.write_text(block)
@@ -24,3 +41,11 @@ def test_a_block_of_the_readme_runs_as_a_program(block, expected, tmp_path):
     assert done.stderr == ""
     for line in expected:
         assert line in done.stdout
+
+
+def test_the_guide_fits_one_reading():
+    """And names every error there is."""
+    text = (ROOT / "docs/queues.md").read_text()
+    assert len(text.splitlines()) <= 250
+    errors = re.findall(r"[├└]── (\w+)", (ROOT / "fmq/errors.py").read_text())
+    assert [name for name in errors if f"| `{name}` |" not in text] == []
