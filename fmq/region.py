@@ -100,9 +100,13 @@ class Region:
         except posix_ipc.PermissionsError:
             raise PermissionError(errno.EACCES, f"name={name!r}: not ours to open") from None
         status = os.fstat(fd)
-        if status.st_uid != os.geteuid() or not status.st_size:
+        why = ""
+        if not stat.S_ISREG(status.st_mode) or not status.st_size:
+            why = "is empty, or no file"
+        elif status.st_uid != os.geteuid():
+            why = f"belongs to uid {status.st_uid}, and only one's own is opened"
+        if why:
             os.close(fd)
-            why = "is empty" if not status.st_size else f"belongs to uid {status.st_uid}, and only one's own is opened"
             raise InvalidDescriptor(f"name={name!r}: that shared memory {why}")
         return cls(fd, status.st_size, name=name, writable=writable)
 
@@ -180,11 +184,13 @@ def checked_name(name: str) -> str:
 
 
 def unlink(name: str) -> None:
-    """Removes a name. Who has the memory open keeps it. Raises FileNotFoundError."""
+    """Removes a name. Who has the memory open keeps it. Raises FileNotFoundError, PermissionError."""
     try:
         posix_ipc.unlink_shared_memory(checked_name(name))
     except posix_ipc.ExistentialError:
         raise FileNotFoundError(errno.ENOENT, f"name={name!r}: no shared memory of that name") from None
+    except posix_ipc.PermissionsError:
+        raise PermissionError(errno.EACCES, f"name={name!r}: not ours to remove") from None
 
 
 def _memfd(nbytes: int) -> int:

@@ -7,6 +7,7 @@ the descriptor and with it the locks, so it gives them up at once.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import os
@@ -107,19 +108,17 @@ class Seat:
     """
 
     def __init__(self, control: Region, at: int) -> None:
-        self._fd = os.open(f"/proc/self/fd/{control.fd}", os.O_RDONLY | os.O_CLOEXEC)
-        _set_lock(self._fd, at + READER, fcntl.F_RDLCK)
+        self.is_held, self._fd = True, -1
+        with contextlib.suppress(PermissionError):  # another user's memory, received by descriptor: then it is not seen
+            self._fd = os.open(f"/proc/self/fd/{control.fd}", os.O_RDONLY | os.O_CLOEXEC)
+            _set_lock(self._fd, at + READER, fcntl.F_RDLCK)
 
     def release(self) -> None:
         """As of a role."""
+        self.is_held = False
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)
-
-    @property
-    def is_held(self) -> bool:
-        """False after `release`."""
-        return self._fd >= 0
 
 
 def is_taken(fd: int, at: int, which: int) -> bool:

@@ -28,21 +28,24 @@ def main(words: Sequence[str] | None = None) -> int:
         return _SIGPIPE
     except KeyboardInterrupt:
         return _SIGINT
-    except FileNotFoundError as error:
-        return _fail(options.command, f"{error.strerror}{show.meant(options.name)}")
-    except InvalidDescriptor as error:
-        return _fail(
-            options.command,
-            f"name={options.name!r}: {error}; if nobody needs it: python -m fmq unlink --force {options.name}",
-        )
     except (FmqError, OSError, ValueError) as error:
-        return _fail(options.command, getattr(error, "strerror", None) or str(error))
+        print(f"fmq {options.command}: {_why(error, getattr(options, 'name', None))}", file=sys.stderr)
+        return 1
     return status
 
 
-def _fail(command: str, why: str) -> int:
-    print(f"fmq {command}: {why}", file=sys.stderr)
-    return 1
+def _why(error: Exception, name: object) -> str:
+    """One line that names the queue, what is wrong with it, and what to do."""
+    text = getattr(error, "strerror", None) or str(error)
+    if not isinstance(name, str):
+        return str(error)
+    if name not in text:
+        text = f"name={name!r}: {text}"
+    if isinstance(error, FileNotFoundError):
+        text += show.meant(name)
+    if isinstance(error, InvalidDescriptor):
+        text += f"; if it is yours, and nobody needs it: python -m fmq unlink --force {name}"
+    return text
 
 
 class _Parser(argparse.ArgumentParser):

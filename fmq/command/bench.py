@@ -7,6 +7,7 @@ import json
 import multiprocessing
 import os
 import platform
+import signal
 import sys
 import time
 from pathlib import Path
@@ -72,6 +73,7 @@ def run(options: argparse.Namespace) -> int:
 
 def answer(parts: list[Part], cpu: int | None) -> None:
     """The other process: each part until its queue is closed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends the one that was started, and that one ends us
     _pin(cpu)
     for part in parts:
         with MessageQueue.open(part.there).reader() as reader, MessageQueue.open(part.back).writer() as writer:

@@ -42,6 +42,9 @@ def _remove(name: str, options: argparse.Namespace) -> bool:
     except FileNotFoundError as error:
         print(f"fmq unlink: {error.strerror}{meant(name)}", file=sys.stderr)
         return False
+    except OSError as error:
+        print(f"fmq unlink: {error.strerror or error}", file=sys.stderr)
+        return False
     except InvalidDescriptor as error:
         print(f"fmq unlink: {name}: {error}; --force removes it all the same", file=sys.stderr)
         return False

@@ -14,6 +14,8 @@ import pytest
 from fmq_peers import control_word, hold, new_name, process, until, write_blocks
 
 import fmq
+from fmq.command import remove
+from fmq.command.arguments import main
 
 COMMANDS = ("list", "info", "tail", "bench", "unlink")
 LIMIT = 60  # seconds; the machine may be busy
@@ -270,21 +272,42 @@ def test_unlink_goes_on_after_a_refusal(stale):
     assert "/fmq-test-no-such-queue" in err
 
 
-def test_unlink_stale_takes_the_stale_alone(stale):
+def test_unlink_stale_takes_the_stale_alone(stale, monkeypatch, capsys):
     """Not the live, not the unused, not the damaged; --dry-run takes nothing."""
     others = live, unused, damaged = new_name(), new_name(), new_name()
+    ours = {stale, *others}  # a developer's own stale queues are not ours to remove
+    monkeypatch.setattr(remove, "queues", lambda: [info for info in fmq.queues() if info.name in ours])
     with fmq.MessageQueue.create("u1", 8, name=live).writer():
         fmq.MessageQueue.create("u1", 8, name=unused)
         broken = fmq.MessageQueue.create("u1", 8, name=damaged)
         broken.writer().close()
         control_word(broken, 1024)[0] = 1
-        assert f"{stale} would be removed\n" in fmq_command("unlink", "--stale", "--dry-run")[0]
-        assert {"name": stale, "unlinked": True} in objects(fmq_command("unlink", "--stale", "--json")[0])
+        assert main(["unlink", "--stale", "--dry-run"]) == 0
+        assert capsys.readouterr().out == f"{stale} would be removed\n"
+        assert main(["unlink", "--stale", "--json"]) == 0
+        assert objects(capsys.readouterr().out) == [{"name": stale, "unlinked": True}]
         there = os.listdir("/dev/shm")
         assert stale[1:] not in there
         assert {other[1:] for other in others} <= set(there)
         for other in others:
             fmq.unlink(other)
+        assert main(["unlink", "--stale"]) == 0
+        assert capsys.readouterr() == ("", "fmq unlink: nothing is stale\n")
+
+
+def test_unlink_does_not_take_a_name_that_has_moved_on(stale, monkeypatch):
+    """Somebody makes a new queue of that name between our look and our unlink: it stays."""
+    lock = remove.LockFile.lock
+
+    def lock_and_lose(self, byte, what):
+        lock(self, byte, what)
+        if what == "reader":
+            fmq.unlink(stale)
+            fmq.MessageQueue.create("f8", 5, name=stale)
+
+    monkeypatch.setattr(remove.LockFile, "lock", lock_and_lose)
+    assert main(["unlink", stale]) == 1
+    assert fmq.inspect(stale).dtype == np.float64
 
 
 @pytest.mark.parametrize("force", [False, True])
@@ -368,6 +391,16 @@ def test_damaged_memory_is_named(queue, name, command):
     assert "damaged" in told
     assert "unlink --force" in told
     assert "DAMAGED" in fmq_command("list")[0]
+
+
+def test_a_folder_is_no_queue(name):
+    """Nor does it make anything fail in another way."""
+    os.mkdir("/dev/shm" + name)
+    try:
+        assert f"name={name!r}" in fmq_command("info", name, status=1)[1]
+        assert name not in fmq_command("list")[0]
+    finally:
+        os.rmdir("/dev/shm" + name)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can make a file that is not its own")

@@ -44,6 +44,18 @@ def test_an_unsynchronized_queue_has_no_one_position_of_reading(name):
     assert fmq.inspect(name).is_stale
 
 
+def test_a_forked_childs_copy_of_a_reader_counts(name):
+    """It goes on reading in the child, so it is somebody there after the parent's has been closed."""
+    ours, theirs = multiprocessing.Pipe()
+    with fmq.MessageQueue.create("u1", 4, fmq.Flavour.UNSYNCHRONIZED, name=name) as queue, queue.reader():
+        child = process(theirs.recv)
+        child.__enter__()
+    assert fmq.inspect(name).reader == "alive"
+    ours.send(None)
+    child.__exit__(None, None, None)
+    assert fmq.inspect(name).reader == "nobody"
+
+
 @pytest.mark.parametrize("role", ROLES)
 def test_a_role_goes_from_nobody_through_alive_to_released_or_dead(name, role):
     """As the other sees it who only looks."""

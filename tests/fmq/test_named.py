@@ -198,7 +198,13 @@ def test_another_user_cannot_open_it(queue, name):
         for opened in (fmq.MessageQueue.open, fmq.inspect):
             with pytest.raises(PermissionError, match=name):
                 opened(name)
-        assert fmq.queues() == []
+        assert name not in [info.name for info in fmq.queues()]
+        with pytest.raises(PermissionError, match="not ours to remove"):
+            fmq.unlink(name)
+        own = new_name()
+        fmq.MessageQueue.create("u1", 8, name=own)  # which takes no privilege
+        assert fmq.inspect(own).uid == 65534
+        fmq.unlink(own)
 
     in_a_fork(as_somebody_else)
 
