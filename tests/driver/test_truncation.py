@@ -48,9 +48,9 @@ def test_a_truncated_pool_reads_as_zeros_and_the_device_lives(adder, path):
 def test_truncated_queues_end_the_burst_and_not_the_device(adder):
     """The listener of a burst whose queue was cut off finds it corrupt or silent; the device and other bursts go on."""
     with adder.burst(memory="posix") as burst, adder.burst() as other:
-        fds = [os.dup(end._role._fd) for end in (burst._controller._writer, burst._controller._reader)]
+        fds = [os.dup(end._role._file.fd) for end in (burst._controller._writer, burst._controller._reader)]
         assert burst.run(A, A).status == 0
-        queue = burst._controller._writer._region
+        queue = burst._controller._writer._place.control
         for fd in fds:
             os.ftruncate(fd, 0)
             os.ftruncate(fd, queue.nbytes)  # for our own sake: zeros, no SIGBUS here
