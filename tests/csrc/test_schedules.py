@@ -45,7 +45,15 @@ WAKE_EARLY = """
 
 
 def explorer(build, sources=None):
-    return build("schedules.c", "queue.c", "sleep.c", "ring.c", "event.c", flags=["-include", "scheduled.h"], sources=sources or {})
+    return build(
+        "schedules.c",
+        "queue.c",
+        "sleep.c",
+        "ring.c",
+        "event.c",
+        flags=["-include", "scheduled.h"],
+        sources=sources or {},
+    )
 
 
 def test_no_schedule_loses_a_wake_up(build):
