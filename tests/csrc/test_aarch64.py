@@ -1,10 +1,10 @@
 """The C test programs on a processor with a weaker memory: compiled for aarch64 and run by qemu.
 
-What this cannot show, with qemu 7: it runs each aarch64 access and barrier as the host's, so on x86 nothing is reordered
-that x86 would not reorder, and a barrier that only aarch64 needs is not missed. Its set_robust_list and futex_waitv answer
-ENOSYS: no life word is ever marked, and every sleep is an old kernel's (its own word, and a look every 50 ms).
-What it does show: the sources compile without a warning, 8-byte atomics have no lock, and the code for another processor
-and for an old kernel transfers, stops and refuses as it should.
+What this cannot show, with qemu 7: it runs each aarch64 access and barrier as the host's, so x86 reorders no more
+than it would by itself, and a missing barrier goes unnoticed. Its set_robust_list and futex_waitv answer ENOSYS: no
+life word is ever marked, and every sleep is an old kernel's (its own word, and a look every 50 ms). What it does
+show: the sources compile without a warning, 8-byte atomics have no lock, and the code for another processor and for
+an old kernel transfers, stops and refuses as it should.
 """
 
 import random
