@@ -1,18 +1,20 @@
-/* The public event flag (event.c): bits, a count of sleepers, wakers of which one may be killed, one waiter per bit.
+/* The public event flag (event.c): bits, a count of sleepers, wakers of which one may be killed, one waiter per
+ * bit.
  *
- * Proves, for every interleaving of the steps below and within the bounds of the configuration: each wait ends with its
- * bit, though another waker of the same bit was killed between setting it and its futex call, because the next one's
- * call frees the waiter; and though another waiter was killed and left its count behind. A sleep for ever is an invalid
- * end state.
+ * Proves, for every interleaving of the steps below and within the bounds of the configuration: each wait ends with
+ * its bit, though another waker of the same bit was killed between setting it and its futex call, because the next
+ * one's call frees the waiter; and though another waiter was killed and left its count behind. A sleep for ever is
+ * an invalid end state.
  *
- * Does not prove the memory orders. Spin's memory is sequentially consistent, as all accesses of event.c are. What a
- * weaker order would permit is here as a mutant: "looks at sleepers before it sets bits" and "counts itself when it
- * sleeps already" are the store and the load of EVENT_SLEEP in the other order (the sleeper's load that counts is the
- * kernel's, when it compares the word; the one before it saves a call). Two waiters for one bit are not modelled:
- * the first takes it and the other sleeps on, by design. Deadlines and signals only end sleeps and are left out.
+ * Does not prove the memory orders. Spin's memory is sequentially consistent, as all accesses of event.c are. What
+ * a weaker order would permit is here as a mutant: "looks at sleepers before it sets bits" and "counts itself when
+ * it sleeps already" are the store and the load of EVENT_SLEEP in the other order (the sleeper's load that counts
+ * is the kernel's, when it compares the word; the one before it saves a call). Two waiters for one bit are not
+ * modelled: the first takes it and the other sleeps on, by design. Deadlines and signals only end sleeps and are
+ * left out.
  *
- * Each statement is one access to shared memory. The mutants are made by tests/csrc/test_model.py, which replaces lines
- * of this file.
+ * Each statement is one access to shared memory. The mutants are made by tests/csrc/test_model.py, which replaces
+ * lines of this file.
  */
 #ifndef WAITERS
 #define WAITERS 2 /* waiter i waits for bit i */

@@ -1,16 +1,19 @@
-/* The unsynchronized flavour: a writer that never waits, readers that are overrun, a writer that may be killed, its heir.
+/* The unsynchronized flavour: a writer that never waits, readers that are overrun, a writer that may be killed, its
+ * heir.
  *
- * Proves, for every interleaving of the steps below and within the bounds of the configuration: what a reader delivers is
- * never torn and is the element with the number that it expected, also when a writer was killed half way and another goes
- * on; head <= begin <= head + one transfer; begin and head never go back; no wake-up is lost, though all readers share one
- * wait word, a reader is stopped, or the writer is killed anywhere (a sleep for ever is an invalid end state).
+ * Proves, for every interleaving of the steps below and within the bounds of the configuration: what a reader
+ * delivers is never torn and is the element with the number that it expected, also when a writer was killed half
+ * way and another goes on; head <= begin <= head + one transfer; begin and head never go back; no wake-up is lost,
+ * though all readers share one wait word, a reader is stopped, or the writer is killed anywhere (a sleep for ever
+ * is an invalid end state).
  *
- * Does not prove the memory orders. Spin's memory is sequentially consistent; README.md argues the orders edge by edge.
- * What a weaker order would permit is here as a mutant: "announces the writing after it" and "publishes before it writes"
- * are the writer's stores in the other order, "looks at begin before it copies" the reader's loads.
+ * Does not prove the memory orders. Spin's memory is sequentially consistent; ../README.md argues the orders edge
+ * by edge. What a weaker order would permit is here as a mutant: "announces the writing after it" and "publishes
+ * before it writes" are the writer's stores in the other order, "looks at begin before it copies" the reader's
+ * loads.
  *
- * Each statement is one access to shared memory; a slot's words are written and read one by one. The mutants are made by
- * tests/csrc/test_model.py, which replaces lines of this file.
+ * Each statement is one access to shared memory; a slot's words are written and read one by one. The mutants are
+ * made by tests/csrc/test_model.py, which replaces lines of this file.
  */
 #ifndef CAPACITY
 #define CAPACITY 2
@@ -56,7 +59,7 @@
 /* The control block and the ring. */
 byte begin;             /* elements whose writing was begun */
 byte head;              /* elements that were written */
-byte data_wait;         /* one word for all readers: odd while one has announced a sleep; it never has a value twice */
+byte data_wait;         /* for all readers: odd while one has announced a sleep; never the same twice */
 byte life;              /* the writer's */
 byte ring[CAPACITY * WORDS]; /* each word of element p holds p + 1 */
 
@@ -68,7 +71,7 @@ bit busy[READERS], stopped[READERS];
 
 /* Not in any memory: what the model knows. */
 bit killed, dying, gone; /* the writer */
-bit stopping;           /* it writes the last element only after the stop, so that nothing else wakes who is to be stopped */
+bit stopping;           /* until the stop is over the last element is not written: nothing else wakes the stopped */
 bit told;               /* the first death was announced, */
 byte last_words;        /* and this was head then */
 byte deaths, heirs;     /* that may still be */

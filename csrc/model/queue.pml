@@ -1,16 +1,17 @@
 /* The synchronized queue: one writer, one reader, their sleeps, their deaths and their heirs. Checked by Spin.
  *
  * Proves, for every interleaving of the steps below and within the bounds of the configuration: no element is lost,
- * doubled, torn or reordered; 0 <= head - tail <= capacity; what was published before a death or a release is read before
- * it is told; a stopped end rests; no wake-up is lost, whoever is killed where (a process that sleeps for ever is an
- * invalid end state); the watcher of a life word is told.
+ * doubled, torn or reordered; 0 <= head - tail <= capacity; what was published before a death or a release is read
+ * before it is told; a stopped end rests; no wake-up is lost, whoever is killed where (a process that sleeps for
+ * ever is an invalid end state); the watcher of a life word is told.
  *
- * Does not prove the memory orders. Spin's memory is sequentially consistent; README.md argues the orders edge by edge.
- * What a weaker order would permit is here as a mutant: "looks before it announces" and "wakes before it publishes" are
- * the store and the load of SLEEP in the other order, "publishes before it copies" is VISIBLE without its release.
+ * Does not prove the memory orders. Spin's memory is sequentially consistent; ../README.md argues the orders edge
+ * by edge. What a weaker order would permit is here as a mutant: "looks before it announces" and "wakes before it
+ * publishes" are the store and the load of SLEEP in the other order, "publishes before it copies" is VISIBLE
+ * without its release.
  *
- * Each statement is one access to shared memory, and the other processes may run, or this one be killed, before each.
- * The mutants are made by tests/csrc/test_model.py, which replaces lines of this file.
+ * Each statement is one access to shared memory, and the other processes may run, or this one be killed, before
+ * each. The mutants are made by tests/csrc/test_model.py, which replaces lines of this file.
  */
 #ifndef CAPACITY
 #define CAPACITY 2
@@ -34,7 +35,7 @@
 #define HEIRS 1 /* processes that take over a role, at most */
 #endif
 #ifndef STOPS
-#define STOPS 0 /* another thread of one side may call fmq_stop and release: 1 the writer's, 2 the reader's, 3 either's */
+#define STOPS 0 /* fmq_stop and release by another thread of the writer (1), the reader (2), either (3) */
 #endif
 #ifndef TIMEOUTS
 #define TIMEOUTS 0 /* sleeps that end by themselves, at most */
@@ -140,7 +141,12 @@ inline ring_publish() {
 
 /* A wake takes a queued caller off the word. One that was queued on two words may so take a wake from each. */
 inline futex_wake_wait(role) { on_wait[role] = 0 }
-inline futex_wake_life_all(role) { d_step { on_life[1 - role] = 0; if :: role == WRITER -> watcher_on_life = 0 :: else fi } }
+inline futex_wake_life_all(role) {
+    d_step {
+        on_life[1 - role] = 0;
+        watcher_on_life = (role == WRITER -> 0 : watcher_on_life)
+    }
+}
 inline futex_wake_life_one(role) {
     atomic {
         if
@@ -265,7 +271,14 @@ inline release(role) {
 }
 
 /* The kernel marks the words of a dying process and wakes one sleeper. Its threads stop before or after that. */
-inline stop_threads(role) { d_step { killed[role] = 1; on_wait[role] = 0; on_life[role] = 0; reader_died = reader_died || role == READER } }
+inline stop_threads(role) {
+    d_step {
+        killed[role] = 1;
+        on_wait[role] = 0;
+        on_life[role] = 0;
+        reader_died = reader_died || role == READER
+    }
+}
 inline mark_word(role) {
     d_step {
         if
