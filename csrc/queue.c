@@ -52,7 +52,7 @@ static void point_at(fmq_end *e, fmq_control *c, int role) {
     e->my_wait = e->writer ? &c->space_wait.word : &c->data_wait.word;
     e->their_wait = e->writer ? &c->data_wait.word : &c->space_wait.word;
     e->mine = e->writer ? &c->head : &c->tail;
-    if (!end_shares_wait(e)) return;
+    if (!end_is_listener(e)) return;
     e->mine = NULL;       /* any number of readers, each with a position of its own */
     e->their_wait = NULL; /* the writer never waits */
     if (role == FMQ_OBSERVER) e->my_wait = NULL; /* nor can we, for want of a word that we may write */
@@ -84,7 +84,7 @@ int fmq_open(void *control, void *ring, const fmq_shape *expected, int role, fmq
     e->element_bytes = found.element_bytes;
     e->generation = life_generation();
     if ((r = take_over(e))) return free(e), r;
-    if (e->my_wait && !end_shares_wait(e)) atomic_store(e->my_wait, 0); /* awake */
+    sleep_greet_peer(e);
     *out = e;
     return 0;
 }
@@ -123,7 +123,7 @@ int fmq_notify(fmq_end *e, void *flag, uint32_t mask) {
 int64_t fmq_available(fmq_end *e) {
     int r = end_enter(e);
     if (r) return r;
-    if (end_shares_wait(e)) e->seen = atomic_load(&e->theirs->counter); /* an overrun is told by the next transfer */
+    if (end_is_listener(e)) e->seen = atomic_load(&e->theirs->counter); /* an overrun is told by the next transfer */
     else r = ring_look(e);
     int64_t n = r ? r : (int64_t)(ring_known(e) & INT64_MAX);
     end_leave(e);
@@ -151,7 +151,7 @@ int fmq_commit(fmq_end *e, uint64_t n) {
     if (r) return r;
     if (n > e->reserved) r = -EINVAL;
     e->reserved = 0;
-    if (!r && n && end_shares_wait(e)) r = ring_still_whole(e);
+    if (!r && n && end_is_listener(e)) r = ring_still_whole(e);
     if (!r && n) ring_publish(e, n), sleep_wake_peer(e);
     end_leave(e);
     return r;
@@ -169,7 +169,7 @@ static void put(fmq_end *e, const void *elements, uint64_t n) {
 static int get(fmq_end *e, void *elements, uint64_t n) {
     if (!n) return 0;
     ring_copy_out(e, elements, n);
-    int r = end_shares_wait(e) ? ring_still_whole(e) : 0;
+    int r = end_is_listener(e) ? ring_still_whole(e) : 0;
     if (r) return r;
     ring_publish(e, n);
     sleep_wake_peer(e);
@@ -197,7 +197,7 @@ int fmq_read(fmq_end *e, void *elements, uint64_t n, uint64_t spin_ns, uint64_t 
 /* ---- readers of an unsynchronized queue -------------------------------------------------------------------------- */
 
 int fmq_keep_latest(fmq_end *e, uint64_t n) {
-    if (!end_shares_wait(e)) return -EINVAL;
+    if (!end_is_listener(e)) return -EINVAL;
     int r = end_enter_free(e);
     if (r) return r;
     uint64_t head = atomic_load(&e->theirs->counter), begin = atomic_load(&e->theirs->begin); /* pairs: VISIBLE */

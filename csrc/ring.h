@@ -40,8 +40,8 @@ struct fmq_end {
     _Atomic uint32_t stopped; /* fmq_stop */
 };
 
-/* Several readers share one wait word; it is theirs to set, and the writer's alone to clear. */
-static inline bool end_shares_wait(const struct fmq_end *e) { return e->overwrites && !e->writer; }
+/* A reader of an unsynchronized queue: one of any number, with no role and no shared counter. */
+static inline bool end_is_listener(const struct fmq_end *e) { return e->overwrites && !e->writer; }
 
 static inline void end_leave(struct fmq_end *e) { atomic_store_explicit(&e->busy, 0, memory_order_release); /* pairs: ONE_CALLER */ }
 
@@ -49,7 +49,7 @@ static inline void end_leave(struct fmq_end *e) { atomic_store_explicit(&e->busy
  * What other threads of the parent were doing with it at that moment is not being done here. */
 static inline bool end_is_ours(struct fmq_end *e) {
     if (e->generation == life_generation()) return true;
-    if (!end_shares_wait(e)) return false;
+    if (!end_is_listener(e)) return false;
     e->generation = life_generation();
     e->reserved = 0;
     atomic_store(&e->busy, 0);

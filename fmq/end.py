@@ -162,7 +162,7 @@ class _End:
 
     def _transfer(self, what: str, function: Any, pointer: Any, n: int, timeout: float | None) -> None:
         end, deadline, spin = self.usable(), deadline_of(timeout), self.spin_ns
-        if self._bell is not None:
+        if self._bell is not None and deadline:
             self._bell.rest()
         while (code := function(end, pointer, n, spin, deadline)) == _RETRY:
             pass

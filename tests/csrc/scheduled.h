@@ -28,12 +28,16 @@ int step_aside(void);                        /* the running side has nothing to 
 #undef atomic_store_explicit
 #undef atomic_exchange
 #undef atomic_exchange_explicit
+#undef atomic_fetch_add
+#undef atomic_fetch_or
 #define atomic_load(p) (step_before(p), RAW_LOAD(p))
 #define atomic_load_explicit(p, order) atomic_load(p)
 #define atomic_store(p, v) (step_before(p), RAW_STORE(p, v))
 #define atomic_store_explicit(p, v, order) atomic_store(p, v)
 #define atomic_exchange(p, v) (step_before(p), RAW_EXCHANGE(p, v))
 #define atomic_exchange_explicit(p, v, order) atomic_exchange(p, v)
+#define atomic_fetch_add(p, v) (step_before(p), __atomic_fetch_add(p, v, __ATOMIC_SEQ_CST))
+#define atomic_fetch_or(p, v) (step_before(p), __atomic_fetch_or(p, v, __ATOMIC_SEQ_CST))
 #define sched_yield step_aside
 #define sched_getcpu() 0 /* the machine may move us; a schedule has to replay all the same */
 

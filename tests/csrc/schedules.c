@@ -117,6 +117,12 @@ void futex_wake(_Atomic uint32_t *word, int count, uint32_t mask) {
     wake_sleepers(word);
 }
 
+void futex_release(_Atomic uint32_t *word) {
+    step_before(word);
+    RAW_STORE(word, LIFE_RELEASED);
+    wake_sleepers(word);
+}
+
 /* ---- the scheduler ------------------------------------------------------------------------------------------------- */
 
 static void fail(const char *why) {
