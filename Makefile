@@ -17,6 +17,7 @@ check: $(VENV)/check
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
+	$(BIN)/python -m mypy.stubtest fmq._core
 	$(BIN)/lint-imports
 
 stress: $(VENV)/test
