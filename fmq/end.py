@@ -14,6 +14,7 @@ from fmq.clock import deadline_of
 from fmq.errors import Closed, Overrun, Timeout, raise_errno
 from fmq.geometry import Flavour
 from fmq.life import Watch
+from fmq.region import descriptors
 from fmq.role import LIFE_AT, OBSERVER, READER, WRITER, Role, Seat
 from fmq.span import Span
 from fmq.wait import Bell
@@ -48,7 +49,6 @@ class _End:
             self._role.release()
             raise_errno(code, "cannot take the role")
         self.handle = ffi.gc(handle[0], lib.fmq_free)  #: of the C core
-        self._spans = ffi.new("fmq_spans *")
         self._bell: Bell | None = None  # for select; and
         self._async_bell: Bell | None = None
         self._flag: EventFlag | None = None
@@ -141,7 +141,8 @@ class _End:
                 bell.close()
         self._bell = self._async_bell = None
         lib.fmq_stop(self.handle)
-        self._finalizer()
+        with descriptors:  # of two threads that close, neither returns before the role is free
+            self._finalizer()
 
     def __enter__(self) -> Self:
         return self
@@ -173,7 +174,7 @@ class _End:
 
     @contextlib.contextmanager
     def _transaction(self, what: str, n: int, timeout: float | None) -> Iterator[Span]:
-        end, spans, spin, deadline = self.usable(), self._spans, self.spin_ns, deadline_of(timeout)
+        end, spans, spin, deadline = self.usable(), ffi.new("fmq_spans *"), self.spin_ns, deadline_of(timeout)
         while (code := lib.fmq_reserve(end, self._count(n), spans, spin, deadline)) == _RETRY:
             pass
         if code:
@@ -182,9 +183,10 @@ class _End:
             with Span(self._ring[spans.start : spans.start + spans.first], self._ring[: spans.second]) as span:
                 yield span
         except BaseException:
-            lib.fmq_commit(end, 0)
+            if n:  # a reservation of nothing holds nothing: what is open by now may be another thread's
+                lib.fmq_commit(end, 0)
             raise
-        code = lib.fmq_commit(end, n)
+        code = lib.fmq_commit(end, n) if n else 0
         if self._bell is not None:
             self._bell.arm(1)
         if code:

@@ -21,29 +21,37 @@ class Exchange:
     One thread at a time; a second one gets Busy.
     """
 
-    __slots__ = ("_back", "_buffer", "_channel", "_element", "_out", "_size")
+    __slots__ = ("_back", "_element", "_free", "_out", "_size")
 
     def __init__(self, out: MessageQueueWriter, back: MessageQueueReader) -> None:
         if out.overwrites or back.overwrites:
             raise ValueError("an exchange takes two synchronized queues: every message has to arrive")
         self._out, self._back = out, back
         self._size, self._element = back.dtype.itemsize, out.dtype.itemsize
-        self._buffer = ffi.new("char[]", back.capacity * self._size)
-        ends = out.handle, back.handle
-        self._channel: Any = ffi.new("fmq_channel *", (*ends, self._buffer, back.capacity))
+        buffer = ffi.new("char[]", back.capacity * self._size)
+        channel = ffi.new("fmq_channel *", (out.handle, back.handle, buffer, back.capacity))
+        self._free: list[tuple[Any, Any]] = [(channel, buffer)]  # empty while a thread is inside
 
     def __call__(self, packet: bytes, deadline: int = FOREVER) -> bytes:
         """Sends `packet` (b"": nothing) and returns the next message. `deadline`: absolute CLOCK_MONOTONIC ns.
 
         Raises BufferError when the packet does not fit: then nothing was sent. Timeout: it was sent.
         """
-        got = _exchange(self._channel, packet, len(packet) // self._element, self._back.spin_ns, deadline)
-        while got == -errno.EINTR:
-            got = _exchange(self._channel, b"", 0, self._back.spin_ns, deadline)
-        if got < 0:
-            _refuse(got, len(packet) // self._element)
-        received: bytes = _unpack(self._buffer, got * self._size)
-        return received
+        try:
+            inside = self._free.pop()
+        except IndexError:
+            raise_errno(-errno.EBUSY, "exchange")
+        try:
+            channel, buffer = inside
+            got = _exchange(channel, packet, len(packet) // self._element, self._back.spin_ns, deadline)
+            while got == -errno.EINTR:
+                got = _exchange(channel, b"", 0, self._back.spin_ns, deadline)
+            if got < 0:
+                _refuse(got, len(packet) // self._element)
+            received: bytes = _unpack(buffer, got * self._size)
+            return received
+        finally:
+            self._free.append(inside)
 
 
 def _refuse(code: int, n: int) -> NoReturn:

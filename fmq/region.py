@@ -2,7 +2,8 @@
 
 Anonymous memory is a memfd whose size is frozen by seals: it has no name that a crash could leave behind, and no peer
 can shrink it under a reader. Named memory is POSIX shared memory (posix_ipc), mode 0600, really reserved: a full
-/dev/shm is an error here and not a SIGBUS later.
+/dev/shm is an error here and not a SIGBUS later. posix_ipc is imported where it is used: on free-threaded CPython it
+turns the GIL on again.
 """
 
 from __future__ import annotations
@@ -14,11 +15,11 @@ import math
 import os
 import secrets
 import stat
+import threading
 from multiprocessing import reduction
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
-import posix_ipc
 
 from fmq._core import ffi, lib
 from fmq.errors import InvalidDescriptor, NoSpace
@@ -30,6 +31,11 @@ if TYPE_CHECKING:
 
 Kind = Literal["memfd", "posix"]
 _SHM = "/dev/shm"  # where glibc keeps POSIX shared memory; publication needs link(2) there
+# Held while a region's descriptor is given back, and while a role is taken through its number: nobody opens what
+# another thread has put under a number that was just closed. A fork waits for it, so that a child knows each role that
+# it inherits. Reentrant, because a finalizer or a signal's handler may close a region inside.
+descriptors = threading.RLock()
+os.register_at_fork(before=descriptors.acquire, after_in_parent=descriptors.release, after_in_child=descriptors.release)
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
@@ -45,7 +51,7 @@ class Region:
         self._fd = fd
         base = ffi.new("void **")
         if code := lib.fmq_map(fd, nbytes, writable, base):
-            os.close(fd)
+            self.close()
             raise OSError(-code, f"cannot map {nbytes} bytes of shared memory: {os.strerror(-code)}")
         pointer = ffi.cast("unsigned char *", base[0])
         self.base = ffi.gc(pointer, lambda p: lib.fmq_unmap(p, nbytes))
@@ -80,6 +86,8 @@ class Region:
     @classmethod
     def _create_named(cls, nbytes: int, name: str, prepare: Callable[[Region], None] | None) -> Self:
         """Made under a draft name, filled, and published by link(2): nobody ever opens a half-made queue."""
+        import posix_ipc
+
         draft = f"/fmq-draft-{secrets.token_hex(8)}"
         fd = _reserved(draft, nbytes)
         try:
@@ -96,6 +104,8 @@ class Region:
     @classmethod
     def open(cls, name: str, *, writable: bool = True) -> Self:
         """Named POSIX memory as it stands, if it is ours. Raises FileNotFoundError, and InvalidDescriptor."""
+        import posix_ipc
+
         try:
             fd: int = posix_ipc.SharedMemory(checked_name(name), read_only=not writable).fd
         except posix_ipc.ExistentialError:
@@ -160,12 +170,13 @@ class Region:
 
     def close(self) -> None:
         """Gives the descriptor back. The memory itself goes when the last view and the last other process are gone."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        with descriptors:
+            fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
 
     def __del__(self) -> None:
-        with contextlib.suppress(AttributeError, OSError):
+        with contextlib.suppress(AttributeError, TypeError, OSError):  # the interpreter may have cleared our module
             self.close()
 
 
@@ -184,6 +195,8 @@ def checked_name(name: str) -> str:
 
 def unlink(name: str) -> None:
     """Removes a name. Who has the memory open keeps it. Raises FileNotFoundError."""
+    import posix_ipc
+
     try:
         posix_ipc.unlink_shared_memory(checked_name(name))
     except posix_ipc.ExistentialError:
@@ -199,6 +212,8 @@ def _memfd(nbytes: int) -> int:
 
 def _unnamed_posix(nbytes: int) -> int:
     """POSIX shared memory whose name is gone before anybody else could use it: a crash leaves nothing behind."""
+    import posix_ipc
+
     name = f"/fmq-draft-{secrets.token_hex(8)}"
     fd = _reserved(name, nbytes)
     posix_ipc.unlink_shared_memory(name)
@@ -206,6 +221,8 @@ def _unnamed_posix(nbytes: int) -> int:
 
 
 def _reserved(name: str, nbytes: int) -> int:
+    import posix_ipc
+
     fd: int = posix_ipc.SharedMemory(name, posix_ipc.O_CREX, mode=0o600).fd
     try:
         os.posix_fallocate(fd, 0, nbytes)
