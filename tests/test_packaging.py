@@ -28,7 +28,7 @@ def test_the_wheel_holds_the_packages_and_one_extension(built):
     names = zipfile.ZipFile(wheel).namelist()
     assert {name.split("/")[0] for name in names if ".dist-info" not in name} == {"fmq", "burst", "driver"}
     assert [name for name in names if name.endswith(".so")] == ["fmq/_core.abi3.so"]
-    assert {"fmq/py.typed", "burst/py.typed", "driver/py.typed"} <= set(names)
+    assert {"fmq/py.typed", "fmq/_core.pyi", "burst/py.typed", "driver/py.typed"} <= set(names)
 
 
 def test_the_sdist_holds_the_sources_and_nothing_generated(built):
