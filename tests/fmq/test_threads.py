@@ -180,20 +180,23 @@ def test_an_exchange_belongs_to_one_thread_at_a_time(pair):
 
 
 def test_an_answer_is_not_overwritten_before_it_is_returned(pair, monkeypatch):
-    """A second thread's exchange, begun as soon as C is ready for it, leaves the first one's answer alone."""
+    """A second thread's exchange, begun as soon as C is ready for it, is Busy and leaves the first one's answer alone."""
     (w, _), (back, r) = pair(), pair()
-    exchange, unpack, second = fmq.Exchange(w, r), fmq.queue._unpack, []
+    exchange, unpack = fmq.Exchange(w, r), fmq.exchange._unpack
+
+    def second():
+        with pytest.raises(fmq.Busy):
+            exchange(b"")
 
     def late_unpack(*arguments):
-        if not second:
-            second.append(None)
-            back.write([2])
-            together(lambda: second.append(exchange(b"")))
+        back.write([2])
+        together(second)
         return unpack(*arguments)
 
-    monkeypatch.setattr(fmq.queue, "_unpack", late_unpack)
+    monkeypatch.setattr(fmq.exchange, "_unpack", late_unpack)
     back.write([1])
-    assert [exchange(b""), second[1]] == [b"\1", b"\2"]
+    assert exchange(b"") == b"\1"
+    assert list(r.read(1)) == [2]
 
 
 def test_an_exchange_keeps_its_ends():
