@@ -192,11 +192,11 @@ def compile_c(target: Path, *sources: Path, include: Path = HERE) -> Path:
     return target
 
 
-def c_block(binary: Path, mode: str, count: int, nbytes: int = 64) -> Callable[[], Block]:
+def c_block(binary: Path, mode: str, count: int, nbytes: int = 64, *more: int) -> Callable[[], Block]:
     """A block of one of our C programs, which print one line of JSON in nanoseconds."""
 
     def block() -> Block:
-        command = [str(binary), mode, str(count), str(nbytes)]
+        command = [str(binary), mode, str(count), str(nbytes), *map(str, more)]
         row = json.loads(subprocess.run(command, check=True, capture_output=True, timeout=120).stdout)
         return {f"{key}_us": row[f"{key}_ns"] / 1e3 for key in ("p50", "p99", "p999", "max")}
 

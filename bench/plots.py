@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import matplotlib as mpl
 import numpy as np
@@ -11,7 +11,7 @@ mpl.use("Agg")
 import matplotlib.pyplot as plt
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from matplotlib.axes import Axes
@@ -46,6 +46,92 @@ def distributions(path: Path, curves: dict[str, np.ndarray], ours: set[str], tit
 def curve(row: dict[str, Any]) -> np.ndarray:
     """A row's 201 quantiles: of each, the median over rounds."""
     return np.median([block["cdf_us"] for block in row["rounds"]], axis=0)
+
+
+class Line(NamedTuple):
+    """One curve of a picture with logarithmic axes."""
+
+    name: str
+    x: Sequence[float]
+    y: Sequence[float]
+    colour: str
+    style: str = "-"
+
+
+def streams(path: Path, rows: Sequence[dict[str, Any]], title: str) -> None:
+    """Left: elements of 64 bytes per second against the batch. Right: bytes per second against the size, one per call."""
+    figure, (left, right) = plt.subplots(1, 2, figsize=(12, 5), layout="constrained")
+    _curves(left, _stream_lines(rows, "batch", lambda row: row["bytes"] == 64, lambda row: row["elements_per_s"]))
+    _curves(right, _stream_lines(rows, "bytes", lambda row: row["batch"] == 1, lambda row: row["mb_per_s"] / 1e3))
+    left.set(xlabel="elements of 64 bytes per call", ylabel="elements per second")
+    right.set(xlabel="bytes of an element, one per call", ylabel="GB/s")
+    figure.suptitle(title)
+    _save(figure, path)
+
+
+def latency_against_size(path: Path, lines: Sequence[Line], title: str) -> None:
+    """Round trips in microseconds against the size of a message."""
+    figure, axis = plt.subplots(figsize=(8, 4.5), layout="constrained")
+    _curves(axis, lines)
+    axis.set(xlabel="bytes each way", ylabel="round trip, us (p50)")
+    figure.suptitle(title)
+    _save(figure, path)
+
+
+def _stream_lines(
+    rows: Sequence[dict[str, Any]],
+    x: str,
+    is_shown: Callable[[dict[str, Any]], bool],
+    y: Callable[[dict[str, Any]], float],
+) -> list[Line]:
+    lines = []
+    shown = [row for row in rows if "ns" in row and is_shown(row)]
+    for what in dict.fromkeys(row["what"] for row in shown):
+        of_it = sorted((row for row in shown if row["what"] == what), key=lambda row: row[x])
+        is_ours, is_floor = of_it[0]["ours"], what.startswith("floor")
+        colour = OURS if is_ours else FLOOR if is_floor else OTHERS
+        style = "--" if "in place" in what or "overwriting" in what or "peek" in what else "-"
+        name = f"{what} (Python)" if is_ours and " in C" not in what else what
+        lines.append(Line(name, [row[x] for row in of_it], [y(row) for row in of_it], colour, style))
+    return lines
+
+
+def _curves(axis: Axes, lines: Sequence[Line]) -> None:
+    for line in lines:
+        axis.plot(line.x, line.y, line.style, color=line.colour, marker="o", markersize=3, linewidth=1.3)
+    axis.set_xscale("log", base=2)
+    axis.set_yscale("log")
+    ticks = sorted({x for line in lines for x in line.x})
+    axis.set_xticks(ticks, [_short(x) for x in ticks])
+    axis.minorticks_off()
+    axis.grid(visible=True, alpha=0.3)
+    if lines:
+        _name_at_the_end(axis, lines)
+
+
+def _name_at_the_end(axis: Axes, lines: Sequence[Line]) -> None:
+    """Beside each curve's last point, apart enough to be read: a label's height is a twenty-fifth of the axis."""
+    low, high = np.log10(axis.get_ylim())
+    step, last = (high - low) / 25, -np.inf
+    places = []
+    for line in sorted(lines, key=lambda line: line.y[-1]):
+        last = max(float(np.log10(line.y[-1])), last + step)
+        places.append(last)
+    down = max(0.0, places[-1] - high)  # what was pushed out at the top
+    for line, at in zip(sorted(lines, key=lambda line: line.y[-1]), places, strict=True):
+        x = max(x for other in lines for x in other.x)
+        text = {"xytext": (x * 1.25, 10 ** (at - down)), "textcoords": "data", "va": "center", "fontsize": 8}
+        arrow = {"arrowstyle": "-", "color": line.colour, "linewidth": 0.4, "alpha": 0.6}
+        weight = "bold" if line.colour == OURS else "normal"
+        axis.annotate(
+            line.name, (line.x[-1], line.y[-1]), color=line.colour, weight=weight, arrowprops=arrow, **text
+        )
+
+
+def _short(x: float) -> str:
+    if x < 1024:
+        return f"{x:g}"
+    return f"{x / 1024:g}K" if x < 1 << 20 else f"{x / (1 << 20):g}M"
 
 
 def _dots(axis: Axes, rows: Sequence[dict[str, Any]]) -> None:

@@ -141,19 +141,22 @@ class Report(NamedTuple):
     budgets: Sequence[Budget]
     body: dict[str, Any]  #: what the JSON has besides
     head: Sequence[str] = _HEAD
+    more: Sequence[tuple[Sequence[Sequence[str]], Sequence[str]]] = ()  #: further tables: their lines and heads
 
 
 def publish(args: argparse.Namespace, report: Report) -> None:
     """Prints all, and writes the JSON."""
     machine = machine_line(report.conditions)
     print(f"{report.question}\n{machine}\n")
-    print(table(report.lines, report.head), end="\n\n")
+    tables = ((report.lines, report.head), *report.more)
+    print("\n\n".join(table(*one) for one in tables), end="\n\n")
     print("\n".join(budget.line() for budget in report.budgets))
     if args.quick:
         print("\n--quick: these figures measure nothing.")
     if args.markdown:
         told = "\n".join(f"- {budget.line()}" for budget in report.budgets)
-        print(f"\n{machine}; {args.pairs} rounds\n\n{markdown(report.lines, report.head)}\n\n{told}")
+        rows = "\n\n".join(markdown(*one) for one in tables)
+        print(f"\n{machine}; {args.pairs} rounds\n\n{rows}\n\n{told}")
     if args.json:
         args.json.parent.mkdir(parents=True, exist_ok=True)
         args.json.write_text(json.dumps(_plain(report, args.pairs), indent=1) + "\n")
