@@ -110,21 +110,27 @@ def _curves(axis: Axes, lines: Sequence[Line]) -> None:
 
 
 def _name_at_the_end(axis: Axes, lines: Sequence[Line]) -> None:
-    """Beside each curve's last point, apart enough to be read: a label's height is a twenty-fifth of the axis."""
+    """Right of the axis, each at the height of its curve's last point, or as near as it can be read."""
     low, high = np.log10(axis.get_ylim())
-    step, last = (high - low) / 25, -np.inf
-    places = []
-    for line in sorted(lines, key=lambda line: line.y[-1]):
-        last = max(float(np.log10(line.y[-1])), last + step)
-        places.append(last)
-    down = max(0.0, places[-1] - high)  # what was pushed out at the top
-    for line, at in zip(sorted(lines, key=lambda line: line.y[-1]), places, strict=True):
-        x = max(x for other in lines for x in other.x)
-        text = {"xytext": (x * 1.25, 10 ** (at - down)), "textcoords": "data", "va": "center", "fontsize": 8}
-        arrow = {"arrowstyle": "-", "color": line.colour, "linewidth": 0.4, "alpha": 0.6}
-        weight = "bold" if line.colour == OURS else "normal"
+    ordered = sorted(lines, key=lambda line: line.y[-1])
+    places = np.log10([line.y[-1] for line in ordered])
+    step = (high - low) / 25
+    for i in range(1, len(places)):
+        places[i] = max(places[i], places[i - 1] + step)
+    places[-1] = min(places[-1], high)
+    for i in range(len(places) - 2, -1, -1):
+        places[i] = min(places[i], places[i + 1] - step)
+    for line, at in zip(ordered, places, strict=True):
         axis.annotate(
-            line.name, (line.x[-1], line.y[-1]), color=line.colour, weight=weight, arrowprops=arrow, **text
+            line.name,
+            (line.x[-1], line.y[-1]),
+            (1.03, 10**at),
+            textcoords=("axes fraction", "data"),
+            va="center",
+            fontsize=8,
+            color=line.colour,
+            weight="bold" if line.colour == OURS else "normal",
+            arrowprops={"arrowstyle": "-", "color": line.colour, "linewidth": 0.4, "alpha": 0.6},
         )
 
 
