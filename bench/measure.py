@@ -203,6 +203,37 @@ def c_block(binary: Path, mode: str, count: int, nbytes: int = 64, *more: int) -
     return block
 
 
+# Peers
+
+PEER_TIMEOUT = 60  # seconds for one block
+
+
+def peer_block(name: str, count: int, directory: Path) -> Callable[[], Block]:
+    """A block of one of peers/peers.py with 64 bytes, in processes of its own that end with it."""
+    answer = directory / "peer.json"
+    command = [sys.executable, str(HERE / "peers" / "peers.py"), "--only", name, "--bytes", "64"]
+    command += ["--rounds", str(count), "--timeout", str(PEER_TIMEOUT), "--json", str(answer)]
+
+    def block() -> Block:
+        answer.unlink(missing_ok=True)
+        try:
+            subprocess.run(command, check=False, capture_output=True, timeout=PEER_TIMEOUT + 30)
+            row: Block = json.loads(answer.read_text())[0]
+        except (subprocess.TimeoutExpired, OSError, ValueError) as error:
+            raise NotMeasured(f"{type(error).__name__}: {error}") from error
+        return figures_of(row)
+
+    return block
+
+
+def figures_of(row: Block) -> Block:
+    """The row of a peer, unless it says why it has no figures."""
+    if "error" not in row:
+        return row
+    is_missing = row["error"].startswith(("ModuleNotFoundError", "ImportError"))
+    raise NotMeasured("not installed" if is_missing else row["error"])
+
+
 # Conditions
 
 

@@ -43,6 +43,19 @@ def distributions(path: Path, curves: dict[str, np.ndarray], ours: set[str], tit
     _save(figure, path)
 
 
+def bars(path: Path, values: dict[str, float], label: str, title: str) -> None:
+    """One bar each."""
+    figure, axis = plt.subplots(figsize=(7, 1.2 + 0.32 * len(values)), layout="constrained")
+    places = axis.barh(range(len(values)), list(values.values()), color=OURS)
+    axis.bar_label(places, fmt="%.3g", padding=3, fontsize=8)
+    axis.set_yticks(range(len(values)), list(values))
+    axis.invert_yaxis()
+    axis.set_xlabel(label)
+    axis.margins(x=0.1)
+    figure.suptitle(title)
+    _save(figure, path)
+
+
 def curve(row: dict[str, Any]) -> np.ndarray:
     """A row's 201 quantiles: of each, the median over rounds."""
     return np.median([block["cdf_us"] for block in row["rounds"]], axis=0)
@@ -59,7 +72,7 @@ class Line(NamedTuple):
 
 
 def streams(path: Path, rows: Sequence[dict[str, Any]], title: str) -> None:
-    """Left: elements of 64 bytes per second against the batch. Right: bytes per second against the size, one per call."""
+    """Left: elements of 64 bytes per second against the batch. Right: bytes per second against the size, unbatched."""
     figure, (left, right) = plt.subplots(1, 2, figsize=(12, 5), layout="constrained")
     _curves(left, _stream_lines(rows, "batch", lambda row: row["bytes"] == 64, lambda row: row["elements_per_s"]))
     _curves(right, _stream_lines(rows, "bytes", lambda row: row["batch"] == 1, lambda row: row["mb_per_s"] / 1e3))
@@ -74,6 +87,26 @@ def latency_against_size(path: Path, lines: Sequence[Line], title: str) -> None:
     figure, axis = plt.subplots(figsize=(8, 4.5), layout="constrained")
     _curves(axis, lines)
     axis.set(xlabel="bytes each way", ylabel="round trip, us (p50)")
+    figure.suptitle(title)
+    _save(figure, path)
+
+
+def costs(path: Path, rows: Sequence[dict[str, Any]], title: str) -> None:
+    """Per queue, against their number. Left: microseconds. Right: resident memory."""
+    figure, axes = plt.subplots(1, 2, figsize=(11, 4), layout="constrained")
+    for axis, key, label in zip(axes, ("us", "resident_kib"), ("us", "resident KiB"), strict=True):
+        curves: dict[str, list[dict[str, Any]]] = {}
+        for row in rows:
+            curves.setdefault(f"{row['way']}, {row['side']}", []).append(row)
+        styles = dict(zip(curves, _LINES, strict=False))
+        _curves(
+            axis,
+            [
+                Line(name, [row["count"] for row in of_it], [max(row[key], 1e-2) for row in of_it], OURS, styles[name])
+                for name, of_it in curves.items()
+            ],
+        )
+        axis.set(xlabel="queues", ylabel=f"per queue, {label}")
     figure.suptitle(title)
     _save(figure, path)
 

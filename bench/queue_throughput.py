@@ -2,8 +2,8 @@
 
     python bench/queue_throughput.py [--pairs 9] [--peers all|none|pipe zmq …] [--json FILE] [--plot FILE] [--markdown]
 
-A producer on CPU 0 and a consumer on CPU 1 that do nothing else. In C (queue_throughput.c), for every size and batch: by
-copying, in place, and the writer that overwrites; each right after a block of the smallest ring there is
+A producer on CPU 0 and a consumer on CPU 1 that do nothing else. In C (queue_throughput.c), for every size and batch:
+by copying, in place, and the writer that overwrites; each right after a block of the smallest ring there is
 (peers/spsc.c), which does the same with the elements. From Python, one element per call at every size and batches of
 64 bytes: copying and in place, beside what a user would pick instead (peers/streams.py).
 """
@@ -17,21 +17,22 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from measure import (
     HERE,
+    PEER_TIMEOUT,
     Block,
     Estimate,
-    NotMeasured,
     Runs,
     Subject,
     c_block,
     compile_c,
     conditions,
+    figures_of,
     interleave,
     pin_client,
     ratio,
     scratch,
     times_floor,
 )
-from verdict import Budget, Report, arguments, parse, progress, publish, spell
+from verdict import Budget, Report, arguments, parse, progress, publish, size, spell
 
 import fmq
 
@@ -50,8 +51,17 @@ PY_COPY, PY_PLACE = "write/read", "reserve/peek"
 FLOOR_COPY, FLOOR_PLACE = "floor: spsc", "floor: spsc in place"
 IN_C = {COPY: ("copy", FLOOR_COPY), PLACE: ("place", FLOOR_PLACE), OVERWRITE: ("overwrite", FLOOR_COPY)}
 OURS = (*IN_C, PY_COPY, PY_PLACE)
-PEER_TIMEOUT = 60  # seconds for one block
-C_HEAD = ("in C", "floor ns", f"{COPY[:10]} ns", "MB/s", "x floor", "floor ns", "in place ns", "x floor", "overwriting ns")
+C_HEAD = (
+    "in C",
+    "floor ns",
+    f"{COPY[:10]} ns",
+    "MB/s",
+    "x floor",
+    "floor ns",
+    "in place ns",
+    "x floor",
+    "overwriting ns",
+)
 
 
 class Cell(NamedTuple):
@@ -66,13 +76,6 @@ class Cell(NamedTuple):
     def of(self, what: str) -> str:
         """The name of a row."""
         return f"{what}, {self}"
-
-
-def size(nbytes: int) -> str:
-    """For people."""
-    if nbytes < 1024:
-        return f"{nbytes} B"
-    return f"{nbytes >> 10} KiB" if nbytes < 1 << 20 else f"{nbytes >> 20} MiB"
 
 
 # From Python
@@ -144,10 +147,7 @@ def python_block(way: Callable[[], streams.Way], cell: Cell, seconds: float) -> 
 
     def block() -> Block:
         row = streams.isolated(way, cell.nbytes * cell.batch, seconds, PEER_TIMEOUT)
-        if "error" in row:
-            is_missing = row["error"].startswith(("ModuleNotFoundError", "ImportError"))
-            raise NotMeasured("not installed" if is_missing else row["error"])
-        return {key: row[key] / cell.batch for key in ("p50_us", "p99_us", "p999_us", "max_us")}
+        return {key: figures_of(row)[key] / cell.batch for key in ("p50_us", "p99_us", "p999_us", "max_us")}
 
     return block
 
@@ -193,7 +193,9 @@ def run(args: argparse.Namespace) -> Runs:
     with scratch() as directory:
         spsc = compile_c(directory / "spsc", HERE / "peers" / "spsc.c")
         sources = HERE.parent / "csrc"
-        queue = compile_c(directory / "queue", HERE / "queue_throughput.c", *sorted(sources.glob("*.c")), include=sources)
+        queue = compile_c(
+            directory / "queue", HERE / "queue_throughput.c", *sorted(sources.glob("*.c")), include=sources
+        )
         args.subjects, floors = [], {}
         in_c, from_python = cells_in_c(args), cells_from_python(args)
         for cell in dict.fromkeys((*in_c, *from_python)):

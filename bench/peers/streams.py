@@ -178,7 +178,7 @@ def iceoryx2(nbytes: int) -> Way:
         node = iox2.NodeBuilder.new().create(iox2.ServiceType.Ipc)
         keep.append(node)
         builder = node.service_builder(iox2.ServiceName.new(name)).publish_subscribe(Message)
-        builder = builder.enable_safe_overflow(False)  # noqa: FBT003 (its interface)
+        builder = builder.enable_safe_overflow(False)
         return builder.subscriber_max_buffer_size(min(256, ring_bytes(nbytes) // nbytes)).open_or_create()
 
     def sender() -> Callable[[bytes], object]:
