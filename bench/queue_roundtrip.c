@@ -41,6 +41,15 @@ static char *new_queue(void) {
     return base;
 }
 
+/* -EINTR: the packet is out, and this was the moment to run signal handlers. */
+static int64_t exchange(const fmq_channel *channel, const char *message, uint64_t n, uint64_t spin) {
+    int64_t got = fmq_exchange(channel, message, n, spin, UINT64_MAX);
+    while (got == -EINTR) got = fmq_exchange(channel, NULL, 0, spin, UINT64_MAX);
+    if (got >= 0) return got;
+    fprintf(stderr, "queue_roundtrip: error %ld\n", (long)got);
+    exit(1);
+}
+
 static fmq_end *end_of(char *base, int role) {
     fmq_end *end = NULL;
     if (fmq_open(base, base + CONTROL, &shape, role, &end)) abort();
@@ -60,7 +69,7 @@ int main(int argc, char **argv) {
         fmq_end *in = end_of(there, FMQ_READER), *out = end_of(back, FMQ_WRITER);
         fmq_channel channel = {out, in, message, shape.capacity};
         int64_t got = 0;
-        for (long i = 0; i < rounds; i++) got = fmq_exchange(&channel, message, (uint64_t)got, spin, UINT64_MAX);
+        for (long i = 0; i < rounds; i++) got = exchange(&channel, message, (uint64_t)got, spin);
         fmq_write(out, message, (uint64_t)got, 0, 0);
         _exit(0);
     }
@@ -70,9 +79,7 @@ int main(int argc, char **argv) {
     double *rtt = malloc((size_t)rounds * sizeof *rtt);
     for (long i = 0; i < rounds; i++) {
         uint64_t begin = fmq_now();
-        int64_t got = fmq_exchange(&channel, message, n, spin, UINT64_MAX);
-        while (got == -EINTR) got = fmq_exchange(&channel, NULL, 0, spin, UINT64_MAX);
-        if (got < 0) return fprintf(stderr, "queue_roundtrip: error %ld\n", (long)got), 1;
+        exchange(&channel, message, n, spin);
         rtt[i] = (double)(fmq_now() - begin);
     }
     wait(NULL);

@@ -37,10 +37,19 @@ static fmq_end *end_of(const queue *q, int role) {
     return end;
 }
 
+/* Both sides wait until they can go on, whatever the machine does: a main thread that sleeps is sent back now and then. */
+#define CALL(call)                                                           \
+    do {                                                                     \
+        int r;                                                               \
+        while ((r = (call)) == -EINTR) continue;                             \
+        if (r) fprintf(stderr, "queue_throughput: error %d\n", r), abort(); \
+    } while (0)
+
 /* A batch in place. It never wraps, because batches divide the capacity. */
 static unsigned char *reserved(const queue *q, fmq_end *end, const stream *s) {
     fmq_spans spans;
-    if (fmq_reserve(end, s->batch, &spans, SPIN, FOREVER) || spans.second) abort();
+    CALL(fmq_reserve(end, s->batch, &spans, SPIN, FOREVER));
+    if (spans.second) abort();
     return q->ring + spans.start * s->bytes;
 }
 
@@ -52,9 +61,9 @@ static void consume(const queue *q, const stream *s, outcome *o, int in_place) {
         tick(&clock, n);
         if (in_place) {
             o->wrong |= misfilled(reserved(q, in, s), s, n);
-            if (fmq_commit(in, s->batch)) abort();
+            CALL(fmq_commit(in, s->batch));
         } else {
-            if (fmq_read(in, batch, s->batch, SPIN, FOREVER)) abort();
+            CALL(fmq_read(in, batch, s->batch, SPIN, FOREVER));
             o->wrong |= misnumbered(batch, s, n);
         }
     }
@@ -68,10 +77,10 @@ static void produce(const queue *q, const stream *s, int in_place) {
     for (uint64_t n = 0; n < s->elements; n += s->batch) {
         if (in_place) {
             fill(reserved(q, out, s), s, n);
-            if (fmq_commit(out, s->batch)) abort();
+            CALL(fmq_commit(out, s->batch));
         } else {
             number(batch, s, n);
-            if (fmq_write(out, batch, s->batch, SPIN, FOREVER)) abort();
+            CALL(fmq_write(out, batch, s->batch, SPIN, FOREVER));
         }
     }
 }
@@ -110,7 +119,7 @@ static void overwrite(const queue *q, const stream *s, outcome *o) {
     for (uint64_t n = 0; n < s->elements; n += s->batch) {
         tick(&clock, n);
         number(batch, s, n);
-        if (fmq_write(out, batch, s->batch, 0, 0)) abort();
+        CALL(fmq_write(out, batch, s->batch, 0, 0));
     }
     tick(&clock, s->elements);
     atomic_store(&o->done, 1);
