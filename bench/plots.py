@@ -136,7 +136,7 @@ def _curves(axis: Axes, lines: Sequence[Line]) -> None:
     axis.set_yscale("log")
     ticks = sorted({x for line in lines for x in line.x})
     axis.set_xticks(ticks, [_short(x) for x in ticks])
-    axis.minorticks_off()
+    axis.tick_params(axis="x", which="minor", bottom=False)
     axis.grid(visible=True, alpha=0.3)
     if lines:
         _name_at_the_end(axis, lines)

@@ -4,9 +4,9 @@
 
 One process makes that many queues of 64 elements of 64 bytes and takes the writer of each; another attaches them and
 takes the readers; then nobody does anything. Both say what they have more than before: resident memory, and how much of
-it the two share (smaps_rollup), file descriptors, mappings, threads; and how long making and attaching took. All of it
-is divided by the number of queues. Every round starts both processes anew. A memory each, and, where this version has
-it, all queues in one region.
+it the two share (smaps_rollup), file descriptors, mappings, threads, all divided by the number of queues; and how long
+making and attaching the median queue took. Every round starts both processes anew. A memory each, and, where this
+version has it, all queues in one region.
 """
 
 from __future__ import annotations
@@ -64,58 +64,55 @@ def held() -> dict[str, float]:
     }
 
 
-def make(way: str, count: int) -> list[tuple[fmq.MessageQueue, fmq.MessageQueueWriter]]:
-    """The queues and their writers."""
-    if way == EACH:
-        queues = (fmq.MessageQueue.create(DTYPE, CAPACITY) for _ in range(count))
-    else:
-        region = fmq.Region.create(count * STRIDE)
-        queues = (
-            fmq.MessageQueue.create(DTYPE, CAPACITY, region=region, offset=k * STRIDE)  # type: ignore[call-arg]
-            for k in range(count)
-        )
-    return [(queue, queue.writer()) for queue in queues]
+def make(way: str, count: int, times: list[float]) -> list[tuple[fmq.MessageQueue, fmq.MessageQueueWriter]]:
+    """The queues and their writers; seconds of each."""
+    ends, begin = [], time.perf_counter()
+    options: dict[str, Any] = {} if way == EACH else {"region": fmq.Region.create(count * STRIDE)}
+    for k in range(count):
+        if options:
+            options["offset"] = k * STRIDE
+        queue = fmq.MessageQueue.create(DTYPE, CAPACITY, **options)
+        ends.append((queue, queue.writer()))
+        times.append(time.perf_counter() - begin)
+        begin += times[-1]
+    return ends
 
 
 def maker(line: Connection, sock: socket.socket, way: str, count: int) -> None:
     """Makes all, sends them over `sock`, and says what they cost when they are attached."""
     os.sched_setaffinity(0, {CLIENT_CPU})
-    make(way, 1)  # what the first one costs besides, in imports and caches, is not a queue's
-    before, begin = held(), time.perf_counter()
-    queues = make(way, count)
-    took = time.perf_counter() - begin
+    make(way, 1, [])  # what the first one costs besides, in imports and caches, is not a queue's
+    before, times = held(), []
+    queues = make(way, count, times)
     wires = [queue.descriptor.to_wire() for queue, _ in queues]
     line.send([plain for plain, _ in wires])
     fds = [fd for _, its in wires for fd in its]
     for i in range(0, len(fds), FDS_PER_MESSAGE):
         socket.send_fds(sock, [b"x"], fds[i : i + FDS_PER_MESSAGE])
-    answer(line, before, took, count)
+    answer(line, before, times)
 
 
-def attacher(line: Connection, sock: socket.socket, way: str, count: int) -> None:
+def attacher(line: Connection, sock: socket.socket, _: str, count: int) -> None:
     """Attaches all."""
     os.sched_setaffinity(0, {DEVICE_CPU})
-    first = make(EACH, 1)
-    first[0][0].reader()
-    del first
+    make(EACH, 1, [])[0][0].reader().close()
     before, wires = held(), line.recv()
-    took, ends = 0.0, []
-    while wires:
-        fds = list(socket.recv_fds(sock, 1, FDS_PER_MESSAGE)[1])
-        begin = time.perf_counter()
-        for fd in fds:
-            queue = fmq.MessageQueue.open(fmq.Descriptor.from_wire(wires.pop(0), [fd]))
+    times, ends = [], []
+    while len(ends) < count:
+        for fd in socket.recv_fds(sock, 1, FDS_PER_MESSAGE)[1]:
+            begin = time.perf_counter()
+            queue = fmq.MessageQueue.open(fmq.Descriptor.from_wire(wires[len(ends)], [fd]))
             ends.append((queue, queue.reader()))
-        took += time.perf_counter() - begin
-    answer(line, before, took, count)
+            times.append(time.perf_counter() - begin)
+    answer(line, before, times)
 
 
-def answer(line: Connection, before: dict[str, float], seconds: float, count: int) -> None:
-    """When the other side is ready too. Per queue; then stays until it is told to go."""
+def answer(line: Connection, before: dict[str, float], times: list[float]) -> None:
+    """When the other side is ready too. Per queue, and of the times the median; then stays until it is told to go."""
     line.send("ready")
     line.recv()
     after = held()
-    line.send({"us": seconds * 1e6 / count, **{key: (after[key] - before[key]) / count for key in after}})
+    line.send({"us": float(np.median(times)) * 1e6, **{k: (after[k] - before[k]) / len(times) for k in after}})
     line.recv()
 
 
