@@ -4,7 +4,7 @@
  * that was lost, repeated, reordered or half-copied is an error. That is two stores and two loads of memory which is
  * being copied anyhow. In place, where nothing is copied, the producer fills the whole element and the consumer compares
  * every byte. The consumer looks at the clock PARTS times, after a warm-up: the median part is the figure, so that being
- * descheduled once is in one part and not in the figure. A part is many times what the ring holds.
+ * descheduled once is in one part and not in the figure. A part is at least twice what the ring holds.
  */
 #ifndef STREAM_H
 #define STREAM_H
