@@ -24,7 +24,10 @@ stress: $(VENV)/test
 	$(BIN)/python -m pytest -m stress -s
 
 bench: $(VENV)/bench
-	$(BIN)/python bench/queue_roundtrip.py
+	$(BIN)/python bench/queue_roundtrip.py --sizes
+	$(BIN)/python bench/queue_throughput.py
+	$(BIN)/python bench/queue_idle.py
+	$(BIN)/python bench/queue_cost.py
 	$(BIN)/python bench/burst_roundtrip.py
 	$(BIN)/python bench/prepare_interference.py
 
