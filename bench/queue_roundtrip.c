@@ -42,9 +42,9 @@ static char *new_queue(void) {
 }
 
 /* -EINTR: the packet is out, and this was the moment to run signal handlers. */
-static int64_t exchange(const fmq_channel *channel, const char *message, uint64_t n, uint64_t spin) {
-    int64_t got = fmq_exchange(channel, message, n, spin, UINT64_MAX);
-    while (got == -EINTR) got = fmq_exchange(channel, NULL, 0, spin, UINT64_MAX);
+static int64_t exchange(const fmq_channel *channel, const char *message, uint64_t n) {
+    int64_t got = fmq_exchange(channel, message, n, UINT64_MAX);
+    while (got == -EINTR) got = fmq_exchange(channel, NULL, 0, UINT64_MAX);
     if (got >= 0) return got;
     fprintf(stderr, "queue_roundtrip: error %ld\n", (long)got);
     exit(1);
@@ -67,19 +67,19 @@ int main(int argc, char **argv) {
     if (fork() == 0) {
         pin(1);
         fmq_end *in = end_of(there, FMQ_READER), *out = end_of(back, FMQ_WRITER);
-        fmq_channel channel = {out, in, message, shape.capacity};
+        fmq_channel channel = {out, in, message, shape.capacity, spin};
         int64_t got = 0;
-        for (long i = 0; i < rounds; i++) got = exchange(&channel, message, (uint64_t)got, spin);
+        for (long i = 0; i < rounds; i++) got = exchange(&channel, message, (uint64_t)got);
         fmq_write(out, message, (uint64_t)got, 0, 0);
         _exit(0);
     }
     pin(0);
     fmq_end *out = end_of(there, FMQ_WRITER), *in = end_of(back, FMQ_READER);
-    fmq_channel channel = {out, in, message, shape.capacity};
+    fmq_channel channel = {out, in, message, shape.capacity, spin};
     double *rtt = malloc((size_t)rounds * sizeof *rtt);
     for (long i = 0; i < rounds; i++) {
         uint64_t begin = fmq_now();
-        exchange(&channel, message, n, spin);
+        exchange(&channel, message, n);
         rtt[i] = (double)(fmq_now() - begin);
     }
     wait(NULL);

@@ -70,7 +70,7 @@ class Controller:
         ):
             self._writer, self._reader = requests.writer(), results.reader()
             self._writer.spin = self._reader.spin = spin
-            self._exchange = fmq.Exchange(self._writer, self._reader)
+            self._exchange = fmq.Exchange(self._writer, self._reader).__call__
             self._callback, callback = Channel.pair()
             self._context, context = Channel.pair()
             _callbacks.add(self._callback, self._hand_over, self._callback.close)

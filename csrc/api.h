@@ -29,6 +29,7 @@ typedef struct {
     fmq_end *out, *in;
     void *buffer;
     uint64_t capacity; /* of buffer, in elements of `in` */
+    uint64_t spin_ns;
 } fmq_channel;
 
 enum { FMQ_SYNCHRONIZED = 1, FMQ_UNSYNCHRONIZED = 2 };
@@ -74,7 +75,7 @@ int fmq_notify(fmq_end *end, void *flag, uint32_t mask); /* every transfer also 
 /* one message each way: writes the packet (n = 0: none) to `out`, then takes all that arrives on `in`.
  * Returns the elements received. -EAGAIN: the packet did not fit, nothing was sent. After -EINTR or -ETIMEDOUT the
  * packet is out: call again with n = 0. */
-int64_t fmq_exchange(const fmq_channel *channel, const void *packet, uint64_t n, uint64_t spin_ns, uint64_t deadline);
+int64_t fmq_exchange(const fmq_channel *channel, const void *packet, uint64_t n, uint64_t deadline);
 
 /* event flag: eight bytes of any shared memory, bits and sleepers. The wait also ends (-EPIPE, -ESHUTDOWN) with the first
  * of n lives to end; n < 128. */

@@ -221,14 +221,14 @@ static int64_t take_message(fmq_end *e, void *buffer, uint64_t capacity) {
     return (int64_t)n;
 }
 
-int64_t fmq_exchange(const fmq_channel *c, const void *packet, uint64_t n, uint64_t spin_ns, uint64_t deadline) {
+int64_t fmq_exchange(const fmq_channel *c, const void *packet, uint64_t n, uint64_t deadline) {
     int64_t r = end_enter_free(c->in);
     if (r) return r;
     if (n && !(r = end_enter_free(c->out))) {
         if (!(r = ring_need(c->out, n))) put(c->out, packet, n);
         end_leave(c->out);
     }
-    if (!r && (r = sleep_until(c->in, 1, spin_ns, deadline)) == -EAGAIN) r = -ETIMEDOUT; /* deadline 0: but the packet is out */
+    if (!r && (r = sleep_until(c->in, 1, c->spin_ns, deadline)) == -EAGAIN) r = -ETIMEDOUT; /* deadline 0: but the packet is out */
     if (!r) r = take_message(c->in, c->buffer, c->capacity);
     end_leave(c->in);
     return r;

@@ -20,6 +20,7 @@ struct fmq_end {
     uint32_t element_bytes;
     bool writer;
     bool overwrites;    /* the unsynchronized flavour */
+    bool interrupted;   /* the last wait ended for a signal, and is going to be repeated */
     bool broken;        /* the peer broke the protocol; sticky */
     int generation;     /* of the process that opened it; a forked child's copy is of no use */
     uint32_t my_cpu;    /* what mine->cpu holds */

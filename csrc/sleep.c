@@ -160,8 +160,9 @@ static int sleep_for(fmq_end *e, uint64_t n, uint64_t deadline) {
 int sleep_until(fmq_end *e, uint64_t n, uint64_t spin_ns, uint64_t deadline) {
     int r = ring_need(e, n);
     if (!deadline) return r;
-    if (r == -EAGAIN) r = spin_for(e, n, spin_ns, deadline);
+    if (r == -EAGAIN && !e->interrupted) r = spin_for(e, n, spin_ns, deadline);
     if (r == -EAGAIN) r = sleep_for(e, n, deadline);
+    e->interrupted = r == -EINTR; /* who calls again has spun already */
     return r;
 }
 

@@ -12,13 +12,14 @@ from fmq.errors import raise_errno
 if TYPE_CHECKING:
     from fmq.end import MessageQueueReader, MessageQueueWriter
 
-_exchange, _unpack = lib.fmq_exchange, ffi.unpack
+_exchange = lib.fmq_exchange
 
 
 class Exchange:
     """How a burst speaks: writes a packet to one queue and takes the message that arrives on another.
 
-    One thread at a time; a second one gets Busy.
+    It polls as long as `back` does. One thread at a time; a second one gets Busy. A hot loop calls the bound method
+    `exchange.__call__`, which saves Python a look-up each time.
     """
 
     __slots__ = ("_back", "_element", "_free", "_out", "_size")
@@ -29,8 +30,9 @@ class Exchange:
         self._out, self._back = out, back
         self._size, self._element = back.dtype.itemsize, out.dtype.itemsize
         buffer = ffi.new("char[]", back.capacity * self._size)
-        channel = ffi.new("fmq_channel *", (out.handle, back.handle, buffer, back.capacity))
-        self._free: list[tuple[Any, Any]] = [(channel, buffer)]  # empty while a thread is inside
+        channel = ffi.new("fmq_channel *", (out.handle, back.handle, buffer, back.capacity, back.spin_ns))
+        back.follow_spin(channel)
+        self._free: list[tuple[Any, Any]] = [(channel, ffi.buffer(buffer))]  # empty while a thread is inside
 
     def __call__(self, packet: bytes, deadline: int = FOREVER) -> bytes:
         """Sends `packet` (b"": nothing) and returns the next message. `deadline`: absolute CLOCK_MONOTONIC ns.
@@ -41,14 +43,14 @@ class Exchange:
             inside = self._free.pop()
         except IndexError:
             raise_errno(-errno.EBUSY, "exchange")
+        channel, buffer = inside
         try:
-            channel, buffer = inside
-            got = _exchange(channel, packet, len(packet) // self._element, self._back.spin_ns, deadline)
+            got = _exchange(channel, packet, len(packet) // self._element, deadline)
             while got == -errno.EINTR:
-                got = _exchange(channel, b"", 0, self._back.spin_ns, deadline)
+                got = _exchange(channel, b"", 0, deadline)
             if got < 0:
                 _refuse(got, len(packet) // self._element)
-            received: bytes = _unpack(buffer, got * self._size)
+            received: bytes = buffer[: got * self._size]
             return received
         finally:
             self._free.append(inside)

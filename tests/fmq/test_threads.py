@@ -179,21 +179,20 @@ def test_an_exchange_belongs_to_one_thread_at_a_time(pair):
             together(*(lambda me=me: call(me) for me in range(callers)))
 
 
-def test_an_answer_is_not_overwritten_before_it_is_returned(pair, monkeypatch):
-    """A second thread's exchange, begun as soon as C is ready for it, is Busy and leaves the first one's answer alone."""
+def test_an_answer_is_not_overwritten_before_it_is_returned(pair):
+    """A second thread's exchange, begun when the first one has its answer but has not returned it, is Busy."""
     (w, _), (back, r) = pair(), pair()
-    exchange, unpack = fmq.Exchange(w, r), fmq.exchange._unpack
+    exchange = fmq.Exchange(w, r)
+    ((channel, buffer),) = exchange._free
 
-    def second():
-        with pytest.raises(fmq.Busy):
-            exchange(b"")
+    class Slow:
+        def __getitem__(self, part):
+            back.write([2])
+            with pytest.raises(fmq.Busy):
+                exchange(b"")
+            return buffer[part]
 
-    def late_unpack(*arguments):
-        back.write([2])
-        together(second)
-        return unpack(*arguments)
-
-    monkeypatch.setattr(fmq.exchange, "_unpack", late_unpack)
+    exchange._free[:] = [(channel, Slow())]
     back.write([1])
     assert exchange(b"") == b"\1"
     assert list(r.read(1)) == [2]
