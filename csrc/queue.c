@@ -130,6 +130,13 @@ int64_t fmq_available(fmq_end *e) {
     return n;
 }
 
+/* An overrun is told once. */
+static int told(fmq_end *e, int r) {
+    if (r == -EOVERFLOW) e->overran = false;
+    end_leave(e);
+    return r;
+}
+
 int fmq_reserve(fmq_end *e, uint64_t n, fmq_spans *spans, uint64_t spin_ns, uint64_t deadline) {
     int r = end_enter_free(e);
     if (r) return r;
@@ -142,8 +149,7 @@ int fmq_reserve(fmq_end *e, uint64_t n, fmq_spans *spans, uint64_t spin_ns, uint
         e->reserved = n;
         if (e->writer) ring_begin(e, n);
     }
-    end_leave(e);
-    return r;
+    return told(e, r);
 }
 
 int fmq_commit(fmq_end *e, uint64_t n) {
@@ -153,8 +159,7 @@ int fmq_commit(fmq_end *e, uint64_t n) {
     e->reserved = 0;
     if (!r && n && end_is_listener(e)) r = ring_still_whole(e);
     if (!r && n) ring_publish(e, n), sleep_wake_peer(e);
-    end_leave(e);
-    return r;
+    return told(e, r);
 }
 
 /* n are at hand, and n may be 0. */
@@ -190,8 +195,7 @@ int fmq_read(fmq_end *e, void *elements, uint64_t n, uint64_t spin_ns, uint64_t 
     if (r) return r;
     r = sleep_until(e, n, spin_ns, deadline);
     if (!r) r = get(e, elements, n);
-    end_leave(e);
-    return r;
+    return told(e, r);
 }
 
 /* ---- readers of an unsynchronized queue -------------------------------------------------------------------------- */
@@ -204,6 +208,7 @@ int fmq_keep_latest(fmq_end *e, uint64_t n) {
     uint64_t oldest = begin > e->capacity ? begin - e->capacity : 0, from = n < head ? head - n : 0;
     if (from < oldest) from = oldest; /* the writer has begun to overwrite what is before */
     e->seen = head;
+    e->overran = false;
     ring_move_to(e, from < head ? from : head);
     end_leave(e);
     return 0;

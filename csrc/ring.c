@@ -31,6 +31,7 @@ static int overrun(struct fmq_end *e, uint64_t begin) {
     if (resume < begin - e->capacity) resume = begin - e->capacity;
     e->seen = head;
     e->lost = resume - e->position;
+    e->overran = true;
     ring_move_to(e, resume);
     return -EOVERFLOW;
 }
@@ -66,6 +67,7 @@ int ring_look(struct fmq_end *e) {
 /* 0 when n are at hand. Looks at the peer's cache line only when the private copy does not suffice. */
 int ring_need(struct fmq_end *e, uint64_t n) {
     if (n > e->capacity) return -EMSGSIZE;
+    if (e->overran) return -EOVERFLOW;
     if (ring_known(e) >= n) return 0;
     int r = ring_look(e);
     if (r) return r;

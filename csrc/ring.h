@@ -31,7 +31,8 @@ struct fmq_end {
     uint64_t progress;
     uint64_t reserved;
     uint64_t begun;     /* unsynchronized writer: what head.begin holds */
-    uint64_t lost;      /* unsynchronized reader: by the last overrun */
+    uint64_t lost;      /* unsynchronized reader: by the last overrun, which the */
+    bool overran;       /* next transfer tells, whoever noticed it */
 
     /* Rung after every transfer, for who waits for several queues at once: a public event flag, or NULL. */
     void *notify;
