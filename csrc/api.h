@@ -28,7 +28,7 @@ typedef struct {
 typedef struct {
     fmq_end *out, *in;
     void *buffer;
-    uint64_t capacity; /* of buffer, in elements of `in` */
+    uint64_t buffer_bytes;
     uint64_t spin_ns;
 } fmq_channel;
 
@@ -72,10 +72,10 @@ int fmq_keep_latest(fmq_end *end, uint64_t n); /* exactly the n newest elements 
 int fmq_wait_any(fmq_end *const *ends, unsigned n, uint8_t *ready, uint64_t deadline);
 int fmq_notify(fmq_end *end, void *flag, uint32_t mask); /* every transfer also wakes these bits of an event flag; NULL: none */
 
-/* one message each way: writes the packet (n = 0: none) to `out`, then takes all that arrives on `in`.
- * Returns the elements received. -EAGAIN: the packet did not fit, nothing was sent. After -EINTR or -ETIMEDOUT the
- * packet is out: call again with n = 0. */
-int64_t fmq_exchange(const fmq_channel *channel, const void *packet, uint64_t n, uint64_t deadline);
+/* one message each way: writes the packet (0 bytes: none) to `out`, then takes all that arrives on `in`. Returns the
+ * bytes received; all counts here are bytes, of whole elements (else -EINVAL). -EAGAIN: the packet did not fit, nothing was
+ * sent. After -EINTR or -ETIMEDOUT the packet is out: call again with none. */
+int64_t fmq_exchange(const fmq_channel *channel, const void *packet, uint64_t bytes, uint64_t deadline);
 
 /* event flag: eight bytes of any shared memory, bits and sleepers. The wait also ends (-EPIPE, -ESHUTDOWN) with the first
  * of n lives to end; n < 128. */

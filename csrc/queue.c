@@ -219,22 +219,29 @@ uint64_t fmq_lost(const fmq_end *e) { return e->lost; }
 /* ---- exchange ---------------------------------------------------------------------------------------------------- */
 
 /* Everything that has arrived is one message: its writer published it at once, and has no leave to send another. */
-static int64_t take_message(fmq_end *e, void *buffer, uint64_t capacity) {
-    uint64_t n = ring_known(e);
-    if (n > capacity) return -EMSGSIZE;
+static int64_t take_message(fmq_end *e, void *buffer, uint64_t buffer_bytes) {
+    uint64_t n = ring_known(e), bytes = n * e->element_bytes;
+    if (bytes > buffer_bytes) return -EMSGSIZE;
     get(e, buffer, n);
-    return (int64_t)n;
+    return (int64_t)bytes;
 }
 
-int64_t fmq_exchange(const fmq_channel *c, const void *packet, uint64_t n, uint64_t deadline) {
+static int send_packet(fmq_end *e, const void *packet, uint64_t bytes) {
+    uint64_t n = bytes / e->element_bytes;
+    if (n * e->element_bytes != bytes) return -EINVAL;
+    int r = end_enter_free(e);
+    if (r) return r;
+    if (!(r = ring_need(e, n))) put(e, packet, n);
+    end_leave(e);
+    return r;
+}
+
+int64_t fmq_exchange(const fmq_channel *c, const void *packet, uint64_t bytes, uint64_t deadline) {
     int64_t r = end_enter_free(c->in);
     if (r) return r;
-    if (n && !(r = end_enter_free(c->out))) {
-        if (!(r = ring_need(c->out, n))) put(c->out, packet, n);
-        end_leave(c->out);
-    }
+    if (bytes) r = send_packet(c->out, packet, bytes);
     if (!r && (r = sleep_until(c->in, 1, c->spin_ns, deadline)) == -EAGAIN) r = -ETIMEDOUT; /* deadline 0: but the packet is out */
-    if (!r) r = take_message(c->in, c->buffer, c->capacity);
+    if (!r) r = take_message(c->in, c->buffer, c->buffer_bytes);
     end_leave(c->in);
     return r;
 }

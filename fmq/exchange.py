@@ -22,15 +22,14 @@ class Exchange:
     `exchange.__call__`, which saves Python a look-up each time.
     """
 
-    __slots__ = ("_back", "_element", "_free", "_out", "_size")
+    __slots__ = ("_back", "_free", "_out")
 
     def __init__(self, out: MessageQueueWriter, back: MessageQueueReader) -> None:
         if out.overwrites or back.overwrites:
             raise ValueError("an exchange takes two synchronized queues: every message has to arrive")
         self._out, self._back = out, back
-        self._size, self._element = back.dtype.itemsize, out.dtype.itemsize
-        buffer = ffi.new("char[]", back.capacity * self._size)
-        channel = ffi.new("fmq_channel *", (out.handle, back.handle, buffer, back.capacity, back.spin_ns))
+        buffer = ffi.new("char[]", back.capacity * back.dtype.itemsize)
+        channel = ffi.new("fmq_channel *", (out.handle, back.handle, buffer, len(buffer), back.spin_ns))
         back.follow_spin(channel)
         self._free: list[tuple[Any, Any]] = [(channel, ffi.buffer(buffer))]  # empty while a thread is inside
 
@@ -45,18 +44,20 @@ class Exchange:
             raise_errno(-errno.EBUSY, "exchange")
         channel, buffer = inside
         try:
-            got = _exchange(channel, packet, len(packet) // self._element, deadline)
+            got = _exchange(channel, packet, len(packet), deadline)
             while got == -errno.EINTR:
                 got = _exchange(channel, b"", 0, deadline)
             if got < 0:
-                _refuse(got, len(packet) // self._element)
-            received: bytes = buffer[: got * self._size]
+                _refuse(got, len(packet))
+            received: bytes = buffer[:got]
             return received
         finally:
             self._free.append(inside)
 
 
-def _refuse(code: int, n: int) -> NoReturn:
+def _refuse(code: int, nbytes: int) -> NoReturn:
     if code in (-errno.EAGAIN, -errno.EMSGSIZE):
-        raise BufferError(f"a packet of {n} elements does not fit into the channel")
+        raise BufferError(f"a packet of {nbytes} bytes does not fit into the channel")
+    if code == -errno.EINVAL:
+        raise ValueError(f"packet of {nbytes} bytes: not a whole number of the queue's elements")
     raise_errno(code, "exchange")
