@@ -17,7 +17,7 @@ check: $(VENV)/check
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
-	$(BIN)/python -m mypy.stubtest fmq._core
+	$(BIN)/python -m mypy.stubtest fmq._core fmq._hot
 	$(BIN)/lint-imports
 
 stress: $(VENV)/test

@@ -66,7 +66,7 @@ def echo(there: fmq.Descriptor, back: fmq.Descriptor, spin: float) -> None:
     os.sched_setaffinity(0, {DEVICE_CPU})
     reader, writer = fmq.MessageQueue.open(there).reader(), fmq.MessageQueue.open(back).writer()
     reader.spin = spin
-    exchange, message = fmq.Exchange(writer, reader).__call__, b""
+    exchange, message = fmq.Exchange(writer, reader, hold=10e-6 if spin else 0).__call__, b""
     with suppress(fmq.Closed, fmq.PeerDied):
         while True:
             message = exchange(message)
@@ -83,7 +83,7 @@ def exchange_with_echo(spin: float, nbytes: int = NBYTES) -> Iterator[fmq.Exchan
     process.start()
     with there.writer() as writer, back.reader() as reader:
         reader.spin = spin
-        yield fmq.Exchange(writer, reader).__call__
+        yield fmq.Exchange(writer, reader, hold=10e-6 if spin else 0).__call__
     process.join(10)
 
 

@@ -30,6 +30,7 @@ typedef struct {
     void *buffer;
     uint64_t buffer_bytes;
     uint64_t spin_ns;
+    uint64_t start_ns; /* how long fmq_exchange_start may take */
 } fmq_channel;
 
 enum { FMQ_SYNCHRONIZED = 1, FMQ_UNSYNCHRONIZED = 2 };
@@ -76,6 +77,7 @@ int fmq_notify(fmq_end *end, void *flag, uint32_t mask); /* every transfer also 
  * bytes received; all counts here are bytes, of whole elements (else -EINVAL). -EAGAIN: the packet did not fit, nothing was
  * sent. After -EINTR or -ETIMEDOUT the packet is out: call again with none. */
 int64_t fmq_exchange(const fmq_channel *channel, const void *packet, uint64_t bytes, uint64_t deadline);
+int64_t fmq_exchange_start(const fmq_channel *channel, const void *packet, uint64_t bytes); /* never sleeps; -ETIMEDOUT */
 
 /* event flag: eight bytes of any shared memory, bits and sleepers. The wait also ends (-EPIPE, -ESHUTDOWN) with the first
  * of n lives to end; n < 128. */

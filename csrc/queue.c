@@ -236,12 +236,24 @@ static int send_packet(fmq_end *e, const void *packet, uint64_t bytes) {
     return r;
 }
 
-int64_t fmq_exchange(const fmq_channel *c, const void *packet, uint64_t bytes, uint64_t deadline) {
+static int64_t exchange(const fmq_channel *c, const void *packet, uint64_t bytes, int (*wait)(const fmq_channel *, uint64_t),
+                        uint64_t deadline) {
     int64_t r = end_enter_free(c->in);
     if (r) return r;
     if (bytes) r = send_packet(c->out, packet, bytes);
-    if (!r && (r = sleep_until(c->in, 1, c->spin_ns, deadline)) == -EAGAIN) r = -ETIMEDOUT; /* deadline 0: but the packet is out */
+    if (!r && (r = wait(c, deadline)) == -EAGAIN) r = -ETIMEDOUT; /* the packet is out */
     if (!r) r = take_message(c->in, c->buffer, c->buffer_bytes);
     end_leave(c->in);
     return r;
+}
+
+static int spin_and_sleep(const fmq_channel *c, uint64_t deadline) { return sleep_until(c->in, 1, c->spin_ns, deadline); }
+static int spin_only(const fmq_channel *c, uint64_t until) { (void)until; return sleep_spin(c->in, 1, c->start_ns); }
+
+int64_t fmq_exchange(const fmq_channel *c, const void *packet, uint64_t bytes, uint64_t deadline) {
+    return exchange(c, packet, bytes, spin_and_sleep, deadline);
+}
+
+int64_t fmq_exchange_start(const fmq_channel *c, const void *packet, uint64_t bytes) {
+    return exchange(c, packet, bytes, spin_only, 0);
 }

@@ -157,6 +157,11 @@ static int sleep_for(fmq_end *e, uint64_t n, uint64_t deadline) {
     return r == -ETIMEDOUT && until < deadline ? -EINTR : r;
 }
 
+int sleep_spin(fmq_end *e, uint64_t n, uint64_t spin_ns) {
+    int r = ring_need(e, n);
+    return r == -EAGAIN ? spin_for(e, n, spin_ns, FMQ_FOREVER) : r;
+}
+
 int sleep_until(fmq_end *e, uint64_t n, uint64_t spin_ns, uint64_t deadline) {
     int r = ring_need(e, n);
     if (!deadline) return r;

@@ -7,6 +7,9 @@
 /* Until n are at hand: 0, or why not. Spins for spin_ns, then sleeps; deadline 0 only looks. */
 int sleep_until(struct fmq_end *e, uint64_t n, uint64_t spin_ns, uint64_t deadline);
 
+/* As sleep_until, for spin_ns at most and without sleeping: -EAGAIN. */
+int sleep_spin(struct fmq_end *e, uint64_t n, uint64_t spin_ns);
+
 /* A wait word is odd while somebody may sleep on it. Announce, then look, then sleep on the value that this returns. */
 uint32_t sleep_announce(_Atomic uint32_t *word);
 

@@ -6,13 +6,15 @@ import errno
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from fmq._core import ffi, lib
+from fmq._hot import lib as hot
 from fmq.clock import FOREVER
 from fmq.errors import raise_errno
 
 if TYPE_CHECKING:
     from fmq.end import MessageQueueReader, MessageQueueWriter
 
-_exchange = lib.fmq_exchange
+_exchange, _hot_exchange = lib.fmq_exchange, hot.fmq_hot_exchange
+_START = ffi.cast("void *", ffi.addressof(lib, "fmq_exchange_start"))
 
 
 class Exchange:
@@ -22,15 +24,23 @@ class Exchange:
     `exchange.__call__`, which saves Python a look-up each time.
     """
 
-    __slots__ = ("_back", "_free", "_out")
+    __slots__ = ("_back", "_free", "_hold", "_out")
 
-    def __init__(self, out: MessageQueueWriter, back: MessageQueueReader) -> None:
+    def __init__(self, out: MessageQueueWriter, back: MessageQueueReader, *, hold: float = 0.0) -> None:
+        """`hold`: for so many of its first seconds a call keeps the GIL, up to 1e-3. Short answers are then faster, and
+        a busy thread of this process does not delay them by its time slice; but no other thread runs meanwhile.
+        """
         if out.overwrites or back.overwrites:
             raise ValueError("an exchange takes two synchronized queues: every message has to arrive")
         self._out, self._back = out, back
         buffer = ffi.new("char[]", back.capacity * back.dtype.itemsize)
-        channel = ffi.new("fmq_channel *", (out.handle, back.handle, buffer, len(buffer), back.spin_ns))
+        if not 0 <= hold <= 1e-3:
+            raise ValueError(f"hold={hold!r}: seconds from 0 to 0.001")
+        channel = ffi.new(
+            "fmq_channel *", (out.handle, back.handle, buffer, len(buffer), back.spin_ns, int(hold * 1e9))
+        )
         back.follow_spin(channel)
+        self._hold = hold > 0
         self._free: list[tuple[Any, Any]] = [(channel, ffi.buffer(buffer))]  # empty while a thread is inside
 
     def __call__(self, packet: bytes, deadline: int = FOREVER) -> bytes:
@@ -44,8 +54,11 @@ class Exchange:
             raise_errno(-errno.EBUSY, "exchange")
         channel, buffer = inside
         try:
-            got = _exchange(channel, packet, len(packet), deadline)
-            while got == -errno.EINTR:
+            if self._hold:
+                got = _hot_exchange(_START, channel, packet, len(packet))
+            else:
+                got = _exchange(channel, packet, len(packet), deadline)
+            while got == -errno.EINTR or (got == -errno.ETIMEDOUT and self._hold and lib.fmq_now() < deadline):
                 got = _exchange(channel, b"", 0, deadline)
             if got < 0:
                 _refuse(got, len(packet))

@@ -27,8 +27,8 @@ def test_the_wheel_holds_the_packages_and_one_extension(built):
     (wheel,) = built.glob("*-cp311-abi3-*.whl")
     names = zipfile.ZipFile(wheel).namelist()
     assert {name.split("/")[0] for name in names if ".dist-info" not in name} == {"fmq", "burst", "driver"}
-    assert [name for name in names if name.endswith(".so")] == ["fmq/_core.abi3.so"]
-    assert {"fmq/py.typed", "fmq/_core.pyi", "burst/py.typed", "driver/py.typed"} <= set(names)
+    assert [name for name in names if name.endswith(".so")] == ["fmq/_core.abi3.so", "fmq/_hot.abi3.so"]
+    assert {"fmq/py.typed", "fmq/_core.pyi", "fmq/_hot.pyi", "burst/py.typed", "driver/py.typed"} <= set(names)
 
 
 def test_the_sdist_holds_the_sources_and_nothing_generated(built):

@@ -7,8 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import fmq
-from fmq._core import ffi, lib
 
 
 def test_all_is_sorted_and_complete():
@@ -57,9 +58,9 @@ def python_of(ctype):
     return {"primitive": "int", "pointer": "_Pointer", "void": "None"}[ctype.kind]
 
 
-def runtime_signature(name):
+def runtime_signature(module, name):
     """What cffi knows of a constant, or of a function."""
-    value = getattr(lib, name)
+    ffi, value = module.ffi, getattr(module.lib, name)
     if isinstance(value, int):
         return value
     ctype = ffi.typeof(value)
@@ -73,9 +74,11 @@ def stub_signature(node):
     return [ast.unparse(argument.annotation) for argument in node.args.posonlyargs[1:]], ast.unparse(node.returns)
 
 
-def test_the_stub_of_the_extension_is_what_the_extension_holds():
-    """fmq/_core.pyi has each constant with its value, each function with its arguments and result, and nothing else."""
-    stub = ast.parse(Path(fmq.__file__).with_name("_core.pyi").read_text())
+@pytest.mark.parametrize("module", ["_core", "_hot"])
+def test_the_stub_of_the_extension_is_what_the_extension_holds(module):
+    """The stub has each constant with its value, each function with its arguments and result, and nothing else."""
+    stub = ast.parse(Path(fmq.__file__).with_name(f"{module}.pyi").read_text())
     (library,) = [node for node in stub.body if isinstance(node, ast.ClassDef)]
     told = {getattr(node, "name", None) or node.target.id: stub_signature(node) for node in library.body}
-    assert told == {name: runtime_signature(name) for name in dir(lib)}
+    extension = importlib.import_module(f"fmq.{module}")
+    assert told == {name: runtime_signature(extension, name) for name in dir(extension.lib)}
