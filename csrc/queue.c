@@ -222,8 +222,8 @@ uint64_t fmq_lost(const fmq_end *e) { return e->lost; }
 static int64_t take_message(fmq_end *e, void *buffer, uint64_t capacity) {
     uint64_t n = ring_known(e);
     if (n > capacity) return -EMSGSIZE;
-    get(e, buffer, n);
-    return (int64_t)n;
+    int r = get(e, buffer, n);
+    return r ? r : (int64_t)n;
 }
 
 int64_t fmq_exchange(const fmq_channel *c, const void *packet, uint64_t n, uint64_t deadline) {
