@@ -114,8 +114,7 @@ static void pass_on_death(fmq_end *e) {
 static int count_spurious(fmq_end *e) {
     if (e->seen != e->progress) e->progress = e->seen, e->spurious = 0;
     if (++e->spurious <= SPURIOUS_LIMIT) return -EAGAIN;
-    e->broken = true;
-    return -EPROTO;
+    return ring_broken(e);
 }
 
 /* A signal that arrives just before the futex call would be noticed only after it, so Python's main thread, where
