@@ -204,15 +204,15 @@ static int wait_for_one_of(fmq_end *const *ends, unsigned n, uint8_t *ready, uin
         if (!deadline) return -EAGAIN;
         r = sleep_on_all(ends, n, entries, until);
         for (unsigned i = 0; i < n; i++) pass_on_death(ends[i]);
-        if (r != -ETIMEDOUT && r != -EINTR) continue;
+        if (r != -ETIMEDOUT && r != -EINTR && futex_now() < until) continue; /* a peer that wakes us all the time */
         if ((count = look_at_all(ends, n, ready, entries))) return count; /* before reporting a timeout or a signal */
-        return r == -ETIMEDOUT && until < deadline ? -EINTR : r;
+        return r == -EINTR || until < deadline ? -EINTR : -ETIMEDOUT;
     }
     return count;
 }
 
 int fmq_wait_any(fmq_end *const *ends, unsigned n, uint8_t *ready, uint64_t deadline) {
-    int r = 0;
+    int r = n ? 0 : -EINVAL; /* nothing would ever end that wait */
     unsigned entered = 0;
     while (entered < n && !r) {
         r = ends[entered]->my_wait ? end_enter_free(ends[entered]) : -EROFS;
