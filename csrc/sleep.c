@@ -110,8 +110,10 @@ static void pass_on_death(fmq_end *e) {
     if (life_is_dead(atomic_load(e->their_life))) futex_wake(e->their_life, INT_MAX, FUTEX_BITSET_MATCH_ANY); /* pairs: DEAD */
 }
 
-/* A wake for nothing: a peer may do that now and then, and not for ever. Progress, though not yet enough, is something. */
+/* A wake for nothing: a peer may do that now and then, and not for ever. Progress, though not yet enough, is something.
+ * A word that readers share is also woken when one of them is stopped, which is nobody's fault. */
 static int count_spurious(fmq_end *e) {
+    if (end_is_listener(e)) return LOOK_AGAIN;
     if (e->seen != e->progress) e->progress = e->seen, e->spurious = 0;
     if (++e->spurious <= SPURIOUS_LIMIT) return -EAGAIN;
     return ring_broken(e);
@@ -144,7 +146,8 @@ static int sleep_turn(fmq_end *e, uint64_t n, uint64_t until) {
     r = ring_need(e, n); /* before reporting a timeout or a signal */
     if (r != -EAGAIN) return r;
     if (slept == -ETIMEDOUT || slept == -EINTR || slept == LOOK_AGAIN) return slept;
-    return count_spurious(e);
+    r = count_spurious(e);
+    return r == LOOK_AGAIN && futex_now() >= until ? -ETIMEDOUT : r;
 }
 
 static int sleep_for(fmq_end *e, uint64_t n, uint64_t deadline) {
