@@ -234,6 +234,7 @@ int64_t fmq_exchange(const fmq_channel *c, const void *packet, uint64_t n, uint6
     }
     if (!r && (r = sleep_until(c->in, 1, c->spin_ns, deadline)) == -EAGAIN) r = -ETIMEDOUT; /* deadline 0: but the packet is out */
     if (!r) r = take_message(c->in, c->buffer, c->capacity);
+    if (r == -EOVERFLOW) c->in->overran = false; /* told */
     end_leave(c->in);
     return r;
 }
