@@ -229,8 +229,8 @@ static void exchange(int in) {
     uint64_t n = take() % (world.shape.capacity + 2), capacity = take() % (3 * world.shape.capacity + 2);
     uint64_t size = world.shape.element_bytes, spin = take() % 4 * 1000;
     unsigned char *packet = calloc(1, (n <= world.shape.capacity ? n : 0) * size), *buffer = calloc(1, capacity * size);
-    fmq_channel c = {world.ends[FMQ_WRITER], world.ends[in], buffer, capacity};
-    expect(fmq_exchange(&c, packet, n, spin, some_deadline()), (int64_t)capacity, -1, read_errors);
+    fmq_channel c = {world.ends[FMQ_WRITER], world.ends[in], buffer, capacity, spin};
+    expect(fmq_exchange(&c, packet, n, some_deadline()), (int64_t)capacity, -1, read_errors);
     world.lost[FMQ_WRITER] = c.out->broken, world.lost[in] = c.in->broken;
     free(packet), free(buffer);
 }

@@ -105,8 +105,8 @@ static void ask(fmq_end *out, fmq_end *in, uint64_t *random) {
     unsigned char buffer[CAPACITY * ELEMENT];
     uint64_t n = random_of(random) % (CAPACITY + 2), wait = random_of(random) % 200 * us;
     unsigned char packet[(CAPACITY + 1) * ELEMENT] = {0};
-    fmq_channel channel = {out, in, buffer, CAPACITY};
-    expect(fmq_exchange(&channel, packet, n, 0, fmq_now() + wait), CAPACITY, false);
+    fmq_channel channel = {out, in, buffer, CAPACITY, 0};
+    expect(fmq_exchange(&channel, packet, n, fmq_now() + wait), CAPACITY, false);
 }
 
 /* Both ends at once; a bell on each, which the bridge's thread rings whatever the words say; an event flag that every

@@ -48,8 +48,8 @@ static void reserve(void) {
 static void play_both(void) { victim_of_answers = play(&queues[1], FMQ_READER); }
 static void ask(void) {
     uint64_t answer[CAPACITY];
-    fmq_channel channel = {victim.end, victim_of_answers.end, answer, CAPACITY};
-    fmq_exchange(&channel, &published, 1, 0, FMQ_FOREVER);
+    fmq_channel channel = {victim.end, victim_of_answers.end, answer, CAPACITY, 0};
+    fmq_exchange(&channel, &published, 1, FMQ_FOREVER);
 }
 
 /* ---- the survivors' calls ------------------------------------------------------------------------------------------ */
