@@ -74,8 +74,8 @@ int fmq_wait_any(fmq_end *const *ends, unsigned n, uint8_t *ready, uint64_t dead
 int fmq_notify(fmq_end *end, void *flag, uint32_t mask); /* every transfer also wakes these bits of an event flag; NULL: none */
 
 /* one message each way: writes the packet (0 bytes: none) to `out`, then takes all that arrives on `in`. Returns the
- * bytes received; all counts here are bytes, of whole elements (else -EINVAL). -EAGAIN: the packet did not fit, nothing was
- * sent. After -EINTR or -ETIMEDOUT the packet is out: call again with none. */
+ * bytes received; all counts here are bytes. -EINVAL: not whole elements, or a queue that is not synchronized. -EAGAIN: the
+ * packet did not fit, nothing was sent. After -EINTR or -ETIMEDOUT the packet is out: call again with none. */
 int64_t fmq_exchange(const fmq_channel *channel, const void *packet, uint64_t bytes, uint64_t deadline);
 int64_t fmq_exchange_start(const fmq_channel *channel, const void *packet, uint64_t bytes); /* never sleeps; -ETIMEDOUT */
 

@@ -183,6 +183,7 @@ int64_t fmq_bridge(fmq_end *e, uint64_t n, int eventfd, int64_t again) {
     if (token) return token;
     bell b = {.life = e->their_life, .wait = e->my_wait, .counter = &e->theirs->counter, .fd = eventfd};
     b.target = e->position + n - (e->writer ? e->capacity : 0);
+    if (e->writer && e->overwrites) b.target = atomic_load(b.counter); /* there is always room */
     if (is_over(&b, atomic_load(b.life))) {
         fmq_unhang(again);
         ring(&b, false);

@@ -123,8 +123,7 @@ int fmq_notify(fmq_end *e, void *flag, uint32_t mask) {
 int64_t fmq_available(fmq_end *e) {
     int r = end_enter(e);
     if (r) return r;
-    if (end_is_listener(e)) e->seen = atomic_load(&e->theirs->counter); /* an overrun is told by the next transfer */
-    else r = ring_look(e);
+    r = end_is_listener(e) ? ring_look_ahead(e) : ring_look(e); /* an overrun is told by the next transfer */
     int64_t n = r ? r : (int64_t)(ring_known(e) & INT64_MAX);
     end_leave(e);
     return n;
@@ -204,10 +203,10 @@ int fmq_keep_latest(fmq_end *e, uint64_t n) {
     if (!end_is_listener(e)) return -EINVAL;
     int r = end_enter_free(e);
     if (r) return r;
-    uint64_t head = atomic_load(&e->theirs->counter), begin = atomic_load(&e->theirs->begin); /* pairs: VISIBLE */
+    if ((r = ring_look_ahead(e))) return end_leave(e), r;
+    uint64_t head = e->seen, begin = atomic_load(&e->theirs->begin);
     uint64_t oldest = begin > e->capacity ? begin - e->capacity : 0, from = n < head ? head - n : 0;
     if (from < oldest) from = oldest; /* the writer has begun to overwrite what is before */
-    e->seen = head;
     e->overran = false;
     ring_move_to(e, from < head ? from : head);
     end_leave(e);
@@ -238,6 +237,7 @@ static int send_packet(fmq_end *e, const void *packet, uint64_t bytes) {
 
 static int64_t exchange(const fmq_channel *c, const void *packet, uint64_t bytes, int (*wait)(const fmq_channel *, uint64_t),
                         uint64_t deadline) {
+    if (c->in->overwrites || c->out->overwrites) return -EINVAL; /* every message has to arrive */
     int64_t r = end_enter_free(c->in);
     if (r) return r;
     if (bytes) r = send_packet(c->out, packet, bytes);

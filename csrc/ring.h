@@ -82,7 +82,9 @@ static inline uint64_t ring_known(const struct fmq_end *e) {
     return e->overwrites ? e->capacity : e->capacity - (e->position - e->seen);
 }
 
+int ring_broken(struct fmq_end *e);
 int ring_look(struct fmq_end *e);
+int ring_look_ahead(struct fmq_end *e);
 int ring_need(struct fmq_end *e, uint64_t n);
 void ring_begin(struct fmq_end *e, uint64_t n);
 int ring_still_whole(struct fmq_end *e);

@@ -110,12 +110,13 @@ static void pass_on_death(fmq_end *e) {
     if (life_is_dead(atomic_load(e->their_life))) futex_wake(e->their_life, INT_MAX, FUTEX_BITSET_MATCH_ANY); /* pairs: DEAD */
 }
 
-/* A wake for nothing: a peer may do that now and then, and not for ever. Progress, though not yet enough, is something. */
+/* A wake for nothing: a peer may do that now and then, and not for ever. Progress, though not yet enough, is something.
+ * A word that readers share is also woken when one of them is stopped, which is nobody's fault. */
 static int count_spurious(fmq_end *e) {
+    if (end_is_listener(e)) return LOOK_AGAIN;
     if (e->seen != e->progress) e->progress = e->seen, e->spurious = 0;
     if (++e->spurious <= SPURIOUS_LIMIT) return -EAGAIN;
-    e->broken = true;
-    return -EPROTO;
+    return ring_broken(e);
 }
 
 /* A signal that arrives just before the futex call would be noticed only after it, so Python's main thread, where
@@ -145,7 +146,8 @@ static int sleep_turn(fmq_end *e, uint64_t n, uint64_t until) {
     r = ring_need(e, n); /* before reporting a timeout or a signal */
     if (r != -EAGAIN) return r;
     if (slept == -ETIMEDOUT || slept == -EINTR || slept == LOOK_AGAIN) return slept;
-    return count_spurious(e);
+    r = count_spurious(e);
+    return r == LOOK_AGAIN && futex_now() >= until ? -ETIMEDOUT : r;
 }
 
 static int sleep_for(fmq_end *e, uint64_t n, uint64_t deadline) {
@@ -210,15 +212,15 @@ static int wait_for_one_of(fmq_end *const *ends, unsigned n, uint8_t *ready, uin
         if (!deadline) return -EAGAIN;
         r = sleep_on_all(ends, n, entries, until);
         for (unsigned i = 0; i < n; i++) pass_on_death(ends[i]);
-        if (r != -ETIMEDOUT && r != -EINTR) continue;
+        if (r != -ETIMEDOUT && r != -EINTR && futex_now() < until) continue; /* a peer that wakes us all the time */
         if ((count = look_at_all(ends, n, ready, entries))) return count; /* before reporting a timeout or a signal */
-        return r == -ETIMEDOUT && until < deadline ? -EINTR : r;
+        return r == -EINTR || until < deadline ? -EINTR : -ETIMEDOUT;
     }
     return count;
 }
 
 int fmq_wait_any(fmq_end *const *ends, unsigned n, uint8_t *ready, uint64_t deadline) {
-    int r = 0;
+    int r = n ? 0 : -EINVAL; /* nothing would ever end that wait */
     unsigned entered = 0;
     while (entered < n && !r) {
         r = ends[entered]->my_wait ? end_enter_free(ends[entered]) : -EROFS;

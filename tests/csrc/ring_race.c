@@ -213,8 +213,8 @@ static void *read_some(void *argument) {
     uint64_t taken = 0;
     uint32_t one;
     int r;
-    while ((r = fmq_read(q->reader, &one, 1, 0, fmq_now() + 20 * ms)) != -ETIMEDOUT) {
-        MUST(!r || r == -EBUSY);
+    while ((r = fmq_read(q->reader, &one, 1, 0, fmq_now() + 20 * ms)) != -ETIMEDOUT || fmq_now() < q->until) {
+        MUST(!r || r == -EBUSY || r == -ETIMEDOUT); /* timed out: the writer has to wait for a CPU */
         if (!r) taken++;
         if (!r) atomic_fetch_add((_Atomic uint64_t *)&q->count, one);
     }

@@ -14,7 +14,7 @@ import shutil
 import pytest
 
 COMPILER, EMULATOR = "aarch64-linux-gnu-gcc", "qemu-aarch64-static"
-CORE = ("queue.c", "sleep.c", "ring.c", "event.c", "futex.c", "life.c", "thread.c", "memory.c")
+CORE = ("queue.c", "sleep.c", "ring.c", "event.c", "bridge.c", "futex.c", "life.c", "thread.c", "memory.c")
 SCHEDULED = ("queue.c", "sleep.c", "ring.c", "event.c")
 # program -> sources, flags, whether it takes SEED MILLISECONDS, and what its output has to have
 PROGRAMS = {
