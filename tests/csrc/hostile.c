@@ -140,7 +140,7 @@ int main(int argc, char **argv) {
     for (uint64_t until = fmq_now() + length; fmq_now() < until; calls++) {
         int role = (int)(random_of(&random) % 2);
         if (random_of(&random) % 8 == 0) watch(ends, rings, &random);
-        if (random_of(&random) % 8 == 0) ask(ends[FMQ_WRITER], ends[FMQ_READER], &random);
+        if (random_of(&random) % 8 == 0 && shape.flavour == FMQ_SYNCHRONIZED) ask(ends[FMQ_WRITER], ends[FMQ_READER], &random);
         if (!use(ends[role], role, (unsigned char *)page + FMQ_PAGE, &random)) continue;
         fmq_free(ends[role]);
         ends[role] = open_again(role);
