@@ -17,13 +17,17 @@ check: $(VENV)/check
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
+	$(BIN)/python -m mypy.stubtest fmq._core fmq._hot
 	$(BIN)/lint-imports
 
 stress: $(VENV)/test
 	$(BIN)/python -m pytest -m stress -s
 
 bench: $(VENV)/bench
-	$(BIN)/python bench/queue_roundtrip.py
+	$(BIN)/python bench/queue_roundtrip.py --sizes
+	$(BIN)/python bench/queue_throughput.py
+	$(BIN)/python bench/queue_idle.py
+	$(BIN)/python bench/queue_cost.py
 	$(BIN)/python bench/burst_roundtrip.py
 	$(BIN)/python bench/prepare_interference.py
 

@@ -9,8 +9,6 @@ polling for what polls, sleeping for what sleeps. The peers do no work: they ans
 
 from __future__ import annotations
 
-import json
-import subprocess
 import sys
 from contextlib import ExitStack
 from functools import partial
@@ -20,7 +18,6 @@ import numpy as np
 from measure import (
     HERE,
     Block,
-    NotMeasured,
     Runs,
     Subject,
     block_of,
@@ -30,6 +27,7 @@ from measure import (
     estimate,
     interleave,
     over_floor,
+    peer_block,
     pin_client,
     ratio,
     scratch,
@@ -54,7 +52,6 @@ BURST, POSIX, SLEEPING = "burst, spinning (memfd)", "burst, spinning (posix)", "
 PLAIN = "plain path"
 PEERS = ("iceoryx2", "iceoryx2_wait", "uds", "pipe", "zmq", "nng", "grpc", "posix_mq", "faster_fifo")
 POLLING_PEERS = ("iceoryx2",)
-PEER_TIMEOUT = 60  # seconds for one block
 
 
 def add_model() -> Model:
@@ -113,24 +110,8 @@ def pinned(device: RemoteDevice, block: Callable[[], Block]) -> Callable[[], Blo
 
 
 def peer(name: str, count: int, directory: Path) -> Subject:
-    """One of peers.py, in processes of its own that end with the block."""
-    answer = directory / "peer.json"
-    command = [sys.executable, str(HERE / "peers" / "peers.py"), "--only", name, "--bytes", "64"]
-    command += ["--rounds", str(count), "--timeout", str(PEER_TIMEOUT), "--json", str(answer)]
-
-    def block() -> Block:
-        answer.unlink(missing_ok=True)
-        try:
-            subprocess.run(command, check=False, capture_output=True, timeout=PEER_TIMEOUT + 30)
-            row: Block = json.loads(answer.read_text())[0]
-        except (subprocess.TimeoutExpired, OSError, ValueError) as error:
-            raise NotMeasured(f"{type(error).__name__}: {error}") from error
-        if "error" in row:
-            is_missing = row["error"].startswith(("ModuleNotFoundError", "ImportError"))
-            raise NotMeasured("not installed" if is_missing else row["error"])
-        return row
-
-    return Subject(name, block, SPIN if name in POLLING_PEERS else FUTEX)
+    """One of peers.py."""
+    return Subject(name, peer_block(name, count, directory), SPIN if name in POLLING_PEERS else FUTEX)
 
 
 def budgets(runs: Runs) -> list[Budget]:

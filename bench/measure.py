@@ -192,15 +192,46 @@ def compile_c(target: Path, *sources: Path, include: Path = HERE) -> Path:
     return target
 
 
-def c_block(binary: Path, mode: str, count: int, nbytes: int = 64) -> Callable[[], Block]:
+def c_block(binary: Path, mode: str, count: int, nbytes: int = 64, *more: int) -> Callable[[], Block]:
     """A block of one of our C programs, which print one line of JSON in nanoseconds."""
 
     def block() -> Block:
-        command = [str(binary), mode, str(count), str(nbytes)]
+        command = [str(binary), mode, str(count), str(nbytes), *map(str, more)]
         row = json.loads(subprocess.run(command, check=True, capture_output=True, timeout=120).stdout)
         return {f"{key}_us": row[f"{key}_ns"] / 1e3 for key in ("p50", "p99", "p999", "max")}
 
     return block
+
+
+# Peers
+
+PEER_TIMEOUT = 60  # seconds for one block
+
+
+def peer_block(name: str, count: int, directory: Path) -> Callable[[], Block]:
+    """A block of one of peers/peers.py with 64 bytes, in processes of its own that end with it."""
+    answer = directory / "peer.json"
+    command = [sys.executable, str(HERE / "peers" / "peers.py"), "--only", name, "--bytes", "64"]
+    command += ["--rounds", str(count), "--timeout", str(PEER_TIMEOUT), "--json", str(answer)]
+
+    def block() -> Block:
+        answer.unlink(missing_ok=True)
+        try:
+            subprocess.run(command, check=False, capture_output=True, timeout=PEER_TIMEOUT + 30)
+            row: Block = json.loads(answer.read_text())[0]
+        except (subprocess.TimeoutExpired, OSError, ValueError) as error:
+            raise NotMeasured(f"{type(error).__name__}: {error}") from error
+        return figures_of(row)
+
+    return block
+
+
+def figures_of(row: Block) -> Block:
+    """The row of a peer, unless it says why it has no figures."""
+    if "error" not in row:
+        return row
+    is_missing = row["error"].startswith(("ModuleNotFoundError", "ImportError"))
+    raise NotMeasured("not installed" if is_missing else row["error"])
 
 
 # Conditions

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import matplotlib as mpl
 import numpy as np
@@ -11,7 +11,7 @@ mpl.use("Agg")
 import matplotlib.pyplot as plt
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from matplotlib.axes import Axes
@@ -43,9 +43,134 @@ def distributions(path: Path, curves: dict[str, np.ndarray], ours: set[str], tit
     _save(figure, path)
 
 
+def bars(path: Path, values: dict[str, float], label: str, title: str) -> None:
+    """One bar each."""
+    figure, axis = plt.subplots(figsize=(7, 1.2 + 0.32 * len(values)), layout="constrained")
+    places = axis.barh(range(len(values)), list(values.values()), color=OURS)
+    axis.bar_label(places, fmt="%.3g", padding=3, fontsize=8)
+    axis.set_yticks(range(len(values)), list(values))
+    axis.invert_yaxis()
+    axis.set_xlabel(label)
+    axis.margins(x=0.1)
+    figure.suptitle(title)
+    _save(figure, path)
+
+
 def curve(row: dict[str, Any]) -> np.ndarray:
     """A row's 201 quantiles: of each, the median over rounds."""
     return np.median([block["cdf_us"] for block in row["rounds"]], axis=0)
+
+
+class Line(NamedTuple):
+    """One curve of a picture with logarithmic axes."""
+
+    name: str
+    x: Sequence[float]
+    y: Sequence[float]
+    colour: str
+    style: str = "-"
+
+
+def streams(path: Path, rows: Sequence[dict[str, Any]], title: str) -> None:
+    """Left: elements of 64 bytes per second against the batch. Right: bytes per second against the size, unbatched."""
+    figure, (left, right) = plt.subplots(1, 2, figsize=(12, 5), layout="constrained")
+    _curves(left, _stream_lines(rows, "batch", lambda row: row["bytes"] == 64, lambda row: row["elements_per_s"]))
+    _curves(right, _stream_lines(rows, "bytes", lambda row: row["batch"] == 1, lambda row: row["mb_per_s"] / 1e3))
+    left.set(xlabel="elements of 64 bytes per call", ylabel="elements per second")
+    right.set(xlabel="bytes of an element, one per call", ylabel="GB/s")
+    figure.suptitle(title)
+    _save(figure, path)
+
+
+def latency_against_size(path: Path, lines: Sequence[Line], title: str) -> None:
+    """Round trips in microseconds against the size of a message."""
+    figure, axis = plt.subplots(figsize=(8, 4.5), layout="constrained")
+    _curves(axis, lines)
+    axis.set(xlabel="bytes each way", ylabel="round trip, us (p50)")
+    figure.suptitle(title)
+    _save(figure, path)
+
+
+def costs(path: Path, rows: Sequence[dict[str, Any]], title: str) -> None:
+    """Per queue, against their number. Left: microseconds. Right: resident memory."""
+    figure, axes = plt.subplots(1, 2, figsize=(11, 4), layout="constrained")
+    for axis, key, label in zip(axes, ("us", "resident_kib"), ("us", "resident KiB"), strict=True):
+        curves: dict[str, list[dict[str, Any]]] = {}
+        for row in rows:
+            curves.setdefault(f"{row['way']}, {row['side']}", []).append(row)
+        styles = dict(zip(curves, _LINES, strict=False))
+        _curves(
+            axis,
+            [
+                Line(name, [row["count"] for row in of_it], [max(row[key], 1e-2) for row in of_it], OURS, styles[name])
+                for name, of_it in curves.items()
+            ],
+        )
+        axis.set(xlabel="queues", ylabel=f"per queue, {label}")
+    figure.suptitle(title)
+    _save(figure, path)
+
+
+def _stream_lines(
+    rows: Sequence[dict[str, Any]],
+    x: str,
+    is_shown: Callable[[dict[str, Any]], bool],
+    y: Callable[[dict[str, Any]], float],
+) -> list[Line]:
+    lines = []
+    shown = [row for row in rows if "ns" in row and is_shown(row)]
+    for what in dict.fromkeys(row["what"] for row in shown):
+        of_it = sorted((row for row in shown if row["what"] == what), key=lambda row: row[x])
+        is_ours, is_floor = of_it[0]["ours"], what.startswith("floor")
+        colour = OURS if is_ours else FLOOR if is_floor else OTHERS
+        style = "--" if "in place" in what or "overwriting" in what or "peek" in what else "-"
+        name = f"{what} (Python)" if is_ours and " in C" not in what else what
+        lines.append(Line(name, [row[x] for row in of_it], [y(row) for row in of_it], colour, style))
+    return lines
+
+
+def _curves(axis: Axes, lines: Sequence[Line]) -> None:
+    for line in lines:
+        axis.plot(line.x, line.y, line.style, color=line.colour, marker="o", markersize=3, linewidth=1.3)
+    axis.set_xscale("log", base=2)
+    axis.set_yscale("log")
+    ticks = sorted({x for line in lines for x in line.x})
+    axis.set_xticks(ticks, [_short(x) for x in ticks])
+    axis.tick_params(axis="x", which="minor", bottom=False)
+    axis.grid(visible=True, alpha=0.3)
+    if lines:
+        _name_at_the_end(axis, lines)
+
+
+def _name_at_the_end(axis: Axes, lines: Sequence[Line]) -> None:
+    """Right of the axis, each at the height of its curve's last point, or as near as it can be read."""
+    low, high = np.log10(axis.get_ylim())
+    ordered = sorted(lines, key=lambda line: line.y[-1])
+    places = np.log10([line.y[-1] for line in ordered])
+    step = (high - low) / 25
+    for i in range(1, len(places)):
+        places[i] = max(places[i], places[i - 1] + step)
+    places[-1] = min(places[-1], high)
+    for i in range(len(places) - 2, -1, -1):
+        places[i] = min(places[i], places[i + 1] - step)
+    for line, at in zip(ordered, places, strict=True):
+        axis.annotate(
+            line.name,
+            (line.x[-1], line.y[-1]),
+            (1.03, 10**at),
+            textcoords=("axes fraction", "data"),
+            va="center",
+            fontsize=8,
+            color=line.colour,
+            weight="bold" if line.colour == OURS else "normal",
+            arrowprops={"arrowstyle": "-", "color": line.colour, "linewidth": 0.4, "alpha": 0.6},
+        )
+
+
+def _short(x: float) -> str:
+    if x < 1024:
+        return f"{x:g}"
+    return f"{x / 1024:g}K" if x < 1 << 20 else f"{x / (1 << 20):g}M"
 
 
 def _dots(axis: Axes, rows: Sequence[dict[str, Any]]) -> None:

@@ -19,7 +19,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-enum { CAPACITY = 4096, CONTROL = 4096 };
+enum { LEAST = 4096, CONTROL = 4096 };
 
 static void pin(int cpu) {
     cpu_set_t set;
@@ -33,12 +33,21 @@ static int ascending(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
-static const fmq_shape shape = {CAPACITY, 0, 1, FMQ_SYNCHRONIZED};
+static fmq_shape shape = {LEAST, 0, 1, FMQ_SYNCHRONIZED};
 
 static char *new_queue(void) {
-    char *base = mmap(NULL, CONTROL + CAPACITY, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    char *base = mmap(NULL, CONTROL + shape.capacity, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (fmq_format(base, &shape)) abort();
     return base;
+}
+
+/* -EINTR: the packet is out, and this was the moment to run signal handlers. */
+static int64_t exchange(const fmq_channel *channel, const char *message, uint64_t n) {
+    int64_t got = fmq_exchange(channel, message, n, UINT64_MAX);
+    while (got == -EINTR) got = fmq_exchange(channel, NULL, 0, UINT64_MAX);
+    if (got >= 0) return got;
+    fprintf(stderr, "queue_roundtrip: error %ld\n", (long)got);
+    exit(1);
 }
 
 static fmq_end *end_of(char *base, int role) {
@@ -52,27 +61,25 @@ int main(int argc, char **argv) {
     uint64_t spin = strcmp(argv[1], "spin") ? 0 : 1000000000;
     long rounds = atol(argv[2]);
     uint64_t n = (uint64_t)atol(argv[3]);
-    if (rounds < 1 || n < 1 || n > CAPACITY) return fprintf(stderr, "queue_roundtrip: rounds >= 1, 1 <= bytes <= %d\n", CAPACITY), 2;
-    char *there = new_queue(), *back = new_queue();
-    char message[CAPACITY] = {0};
+    if (rounds < 1 || n < 1) return fprintf(stderr, "queue_roundtrip: rounds >= 1, bytes >= 1\n"), 2;
+    if (n > LEAST) shape.capacity = n;
+    char *there = new_queue(), *back = new_queue(), *message = calloc(1, shape.capacity);
     if (fork() == 0) {
         pin(1);
         fmq_end *in = end_of(there, FMQ_READER), *out = end_of(back, FMQ_WRITER);
-        fmq_channel channel = {out, in, message, CAPACITY};
+        fmq_channel channel = {out, in, message, shape.capacity, spin, 0};
         int64_t got = 0;
-        for (long i = 0; i < rounds; i++) got = fmq_exchange(&channel, message, (uint64_t)got, spin, UINT64_MAX);
+        for (long i = 0; i < rounds; i++) got = exchange(&channel, message, (uint64_t)got);
         fmq_write(out, message, (uint64_t)got, 0, 0);
         _exit(0);
     }
     pin(0);
     fmq_end *out = end_of(there, FMQ_WRITER), *in = end_of(back, FMQ_READER);
-    fmq_channel channel = {out, in, message, CAPACITY};
+    fmq_channel channel = {out, in, message, shape.capacity, spin, 0};
     double *rtt = malloc((size_t)rounds * sizeof *rtt);
     for (long i = 0; i < rounds; i++) {
         uint64_t begin = fmq_now();
-        int64_t got = fmq_exchange(&channel, message, n, spin, UINT64_MAX);
-        while (got == -EINTR) got = fmq_exchange(&channel, NULL, 0, spin, UINT64_MAX);
-        if (got < 0) return fprintf(stderr, "queue_roundtrip: error %ld\n", (long)got), 1;
+        exchange(&channel, message, n);
         rtt[i] = (double)(fmq_now() - begin);
     }
     wait(NULL);

@@ -1,9 +1,11 @@
 """Is the queue as fast as the floor?
 
-    python bench/queue_roundtrip.py [--pairs 9] [--json FILE] [--plot FILE] [--markdown]
+    python bench/queue_roundtrip.py [--sizes] [--peers all|none|posix_mq …] [--json FILE] [--plot FILE] [--markdown]
 
 64 bytes each way between two processes on CPUs 0 and 1: in C (queue_roundtrip.c) and from Python (fmq.Exchange),
-polling and sleeping, each right after a block of the same exchange through two bare mailboxes (peers/limit.c).
+polling and sleeping, each right after a block of the same exchange through two bare mailboxes (peers/limit.c), and
+what a user would pick instead (peers/peers.py). --sizes adds other sizes, polling: 8 bytes to 1 MiB, or those that it
+names. Beyond the 4 KiB that limit.c takes, the floor is the same exchange through two bare rings (peers/spsc.c).
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ import multiprocessing
 import os
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from measure import (
     DEVICE_CPU,
@@ -25,24 +27,31 @@ from measure import (
     conditions,
     interleave,
     over_floor,
+    peer_block,
     pin_client,
+    ratio,
     scratch,
     times_floor,
 )
-from verdict import Budget, Report, arguments, cells, parse, progress, publish, subject_rows
+from verdict import Budget, Report, arguments, cells, parse, progress, publish, size, subject_rows
 
 import fmq
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
+    import plots
+    from measure import Estimate
+
 QUESTION = "Is the queue as fast as the floor? 64 bytes each way"
-SPIN, FUTEX = "floor: limit spin", "floor: limit futex"
+SPIN, FUTEX, RING = "floor: limit spin", "floor: limit futex", "floor: spsc"
 C_SPIN, C_SLEEP = "queue in C, polling", "queue in C, sleeping"
 PY_SPIN, PY_SLEEP = "queue from Python, polling", "queue from Python, sleeping"
-NBYTES, CAPACITY = 64, 4096
+PEERS, POLLING_PEERS = ("iceoryx2", "posix_mq", "faster_fifo"), ("iceoryx2",)
+NBYTES, LEAST, MOST_OF_LIMIT = 64, 4096, 4096
+SIZES = (8, 512, 4096, 65536, 1 << 20)
 POLL = 1e-3  # seconds: long enough never to sleep within a block, short enough to be quiet between blocks
 
 
@@ -57,16 +66,16 @@ def echo(there: fmq.Descriptor, back: fmq.Descriptor, spin: float) -> None:
     os.sched_setaffinity(0, {DEVICE_CPU})
     reader, writer = fmq.MessageQueue.open(there).reader(), fmq.MessageQueue.open(back).writer()
     reader.spin = spin
-    exchange, message = fmq.Exchange(writer, reader), b""
+    exchange, message = fmq.Exchange(writer, reader, hold=10e-6 if spin else 0).__call__, b""
     with suppress(fmq.Closed, fmq.PeerDied):
         while True:
             message = exchange(message)
 
 
 @contextmanager
-def exchange_with_echo(spin: float) -> Iterator[fmq.Exchange]:
+def exchange_with_echo(spin: float, nbytes: int = NBYTES) -> Iterator[fmq.Exchange]:
     """Two queues and somebody at their other ends."""
-    queues = [fmq.MessageQueue.create("u1", CAPACITY) for _ in range(2)]
+    queues = [fmq.MessageQueue.create("u1", max(LEAST, nbytes)) for _ in range(2)]
     there, back = queues
     process = multiprocessing.get_context("spawn").Process(
         target=echo, args=(there.descriptor, back.descriptor, spin), daemon=True
@@ -74,13 +83,12 @@ def exchange_with_echo(spin: float) -> Iterator[fmq.Exchange]:
     process.start()
     with there.writer() as writer, back.reader() as reader:
         reader.spin = spin
-        yield fmq.Exchange(writer, reader)
+        yield fmq.Exchange(writer, reader, hold=10e-6 if spin else 0).__call__
     process.join(10)
 
 
-def subjects(count: int, directory: Path, stack: ExitStack) -> list[Subject]:
+def subjects(queue: Path, count: int, stack: ExitStack) -> list[Subject]:
     """All four ways; each with the floor that waits as it does."""
-    queue = compile_queue(directory / "queue")
     polling, sleeping = (stack.enter_context(exchange_with_echo(spin)) for spin in (POLL, 0))
     message = bytes(NBYTES)
     return [
@@ -91,6 +99,43 @@ def subjects(count: int, directory: Path, stack: ExitStack) -> list[Subject]:
     ]
 
 
+def of_size(name: str, nbytes: int) -> str:
+    """The name of a row. 64 bytes are not told: they are what this script is about."""
+    return name if nbytes == NBYTES else f"{name}, {size(nbytes)}"
+
+
+def floor_of(nbytes: int) -> str:
+    """The name of the floor of a size, polling."""
+    return of_size(SPIN if nbytes <= MOST_OF_LIMIT else RING, nbytes)
+
+
+def subjects_of_size(nbytes: int, queue: Path, count: int, stack: ExitStack) -> list[Subject]:
+    """The two ways that poll."""
+    polling, floor = stack.enter_context(exchange_with_echo(POLL, nbytes)), floor_of(nbytes)
+    in_c, from_python = of_size(C_SPIN, nbytes), of_size(PY_SPIN, nbytes)
+    return [
+        Subject(in_c, c_block(queue, "spin", count, nbytes), floor, is_ours=True),
+        Subject(from_python, block_of(partial(polling, bytes(nbytes)), count), floor, is_ours=True),
+    ]
+
+
+def count_of(nbytes: int, count: int) -> int:
+    """Fewer of large messages: a block of 1 MiB takes as long as one of 64 bytes."""
+    return max(50, count // (1 + nbytes // 4096))
+
+
+def peers(names: Sequence[str], count: int, directory: Path) -> list[Subject]:
+    """What a user would pick instead."""
+    return [
+        Subject(name, peer_block(name, count, directory), SPIN if name in POLLING_PEERS else FUTEX) for name in names
+    ]
+
+
+def against(runs: Runs, name: str, reference: str) -> Estimate | None:
+    """A ratio, where both were measured."""
+    return ratio(runs, name, reference) if runs.has(name, reference) else None
+
+
 def budgets(runs: Runs) -> list[Budget]:
     """What ours must be."""
     return [
@@ -98,32 +143,81 @@ def budgets(runs: Runs) -> list[Budget]:
         Budget("C, sleeping <= 1.15 x limit futex", times_floor(runs, C_SLEEP), 1.15),
         Budget("Python, polling <= floor + 0.7 us", over_floor(runs, PY_SPIN), 0.7, "us"),
         Budget("Python, sleeping <= 1.15 x limit futex", times_floor(runs, PY_SLEEP), 1.15),
+        Budget("Python, polling <= 0.25 x iceoryx2", against(runs, PY_SPIN, "iceoryx2"), 0.25),
+        Budget("Python, sleeping <= 1.0 x the POSIX message queue", against(runs, PY_SLEEP, "posix_mq"), 1.0),
     ]
 
 
 def run(args: argparse.Namespace) -> Runs:
     """All rounds."""
-    count = 50 if args.quick else 2000
+    count, peer_count = (50, 200) if args.quick else (2000, 1000)
     with ExitStack() as stack:
         directory = stack.enter_context(scratch())
+        queue = compile_queue(directory / "queue")
         limit = compile_c(directory / "limit", HERE / "peers" / "limit.c")
         floors = {SPIN: c_block(limit, "spin", count * 10, NBYTES), FUTEX: c_block(limit, "futex", count, NBYTES)}
-        args.subjects = subjects(count, directory, stack)
+        args.subjects = [*subjects(queue, count, stack), *peers(args.peers, peer_count, directory)]
+        ring = compile_c(directory / "spsc", HERE / "peers" / "spsc.c") if args.sizes else limit
+        for nbytes in args.sizes:
+            some = count_of(nbytes, count)
+            is_small = nbytes <= MOST_OF_LIMIT
+            binary, mode = (limit, "spin") if is_small else (ring, "roundtrip")
+            floors[floor_of(nbytes)] = c_block(binary, mode, some, nbytes)
+            args.subjects += subjects_of_size(nbytes, queue, some, stack)
         return interleave(args.subjects, floors, args.pairs, progress)
+
+
+def options() -> argparse.Namespace:
+    """The command line."""
+    parser = arguments(__doc__)
+    parser.add_argument("--peers", nargs="+", default=["all"], choices=("all", "none", *PEERS), metavar="PEER")
+    parser.add_argument("--sizes", nargs="*", type=int, metavar="BYTES", help="also messages of these sizes, polling")
+    args = parse(parser)
+    args.peers = [name for name in PEERS if name in args.peers or "all" in args.peers]
+    wanted = () if args.sizes is None else args.sizes or SIZES
+    if min(wanted, default=1) < 1:
+        parser.error("--sizes: at least 1")
+    args.sizes = sorted({*wanted} - {NBYTES})
+    return args
+
+
+def against_size(rows: list[dict[str, Any]], sizes: Sequence[int]) -> list[plots.Line]:
+    """The curves of the picture; the floor's two halves are one."""
+    import plots
+
+    p50 = {row["name"]: row["p50_us"] for row in rows if "error" not in row}
+    names = {
+        "queue from Python": (partial(of_size, PY_SPIN), plots.OURS, "--"),
+        "queue in C": (partial(of_size, C_SPIN), plots.OURS, "-"),
+        "floor": (floor_of, plots.FLOOR, "-"),
+    }
+    return [
+        plots.Line(name, sizes, [p50[row_of(nbytes)] for nbytes in sizes], colour, style)
+        for name, (row_of, colour, style) in names.items()
+    ]
+
+
+def draw(path: Path, rows: list[dict[str, Any]], sizes: Sequence[int]) -> None:
+    """64 bytes in full, or one figure of every size."""
+    import plots
+
+    if sizes:
+        lines = against_size(rows, sorted({NBYTES, *sizes}))
+        plots.latency_against_size(path, lines, "There and back through two queues, polling")
+    else:
+        plots.latencies(path, rows, [PY_SPIN, PY_SLEEP], "64 bytes each way through two queues")
 
 
 def main() -> None:
     """Measures, prints, writes."""
-    args = parse(arguments(__doc__))
+    args = options()
     pin_client()
     found = conditions()
     runs = run(args)
     rows = subject_rows(runs, args.subjects)
     publish(args, Report(QUESTION, found, [cells(row) for row in rows], budgets(runs), {"subjects": rows}))
     if args.plot:
-        import plots
-
-        plots.latencies(args.plot, rows, [PY_SPIN, PY_SLEEP], "64 bytes each way through two queues")
+        draw(args.plot, rows, args.sizes)
 
 
 if __name__ == "__main__":

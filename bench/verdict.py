@@ -44,6 +44,13 @@ def spell(found: Estimate | None, unit: str = "") -> str:
     return f"{found.median:.2f}{unit and ' '}{unit} [{found.low:.2f} .. {found.high:.2f}]"
 
 
+def size(nbytes: int) -> str:
+    """For people."""
+    if nbytes < 1024:
+        return f"{nbytes} B"
+    return f"{nbytes >> 10} KiB" if nbytes < 1 << 20 else f"{nbytes >> 20} MiB"
+
+
 def arguments(doc: str | None) -> argparse.ArgumentParser:
     """The options that all scripts have."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -116,8 +123,9 @@ def cells(row: dict[str, Any]) -> tuple[str, ...]:
     figures = f"{row['p50_us']:.2f}", f"{row['p99_us']:.2f}"
     if name == row["floor"]:
         return name, *figures, "", "", ""
+    floor = row["floor"].removeprefix("floor: ").removeprefix("limit ").partition(",")[0]
     over, times = Estimate(**row["over_floor_us"]), Estimate(**row["times_floor"])
-    return name, *figures, spell(over), f"{times.median:.2f}", row["floor"].rpartition(" ")[2]
+    return name, *figures, spell(over), f"{times.median:.2f}", floor
 
 
 def table(lines: Sequence[Sequence[str]], head: Sequence[str] = _HEAD) -> str:
@@ -141,19 +149,22 @@ class Report(NamedTuple):
     budgets: Sequence[Budget]
     body: dict[str, Any]  #: what the JSON has besides
     head: Sequence[str] = _HEAD
+    more: Sequence[tuple[Sequence[Sequence[str]], Sequence[str]]] = ()  #: further tables: their lines and heads
 
 
 def publish(args: argparse.Namespace, report: Report) -> None:
     """Prints all, and writes the JSON."""
     machine = machine_line(report.conditions)
     print(f"{report.question}\n{machine}\n")
-    print(table(report.lines, report.head), end="\n\n")
+    tables = ((report.lines, report.head), *report.more)
+    print("\n\n".join(table(*one) for one in tables), end="\n\n")
     print("\n".join(budget.line() for budget in report.budgets))
     if args.quick:
         print("\n--quick: these figures measure nothing.")
     if args.markdown:
         told = "\n".join(f"- {budget.line()}" for budget in report.budgets)
-        print(f"\n{machine}; {args.pairs} rounds\n\n{markdown(report.lines, report.head)}\n\n{told}")
+        rows = "\n\n".join(markdown(*one) for one in tables)
+        print(f"\n{machine}; {args.pairs} rounds\n\n{rows}\n\n{told}")
     if args.json:
         args.json.parent.mkdir(parents=True, exist_ok=True)
         args.json.write_text(json.dumps(_plain(report, args.pairs), indent=1) + "\n")

@@ -23,6 +23,8 @@ CHANNEL_LENGTH = 1024  # elements of each queue
 _callbacks = ChannelLoop("burst-callbacks")
 os.register_at_fork(after_in_child=_callbacks.forget)
 
+_HOLD = 10e-6  # seconds that an execution keeps the GIL: a busy thread of the application does not delay its result
+
 
 class Configure(Protocol):
     """What a prepared model offers: starts a listener on these queues, or raises StatusError."""
@@ -70,7 +72,7 @@ class Controller:
         ):
             self._writer, self._reader = requests.writer(), results.reader()
             self._writer.spin = self._reader.spin = spin
-            self._exchange = fmq.Exchange(self._writer, self._reader)
+            self._exchange = fmq.Exchange(self._writer, self._reader, hold=min(spin, _HOLD)).__call__
             self._callback, callback = Channel.pair()
             self._context, context = Channel.pair()
             _callbacks.add(self._callback, self._hand_over, self._callback.close)

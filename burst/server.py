@@ -65,7 +65,7 @@ class BurstServer:
         except BaseException:
             self._reader.close()
             raise
-        self._exchange = Exchange(self._writer, self._reader)
+        self._exchange = Exchange(self._writer, self._reader).__call__
         self._executor = CachedExecutor(Protocols(lambda raw: Job(decode_request(raw), bind), _encode, self._fetch))
         self._starting, self._is_stopped = threading.Lock(), False
         self._thread = threading.Thread(target=self._listen, name="burst-listener", daemon=True)

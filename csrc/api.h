@@ -28,7 +28,9 @@ typedef struct {
 typedef struct {
     fmq_end *out, *in;
     void *buffer;
-    uint64_t capacity; /* of buffer, in elements of `in` */
+    uint64_t buffer_bytes;
+    uint64_t spin_ns;
+    uint64_t start_ns; /* how long fmq_exchange_start may take */
 } fmq_channel;
 
 enum { FMQ_SYNCHRONIZED = 1, FMQ_UNSYNCHRONIZED = 2 };
@@ -72,10 +74,11 @@ int fmq_keep_latest(fmq_end *end, uint64_t n); /* exactly the n newest elements 
 int fmq_wait_any(fmq_end *const *ends, unsigned n, uint8_t *ready, uint64_t deadline);
 int fmq_notify(fmq_end *end, void *flag, uint32_t mask); /* every transfer also wakes these bits of an event flag; NULL: none */
 
-/* one message each way: writes the packet (n = 0: none) to `out`, then takes all that arrives on `in`.
- * Returns the elements received. -EAGAIN: the packet did not fit, nothing was sent. After -EINTR or -ETIMEDOUT the
- * packet is out: call again with n = 0. */
-int64_t fmq_exchange(const fmq_channel *channel, const void *packet, uint64_t n, uint64_t spin_ns, uint64_t deadline);
+/* one message each way: writes the packet (0 bytes: none) to `out`, then takes all that arrives on `in`. Returns the
+ * bytes received; all counts here are bytes. -EINVAL: not whole elements, or a queue that is not synchronized. -EAGAIN: the
+ * packet did not fit, nothing was sent. After -EINTR or -ETIMEDOUT the packet is out: call again with none. */
+int64_t fmq_exchange(const fmq_channel *channel, const void *packet, uint64_t bytes, uint64_t deadline);
+int64_t fmq_exchange_start(const fmq_channel *channel, const void *packet, uint64_t bytes); /* never sleeps; -ETIMEDOUT */
 
 /* event flag: eight bytes of any shared memory, bits and sleepers. The wait also ends (-EPIPE, -ESHUTDOWN) with the first
  * of n lives to end; n < 128. */
@@ -83,7 +86,8 @@ int fmq_event_wake(void *flag, uint32_t mask);
 int fmq_event_wait(void *flag, uint32_t mask, void *const *lives, unsigned n, uint64_t deadline, uint32_t *bits);
 
 /* bridge: a thread sleeps for us, and rings once. Returns a token; stale ones are harmless. */
-int64_t fmq_bridge(fmq_end *end, uint64_t n, int eventfd); /* writes to it when a transfer of n would not wait */
+int64_t fmq_bridge(fmq_end *end, uint64_t n, int eventfd, int64_t again); /* writes to it when a transfer of n would not
+                                                                        * wait; replaces what the token `again` waits for */
 int64_t fmq_watch(void *word, int socket);                 /* shuts it down when the process that holds `word` dies */
 void fmq_unhang(int64_t token);
 

@@ -11,7 +11,7 @@
 #include "api.h"
 #include "futex.h"
 #include "life.h"
-#include "ring.h"
+#include "sleep.h"
 #include "thread.h"
 
 #include <fcntl.h>
@@ -29,7 +29,6 @@ typedef struct {
     _Atomic uint32_t *wait; /* of a queue's end; NULL: life alone */
     _Atomic uint64_t *counter;
     uint64_t target; /* what the counter has to reach */
-    bool shared;     /* see end_shares_wait */
     int fd;
     bool is_socket;
     uint32_t uses; /* how often this bell was given out: part of its token */
@@ -37,6 +36,7 @@ typedef struct {
 
 typedef struct {
     _Atomic uint32_t doorbell; /* moved by every change of the table */
+    _Atomic uint32_t heard;    /* what the doorbell was when the thread last read the table */
     bool running;
     bell bells[BELLS];
 } group;
@@ -60,7 +60,7 @@ static void forget(void) {
     }
 }
 
-/* ---- ringing -------------------------------------------------------------------------------------------------- */
+/* ---- ringing ------------------------------------------------------------------------------------------------------- */
 
 static void ring(bell *b, bool is_death) {
     uint64_t one = 1;
@@ -68,7 +68,6 @@ static void ring(bell *b, bool is_death) {
     else if (write(b->fd, &one, sizeof one) < 0) {} /* it rings already */
     /* The kernel wakes one sleeper of a dead process's word; that one wakes the others. */
     if (is_death) futex_wake(b->life, INT_MAX, FUTEX_BITSET_MATCH_ANY);
-    if (b->wait && !b->shared) atomic_store(b->wait, 0);
     b->life = NULL;
 }
 
@@ -82,23 +81,25 @@ static bool is_over(const bell *b, uint32_t life) {
 /* Announces the sleep and then looks, as an end does for itself. Returns how many entries to sleep on; 0: it rang. */
 static unsigned announce(bell *b, futex_entry *entries) {
     uint32_t life = atomic_load(b->life); /* pairs: DEAD */
-    if (b->wait) atomic_store(b->wait, 1); /* pairs: SLEEP */
+    uint32_t announced = b->wait ? sleep_announce(b->wait) : 0;
     if (is_over(b, life)) return ring(b, life_is_dead(life)), 0;
     unsigned n = 0;
     entries[n++] = futex_on(b->life, life);
-    if (b->wait) entries[n++] = futex_on(b->wait, 1);
+    if (b->wait) entries[n++] = futex_on(b->wait, announced);
     return n;
 }
 
-/* ---- the thread -------------------------------------------------------------------------------------------------- */
+/* ---- the thread ---------------------------------------------------------------------------------------------------- */
 
 static unsigned look_at_all(group *g, futex_entry *entries) {
     pthread_mutex_lock(&bridge.lock);
     unsigned n = 0;
-    entries[n++] = futex_on(&g->doorbell, atomic_load(&g->doorbell));
+    uint32_t rung = atomic_load(&g->doorbell);
+    entries[n++] = futex_on(&g->doorbell, rung);
     for (int i = 0; i < BELLS; i++)
         if (g->bells[i].life) n += announce(&g->bells[i], entries + n);
     pthread_mutex_unlock(&bridge.lock);
+    if (atomic_exchange(&g->heard, rung) != rung) futex_wake(&g->heard, INT_MAX, FUTEX_BITSET_MATCH_ANY); /* pairs: HEARD */
     return n;
 }
 
@@ -112,8 +113,6 @@ static void *thread_main(void *argument) {
         if (r == -ENOSYS || r == -EPERM)
             futex_wait(&g->doorbell, (uint32_t)entries[0].expected, FUTEX_BITSET_MATCH_ANY,
                        n > 1 ? futex_now() + OLD_KERNEL_SLICE : FMQ_FOREVER);
-        /* A bell may have been taken back while we slept for it, and its owner may sleep there now: pass the wake on. */
-        if (r > 0) futex_wake((_Atomic uint32_t *)(uintptr_t)entries[r].address, INT_MAX, FUTEX_BITSET_MATCH_ANY);
     }
     return NULL;
 }
@@ -142,12 +141,22 @@ static bell *find_free(group **found, int *error) {
     return NULL;
 }
 
-/* Returns a token: the bell's use, its group and its place. */
-static int64_t hang(bell as_described) {
+/* The bell of a token, if it still hangs. */
+static bell *find(int64_t token, group **g) {
+    uint64_t k = token >> 8 & 0xff, i = token & 0xff;
+    if (token < 0 || k >= GROUPS || i >= BELLS) return NULL;
+    *g = &bridge.groups[k];
+    bell *b = &(*g)->bells[i];
+    return b->life && b->uses == (uint32_t)(token >> 16) ? b : NULL;
+}
+
+/* Returns a token: the bell's use, its group and its place. `again`: the token of a bell that this one replaces, or -1. */
+static int64_t hang(bell as_described, int64_t again) {
     group *g;
-    int error;
+    int error = 0;
     pthread_mutex_lock(&bridge.lock);
-    bell *b = find_free(&g, &error);
+    bell *b = find(again, &g);
+    if (!b) b = find_free(&g, &error);
     int64_t token = error;
     if (b) {
         as_described.uses = b->uses + 1;
@@ -162,40 +171,42 @@ static int64_t hang(bell as_described) {
 int64_t fmq_watch(void *word, int socket) {
     int copy = fcntl(socket, F_DUPFD_CLOEXEC, 0); /* ours, so that the number cannot be reused under us */
     if (copy < 0) return -errno;
-    int64_t token = hang((bell){.life = word, .fd = copy, .is_socket = true});
+    int64_t token = hang((bell){.life = word, .fd = copy, .is_socket = true}, -1);
     if (token < 0) close(copy);
     return token;
 }
 
-int64_t fmq_bridge(fmq_end *e, uint64_t n, int eventfd) {
+int64_t fmq_bridge(fmq_end *e, uint64_t n, int eventfd, int64_t again) {
     if (!e->my_wait) return -EROFS;
     if (n > e->capacity) return -EMSGSIZE;
     int64_t token = end_enter_free(e);
     if (token) return token;
     bell b = {.life = e->their_life, .wait = e->my_wait, .counter = &e->theirs->counter, .fd = eventfd};
     b.target = e->position + n - (e->writer ? e->capacity : 0);
-    b.shared = end_shares_wait(e);
+    if (e->writer && e->overwrites) b.target = atomic_load(b.counter); /* there is always room */
     if (is_over(&b, atomic_load(b.life))) {
+        fmq_unhang(again);
         ring(&b, false);
         token = -EALREADY;
     } else {
-        token = hang(b);
+        token = hang(b, again);
     }
     end_leave(e);
     return token;
 }
 
 void fmq_unhang(int64_t token) {
-    uint64_t k = token >> 8 & 0xff, i = token & 0xff;
-    if (token < 0 || k >= GROUPS || i >= BELLS) return;
-    group *g = &bridge.groups[k];
-    bell *b = &g->bells[i];
+    group *g;
     pthread_mutex_lock(&bridge.lock);
-    if (b->life && b->uses == (uint32_t)(token >> 16)) {
+    bell *b = find(token, &g);
+    if (b) {
         if (b->is_socket) close(b->fd);
-        if (b->wait && !b->shared) atomic_store(b->wait, 0);
         b->life = NULL;
         ring_doorbell(g);
     }
+    uint32_t rung = b ? atomic_load(&g->doorbell) : 0;
     pthread_mutex_unlock(&bridge.lock);
+    /* From our return on the thread does not sleep on this bell's words, where it would take wakes that are for others. */
+    for (uint32_t heard; b && (int32_t)((heard = atomic_load(&g->heard)) - rung) < 0;) /* pairs: HEARD */
+        futex_wait(&g->heard, heard, FUTEX_BITSET_MATCH_ANY, FMQ_FOREVER);
 }

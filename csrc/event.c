@@ -33,14 +33,18 @@ int fmq_event_wake(void *flag, uint32_t mask) {
     return 0;
 }
 
-/* The state of a peer's life while it is alive, else why it is no longer. */
+/* Why one of these lives has ended, or 0. */
 static int look_at_lives(void *const *lives, unsigned n, futex_entry *entries) {
     int r = 0;
     for (unsigned i = 0; i < n; i++) {
         uint32_t life = atomic_load((_Atomic uint32_t *)lives[i]); /* pairs: DEAD */
         entries[i] = futex_on(lives[i], life);
-        if (life_is_dead(life)) r = -EPIPE;
-        else if (life == LIFE_RELEASED && !r) r = -ESHUTDOWN;
+        if (life_is_dead(life)) {
+            r = -EPIPE;
+            futex_wake(lives[i], INT_MAX, FUTEX_BITSET_MATCH_ANY); /* the kernel woke one; that one wakes the others */
+        } else if (life == LIFE_RELEASED && !r) {
+            r = -ESHUTDOWN;
+        }
     }
     return r;
 }

@@ -39,8 +39,8 @@ typedef struct {
 
     fmq_counter head;     /* writer */
     fmq_counter tail;     /* reader; unsynchronized: nobody */
-    fmq_word data_wait;    /* a reader sets 1 to sleep, writer clears it and wakes */
-    fmq_word space_wait;   /* writer sets 1 to sleep, reader clears it and wakes */
+    fmq_word data_wait;    /* readers make it odd to sleep, the writer even to wake */
+    fmq_word space_wait;   /* the writer makes it odd to sleep, the reader even to wake */
     fmq_word event;        /* the public event flag: bits here, sleepers in the next four bytes */
     fmq_word writer_life;  /* states in README.md, "Life words" */
     fmq_word reader_life;

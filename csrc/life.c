@@ -123,6 +123,8 @@ int fmq_life_hold(int fd, uint64_t offset) {
         atomic_store(&n->next, atomic_load(&life.head.list.next));
         atomic_store(&life.head.list.next, n);
         atomic_store(word_of(n), life.tid | FUTEX_WAITERS);
+        /* Who slept on a predecessor's life and was not the one whom the kernel woke looks again. */
+        futex_wake(word_of(n), INT_MAX, FUTEX_BITSET_MATCH_ANY);
         slot |= life.generation << 16;
     }
     pthread_mutex_unlock(&life.lock);
@@ -134,8 +136,7 @@ void fmq_life_release(int token) {
     int slot = token & 0xffff;
     node *n = token >> 16 == life.generation && slot < SLOTS ? life.used[slot] : NULL;
     if (n) {
-        atomic_store(word_of(n), LIFE_RELEASED); /* pairs: DEAD */
-        futex_wake(word_of(n), INT_MAX, FUTEX_BITSET_MATCH_ANY);
+        futex_release(word_of(n)); /* pairs: DEAD */
         node *before = &life.head.list;
         while (atomic_load(&before->next) != n) before = atomic_load(&before->next);
         atomic_store(&before->next, atomic_load(&n->next));

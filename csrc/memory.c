@@ -49,7 +49,7 @@ static int is_ours(uintptr_t address) {
     for (int i = 0; i < RANGES; i++) {
         uint64_t bytes = atomic_load(&ranges[i].bytes); /* pairs: RANGE */
         uintptr_t base = atomic_load(&ranges[i].base);
-        if (base && address - base < bytes) return 1;
+        if (base && address - base < bytes && atomic_load(&ranges[i].bytes) == bytes) return 1; /* not half reused */
     }
     return 0;
 }

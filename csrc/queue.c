@@ -52,7 +52,7 @@ static void point_at(fmq_end *e, fmq_control *c, int role) {
     e->my_wait = e->writer ? &c->space_wait.word : &c->data_wait.word;
     e->their_wait = e->writer ? &c->data_wait.word : &c->space_wait.word;
     e->mine = e->writer ? &c->head : &c->tail;
-    if (!end_shares_wait(e)) return;
+    if (!end_is_listener(e)) return;
     e->mine = NULL;       /* any number of readers, each with a position of its own */
     e->their_wait = NULL; /* the writer never waits */
     if (role == FMQ_OBSERVER) e->my_wait = NULL; /* nor can we, for want of a word that we may write */
@@ -84,7 +84,7 @@ int fmq_open(void *control, void *ring, const fmq_shape *expected, int role, fmq
     e->element_bytes = found.element_bytes;
     e->generation = life_generation();
     if ((r = take_over(e))) return free(e), r;
-    if (e->my_wait && !end_shares_wait(e)) atomic_store(e->my_wait, 0); /* awake */
+    sleep_greet_peer(e);
     *out = e;
     return 0;
 }
@@ -129,11 +129,17 @@ int fmq_notify(fmq_end *e, void *flag, uint32_t mask) {
 int64_t fmq_available(fmq_end *e) {
     int r = end_enter(e);
     if (r) return r;
-    if (end_shares_wait(e)) e->seen = atomic_load(&e->theirs->counter); /* an overrun is told by the next transfer */
-    else r = ring_look(e);
+    r = end_is_listener(e) ? ring_look_ahead(e) : ring_look(e); /* an overrun is told by the next transfer */
     int64_t n = r ? r : (int64_t)(ring_known(e) & INT64_MAX);
     end_leave(e);
     return n;
+}
+
+/* An overrun is told once. */
+static int told(fmq_end *e, int r) {
+    if (r == -EOVERFLOW) e->overran = false;
+    end_leave(e);
+    return r;
 }
 
 int fmq_reserve(fmq_end *e, uint64_t n, fmq_spans *spans, uint64_t spin_ns, uint64_t deadline) {
@@ -148,8 +154,7 @@ int fmq_reserve(fmq_end *e, uint64_t n, fmq_spans *spans, uint64_t spin_ns, uint
         e->reserved = n;
         if (e->writer) ring_begin(e, n);
     }
-    end_leave(e);
-    return r;
+    return told(e, r);
 }
 
 int fmq_commit(fmq_end *e, uint64_t n) {
@@ -157,10 +162,9 @@ int fmq_commit(fmq_end *e, uint64_t n) {
     if (r) return r;
     if (n > e->reserved) r = -EINVAL;
     e->reserved = 0;
-    if (!r && n && end_shares_wait(e)) r = ring_still_whole(e);
+    if (!r && n && end_is_listener(e)) r = ring_still_whole(e);
     if (!r && n) ring_publish(e, n), sleep_wake_peer(e);
-    end_leave(e);
-    return r;
+    return told(e, r);
 }
 
 /* n are at hand, and n may be 0. */
@@ -175,7 +179,7 @@ static void put(fmq_end *e, const void *elements, uint64_t n) {
 static int get(fmq_end *e, void *elements, uint64_t n) {
     if (!n) return 0;
     ring_copy_out(e, elements, n);
-    int r = end_shares_wait(e) ? ring_still_whole(e) : 0;
+    int r = end_is_listener(e) ? ring_still_whole(e) : 0;
     if (r) return r;
     ring_publish(e, n);
     sleep_wake_peer(e);
@@ -196,20 +200,20 @@ int fmq_read(fmq_end *e, void *elements, uint64_t n, uint64_t spin_ns, uint64_t 
     if (r) return r;
     r = sleep_until(e, n, spin_ns, deadline);
     if (!r) r = get(e, elements, n);
-    end_leave(e);
-    return r;
+    return told(e, r);
 }
 
 /* ---- readers of an unsynchronized queue -------------------------------------------------------------------------- */
 
 int fmq_keep_latest(fmq_end *e, uint64_t n) {
-    if (!end_shares_wait(e)) return -EINVAL;
+    if (!end_is_listener(e)) return -EINVAL;
     int r = end_enter_free(e);
     if (r) return r;
-    uint64_t head = atomic_load(&e->theirs->counter), begin = atomic_load(&e->theirs->begin); /* pairs: VISIBLE */
+    if ((r = ring_look_ahead(e))) return end_leave(e), r;
+    uint64_t head = e->seen, begin = atomic_load(&e->theirs->begin);
     uint64_t oldest = begin > e->capacity ? begin - e->capacity : 0, from = n < head ? head - n : 0;
     if (from < oldest) from = oldest; /* the writer has begun to overwrite what is before */
-    e->seen = head;
+    e->overran = false;
     ring_move_to(e, from < head ? from : head);
     end_leave(e);
     return 0;
@@ -220,22 +224,42 @@ uint64_t fmq_lost(const fmq_end *e) { return e->lost; }
 /* ---- exchange ---------------------------------------------------------------------------------------------------- */
 
 /* Everything that has arrived is one message: its writer published it at once, and has no leave to send another. */
-static int64_t take_message(fmq_end *e, void *buffer, uint64_t capacity) {
-    uint64_t n = ring_known(e);
-    if (n > capacity) return -EMSGSIZE;
+static int64_t take_message(fmq_end *e, void *buffer, uint64_t buffer_bytes) {
+    uint64_t n = ring_known(e), bytes = n * e->element_bytes;
+    if (bytes > buffer_bytes) return -EMSGSIZE;
     get(e, buffer, n);
-    return (int64_t)n;
+    return (int64_t)bytes;
 }
 
-int64_t fmq_exchange(const fmq_channel *c, const void *packet, uint64_t n, uint64_t spin_ns, uint64_t deadline) {
+static int send_packet(fmq_end *e, const void *packet, uint64_t bytes) {
+    uint64_t n = bytes / e->element_bytes;
+    if (n * e->element_bytes != bytes) return -EINVAL;
+    int r = end_enter_free(e);
+    if (r) return r;
+    if (!(r = ring_need(e, n))) put(e, packet, n);
+    end_leave(e);
+    return r;
+}
+
+static int64_t exchange(const fmq_channel *c, const void *packet, uint64_t bytes, int (*wait)(const fmq_channel *, uint64_t),
+                        uint64_t deadline) {
+    if (c->in->overwrites || c->out->overwrites) return -EINVAL; /* every message has to arrive */
     int64_t r = end_enter_free(c->in);
     if (r) return r;
-    if (n && !(r = end_enter_free(c->out))) {
-        if (!(r = ring_need(c->out, n))) put(c->out, packet, n);
-        end_leave(c->out);
-    }
-    if (!r && (r = sleep_until(c->in, 1, spin_ns, deadline)) == -EAGAIN) r = -ETIMEDOUT; /* deadline 0: but the packet is out */
-    if (!r) r = take_message(c->in, c->buffer, c->capacity);
+    if (bytes) r = send_packet(c->out, packet, bytes);
+    if (!r && (r = wait(c, deadline)) == -EAGAIN) r = -ETIMEDOUT; /* the packet is out */
+    if (!r) r = take_message(c->in, c->buffer, c->buffer_bytes);
     end_leave(c->in);
     return r;
+}
+
+static int spin_and_sleep(const fmq_channel *c, uint64_t deadline) { return sleep_until(c->in, 1, c->spin_ns, deadline); }
+static int spin_only(const fmq_channel *c, uint64_t until) { (void)until; return sleep_spin(c->in, 1, c->start_ns); }
+
+int64_t fmq_exchange(const fmq_channel *c, const void *packet, uint64_t bytes, uint64_t deadline) {
+    return exchange(c, packet, bytes, spin_and_sleep, deadline);
+}
+
+int64_t fmq_exchange_start(const fmq_channel *c, const void *packet, uint64_t bytes) {
+    return exchange(c, packet, bytes, spin_only, 0);
 }

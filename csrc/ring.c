@@ -17,7 +17,8 @@
 #include <sched.h>
 #include <string.h>
 
-static int broken(struct fmq_end *e) {
+/* The peer broke the protocol: this end is of no more use. */
+int ring_broken(struct fmq_end *e) {
     e->broken = true;
     return -EPROTO;
 }
@@ -26,11 +27,12 @@ static int broken(struct fmq_end *e) {
  * writer, or where the oldest whole element is. */
 static int overrun(struct fmq_end *e, uint64_t begin) {
     uint64_t head = atomic_load(&e->theirs->counter);
-    if (head < e->seen || (begin > head && begin - head > e->capacity)) return broken(e);
+    if (head < e->seen || (begin > head && begin - head > e->capacity)) return ring_broken(e);
     uint64_t resume = head - (head < e->capacity / 2 ? head : e->capacity / 2);
     if (resume < begin - e->capacity) resume = begin - e->capacity;
     e->seen = head;
     e->lost = resume - e->position;
+    e->overran = true;
     ring_move_to(e, resume);
     return -EOVERFLOW;
 }
@@ -43,22 +45,30 @@ int ring_still_whole(struct fmq_end *e) {
     return begin > e->position && begin - e->position > e->capacity ? overrun(e, begin) : 0;
 }
 
-static int look_at_stream(struct fmq_end *e, uint64_t now) {
-    if (now < e->seen) return broken(e);
+/* The stream's head without a look at what was overwritten, which the next transfer tells. */
+int ring_look_ahead(struct fmq_end *e) {
+    uint64_t now = atomic_load(&e->theirs->counter); /* pairs: VISIBLE, SLEEP */
+    if (e->broken || now < e->seen) return ring_broken(e);
     e->seen = now;
-    return ring_still_whole(e);
+    return 0;
+}
+
+static int look_at_stream(struct fmq_end *e) {
+    int r = ring_look_ahead(e);
+    if (!r) r = ring_still_whole(e);
+    return !r && ring_known(e) > e->capacity ? ring_broken(e) : r; /* nothing was overwritten, it claims */
 }
 
 /* Refreshes the private copy of the peer's counter. The peer is not trusted: it may only have moved forward, and not
  * beyond what the ring can hold. */
 int ring_look(struct fmq_end *e) {
     if (e->broken) return -EPROTO;
+    if (e->overwrites) return e->writer ? 0 : look_at_stream(e);
     /* acquire: what the peer published before this counter is visible after it.  pairs: VISIBLE.
      * seq_cst, because between announcing a sleep and sleeping this load must not move up.  pairs: SLEEP */
     uint64_t now = atomic_load_explicit(&e->theirs->counter, memory_order_seq_cst);
-    if (e->overwrites) return e->writer ? 0 : look_at_stream(e, now);
     uint64_t lag = e->writer ? e->position - now : now - e->position;
-    if (now - e->seen > e->capacity || lag > e->capacity) return broken(e);
+    if (now - e->seen > e->capacity || lag > e->capacity) return ring_broken(e);
     e->seen = now;
     return 0;
 }
@@ -66,7 +76,10 @@ int ring_look(struct fmq_end *e) {
 /* 0 when n are at hand. Looks at the peer's cache line only when the private copy does not suffice. */
 int ring_need(struct fmq_end *e, uint64_t n) {
     if (n > e->capacity) return -EMSGSIZE;
-    if (ring_known(e) >= n) return 0;
+    if (e->broken) return -EPROTO; /* for good, also if enough was seen before */
+    if (e->overran) return -EOVERFLOW;
+    /* More than the ring holds is not at hand, but overrun; only fmq_available leaves that to us. */
+    if (ring_known(e) >= n && ring_known(e) <= e->capacity) return 0;
     int r = ring_look(e);
     if (r) return r;
     return ring_known(e) >= n ? 0 : -EAGAIN;

@@ -20,6 +20,7 @@ struct fmq_end {
     uint32_t element_bytes;
     bool writer;
     bool overwrites;    /* the unsynchronized flavour */
+    bool interrupted;   /* the last wait ended for a signal, and is going to be repeated */
     bool broken;        /* the peer broke the protocol; sticky */
     int generation;     /* of the process that opened it; a forked child's copy is of no use */
     uint32_t my_cpu;    /* what mine->cpu holds */
@@ -30,7 +31,8 @@ struct fmq_end {
     uint64_t progress;
     uint64_t reserved;
     uint64_t begun;     /* unsynchronized writer: what head.begin holds */
-    uint64_t lost;      /* unsynchronized reader: by the last overrun */
+    uint64_t lost;      /* unsynchronized reader: by the last overrun, which the */
+    bool overran;       /* next transfer tells, whoever noticed it */
 
     /* Rung after every transfer, for who waits for several queues at once: a public event flag, or NULL. */
     void *notify;
@@ -40,8 +42,8 @@ struct fmq_end {
     _Atomic uint32_t stopped; /* fmq_stop */
 };
 
-/* Several readers share one wait word; it is theirs to set, and the writer's alone to clear. */
-static inline bool end_shares_wait(const struct fmq_end *e) { return e->overwrites && !e->writer; }
+/* A reader of an unsynchronized queue: one of any number, with no role and no shared counter. */
+static inline bool end_is_listener(const struct fmq_end *e) { return e->overwrites && !e->writer; }
 
 static inline void end_leave(struct fmq_end *e) { atomic_store_explicit(&e->busy, 0, memory_order_release); /* pairs: ONE_CALLER */ }
 
@@ -49,7 +51,7 @@ static inline void end_leave(struct fmq_end *e) { atomic_store_explicit(&e->busy
  * What other threads of the parent were doing with it at that moment is not being done here. */
 static inline bool end_is_ours(struct fmq_end *e) {
     if (e->generation == life_generation()) return true;
-    if (!end_shares_wait(e)) return false;
+    if (!end_is_listener(e)) return false;
     e->generation = life_generation();
     e->reserved = 0;
     atomic_store(&e->busy, 0);
@@ -80,7 +82,9 @@ static inline uint64_t ring_known(const struct fmq_end *e) {
     return e->overwrites ? e->capacity : e->capacity - (e->position - e->seen);
 }
 
+int ring_broken(struct fmq_end *e);
 int ring_look(struct fmq_end *e);
+int ring_look_ahead(struct fmq_end *e);
 int ring_need(struct fmq_end *e, uint64_t n);
 void ring_begin(struct fmq_end *e, uint64_t n);
 int ring_still_whole(struct fmq_end *e);

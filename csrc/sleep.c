@@ -13,7 +13,6 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-enum { AWAKE = 0, ASLEEP = 1 };
 enum { SPINS_PER_CLOCK = 64, SPURIOUS_LIMIT = 1000, LOOK_AGAIN = 1 };
 static const uint64_t SIGNAL_SLICE = 100000000; /* ns: the main thread looks for signals this often */
 static const uint64_t OLD_KERNEL_SLICE = 50000000; /* ns: without futex_waitv a death is polled for */
@@ -32,20 +31,27 @@ void sleep_wake_peer(fmq_end *e) {
     if (e->notify) fmq_event_wake(e->notify, e->notify_mask);
     if (!e->their_wait) return;
     /* Plain load first: while the peer is awake its wait word stays shared in both caches.  pairs: SLEEP */
-    if (atomic_load_explicit(e->their_wait, memory_order_seq_cst) == AWAKE) return;
-    if (atomic_exchange(e->their_wait, AWAKE) != ASLEEP) return;
-    futex_wake(e->their_wait, e->overwrites ? INT_MAX : 1, FUTEX_BITSET_MATCH_ANY);
+    if (!(atomic_load_explicit(e->their_wait, memory_order_seq_cst) & 1)) return;
+    atomic_fetch_add(e->their_wait, 1); /* even, and another value than anybody may be about to sleep on */
+    futex_wake(e->their_wait, INT_MAX, FUTEX_BITSET_MATCH_ANY);
 }
 
+void sleep_greet_peer(fmq_end *e) {
+    if (!e->their_wait) return;
+    atomic_fetch_add(e->their_wait, 2);
+    futex_wake(e->their_wait, INT_MAX, FUTEX_BITSET_MATCH_ANY);
+}
+
+uint32_t sleep_announce(_Atomic uint32_t *word) { return atomic_fetch_or(word, 1) | 1; /* seq_cst.  pairs: SLEEP */ }
+
 /* Returns when no thread is inside any more: from then on nothing of ours moves, and the role can go to somebody else.
- * Wakes again and again, and everybody, because a hostile peer could announce a sleep for us or take the one wake. A word
- * that readers share stays as it is: were we killed after clearing it, the others would sleep on. */
+ * Wakes again and again, without asking, because a hostile peer could hide that we sleep. The word stays as it is: others
+ * may sleep on it too, and were we killed after a change, they would sleep on. */
 void fmq_stop(fmq_end *e) {
     atomic_store(&e->stopped, 1); /* pairs: STOP */
     if (!end_is_ours(e)) return;
     do {
-        if (e->my_wait && !end_shares_wait(e)) atomic_exchange(e->my_wait, AWAKE);
-        if (e->my_wait) futex_wake(e->my_wait, INT_MAX, FUTEX_BITSET_MATCH_ANY); /* without asking whether somebody sleeps */
+        if (e->my_wait) futex_wake(e->my_wait, INT_MAX, FUTEX_BITSET_MATCH_ANY);
         sched_yield();
     } while (atomic_load(&e->busy)); /* pairs: STOP */
 }
@@ -85,25 +91,32 @@ int sleep_ended(const fmq_end *e, uint32_t life) {
     return life == LIFE_RELEASED ? -ESHUTDOWN : -EAGAIN;
 }
 
-/* Announces a sleep, and then looks: 0 when n are at hand, -EAGAIN when there is reason to sleep while life stays so. */
-static int announce(fmq_end *e, uint64_t n, uint32_t *life) {
+/* What a sleeper saw, and sleeps on while it stays so. */
+typedef struct {
+    uint32_t life, announced;
+} sight;
+
+/* Announces a sleep, and then looks: 0 when n are at hand, -EAGAIN when there is reason to sleep. */
+static int announce(fmq_end *e, uint64_t n, sight *saw) {
     /* Life before data: what a peer published before it died is delivered before its death is told.  pairs: DEAD */
-    *life = atomic_load(e->their_life);
-    atomic_store_explicit(e->my_wait, ASLEEP, memory_order_seq_cst); /* pairs: SLEEP */
+    saw->life = atomic_load(e->their_life);
+    saw->announced = sleep_announce(e->my_wait);
     int r = ring_need(e, n);
-    return r == -EAGAIN ? sleep_ended(e, *life) : r;
+    return r == -EAGAIN ? sleep_ended(e, saw->life) : r;
 }
 
-static void awake(fmq_end *e) {
-    if (!end_shares_wait(e)) atomic_store(e->my_wait, AWAKE);
+/* The kernel wakes one sleeper of a dead process's word; that one, whatever else it finds, wakes the others. */
+static void pass_on_death(fmq_end *e) {
+    if (life_is_dead(atomic_load(e->their_life))) futex_wake(e->their_life, INT_MAX, FUTEX_BITSET_MATCH_ANY); /* pairs: DEAD */
 }
 
-/* A wake for nothing: a peer may do that now and then, and not for ever. Progress, though not yet enough, is something. */
+/* A wake for nothing: a peer may do that now and then, and not for ever. Progress, though not yet enough, is something.
+ * A word that readers share is also woken when one of them is stopped, which is nobody's fault. */
 static int count_spurious(fmq_end *e) {
+    if (end_is_listener(e)) return LOOK_AGAIN;
     if (e->seen != e->progress) e->progress = e->seen, e->spurious = 0;
     if (++e->spurious <= SPURIOUS_LIMIT) return -EAGAIN;
-    e->broken = true;
-    return -EPROTO;
+    return ring_broken(e);
 }
 
 /* A signal that arrives just before the futex call would be noticed only after it, so Python's main thread, where
@@ -115,24 +128,26 @@ static uint64_t no_longer_than(uint64_t deadline) {
 }
 
 /* As futex_wait; LOOK_AGAIN when nobody woke us and the deadline has not passed either. */
-static int sleep_once(fmq_end *e, uint32_t life, uint64_t until) {
-    int r = futex_wait_either(e->my_wait, ASLEEP, e->their_life, life, until);
+static int sleep_once(fmq_end *e, sight saw, uint64_t until) {
+    int r = futex_wait_either(e->my_wait, saw.announced, e->their_life, saw.life, until);
     if (r != -ENOSYS && r != -EPERM) return r; /* EPERM: a container's filter older than the system call */
     uint64_t slice = futex_now() + OLD_KERNEL_SLICE;
-    r = futex_wait(e->my_wait, ASLEEP, FUTEX_BITSET_MATCH_ANY, slice < until ? slice : until);
+    r = futex_wait(e->my_wait, saw.announced, FUTEX_BITSET_MATCH_ANY, slice < until ? slice : until);
     return r == -ETIMEDOUT && slice < until ? LOOK_AGAIN : r;
 }
 
 /* One turn: 0 when n are at hand, -EAGAIN or LOOK_AGAIN to take another turn. */
 static int sleep_turn(fmq_end *e, uint64_t n, uint64_t until) {
-    uint32_t life;
-    int r = announce(e, n, &life);
+    sight saw;
+    int r = announce(e, n, &saw);
     if (r != -EAGAIN) return r;
-    int slept = sleep_once(e, life, until);
+    int slept = sleep_once(e, saw, until);
+    pass_on_death(e);
     r = ring_need(e, n); /* before reporting a timeout or a signal */
     if (r != -EAGAIN) return r;
     if (slept == -ETIMEDOUT || slept == -EINTR || slept == LOOK_AGAIN) return slept;
-    return count_spurious(e);
+    r = count_spurious(e);
+    return r == LOOK_AGAIN && futex_now() >= until ? -ETIMEDOUT : r;
 }
 
 static int sleep_for(fmq_end *e, uint64_t n, uint64_t deadline) {
@@ -141,17 +156,20 @@ static int sleep_for(fmq_end *e, uint64_t n, uint64_t deadline) {
     int r;
     do r = sleep_turn(e, n, until);
     while (r == -EAGAIN || r == LOOK_AGAIN);
-    awake(e);
-    /* The kernel wakes one sleeper of a dead process's word; that one wakes the others, and so on. */
-    if (r == -EPIPE) futex_wake(e->their_life, INT_MAX, FUTEX_BITSET_MATCH_ANY); /* pairs: DEAD */
     return r == -ETIMEDOUT && until < deadline ? -EINTR : r;
+}
+
+int sleep_spin(fmq_end *e, uint64_t n, uint64_t spin_ns) {
+    int r = ring_need(e, n);
+    return r == -EAGAIN ? spin_for(e, n, spin_ns, FMQ_FOREVER) : r;
 }
 
 int sleep_until(fmq_end *e, uint64_t n, uint64_t spin_ns, uint64_t deadline) {
     int r = ring_need(e, n);
     if (!deadline) return r;
-    if (r == -EAGAIN) r = spin_for(e, n, spin_ns, deadline);
+    if (r == -EAGAIN && !e->interrupted) r = spin_for(e, n, spin_ns, deadline);
     if (r == -EAGAIN) r = sleep_for(e, n, deadline);
+    e->interrupted = r == -EINTR; /* who calls again has spun already */
     return r;
 }
 
@@ -163,11 +181,11 @@ enum { ENDS_PER_SLEEP = FUTEX_MOST / 2 }; /* a wait word and a life word each */
 static int look_at_all(fmq_end *const *ends, unsigned n, uint8_t *ready, futex_entry *entries) {
     int count = 0;
     for (unsigned i = 0; i < n; i++) {
-        uint32_t life;
-        count += ready[i] = announce(ends[i], 1, &life) != -EAGAIN;
+        sight saw;
+        count += ready[i] = announce(ends[i], 1, &saw) != -EAGAIN;
         if (i >= ENDS_PER_SLEEP) continue;
-        entries[2 * i] = futex_on(ends[i]->my_wait, ASLEEP);
-        entries[2 * i + 1] = futex_on(ends[i]->their_life, life);
+        entries[2 * i] = futex_on(ends[i]->my_wait, saw.announced);
+        entries[2 * i + 1] = futex_on(ends[i]->their_life, saw.life);
     }
     return count;
 }
@@ -179,7 +197,7 @@ static int sleep_on_all(fmq_end *const *ends, unsigned n, futex_entry *entries, 
     int r = futex_wait_all(entries, 2 * some, slice < until ? slice : until);
     if (r == -ENOSYS || r == -EPERM) {
         slice = futex_now() + 1000000;
-        r = futex_wait(ends[0]->my_wait, ASLEEP, FUTEX_BITSET_MATCH_ANY, slice < until ? slice : until);
+        r = futex_wait(ends[0]->my_wait, (uint32_t)entries[0].expected, FUTEX_BITSET_MATCH_ANY, slice < until ? slice : until);
     } else if (r >= 0) {
         count_spurious(ends[r / 2]);
     }
@@ -193,24 +211,22 @@ static int wait_for_one_of(fmq_end *const *ends, unsigned n, uint8_t *ready, uin
     while (!(count = look_at_all(ends, n, ready, entries))) {
         if (!deadline) return -EAGAIN;
         r = sleep_on_all(ends, n, entries, until);
-        if (r != -ETIMEDOUT && r != -EINTR) continue;
+        for (unsigned i = 0; i < n; i++) pass_on_death(ends[i]);
+        if (r != -ETIMEDOUT && r != -EINTR && futex_now() < until) continue; /* a peer that wakes us all the time */
         if ((count = look_at_all(ends, n, ready, entries))) return count; /* before reporting a timeout or a signal */
-        return r == -ETIMEDOUT && until < deadline ? -EINTR : r;
+        return r == -EINTR || until < deadline ? -EINTR : -ETIMEDOUT;
     }
     return count;
 }
 
 int fmq_wait_any(fmq_end *const *ends, unsigned n, uint8_t *ready, uint64_t deadline) {
-    int r = 0;
+    int r = n ? 0 : -EINVAL; /* nothing would ever end that wait */
     unsigned entered = 0;
     while (entered < n && !r) {
         r = ends[entered]->my_wait ? end_enter_free(ends[entered]) : -EROFS;
         if (!r) entered++;
     }
     if (!r) r = wait_for_one_of(ends, n, ready, deadline);
-    for (unsigned i = 0; i < entered; i++) {
-        awake(ends[i]);
-        end_leave(ends[i]);
-    }
+    while (entered) end_leave(ends[--entered]);
     return r;
 }

@@ -7,8 +7,18 @@
 /* Until n are at hand: 0, or why not. Spins for spin_ns, then sleeps; deadline 0 only looks. */
 int sleep_until(struct fmq_end *e, uint64_t n, uint64_t spin_ns, uint64_t deadline);
 
+/* As sleep_until, for spin_ns at most and without sleeping: -EAGAIN. */
+int sleep_spin(struct fmq_end *e, uint64_t n, uint64_t spin_ns);
+
+/* A wait word is odd while somebody may sleep on it. Announce, then look, then sleep on the value that this returns. */
+uint32_t sleep_announce(_Atomic uint32_t *word);
+
 /* After a transfer: whoever announced a sleep is woken. */
 void sleep_wake_peer(struct fmq_end *e);
+
+/* A new owner of a role: whoever sleeps looks again, whatever the word says. A dead predecessor may have changed it and
+ * not come to the wake. */
+void sleep_greet_peer(struct fmq_end *e);
 
 /* Why no more will come, or -EAGAIN. `life` was read before the counter was. */
 int sleep_ended(const struct fmq_end *e, uint32_t life);

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import weakref
 from typing import TYPE_CHECKING, Any, NoReturn, Self
@@ -10,17 +9,17 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self
 import numpy as np
 
 from fmq._core import ffi, lib
-from fmq.clock import deadline_of
+from fmq.clock import FOREVER, deadline_of
 from fmq.errors import Closed, Overrun, Timeout, raise_errno
 from fmq.geometry import Flavour
 from fmq.life import Watch
+from fmq.region import descriptors
 from fmq.role import LIFE_AT, OBSERVER, READER, WRITER, Role, Seat
 from fmq.span import Span
 from fmq.wait import Bell
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Iterator
 
     from numpy.typing import ArrayLike, NDArray
 
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
     from fmq.event import EventFlag
 
 DEFAULT_SPIN = 50e-6  # seconds
+_from_buffer, _new = ffi.from_buffer, ffi.new
 _RETRY = -errno.EINTR  # a signal's Python handler runs before the call is repeated
 
 
@@ -48,7 +48,8 @@ class _End:
             self._role.release()
             raise_errno(code, "cannot take the role")
         self.handle = ffi.gc(handle[0], lib.fmq_free)  #: of the C core
-        self._spans = ffi.new("fmq_spans *")
+        self._is_buffer = _has_buffer(self.dtype)
+        self._channels: list[Any] = []
         self._bell: Bell | None = None  # for select; and
         self._async_bell: Bell | None = None
         self._flag: EventFlag | None = None
@@ -73,6 +74,12 @@ class _End:
         if not 0 <= seconds <= 10:
             raise ValueError(f"spin={seconds!r}: seconds from 0 to 10")
         self.spin_ns = int(seconds * 1e9)
+        for channel in self._channels:
+            channel.spin_ns = self.spin_ns
+
+    def follow_spin(self, channel: Any) -> None:
+        """Keeps the spin_ns of an fmq_channel at this end's."""
+        self._channels.append(channel)
 
     @property
     def available(self) -> int:
@@ -141,7 +148,8 @@ class _End:
                 bell.close()
         self._bell = self._async_bell = None
         lib.fmq_stop(self.handle)
-        self._finalizer()
+        with descriptors:  # of two threads that close, neither returns before the role is free
+            self._finalizer()
 
     def __enter__(self) -> Self:
         return self
@@ -155,47 +163,47 @@ class _End:
             return self.handle
         raise Closed("this end is closed, or was opened before a fork; open the queue again in this process")
 
-    def _count(self, n: int) -> int:
-        if 0 <= n <= self.capacity:
-            return n
-        raise ValueError(f"n={n}: the queue's capacity is {self.capacity} elements; make a larger queue or use parts")
-
-    def _transfer(self, what: str, function: Any, pointer: Any, n: int, timeout: float | None) -> None:
-        end, deadline, spin = self.usable(), deadline_of(timeout), self.spin_ns
-        if self._bell is not None:
-            self._bell.rest()
-        while (code := function(end, pointer, n, spin, deadline)) == _RETRY:
+    def _transfer(self, what: str, function: Any, array: NDArray[Any], n: int, timeout: float | None) -> None:
+        deadline = FOREVER if timeout is None else deadline_of(timeout)
+        bell = self._bell
+        if bell is not None and deadline:
+            bell.rest()
+        pointer = _from_buffer(array if self._is_buffer else array.view(np.uint8))
+        while (code := function(self.handle, pointer, n, self.spin_ns, deadline)) == _RETRY:
             pass
+        if bell is not None:
+            bell.arm(1)
+        if code:
+            self._refuse(code, what, n)
+
+    def _reserve(self, what: str, n: int, timeout: float | None) -> Span:
+        deadline, spans = FOREVER if timeout is None else deadline_of(timeout), _new("fmq_spans *")
+        if n < 0:
+            self._refuse(-errno.EMSGSIZE, what, n)
+        while (code := lib.fmq_reserve(self.handle, n, spans, self.spin_ns, deadline)) == _RETRY:
+            pass
+        if code:
+            self._refuse(code, what, n)
+        start, first, second = spans.start, spans.first, spans.second
+        return Span(self._ring[start : start + first], self._ring[:second])
+
+    def _commit(self, what: str, n: int) -> None:
+        code = lib.fmq_commit(self.handle, n)
         if self._bell is not None:
             self._bell.arm(1)
         if code:
-            self._refuse(code, what)
-
-    @contextlib.contextmanager
-    def _transaction(self, what: str, n: int, timeout: float | None) -> Iterator[Span]:
-        end, spans, spin, deadline = self.usable(), self._spans, self.spin_ns, deadline_of(timeout)
-        while (code := lib.fmq_reserve(end, self._count(n), spans, spin, deadline)) == _RETRY:
-            pass
-        if code:
-            self._refuse(code, what)
-        try:
-            with Span(self._ring[spans.start : spans.start + spans.first], self._ring[: spans.second]) as span:
-                yield span
-        except BaseException:
-            lib.fmq_commit(end, 0)
-            raise
-        code = lib.fmq_commit(end, n)
-        if self._bell is not None:
-            self._bell.arm(1)
-        if code:
-            self._refuse(code, what)
+            self._refuse(code, what, n)
 
     async def _until(self, n: int) -> None:
         if self._async_bell is None:
             self._async_bell = Bell(self.usable())
         await self._async_bell.rung(n)
 
-    def _refuse(self, code: int, what: str) -> NoReturn:
+    def _refuse(self, code: int, what: str, n: int) -> NoReturn:
+        if code == -errno.EMSGSIZE:
+            raise ValueError(
+                f"n={n}: the queue's capacity is {self.capacity} elements; make a larger queue or use parts"
+            )
         if code == -errno.EOVERFLOW:
             lost, position = lib.fmq_lost(self.handle), self.position
             raise Overrun(lost, position)
@@ -207,6 +215,37 @@ class _End:
         raise_errno(code, what)
 
 
+class Transaction:
+    """Elements in place, from `with` to the end of its block: `w.reserve(n)`, `r.peek(n)`."""
+
+    __slots__ = ("_end", "_n", "_span", "_timeout", "_what")
+
+    def __init__(self, end: _End, what: str, n: int, timeout: float | None) -> None:
+        self._end, self._what, self._n, self._timeout = end, what, n, timeout
+
+    def __enter__(self) -> Span:
+        self._span = self._end._reserve(self._what, self._n, self._timeout)
+        return self._span
+
+    def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
+        self._span.end()
+        if not self._n:  # held nothing: what is open by now may be another thread's
+            return
+        if error is None:
+            self._end._commit(self._what, self._n)
+        else:
+            lib.fmq_commit(self._end.handle, 0)
+
+
+def _has_buffer(dtype: np.dtype[Any]) -> bool:
+    """Whether arrays of it speak the buffer protocol (dates do not)."""
+    try:
+        _from_buffer(np.empty(1, dtype))
+    except ValueError:
+        return False
+    return True
+
+
 class MessageQueueWriter(_End):
     """The writing end."""
 
@@ -214,8 +253,10 @@ class MessageQueueWriter(_End):
 
     def write(self, elements: ArrayLike, timeout: float | None = None) -> None:
         """Writes all elements or none, waiting for room. Raises Timeout, Closed, PeerDied, Corrupt, ValueError."""
-        array = np.ascontiguousarray(elements, self.dtype).reshape(-1)
-        self._transfer("write", lib.fmq_write, ffi.from_buffer(array.view(np.uint8)), self._count(len(array)), timeout)
+        array = elements
+        if type(array) is not np.ndarray or array.dtype is not self.dtype or not array.flags.c_contiguous:
+            array = np.ascontiguousarray(elements, self.dtype)
+        self._transfer("write", lib.fmq_write, array, array.size, timeout)
 
     def try_write(self, elements: ArrayLike) -> bool:
         """Writes all elements if there is room for them now."""
@@ -227,13 +268,13 @@ class MessageQueueWriter(_End):
 
     async def write_async(self, elements: ArrayLike) -> None:
         """As `write`, for asyncio. Nothing is written when the task is cancelled."""
-        array = np.ascontiguousarray(elements, self.dtype).reshape(-1)
+        array = np.ascontiguousarray(elements, self.dtype)
         while not self.try_write(array):
-            await self._until(len(array))
+            await self._until(array.size)
 
-    def reserve(self, n: int, timeout: float | None = None) -> contextlib.AbstractContextManager[Span]:
+    def reserve(self, n: int, timeout: float | None = None) -> Transaction:
         """`with w.reserve(n) as span:` writes in place; visible at once at the end, not at all if the block raises."""
-        return self._transaction("reserve", n, timeout)
+        return Transaction(self, "reserve", n, timeout)
 
 
 class MessageQueueReader(_End):
@@ -243,9 +284,11 @@ class MessageQueueReader(_End):
 
     def read(self, n: int, timeout: float | None = None) -> NDArray[Any]:
         """Takes n elements, waiting for them. Raises Timeout, Overrun, Closed, PeerDied, Corrupt, ValueError."""
-        out = np.empty(self._count(n) * self.dtype.itemsize, np.uint8)
-        self._transfer("read", lib.fmq_read, ffi.from_buffer(out), n, timeout)
-        return out.view(self.dtype)
+        if not 0 <= n <= self.capacity:
+            self._refuse(-errno.EMSGSIZE, "read", n)
+        out = np.empty(n, self.dtype)
+        self._transfer("read", lib.fmq_read, out, n, timeout)
+        return out
 
     def try_read(self, n: int) -> NDArray[Any] | None:
         """n elements if they are there now."""
@@ -260,13 +303,13 @@ class MessageQueueReader(_End):
             await self._until(n)
         return elements
 
-    def peek(self, n: int, timeout: float | None = None) -> contextlib.AbstractContextManager[Span]:
+    def peek(self, n: int, timeout: float | None = None) -> Transaction:
         """`with r.peek(n) as span:` reads in place; taken at the end of the block, left there if it raises.
 
         On an unsynchronized queue the writer may overwrite what is looked at; then the block ends with Overrun, and
         what it saw is to be thrown away.
         """
-        return self._transaction("peek", n, timeout)
+        return Transaction(self, "peek", n, timeout)
 
     def keep_latest(self, n: int) -> None:
         """Of an unsynchronized queue: from here on exactly the n newest elements are unread, as far as there are any.

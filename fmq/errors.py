@@ -75,7 +75,7 @@ _BY_ERRNO: dict[int, tuple[type[FmqError], str]] = {
     errno.ETIMEDOUT: (Timeout, "the timeout passed first"),
     errno.EPIPE: (PeerDied, "the other side's process is gone"),
     errno.ESHUTDOWN: (Closed, "the other side closed its end"),
-    errno.ECANCELED: (Closed, "this end was closed"),
+    errno.ECANCELED: (Closed, "this end is closed, or was opened before a fork; open the queue again in this process"),
     errno.EPROTO: (Corrupt, "the other side broke the queue's protocol; this end is of no more use"),
     errno.EBUSY: (Busy, "another thread uses this end, or a reservation is open; finish it first"),
 }

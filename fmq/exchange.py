@@ -6,47 +6,71 @@ import errno
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from fmq._core import ffi, lib
+from fmq._hot import lib as hot
 from fmq.clock import FOREVER
 from fmq.errors import raise_errno
 
 if TYPE_CHECKING:
     from fmq.end import MessageQueueReader, MessageQueueWriter
 
-_exchange, _unpack = lib.fmq_exchange, ffi.unpack
+_exchange, _hot_exchange = lib.fmq_exchange, hot.fmq_hot_exchange
+_START = ffi.cast("void *", ffi.addressof(lib, "fmq_exchange_start"))
 
 
 class Exchange:
     """How a burst speaks: writes a packet to one queue and takes the message that arrives on another.
 
-    One thread at a time; a second one gets Busy.
+    It polls as long as `back` does. One thread at a time; a second one gets Busy. A hot loop calls the bound method
+    `exchange.__call__`, which saves Python a look-up each time.
     """
 
-    __slots__ = ("_back", "_buffer", "_channel", "_element", "_out", "_size")
+    __slots__ = ("_back", "_free", "_hold", "_out")
 
-    def __init__(self, out: MessageQueueWriter, back: MessageQueueReader) -> None:
+    def __init__(self, out: MessageQueueWriter, back: MessageQueueReader, *, hold: float = 0.0) -> None:
+        """`hold`: for so many of its first seconds a call keeps the GIL, up to 1e-3. Short answers are then faster, and
+        a busy thread of this process does not delay them by its time slice; but no other thread runs meanwhile.
+        """
         if out.overwrites or back.overwrites:
             raise ValueError("an exchange takes two synchronized queues: every message has to arrive")
         self._out, self._back = out, back
-        self._size, self._element = back.dtype.itemsize, out.dtype.itemsize
-        self._buffer = ffi.new("char[]", back.capacity * self._size)
-        ends = out.handle, back.handle
-        self._channel: Any = ffi.new("fmq_channel *", (*ends, self._buffer, back.capacity))
+        buffer = ffi.new("char[]", back.capacity * back.dtype.itemsize)
+        if not 0 <= hold <= 1e-3:
+            raise ValueError(f"hold={hold!r}: seconds from 0 to 0.001")
+        channel = ffi.new(
+            "fmq_channel *", (out.handle, back.handle, buffer, len(buffer), back.spin_ns, int(hold * 1e9))
+        )
+        back.follow_spin(channel)
+        self._hold = hold > 0
+        self._free: list[tuple[Any, Any]] = [(channel, ffi.buffer(buffer))]  # empty while a thread is inside
 
     def __call__(self, packet: bytes, deadline: int = FOREVER) -> bytes:
         """Sends `packet` (b"": nothing) and returns the next message. `deadline`: absolute CLOCK_MONOTONIC ns.
 
         Raises BufferError when the packet does not fit: then nothing was sent. Timeout: it was sent.
         """
-        got = _exchange(self._channel, packet, len(packet) // self._element, self._back.spin_ns, deadline)
-        while got == -errno.EINTR:
-            got = _exchange(self._channel, b"", 0, self._back.spin_ns, deadline)
-        if got < 0:
-            _refuse(got, len(packet) // self._element)
-        received: bytes = _unpack(self._buffer, got * self._size)
-        return received
+        try:
+            inside = self._free.pop()
+        except IndexError:
+            raise_errno(-errno.EBUSY, "exchange")
+        channel, buffer = inside
+        try:
+            if self._hold:
+                got = _hot_exchange(_START, channel, packet, len(packet))
+            else:
+                got = _exchange(channel, packet, len(packet), deadline)
+            while got == -errno.EINTR or (got == -errno.ETIMEDOUT and self._hold and lib.fmq_now() < deadline):
+                got = _exchange(channel, b"", 0, deadline)
+            if got < 0:
+                _refuse(got, len(packet))
+            received: bytes = buffer[:got]
+            return received
+        finally:
+            self._free.append(inside)
 
 
-def _refuse(code: int, n: int) -> NoReturn:
+def _refuse(code: int, nbytes: int) -> NoReturn:
     if code in (-errno.EAGAIN, -errno.EMSGSIZE):
-        raise BufferError(f"a packet of {n} elements does not fit into the channel")
+        raise BufferError(f"a packet of {nbytes} bytes does not fit into the channel")
+    if code == -errno.EINVAL:
+        raise ValueError(f"packet of {nbytes} bytes: not a whole number of the queue's elements")
     raise_errno(code, "exchange")

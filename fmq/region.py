@@ -1,8 +1,9 @@
 """Shared memory: what it is made of, and views that keep it mapped.
 
 Anonymous memory is a memfd whose size is frozen by seals: it has no name that a crash could leave behind, and no peer
-can shrink it under a reader. Named memory is POSIX shared memory (opened and unlinked by posix_ipc), mode 0600, really
-reserved: a full /dev/shm is an error here and not a SIGBUS later.
+can shrink it under a reader. Named memory is POSIX shared memory, mode 0600, really reserved: a full /dev/shm is an
+error here and not a SIGBUS later. posix_ipc opens and unlinks it, and is imported where it is used: on free-threaded
+CPython it turns the GIL on again.
 """
 
 from __future__ import annotations
@@ -13,11 +14,11 @@ import fcntl
 import math
 import os
 import stat
+import threading
 from multiprocessing import reduction
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
-import posix_ipc
 
 from fmq._core import ffi, lib
 from fmq.errors import InvalidDescriptor, NoSpace
@@ -29,6 +30,11 @@ if TYPE_CHECKING:
 
 Kind = Literal["memfd", "posix"]
 _SHM = "/dev/shm"  # where glibc keeps POSIX shared memory; where we give it its name
+# Held while a region's descriptor is given back, and while a role is taken through its number: nobody opens what
+# another thread has put under a number that was just closed. A fork waits for it, so that a child knows each role that
+# it inherits. Reentrant, because a finalizer or a signal's handler may close a region inside.
+descriptors = threading.RLock()
+os.register_at_fork(before=descriptors.acquire, after_in_parent=descriptors.release, after_in_child=descriptors.release)
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
@@ -44,7 +50,7 @@ class Region:
         self._fd = fd
         base = ffi.new("void **")
         if code := lib.fmq_map(fd, nbytes, writable, base):
-            os.close(fd)
+            self.close()
             raise OSError(-code, f"cannot map {nbytes} bytes of shared memory: {os.strerror(-code)}")
         pointer = ffi.cast("unsigned char *", base[0])
         self.base = ffi.gc(pointer, lambda p: lib.fmq_unmap(p, nbytes))
@@ -93,6 +99,8 @@ class Region:
     @classmethod
     def open(cls, name: str, *, writable: bool = True) -> Self:
         """Named POSIX memory as it stands, if it is ours. Raises FileNotFoundError, and InvalidDescriptor."""
+        import posix_ipc
+
         try:
             fd: int = posix_ipc.SharedMemory(checked_name(name), read_only=not writable).fd
         except posix_ipc.ExistentialError:
@@ -161,12 +169,13 @@ class Region:
 
     def close(self) -> None:
         """Gives the descriptor back. The memory itself goes when the last view and the last other process are gone."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        with descriptors:
+            fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
 
     def __del__(self) -> None:
-        with contextlib.suppress(AttributeError, OSError):
+        with contextlib.suppress(AttributeError, TypeError, OSError):  # the interpreter may have cleared our module
             self.close()
 
 
@@ -185,6 +194,8 @@ def checked_name(name: str) -> str:
 
 def unlink(name: str) -> None:
     """Removes a name. Who has the memory open keeps it. Raises FileNotFoundError, PermissionError."""
+    import posix_ipc
+
     try:
         posix_ipc.unlink_shared_memory(checked_name(name))
     except posix_ipc.ExistentialError:

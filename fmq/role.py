@@ -12,21 +12,16 @@ import errno
 import fcntl
 import os
 import struct
-import threading
 import weakref
-from typing import TYPE_CHECKING
 
 from fmq._core import lib
 from fmq.errors import RoleTaken
-
-if TYPE_CHECKING:
-    from fmq.region import Region
+from fmq.region import Region, descriptors
 
 WRITER, READER, OBSERVER = lib.FMQ_WRITER, lib.FMQ_READER, lib.FMQ_OBSERVER
 LIFE_AT = {WRITER: 768, READER: 896}  # csrc/layout.h
 _NAMES = {WRITER: "writer", READER: "reader"}
 _FLOCK = "hhqqi4x"  # struct flock: type, whence, start, length, pid
-_guard = threading.Lock()
 _files: weakref.WeakKeyDictionary[Region, LockFile] = weakref.WeakKeyDictionary()
 
 
@@ -70,7 +65,7 @@ class Role:
     def __init__(self, control: Region, at: int, which: int) -> None:
         """Raises RoleTaken when somebody alive has it."""
         self._control, self._byte = control, at + which
-        with _guard:
+        with descriptors:
             file = _files.get(control) or _files.setdefault(control, LockFile(control))
             try:
                 file.lock(self._byte, _NAMES[which])
@@ -85,7 +80,7 @@ class Role:
 
     def release(self) -> None:
         """Tells the peer, and lets somebody else take the role. Harmless when done twice, or in a forked child."""
-        with _guard:
+        with descriptors:
             if not self.is_held:
                 return
             if self._life >= 0:
@@ -109,7 +104,10 @@ class Seat:
 
     def __init__(self, control: Region, at: int) -> None:
         self.is_held, self._fd = True, -1
-        with contextlib.suppress(PermissionError):  # another user's memory, received by descriptor: then it is not seen
+        with (
+            descriptors,
+            contextlib.suppress(PermissionError),
+        ):  # another user's memory: we are not seen
             self._fd = os.open(f"/proc/self/fd/{control.fd}", os.O_RDONLY | os.O_CLOEXEC)
             _set_lock(self._fd, at + READER, fcntl.F_RDLCK)
 
@@ -145,8 +143,6 @@ def _set_lock(fd: int, byte: int, kind: int) -> bool:
 
 
 def _after_fork() -> None:
-    global _guard  # noqa: PLW0603 - another thread of the parent may have held it
-    _guard = threading.Lock()
     for file in list(_files.values()):
         file.abandon()
     _files.clear()

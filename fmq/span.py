@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -26,6 +26,9 @@ class Lease:
             raise Closed("this span was committed or left: its memory is the other side's now; copy what you keep")
 
 
+_view = np.ndarray.view
+
+
 class SpanArray(np.ndarray[Any, np.dtype[Any]]):
     """An ndarray in the ring. It, its views and its slices refuse to be used after the span's block has ended.
 
@@ -37,20 +40,12 @@ class SpanArray(np.ndarray[Any, np.dtype[Any]]):
     def __array_finalize__(self, origin: object) -> None:
         self._lease = None if self.flags.owndata else getattr(origin, "_lease", None)  # copies are free
 
-    def __getattribute__(self, name: str) -> Any:
-        value = super().__getattribute__(name)
-        if name not in _ALWAYS:
-            _check(self)
-        return value
-
     def __getitem__(self, key: Any) -> Any:
         plain = _plain(self)
         part = plain[key]
         if not isinstance(part, np.ndarray) or not np.may_share_memory(part, plain):
             return part  # a scalar, or a copy
-        view = part.view(SpanArray)
-        view._lease = self._lease
-        return view
+        return _view(part, SpanArray) if self._lease is None else _leased(part, self._lease)
 
     def __setitem__(self, key: Any, value: Any) -> None:
         _check(self)
@@ -72,19 +67,55 @@ class SpanArray(np.ndarray[Any, np.dtype[Any]]):
         return "<span that has ended>" if self._lease is not None and self._lease.is_over else super().__repr__()
 
 
-_ALWAYS = {"_lease", "__class__", "__dict__"}  # of an array whose span has ended
-
-
 def _check(array: SpanArray) -> None:
     if array._lease is not None:
         array._lease.check()
+
+
+def _guard_methods() -> None:
+    """Every public method and attribute of an ndarray looks at the lease first; what ufuncs do is guarded above."""
+    for name in dir(np.ndarray):
+        if name.startswith("_") or name in _HARMLESS:
+            continue
+        found = getattr(np.ndarray, name)
+        setattr(SpanArray, name, _guarded(found) if callable(found) else property(_guarded(found.__get__)))
+
+
+_HARMLESS = {
+    "dtype",
+    "flags",
+    "itemsize",
+    "nbytes",
+    "ndim",
+    "shape",
+    "size",
+    "strides",
+    "base",
+}  # touch none
+
+
+def _guarded(method: Any) -> Any:
+    def call(self: SpanArray, *args: Any, **how: Any) -> Any:
+        _check(self)
+        return method(self, *args, **how)
+
+    return call
+
+
+_guard_methods()
 
 
 def _plain(array: Any) -> Any:
     if not isinstance(array, SpanArray):
         return array
     _check(array)
-    return array.view(np.ndarray)
+    return _view(array, np.ndarray)
+
+
+def _leased(array: NDArray[Any], lease: Lease) -> SpanArray:
+    view: SpanArray = _view(array, SpanArray)
+    view._lease = lease
+    return view
 
 
 class Span:
@@ -96,9 +127,8 @@ class Span:
     __slots__ = ("_lease", "first", "second")
 
     def __init__(self, first: NDArray[Any], second: NDArray[Any]) -> None:
-        self._lease = Lease()
-        self.first, self.second = first.view(SpanArray), second.view(SpanArray)
-        self.first._lease = self.second._lease = self._lease
+        lease = self._lease = Lease()
+        self.first, self.second = _leased(first, lease), _leased(second, lease) if len(second) else second
 
     def __len__(self) -> int:
         return len(self.first) + len(self.second)
@@ -119,11 +149,4 @@ class Span:
 
     def end(self) -> None:
         """From here on the memory is not ours."""
-        self.first.flags.writeable = self.second.flags.writeable = False
         self._lease.is_over = True
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.end()

@@ -54,10 +54,9 @@ class Bell:
 
     def arm(self, n: int) -> None:
         """Rings once when a transfer of n elements would not wait; at once if that is so now. Raises Busy, Closed."""
-        self.rest()
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self.fd)
-        self._token = lib.fmq_bridge(self._handle, n, self.fd)
+        self._token = lib.fmq_bridge(self._handle, n, self.fd, self._token)
         if self._token == -errno.EROFS:
             raise ValueError("a reader without write access cannot announce that it sleeps; open the queue writable")
         if self._token < 0 and self._token != -errno.EALREADY:

@@ -1,6 +1,8 @@
 """What is built can be installed alone, and works."""
 
+import os
 import pathlib
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -25,8 +27,8 @@ def test_the_wheel_holds_the_packages_and_one_extension(built):
     (wheel,) = built.glob("*-cp311-abi3-*.whl")
     names = zipfile.ZipFile(wheel).namelist()
     assert {name.split("/")[0] for name in names if ".dist-info" not in name} == {"fmq", "burst", "driver"}
-    assert [name for name in names if name.endswith(".so")] == ["fmq/_core.abi3.so"]
-    assert {"fmq/py.typed", "burst/py.typed", "driver/py.typed"} <= set(names)
+    assert [name for name in names if name.endswith(".so")] == ["fmq/_core.abi3.so", "fmq/_hot.abi3.so"]
+    assert {"fmq/py.typed", "fmq/_core.pyi", "fmq/_hot.pyi", "burst/py.typed", "driver/py.typed"} <= set(names)
 
 
 def test_the_sdist_holds_the_sources_and_nothing_generated(built):
@@ -58,3 +60,41 @@ def test_the_wheel_alone_runs_a_model(built, tmp_path):
     )
     assert done.returncode == 0, done.stderr
     assert "[[2. 3. 4. 5.]] NONE" in done.stdout
+
+
+@pytest.fixture
+def free_threaded():
+    """A free-threaded CPython 3.14 or later, with pip and headers."""
+    python = os.environ.get("BURST_FREE_THREADED_PYTHON") or shutil.which("python3.14t")
+    if not python:
+        pytest.skip(
+            "no free-threaded Python: set BURST_FREE_THREADED_PYTHON, or put python3.14t on PATH (`uv python install"
+            " 3.14t`, or CPython's sources with `./configure --disable-gil && make && make install`)"
+        )
+    return python
+
+
+@pytest.mark.stress
+def test_free_threaded_python_gets_a_wheel_of_its_own(free_threaded, tmp_path):
+    """A cp314t wheel, whose threads do what tests/fmq/test_threads.py claims, and which leaves the global lock off."""
+
+    def run(*command, **how):
+        done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False, **how)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout.strip()
+
+    run(free_threaded, "-m", "venv", tmp_path / "empty")
+    python, pip = tmp_path / "empty/bin/python", (tmp_path / "empty/bin/python", "-m", "pip", "--quiet")
+    run(*pip, "wheel", "--no-deps", "--wheel-dir", tmp_path, ROOT)
+    (wheel,) = tmp_path.glob("burst_engine-*.whl")
+    tag = run(python, "-c", "import sys; print('cp%d%d' % sys.version_info[:2])")
+    assert f"-{tag}-{tag}t-linux_" in wheel.name
+    run(*pip, "install", wheel, "pytest")
+    alone = tmp_path / "alone"  # away from the sources, which have no extension for this interpreter
+    shutil.copytree(ROOT / "tests/fmq", alone / "fmq")
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHON_GIL"}
+    told = "import sys, fmq; print(sys._is_gil_enabled())"
+    assert run(python, "-W", "error", "-c", told, cwd=alone, env=environment) == "False"
+    test = alone / "fmq/test_threads.py"
+    environment["PYTHON_GIL"] = "0"
+    run(python, "-W", "error", "-m", "pytest", "-q", "-p", "no:cacheprovider", test, cwd=alone, env=environment)

@@ -1,5 +1,6 @@
 """Each script of bench/ runs to its end with tiny blocks and says what it promises to say; the arithmetic is right."""
 
+import itertools
 import json
 import os
 import subprocess
@@ -31,6 +32,9 @@ QUEUE_ROWS = [
     "queue in C, sleeping",
     "queue from Python, sleeping",
 ]
+FLOORS = [*QUEUE_ROWS[:2], "floor: limit spin, 8 B", "floor: spsc, 64 KiB"]
+SIZED_ROWS = [f"queue {way}, polling, {size}" for size in ("8 B", "64 KiB") for way in ("in C", "from Python")]
+STREAMS = ["floor: spsc", "floor: spsc in place", "write/read in C", "in place in C", "overwriting in C"]
 INTERFERENCE_ROWS = ["idle", "another computes", "another prepares"]
 
 
@@ -62,7 +66,13 @@ def run(script, tmp_path, *options):
     ("script", "options", "rows", "budgets"),
     [
         ("burst_roundtrip.py", ["--peers", "none"], BURST_ROWS, 5),
-        ("queue_roundtrip.py", [], QUEUE_ROWS, 4),
+        ("queue_roundtrip.py", ["--peers", "none"], QUEUE_ROWS, 6),
+        (
+            "queue_roundtrip.py",
+            ["--peers", "none", "--sizes", "8", "65536"],
+            [*FLOORS, *QUEUE_ROWS[2:], *SIZED_ROWS],
+            6,
+        ),
         ("prepare_interference.py", [], INTERFERENCE_ROWS, 2),
     ],
 )
@@ -79,6 +89,71 @@ def test_a_script_measures_every_row_it_promises(tmp_path, script, options, rows
 
 
 @needs_two_cpus
+def test_the_stream_script_measures_every_cell(tmp_path):
+    """Every size and batch in C beside both floors; from Python ours and the peers that were asked for."""
+    found, text = run("queue_throughput.py", tmp_path, "--peers", "pipe")
+    rows = {row["name"]: row for row in found["subjects"]}
+    in_c = {f"{what}, {cell}" for what in STREAMS for cell in ("64 B x 1", "64 B x 16", "64 KiB x 1", "64 KiB x 16")}
+    python = {
+        f"{what}, {cell}"
+        for what in ("write/read", "reserve/peek", "pipe")
+        for cell in ("64 B x 1", "64 B x 16", "64 KiB x 1")
+    }
+    assert rows.keys() == in_c | python
+    for row in rows.values():
+        assert len(row["rounds"]) == found["pairs"] == 2
+        assert row["mb_per_s"] == pytest.approx(row["bytes"] * row["elements_per_s"] / 1e6)
+    assert (len(found["budgets"]), text.count("64 KiB x 16")) == (5, 2)
+
+
+def test_the_idle_script_sees_every_way_to_wait(tmp_path):
+    """Waiters are woken at the end, or it fails; what is told is what /proc counted."""
+    found, _ = run("queue_idle.py", tmp_path)
+    ours = [row for row in found["subjects"] if row["ours"] and "error" not in row]
+    assert {("reader.read", "main thread"), ("EventFlag.wait", "other thread")} <= {
+        (row["what"], row["where"]) for row in ours
+    }
+    for row in ours:
+        assert len(row["rounds"]) == 2
+        assert 0 <= row["wakeups_per_s"]["median"] < (1 if row["where"] == "other thread" else 100)
+    assert len(found["budgets"]) == 2
+
+
+@needs_two_cpus
+def test_the_cost_script_counts_what_queues_hold(tmp_path):
+    """Each side of each queue has at least its memory, and both sides were up when they looked."""
+    found, _ = run("queue_cost.py", tmp_path, "--counts", "2", "20")
+    rows = [row for row in found["subjects"] if "error" not in row]
+    assert {(row["count"], row["side"]) for row in rows} == {(n, s) for n in (2, 20) for s in ("maker", "attacher")}
+    for row in rows:
+        assert len(row["rounds"]) == 2
+        assert row["us"] > 0
+        assert row["way"] != "a memory each" or (row["fds"] >= 1 and row["mappings"] >= 1 and row["resident_kib"] >= 4)
+    assert len(found["budgets"]) == 4
+
+
+@pytest.fixture
+def streams(monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCH / "peers"))
+    import streams
+
+    return streams
+
+
+@pytest.mark.parametrize("lost", [0, 1, 7])
+def test_a_stream_that_loses_messages_is_not_measured(streams, lost):
+    """The consumer knows whose turn it is; a way that drops some is an error and not a fast row."""
+    kinds = streams.EVERY - 1
+    numbers = (n + lost * (n > 100) for n in itertools.count())
+    take, look = streams.looking(lambda: bytes([next(numbers) % kinds + 1]) * 8)
+    if lost:
+        with pytest.raises(ValueError, match="message"):
+            streams.consume(take, look, 0.05, kinds)
+    else:
+        assert streams.consume(take, look, 0.01, kinds)["p50_us"] > 0
+
+
+@needs_two_cpus
 def test_every_busy_block_contains_whole_prepares(tmp_path):
     """The count that the second process answers is of prepares that ended within the block."""
     found, _ = run("prepare_interference.py", tmp_path)
@@ -88,11 +163,21 @@ def test_every_busy_block_contains_whole_prepares(tmp_path):
 
 
 @needs_two_cpus
-def test_a_picture_is_drawn(tmp_path):
+@pytest.mark.parametrize(
+    ("script", "options"),
+    [
+        ("burst_roundtrip.py", ["--peers", "none"]),
+        ("queue_roundtrip.py", ["--peers", "none", "--sizes", "65536"]),
+        ("queue_throughput.py", ["--peers", "none"]),
+        ("queue_idle.py", []),
+        ("queue_cost.py", ["--counts", "1", "5"]),
+    ],
+)
+def test_a_picture_is_drawn(tmp_path, script, options):
     """--plot writes what its file's name says."""
     pytest.importorskip("matplotlib")
     target = tmp_path / "picture.png"
-    run("burst_roundtrip.py", tmp_path, "--peers", "none", "--plot", str(target))
+    run(script, tmp_path, *options, "--plot", str(target))
     assert target.read_bytes().startswith(b"\x89PNG")
 
 

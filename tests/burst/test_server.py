@@ -287,7 +287,7 @@ def test_a_request_that_does_not_fit(host, burst, memory):
     packet = client.encode(request)
     assert len(packet) > client._writer.capacity * DATUM
     for _ in range(2):
-        with pytest.raises(NotSent, match="9 elements"):
+        with pytest.raises(NotSent, match="216 bytes"):
             client.send(packet)
     assert client.asked == []
     assert client.run(pool).status is NONE

@@ -134,10 +134,10 @@ static uint64_t stream(uint64_t seed, uint64_t until) {
 static void *asker(void *argument) {
     queue *q = argument;
     uint32_t question = 0, answer[CAPACITY];
-    fmq_channel channel = {q[0].writer, q[1].reader, answer, CAPACITY};
+    fmq_channel channel = {q[0].writer, q[1].reader, answer, sizeof answer, 0, 0};
     for (; fmq_now() < q[0].until; question++) {
-        uint64_t spin = question % 2 ? 0 : 20000;
-        MUST(fmq_exchange(&channel, &question, 1, spin, FMQ_FOREVER) == 1);
+        channel.spin_ns = question % 2 ? 0 : 20000;
+        MUST(fmq_exchange(&channel, &question, 4, FMQ_FOREVER) == 4);
         MUST(answer[0] == ~question);
     }
     question = UINT32_MAX;
@@ -148,13 +148,13 @@ static void *asker(void *argument) {
 static void *answerer(void *argument) {
     queue *q = argument;
     uint32_t message[CAPACITY];
-    fmq_channel channel = {q[1].writer, q[0].reader, message, CAPACITY};
+    fmq_channel channel = {q[1].writer, q[0].reader, message, sizeof message, 0, 0};
     uint64_t n = 0;
     for (;;) {
-        MUST(fmq_exchange(&channel, message, n, 0, FMQ_FOREVER) == 1);
+        MUST(fmq_exchange(&channel, message, n, FMQ_FOREVER) == 4);
         if (message[0] == UINT32_MAX) return NULL;
         message[0] = ~message[0];
-        n = 1;
+        n = sizeof message[0];
         q[1].count++;
     }
 }
@@ -213,8 +213,8 @@ static void *read_some(void *argument) {
     uint64_t taken = 0;
     uint32_t one;
     int r;
-    while ((r = fmq_read(q->reader, &one, 1, 0, fmq_now() + 20 * ms)) != -ETIMEDOUT) {
-        MUST(!r || r == -EBUSY);
+    while ((r = fmq_read(q->reader, &one, 1, 0, fmq_now() + 20 * ms)) != -ETIMEDOUT || fmq_now() < q->until) {
+        MUST(!r || r == -EBUSY || r == -ETIMEDOUT); /* timed out: the writer has to wait for a CPU */
         if (!r) taken++;
         if (!r) atomic_fetch_add((_Atomic uint64_t *)&q->count, one);
     }

@@ -117,6 +117,12 @@ void futex_wake(_Atomic uint32_t *word, int count, uint32_t mask) {
     wake_sleepers(word);
 }
 
+void futex_release(_Atomic uint32_t *word) {
+    step_before(word);
+    RAW_STORE(word, LIFE_RELEASED);
+    wake_sleepers(word);
+}
+
 /* ---- the scheduler ------------------------------------------------------------------------------------------------- */
 
 static void fail(const char *why) {
@@ -287,10 +293,10 @@ static void commit_two(void) {
     if (!r) memcpy(memory[0] + FMQ_PAGE + spans.start, ab, 2);
     sides[1].result = r ? r : fmq_commit(writer0, 2);
 }
-static void ask(void) { sides[0].result = fmq_exchange(&(fmq_channel){writer1, reader0, got, 1}, ab, 1, 0, FMQ_FOREVER); }
+static void ask(void) { sides[0].result = fmq_exchange(&(fmq_channel){writer1, reader0, got, 1, 0, 0}, ab, 1, FMQ_FOREVER); }
 static void answer(void) {
     unsigned char asked[2] = {0};
-    int64_t r = fmq_exchange(&(fmq_channel){writer0, reader1, asked, 1}, NULL, 0, 0, FMQ_FOREVER);
+    int64_t r = fmq_exchange(&(fmq_channel){writer0, reader1, asked, 1, 0, 0}, NULL, 0, FMQ_FOREVER);
     asked[0] ^= 1;
     sides[1].result = r < 0 ? r : write_of(asked, 1);
 }

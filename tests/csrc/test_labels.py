@@ -54,3 +54,16 @@ def test_each_exported_function_states_its_guarantee(csrc, file):
     names = re.findall(r"\b(fmq_\w+)\(", re.sub(r"/\*.*?\*/", "", (csrc / file).read_text(), flags=re.DOTALL))
     readme = (csrc / "README.md").read_text()
     assert [name for name in names if f"`{name}`" not in readme] == []
+
+
+def test_the_models_carry_the_same_labels(csrc):
+    """A step of csrc/model has the label of the C line that it stands for; what no model has is listed here."""
+    not_modelled = {
+        "ONE_CALLER",  # one caller per end is what the models begin with
+        "HEARD",  # between a process and its own bridge
+        "RANGE",  # an order between two words of one process, for its signal handler
+    }
+    texts = [path.read_text() for path in sorted((csrc / "model").glob("*.pml"))]
+    assert texts
+    modelled = {label for text in texts for label in re.findall(r"pairs: ([A-Z_]+)", text)}
+    assert modelled == set(marks(csrc)) - not_modelled

@@ -4,39 +4,38 @@ import re
 
 import pytest
 
-ANNOUNCE = "atomic_store_explicit(e->my_wait, ASLEEP, memory_order_seq_cst);"
+ANNOUNCE = "saw->announced = sleep_announce(e->my_wait);"
 LOOK = "    int r = ring_need(e, n);\n"
 # Each is a line of sleep.c or ring.c broken on purpose; the explorer has to notice, or it proves nothing.
 MUTANTS = {
     "looks before it announces": (
         "sleep.c",
-        f"    {ANNOUNCE} /* pairs: SLEEP */\n{LOOK}",
+        f"    {ANNOUNCE}\n{LOOK}",
         f"{LOOK}    {ANNOUNCE}\n",
     ),
     "wakes before it publishes": ("ring.c", "atomic_store_explicit(&e->mine->counter, e->position", "wake_early(e"),
     "sleeps on its own word only": (
         "sleep.c",
-        "futex_wait_either(e->my_wait, ASLEEP, e->their_life, life, until)",
-        "futex_wait(e->my_wait, ASLEEP, ~0u + 0 * life, until)",
+        "futex_wait_either(e->my_wait, saw.announced, e->their_life, saw.life, until)",
+        "futex_wait(e->my_wait, saw.announced, ~0u, until)",
     ),
     "looks at life after data": (
         "sleep.c",
-        "return r == -EAGAIN ? sleep_ended(e, *life) : r;",
-        "return r == -EAGAIN ? sleep_ended(e, *life = atomic_load(e->their_life)) : r;",
+        "return r == -EAGAIN ? sleep_ended(e, saw->life) : r;",
+        "return r == -EAGAIN ? sleep_ended(e, saw->life = atomic_load(e->their_life)) : r;",
     ),
     "stop does not wait for the call inside": ("sleep.c", "} while (atomic_load(&e->busy));", "} while (0);"),
     "stop does not wake": ("sleep.c", "if (e->my_wait) futex_wake(e->my_wait, INT_MAX, FUTEX_BITSET_MATCH_ANY);", ";"),
     "a dead peer is told before its last words": (
         "sleep.c",
-        f"{LOOK}    return r == -EAGAIN ? sleep_ended(e, *life) : r;",
-        "    int r = sleep_ended(e, *life);\n    return r == -EAGAIN ? ring_need(e, n) : r;",
+        f"{LOOK}    return r == -EAGAIN ? sleep_ended(e, saw->life) : r;",
+        "    int r = sleep_ended(e, saw->life);\n    return r == -EAGAIN ? ring_need(e, n) : r;",
     ),
 }
 WAKE_EARLY = """
 #define wake_early(e, order) \\
     do { uint64_t now = (e)->position; \\
-         if (atomic_exchange((e)->writer ? &((fmq_control *)((char *)(e)->mine - 128))->data_wait.word \\
-                                         : &((fmq_control *)((char *)(e)->mine - 256))->space_wait.word, 0)) {} \\
+         if (atomic_load((e)->their_wait) & 1) atomic_fetch_add((e)->their_wait, 1); \\
          atomic_store(&(e)->mine->counter, now); } while (0)
 """
 

@@ -113,7 +113,7 @@ def take(queue, role):
 
 def asleep(word):
     """Until somebody has announced on this wait word that he sleeps."""
-    return until(lambda: word[0] == 1)
+    return until(lambda: word[0] % 2)
 
 
 # ---- what other processes do ---------------------------------------------------------------------------------------

@@ -1,0 +1,331 @@
+"""The protocol, written down a second time for the model checker Spin, which tries everything: csrc/model."""
+
+import re
+import shutil
+import subprocess
+import time
+
+import pytest
+
+PATIENCE = 600  # seconds; each search takes less than 180 of one idle core, and less than 2 GB (MEMLIM)
+SHORT = ("-O0",)
+LONG = ("-O2", "-DCOLLAPSE")
+
+
+def config(**defines):
+    return [f"-D{name}={value}" for name, value in defines.items()]
+
+
+ONE = {"CAPACITY": 1, "MOST_WRITTEN": 1}
+NOBODY_DIES = {"DEATHS": 0, "HEIRS": 0}
+TWO_READERS = {"READERS": 2, "CAPACITY": 1, "WORDS": 1, "MOST": 1}
+# Together they reach every step of a model; the full configurations are larger, not different.
+SMALL = {
+    "queue": [
+        config(CAPACITY=2, ELEMENTS=4, WORDS=2, TIMEOUTS=1, **NOBODY_DIES),
+        config(CAPACITY=2, ELEMENTS=3, MOST_WRITTEN=1, MOST_READ=2, **NOBODY_DIES),
+        config(ELEMENTS=2, STOPS=3, **ONE, **NOBODY_DIES),
+        config(ELEMENTS=1, DEATHS=1, HEIRS=1, **ONE),
+        config(ELEMENTS=1, DEATHS=1, HEIRS=0, STOPS=2, **ONE),
+        config(ELEMENTS=1, DEATHS=1, HEIRS=0, WATCHERS=1, **ONE),
+    ],
+    "event": [config(WAITERS=1, WAITS=2), config(WAITERS=1, WAITER_DEATHS=1)],
+    "overwrite": [
+        config(ELEMENTS=4, **NOBODY_DIES),
+        config(ELEMENTS=2, WORDS=1, MOST=2, CAPACITY=2),
+        config(ELEMENTS=1, STOPS=1, **TWO_READERS, **NOBODY_DIES),
+        config(ELEMENTS=2, **TWO_READERS, **NOBODY_DIES),
+    ],
+}
+FULL = {
+    "queue, transfers of two": ("queue", config(ELEMENTS=4, TIMEOUTS=1)),
+    "queue, reads of two": ("queue", config(ELEMENTS=4, MOST_WRITTEN=1, MOST_READ=2)),
+    "queue, two words in an element": ("queue", config(ELEMENTS=3, WORDS=2)),
+    "queue, two deaths and two heirs": ("queue", config(ELEMENTS=2, DEATHS=2, HEIRS=2, **ONE)),
+    "queue, an heir with the dead one's number": ("queue", config(ELEMENTS=3, NEW_TID=0)),
+    "queue, stop or death, and an heir": ("queue", config(ELEMENTS=1, STOPS=3, **ONE)),
+    "queue, a watcher and an heir": ("queue", config(ELEMENTS=2, WATCHERS=1, **ONE)),
+    "queue, a watcher and a stop": ("queue", config(ELEMENTS=1, HEIRS=0, WATCHERS=1, STOPS=2, **ONE)),
+    "event, two bits": ("event", config(WAITERS=2)),
+    "event, a waiter is killed": ("event", config(WAITERS=2, WAITER_DEATHS=1)),
+    "overwrite, an heir": ("overwrite", config(ELEMENTS=4)),
+    "overwrite, a ring of three": ("overwrite", config(ELEMENTS=5, CAPACITY=3, **NOBODY_DIES)),
+    "overwrite, two readers": ("overwrite", config(ELEMENTS=3, **{**TWO_READERS, "CAPACITY": 2}, **NOBODY_DIES)),
+    "overwrite, two readers and an heir": ("overwrite", config(ELEMENTS=1, **TWO_READERS)),
+    "overwrite, two readers, an heir with the dead one's number": (
+        "overwrite",
+        config(ELEMENTS=1, NEW_TID=0, **TWO_READERS),
+    ),
+    "overwrite, two readers and a stop": ("overwrite", config(ELEMENTS=2, STOPS=1, **TWO_READERS, **NOBODY_DIES)),
+}
+ANNOUNCE = "    wait_word[me] = ASLEEP; /* pairs: SLEEP */\n"
+OPEN_WAKES = "        wait_word[PEER] = AWAKE;\n        futex_wake_wait(PEER);\n        do"
+WHOLE_RELEASE = """    atomic {
+        note_last_words(role);
+        life[role] = RELEASED; /* pairs: DEAD */
+        futex_wake_life_all(role)
+    }
+"""
+BEGIN = """    d_step { /* a dead writer may have begun more than we do */
+        assert(begin >= position && begin - position <= MOST);
+        begin = (begin > position + n -> begin : position + n) /* pairs: BEGIN */
+    };
+"""
+COPIED = "    i = 0;\n    d_step { position = position + n; n = 0 };\n"
+SET_BITS = "    bits = bits | (mask); /* pairs: EVENT_SLEEP */\n"
+ASK_SLEEPERS = "    :: sleepers -> futex_wake(mask) /* pairs: EVENT_SLEEP */\n"
+STOP_LOOKS = "        if\n        :: !busy[0] -> break /* pairs: STOP */\n        :: else\n        fi\n"
+WITH_OLD = [("    byte round;\n", "    byte round, old;\n"), ("    byte mask;\n", "    byte mask, old;\n")]
+RING_OF_ONE = config(ELEMENTS=2, **ONE)
+NO_DEATH = config(ELEMENTS=2, **ONE, **NOBODY_DIES)
+OVERRUNS = config(ELEMENTS=4, **NOBODY_DIES)
+SHARED_WORD = config(ELEMENTS=2, **TWO_READERS, **NOBODY_DIES)
+# name -> model, configuration, and what is replaced. Each breaks one step on purpose; Spin has to notice.
+MUTANTS = {
+    "looks before it announces": (
+        "queue",
+        NO_DEATH,
+        [(f"{ANNOUNCE}    ring_need();\n", f"    ring_need();\n{ANNOUNCE}")],
+    ),
+    "wakes before it publishes": (
+        "queue",
+        NO_DEATH,
+        [
+            (
+                "            ring_publish();\n            wake_peer()\n",
+                "            wake_peer();\n            ring_publish()\n",
+            )
+        ],
+    ),
+    "publishes before it copies": (
+        "queue",
+        NO_DEATH,
+        [
+            (
+                "            ring_copy();\n            ring_publish();\n",
+                "            counter[me] = position + n;\n            ring_copy();\n            ring_publish();\n",
+            )
+        ],
+    ),
+    "does not wake": ("queue", NO_DEATH, [(":: was == ASLEEP -> futex_wake_wait(PEER)", ":: was == ASLEEP -> skip")]),
+    "sleeps on its own word only": (
+        "queue",
+        RING_OF_ONE,
+        [
+            ("on_wait[me] = 1; on_life[me] = 1\n", "on_wait[me] = 1\n"),
+            (":: !on_wait[me] || !on_life[me]", ":: !on_wait[me]"),
+            ("&& on_wait[me] && on_life[me]", "&& on_wait[me]"),
+        ],
+    ),
+    "looks at life after data": (
+        "queue",
+        RING_OF_ONE,
+        [("    :: r == EAGAIN -> ended()\n", "    :: r == EAGAIN -> seen_life = life[PEER]; ended()\n")],
+    ),
+    "release and wake are two steps": (
+        "queue",
+        RING_OF_ONE,
+        [(WHOLE_RELEASE, WHOLE_RELEASE.replace("atomic {", "").replace("\n    }\n", "\n"))],
+    ),
+    "an heir does not wake, and has the dead one's number": (
+        "queue",
+        [*RING_OF_ONE, "-DNEW_TID=0"],
+        [(OPEN_WAKES, "        do")],
+    ),
+    "an heir wakes only whom the word calls asleep": (
+        "queue",
+        [*RING_OF_ONE, "-DWATCHERS=1"],
+        [(OPEN_WAKES, "        wake_peer();\n        do")],
+    ),
+    "a sleeper keeps a death to itself": (
+        "queue",
+        config(ELEMENTS=1, HEIRS=0, WATCHERS=1, STOPS=2, **ONE),
+        [(":: life[PEER] == DEAD -> futex_wake_life_all(PEER)", ":: r == EPIPE -> futex_wake_life_all(PEER)")],
+    ),
+    "stop does not wake": (
+        "queue",
+        [*NO_DEATH, "-DSTOPS=3"],
+        [("        futex_wake_wait(role);\n", "")],
+    ),
+    "stop does not wait for the call inside": (
+        "queue",
+        [*NO_DEATH, "-DSTOPS=3"],
+        [("        !busy[role]; /*", "        /*")],
+    ),
+    "a waker skips the call when the bit was set": (
+        "event",
+        config(WAITERS=1),
+        [
+            *WITH_OLD,
+            (SET_BITS, "    d_step { old = bits; bits = bits | (mask) };\n"),
+            (ASK_SLEEPERS, ASK_SLEEPERS.replace("sleepers", "sleepers && !(old & (mask))")),
+        ],
+    ),
+    "looks at sleepers before it sets bits": (
+        "event",
+        config(WAITERS=1),
+        [
+            *WITH_OLD,
+            (SET_BITS, "    old = sleepers;\n" + SET_BITS),
+            (ASK_SLEEPERS, ASK_SLEEPERS.replace("sleepers", "old")),
+        ],
+    ),
+    "counts itself when it sleeps already": (
+        "event",
+        config(WAITERS=1),
+        [
+            ("        sleepers++; /* pairs: EVENT_SLEEP */\n", ""),
+            ("            !(queued & (mask))\n", "            sleepers++;\n            !(queued & (mask))\n"),
+        ],
+    ),
+    "announces the writing after it": (
+        "overwrite",
+        OVERRUNS,
+        [(BEGIN, ""), (COPIED, COPIED.replace("d_step { position", "begin = position + n;\n    d_step { position"))],
+    ),
+    "publishes before it writes": (
+        "overwrite",
+        OVERRUNS,
+        [(BEGIN, BEGIN + "    head = position + n;\n"), ("assert(position > head && ", "assert(")],
+    ),
+    "declares an overrun by head alone": (
+        "overwrite",
+        OVERRUNS,
+        [("r = (begin - position > CAPACITY", "r = (head - position > CAPACITY")],
+    ),
+    "looks at begin before it copies": (
+        "overwrite",
+        OVERRUNS,
+        [("        i = 0;\n        check_begin()\n", "        i = 0\n")],
+    ),
+    "does not look at begin at all": (
+        "overwrite",
+        OVERRUNS,
+        [("r = (begin - position > CAPACITY -> OVERRUN : OK)", "r = OK")],
+    ),
+    "an heir sets begin back": (
+        "overwrite",
+        config(ELEMENTS=3, MOST=2, WORDS=1),
+        [("begin = (begin > position + n -> begin : position + n)", "begin = position + n")],
+    ),
+    "an heir that overwrites does not wake": (
+        "overwrite",
+        config(ELEMENTS=2, WORDS=1, MOST=1, NEW_TID=0),
+        [("        data_wait = (data_wait | 1) + 1;\n        futex_wake_all(on_wait);\n", "")],
+    ),
+    "a reader writes awake back on the shared word": (
+        "overwrite",
+        SHARED_WORD,
+        [("d_step { seen_life = 0; ticket = 0 }", "data_wait = data_wait & ~1; d_step { seen_life = 0; ticket = 0 }")],
+    ),
+    "the shared word is only 0 or 1": (
+        "overwrite",
+        SHARED_WORD,
+        [("        data_wait++;", "        data_wait = 0;"), ("data_wait = (data_wait | 1) + 1;", "data_wait = 0;")],
+    ),
+    "a reader that found enough keeps the death to itself": (
+        "overwrite",
+        config(ELEMENTS=1, HEIRS=0, **TWO_READERS),
+        [("    :: life == DEAD -> futex_wake_all(on_life)", "    :: r == EPIPE -> futex_wake_all(on_life)")],
+    ),
+    "stop wakes once": (
+        "overwrite",
+        config(ELEMENTS=2, STOPS=1, **TWO_READERS, **NOBODY_DIES),
+        [(STOP_LOOKS, "        !busy[0]; break\n")],
+    ),
+}
+IN_MAKE_TEST = ("looks before it announces", "release and wake are two steps", "the shared word is only 0 or 1")
+
+
+@pytest.fixture
+def explore(csrc, tmp_path):
+    """Runs Spin's search over one configuration of a model; returns what it printed, which ends with a summary."""
+    tools = {"spin": "spin", "cc": "gcc libc6-dev"}
+    for name, package in tools.items():
+        if not shutil.which(name):
+            pytest.skip(f"no '{name}', which the models need; install it (Debian: apt install {package})")
+
+    def run(model, defines, how=SHORT, replaced=(), options=(), seconds=PATIENCE):
+        text = (csrc / "model" / f"{model}.pml").read_text()
+        for old, new in replaced:
+            assert text.count(old) == 1, f"the mutant no longer applies to {model}.pml: {old!r}"
+            text = text.replace(old, new)
+        (tmp_path / "model.pml").write_text(text)
+        safety = [] if "-DLIVENESS" in defines else ["-DSAFETY"]
+        began = time.monotonic()
+        tool(tmp_path, "spin", *defines, "-a", "model.pml")
+        tool(tmp_path, "cc", "-w", *how, *safety, "-DMEMLIM=2000", "-o", "pan", "pan.c")
+        out = tool(tmp_path, "./pan", "-w22", "-m1000000", *options, seconds=seconds)
+        assert "unreached in init" in out or "errors: 1" in out, out[-4000:]
+        states = re.search(r"(\d+) states, stored", out)[1]
+        print(f"\n{model} {' '.join(defines)}: {states} states, {time.monotonic() - began:.1f} s", end="")
+        return out
+
+    return run
+
+
+def tool(folder, *command, seconds=60):
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=seconds, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def must_hold(out):
+    """No error, and nothing left out for want of depth or memory."""
+    assert re.search(r"errors: 0\b", out), out[-4000:]
+    assert not re.search(r"max search depth too small|reached -DMEMLIM|not completed|aborted", out), out[-4000:]
+
+
+def unreached(out):
+    """The steps that no execution took: (process, what Spin says of it)."""
+    process, found = None, set()
+    for line in out.partition("\nunreached in ")[2].splitlines():
+        process = line.removeprefix("unreached in ") if not line.startswith("\t") else process
+        if place := re.match(r"\t.*pml:(\d+, state \d+)", line):
+            found.add((process, place[1]))
+    return found
+
+
+@pytest.mark.parametrize("model", SMALL)
+def test_a_model_holds_in_small_bounds(explore, model):
+    """Every execution is tried and none breaks an assertion or leaves anybody asleep; together the configurations take
+    every step that the model has."""
+    never = None
+    for defines in SMALL[model]:
+        out = explore(model, defines)
+        must_hold(out)
+        never = unreached(out) if never is None else never & unreached(out)
+    assert never == set()
+
+
+@pytest.mark.stress
+@pytest.mark.parametrize("name", FULL)
+def test_a_model_holds(explore, name):
+    """The same in the bounds that csrc/model/README.md states."""
+    model, defines = FULL[name]
+    must_hold(explore(model, defines, LONG))
+
+
+@pytest.mark.stress
+def test_both_ends_come_to_an_end(explore):
+    """Whoever can go on for ever does go on (weak fairness): then no call goes round in circles, though a side dies."""
+    must_hold(explore("queue", [*config(ELEMENTS=2, HEIRS=0, **ONE), "-DLIVENESS"], LONG, options=("-a", "-f")))
+
+
+def must_be_found(explore, mutant):
+    model, defines, replaced = MUTANTS[mutant]
+    out = explore(model, defines, replaced=replaced)
+    assert re.search(r"pan:1: (assertion violated|invalid end state)", out), out[-4000:]
+
+
+@pytest.mark.parametrize("mutant", IN_MAKE_TEST)
+def test_spin_finds_what_is_broken_on_purpose(explore, mutant):
+    """A model with one step removed or swapped is refused, so that silence above means something."""
+    must_be_found(explore, mutant)
+
+
+@pytest.mark.stress
+@pytest.mark.parametrize("mutant", [name for name in MUTANTS if name not in IN_MAKE_TEST])
+def test_spin_finds_each_mutant(explore, mutant):
+    """Each property of each model has a mutant that breaks it."""
+    must_be_found(explore, mutant)

@@ -1,0 +1,116 @@
+"""Readers that the writer overtakes, under real threads: torn.c."""
+
+import random
+import re
+
+import pytest
+
+CORE = ("queue.c", "sleep.c", "ring.c", "event.c", "futex.c", "life.c", "thread.c", "memory.c")
+THREAD = ("-fsanitize=thread", "-Wno-tsan")  # it cannot see fences; what they order is all atomic
+ADDRESS = ("-fsanitize=address,undefined", "-fno-sanitize-recover")
+JITTER = ("-include", "scheduled.h")  # threads pause before accesses, at random
+ENOUGH = 10**8
+
+BEGIN = "    atomic_store_explicit(&e->mine->begin, e->begun, memory_order_relaxed);\n"
+PUBLISH = "    atomic_store_explicit(&e->mine->counter, e->position, memory_order_seq_cst);\n"
+LOOK = "uint64_t begin = atomic_load_explicit(&e->theirs->begin, memory_order_relaxed);"
+MUTANTS = {
+    "looks at head only, as AOSP does": ("ring.c", LOOK, LOOK.replace("->begin,", "->counter,")),
+    "says where it begins after the copy": (
+        "ring.c",
+        BEGIN,
+        "",
+        PUBLISH,
+        f"    if (e->overwrites)\n    {BEGIN}{PUBLISH}",
+    ),
+    "does not look after the copy": ("queue.c", "int r = end_is_listener(e) ? ring_still_whole(e) : 0;", "int r = 0;"),
+}
+SLEEP_MUTANTS = {
+    "sleep": (
+        "sleep.c",
+        "atomic_fetch_add(e->their_wait, 1);",
+        "atomic_exchange(e->their_wait, 0);",
+        JITTER,
+    ),
+    "stop": ("sleep.c", "    if (end_is_listener(e)) return LOOK_AGAIN;\n", "", ()),
+}
+
+
+def run(build, seed, milliseconds, mode, flags=()):
+    program = build("torn.c", *CORE, flags=flags, optimise="-O2")
+    print(f"seed {seed}, {milliseconds} ms at most:")
+    out = program(str(seed), str(milliseconds), str(mode), timeout=milliseconds / 1000 + 60)
+    assert "Sanitizer" not in out
+    counts = {name: int(n) for name, n in re.findall(r"(\w+): (\d+)", out)}
+    print(out)
+    return counts
+
+
+def seed():
+    return random.randrange(2**32)
+
+
+def test_no_torn_element_is_delivered(build):
+    """A reader gets whole elements, and those that its position says, whatever their size and however often the writer
+    overtakes it; or -EOVERFLOW."""
+    counts = run(build, seed(), 1000, ENOUGH)
+    assert counts["torn"] == 0
+    assert min(counts["ok"], counts["overruns"]) > 10_000
+
+
+@pytest.mark.parametrize("flags", [THREAD, ADDRESS], ids=["thread", "address,undefined"])
+def test_the_sanitizers_find_nothing_in_a_torrent(build, flags):
+    """The same under ThreadSanitizer, and under Address- and UBSanitizer."""
+    counts = run(build, seed(), 600, ENOUGH, flags)
+    assert counts["torn"] == 0
+    assert min(counts["ok"], counts["overruns"]) > 100
+
+
+def test_sleeping_readers_are_woken(build):
+    """Every element that a writer seldom writes reaches each of several sleeping readers, wherever they pause."""
+    assert run(build, seed(), 800, "sleep", JITTER)["ok"] > 100
+
+
+def test_readers_that_are_stopped_do_not_disturb_others(build):
+    """Nobody sleeps for good because others are stopped, nor accuses the writer of waking it for nothing."""
+    counts = run(build, seed(), 800, "stop")
+    assert min(counts["ok"], counts["stops"]) > 100
+
+
+@pytest.mark.parametrize("mutant", MUTANTS)
+def test_torn_elements_are_seen_when_a_rule_is_broken(build, csrc, mutant):
+    """Each rule of the flavour is needed: without it torn elements arrive, and are seen."""
+    file, *changes = MUTANTS[mutant]
+    text = (csrc / file).read_text()
+    for old, new in zip(changes[::2], changes[1::2], strict=True):
+        assert text.count(old) == 1, f"the mutant {mutant!r} no longer applies to {file}"
+        text = text.replace(old, new)
+    program = build("torn.c", *CORE, sources={file: text}, optimise="-O2")
+    out = program(str(seed()), "10000", str(ENOUGH), fails=True)
+    assert int(re.search(r"torn: (\d+)", out)[1]) > 0
+
+
+@pytest.mark.stress
+@pytest.mark.parametrize("mode", SLEEP_MUTANTS)
+def test_sleepers_are_missed_when_a_rule_is_broken(build, csrc, mode):
+    """A shared word that holds the same again, and counting other readers' stops as the writer's wakes, are found."""
+    file, old, new, flags = SLEEP_MUTANTS[mode]
+    text = (csrc / file).read_text()
+    assert text.count(old) == 1, f"the mutant for {mode!r} no longer applies to {file}"
+    program = build("torn.c", *CORE, flags=flags, sources={file: text.replace(old, new)}, optimise="-O2")
+    assert "torn: line" in program(str(seed()), "20000", mode, fails=True)
+
+
+@pytest.mark.stress
+def test_no_torn_element_in_a_hundred_million(build):
+    """The same until 10^8 elements were delivered, in five minutes at most."""
+    counts = run(build, seed(), 300_000, ENOUGH)
+    assert counts["torn"] == 0
+    assert counts["ok"] >= ENOUGH
+
+
+@pytest.mark.stress
+def test_sleeping_readers_are_woken_for_long(build):
+    """The two tests of sleepers for half a minute each."""
+    assert run(build, seed(), 30_000, "sleep", JITTER)["ok"] > 10_000
+    assert run(build, seed(), 30_000, "stop")["stops"] > 10_000
