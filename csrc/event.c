@@ -56,6 +56,13 @@ static int sleep_on(event_flag *f, uint32_t now, uint32_t mask, futex_entry *ent
     return r == -ETIMEDOUT && slice < deadline ? 0 : r;
 }
 
+/* The kernel wakes one sleeper of a dead process's word. It may have been us: wake the others. */
+static void pass_on(void *const *lives, unsigned n, const futex_entry *entries) {
+    for (unsigned i = 0; i < n; i++)
+        if (atomic_load((_Atomic uint32_t *)lives[i]) != (uint32_t)entries[i].expected) /* pairs: DEAD */
+            futex_wake(lives[i], INT_MAX, FUTEX_BITSET_MATCH_ANY);
+}
+
 int fmq_event_wait(void *flag, uint32_t mask, void *const *lives, unsigned n, uint64_t deadline, uint32_t *bits) {
     event_flag *f = flag;
     futex_entry entries[FUTEX_MOST];
@@ -69,6 +76,7 @@ int fmq_event_wait(void *flag, uint32_t mask, void *const *lives, unsigned n, ui
         uint32_t now = atomic_load(&f->bits);
         if (!(now & mask)) r = sleep_on(f, now, mask, entries, n, deadline);
         atomic_fetch_sub(&f->sleepers, 1);
+        pass_on(lives, n, entries);
         /* Woken, or another bit changed. Somebody who changes bits all the time cannot hold us beyond the deadline. */
         if (!r || r == -EAGAIN) r = futex_now() < deadline ? 0 : -ETIMEDOUT;
     }

@@ -123,12 +123,18 @@ static int sleep_once(fmq_end *e, uint32_t life, uint64_t until) {
     return r == -ETIMEDOUT && slice < until ? LOOK_AGAIN : r;
 }
 
+/* The kernel wakes one sleeper of a dead process's word. It may have been us, whatever we slept for: wake the others. */
+static void pass_on(_Atomic uint32_t *life, uint32_t before) {
+    if (atomic_load(life) != before) futex_wake(life, INT_MAX, FUTEX_BITSET_MATCH_ANY); /* pairs: DEAD */
+}
+
 /* One turn: 0 when n are at hand, -EAGAIN or LOOK_AGAIN to take another turn. */
 static int sleep_turn(fmq_end *e, uint64_t n, uint64_t until) {
     uint32_t life;
     int r = announce(e, n, &life);
     if (r != -EAGAIN) return r;
     int slept = sleep_once(e, life, until);
+    pass_on(e->their_life, life);
     r = ring_need(e, n); /* before reporting a timeout or a signal */
     if (r != -EAGAIN) return r;
     if (slept == -ETIMEDOUT || slept == -EINTR || slept == LOOK_AGAIN) return slept;
@@ -142,8 +148,6 @@ static int sleep_for(fmq_end *e, uint64_t n, uint64_t deadline) {
     do r = sleep_turn(e, n, until);
     while (r == -EAGAIN || r == LOOK_AGAIN);
     awake(e);
-    /* The kernel wakes one sleeper of a dead process's word; that one wakes the others, and so on. */
-    if (r == -EPIPE) futex_wake(e->their_life, INT_MAX, FUTEX_BITSET_MATCH_ANY); /* pairs: DEAD */
     return r == -ETIMEDOUT && until < deadline ? -EINTR : r;
 }
 
@@ -183,6 +187,7 @@ static int sleep_on_all(fmq_end *const *ends, unsigned n, futex_entry *entries, 
     } else if (r >= 0) {
         count_spurious(ends[r / 2]);
     }
+    for (unsigned i = 0; i < some; i++) pass_on(ends[i]->their_life, (uint32_t)entries[2 * i + 1].expected);
     return r == -ETIMEDOUT && slice < until ? LOOK_AGAIN : r;
 }
 
