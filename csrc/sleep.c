@@ -98,8 +98,10 @@ static void awake(fmq_end *e) {
     if (!end_shares_wait(e)) atomic_store(e->my_wait, AWAKE);
 }
 
-/* A wake for nothing: a peer may do that now and then, and not for ever. Progress, though not yet enough, is something. */
+/* A wake for nothing: a peer may do that now and then, and not for ever. Progress, though not yet enough, is something.
+ * Readers that share a wait word wake each other (fmq_stop), and that is not the writer's doing. */
 static int count_spurious(fmq_end *e) {
+    if (end_shares_wait(e)) return -EAGAIN;
     if (e->seen != e->progress) e->progress = e->seen, e->spurious = 0;
     if (++e->spurious <= SPURIOUS_LIMIT) return -EAGAIN;
     e->broken = true;
