@@ -11,7 +11,7 @@ import numpy as np
 
 from fmq._core import ffi, lib
 from fmq.clock import deadline_of
-from fmq.errors import Closed, Overrun, Timeout, raise_errno
+from fmq.errors import Busy, Closed, Overrun, Timeout, raise_errno
 from fmq.geometry import Flavour
 from fmq.life import Watch
 from fmq.role import LIFE_AT, OBSERVER, READER, WRITER, Role, Seat
@@ -129,9 +129,14 @@ class _End:
 
         The first call starts the process's bridge thread, which sleeps for all such ends. Closed with the end.
         """
-        if self._bell is None:
-            self._bell = Bell(self.usable())
-            self._bell.arm(1)
+        if self._bell is None or self._bell.is_abandoned:
+            bell = self._new_bell()
+            try:
+                bell.arm(1)
+            except BaseException:
+                bell.close()
+                raise
+            self._bell = bell
         return self._bell.fd
 
     def close(self) -> None:
@@ -163,36 +168,56 @@ class _End:
     def _transfer(self, what: str, function: Any, pointer: Any, n: int, timeout: float | None) -> None:
         end, deadline, spin = self.usable(), deadline_of(timeout), self.spin_ns
         if self._bell is not None:
-            self._bell.rest()
+            self.rest_bell()
         while (code := function(end, pointer, n, spin, deadline)) == _RETRY:
             pass
         if self._bell is not None:
-            self._bell.arm(1)
+            self.rearm_bell()
         if code:
             self._refuse(code, what)
 
     @contextlib.contextmanager
     def _transaction(self, what: str, n: int, timeout: float | None) -> Iterator[Span]:
         end, spans, spin, deadline = self.usable(), self._spans, self.spin_ns, deadline_of(timeout)
-        while (code := lib.fmq_reserve(end, self._count(n), spans, spin, deadline)) == _RETRY:
+        self._count(n)
+        self.rest_bell()
+        while (code := lib.fmq_reserve(end, n, spans, spin, deadline)) == _RETRY:
             pass
         if code:
+            self.rearm_bell()
             self._refuse(code, what)
         try:
             with Span(self._ring[spans.start : spans.start + spans.first], self._ring[: spans.second]) as span:
                 yield span
         except BaseException:
             lib.fmq_commit(end, 0)
+            self.rearm_bell()
             raise
         code = lib.fmq_commit(end, n)
-        if self._bell is not None:
-            self._bell.arm(1)
+        self.rearm_bell()
         if code:
             self._refuse(code, what)
 
+    def _new_bell(self) -> Bell:
+        """It is silenced before our memory is unmapped, also when nobody closes this end."""
+        bell = Bell(self.usable())
+        weakref.finalize(self, bell.close)
+        return bell
+
+    def rest_bell(self) -> None:
+        """Before we may sleep ourselves: the bridge and we would take each other's wakes."""
+        if self._bell is not None:
+            self._bell.rest()
+
+    def rearm_bell(self) -> None:
+        """After all that may have changed what `fileno` says. A thread that came in between does so when it leaves."""
+        if self._bell is not None:
+            with contextlib.suppress(Busy, Closed):
+                self._bell.arm(1)
+
     async def _until(self, n: int) -> None:
-        if self._async_bell is None:
-            self._async_bell = Bell(self.usable())
+        if self._async_bell is None or self._async_bell.is_abandoned:
+            self._async_bell = self._new_bell()
         await self._async_bell.rung(n)
 
     def _refuse(self, code: int, what: str) -> NoReturn:
@@ -278,7 +303,6 @@ class MessageQueueReader(_End):
         code = lib.fmq_keep_latest(self.usable(), min(n, self.capacity))
         if code == -errno.EINVAL:
             raise ValueError("keep_latest: only readers of an unsynchronized queue can skip or go back")
-        if self._bell is not None:
-            self._bell.arm(1)
+        self.rearm_bell()
         if code:
             raise_errno(code, "keep_latest")

@@ -33,8 +33,14 @@ def wait_any(ends: Iterable[E], timeout: float | None = None) -> list[E]:
         raise ValueError("ends=[]: nothing would ever be ready")
     ready, deadline = ffi.new("uint8_t[]", len(listed)), deadline_of(timeout)
     handles = ffi.new("fmq_end *[]", [end.usable() for end in listed])
-    while (count := lib.fmq_wait_any(handles, len(listed), ready, deadline)) == -errno.EINTR:
-        pass  # a signal's Python handler ran between the two calls
+    for end in listed:
+        end.rest_bell()
+    try:
+        while (count := lib.fmq_wait_any(handles, len(listed), ready, deadline)) == -errno.EINTR:
+            pass  # a signal's Python handler ran between the two calls
+    finally:
+        for end in listed:
+            end.rearm_bell()
     if count == -errno.EROFS:
         raise ValueError("ends: a reader without write access cannot announce that it sleeps; open the queue writable")
     if count < 0:
@@ -55,6 +61,8 @@ class Bell:
     def arm(self, n: int) -> None:
         """Rings once when a transfer of n elements would not wait; at once if that is so now. Raises Busy, Closed."""
         self.rest()
+        if self.fd < 0:
+            return  # closed meanwhile, or the parent's
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self.fd)
         self._token = lib.fmq_bridge(self._handle, n, self.fd)
@@ -67,6 +75,11 @@ class Bell:
         """Rings no more until it is armed again."""
         lib.fmq_unhang(self._token)
         self._token = -1
+
+    @property
+    def is_abandoned(self) -> bool:
+        """In a forked child."""
+        return self.fd < 0
 
     async def rung(self, n: int) -> None:
         """Until a transfer of n elements would not wait, or the bell is closed."""
