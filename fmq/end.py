@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from fmq.event import EventFlag
 
 DEFAULT_SPIN = 50e-6  # seconds
+_BARELY = 1e-9  # seconds: does not sleep, and unlike 0 tells that the peer is gone
 _RETRY = -errno.EINTR  # a signal's Python handler runs before the call is repeated
 
 
@@ -253,8 +254,12 @@ class MessageQueueWriter(_End):
     async def write_async(self, elements: ArrayLike) -> None:
         """As `write`, for asyncio. Nothing is written when the task is cancelled."""
         array = np.ascontiguousarray(elements, self.dtype).reshape(-1)
-        while not self.try_write(array):
+        timeout = 0.0
+        while True:
+            with contextlib.suppress(Timeout):
+                return self.write(array, timeout)
             await self._until(len(array))
+            timeout = _BARELY
 
     def reserve(self, n: int, timeout: float | None = None) -> contextlib.AbstractContextManager[Span]:
         """`with w.reserve(n) as span:` writes in place; visible at once at the end, not at all if the block raises."""
@@ -281,9 +286,12 @@ class MessageQueueReader(_End):
 
     async def read_async(self, n: int) -> NDArray[Any]:
         """As `read`, for asyncio. Nothing is taken when the task is cancelled."""
-        while (elements := self.try_read(n)) is None:
+        timeout = 0.0
+        while True:
+            with contextlib.suppress(Timeout):
+                return self.read(n, timeout)
             await self._until(n)
-        return elements
+            timeout = _BARELY
 
     def peek(self, n: int, timeout: float | None = None) -> contextlib.AbstractContextManager[Span]:
         """`with r.peek(n) as span:` reads in place; taken at the end of the block, left there if it raises.
