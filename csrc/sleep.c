@@ -170,7 +170,10 @@ static int look_at_all(fmq_end *const *ends, unsigned n, uint8_t *ready, futex_e
     int count = 0;
     for (unsigned i = 0; i < n; i++) {
         uint32_t life;
-        count += ready[i] = announce(ends[i], 1, &life) != -EAGAIN;
+        uint64_t position = ends[i]->position;
+        int r = announce(ends[i], 1, &life);
+        if (r == -EOVERFLOW) ring_move_to(ends[i], position); /* the next transfer tells */
+        count += ready[i] = r != -EAGAIN;
         if (i >= ENDS_PER_SLEEP) continue;
         entries[2 * i] = futex_on(ends[i]->my_wait, ASLEEP);
         entries[2 * i + 1] = futex_on(ends[i]->their_life, life);
