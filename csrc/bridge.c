@@ -174,6 +174,7 @@ int64_t fmq_bridge(fmq_end *e, uint64_t n, int eventfd) {
     if (token) return token;
     bell b = {.life = e->their_life, .wait = e->my_wait, .counter = &e->theirs->counter, .fd = eventfd};
     b.target = e->position + n - (e->writer ? e->capacity : 0);
+    if (e->writer && e->overwrites) b.target = 0; /* it never waits */
     b.shared = end_shares_wait(e);
     if (is_over(&b, atomic_load(b.life))) {
         ring(&b, false);
