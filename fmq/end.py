@@ -142,12 +142,12 @@ class _End:
 
     def close(self) -> None:
         """Ends a call in progress in another thread, drops an open reservation, tells the peer, and frees the role."""
+        lib.fmq_stop(self.handle)  # first: a task that its bell sends here shall find the end closed
         for bell in (self._bell, self._async_bell):
             if bell is not None:
                 bell.close()
         self._bell = self._async_bell = None
-        lib.fmq_stop(self.handle)
-        self._finalizer()
+        self._finalizer()  # last: from here on the wait word may be a successor's
 
     def __enter__(self) -> Self:
         return self

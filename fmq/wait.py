@@ -88,8 +88,10 @@ class Bell:
         if self._waiter:
             raise Busy("another task awaits this end; one at a time")
         self._waiter = loop, future
-        loop.add_reader(self.fd, _resolve, future)
         try:
+            if self._is_closed:
+                raise_errno(-errno.ECANCELED, "waiting for the queue")
+            loop.add_reader(self.fd, _resolve, future)
             self.arm(n)
             await future
         finally:
