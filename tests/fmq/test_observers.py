@@ -2,6 +2,8 @@
 
 import ctypes
 import faulthandler
+import gc
+import os
 import signal
 
 import numpy as np
@@ -85,6 +87,18 @@ def test_an_observer_cannot_write_to_the_memory(observed):
 def poke(region):
     faulthandler.disable()
     ctypes.memset(region.asarray().ctypes.data, 1, 1)
+
+
+def test_opening_for_reading_closes_nothing_else(queue):
+    """The attempt to map it writable fails; its descriptor is closed once, and not whatever has its number by then."""
+    descriptor = queue.descriptor.read_only()
+    for _ in range(3):
+        opened = fmq.MessageQueue.open(descriptor)
+        gc.collect()
+        assert opened._place.control.is_same_memory(queue._place.control)
+        spare = os.open("/dev/null", os.O_RDONLY)
+        opened.close()
+        os.close(spare)
 
 
 def test_observers_need_an_unsynchronized_queue(queue):
