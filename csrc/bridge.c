@@ -29,7 +29,6 @@ typedef struct {
     _Atomic uint32_t *wait; /* of a queue's end; NULL: life alone */
     _Atomic uint64_t *counter;
     uint64_t target; /* what the counter has to reach */
-    bool shared;     /* see end_shares_wait */
     int fd;
     bool is_socket;
     uint32_t uses; /* how often this bell was given out: part of its token */
@@ -68,8 +67,7 @@ static void ring(bell *b, bool is_death) {
     else if (write(b->fd, &one, sizeof one) < 0) {} /* it rings already */
     /* The kernel wakes one sleeper of a dead process's word; that one wakes the others. */
     if (is_death) futex_wake(b->life, INT_MAX, FUTEX_BITSET_MATCH_ANY);
-    if (b->wait && !b->shared) atomic_store(b->wait, 0);
-    b->life = NULL;
+    b->life = NULL; /* the wait word stays as it is: its owner may sleep there now */
 }
 
 /* Whether there is reason to ring. `life` was read before. */
@@ -175,7 +173,7 @@ int64_t fmq_bridge(fmq_end *e, uint64_t n, int eventfd) {
     bell b = {.life = e->their_life, .wait = e->my_wait, .counter = &e->theirs->counter, .fd = eventfd};
     b.target = e->position + n - (e->writer ? e->capacity : 0);
     if (e->writer && e->overwrites) b.target = 0; /* it never waits */
-    b.shared = end_shares_wait(e);
+    e->bridged = true;
     if (is_over(&b, atomic_load(b.life))) {
         ring(&b, false);
         token = -EALREADY;
@@ -194,7 +192,6 @@ void fmq_unhang(int64_t token) {
     pthread_mutex_lock(&bridge.lock);
     if (b->life && b->uses == (uint32_t)(token >> 16)) {
         if (b->is_socket) close(b->fd);
-        if (b->wait && !b->shared) atomic_store(b->wait, 0);
         b->life = NULL;
         ring_doorbell(g);
     }

@@ -21,6 +21,7 @@ struct fmq_end {
     bool writer;
     bool overwrites;    /* the unsynchronized flavour */
     bool broken;        /* the peer broke the protocol; sticky */
+    bool bridged;       /* the bridge may sleep on our wait word as well; sticky */
     int generation;     /* of the process that opened it; a forked child's copy is of no use */
     uint32_t my_cpu;    /* what mine->cpu holds */
     uint32_t spurious;  /* wakes for nothing since `seen` was `progress` */

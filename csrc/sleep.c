@@ -94,8 +94,11 @@ static int announce(fmq_end *e, uint64_t n, uint32_t *life) {
     return r == -EAGAIN ? sleep_ended(e, *life) : r;
 }
 
+/* The bridge, should it sleep for this end, has to announce that anew. */
 static void awake(fmq_end *e) {
-    if (!end_shares_wait(e)) atomic_store(e->my_wait, AWAKE);
+    if (end_shares_wait(e)) return;
+    atomic_store(e->my_wait, AWAKE);
+    if (e->bridged) futex_wake(e->my_wait, INT_MAX, FUTEX_BITSET_MATCH_ANY);
 }
 
 /* A wake for nothing: a peer may do that now and then, and not for ever. Progress, though not yet enough, is something.

@@ -275,6 +275,21 @@ def test_one_task_at_a_time():
     run(main)
 
 
+def test_a_thread_that_tries_meanwhile_does_not_deafen_the_task():
+    """A read elsewhere that timed out takes no wake from the task that awaits the same end."""
+    queue = fmq.MessageQueue.create("i8", 4)
+    w, r = queue.writer(), queue.reader()
+
+    async def main():
+        reading = asyncio.ensure_future(r.read_async(2))
+        await awaited(r)
+        await asyncio.to_thread(must_raise, fmq.Timeout, r.read, 1, 0.01)
+        w.write([1, 2])
+        assert list(await asyncio.wait_for(reading, LONG)) == [1, 2]
+
+    run(main)
+
+
 def test_wrong_arguments_name_themselves():
     """At once, not after a wait; also for an end that cannot announce that it sleeps."""
     queue = fmq.MessageQueue.create("i8", 4, fmq.Flavour.UNSYNCHRONIZED)

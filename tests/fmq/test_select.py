@@ -127,6 +127,17 @@ def test_a_thread_that_peeks_is_not_left_asleep(ends):
         assert not readable(r)
 
 
+def test_an_exchange_that_timed_out_does_not_deafen_select():
+    """It slept on the same word, and cleared it: the bridge announces itself again."""
+    there, back = fmq.MessageQueue.create("u1", 4), fmq.MessageQueue.create("u1", 4)
+    r, w = back.reader(), back.writer()
+    exchange = fmq.Exchange(there.writer(), r)
+    assert not readable(r)
+    must_raise(fmq.Timeout, exchange, b"", fmq.clock.deadline_of(0.01))
+    w.write([1])
+    assert becomes_readable(r)
+
+
 def test_keep_latest_makes_readable_and_not():
     """Going back finds elements, skipping leaves none."""
     queue = fmq.MessageQueue.create("i8", 4, fmq.Flavour.UNSYNCHRONIZED)
