@@ -65,6 +65,8 @@ class Geometry:
             count = operator.index(capacity)
         except TypeError:
             raise ValueError(f"capacity={capacity!r}: a whole number of elements") from None
+        if flavour not in tuple(Flavour):
+            raise ValueError(f"flavour={flavour!r}: one of {[f'Flavour.{each.name}' for each in Flavour]}")
         return cls(np.dtype(dtype), count, Flavour(flavour))
 
     @classmethod

@@ -189,6 +189,19 @@ def test_a_named_region_holds_several_queues(name):
     assert fmq.MessageQueue.open(name).flavour is fmq.Flavour.SYNCHRONIZED
 
 
+def test_a_region_is_mapped_for_writing_or_it_is_not():
+    """writable asks for no more and no less than the region has; a read-only region makes observers."""
+    region = fmq.Region.create(2 * CONTROL)
+    queue = fmq.MessageQueue.create("u1", 8, fmq.Flavour.UNSYNCHRONIZED, region=region)
+    read_only = fmq.Region.from_fd(os.dup(region.fd), writable=False)
+    for mapped, asked in ((region, False), (read_only, True)):
+        with pytest.raises(ValueError, match=f"writable={asked}"):
+            fmq.MessageQueue.open(mapped, writable=asked)
+    observer = fmq.MessageQueue.open(read_only, writable=False).reader()
+    queue.writer().write([4])
+    assert list(observer.read(1)) == [4]
+
+
 def test_nbytes_says_what_is_needed():
     """A control page and the ring, rounded up; impossible queues need nothing but an error."""
     assert fmq.MessageQueue.nbytes("u1", 1) == CONTROL + ALIGNMENT

@@ -217,8 +217,9 @@ def test_flavour_is_checked(queue):
     plain[2] = int(UNSYNCHRONIZED)
     with pytest.raises(fmq.InvalidDescriptor, match=r"flavour.*UNSYNCHRONIZED.*SYNCHRONIZED"):
         fmq.MessageQueue.open(fmq.Descriptor.from_wire(plain, [os.dup(fd)]))
-    for flavour in (0, 3):
-        must_raise(ValueError, fmq.MessageQueue.create, "i8", 8, flavour)
+    for flavour in (0, 3, "unsynchronized"):
+        with pytest.raises(ValueError, match=f"flavour={flavour!r}.*UNSYNCHRONIZED"):
+            fmq.MessageQueue.create("i8", 8, flavour)
 
 
 def test_no_false_sharing(queue):
