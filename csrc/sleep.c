@@ -164,9 +164,16 @@ int sleep_spin(fmq_end *e, uint64_t n, uint64_t spin_ns) {
     return r == -EAGAIN ? spin_for(e, n, spin_ns, FMQ_FOREVER) : r;
 }
 
+/* Not at hand: because the peer is gone, or for now. Life before data, as above. */
+static int why_not(fmq_end *e, uint64_t n) {
+    uint32_t life = atomic_load(e->their_life); /* pairs: DEAD */
+    int r = ring_need(e, n);
+    return r == -EAGAIN ? sleep_ended(e, life) : r;
+}
+
 int sleep_until(fmq_end *e, uint64_t n, uint64_t spin_ns, uint64_t deadline) {
     int r = ring_need(e, n);
-    if (!deadline) return r;
+    if (!deadline) return r == -EAGAIN ? why_not(e, n) : r;
     if (r == -EAGAIN && !e->interrupted) r = spin_for(e, n, spin_ns, deadline);
     if (r == -EAGAIN) r = sleep_for(e, n, deadline);
     e->interrupted = r == -EINTR; /* who calls again has spun already */

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import weakref
 from typing import TYPE_CHECKING, Any, NoReturn, Self
@@ -10,7 +11,7 @@ import numpy as np
 
 from fmq._core import ffi, lib
 from fmq.clock import FOREVER, deadline_of
-from fmq.errors import Closed, Overrun, Timeout, raise_errno
+from fmq.errors import Busy, Closed, Overrun, Timeout, raise_errno
 from fmq.geometry import Flavour
 from fmq.life import Watch
 from fmq.region import descriptors
@@ -136,18 +137,23 @@ class _End:
 
         The first call starts the process's bridge thread, which sleeps for all such ends. Closed with the end.
         """
-        if self._bell is None:
-            self._bell = Bell(self.usable())
-            self._bell.arm(1)
+        if self._bell is None or self._bell.is_abandoned:
+            bell = self._new_bell()
+            try:
+                bell.arm(1)
+            except BaseException:
+                bell.close()
+                raise
+            self._bell = bell
         return self._bell.fd
 
     def close(self) -> None:
         """Ends a call in progress in another thread, drops an open reservation, tells the peer, and frees the role."""
+        lib.fmq_stop(self.handle)  # first: a task that its bell sends here shall find the end closed
         for bell in (self._bell, self._async_bell):
             if bell is not None:
                 bell.close()
         self._bell = self._async_bell = None
-        lib.fmq_stop(self.handle)
         with descriptors:  # of two threads that close, neither returns before the role is free
             self._finalizer()
 
@@ -165,14 +171,10 @@ class _End:
 
     def _transfer(self, what: str, function: Any, array: NDArray[Any], n: int, timeout: float | None) -> None:
         deadline = FOREVER if timeout is None else deadline_of(timeout)
-        bell = self._bell
-        if bell is not None and deadline:
-            bell.rest()
         pointer = _from_buffer(array if self._is_buffer else array.view(np.uint8))
         while (code := function(self.handle, pointer, n, self.spin_ns, deadline)) == _RETRY:
             pass
-        if bell is not None:
-            bell.arm(1)
+        self._rearm()
         if code:
             self._refuse(code, what, n)
 
@@ -189,14 +191,25 @@ class _End:
 
     def _commit(self, what: str, n: int) -> None:
         code = lib.fmq_commit(self.handle, n)
-        if self._bell is not None:
-            self._bell.arm(1)
+        self._rearm()
         if code:
             self._refuse(code, what, n)
 
+    def _new_bell(self) -> Bell:
+        """It is silenced before our memory is unmapped, also when nobody closes this end."""
+        bell = Bell(self.usable())
+        weakref.finalize(self, bell.close)
+        return bell
+
+    def _rearm(self) -> None:
+        """After a transfer, which may have changed what `fileno` says. A thread that came in between does it later."""
+        if self._bell is not None:
+            with contextlib.suppress(Busy, Closed):
+                self._bell.arm(1)
+
     async def _until(self, n: int) -> None:
-        if self._async_bell is None:
-            self._async_bell = Bell(self.usable())
+        if self._async_bell is None or self._async_bell.is_abandoned:
+            self._async_bell = self._new_bell()
         await self._async_bell.rung(n)
 
     def _refuse(self, code: int, what: str, n: int) -> NoReturn:
@@ -235,6 +248,7 @@ class Transaction:
             self._end._commit(self._what, self._n)
         else:
             lib.fmq_commit(self._end.handle, 0)
+            self._end._rearm()
 
 
 def _has_buffer(dtype: np.dtype[Any]) -> bool:
@@ -259,7 +273,7 @@ class MessageQueueWriter(_End):
         self._transfer("write", lib.fmq_write, array, array.size, timeout)
 
     def try_write(self, elements: ArrayLike) -> bool:
-        """Writes all elements if there is room for them now."""
+        """Writes all elements if there is room for them now. Raises PeerDied or Closed when there never will be."""
         try:
             self.write(elements, 0)
         except Timeout:
@@ -291,7 +305,7 @@ class MessageQueueReader(_End):
         return out
 
     def try_read(self, n: int) -> NDArray[Any] | None:
-        """n elements if they are there now."""
+        """n elements if they are there now. Raises PeerDied or Closed when they will not come any more."""
         try:
             return self.read(n, 0)
         except Timeout:
@@ -321,7 +335,6 @@ class MessageQueueReader(_End):
         code = lib.fmq_keep_latest(self.usable(), min(n, self.capacity))
         if code == -errno.EINVAL:
             raise ValueError("keep_latest: only readers of an unsynchronized queue can skip or go back")
-        if self._bell is not None:
-            self._bell.arm(1)
+        self._rearm()
         if code:
             raise_errno(code, "keep_latest")

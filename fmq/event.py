@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from fmq.region import Region
 
 NBYTES = 8
+_MOST_PEERS = 127  # what one futex_waitv takes besides the bits
 _SLICE = 100_000_000  # ns: in the main thread, where signal handlers run, Ctrl-C is noticed this soon
 
 
@@ -46,6 +47,8 @@ class EventFlag:
         `peers` are ends of queues whose other sides are to wake us: the wait ends with PeerDied or Closed when one of
         those is gone, after the bits that it had set were returned.
         """
+        if len(peers) > _MOST_PEERS:
+            raise ValueError(f"peers: {len(peers)} ends; one wait watches at most {_MOST_PEERS}")
         deadline, bits = deadline_of(timeout), ffi.new("uint32_t *")
         lives = ffi.new("void *[]", [end.peer_life for end in peers])
         is_main = threading.get_native_id() == os.getpid()

@@ -65,13 +65,15 @@ class Geometry:
             count = operator.index(capacity)
         except TypeError:
             raise ValueError(f"capacity={capacity!r}: a whole number of elements") from None
+        if flavour not in tuple(Flavour):
+            raise ValueError(f"flavour={flavour!r}: one of {[f'Flavour.{each.name}' for each in Flavour]}")
         return cls(np.dtype(dtype), count, Flavour(flavour))
 
     @classmethod
     def read(cls, control: Region, at: int) -> Geometry:
         """What the control page there says. Raises InvalidDescriptor when that cannot be."""
         shape = ffi.new("fmq_shape *")
-        if at + CONTROL > control.nbytes:
+        if not 0 <= at <= control.nbytes - CONTROL:
             raise InvalidDescriptor(f"the memory holds no queue: {control.nbytes} bytes, a control page at {at}")
         if code := lib.fmq_shape_of(control.base + at, shape):
             raise InvalidDescriptor(f"the memory holds no queue that this version can use: {os.strerror(-code)}")

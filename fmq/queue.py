@@ -78,6 +78,10 @@ class MessageQueue:
         does so when its memory allows nothing else. Raises InvalidDescriptor, FileNotFoundError.
         """
         if isinstance(what, Region):
+            if writable not in (None, what.writable):
+                raise ValueError(
+                    f"writable={writable}: the region is mapped with {what.writable}; map it anew for that"
+                )
             return cls(Place.at(what, offset), owns=False)
         if isinstance(what, str):
             return cls(Place.at(Region.open(what, writable=writable is not False), 0))

@@ -47,11 +47,11 @@ class Region:
     def __init__(self, fd: int, nbytes: int, *, writable: bool = True, name: str | None = None) -> None:
         """Maps `fd` and owns it from now on. Use `create`, `open` or `from_fd`, which check first."""
         self.nbytes, self.name, self.writable = nbytes, name, writable
-        self._fd = fd
         base = ffi.new("void **")
         if code := lib.fmq_map(fd, nbytes, writable, base):
-            self.close()
+            os.close(fd)
             raise OSError(-code, f"cannot map {nbytes} bytes of shared memory: {os.strerror(-code)}")
+        self._fd = fd  # not before: what could not be mapped has nothing that it could close a second time
         pointer = ffi.cast("unsigned char *", base[0])
         self.base = ffi.gc(pointer, lambda p: lib.fmq_unmap(p, nbytes))
         self._bytes: NDArray[np.uint8] = np.frombuffer(ffi.buffer(self.base, nbytes), np.uint8)

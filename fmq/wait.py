@@ -54,6 +54,8 @@ class Bell:
 
     def arm(self, n: int) -> None:
         """Rings once when a transfer of n elements would not wait; at once if that is so now. Raises Busy, Closed."""
+        if self.fd < 0:
+            return  # closed meanwhile, or the parent's
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self.fd)
         self._token = lib.fmq_bridge(self._handle, n, self.fd, self._token)
@@ -67,6 +69,11 @@ class Bell:
         lib.fmq_unhang(self._token)
         self._token = -1
 
+    @property
+    def is_abandoned(self) -> bool:
+        """In a forked child."""
+        return self.fd < 0
+
     async def rung(self, n: int) -> None:
         """Until a transfer of n elements would not wait, or the bell is closed."""
         loop = asyncio.get_running_loop()
@@ -74,8 +81,10 @@ class Bell:
         if self._waiter:
             raise Busy("another task awaits this end; one at a time")
         self._waiter = loop, future
-        loop.add_reader(self.fd, _resolve, future)
         try:
+            if self._is_closed:
+                raise_errno(-errno.ECANCELED, "waiting for the queue")
+            loop.add_reader(self.fd, _resolve, future)
             self.arm(n)
             await future
         finally:

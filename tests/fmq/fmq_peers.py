@@ -111,6 +111,37 @@ def take(queue, role):
     return until(attempt)
 
 
+def bridges():
+    """How many of this process's threads sleep for others."""
+    names = []
+    for task in os.listdir("/proc/self/task"):
+        with contextlib.suppress(OSError), open(f"/proc/self/task/{task}/comm") as comm:
+            names.append(comm.read().strip())
+    return names.count("fmq-bridge")
+
+
+def sleeps(runner):
+    """Until the kernel has put this thread to sleep; look at the wait word first."""
+
+    def state():
+        with open(f"/proc/self/task/{runner.native_id}/status") as status:
+            return "State:\tS" in status.read()
+
+    return until(state)
+
+
+@contextlib.contextmanager
+def holder(queue, role="writer"):
+    """A process that holds a role and does nothing; kill it, or it ends with the block."""
+    ready, theirs = multiprocessing.Pipe()
+    with process(hold, queue.descriptor, role, theirs, fails=True) as child:
+        ready.recv()
+        yield child
+        child.kill()
+    ready.close()
+    theirs.close()
+
+
 def asleep(word):
     """Until somebody has announced on this wait word that he sleeps."""
     return until(lambda: word[0] % 2)
@@ -182,3 +213,10 @@ def answer_event(descriptor):
     flag = fmq.EventFlag(descriptor.region(), EVENT)
     assert flag.wait(1, 10) == 1
     flag.wake(2)
+
+
+def collect(descriptor, pipe, n, timeout=20):
+    """A reader of n elements at once: says that it has come, and then what it got."""
+    with fmq.MessageQueue.open(descriptor).reader() as reader:
+        pipe.send("here")
+        pipe.send(reader.read(n, timeout).tolist())

@@ -105,7 +105,8 @@ def test_what_the_dead_left_can_be_read(queue):
         assert list(r.read(1)) == [3]
         with pytest.raises(fmq.PeerDied):
             r.read(1)
-        assert r.try_read(1) is None
+        with pytest.raises(fmq.PeerDied):
+            r.try_read(1)
 
 
 def die_after_writing(descriptor):

@@ -193,8 +193,8 @@ def test_the_peers_close_is_told_after_its_last_words(queue):
     assert list(r.read(2)) == [1, 2]
     with pytest.raises(fmq.Closed):
         r.read(1)
-    with pytest.raises(fmq.Timeout):
-        r.read(1, 0)
+    with pytest.raises(fmq.Closed):
+        r.try_read(1)
 
 
 def test_the_peers_close_ends_a_wait(queue):

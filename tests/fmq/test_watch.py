@@ -1,5 +1,6 @@
 """The C core's watch: a socket wait ends when the process behind a life word dies, before the kernel closes its end."""
 
+import gc
 import multiprocessing
 import os
 import select
@@ -61,6 +62,7 @@ def test_an_unwatched_socket_stays_open(watched):
     ready, theirs = multiprocessing.Pipe()
     with process(hold, queue.descriptor, "writer", theirs, fails=True) as child:
         ready.recv()
+        gc.collect()
         descriptors = len(os.listdir("/proc/self/fd"))
         token = lib.fmq_watch(region.base + WRITER_LIFE, ours.fileno())
         for wrong in (token, token, -1, 126, 2**30, 2**62):
