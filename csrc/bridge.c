@@ -29,6 +29,7 @@ typedef struct {
     _Atomic uint32_t *wait; /* of a queue's end; NULL: life alone */
     _Atomic uint64_t *counter;
     uint64_t target; /* what the counter has to reach */
+    bool shared;     /* see SLEEP_SHARED_SLICE */
     int fd;
     bool is_socket;
     uint32_t uses; /* how often this bell was given out: part of its token */
@@ -91,13 +92,17 @@ static unsigned announce(bell *b, futex_entry *entries) {
 
 /* ---- the thread ---------------------------------------------------------------------------------------------------- */
 
-static unsigned look_at_all(group *g, futex_entry *entries) {
+static unsigned look_at_all(group *g, futex_entry *entries, uint64_t *until) {
     pthread_mutex_lock(&bridge.lock);
+    *until = FMQ_FOREVER;
     unsigned n = 0;
     uint32_t rung = atomic_load(&g->doorbell);
     entries[n++] = futex_on(&g->doorbell, rung);
-    for (int i = 0; i < BELLS; i++)
-        if (g->bells[i].life) n += announce(&g->bells[i], entries + n);
+    for (int i = 0; i < BELLS; i++) {
+        if (!g->bells[i].life) continue;
+        if (g->bells[i].shared) *until = futex_now() + SLEEP_SHARED_SLICE;
+        n += announce(&g->bells[i], entries + n);
+    }
     pthread_mutex_unlock(&bridge.lock);
     if (atomic_exchange(&g->heard, rung) != rung) futex_wake(&g->heard, INT_MAX, FUTEX_BITSET_MATCH_ANY); /* pairs: HEARD */
     return n;
@@ -108,8 +113,9 @@ static void *thread_main(void *argument) {
     futex_entry entries[FUTEX_MOST];
     prctl(PR_SET_NAME, "fmq-bridge");
     for (;;) {
-        unsigned n = look_at_all(g, entries);
-        int r = futex_wait_all(entries, n, FMQ_FOREVER);
+        uint64_t until;
+        unsigned n = look_at_all(g, entries, &until);
+        int r = futex_wait_all(entries, n, until);
         if (r == -ENOSYS || r == -EPERM)
             futex_wait(&g->doorbell, (uint32_t)entries[0].expected, FUTEX_BITSET_MATCH_ANY,
                        n > 1 ? futex_now() + OLD_KERNEL_SLICE : FMQ_FOREVER);
@@ -184,6 +190,7 @@ int64_t fmq_bridge(fmq_end *e, uint64_t n, int eventfd, int64_t again) {
     bell b = {.life = e->their_life, .wait = e->my_wait, .counter = &e->theirs->counter, .fd = eventfd};
     b.target = e->position + n - (e->writer ? e->capacity : 0);
     if (e->writer && e->overwrites) b.target = atomic_load(b.counter); /* there is always room */
+    b.shared = end_is_listener(e);
     if (is_over(&b, atomic_load(b.life))) {
         fmq_unhang(again);
         ring(&b, false);
@@ -199,6 +206,7 @@ void fmq_unhang(int64_t token) {
     group *g;
     pthread_mutex_lock(&bridge.lock);
     bell *b = find(token, &g);
+    _Atomic uint32_t *life = b ? b->life : NULL;
     if (b) {
         if (b->is_socket) close(b->fd);
         b->life = NULL;
@@ -209,4 +217,6 @@ void fmq_unhang(int64_t token) {
     /* From our return on the thread does not sleep on this bell's words, where it would take wakes that are for others. */
     for (uint32_t heard; b && (int32_t)((heard = atomic_load(&g->heard)) - rung) < 0;) /* pairs: HEARD */
         futex_wait(&g->heard, heard, FUTEX_BITSET_MATCH_ANY, FMQ_FOREVER);
+    /* The kernel's one wake may have come to the thread just before, which does not look at this life any more. */
+    if (b && life_is_dead(atomic_load(life))) futex_wake(life, INT_MAX, FUTEX_BITSET_MATCH_ANY); /* pairs: DEAD */
 }

@@ -10,6 +10,7 @@
 
 #include "futex.h"
 #include "life.h"
+#include "sleep.h"
 
 #include <errno.h>
 #include <limits.h>
@@ -53,9 +54,11 @@ static int look_at_lives(void *const *lives, unsigned n, futex_entry *entries) {
 static int sleep_on(event_flag *f, uint32_t now, uint32_t mask, futex_entry *entries, unsigned n, uint64_t deadline) {
     if (!n) return futex_wait(&f->bits, now, mask, deadline);
     entries[n] = futex_on(&f->bits, now);
-    int r = futex_wait_all(entries, n + 1, deadline);
+    uint64_t slice = futex_now() + SLEEP_SHARED_SLICE;
+    int r = futex_wait_all(entries, n + 1, slice < deadline ? slice : deadline);
+    if (r == -ETIMEDOUT && slice < deadline) return 0;
     if (r != -ENOSYS && r != -EPERM) return r < 0 ? r : 0;
-    uint64_t slice = futex_now() + OLD_KERNEL_SLICE;
+    slice = futex_now() + OLD_KERNEL_SLICE;
     r = futex_wait(&f->bits, now, mask, slice < deadline ? slice : deadline);
     return r == -ETIMEDOUT && slice < deadline ? 0 : r;
 }

@@ -129,9 +129,11 @@ static uint64_t no_longer_than(uint64_t deadline) {
 
 /* As futex_wait; LOOK_AGAIN when nobody woke us and the deadline has not passed either. */
 static int sleep_once(fmq_end *e, sight saw, uint64_t until) {
-    int r = futex_wait_either(e->my_wait, saw.announced, e->their_life, saw.life, until);
+    uint64_t slice = end_is_listener(e) ? futex_now() + SLEEP_SHARED_SLICE : FMQ_FOREVER;
+    int r = futex_wait_either(e->my_wait, saw.announced, e->their_life, saw.life, slice < until ? slice : until);
+    if (r == -ETIMEDOUT && slice < until) return LOOK_AGAIN;
     if (r != -ENOSYS && r != -EPERM) return r; /* EPERM: a container's filter older than the system call */
-    uint64_t slice = futex_now() + OLD_KERNEL_SLICE;
+    slice = futex_now() + OLD_KERNEL_SLICE;
     r = futex_wait(e->my_wait, saw.announced, FUTEX_BITSET_MATCH_ANY, slice < until ? slice : until);
     return r == -ETIMEDOUT && slice < until ? LOOK_AGAIN : r;
 }
@@ -201,6 +203,8 @@ static int look_at_all(fmq_end *const *ends, unsigned n, uint8_t *ready, futex_e
 static int sleep_on_all(fmq_end *const *ends, unsigned n, futex_entry *entries, uint64_t until) {
     unsigned some = n < ENDS_PER_SLEEP ? n : ENDS_PER_SLEEP;
     uint64_t slice = n > some ? futex_now() + 1000000 : FMQ_FOREVER;
+    for (unsigned i = 0; i < some && slice == FMQ_FOREVER; i++)
+        if (end_is_listener(ends[i])) slice = futex_now() + SLEEP_SHARED_SLICE;
     int r = futex_wait_all(entries, 2 * some, slice < until ? slice : until);
     if (r == -ENOSYS || r == -EPERM) {
         slice = futex_now() + 1000000;

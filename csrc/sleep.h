@@ -7,6 +7,10 @@
 /* Until n are at hand: 0, or why not. Spins for spin_ns, then sleeps; deadline 0 only looks. */
 int sleep_until(struct fmq_end *e, uint64_t n, uint64_t spin_ns, uint64_t deadline);
 
+/* Many readers share the life word of an unsynchronized writer. When the one that the kernel wakes is itself being killed
+ * at that moment, it tells nobody; so each looks again after this time. */
+#define SLEEP_SHARED_SLICE UINT64_C(1000000000)
+
 /* As sleep_until, for spin_ns at most and without sleeping: -EAGAIN. */
 int sleep_spin(struct fmq_end *e, uint64_t n, uint64_t spin_ns);
 
