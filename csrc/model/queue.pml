@@ -386,7 +386,7 @@ inline hang() {
     :: else ->
         atomic { !table_locked -> bell_target = position + n; bell_rang = 0; change_table(1) };
         if
-        :: bell_rang
+        :: true -> bell_rang /* for ever, when it does not ring */
         :: true
         fi;
         at_once = 1
