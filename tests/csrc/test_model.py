@@ -46,6 +46,7 @@ FULL = {
     "queue, two deaths and two heirs": ("queue", config(ELEMENTS=2, DEATHS=2, HEIRS=2, **ONE)),
     "queue, an heir with the dead one's number": ("queue", config(ELEMENTS=3, NEW_TID=0)),
     "queue, stop or death, and an heir": ("queue", config(ELEMENTS=1, STOPS=3, **ONE)),
+    "queue, the same, with the same number": ("queue", config(ELEMENTS=1, STOPS=3, NEW_TID=0, **ONE)),
     "queue, a watch and an heir": ("queue", config(ELEMENTS=2, WATCHERS=1, MORTAL=1, **ONE)),
     "queue, a watch and a stop": ("queue", config(ELEMENTS=1, HEIRS=0, WATCHERS=1, STOPS=2, MORTAL=1, **ONE)),
     "queue, a watch that is taken down": ("queue", config(ELEMENTS=1, HEIRS=0, WATCHERS=2, **ONE)),
