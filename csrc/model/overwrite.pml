@@ -97,7 +97,7 @@ inline futex_wake_one(queue) {
 inline futex_wait_either() {
     d_step {
         if
-        :: data_wait == ticket && life == seen_life -> on_wait = on_wait | me_bit; on_life = on_life | me_bit
+        :: data_wait == announced && life == seen_life -> on_wait = on_wait | me_bit; on_life = on_life | me_bit
         :: else
         fi
     };
@@ -124,7 +124,7 @@ inline put() {
 inline wake_readers() {
     if
     :: data_wait % 2 -> /* pairs: SLEEP */
-        data_wait++; /* from odd to the next even: nobody else makes it even */
+        data_wait++; /* one publisher: even now */
         futex_wake_all(on_wait)
     :: else
     fi
@@ -135,9 +135,10 @@ proctype writer() {
 take_role:
     {
         life = tid;
+        futex_wake_all(on_life);
         position = head;
-        /* Without asking: a writer that was killed before its futex call leaves sleepers on a word that says awake. */
-        data_wait = (data_wait | 1) + 1;
+        /* Without asking: a writer that was killed before its futex call leaves sleepers on a word that says even. */
+        data_wait = data_wait + 2;
         futex_wake_all(on_wait);
         do
         :: position == ELEMENTS -> break
@@ -202,7 +203,7 @@ inline ring_need() {
 
 inline sleep_turn() {
     seen_life = life; /* pairs: DEAD */
-    d_step { data_wait = data_wait | 1; ticket = data_wait }; /* pairs: SLEEP */
+    d_step { data_wait = data_wait | 1; announced = data_wait }; /* pairs: SLEEP */
     ring_need();
     if
     :: r == EAGAIN ->
@@ -210,27 +211,24 @@ inline sleep_turn() {
     :: else
     fi;
     if
-    :: r == EAGAIN -> futex_wait_either(); ring_need()
+    :: r == EAGAIN ->
+        futex_wait_either();
+        if /* pass_on_death */
+        :: life == DEAD -> futex_wake_all(on_life) /* pairs: DEAD */
+        :: else
+        fi;
+        ring_need()
     :: else
-    fi
+    fi;
+    d_step { seen_life = 0; announced = 0 }
 }
 
 inline wait_for() {
     ring_need();
-    if
-    :: r == EAGAIN ->
-        do
-        :: r == EAGAIN -> sleep_turn()
-        :: else -> break
-        od;
-        /* The wait word is not ours alone, so it stays as it is. */
-        if
-        :: life == DEAD -> futex_wake_all(on_life) /* pairs: DEAD */
-        :: else
-        fi;
-        d_step { seen_life = 0; ticket = 0 }
-    :: else
-    fi
+    do
+    :: r == EAGAIN -> sleep_turn()
+    :: else -> break
+    od
 }
 
 /* ring_still_whole; after an overrun the reader goes on at the middle of the ring or at the oldest whole element */
@@ -282,7 +280,7 @@ inline deliver() {
 }
 
 proctype reader(byte me) {
-    byte position, seen, n, r, i, seen_life, ticket, seen_begin, resume;
+    byte position, seen, n, r, i, seen_life, announced, seen_begin, resume;
     byte got[MOST * WORDS];
     do
     :: position == ELEMENTS -> break

@@ -60,7 +60,6 @@ def test_the_models_carry_the_same_labels(csrc):
     """A step of csrc/model has the label of the C line that it stands for; what no model has is listed here."""
     not_modelled = {
         "ONE_CALLER",  # one caller per end is what the models begin with
-        "HEARD",  # between a process and its own bridge
         "RANGE",  # an order between two words of one process, for its signal handler
     }
     texts = [path.read_text() for path in sorted((csrc / "model").glob("*.pml"))]

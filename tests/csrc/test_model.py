@@ -26,8 +26,10 @@ SMALL = {
         config(CAPACITY=2, ELEMENTS=3, MOST_WRITTEN=1, MOST_READ=2, **NOBODY_DIES),
         config(ELEMENTS=2, STOPS=3, **ONE, **NOBODY_DIES),
         config(ELEMENTS=1, DEATHS=1, HEIRS=1, **ONE),
-        config(ELEMENTS=1, DEATHS=1, HEIRS=0, STOPS=2, **ONE),
-        config(ELEMENTS=1, DEATHS=1, HEIRS=0, WATCHERS=1, **ONE),
+        config(ELEMENTS=0, DEATHS=1, HEIRS=0, STOPS=2, **ONE),
+        config(ELEMENTS=0, DEATHS=1, HEIRS=0, WATCHERS=2, MORTAL=1, **ONE),
+        config(ELEMENTS=0, DEATHS=1, HEIRS=0, BELLS=1, MORTAL=1, **ONE),
+        config(ELEMENTS=1, BELLS=1, **ONE, **NOBODY_DIES),
     ],
     "event": [config(WAITERS=1, WAITS=2), config(WAITERS=1, WAITER_DEATHS=1)],
     "overwrite": [
@@ -44,8 +46,13 @@ FULL = {
     "queue, two deaths and two heirs": ("queue", config(ELEMENTS=2, DEATHS=2, HEIRS=2, **ONE)),
     "queue, an heir with the dead one's number": ("queue", config(ELEMENTS=3, NEW_TID=0)),
     "queue, stop or death, and an heir": ("queue", config(ELEMENTS=1, STOPS=3, **ONE)),
-    "queue, a watcher and an heir": ("queue", config(ELEMENTS=2, WATCHERS=1, **ONE)),
-    "queue, a watcher and a stop": ("queue", config(ELEMENTS=1, HEIRS=0, WATCHERS=1, STOPS=2, **ONE)),
+    "queue, the same, with the same number": ("queue", config(ELEMENTS=1, STOPS=3, NEW_TID=0, **ONE)),
+    "queue, a watch and an heir": ("queue", config(ELEMENTS=2, WATCHERS=1, MORTAL=1, **ONE)),
+    "queue, a watch and a stop": ("queue", config(ELEMENTS=1, HEIRS=0, WATCHERS=1, STOPS=2, MORTAL=1, **ONE)),
+    "queue, a watch that is taken down": ("queue", config(ELEMENTS=1, HEIRS=0, WATCHERS=2, **ONE)),
+    "queue, two bells": ("queue", config(ELEMENTS=2, BELLS=2, **ONE, **NOBODY_DIES)),
+    "queue, a bell and a death": ("queue", config(ELEMENTS=2, HEIRS=0, BELLS=1, **ONE)),
+    "queue, a bell and an heir": ("queue", config(ELEMENTS=1, BELLS=1, MORTAL=1, **ONE)),
     "event, two bits": ("event", config(WAITERS=2)),
     "event, a waiter is killed": ("event", config(WAITERS=2, WAITER_DEATHS=1)),
     "overwrite, an heir": ("overwrite", config(ELEMENTS=4)),
@@ -58,8 +65,24 @@ FULL = {
     ),
     "overwrite, two readers and a stop": ("overwrite", config(ELEMENTS=2, STOPS=1, **TWO_READERS, **NOBODY_DIES)),
 }
-ANNOUNCE = "    wait_word[me] = ASLEEP; /* pairs: SLEEP */\n"
-OPEN_WAKES = "        wait_word[PEER] = AWAKE;\n        futex_wake_wait(PEER);\n        do"
+ANNOUNCE = "    d_step { is_odd[me] = 1; as_announced[me] = 1 }; /* pairs: SLEEP */\n"
+GREET = "        greet_peer();\n"
+PASSES_ON = "        futex_wait_either();\n        pass_on_death(PEER);\n"
+OVERWRITE_PASSES_ON = """        if /* pass_on_death */
+        :: life == DEAD -> futex_wake_all(on_life) /* pairs: DEAD */
+        :: else
+        fi;
+"""
+BELL_PASSES_ON = """                    if
+                    :: seen_life == DEAD -> futex_wake_life_all(WRITER)
+                    :: else
+                    fi;
+"""
+BELL_ANNOUNCES = """                if
+                :: bell_has_wait -> d_step { is_odd[READER] = 1; as_bell_announced = 1 } /* pairs: SLEEP */
+                :: else
+                fi;
+"""
 WHOLE_RELEASE = """    atomic {
         note_last_words(role);
         life[role] = RELEASED; /* pairs: DEAD */
@@ -74,9 +97,17 @@ BEGIN = """    d_step { /* a dead writer may have begun more than we do */
 COPIED = "    i = 0;\n    d_step { position = position + n; n = 0 };\n"
 SET_BITS = "    bits = bits | (mask); /* pairs: EVENT_SLEEP */\n"
 ASK_SLEEPERS = "    :: sleepers -> futex_wake(mask) /* pairs: EVENT_SLEEP */\n"
+ASK_BUSY = """            if
+            :: !busy[role] -> break /* pairs: STOP */
+            :: else
+            fi
+"""
+WAIT_FOR_BUSY = "            !busy[role]; break\n"
 STOP_LOOKS = "        if\n        :: !busy[0] -> break /* pairs: STOP */\n        :: else\n        fi\n"
 WITH_OLD = [("    byte round;\n", "    byte round, old;\n"), ("    byte mask;\n", "    byte mask, old;\n")]
 RING_OF_ONE = config(ELEMENTS=2, **ONE)
+WATCH = config(ELEMENTS=1, HEIRS=0, WATCHERS=2, MORTAL=1, **ONE)
+BELL = config(ELEMENTS=2, BELLS=1, **ONE, **NOBODY_DIES)
 NO_DEATH = config(ELEMENTS=2, **ONE, **NOBODY_DIES)
 OVERRUNS = config(ELEMENTS=4, **NOBODY_DIES)
 SHARED_WORD = config(ELEMENTS=2, **TWO_READERS, **NOBODY_DIES)
@@ -107,7 +138,11 @@ MUTANTS = {
             )
         ],
     ),
-    "does not wake": ("queue", NO_DEATH, [(":: was == ASLEEP -> futex_wake_wait(PEER)", ":: was == ASLEEP -> skip")]),
+    "does not wake": (
+        "queue",
+        NO_DEATH,
+        [("/* + 1, and one publisher: even now */\n        futex_wake_wait(PEER)\n", "\n")],
+    ),
     "sleeps on its own word only": (
         "queue",
         RING_OF_ONE,
@@ -127,30 +162,65 @@ MUTANTS = {
         RING_OF_ONE,
         [(WHOLE_RELEASE, WHOLE_RELEASE.replace("atomic {", "").replace("\n    }\n", "\n"))],
     ),
-    "an heir does not wake, and has the dead one's number": (
-        "queue",
-        [*RING_OF_ONE, "-DNEW_TID=0"],
-        [(OPEN_WAKES, "        do")],
-    ),
+    "an heir does not wake, and has the dead one's number": ("queue", [*RING_OF_ONE, "-DNEW_TID=0"], [(GREET, "")]),
     "an heir wakes only whom the word calls asleep": (
         "queue",
-        [*RING_OF_ONE, "-DWATCHERS=1"],
-        [(OPEN_WAKES, "        wake_peer();\n        do")],
+        config(ELEMENTS=2, WATCHERS=1, MORTAL=1, NEW_TID=0, **ONE),
+        [
+            (GREET, "        wake_peer();\n"),
+            ("        life[me] = tid;\n        futex_wake_life_all(me);\n", "        life[me] = tid;\n"),
+        ],
     ),
     "a sleeper keeps a death to itself": (
         "queue",
-        config(ELEMENTS=1, HEIRS=0, WATCHERS=1, STOPS=2, **ONE),
-        [(":: life[PEER] == DEAD -> futex_wake_life_all(PEER)", ":: r == EPIPE -> futex_wake_life_all(PEER)")],
+        config(ELEMENTS=1, HEIRS=0, WATCHERS=1, STOPS=2, MORTAL=1, **ONE),
+        [
+            (PASSES_ON, "        futex_wait_either();\n"),
+            (
+                "    :: r == EAGAIN -> ended()\n    :: else\n    fi;\n",
+                """    :: r == EAGAIN -> ended()
+    :: else
+    fi;
+    if
+    :: r == EPIPE -> futex_wake_life_all(PEER)
+    :: else
+    fi;
+""",
+            ),
+        ],
+    ),
+    "the bridge keeps a death to itself": ("queue", WATCH, [(BELL_PASSES_ON, "")]),
+    "who takes a bell back keeps a death to itself": (
+        "queue",
+        WATCH,
+        [("        pass_on_death(WRITER);\n        rung = 0\n", "        rung = 0\n")],
+    ),
+    "takes a bell back and does not wait for the bridge": (
+        "queue",
+        BELL,
+        [("        heard >= rung; /*", "        /*")],
+    ),
+    "the bridge looks before it announces": (
+        "queue",
+        BELL,
+        [
+            (BELL_ANNOUNCES, ""),
+            (
+                "            d_step { table_locked = 0; heard",
+                f"{BELL_ANNOUNCES}            d_step {{ table_locked = 0; heard",
+            ),
+        ],
     ),
     "stop does not wake": (
         "queue",
         [*NO_DEATH, "-DSTOPS=3"],
-        [("        futex_wake_wait(role);\n", "")],
+        [("        :: futex_wake_wait(role);\n", "        :: true;\n"), (ASK_BUSY, WAIT_FOR_BUSY)],
     ),
+    "stop wakes once, in a queue with one sleeper": ("queue", [*NO_DEATH, "-DSTOPS=3"], [(ASK_BUSY, WAIT_FOR_BUSY)]),
     "stop does not wait for the call inside": (
         "queue",
         [*NO_DEATH, "-DSTOPS=3"],
-        [("        !busy[role]; /*", "        /*")],
+        [("            :: !busy[role] -> break", "            :: true -> break")],
     ),
     "a waker skips the call when the bit was set": (
         "event",
@@ -211,22 +281,33 @@ MUTANTS = {
     "an heir that overwrites does not wake": (
         "overwrite",
         config(ELEMENTS=2, WORDS=1, MOST=1, NEW_TID=0),
-        [("        data_wait = (data_wait | 1) + 1;\n        futex_wake_all(on_wait);\n", "")],
+        [("        data_wait = data_wait + 2;\n        futex_wake_all(on_wait);\n", "")],
     ),
     "a reader writes awake back on the shared word": (
         "overwrite",
         SHARED_WORD,
-        [("d_step { seen_life = 0; ticket = 0 }", "data_wait = data_wait & ~1; d_step { seen_life = 0; ticket = 0 }")],
+        [
+            (
+                "d_step { seen_life = 0; announced = 0 }",
+                "data_wait = data_wait & ~1; d_step { seen_life = 0; announced = 0 }",
+            )
+        ],
     ),
     "the shared word is only 0 or 1": (
         "overwrite",
         SHARED_WORD,
-        [("        data_wait++;", "        data_wait = 0;"), ("data_wait = (data_wait | 1) + 1;", "data_wait = 0;")],
+        [("        data_wait++;", "        data_wait = 0;"), ("data_wait = data_wait + 2;", "data_wait = 0;")],
     ),
     "a reader that found enough keeps the death to itself": (
         "overwrite",
         config(ELEMENTS=1, HEIRS=0, **TWO_READERS),
-        [("    :: life == DEAD -> futex_wake_all(on_life)", "    :: r == EPIPE -> futex_wake_all(on_life)")],
+        [
+            (OVERWRITE_PASSES_ON, ""),
+            (
+                "    ring_need();\n    do\n",
+                "    ring_need();\n    do\n    :: r == EPIPE -> futex_wake_all(on_life); break\n",
+            ),
+        ],
     ),
     "stop wakes once": (
         "overwrite",
@@ -255,7 +336,8 @@ def explore(csrc, tmp_path):
         began = time.monotonic()
         tool(tmp_path, "spin", *defines, "-a", "model.pml")
         tool(tmp_path, "cc", "-w", *how, *safety, "-DMEMLIM=2000", "-o", "pan", "pan.c")
-        out = tool(tmp_path, "./pan", "-w22", "-m1000000", *options, seconds=seconds)
+        table = "-w24" if how is LONG else "-w20"
+        out = tool(tmp_path, "./pan", table, "-m1000000", *options, seconds=seconds)
         assert "unreached in init" in out or "errors: 1" in out, out[-4000:]
         states = re.search(r"(\d+) states, stored", out)[1]
         print(f"\n{model} {' '.join(defines)}: {states} states, {time.monotonic() - began:.1f} s", end="")
