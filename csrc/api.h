@@ -85,7 +85,8 @@ int64_t fmq_exchange_start(const fmq_channel *channel, const void *packet, uint6
 int fmq_event_wake(void *flag, uint32_t mask);
 int fmq_event_wait(void *flag, uint32_t mask, void *const *lives, unsigned n, uint64_t deadline, uint32_t *bits);
 
-/* bridge: a thread sleeps for us, and rings once. Returns a token; stale ones are harmless. */
+/* bridge: a thread sleeps for us, and rings once; the (non-blocking) eventfd is emptied before. Returns a token; stale ones
+ * are harmless. -EALREADY: it rang at once. */
 int64_t fmq_bridge(fmq_end *end, uint64_t n, int eventfd, int64_t again); /* writes to it when a transfer of n would not
                                                                         * wait; replaces what the token `again` waits for */
 int64_t fmq_watch(void *word, int socket);                 /* shuts it down when the process that holds `word` dies */

@@ -165,6 +165,8 @@ static int64_t hang(bell as_described, int64_t again) {
     if (!b) b = find_free(&g, &error);
     int64_t token = error;
     if (b) {
+        uint64_t rung; /* by the bell that this one replaces; under the lock, so that no late ring is taken for a new one */
+        if (!as_described.is_socket && read(as_described.fd, &rung, sizeof rung) < 0) {} /* it was not */
         as_described.uses = b->uses + 1;
         *b = as_described;
         token = (int64_t)b->uses << 16 | (g - bridge.groups) << 8 | (b - g->bells);

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import errno
 import os
 import weakref
@@ -56,8 +55,6 @@ class Bell:
         """Rings once when a transfer of n elements would not wait; at once if that is so now. Raises Busy, Closed."""
         if self.fd < 0:
             return  # closed meanwhile, or the parent's
-        with contextlib.suppress(BlockingIOError):
-            os.eventfd_read(self.fd)
         self._token = lib.fmq_bridge(self._handle, n, self.fd, self._token)
         if self._token == -errno.EROFS:
             raise ValueError("a reader without write access cannot announce that it sleeps; open the queue writable")

@@ -21,7 +21,7 @@ MUTANTS = {
     ),
     "write": (
         "sleep.c",
-        "futex_wait_either(e->my_wait, saw.announced, e->their_life, saw.life, until)",
+        "futex_wait_either(e->my_wait, saw.announced, e->their_life, saw.life, slice < until ? slice : until)",
         "futex_wait(e->my_wait, saw.announced, ~0u, until)",
     ),
     "write to two readers": ("sleep.c", "    pass_on_death(e);\n", ""),

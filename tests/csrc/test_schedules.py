@@ -16,7 +16,7 @@ MUTANTS = {
     "wakes before it publishes": ("ring.c", "atomic_store_explicit(&e->mine->counter, e->position", "wake_early(e"),
     "sleeps on its own word only": (
         "sleep.c",
-        "futex_wait_either(e->my_wait, saw.announced, e->their_life, saw.life, until)",
+        "futex_wait_either(e->my_wait, saw.announced, e->their_life, saw.life, slice < until ? slice : until)",
         "futex_wait(e->my_wait, saw.announced, ~0u, until)",
     ),
     "looks at life after data": (
