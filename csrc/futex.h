@@ -1,4 +1,4 @@
-/* Sleeping and waking: the only place that makes a system call, and the one seam for tests.
+/* Sleeping, waking, clock and CPU: what the kernel is asked for, and the one seam for tests.
  *
  * Everything is process-shared and every deadline is absolute CLOCK_MONOTONIC nanoseconds (FMQ_FOREVER = none).
  * Results are 0 or a negative errno; -EAGAIN means that a word had already changed.
@@ -12,6 +12,8 @@
 #define FMQ_FOREVER UINT64_MAX
 
 uint64_t futex_now(void);
+
+uint32_t futex_cpu(void); /* the CPU that we run on, for a hint: 1 + its number */
 
 /* Sleeps while *word == expected. Woken by futex_wake with an overlapping mask. */
 int futex_wait(_Atomic uint32_t *word, uint32_t expected, uint32_t mask, uint64_t deadline);

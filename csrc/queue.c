@@ -241,7 +241,7 @@ static int send_packet(fmq_end *e, const void *packet, uint64_t bytes) {
     return r;
 }
 
-static int64_t exchange(const fmq_channel *c, const void *packet, uint64_t bytes, int (*wait)(const fmq_channel *, uint64_t),
+static inline int64_t exchange(const fmq_channel *c, const void *packet, uint64_t bytes, int (*wait)(const fmq_channel *, uint64_t),
                         uint64_t deadline) {
     if (c->in->overwrites || c->out->overwrites) return -EINVAL; /* every message has to arrive */
     int64_t r = end_enter_free(c->in);

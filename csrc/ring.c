@@ -14,7 +14,8 @@
 #define _GNU_SOURCE
 #include "ring.h"
 
-#include <sched.h>
+#include "futex.h"
+
 #include <string.h>
 
 /* The peer broke the protocol: this end is of no more use. */
@@ -87,7 +88,7 @@ int ring_need(struct fmq_end *e, uint64_t n) {
 
 /* Says on which CPU the counter last moved, so that a waiter on the same one sleeps at once instead of spinning. */
 static void note_cpu(struct fmq_end *e) {
-    uint32_t cpu = (uint32_t)sched_getcpu() + 1;
+    uint32_t cpu = futex_cpu();
     if (cpu == e->my_cpu) return;
     e->my_cpu = cpu;
     atomic_store_explicit(&e->mine->cpu, cpu, memory_order_relaxed); /* a hint: no order is needed */

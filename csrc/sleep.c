@@ -13,7 +13,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-enum { SPINS_PER_CLOCK = 64, SPURIOUS_LIMIT = 1000, LOOK_AGAIN = 1 };
+enum { SPINS_AT_FIRST = 256, SPINS_PER_CLOCK = 64, SPURIOUS_LIMIT = 1000, LOOK_AGAIN = 1 };
 static const uint64_t SIGNAL_SLICE = 100000000; /* ns: the main thread looks for signals this often */
 static const uint64_t OLD_KERNEL_SLICE = 50000000; /* ns: without futex_waitv a death is polled for */
 
@@ -60,7 +60,7 @@ void fmq_stop(fmq_end *e) {
 
 static bool same_cpu(const fmq_end *e) {
     uint32_t theirs = atomic_load_explicit(&e->theirs->cpu, memory_order_relaxed); /* a hint: no order is needed */
-    return theirs == (uint32_t)sched_getcpu() + 1;
+    return theirs == futex_cpu();
 }
 
 /* Relaxed, because this only ends the spinning: the turn that follows looks properly. */
@@ -73,10 +73,10 @@ static int spin_for(fmq_end *e, uint64_t n, uint64_t spin_ns, uint64_t deadline)
     if (!spin_ns || same_cpu(e)) return -EAGAIN;
     uint64_t until = 0;
     for (uint32_t i = 1;; i++) {
-        if (i > SPINS_PER_CLOCK) relax(); /* not at first: on new processors one pause is as long as a transfer */
+        if (i > SPINS_AT_FIRST) relax(); /* not at first: on new processors one pause is as long as a transfer */
         int r = ring_need(e, n);
         if (r != -EAGAIN) return r;
-        if (i % SPINS_PER_CLOCK) continue;
+        if (i < SPINS_AT_FIRST || i % SPINS_PER_CLOCK) continue;
         uint64_t now = futex_now();
         if (!until) until = now + spin_ns < deadline ? now + spin_ns : deadline;
         if (now >= until || is_over(e)) return -EAGAIN;

@@ -41,6 +41,5 @@ int step_aside(void);                        /* the running side has nothing to 
 #define atomic_fetch_add(p, v) (step_before(p), RAW_FETCH(add, p, v))
 #define atomic_fetch_or(p, v) (step_before(p), RAW_FETCH(or, p, v))
 #define sched_yield step_aside
-#define sched_getcpu() 0 /* the machine may move us; a schedule has to replay all the same */
 
 #endif
