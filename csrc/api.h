@@ -26,6 +26,7 @@ typedef struct {
 } fmq_spans;
 
 typedef struct {
+    void *start; /* fmq_exchange_start, for fmq._hot, which has no symbols of ours */
     fmq_end *out, *in;
     void *buffer;
     uint64_t buffer_bytes;

@@ -6,6 +6,8 @@
 #define Py_BEGIN_ALLOW_THREADS {
 #define Py_END_ALLOW_THREADS }
 
-static int64_t fmq_hot_exchange(void *function, const void *channel, const void *packet, uint64_t bytes) {
-    return ((int64_t(*)(const void *, const void *, uint64_t))function)(channel, packet, bytes);
+typedef int64_t exchange_start(const void *channel, const void *packet, uint64_t bytes);
+
+static int64_t fmq_hot_exchange(const void *channel, const void *packet, uint64_t bytes) {
+    return (*(exchange_start *const *)channel)(channel, packet, bytes); /* the channel's first word */
 }

@@ -6,7 +6,7 @@ _Pointer: TypeAlias = Any  # a cffi pointer, and bytes for `const void *`
 
 @type_check_only
 class _Lib:
-    def fmq_hot_exchange(self, function: _Pointer, channel: _Pointer, packet: _Pointer, nbytes: int, /) -> int: ...
+    def fmq_hot_exchange(self, channel: _Pointer, packet: _Pointer, nbytes: int, /) -> int: ...
 
 ffi: Any
 lib: _Lib

@@ -36,9 +36,8 @@ class Exchange:
         buffer = ffi.new("char[]", back.capacity * back.dtype.itemsize)
         if not 0 <= hold <= 1e-3:
             raise ValueError(f"hold={hold!r}: seconds from 0 to 0.001")
-        channel = ffi.new(
-            "fmq_channel *", (out.handle, back.handle, buffer, len(buffer), back.spin_ns, int(hold * 1e9))
-        )
+        ends, patience = (out.handle, back.handle), (back.spin_ns, int(hold * 1e9))
+        channel = ffi.new("fmq_channel *", (_START, *ends, buffer, len(buffer), *patience))
         back.follow_spin(channel)
         self._hold = hold > 0
         self._free: list[tuple[Any, Any]] = [(channel, ffi.buffer(buffer))]  # empty while a thread is inside
@@ -55,17 +54,25 @@ class Exchange:
         channel, buffer = inside
         try:
             if self._hold:
-                got = _hot_exchange(_START, channel, packet, len(packet))
+                got = _hot_exchange(channel, packet, len(packet))
             else:
                 got = _exchange(channel, packet, len(packet), deadline)
-            while got == -errno.EINTR or (got == -errno.ETIMEDOUT and self._hold and lib.fmq_now() < deadline):
-                got = _exchange(channel, b"", 0, deadline)
             if got < 0:
-                _refuse(got, len(packet))
+                got = self._go_on(got, channel, len(packet), deadline)
             received: bytes = buffer[:got]
             return received
         finally:
             self._free.append(inside)
+
+    def _go_on(self, got: int, channel: Any, nbytes: int, deadline: int) -> int:
+        """After what was not the answer: the rest of the wait, or the error."""
+        if got == -errno.ETIMEDOUT and self._hold and lib.fmq_now() < deadline:
+            got = -errno.EINTR  # its first microseconds are over
+        while got == -errno.EINTR:
+            got = _exchange(channel, b"", 0, deadline)
+        if got < 0:
+            _refuse(got, nbytes)
+        return got
 
 
 def _refuse(code: int, nbytes: int) -> NoReturn:
