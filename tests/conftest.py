@@ -2,9 +2,16 @@
 
 import os
 import shutil
+import signal
 import tempfile
 
 import pytest
+
+
+@pytest.fixture(scope="session", autouse=True)
+def ctrl_c():
+    """A shell that runs us in the background ignores SIGINT for us and for our children; tests of Ctrl-C need it."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session", autouse=True)
