@@ -129,7 +129,7 @@ def test_the_cost_script_counts_what_queues_hold(tmp_path):
         assert len(row["rounds"]) == 2
         assert row["us"] > 0
         assert row["way"] != "a memory each" or (row["fds"] >= 1 and row["mappings"] >= 1 and row["resident_kib"] >= 4)
-    assert len(found["budgets"]) == 4
+    assert len(found["budgets"]) == 5
 
 
 @pytest.fixture
