@@ -227,7 +227,9 @@ static uint64_t busy(uint64_t seed, uint64_t until) {
     for (int i = 0; i < 2; i++) MUST(!pthread_create(&threads[i], NULL, read_some, &q));
     uint64_t sum = 0, n = 0, taken = 0;
     for (uint32_t i = 1; fmq_now() < until; i++, n++) {
-        MUST(!fmq_write(q.writer, &i, 1, 0, FMQ_FOREVER));
+        int r;
+        while ((r = fmq_write(q.writer, &i, 1, 0, FMQ_FOREVER)) == -EINTR) {} /* the main thread looks for signals */
+        MUST(!r);
         sum += i;
     }
     for (int i = 0; i < 2; i++) {

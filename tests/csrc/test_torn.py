@@ -8,7 +8,8 @@ import pytest
 CORE = ("queue.c", "sleep.c", "ring.c", "event.c", "futex.c", "life.c", "thread.c", "memory.c")
 THREAD = ("-fsanitize=thread", "-Wno-tsan")  # it cannot see fences; what they order is all atomic
 ADDRESS = ("-fsanitize=address,undefined", "-fno-sanitize-recover")
-JITTER = ("-include", "scheduled.h")  # threads pause before accesses, at random
+WAKES_ALONE = "-DSLEEP_SHARED_SLICE=UINT64_C(1000000000000)"  # nobody looks again by himself
+JITTER = ("-include", "scheduled.h", WAKES_ALONE)  # threads pause before accesses, at random
 ENOUGH = 10**8
 
 BEGIN = "    atomic_store_explicit(&e->mine->begin, e->begun, memory_order_relaxed);\n"
