@@ -21,7 +21,7 @@ check: $(VENV)/check
 	$(BIN)/lint-imports
 
 stress: $(VENV)/test
-	$(BIN)/python -m pytest -m stress -s
+	$(BIN)/python -m pytest -m stress -s -o faulthandler_timeout=3600
 
 bench: $(VENV)/bench
 	$(BIN)/python bench/queue_roundtrip.py --sizes

@@ -144,8 +144,11 @@ class Channel:
         """The next message. Raises PeerDied at the end of the connection, Timeout, Malformed."""
         if timeout is not None and not self._readable(timeout):
             raise Timeout(f"no message within {timeout} s")
+        flags = socket.MSG_CMSG_CLOEXEC | (0 if timeout is None else socket.MSG_DONTWAIT)
         try:
-            raw, ancillary, flags, _ = self.socket.recvmsg(MAX_BYTES, _ANCILLARY, socket.MSG_CMSG_CLOEXEC)
+            raw, ancillary, flags, _ = self.socket.recvmsg(MAX_BYTES, _ANCILLARY, flags)
+        except BlockingIOError as error:
+            raise Timeout("another reader has taken the message") from error
         except OSError as error:
             raise PeerDied(f"the connection is gone: {error}") from error
         message = Message(raw, list(_descriptors(ancillary)))

@@ -211,6 +211,25 @@ class TestEnds:
         far.close()
         far.shutdown()
 
+    def test_another_reader_is_faster(self, pair):
+        """Of two readers with a timeout that see the same message one gets it, and the other's wait still ends."""
+        near, far = pair
+        got = []
+
+        def receive():
+            with contextlib.suppress(Timeout):
+                got.append(far.receive(0.1).body)
+
+        for n in range(10):
+            readers = [threading.Thread(target=receive, daemon=True) for _ in range(2)]
+            for reader in readers:
+                reader.start()
+            near.send([n])
+            for reader in readers:
+                reader.join(20)
+                assert not reader.is_alive()
+        assert got == [[n] for n in range(10)]
+
     @pytest.mark.parametrize("timeout", [None, 0, 1])
     def test_this_end_is_closed(self, pair, timeout):
         """Using a channel after its close is PeerDied, however it is used."""
