@@ -1,6 +1,6 @@
 """burst moves one execution: a request through a message queue to a listener thread, and its result back."""
 
-from burst.controller import Controller, NotSent
+from burst.controller import Controller, NotSent, Offer
 from burst.errors import (
     BurstError,
     Busy,
@@ -18,15 +18,17 @@ from burst.errors import (
     StatusError,
     Timeout,
 )
-from burst.memory import Memory
+from burst.memory import DeviceBuffer, Memory
 from burst.messages import ErrorStatus, OutputShape, Request, RequestArgument, Result, Timing
-from burst.server import BurstServer
+from burst.server import BurstServer, Terms
+from burst.trace import Trace
 
 __all__ = [
     "BurstError",
     "BurstServer",
     "Busy",
     "Controller",
+    "DeviceBuffer",
     "DeviceUnavailable",
     "ErrorStatus",
     "GeneralFailure",
@@ -37,6 +39,7 @@ __all__ = [
     "MissedDeadlinePersistent",
     "MissedDeadlineTransient",
     "NotSent",
+    "Offer",
     "OutputInsufficientSize",
     "OutputShape",
     "PeerDied",
@@ -46,6 +49,8 @@ __all__ = [
     "ResourceExhaustedTransient",
     "Result",
     "StatusError",
+    "Terms",
     "Timeout",
     "Timing",
+    "Trace",
 ]

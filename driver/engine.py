@@ -19,8 +19,10 @@ from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING
 
-from burst import BurstServer, GeneralFailure, InvalidArgument, Malformed, PeerDied
+from burst import BurstServer, GeneralFailure, InvalidArgument, Malformed, Memory, PeerDied, Terms, Trace
 from burst.channel import Channel, ChannelLoop, Message
+from burst.trace import note_crashes
+from burst.wire import VERSIONS
 from driver.devices import device_class
 from driver.encoding import decode
 from driver.plain import PlainServer
@@ -156,29 +158,37 @@ class Client:
         server.start()
         return Reply([], [_handed_over(far), os.dup(life.fd)])
 
-    def burst(self, message: Message, number: int, requests: object, results: object, spin: float) -> Reply:
-        """Configures a burst: two queues, the callback and the context, in this order."""
-        if len(message.fds) != 4 or not 0 <= spin <= 10:
-            raise Malformed("a burst needs four descriptors, and from 0 to 10 seconds of spinning")
+    def burst(
+        self, message: Message, number: int, requests: object, results: object, spin: float | str, versions: list[int]
+    ) -> Reply:
+        """Configures a burst: two queues, the callback, the context, and a trace if the client likes, in this order.
+
+        Answers the wire version.
+        """
+        if len(message.fds) not in {4, 5} or not (spin == "adaptive" or 0 <= spin <= 10):  # type: ignore[operator]
+            raise Malformed('a burst needs four or five descriptors, and from 0 to 10 seconds of spinning or "adaptive"')
+        version = max(set(versions) & set(VERSIONS), default=0)
+        if not version:
+            raise InvalidArgument(f"versions {versions!r:.80}: this device speaks {list(VERSIONS)}")
         bind = self.model(number)
         with ExitStack() as undo:
             callback = undo.enter_context(Channel.from_fd(message.fds.pop(2)))
             context = undo.enter_context(Channel.from_fd(message.fds.pop(2)))
             try:
-                request_fd, result_fd = message.take_fds()
                 server = BurstServer(
-                    Descriptor.from_wire(requests, [request_fd], sealed=False),
-                    Descriptor.from_wire(results, [result_fd], sealed=False),
+                    Descriptor.from_wire(requests, [message.fds.pop(0)], sealed=False),
+                    Descriptor.from_wire(results, [message.fds.pop(0)], sealed=False),
                     callback,
                     bind,
+                    terms=Terms(version, _trace(message.fds), spin),
                 )
             except FmqError as error:
                 raise GeneralFailure(f"the burst's queues cannot be used: {error}") from error
             undo.pop_all()
-        self._start(server, context, spin)
-        return Reply()
+        self._start(server, context)
+        return Reply([version])
 
-    def _start(self, server: BurstServer, context: Channel, spin: float) -> None:
+    def _start(self, server: BurstServer, context: Channel) -> None:
         def on_end() -> None:
             self._bursts.discard(server)
             self._engine.contexts.discard(context)
@@ -189,7 +199,7 @@ class Client:
         self._bursts.add(server)
         self._engine.count_burst(+1)
         self._engine.contexts.add(context, partial(_context_message, server), server.stop)
-        server.start(spin)
+        server.start()
 
     def close(self) -> None:
         """The client is gone."""
@@ -200,6 +210,10 @@ class Client:
         # The handlers refer to us, as above.
         for held in (self._models, self._plain, self.handlers):
             held.clear()
+
+
+def _trace(fds: list[int]) -> Memory | None:
+    return Memory.from_wire([Trace.nbytes, True], fds.pop()) if fds else None
 
 
 def _context_message(server: BurstServer, message: Message) -> None:
@@ -221,6 +235,7 @@ def main() -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(process)d %(name)s: %(message)s")
     warnings.simplefilter("ignore")  # numpy's, of infinities that a client computes
     gc.disable()
+    note_crashes()
     guard()
     service = Channel.from_fd(int(sys.argv[2]))
     engine = Engine(sys.argv[1], service)

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
     from burst import Memory, OutputShape, Request, Result
+    from burst import Offer
     from burst.controller import Configure
     from driver.nn import Model
     from fmq import Descriptor
@@ -238,13 +239,16 @@ class RemotePreparedModel:
         """
         return Burst(self, spin=spin, memory=memory, measure=measure, input_shapes=input_shapes)
 
-    def configure_burst(self, spin: float) -> Configure:
+    def configure_burst(self, spin: float | str) -> Configure:
         """For burst.Controller."""
 
-        def configure(requests: Descriptor, results: Descriptor, callback: Channel, context: Channel) -> None:
-            (request_wire, request_fds), (result_wire, result_fds) = requests.to_wire(), results.to_wire()
-            fds = [*request_fds, *result_fds, callback.fileno(), context.fileno()]
-            self.device.call("burst", self._number, request_wire, result_wire, spin, fds=fds)
+        def configure(offer: Offer) -> int:
+            (request_wire, request_fds), (result_wire, result_fds) = offer.requests.to_wire(), offer.results.to_wire()
+            fds = [*request_fds, *result_fds, offer.callback.fileno(), offer.context.fileno(), offer.trace.fd]
+            answer, _ = self.device.call(
+                "burst", self._number, request_wire, result_wire, spin, list(offer.versions), fds=fds
+            )
+            return int(answer[0])
 
         return configure
 

@@ -142,10 +142,10 @@ class Burst:
         counts = self._controller.counts
         seconds = {"total": self._total / 1e9, "in_driver": self._driver / 1e6, "on_device": self._device / 1e6}
         return {
-            "runs": {"burst": counts.requests, "plain": self._plain},
+            "runs": {"burst": self._controller.trace.page.client.results, "plain": self._plain},
             "timeouts": counts.timeouts,
             "memories_sent": counts.memories_sent,
-            "copied_bytes": {"bulk": self._copied, "control": counts.control_bytes},
+            "copied_bytes": {"bulk": self._copied, "control": self._controller.control_bytes},
             "seconds": seconds if self._measure else None,
         }
 

@@ -29,7 +29,17 @@ if TYPE_CHECKING:
 
 DEFAULT_SPIN = 50e-6  # seconds
 _from_buffer, _new = ffi.from_buffer, ffi.new
+_ADAPTIVE = 2**64 - 1
 _RETRY = -errno.EINTR  # a signal's Python handler runs before the call is repeated
+
+
+def spin_ns(spin: float | str) -> int:
+    """As the C core takes it. Raises ValueError."""
+    if spin == "adaptive":
+        return _ADAPTIVE
+    if isinstance(spin, str) or not 0 <= spin <= 10:
+        raise ValueError(f'spin={spin!r}: seconds from 0 to 10, or "adaptive"')
+    return int(spin * 1e9)
 
 
 class _End:
@@ -66,15 +76,15 @@ class _End:
         return Role(place.control, place.control_at, self._which), self._which
 
     @property
-    def spin(self) -> float:
-        """Seconds that a wait polls before it sleeps; 0 sleeps at once."""
-        return self.spin_ns / 1e9
+    def spin(self) -> float | str:
+        """Seconds that a wait polls before it sleeps; 0 sleeps at once. "adaptive" polls while waits are usually short:
+        for up to 0.2 ms while they lately took less than 0.1 ms, which is what a sleep and a wake-up cost.
+        """
+        return "adaptive" if self.spin_ns == _ADAPTIVE else self.spin_ns / 1e9
 
     @spin.setter
-    def spin(self, seconds: float) -> None:
-        if not 0 <= seconds <= 10:
-            raise ValueError(f"spin={seconds!r}: seconds from 0 to 10")
-        self.spin_ns = int(seconds * 1e9)
+    def spin(self, seconds: float | str) -> None:
+        self.spin_ns = spin_ns(seconds)
         for channel in self._channels:
             channel.spin_ns = self.spin_ns
 

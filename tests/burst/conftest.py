@@ -20,13 +20,18 @@ from burst import (
     GeneralFailure,
     InvalidArgument,
     Memory,
+    Offer,
     OutputShape,
     PeerDied,
     Request,
     RequestArgument,
+    Terms,
+    Trace,
 )
 from burst.channel import Channel, ChannelLoop
-from burst.wire import DATUM_DTYPE
+from burst.controller import Packet
+from burst.datum import DATUM_DTYPE
+from fmq._core import ffi
 from fmq.clock import deadline_of
 from fmq.region import guard
 
@@ -38,7 +43,7 @@ os.register_at_fork(after_in_child=_contexts.forget)
 class Increment:
     """An execution: the output's bytes are the input's plus one."""
 
-    is_static = True
+    is_static, native = True, None
 
     def __init__(self, request):
         (source,), (target,) = request.inputs, request.outputs
@@ -78,10 +83,11 @@ class Host:
         self.servers = []
         self.freed, self.ended = threading.Semaphore(0), threading.Semaphore(0)
 
-    def __call__(self, requests, results, callback, context):
-        ends = [Channel.from_fd(os.dup(channel.fileno())) for channel in (callback, context)]
+    def __call__(self, offer):
+        ends = [Channel.from_fd(os.dup(channel.fileno())) for channel in (offer.callback, offer.context)]
+        terms = Terms(offer.versions[0], offer.trace, self._spin)
         try:
-            server = self._make(requests, results, ends[0])
+            server = self._make(offer.requests, offer.results, ends[0], terms=terms)
         except BaseException:
             for end in ends:
                 end.close()
@@ -89,7 +95,8 @@ class Host:
         self.servers.append(server)
         server.on_end = partial(self._on_end, ends[1])
         _contexts.add(ends[1], partial(self._on_message, server), server.stop)
-        server.start(self._spin)
+        server.start()
+        return terms.version
 
     def _on_message(self, server, message):
         server.free_memory(message.body[1])
@@ -141,11 +148,19 @@ class Asked(Controller):
         """One Increment."""
         return self.send(self.encode(Increment.request(memory, n)), **options)
 
+    def send_raw(self, raw, measure=False, **options):
+        """Any bytes."""
+        return self.send(Packet(raw, measure), **options)
+
+    def last_raw(self):
+        """The bytes of the last result that was not like the one before."""
+        return bytes(ffi.buffer(self._caller.result, self._caller.result_bytes))
+
 
 class RawClient:
     """A client without manners: it has the queues' memory, their ends and the sockets, and sends what it likes."""
 
-    def __init__(self, configure, lengths=(1024, 1024), dtype=DATUM_DTYPE):
+    def __init__(self, configure, lengths=(1024, 1024), dtype=DATUM_DTYPE, version=1):
         self.queues = [fmq.MessageQueue.create(dtype, length) for length in lengths]
         self.callback, callback = Channel.pair()
         self.context, context = Channel.pair()
@@ -153,7 +168,8 @@ class RawClient:
         self._exchange = fmq.Exchange(self.writer, self.reader)
         try:
             with callback, context:
-                configure(*(queue.descriptor for queue in self.queues), callback, context)
+                queues = (queue.descriptor for queue in self.queues)
+                configure(Offer(*queues, Trace.create().memory, callback, context, [version]))
         except BaseException:
             self.close()
             raise
@@ -180,25 +196,28 @@ class RawClient:
         self.close()
 
 
-def offer(channel, requests, results, callback, context):
+def offer(channel, burst):
     """A Configure that asks the process at the other end of `channel`; see `accept`."""
-    (request_wire, request_fds), (result_wire, result_fds) = requests.to_wire(), results.to_wire()
-    fds = [*request_fds, *result_fds, callback.fileno(), context.fileno()]
-    answer = channel.call([request_wire, result_wire], fds, PATIENCE).body
-    if answer:
+    (request_wire, request_fds), (result_wire, result_fds) = burst.requests.to_wire(), burst.results.to_wire()
+    fds = [*request_fds, *result_fds, burst.trace.fd, burst.callback.fileno(), burst.context.fileno()]
+    answer = channel.call([[request_wire, result_wire], burst.versions], fds, PATIENCE).body
+    if isinstance(answer[0], str):
         raise GeneralFailure(answer[0])
+    return answer[0]
 
 
 def accept(message, channel, host):
     """Serves the message of an `offer`."""
     try:
         with Channel.from_fd(message.fds.pop()) as context, Channel.from_fd(message.fds.pop()) as callback:
-            queues = [fmq.Descriptor.from_wire(wire, [message.fds.pop(0)], sealed=False) for wire in message.body]
-            host(*queues, callback, context)
+            wires, versions = message.body
+            queues = [fmq.Descriptor.from_wire(wire, [message.fds.pop(0)], sealed=False) for wire in wires]
+            trace = Memory.from_wire([Trace.nbytes, True], message.fds.pop(0))
+            version = host(Offer(*queues, trace, callback, context, versions))
     except fmq.FmqError as error:
         channel.send([str(error)])
     else:
-        channel.send([])
+        channel.send([version])
     finally:
         message.close()
 

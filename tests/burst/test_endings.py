@@ -11,7 +11,8 @@ import pytest
 import fmq
 from burst import BurstServer, Controller, GeneralFailure, NotSent, OutputShape, PeerDied
 from burst.channel import Channel
-from burst.wire import DATUM_DTYPE, encode_request
+from burst.datum import DATUM_DTYPE
+from burst.wire import encode_request, RequestPacket
 from fmq.end import DEFAULT_SPIN
 
 PROMPT = 0.1  # seconds, from a death to its being noticed
@@ -182,7 +183,7 @@ def test_a_client_is_killed_whose_sockets_live_on(host, child, remote):
 
     def client(channel):
         with Controller(lambda *burst: offer(channel, *burst), spin=0) as controller:
-            controller.send(encode_request((), (), (), measure=False))
+            controller.send(encode_request(RequestPacket((), (), (), False), 1))
             channel.send(["ready"], [controller._callback.fileno(), controller._context.fileno()])
             channel.receive()
 
@@ -335,7 +336,7 @@ def test_a_client_that_never_reads_its_results(host, raw, increment):
     device = host(Noting)
     client = raw(device, lengths=(64, 5))
     for _ in range(3):
-        client.send(encode_request((), (), (), measure=False))
+        client.send(encode_request(RequestPacket((), (), (), False), 1))
         assert taken.acquire(timeout=20)
     device.wait_ended()
 
@@ -361,7 +362,7 @@ def fake(closing, burst):
     return device, burst(device)
 
 
-@pytest.mark.parametrize("answer", [bytes(24), b"\xff" * 48, encode_request((), (), (), measure=False)])
+@pytest.mark.parametrize("answer", [bytes(24), b"\xff" * 48, encode_request(RequestPacket((), (), (), False), 1)])
 def test_a_device_that_answers_nonsense(fake, memory, answer):
     """A result that no encoder emits is a GENERAL_FAILURE, and the burst is not used again."""
     device, client = fake

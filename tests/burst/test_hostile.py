@@ -10,7 +10,8 @@ import pytest
 
 import fmq
 from burst import GeneralFailure, OutputShape, PeerDied, RequestArgument
-from burst.wire import DATUM, encode_request
+from burst.datum import DATUM
+from burst.wire import encode_request, RequestPacket
 
 SEED = 20260101
 STRESS_SECONDS, SECONDS = 60, 1.0
@@ -96,7 +97,7 @@ def test_random_packets(victim, burst, memory, increment, attempts):
     _, configure = victim
     pools = [memory(), memory(64)]
     one, other = RequestArgument(length=4, dimensions=(2, 2)), RequestArgument(pool=1, offset=4, length=4)
-    good = encode_request((one,), (other,), (0, 1), measure=True)
+    good = encode_request(RequestPacket((one,), (other,), (0, 1), True), 1)
     client, statuses = None, set()
     for n, rng in enumerate(attempts()):
         if n % 1000 == 0:
@@ -112,7 +113,7 @@ def test_random_packets(victim, burst, memory, increment, attempts):
 def test_scribbling_over_the_control_page(victim, clients, attempts):
     """A client may write anything into the queues' control pages at any time: at worst its own burst ends."""
     _, configure = victim
-    packet = encode_request((), (), (), measure=False)
+    packet = encode_request(RequestPacket((), (), (), False), 1)
     for rng in attempts():
         client = clients[0](configure, lengths=(16, 16))
         for _ in range(rng.randrange(1, 6)):
@@ -133,7 +134,7 @@ def test_scribbling_over_requests_that_run(victim, raw, attempts):
     _, configure = victim
     client = raw(configure, lengths=(16, 16))
     ring = client.queues[0].descriptor.region().asarray(np.uint8, 16 * DATUM, 4096)
-    good = encode_request((), (), (), measure=False) * 3
+    good = encode_request(RequestPacket((), (), (), False), 1) * 3
     noise = np.frombuffer(random.Random(SEED).randbytes(len(ring)), np.uint8)
     over = threading.Event()
 
@@ -157,7 +158,7 @@ def test_scribbling_over_requests_that_run(victim, raw, attempts):
 def test_results_that_nobody_reads(victim, clients, attempts):
     """Clients that send and never read, and go without a word, cost the device nothing."""
     _, configure = victim
-    packet = encode_request((), (), (), measure=False)
+    packet = encode_request(RequestPacket((), (), (), False), 1)
     for rng in attempts():
         client = clients[0](configure, lengths=(64, rng.randrange(2, 8)))
         for _ in range(rng.randrange(20)):

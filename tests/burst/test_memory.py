@@ -9,7 +9,7 @@ import pytest
 from burst import ErrorStatus, GeneralFailure, InvalidArgument, Memory, NotSent, PeerDied, Request, RequestArgument
 from burst import server as burst_server
 from burst.memory import MappingCache, SlotTable
-from burst.wire import encode_request
+from burst.wire import encode_request, RequestPacket
 
 NONE, GENERAL_FAILURE, INVALID_ARGUMENT = (
     ErrorStatus.NONE,
@@ -73,8 +73,8 @@ def test_one_unknown_slot_spoils_the_request(host, burst, memory, mappings):
     """
     client, pool = burst(host()), memory()
     good = client.encode(Request((argument(),), (argument(offset=4),), (pool,)))
-    packet = encode_request((argument(),), (argument(offset=4),), [0, 2**31 - 1], measure=False)
-    assert client.send(packet) == (INVALID_ARGUMENT, (), (None, None))
+    packet = encode_request(RequestPacket((argument(),), (argument(offset=4),), [0, 2**31 - 1], False), 1)
+    assert client.send(packet) == (INVALID_ARGUMENT, (), (None, None), 0)
     assert mappings(pool) == 1
     assert client.send(good).status is NONE
     assert client.asked == [[0, 2**31 - 1], [0]]
@@ -154,7 +154,7 @@ def test_a_callback_that_lies(host, burst, memory, mappings, answer):
     client.answer = lambda self, slots: answer(self, slots, pools)
     packet = client.encode(Request((argument(),), (argument(1),), tuple(pools[:2])))
     result = client.send(packet)
-    assert result == (INVALID_ARGUMENT if answer is no_slot else GENERAL_FAILURE, (), (None, None))
+    assert result == (INVALID_ARGUMENT if answer is no_slot else GENERAL_FAILURE, (), (None, None), 0)
     assert [mappings(pool) for pool in pools] == [1, 1, 1]
     for _ in client.asked:
         assert client.answered.acquire(timeout=20)
@@ -272,7 +272,7 @@ def test_a_freed_slot_cannot_be_used(host, burst, memory):
     client.free_memory(pool)
     device.wait_freed()
     for _ in range(2):
-        assert client.send(packet) == (INVALID_ARGUMENT, (), (None, None))
+        assert client.send(packet) == (INVALID_ARGUMENT, (), (None, None), 0)
     assert client.asked == [[0], [0], [0]]
 
 

@@ -16,11 +16,11 @@ from burst import (
     Result,
     errors,
 )
-from burst.wire import DATUM
+from burst.datum import DATUM
 from fmq.end import DEFAULT_SPIN
 
 NONE, GENERAL_FAILURE = ErrorStatus.NONE, ErrorStatus.GENERAL_FAILURE
-FAILED = (GENERAL_FAILURE, (), (None, None))
+FAILED = (GENERAL_FAILURE, (), (None, None), 0)
 
 
 @pytest.fixture
@@ -56,10 +56,10 @@ def test_a_burst_executes(device, burst, memory, kind, spin):
     array = pool.asarray(shape=8)
     for n in range(1000):
         array[:4] = n % 200
-        assert client.run(pool) == (NONE, (OutputShape((4,)),), (None, None))
+        assert client.run(pool) == (NONE, (OutputShape((4,)),), (None, None), 0)
         assert list(array[4:]) == [n % 200 + 1] * 4
     assert client.asked == [[0]]
-    assert client.counts.requests == 1000
+    assert client._caller.results == 1000
 
 
 @both_ways
@@ -220,8 +220,8 @@ def test_statuses_arrive(device, host, burst, memory, increment, status):
 
     client, pool = burst(host(Refusing)), memory()
     expected = min(status, ErrorStatus.INVALID_ARGUMENT) if status < 5 else GENERAL_FAILURE
-    assert client.run(pool) == (expected, (), (None, None))
-    assert client.send(client.encode(increment.request(pool), measure=True)) == (expected, (), (None, None))
+    assert client.run(pool) == (expected, (), (None, None), 0)
+    assert client.send(client.encode(increment.request(pool), measure=True)) == (expected, (), (None, None), 0)
 
 
 def test_an_insufficient_output_says_how_much_it_needs(host, burst, memory):
@@ -241,7 +241,7 @@ def test_an_insufficient_output_says_how_much_it_needs(host, burst, memory):
 
     pool = memory()
     for device in (host(TooSmall), host(execute=lambda _: insufficient)):
-        assert burst(device).run(pool) == (ErrorStatus.OUTPUT_INSUFFICIENT_SIZE, shapes, (None, None))
+        assert burst(device).run(pool) == (ErrorStatus.OUTPUT_INSUFFICIENT_SIZE, shapes, (None, None), 0)
 
 
 @pytest.mark.parametrize(
@@ -251,7 +251,7 @@ def test_shapes_that_a_status_has_not(host, burst, memory, status):
     """A device that adds shapes to a status which has none is a sloppy device; its burst goes on without them."""
     client, pool = burst(host(execute=lambda _: Result(status, output_shapes=(OutputShape((1,)),)))), memory()
     for _ in range(2):
-        assert client.run(pool) == (min(status, 4) if status < 5 else GENERAL_FAILURE, (), (None, None))
+        assert client.run(pool) == (min(status, 4) if status < 5 else GENERAL_FAILURE, (), (None, None), 0)
 
 
 @pytest.mark.parametrize("shapes", [(OutputShape((-1,)),), (OutputShape((2**32,)),), (OutputShape(("one",)),), None])
@@ -275,7 +275,7 @@ def test_a_result_that_does_not_fit(host, burst, memory, increment):
             self.shapes = (OutputShape((1,) * rank[0]),)
 
     client, pool = burst(host(Deep), length=8), memory()
-    for rank[0], result in ((7, FAILED), (5, (NONE, (OutputShape((1,) * 5),), (None, None))), (8, FAILED)):
+    for rank[0], result in ((7, FAILED), (5, (NONE, (OutputShape((1,) * 5),), (None, None), 0)), (8, FAILED)):
         assert client.run(pool) == result
         assert client.counts.timeouts == 0
 

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from burst import ErrorStatus, Memory, Request, RequestArgument
-from burst.wire import DATUM, decode_result, encode_request
+from burst.datum import DATUM
+from burst.wire import decode_result, encode_request, RequestPacket
 from driver.devices.reference import ReferenceDevice
 from driver.nn import ModelBuilder
 from driver.request import BoundRequest
@@ -70,7 +71,7 @@ class Adding:
         for packet in (mutant, fitted(mutant)):
             result = self.client.send(b"".join(packet), timeout=20)
             assert result.status is not ErrorStatus.NONE
-            assert (result.output_shapes, result.timing) == ((), (None, None))
+            assert (result.output_shapes, result.timing) == ((), (None, None), 0)
         assert (output == 7).all()
         return True
 
@@ -141,7 +142,7 @@ def test_sanitised(adding):
     padding = {0: [*range(1, 8), *range(20, 24)], 1: [*range(1, 8), *range(9, 12), *range(16, 24)]}
     padding |= {2: [*range(1, 8), *range(12, 24)], 3: [*range(1, 8)]}
     assert not any(element[at] for element in found for at in padding[element[0]])
-    assert None not in decode_result(raw).timing
+    assert None not in decode_result(raw, 1).timing
 
 
 @pytest.mark.parametrize("measure", [True, False])
@@ -151,7 +152,7 @@ def test_dropped_arguments(adding, measure):
     drops = [(inputs[:n] + inputs[n + 1 :], outputs) for n in range(len(inputs))] + [(inputs, ())]
     for request in drops:
         packet = adding.client.encode(Request(*request, pools), measure=measure)
-        assert adding.client.send(packet) == (ErrorStatus.INVALID_ARGUMENT, (), (None, None))
+        assert adding.client.send(packet) == (ErrorStatus.INVALID_ARGUMENT, (), (None, None), 0)
         adding.check()
 
 
@@ -168,5 +169,5 @@ def test_free_memory(adding):
 
 def test_a_request_for_nothing(adding):
     """A well-formed request without arguments and pools does not fit the model: INVALID_ARGUMENT."""
-    packet = encode_request((), (), (), measure=True)
-    assert adding.client.send(packet) == (ErrorStatus.INVALID_ARGUMENT, (), (None, None))
+    packet = encode_request(RequestPacket((), (), (), True), 1)
+    assert adding.client.send(packet) == (ErrorStatus.INVALID_ARGUMENT, (), (None, None), 0)
