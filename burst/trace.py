@@ -71,7 +71,7 @@ class Trace:
         r = {name: column.astype(np.int64) for name, column in _columns(self.records()).items()}
         free = np.minimum(np.maximum(r["sent"], np.concatenate([[0], r["done"][:-1]])), r["taken"])
         marks = (r["begin"], r["sent"], free, r["taken"], r["started"], r["done"], r["received"])
-        stages = {name: b - a for name, a, b in zip(STAGES, marks, marks[1:], strict=True)}
+        stages = {name: b - a for name, a, b in zip(STAGES, marks[:-1], marks[1:], strict=True)}
         return stages | {"total": r["received"] - r["begin"]}
 
     def chrome_events(self, name: str) -> list[dict[str, Any]]:
