@@ -2,6 +2,7 @@
 
 from burst.controller import Controller, NotSent, Offer
 from burst.errors import (
+    BuffersLost,
     BurstError,
     Busy,
     DeviceUnavailable,
@@ -13,8 +14,10 @@ from burst.errors import (
     MissedDeadlineTransient,
     OutputInsufficientSize,
     PeerDied,
+    Quarantined,
     ResourceExhaustedPersistent,
     ResourceExhaustedTransient,
+    ResultsHeld,
     StatusError,
     Timeout,
 )
@@ -24,6 +27,7 @@ from burst.server import BurstServer, Terms
 from burst.trace import Trace
 
 __all__ = [
+    "BuffersLost",
     "BurstError",
     "BurstServer",
     "Busy",
@@ -43,11 +47,13 @@ __all__ = [
     "OutputInsufficientSize",
     "OutputShape",
     "PeerDied",
+    "Quarantined",
     "Request",
     "RequestArgument",
     "ResourceExhaustedPersistent",
     "ResourceExhaustedTransient",
     "Result",
+    "ResultsHeld",
     "StatusError",
     "Terms",
     "Timeout",

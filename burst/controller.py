@@ -153,6 +153,25 @@ class Controller:
         """Requests whose results have not been received."""
         return int(self._caller.id - self._caller.results)
 
+    @property
+    def has_result(self) -> bool:
+        """Whether `receive` would not wait for a result."""
+        return self._reader.available > 0
+
+    @property
+    def has_died(self) -> bool:
+        """Whether the device is gone."""
+        return self._reader.peer == "dead"
+
+    def arrival_fd(self) -> int:
+        """A descriptor that is readable when `receive` would not wait: for asyncio. Call it again after each `receive`."""
+        self._reader.rearm()
+        return self._reader.fileno()
+
+    def mark_begin(self) -> None:
+        """The making of the next request begins."""
+        self._caller.begin = lib.fmq_now()
+
     def send(self, packet: Packet, timeout: float | None = None) -> ResultPacket:
         """One execution. Raises NotSent, Timeout (the result, when it comes, is dropped), PeerDied, Busy."""
         if self._invalid:
@@ -162,15 +181,15 @@ class Controller:
             code = self._go_on(code, packet, FOREVER if timeout is None else deadline_of(timeout or 1e-9), timeout)
         return self._result(code, packet.measure)
 
-    def start(self, packet: Packet, deadline: int | None = None, begin: int = 0) -> None:
-        """Sends a request. `deadline`: absolute CLOCK_MONOTONIC ns; `begin`: when its making began.
+    def start(self, packet: Packet, deadline: int | None = None) -> None:
+        """Sends a request. `deadline`: absolute CLOCK_MONOTONIC ns.
 
         Raises NotSent, PeerDied, Busy.
         """
         if self._invalid:
             raise NotSent(self._invalid)
         caller = self._caller
-        caller.deadline, caller.begin = _NO_DEADLINE if deadline is None else deadline, begin
+        caller.deadline = _NO_DEADLINE if deadline is None else deadline
         code = lib.burst_send(caller, packet.data, packet.nbytes)
         caller.deadline = _NO_DEADLINE
         if code:
@@ -180,7 +199,7 @@ class Controller:
         """The next result, in the order of the requests. Raises Timeout, PeerDied, Busy."""
         code = self._wait(FOREVER if timeout is None else deadline_of(timeout))
         if code < 0:
-            self._refuse(code, 0, timeout)
+            self._refuse(-errno.ETIMEDOUT if code == -errno.EAGAIN else code, 0, timeout)
         return self._result(code, measure)
 
     def _wait(self, deadline: int) -> int:
@@ -199,7 +218,10 @@ class Controller:
                 self.counts.timeouts += 1
                 raise Timeout(f"the result of an earlier request did not come within {timeout} s; nothing was sent")
         if code == -errno.ETIMEDOUT:  # the packet is out
-            code = self._wait(deadline)
+            try:
+                code = self._wait(deadline)
+            finally:
+                self._caller.calling = 0
         if code < 0:
             self._refuse(code, packet.nbytes, timeout)
         return code

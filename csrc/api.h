@@ -98,7 +98,7 @@ void fmq_unhang(int64_t token);
  * arrived is one packet (version 1), and its id is its number. */
 typedef struct { uint64_t id, begin, sent, received; } burst_sent;   /* by the client; begin: before it encoded */
 typedef struct { uint64_t id, taken, started, done; } burst_served;  /* by the device; started: bound and admitted */
-typedef struct { uint64_t requests, results, busy_ns, asleep_ns, timeouts, drops, pid, reserved[9]; } burst_client_counts;
+typedef struct { uint64_t requests, results, total_ns, busy_ns, asleep_ns, pid, reserved[10]; } burst_client_counts;
 typedef struct { uint64_t answered, running, busy_ns, asleep_ns, signal, tid, pid, reserved[9]; } burst_device_counts;
 enum { BURST_RECORDS = 256 };
 typedef struct {
@@ -121,11 +121,13 @@ typedef struct {
     uint64_t results;             /* how many came */
     uint64_t on_device, in_driver; /* times of the last result; 2^64 - 1: not measured */
     int framed;
+    uint32_t calling; /* a burst_call is not over: from its beginning until its result is there, or Python gives it up */
 } burst_caller;
 
 int burst_send(burst_caller *caller, void *packet, uint64_t bytes); /* patches id and deadline into it; -EAGAIN: no room */
 int64_t burst_receive(burst_caller *caller, uint64_t deadline);     /* 0: like the last result, but for id and times; else its bytes */
-int64_t burst_call(burst_caller *caller, void *packet, uint64_t bytes); /* both; polls hold_ns; -ETIMEDOUT: it was sent */
+int64_t burst_call(burst_caller *caller, void *packet, uint64_t bytes); /* both; polls hold_ns. -ETIMEDOUT: it was sent,
+                                                                        * and `calling` is Python's to clear */
 
 typedef int32_t burst_function(void *context); /* executes; returns an error status, 0 to 8 */
 typedef struct {
@@ -136,7 +138,7 @@ typedef struct {
     uint64_t spin_ns;
     uint64_t id, deadline, taken, started, done; /* of that request */
     struct burst_plan *plans;
-    uint32_t count, last, running; /* running: 1 + the plan's index */
+    uint32_t count, used, last, running; /* running: 1 + the plan's index */
     int32_t current;               /* the plan's index, or -1 */
     int framed, in_python;
 } burst_listener;

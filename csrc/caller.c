@@ -37,12 +37,18 @@ static int put_request(burst_caller *c, unsigned char *packet, uint64_t bytes) {
     return packet_put(c->out, packet, bytes);
 }
 
-int burst_send(burst_caller *c, void *packet, uint64_t bytes) {
+static int send_request(burst_caller *c, unsigned char *packet, uint64_t bytes) {
     int r = end_enter_free(c->out);
     if (r) return r;
     r = put_request(c, packet, bytes);
     end_leave(c->out);
     return r;
+}
+
+static _Atomic uint32_t *calling(burst_caller *c) { return (_Atomic uint32_t *)&c->calling; }
+
+int burst_send(burst_caller *c, void *packet, uint64_t bytes) {
+    return atomic_load(calling(c)) ? -EBUSY : send_request(c, packet, bytes);
 }
 
 /* ---- results ----------------------------------------------------------------------------------------------------- */
@@ -72,7 +78,9 @@ static bool has_usual_times(const burst_caller *c, const unsigned char *packet) 
 /* `since`: from when on this call has waited. */
 static void note_received(burst_caller *c, uint64_t since) {
     uint64_t now = futex_now();
-    note(&c->trace->sent[c->results % BURST_RECORDS].received, now);
+    burst_sent *record = &c->trace->sent[c->results % BURST_RECORDS];
+    note(&record->received, now);
+    count(&c->trace->client.total_ns, now - record->begin);
     count(&c->trace->client.busy_ns, now - since);
     note(&c->trace->client.results, c->results);
     note(&c->trace->client.asleep_ns, c->back->asleep_ns);
@@ -107,14 +115,21 @@ int64_t burst_receive(burst_caller *c, uint64_t deadline) {
 
 /* ---- both -------------------------------------------------------------------------------------------------------- */
 
-int64_t burst_call(burst_caller *c, void *packet, uint64_t bytes) {
+static int64_t call(burst_caller *c, void *packet, uint64_t bytes) {
     int64_t r = end_enter_free(c->back);
     if (r) return r;
     if (c->id != c->results) return end_leave(c->back), -EALREADY; /* a result that nobody waited for comes first */
     uint64_t window = sleep_window(c->back, c->spin_ns), hold = c->hold_ns < window ? c->hold_ns : window;
-    r = burst_send(c, packet, bytes);
+    r = send_request(c, packet, bytes);
     if (!r && (r = sleep_spin(c->back, 1, hold)) == -EAGAIN) r = -ETIMEDOUT; /* the packet is out */
     if (!r) r = take_result(c, c->trace->sent[c->id % BURST_RECORDS].sent);
     end_leave(c->back);
+    return r;
+}
+
+int64_t burst_call(burst_caller *c, void *packet, uint64_t bytes) {
+    if (atomic_exchange(calling(c), 1)) return -EBUSY;
+    int64_t r = call(c, packet, bytes);
+    if (r != -ETIMEDOUT) atomic_store(calling(c), 0);
     return r;
 }

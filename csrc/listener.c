@@ -70,6 +70,7 @@ int burst_learn(burst_listener *l, uint32_t i, const void *answer, uint64_t answ
     p->function = (burst_function *)function;
     p->context = context;
     p->measure = measure;
+    if (l->used <= i) l->used = i + 1;
     l->current = (int32_t)i;
     atomic_store((_Atomic uint32_t *)&l->running, i + 1);
     atomic_store(&p->valid, 1);
@@ -91,8 +92,8 @@ static bool begin(burst_listener *l, uint32_t i) {
 
 /* Requests usually come in the order of last time. */
 static bool recognise(burst_listener *l, uint64_t bytes) {
-    for (uint32_t k = 0, i = l->last + 1; k < l->count; k++, i++) {
-        if (i >= l->count) i = 0;
+    for (uint32_t k = 0, i = l->last + 1; k < l->used; k++, i++) {
+        if (i >= l->used) i = 0;
         const struct burst_plan *p = &l->plans[i];
         if (p->packet_bytes != bytes || !bytes || memcmp(p->packet, l->buffer, bytes)) continue;
         l->last = i;

@@ -6,20 +6,21 @@ import os
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, get_args
 
 import numpy as np
 
-from burst import ErrorStatus, PeerDied, Timeout
+from burst import Controller, ErrorStatus, PeerDied, Timeout
 from burst.channel import Channel
 from driver import rendezvous
 from driver.encoding import encode
 from driver.errors import DeviceFailed, DriverError
 from driver.nn import validate
+from driver.options import Options, Policy, Preference
 from driver.plain import PlainClient
 from driver.rpc import PROTOCOL, call
 from driver.session import Burst
-from driver.workspace import Workspace, input_shapes
+from driver.workspace import InputSet, OutputSet, Workspace, input_shapes
 from fmq.end import DEFAULT_SPIN
 
 if TYPE_CHECKING:
@@ -82,9 +83,15 @@ class RemoteDevice:
         n, bits = self._with_model("supported", model)
         return [bool(bit) for bit in np.unpackbits(np.frombuffer(bits, np.uint8), count=n)]
 
-    def prepare(self, model: Model) -> RemotePreparedModel:
-        """Compiles a model on the device. Raises InvalidModel before anything is sent, StatusError, PeerDied."""
-        return RemotePreparedModel(self, model, self._with_model("prepare", model)[0])
+    def prepare(self, model: Model, *, preference: Preference = "fast_single_answer") -> RemotePreparedModel:
+        """Compiles a model on the device.
+
+        `preference`: "low_power", "fast_single_answer" or "sustained_speed"; so far it only says how bursts wait.
+        Raises InvalidModel before anything is sent, StatusError, PeerDied.
+        """
+        if preference not in get_args(Preference):
+            raise ValueError(f"preference={preference!r}: one of {', '.join(map(repr, get_args(Preference)))}")
+        return RemotePreparedModel(self, model, self._with_model("prepare", model)[0], preference)
 
     def _with_model(self, method: str, model: Model) -> list[Any]:
         validate(model)
@@ -142,9 +149,9 @@ class RemoteDevice:
 class RemotePreparedModel:
     """A model made ready to run on a device. Any thread may use it, several at once."""
 
-    def __init__(self, device: RemoteDevice, model: Model, number: int) -> None:
+    def __init__(self, device: RemoteDevice, model: Model, number: int, preference: Preference) -> None:
         """Use `device.prepare`."""
-        self.device, self.model = device, model
+        self.device, self.model, self.preference = device, model, preference
         self._number = number
         self._workspaces: dict[Any, list[Workspace]] = {}
         self._last: tuple[Any, Sequence[OutputShape], tuple[NDArray[Any], ...]] = None, (), ()
@@ -156,7 +163,7 @@ class RemotePreparedModel:
         result does not come in `timeout` seconds.
         """
         with self._workspace(input_shapes(self.model, arrays)) as workspace:
-            workspace.fill(arrays)
+            workspace.inputs.fill(arrays)
             result = self.execute(workspace.request, timeout=timeout)
             if result.status == ErrorStatus.OUTPUT_INSUFFICIENT_SIZE and (old := workspace.grow(result.output_shapes)):
                 self.device.free_memory(old)
@@ -168,7 +175,7 @@ class RemotePreparedModel:
     def _workspace(self, shapes: tuple[tuple[int, ...] | None, ...]) -> Iterator[Workspace]:
         """One that nobody else uses now; kept for later, unless a device that was too slow may still write to it."""
         free = self._workspaces.setdefault(shapes, [])
-        workspace = free.pop() if free else Workspace(self.model, shapes)
+        workspace = free.pop() if free else Workspace(InputSet(self.model, shapes), OutputSet(self.model))
         try:
             yield workspace
         except (Timeout, PeerDied):
@@ -222,22 +229,38 @@ class RemotePreparedModel:
     def burst(
         self,
         *,
-        spin: float = DEFAULT_SPIN,
+        spin: float | str | None = None,
         memory: Kind = "memfd",
         measure: bool = False,
         input_shapes: Sequence[tuple[int, ...] | None] | None = None,
+        depth: int = 1,
+        policy: Policy = "block",
+        recover: bool = False,
     ) -> Burst:
         """Opens a burst.
 
         Args:
-            spin: seconds that both sides poll before they sleep; 0 sleeps at once.
+            spin: seconds that both sides poll before they sleep; 0 sleeps at once, "adaptive" polls while that pays.
+                By default 50 us, and 0 for a model that was prepared for low power.
             memory: what its queues are made of, "memfd" or "posix".
             measure: whether results carry their timing.
             input_shapes: for a model that leaves them open; None there omits that input.
+            depth: requests that may be in flight at once, for `submit`, from 1 to 64.
+            policy: what `submit` does when so many are: "block", "reject" or "latest".
+            recover: when the device dies, start it again, prepare the model again and send again what was not
+                answered; the caller sees one slow result. A model that crashes the device twice is quarantined.
 
         Raises StatusError, PeerDied, ValueError.
         """
-        return Burst(self, spin=spin, memory=memory, measure=measure, input_shapes=input_shapes)
+        if spin is None:
+            spin = 0.0 if self.preference == "low_power" else DEFAULT_SPIN
+        return Burst(self, Options(spin, memory, measure, input_shapes, depth, policy, recover).checked())
+
+    def new_controller(self, options: Options, *, revive: bool = False) -> Controller:
+        """A burst's queues and listener; `revive`: on a new device, for the one that we knew died."""
+        if revive:
+            raise PeerDied("not yet")
+        return Controller(self.configure_burst(options.spin), options.memory, options.spin)
 
     def configure_burst(self, spin: float | str) -> Configure:
         """For burst.Controller."""
@@ -255,7 +278,8 @@ class RemotePreparedModel:
     def close(self) -> None:
         """Frees the model on the device; bursts on it go on until they are closed."""
         for workspace in [w for free in self._workspaces.values() for w in free]:
-            self.device.free_memory(workspace.memory)
+            self.device.free_memory(workspace.inputs.memory)
+            self.device.free_memory(workspace.outputs.memory)
         self._workspaces.clear()
         self.device.call("free", self._number)
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from burst.channel import Channel, Message
 
 _log = logging.getLogger(__name__)
-PROTOCOL = 2  # of client and service; `hello` compares it
+PROTOCOL = 1  # of client and service; `hello` compares it
 _MAX_TEXT = 1000
 _numbers = count()  # of calls in this process
 
@@ -60,7 +60,7 @@ def serve(channel: Channel, handlers: Mapping[str, Callable[..., Reply]]) -> Non
     while True:
         try:
             message = channel.receive()
-        except PeerDied:
+        except (PeerDied, Malformed):  # gone, or out of bounds
             return
         number: object = None
         try:

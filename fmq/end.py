@@ -184,7 +184,7 @@ class _End:
         pointer = _from_buffer(array if self._is_buffer else array.view(np.uint8))
         while (code := function(self.handle, pointer, n, self.spin_ns, deadline)) == _RETRY:
             pass
-        self._rearm()
+        self.rearm()
         if code:
             self._refuse(code, what, n)
 
@@ -201,7 +201,7 @@ class _End:
 
     def _commit(self, what: str, n: int) -> None:
         code = lib.fmq_commit(self.handle, n)
-        self._rearm()
+        self.rearm()
         if code:
             self._refuse(code, what, n)
 
@@ -211,8 +211,8 @@ class _End:
         weakref.finalize(self, bell.close)
         return bell
 
-    def _rearm(self) -> None:
-        """After a transfer, which may have changed what `fileno` says. A thread that came in between does it later."""
+    def rearm(self) -> None:
+        """After a transfer that was made for this end elsewhere: brings what `fileno` says up to date."""
         if self._bell is not None:
             with contextlib.suppress(Busy, Closed):
                 self._bell.arm(1)
@@ -258,7 +258,7 @@ class Transaction:
             self._end._commit(self._what, self._n)
         else:
             lib.fmq_commit(self._end.handle, 0)
-            self._end._rearm()
+            self._end.rearm()
 
 
 def _has_buffer(dtype: np.dtype[Any]) -> bool:
@@ -345,6 +345,6 @@ class MessageQueueReader(_End):
         code = lib.fmq_keep_latest(self.usable(), min(n, self.capacity))
         if code == -errno.EINVAL:
             raise ValueError("keep_latest: only readers of an unsynchronized queue can skip or go back")
-        self._rearm()
+        self.rearm()
         if code:
             raise_errno(code, "keep_latest")

@@ -1,0 +1,93 @@
+"""The memory of a burst: input sets that take turns, and output sets that nobody gets while somebody holds them."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, NamedTuple
+
+from burst import ResultsHeld
+from driver.workspace import InputSet, OutputSet, Shapes
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from burst import Memory, OutputShape, Request
+    from burst.controller import Packet
+    from driver.nn import Model
+
+_SPARE = 16  # output sets beyond the depth that results may hold
+
+
+class Shot(NamedTuple):
+    """A request on one input set and one output set, encoded."""
+
+    inputs: InputSet
+    outputs: Outputs
+    request: Request
+    packet: Packet
+
+
+class Outputs(OutputSet):
+    """An output set of a burst."""
+
+    def lay_out(self, sizes: Sequence[int]) -> None:
+        """As always; requests that were encoded for the old memory are forgotten."""
+        super().lay_out(sizes)
+        self.number = 0  #: of the request that used it last
+        self.is_busy = False  #: a request that is in flight writes to it
+        self.shots: dict[InputSet, Shot] = {}  #: requests on it, encoded
+
+
+class Buffers:
+    """Made as they are needed, and kept."""
+
+    def __init__(self, model: Model, shapes: Shapes, depth: int) -> None:
+        self._model, self._shapes, self._most = model, shapes, depth + _SPARE
+        self.inputs = InputSet(model, shapes)  #: of the next request
+        self._free: deque[InputSet] = deque()
+        self._outputs = [Outputs(model)]
+        self._turn = self._count = 0
+
+    def next_inputs(self) -> None:
+        """The present ones belong to a request now; until `give_back`."""
+        self.inputs = self._free.popleft() if self._free else InputSet(self._model, self._shapes)
+
+    def give_back(self, inputs: InputSet) -> None:
+        """The request that they belonged to is done with them."""
+        if inputs is not self.inputs:
+            self._free.append(inputs)
+
+    def free_outputs(self) -> Outputs:
+        """A set that nobody holds and no request writes to. Raises ResultsHeld when there is none."""
+        sets, turn = self._outputs, self._turn
+        for _ in sets:
+            turn = turn + 1 if turn + 1 < len(sets) else 0
+            found = sets[turn]
+            if not found.is_busy and not found.is_held():
+                self._turn = turn
+                self._count = found.number = self._count + 1
+                return found
+        if len(sets) >= self._most:
+            raise ResultsHeld(
+                f"all {len(sets)} output buffers are held by the results of requests "
+                f"{', '.join(str(number) for number in sorted(o.number for o in sets))}: copy what you keep "
+                "(result.outputs[0].copy()) and let the results go"
+            )
+        sets.append(Outputs(self._model, max((o.sizes for o in sets), key=sum)))
+        self._turn = len(sets) - 1
+        self._count = sets[-1].number = self._count + 1
+        return sets[-1]
+
+    def forget_shots(self) -> None:
+        """A new device knows none of them."""
+        for outputs in self._outputs:
+            outputs.shots.clear()
+
+    def grow(self, outputs: Outputs, shapes: tuple[OutputShape, ...]) -> Memory | None:
+        """Makes room for outputs of these shapes; the old memory, or None when there was room already."""
+        sizes = outputs.needed(shapes)
+        if sizes is None:
+            return None
+        old = outputs.memory
+        outputs.lay_out(sizes)
+        return old
