@@ -1,26 +1,19 @@
-"""docs/protocol.md says what the sources do: its tables, its bytes, its figures, and what a device makes of them."""
+"""docs/protocol.md says what the sources do: its bytes, its tables, its figures."""
 
-import contextlib
-import fcntl
 import inspect
-import itertools
-import json
 import os
 import re
-import signal
-import socket
 import struct
-import tempfile
-from pathlib import Path
 
 import msgpack
 import numpy as np
 import pytest
+from protocol_page import ANSWER, EXAMPLE, PROSE, SUM, X, block, camel, first, messages, raw, said, table
 
 import driver
 import fmq
-from burst import ErrorStatus, Malformed, Memory, OutputShape, RequestArgument, Timing, channel, memory, server
-from burst.channel import MAX_BYTES, MAX_FDS, pack
+from burst import ErrorStatus, Malformed, OutputShape, RequestArgument, Timing, channel, memory, server
+from burst.channel import MAX_BYTES, MAX_FDS
 from burst.datum import DATUM, DATUM_DTYPE, RequestDatum, ResultDatum
 from burst.wire import (
     VERSIONS,
@@ -37,51 +30,6 @@ from driver.nn.types import OperandLifeTime, OperandType
 from fmq._core import ffi, lib
 from fmq.geometry import CONTROL, Geometry, dtype_text
 from fmq.role import LIFE_AT
-
-PAGE = (Path(__file__).parents[2] / "docs/protocol.md").read_text()
-PROSE = " ".join(PAGE.split())
-X, Y, SUM = RequestArgument(length=16), RequestArgument(offset=64, length=16), RequestArgument(offset=128, length=16)
-EXAMPLE = RequestPacket((X, Y), (SUM,), (0,), measure=False, id=1)
-ANSWER = ResultPacket(ErrorStatus.NONE, (OutputShape((1, 4)),), Timing(), 1)
-
-
-def block(name):
-    """The lines of a fenced block."""
-    (found,) = re.findall(rf"^```{name}\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
-    return found.splitlines()
-
-
-def raw(lines):
-    """The bytes of hex lines, without what they say about themselves."""
-    return bytes.fromhex("".join(line.partition("#")[0] for line in lines))
-
-
-def said(lines):
-    """The JSON values that the comments of hex lines spell."""
-    text, values = "".join(line.partition("#")[2] for line in lines).strip(), []
-    while text:
-        value, end = json.JSONDecoder().raw_decode(text)
-        values.append(value)
-        text = text[end:].strip()
-    return values
-
-
-def messages(name="messages"):
-    return [pack(value) for value in said(block(f"hex {name}"))]
-
-
-def table(head):
-    """The rows below a table's head, as lists of cells."""
-    lines = [line.strip() for line in PAGE.splitlines()]
-    (at,) = [n for n, line in enumerate(lines) if line.startswith(f"| {head} |")]
-    rows = itertools.takewhile(lambda line: line.startswith("|"), lines[at + 2 :])
-    return [[cell.strip().strip("`") for cell in row.strip("|").split("|")] for row in rows]
-
-
-def camel(name):
-    first, *more = name.lower().split("_")
-    return first + "".join(word.capitalize() for word in more)
-
 
 # ---- bytes ---------------------------------------------------------------------------------------------------------
 
@@ -121,12 +69,6 @@ def test_the_request_and_its_result_are_what_the_codec_makes_of_them():
     assert encode_result(ANSWER, 1) == first(result, 5, at=8)
 
 
-def first(packet, elements, at):
-    shorter = bytearray(packet[: elements * DATUM])
-    shorter[at] = elements
-    return bytes(shorter)
-
-
 def test_a_descriptor_is_what_fmq_writes():
     """The queues of the `burst` message, and how a control page names its elements."""
     with fmq.MessageQueue.create(DATUM_DTYPE, 1024) as queue:
@@ -157,6 +99,9 @@ def test_the_elements_are_the_codec_s(head, kinds):
             expected[0] = kind.number
             struct.pack_into(f"<{layout}", expected, int(at), value)
             assert filled == bytes(expected), (kind.name, at)
+            if type_ != "bool":
+                with pytest.raises(struct.error):  # it is no wider
+                    kind.struct.pack(kind.number, *zeros[:n], 2 ** (8 * struct.calcsize(layout)), *zeros[n + 1 :])
 
 
 NOTHING = RequestArgument(has_no_value=True)
@@ -284,104 +229,3 @@ def test_a_device_is_found_where_the_page_says(monkeypatch, tmp_path):
     monkeypatch.delenv("BURST_RUNTIME_DIR")
     assert rendezvous.runtime_dir() == tmp_path / "burst"
     assert rendezvous.Place(tmp_path, "a:B/c_1.-").socket == tmp_path / "a_B_c_1.-.sock"
-
-
-# ---- the page's bytes, sent to a device ------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def connection(monkeypatch):
-    """A socket to a device of our own, which is killed afterwards."""
-    with tempfile.TemporaryDirectory(prefix="burst-p-", dir="/tmp") as path:
-        monkeypatch.setenv("BURST_RUNTIME_DIR", path)
-        with driver.connect("reference") as device, socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as client:
-            pids = [os.pidfd_open(pid) for pid in (device.engine_pid, device.service_pid)]
-            client.connect(f"{path}/reference.sock")
-            client.settimeout(20)
-            yield client
-            for pid in pids:
-                with contextlib.suppress(ProcessLookupError):
-                    signal.pidfd_send_signal(pid, signal.SIGKILL)
-                os.close(pid)
-
-
-def ask(connection, raw_message, fds=()):
-    """A message there, bytes and descriptors back."""
-    socket.send_fds(connection, [raw_message], fds)
-    answer, found, *_ = socket.recv_fds(connection, MAX_BYTES, MAX_FDS)
-    return answer, found
-
-
-def prepare(connection):
-    """hello and prepare, as the page has them; its answer to the second."""
-    hello, prepare, prepared, *_ = messages()
-    answer, fds = ask(connection, hello)
-    assert msgpack.unpackb(answer)[:4] == [1, 0, rpc.PROTOCOL, "reference"]
-    assert len(fds) == 1
-    fd = os.memfd_create("model", os.MFD_ALLOW_SEALING)
-    os.write(fd, raw(block("hex model")))
-    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, 0xF)
-    assert ask(connection, prepare, [fd]) == (prepared, [])
-    for each in (fd, *fds):
-        os.close(each)
-
-
-@pytest.fixture
-def pool():
-    """The pool of the example, with its inputs."""
-    found = Memory.create(192)
-    found.asarray(np.float32, 4)[:] = [1, 2, 3, 4]
-    found.asarray(np.float32, 4, 64)[:] = 10
-    return found
-
-
-def test_a_device_understands_the_example(connection, pool):
-    """Byte for byte from the page: hello to free, with the answers that it prints, a result and the sum in the pool."""
-    prepare(connection)
-    _, _, _, burst, opened, question, memories, free_memory, free, freed = messages()
-    ours, callback = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    context, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    requests, results = (fmq.MessageQueue.create(DATUM_DTYPE, 1024) for _ in range(2))
-    with requests.writer() as writer, results.reader() as reader, ours, context:
-        with callback, far:
-            fds = [q.descriptor.fds[0] for q in (requests, results)]
-            assert ask(connection, burst, [*fds, callback.fileno(), far.fileno()]) == (opened, [])
-        writer.write(np.frombuffer(raw(block("hex request 2")), DATUM_DTYPE))
-        ours.settimeout(20)
-        assert ours.recv(MAX_BYTES) == question
-        socket.send_fds(ours, [memories], [pool.fd])
-        expected = raw(block("hex result 2"))
-        assert reader.read(len(expected) // DATUM, timeout=20).tobytes() == expected
-        assert pool.asarray(np.float32, 4, 128).tolist() == [11, 12, 13, 14]
-        context.send(free_memory)
-    assert ask(connection, free) == (freed, [])
-
-
-def test_the_plain_path_understands_the_example(connection, pool):
-    """The same on a connection from `channel`."""
-    prepare(connection)
-    answer, (fd, life) = ask(connection, pack([3, "channel"]))
-    assert answer == pack([3, 0])
-    os.close(life)
-    register, execute, result = messages("plain")
-    with socket.socket(fileno=fd) as path:
-        path.settimeout(20)
-        socket.send_fds(path, [register], [pool.fd])
-        assert ask(path, execute) == (result, [])
-    assert pool.asarray(np.float32, 4, 128).tolist() == [11, 12, 13, 14]
-
-
-def test_a_refused_call_leaves_the_connection_as_it_was(connection):
-    """The status and a text; then the next call."""
-    answer, _ = ask(connection, pack([1, "no such call"]))
-    number, status, text = msgpack.unpackb(answer)
-    assert (number, status, type(text)) == (1, ErrorStatus.INVALID_ARGUMENT, str)
-    prepare(connection)
-
-
-def test_what_is_longer_than_a_message_ends_the_connection(connection):
-    """A message of just the most bytes is answered, one of a byte more is not."""
-    longest = pack([1, "x", "x" * (MAX_BYTES - 7)])
-    assert len(longest) == MAX_BYTES
-    assert msgpack.unpackb(ask(connection, longest)[0])[:2] == [1, ErrorStatus.INVALID_ARGUMENT]
-    assert ask(connection, longest + b"\0") == (b"", [])
