@@ -87,7 +87,8 @@ static void greet(int device, message *m) {
     begin_call(m, "hello");
     put(m, "i", PROTOCOL);
     if (call(device, m, 1) != 6 || m->n_fds != 1) die("hello was answered with %d descriptors", m->n_fds);
-    if (!(fcntl(m->fds[0], F_GET_SEALS) & F_SEAL_SHRINK) || fstat(m->fds[0], &status) || status.st_size < CONTROL)
+    int seals = checked(fcntl(m->fds[0], F_GET_SEALS), "the life page's seals");
+    if (!(seals & F_SEAL_SHRINK) || fstat(m->fds[0], &status) || status.st_size < CONTROL)
         die("the life page that came with hello is not sealed, or too small");
     checked(fmq_map(m->fds[0], CONTROL, 0, &life), "mapping the life page");
     checked((int)fmq_watch(life, device), "fmq_watch"); /* shuts our socket down when the device dies */
