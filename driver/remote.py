@@ -149,7 +149,9 @@ class RemoteDevice:
 class RemotePreparedModel:
     """A model made ready to run on a device. Any thread may use it, several at once."""
 
-    def __init__(self, device: RemoteDevice, model: Model, number: int, preference: Preference) -> None:
+    def __init__(
+        self, device: RemoteDevice, model: Model, number: int, preference: Preference = "fast_single_answer"
+    ) -> None:
         """Use `device.prepare`."""
         self.device, self.model, self.preference = device, model, preference
         self._number = number
