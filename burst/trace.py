@@ -7,6 +7,7 @@ without disturbing anybody. The last 256 requests are there one by one; of earli
 from __future__ import annotations
 
 import os
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -16,6 +17,8 @@ from burst.memory import Memory
 from fmq._core import ffi, lib
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from numpy.typing import NDArray
 
 STAGES: Final = ("encode", "queue", "wake", "bind", "execute", "return")
@@ -89,6 +92,16 @@ class Trace:
                 )
                 at += took
         return events
+
+
+@contextmanager
+def blamed(trace: Trace | None) -> Iterator[None]:
+    """What crashes this thread meanwhile is noted in the trace, if there is one."""
+    lib.burst_blame_on(trace.page if trace else ffi.NULL)
+    try:
+        yield
+    finally:
+        lib.burst_blame_on(ffi.NULL)
 
 
 def note_crashes() -> None:

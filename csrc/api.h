@@ -152,6 +152,7 @@ void burst_drop_plans(burst_listener *listener);
 int burst_learn(burst_listener *listener, uint32_t i, const void *answer, uint64_t bytes, void *function, void *context, int measure);
 int burst_forget(burst_listener *listener, uint32_t i); /* from any thread; true: it runs, and -ESTALE comes after it */
 int burst_blame(void); /* fatal signals are noted in the trace of the burst whose listener they hit */
+void burst_blame_on(burst_trace *trace); /* from now on those that hit this thread are noted there; NULL: nowhere */
 
 /* life: the kernel marks held words when this process dies, whatever its size */
 int fmq_life_hold(int fd, uint64_t offset); /* maps that page; returns a slot */

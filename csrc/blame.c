@@ -16,6 +16,8 @@ static _Thread_local uint64_t *noted;
 
 void blame_on(uint64_t *there) { noted = there; }
 
+void burst_blame_on(burst_trace *trace) { noted = trace ? &trace->device.signal : NULL; }
+
 /* The handler was reset by SA_RESETHAND: the instruction, or the signal that was raised, ends the process now. */
 static void crashed(int number, siginfo_t *info, void *context) {
     (void)context;

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from burst import Busy
@@ -11,7 +12,7 @@ from burst import Busy
 if TYPE_CHECKING:
     from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable
 
-    from burst import Result
+    from burst import Controller, Result
     from driver.future import Future
     from driver.pipeline import Pipeline
 
@@ -21,7 +22,7 @@ class Arrivals:
 
     def __init__(self, pipeline: Pipeline) -> None:
         self._pipeline = pipeline
-        self._watched: dict[asyncio.AbstractEventLoop, int] = {}
+        self._watched: dict[asyncio.AbstractEventLoop, tuple[Controller, int]] = {}
         self._waiters: list[asyncio.Future[None]] = []  # for any result
 
     def of(self, future: Future) -> asyncio.Future[None]:
@@ -39,17 +40,24 @@ class Arrivals:
             waiter.get_loop().call_soon_threadsafe(_set, waiter)
 
     def _watch(self, loop: asyncio.AbstractEventLoop) -> None:
-        fd = self._pipeline.controller.arrival_fd()
-        if self._watched.get(loop) == fd:
+        controller = self._pipeline.controller
+        fd = controller.arrival_fd()
+        if self._watched.get(loop) == (controller, fd):
             return
         self._unwatch(loop)
-        self._watched[loop] = fd
+        self._watched[loop] = controller, fd
         loop.add_reader(fd, self._look, loop)
 
     def _unwatch(self, loop: asyncio.AbstractEventLoop) -> None:
-        fd = self._watched.pop(loop, None)
+        _, fd = self._watched.pop(loop, (None, None))
         if fd is not None:
             loop.remove_reader(fd)
+
+    def renew(self) -> None:
+        """There is another controller: what loops watched is closed."""
+        for loop in list(self._watched):
+            with suppress(RuntimeError):  # that loop is closed
+                loop.call_soon_threadsafe(self._look, loop)
 
     def _look(self, loop: asyncio.AbstractEventLoop) -> None:
         self._pipeline.look()

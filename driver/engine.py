@@ -10,7 +10,6 @@ from __future__ import annotations
 import gc
 import logging
 import os
-import sys
 import threading
 import time
 import warnings
@@ -21,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from burst import BurstServer, GeneralFailure, InvalidArgument, Malformed, Memory, PeerDied, Terms, Trace
 from burst.channel import Channel, ChannelLoop, Message
-from burst.trace import note_crashes
+from burst.trace import blamed, note_crashes
 from burst.wire import VERSIONS
 from driver.devices import device_class
 from driver.encoding import decode
@@ -78,9 +77,9 @@ class Engine:
         self.contexts = ChannelLoop("burst-contexts")
         self._preparing, self._counting = threading.Lock(), threading.Lock()
 
-    def prepare(self, fd: int, where: object) -> tuple[Model, PreparedModel]:
-        """One at a time, so that the pauses are not filled by another's work. Owns `fd`."""
-        with self._preparing:
+    def prepare(self, fd: int, where: object, trace: Trace | None) -> tuple[Model, PreparedModel]:
+        """One at a time, so that the pauses are not filled by another's work. Owns `fd`; notes a crash in the trace."""
+        with self._preparing, blamed(trace):
             model = decode(fd, where, self.pace)
             return model, self.device.prepare(model, self.pace)
 
@@ -126,9 +125,11 @@ class Client:
         }
 
     def load(self, message: Message, where: object) -> Reply:
-        """Prepares the model in the descriptor; answers its number."""
-        number = next(self._numbers)
-        model, prepared = self._engine.prepare(take_fd(message), where)
+        """Prepares the model in the descriptor; answers its number. A second descriptor is memory for a trace."""
+        number, more = next(self._numbers), message.fds[1:]
+        del message.fds[1:]
+        memory = _trace(more)
+        model, prepared = self._engine.prepare(take_fd(message), where, Trace(memory) if memory else None)
         self._models[number] = lambda request: BoundRequest(model, prepared, request, self._engine.pace.for_others)
         return Reply([number])
 
@@ -230,15 +231,13 @@ def _handed_over(channel: Channel) -> int:
         return os.dup(channel.fileno())
 
 
-def main() -> None:
-    """Entry point of the process: name, channel to the service."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(process)d %(name)s: %(message)s")
+def main(name: str, service: Channel) -> None:
+    """What the process does from its beginning to its end. `service`: the channel to the other one."""
     warnings.simplefilter("ignore")  # numpy's, of infinities that a client computes
     gc.disable()
     note_crashes()
     guard()
-    service = Channel.from_fd(int(sys.argv[2]))
-    engine = Engine(sys.argv[1], service)
+    engine = Engine(name, service)
     life = LifePage()
     ready = service.receive()
     service.watch(take_fd(ready))

@@ -16,6 +16,7 @@ from burst.errors import status_error
 from driver.arrivals import Arrivals
 from driver.buffers import Buffers, Outputs, Shot
 from driver.future import Future
+from driver.recovery import Deaths, quarantine
 from driver.statistics import Statistics
 
 if TYPE_CHECKING:
@@ -24,11 +25,12 @@ if TYPE_CHECKING:
 
     from burst import BurstError, Controller
     from burst.wire import ResultPacket
-    from driver.remote import RemotePreparedModel
     from driver.options import Options
+    from driver.prepared import Home, RemotePreparedModel
     from driver.workspace import InputSet
 
 _NONE = ErrorStatus.NONE
+_FOLLOWS = 1.0  # seconds within which an engine ends after its service
 
 
 class Flight(NamedTuple):
@@ -51,7 +53,19 @@ class Pipeline:
         self._submitting, self._receiving, self._lock = threading.Lock(), threading.Lock(), threading.RLock()
         self._finished: deque[Future] = deque()  # whose callbacks are due
         self.is_closed = False
-        self.controller = prepared.new_controller(options)
+        self._deaths = Deaths(prepared, options)
+        self.bind = self._deaths.bind
+        self._home, self.controller = self._open()
+        quarantine.watch(self, lambda: prepared.key)
+
+    def _open(self) -> tuple[Home, Controller]:
+        home = self._prepared.present_home()
+        try:
+            return home, self._prepared.new_controller(self.options, home)
+        except PeerDied:
+            if not self.options.recover:
+                raise
+            return self._prepared.revived(self.options, home.connection)
 
     def shot(self, inputs: InputSet, outputs: Outputs) -> Shot:
         """The request on that memory, encoded once."""
@@ -77,6 +91,7 @@ class Pipeline:
         self.check()
         self.statistics.plain += 1
         result = self._prepared.execute(shot.request, measure=self.options.measure, timeout=timeout)
+        self._deaths.in_a_row = 0
         result.raise_for_status()
         result.outputs = shot.outputs.arrays(result.output_shapes)
         return result
@@ -127,8 +142,16 @@ class Pipeline:
         try:
             self.controller.start(shot.packet)
         except NotSent:
-            self._finished.append(future.finish(self.run_plain(shot, None)))
-            self.buffers.give_back(shot.inputs)
+            try:
+                self._finished.append(future.finish(self.run_plain(shot, None)))
+                self.buffers.give_back(shot.inputs)
+            except PeerDied as error:
+                if not self.is_to_recover(error):
+                    raise
+                self._add(shot, future)  # it is sent with the others, on the device's next life
+        except GeneralFailure:
+            self.check()
+            raise
         else:
             self._add(shot, future)
 
@@ -205,6 +228,7 @@ class Pipeline:
         except (PeerDied, GeneralFailure) as error:
             self.end(error)
             return
+        self._deaths.in_a_row = 0
         with self._lock:
             shot, future = self.flights.popleft()
             shot.outputs.is_busy = False
@@ -235,14 +259,17 @@ class Pipeline:
     def rescue(self, error: BaseException, shot: Shot) -> Future:
         """After an error in `run`: its result is still to come, or is asked for again, or it is the error."""
         future = Future(self)
-        died = isinstance(error, PeerDied)
+        died = self.is_to_recover(error)
         with self._lock:
-            if died or self.controller.in_flight:
+            if died and not self.controller.has_died:  # somebody has seen to it already
+                self.launch(self.shot(shot.inputs, shot.outputs), future)
+            elif died or self.controller.in_flight:
                 self._add(shot, future)
         if died:
-            self.end(error)
-            return future
+            return future  # who waits for it notices the death, and recovers
         future.fail(CancelledError())
+        if isinstance(error, PeerDied):
+            self.end(error)
         raise error
 
     def drop(self, future: Future) -> None:
@@ -250,43 +277,95 @@ class Pipeline:
         self.statistics.drops += 1
         future.call_back()
 
-    def end(self, error: BaseException) -> None:
-        """The device is gone, or ended this burst: everything is sent again, or everybody is told."""
-        with self._lock:
-            flights = list(self.flights)
-            self.flights.clear()
-            try:
-                if not (self.options.recover and isinstance(error, PeerDied)):
-                    raise error
-                self._revive(flights)
-            except Exception as final:  # noqa: BLE001 (it is what all of them get)
-                self._fail(flights, final)
-        self._call_back()
+    def end(self, error: BaseException, request: Request | None = None) -> Exception | None:
+        """The device is gone, or ended this burst: everything is sent again, or everybody is told, and us.
 
-    def _revive(self, flights: list[Flight]) -> None:
-        """With a new device; under the lock."""
-        self.controller.close()
+        Who holds `_receiving` calls this. `request`: what was running, if it is not among those in flight.
+        """
+        final = None
+        with self._lock:
+            try:
+                if self.is_closed:
+                    raise error  # noqa: TRY301 (as the others)
+                waiting: list[tuple[object, Request | None]] = [(f.future, f.shot.request) for f in self.flights]
+                successor = self._deaths.successor(
+                    error, self._home, self.controller.trace, waiting or [(request, request)]
+                )
+                self._move_to(*successor)
+            except Exception as found:  # noqa: BLE001 (it is what all of them get)
+                final = found
+                self._fail(final)
+        self._call_back()
+        return final
+
+    def _move_to(self, home: Home, controller: Controller) -> None:
+        """Under the lock: goes on there with everything that was not answered."""
         self.statistics.retire(self.controller)
-        self.controller = self._prepared.new_controller(self.options, revive=True)
         self.statistics.recoveries += 1
+        self.controller.close()
+        self._home, self.controller = home, controller
+        try:
+            self._prepared.check_quarantine()  # which closed what it found, and that was another
+        except PeerDied:
+            controller.close()
+            raise
         self.buffers.forget_shots()
+        flights = list(self.flights)
+        self.flights.clear()
         for shot, future in flights:
             shot.outputs.is_busy = False
             if future.done():
                 self.buffers.give_back(shot.inputs)
             else:
-                self.launch(self.shot(shot.inputs, shot.outputs), future)
+                self._send_again(shot, future)
         self._launch_staged()
+        if self._arrivals:
+            self._arrivals.renew()
 
-    def _fail(self, flights: list[Flight], error: Exception) -> None:
-        waiting = [future for _, future in flights]
+    def _send_again(self, shot: Shot, future: Future) -> None:
+        try:
+            self.launch(self.shot(shot.inputs, shot.outputs), future)
+        except Exception as error:  # noqa: BLE001 (that one gets it, and the others their results)
+            self._finished.append(future.fail(error))
+            self.buffers.give_back(shot.inputs)
+
+    def _fail(self, error: Exception) -> None:
+        waiting = [future for _, future in self.flights]
         if self._staged:
             waiting.append(self._staged[1])
+            self.buffers.give_back(self._staged[0])
             self._staged = None
-        for shot, _ in flights:
+        for shot, _ in self.flights:
             shot.outputs.is_busy = False
             self.buffers.give_back(shot.inputs)
+        self.flights.clear()
         self._finished.extend(future.fail(error) for future in waiting)
+
+    def is_to_recover(self, error: BaseException) -> bool:
+        """Whether that is the device's death, and ours to get over.
+
+        The plain path ends with the service; the burst ends with the engine, which follows it at once.
+        """
+        end = time.monotonic() + _FOLLOWS
+        while self.options.recover and type(error) is PeerDied and not self.is_closed:
+            if self.controller.has_died:
+                return True
+            if time.monotonic() > end:
+                return False
+            time.sleep(1e-3)
+        return False
+
+    def recover(self, error: PeerDied, request: Request) -> None:
+        """After the device died over an explicit request, which may be sent again. Raises what it cannot get over."""
+        with self._receiving:
+            final = self.end(error, request) if self.is_to_recover(error) else error
+        if final:
+            raise final
+
+    def quarantined(self) -> None:
+        """The model crashed a device too often: whoever waits here is told, and comes by `end`."""
+        if not (self.is_closed or self.controller.has_died):
+            self.controller.close()
 
     @property
     def arrivals(self) -> Arrivals:
@@ -303,6 +382,7 @@ class Pipeline:
         self._prepared.device.check_process()
         if self.is_closed:
             raise ValueError("this burst is closed; open another")
+        self._prepared.check_quarantine()
 
     def close(self) -> None:
         """Ends the burst on both sides; who still waits is told."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Any, Self
 
 from burst import Busy, ErrorStatus, GeneralFailure, NotSent, PeerDied, Request, Result
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
     from burst import Memory
     from burst.wire import ResultPacket
     from driver.options import Options
-    from driver.remote import RemotePreparedModel
+    from driver.prepared import RemotePreparedModel
     from driver.workspace import Shapes
 
 _NONE = ErrorStatus.NONE
@@ -81,7 +80,10 @@ class Burst:
     def _after(self, error: BaseException, shot: Shot, timeout: float | None) -> Result:
         """When `run` did not get its result: another way to it, or the error."""
         if isinstance(error, NotSent):
-            return self._pipeline.run_plain(shot, timeout)
+            try:
+                return self._pipeline.run_plain(shot, timeout)
+            except PeerDied as died:
+                error = died
         if isinstance(error, GeneralFailure):
             self._pipeline.check()
         if isinstance(error, Busy):
@@ -112,7 +114,16 @@ class Burst:
     def execute(self, request: Request, measure: bool = False, timeout: float | None = None) -> Result:
         """An explicit request on pools of your own, with any status. Raises PeerDied, Timeout, Busy."""
         pipeline = self._pipeline
-        pipeline.advance(lambda: not self._flights, timeout)
+        pipeline.bind(request)
+        while True:
+            pipeline.advance(lambda: not self._flights, timeout)
+            try:
+                return self._execute(request, measure, timeout)
+            except PeerDied as error:
+                pipeline.recover(error, request)
+
+    def _execute(self, request: Request, measure: bool, timeout: float | None) -> Result:
+        pipeline = self._pipeline
         try:
             reply = pipeline.controller.send(pipeline.controller.encode(request, measure=measure), timeout)
         except NotSent:

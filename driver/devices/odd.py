@@ -5,9 +5,11 @@ They are not installed: connect to "driver.devices.odd:Slow". Each is the refere
 
 from __future__ import annotations
 
+import gc
+import math
 import mmap
+import os
 import signal
-import sys
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -36,7 +38,7 @@ class Hollow(ReferenceDevice):
     """Starts in the service, and not in the engine."""
 
     def __init__(self) -> None:
-        if "driver.engine" in sys.modules:
+        if not gc.isenabled():  # there garbage is collected between bursts alone
             raise RuntimeError("this engine is broken on purpose")
 
 
@@ -72,6 +74,20 @@ class Crashing(ReferenceDevice):
         return _Before(super().prepare(model, pace), lambda _: _crash())
 
 
+class Fragile(ReferenceDevice):
+    """Dies of SIGSEGV where its first input begins with a NaN, of SIGKILL where it begins with an infinity, and in the
+    preparation of a relaxed model while the file exists that the environment's BURST_RUNTIME_DIR calls "fragile".
+
+    An execution takes as many milliseconds as the first element of its first input says, if that is negative.
+    """
+
+    def prepare(self, model: Model, pace: Callable[[], object]) -> PreparedModel:
+        """Crashes when it is told to."""
+        if model.relaxed and os.path.exists(os.path.join(os.environ["BURST_RUNTIME_DIR"], "fragile")):
+            _crash()
+        return _Before(super().prepare(model, pace), _break)
+
+
 class Ballast(Slow):
     """Holds 1.5 GB from its first model on, in pages of 4 KiB, which the kernel needs a tenth of a second to free."""
 
@@ -88,6 +104,17 @@ class Ballast(Slow):
 
 def _crash() -> None:
     signal.raise_signal(signal.SIGSEGV)  # in this thread, which does not get any further
+
+
+def _break(inputs: Sequence[NDArray[Any] | None]) -> None:
+    assert inputs[0] is not None
+    first = float(inputs[0].flat[0])
+    if math.isnan(first):
+        _crash()
+    if math.isinf(first):
+        os.kill(os.getpid(), signal.SIGKILL)
+    if first < 0:
+        time.sleep(-first * 1e-3)
 
 
 def _wait(inputs: Sequence[NDArray[Any] | None]) -> None:
