@@ -18,6 +18,7 @@ from driver.buffers import Buffers, Outputs, Shot
 from driver.future import Future
 from driver.recovery import Deaths, quarantine
 from driver.statistics import Statistics
+from fmq import Closed
 
 if TYPE_CHECKING:
     import asyncio
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from driver.workspace import InputSet
 
 _NONE = ErrorStatus.NONE
-_FOLLOWS = 1.0  # seconds within which an engine ends after its service
 
 
 class Flight(NamedTuple):
@@ -192,7 +192,7 @@ class Pipeline:
 
     def look(self) -> None:
         """For event loops: takes what has arrived, and notices the device's death."""
-        if self.controller.has_died and self._receiving.acquire(blocking=False):
+        if self._has_ended and self._receiving.acquire(blocking=False):
             try:
                 while self.flights and not self._take_last():
                     pass
@@ -200,6 +200,13 @@ class Pipeline:
                 self._receiving.release()
         self.collect()
         self._call_back()
+
+    @property
+    def _has_ended(self) -> bool:
+        try:
+            return self.controller.has_died
+        except Closed:  # in quarantine
+            return True
 
     def _take_last(self) -> bool:
         """What a dead device left, one by one; true at the end."""
@@ -342,18 +349,8 @@ class Pipeline:
         self._finished.extend(future.fail(error) for future in waiting)
 
     def is_to_recover(self, error: BaseException) -> bool:
-        """Whether that is the device's death, and ours to get over.
-
-        The plain path ends with the service; the burst ends with the engine, which follows it at once.
-        """
-        end = time.monotonic() + _FOLLOWS
-        while self.options.recover and type(error) is PeerDied and not self.is_closed:
-            if self.controller.has_died:
-                return True
-            if time.monotonic() > end:
-                return False
-            time.sleep(1e-3)
-        return False
+        """Whether that is the device's death, and ours to get over."""
+        return not self.is_closed and self._deaths.are_to_recover(error, lambda: self.controller.has_died)
 
     def recover(self, error: PeerDied, request: Request) -> None:
         """After the device died over an explicit request, which may be sent again. Raises what it cannot get over."""
@@ -366,6 +363,8 @@ class Pipeline:
         """The model crashed a device too often: whoever waits here is told, and comes by `end`."""
         if not (self.is_closed or self.controller.has_died):
             self.controller.close()
+            if self._arrivals:
+                self._arrivals.renew()
 
     @property
     def arrivals(self) -> Arrivals:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 _MOST_REVIVALS, _WITHIN = 10, 10.0  # seconds
 _MOST_CRASHES = 3  # in all; two by one request
 _MOST_IN_A_ROW = 10  # deaths that one burst sees without an answer in between
+_FOLLOWS = 1.0  # seconds within which an engine ends after its service
 _MOST_NAMES = 8
 
 
@@ -114,6 +115,20 @@ class Deaths:
         self._tokens: set[int] = set()
         self.in_a_row = 0
 
+    def are_to_recover(self, error: BaseException, has_died: Callable[[], bool]) -> bool:
+        """Whether the burst's device died, and is to be started again.
+
+        The plain path ends with the service; the burst ends with the engine, which follows it at once.
+        """
+        end = time.monotonic() + _FOLLOWS
+        while self._options.recover and type(error) is PeerDied:
+            if has_died():
+                return True
+            if time.monotonic() > end:
+                return False
+            time.sleep(1e-3)
+        return False
+
     def bind(self, request: Request) -> None:
         """From now on the burst is bound to the device's buffers that this request names."""
         self._tokens |= {pool.token for pool in request.pools if isinstance(pool, DeviceBuffer)}
@@ -138,7 +153,9 @@ class Deaths:
             self._prepared.note_crash(crash, again=again)
         self.in_a_row += 1
         if self.in_a_row > _MOST_IN_A_ROW:
-            raise PeerDied(f"device {home.connection.name!r} died {_MOST_IN_A_ROW} times over the same requests")
+            self.in_a_row = 0  # of the next requests
+            name = self._prepared.device.address
+            raise PeerDied(f"device {name!r} died {_MOST_IN_A_ROW} times over the same requests; they are given up")
         return self._prepared.revived(self._options, home.connection)
 
 
@@ -180,6 +197,7 @@ def digest_of(model: Model) -> str:
     """SHA-256 of its encoding."""
     fd, _ = encode(model)
     with open(fd, "rb") as file:
+        file.seek(0)
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from driver.nn import Model
     from driver.plain import PlainClient
 
-_ATTEMPTS = 3  # a service may retire just when we come
+_ATTEMPTS = 3  # a service may retire just when we come; twice as many for a device that was killed, and may be again
 
 
 def connect(name: str = "reference") -> RemoteDevice:
@@ -36,8 +36,8 @@ def connect(name: str = "reference") -> RemoteDevice:
     return RemoteDevice(_connection(name), name)
 
 
-def _connection(name: str) -> Connection:
-    for _ in range(_ATTEMPTS):
+def _connection(name: str, attempts: int = _ATTEMPTS) -> Connection:
+    for _ in range(attempts):
         with suppress(PeerDied):
             channel = rendezvous.connect(name)
             try:
@@ -123,7 +123,7 @@ class RemoteDevice:
             self._attempts += 1
             try:
                 self._revivals.count(self.address)
-                self.connection = _connection(self.address)
+                self.connection = _connection(self.address, 2 * _ATTEMPTS)
             except Exception as error:
                 self._failure = error
                 raise

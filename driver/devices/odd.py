@@ -11,6 +11,7 @@ import mmap
 import os
 import signal
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from driver.devices.reference import ReferenceDevice
@@ -75,16 +76,20 @@ class Crashing(ReferenceDevice):
 
 
 class Fragile(ReferenceDevice):
-    """Dies of SIGSEGV where its first input begins with a NaN, of SIGKILL where it begins with an infinity, and in the
-    preparation of a relaxed model while the file exists that the environment's BURST_RUNTIME_DIR calls "fragile".
+    """Dies of SIGSEGV over an input that begins with a NaN, and of SIGKILL over one that begins with minus infinity.
 
-    An execution takes as many milliseconds as the first element of its first input says, if that is negative.
+    Files in BURST_RUNTIME_DIR say more. "crash-…": each is removed and crashes the device once, over an input that
+    begins with infinity, or in the preparation of a relaxed model. "hold": such a preparation waits while that is
+    there, and says so by making "held". An execution takes as many milliseconds as its input begins below 0.
     """
 
     def prepare(self, model: Model, pace: Callable[[], object]) -> PreparedModel:
-        """Crashes when it is told to."""
-        if model.relaxed and os.path.exists(os.path.join(os.environ["BURST_RUNTIME_DIR"], "fragile")):
-            _crash()
+        """Crashes, or waits, when it is told to."""
+        if model.relaxed:
+            _crash_once()
+            while Path(os.environ["BURST_RUNTIME_DIR"], "hold").exists():
+                Path(os.environ["BURST_RUNTIME_DIR"], "held").touch()
+                time.sleep(1e-3)
         return _Before(super().prepare(model, pace), _break)
 
 
@@ -106,14 +111,22 @@ def _crash() -> None:
     signal.raise_signal(signal.SIGSEGV)  # in this thread, which does not get any further
 
 
+def _crash_once() -> None:
+    for file in Path(os.environ["BURST_RUNTIME_DIR"]).glob("crash-*"):
+        file.unlink()
+        _crash()
+
+
 def _break(inputs: Sequence[NDArray[Any] | None]) -> None:
     assert inputs[0] is not None
     first = float(inputs[0].flat[0])
     if math.isnan(first):
         _crash()
-    if math.isinf(first):
+    elif first == math.inf:
+        _crash_once()
+    elif first == -math.inf:
         os.kill(os.getpid(), signal.SIGKILL)
-    if first < 0:
+    elif first < 0:
         time.sleep(-first * 1e-3)
 
 
