@@ -45,7 +45,7 @@ def connect(name: str = "reference") -> RemoteDevice:
         with suppress(PeerDied):
             channel = rendezvous.connect(name)
             try:
-                return RemoteDevice(channel)
+                return RemoteDevice(channel, name)
             except BaseException:
                 channel.close()
                 raise
@@ -56,8 +56,9 @@ def connect(name: str = "reference") -> RemoteDevice:
 class RemoteDevice:
     """One connection to a device. Any thread may use it; what was made through it ends with it."""
 
-    def __init__(self, channel: Channel) -> None:
+    def __init__(self, channel: Channel, address: str | None = None) -> None:
         """Use `connect`."""
+        self.address = address  #: what `connect` was called with
         self._channel, self._lock, self._pid = channel, threading.Lock(), os.getpid()
         values, fds = self.call("hello", PROTOCOL, timeout=_START_TIMEOUT)
         channel.watch(fds[0])
@@ -277,6 +278,12 @@ class RemotePreparedModel:
 
         return configure
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A recipe: connects to the device by its name and prepares the model again, wherever it is unpickled."""
+        if self.device.address is None:
+            raise TypeError("this device was not found by a name, so another process could not find it")
+        return _prepare_again, (self.device.address, self.model, self.preference)
+
     def close(self) -> None:
         """Frees the model on the device; bursts on it go on until they are closed."""
         for workspace in [w for free in self._workspaces.values() for w in free]:
@@ -291,3 +298,13 @@ class RemotePreparedModel:
     def __exit__(self, *_: object) -> None:
         with suppress(PeerDied, DriverError):  # with the device, the model is gone too
             self.close()
+
+
+def _prepare_again(address: str, model: Model, preference: Preference) -> RemotePreparedModel:
+    """What an unpickled prepared model is made by. Its connection is its own: `prepared.device`."""
+    device = connect(address)
+    try:
+        return device.prepare(model, preference=preference)
+    except BaseException:
+        device.close()
+        raise
