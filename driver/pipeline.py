@@ -14,6 +14,7 @@ import time
 from collections import deque
 from concurrent.futures import CancelledError
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from burst import (
@@ -67,6 +68,7 @@ class Pipeline:
         self._arrivals: Arrivals | None = None  # made by the first await
         self._prepared = prepared
         self._staged: tuple[InputSet, Future] | None = None  # the newest frame, while `depth` others are in flight
+        self._is_moving = False  # one was taken, and another may take its place
         self.is_running = False  # a `run`, which holds `submitting`
         self._new_locks()
         self._finished: deque[Future] = deque()  # whose callbacks are due
@@ -104,6 +106,11 @@ class Pipeline:
         result.raise_for_status()
         result.outputs = shot.outputs.arrays(result.output_shapes)
         return result
+
+    @property
+    def is_idle(self) -> bool:
+        """Nothing is in flight, nor about to be; who holds `submitting` can rely on it."""
+        return not self.flights and not self._staged and not self._is_moving
 
     @property
     def has_room(self) -> bool:
@@ -293,7 +300,7 @@ class Pipeline:
         end = None if timeout is None else time.monotonic() + timeout
         while not until():
             left = None if end is None else max(0.0, end - time.monotonic())
-            if not self._as_receiver(-1 if left is None else left, lambda: self._take_for(until, left)):
+            if not self._as_receiver(-1 if left is None else left, partial(self._take_for, until, left)):
                 raise Timeout(f"no result within {timeout} s; the burst stays usable")
             self._call_back()
 
@@ -327,6 +334,7 @@ class Pipeline:
             larger = None if future.done() else self.grown(shot, reply)
             if larger is None:
                 self._complete(shot, future, reply)
+            self._is_moving = True
             self.flights.popleft()
             shot.outputs.is_busy = False
             if larger:
@@ -334,6 +342,7 @@ class Pipeline:
             else:
                 self.buffers.give_back(shot.inputs)
                 self._launch_staged()
+            self._is_moving = False
 
     def _complete(self, shot: Shot, future: Future, reply: ResultPacket) -> None:
         if future.done():  # cancelled

@@ -52,35 +52,36 @@ class Burst:
         Timeout when the result does not come in `timeout` seconds: the burst stays usable, and a late result is dropped.
         """
         pipeline, buffers = self._pipeline, self._buffers
-        if self._flights or pipeline.is_running:
-            return self._join(arrays, timeout)
+        if pipeline.is_running:
+            raise Busy("this burst is executing in another thread; wait for it, or open another burst")
         with pipeline.submitting:
-            pipeline.is_running = True
-            try:
-                if arrays:
-                    pipeline.controller.mark_begin()
-                    self._statistics.copied += buffers.inputs.fill(arrays)
-                outputs, inputs = buffers.free_outputs(), buffers.inputs
-                shot = outputs.shots.get(inputs) or pipeline.shot(inputs, outputs)
+            if not pipeline.is_idle:
+                future = None
+            else:
+                pipeline.is_running = True
                 try:
-                    reply = pipeline.controller.send(shot.packet, timeout)
-                except BaseException as error:  # noqa: BLE001 (raised again, unless there is another way to the result)
-                    future = self._after(error, shot, timeout)
-                else:
-                    if reply.status is _NONE:
-                        if self._measure:
-                            self._statistics.note(reply.timing)
-                        return Result(_NONE, outputs.arrays(reply.output_shapes), reply.output_shapes, reply.timing)
-                    future = self._again(shot, reply)
-            finally:
-                pipeline.is_running = False
-        return future.result(timeout)
+                    if arrays:
+                        pipeline.controller.mark_begin()
+                        self._statistics.copied += buffers.inputs.fill(arrays)
+                    outputs, inputs = buffers.free_outputs(), buffers.inputs
+                    shot = outputs.shots.get(inputs) or pipeline.shot(inputs, outputs)
+                    try:
+                        reply = pipeline.controller.send(shot.packet, timeout)
+                    except BaseException as error:  # noqa: BLE001 (raised again, unless there is another way)
+                        future = self._after(error, shot, timeout)
+                    else:
+                        if reply.status is _NONE:
+                            if self._measure:
+                                self._statistics.note(reply.timing)
+                            return Result(_NONE, outputs.arrays(reply.output_shapes), reply.output_shapes, reply.timing)
+                        future = self._again(shot, reply)
+                finally:
+                    pipeline.is_running = False
+        return future.result(timeout) if future else self._join(arrays, timeout)
 
     def _join(self, arrays: tuple[Any, ...], timeout: float | None) -> Result:
         """While there are others in flight."""
         pipeline = self._pipeline
-        if pipeline.is_running:
-            raise Busy("this burst is executing in another thread; wait for it, or open another burst")
         if pipeline.depth > 1 or pipeline.options.policy == "latest":
             return self.submit(*arrays, timeout=timeout).result(timeout)
         begin = time.monotonic()
@@ -103,9 +104,11 @@ class Burst:
             return Future(self._pipeline).finish(self._pipeline.run_plain(shot, timeout))
         if isinstance(error, GeneralFailure):
             self._pipeline.check()
-        if isinstance(error, Busy):
-            raise error
         self._buffers.lent = shot.inputs
+        if isinstance(error, Busy):  # an event loop had a look at the results in this moment
+            future = Future(self._pipeline)
+            self._pipeline.adopt(shot, future)
+            return future
         try:
             return self._pipeline.rescue(error, shot)
         finally:
