@@ -154,6 +154,16 @@ class Controller:
         return int(self._caller.id - self._caller.results)
 
     @property
+    def sent(self) -> int:
+        """The number of the last request; the first one's is 1."""
+        return int(self._caller.id)
+
+    @property
+    def received(self) -> int:
+        """The number of the last result."""
+        return int(self._caller.results)
+
+    @property
     def has_result(self) -> bool:
         """Whether `receive` would not wait for a result."""
         return self._reader.available > 0
@@ -176,10 +186,17 @@ class Controller:
         """One execution. Raises NotSent, Timeout (the result, when it comes, is dropped), PeerDied, Busy."""
         if self._invalid:
             raise NotSent(self._invalid)
-        code = _call(self._caller, packet.data, packet.nbytes)
-        if code:
-            code = self._go_on(code, packet, FOREVER if timeout is None else deadline_of(timeout or 1e-9), timeout)
-        return self._result(code, packet.measure)
+        try:
+            code = _call(self._caller, packet.data, packet.nbytes)
+            if code:
+                code = self._go_on(code, packet, FOREVER if timeout is None else deadline_of(timeout or 1e-9), timeout)
+            return self._result(code, packet.measure)
+        except Busy:
+            raise
+        except BaseException:  # Ctrl-C, anywhere
+            self._caller.calling = 0
+            self._caller.result_bytes = 0  # what C takes for known, we may not have decoded
+            raise
 
     def start(self, packet: Packet, deadline: int | None = None) -> None:
         """Sends a request. `deadline`: absolute CLOCK_MONOTONIC ns.
@@ -201,6 +218,10 @@ class Controller:
         if code < 0:
             self._refuse(-errno.ETIMEDOUT if code == -errno.EAGAIN else code, 0, timeout)
         return self._result(code, measure)
+
+    def again(self, *, measure: bool = False) -> ResultPacket:
+        """The last result once more, for whom an interrupt kept from noting that it came."""
+        return self._result(self._caller.result_bytes, measure)
 
     def _wait(self, deadline: int) -> int:
         while (code := _receive(self._caller, deadline)) == -errno.EINTR:

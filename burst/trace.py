@@ -69,9 +69,9 @@ class Trace:
             whole &= earlier <= later  # what was being written while we copied does not fit together
         return np.sort(found[whole], order="id")
 
-    def stages(self) -> dict[str, NDArray[np.int64]]:
-        """Nanoseconds that each of the last requests spent in each of `STAGES`, and in "total"."""
-        r = {name: column.astype(np.int64) for name, column in _columns(self.records()).items()}
+    def stages(self, records: NDArray[Any] | None = None) -> dict[str, NDArray[np.int64]]:
+        """Nanoseconds that each of the last requests, or of `records`, spent in each of `STAGES`, and in "total"."""
+        r = {name: c.astype(np.int64) for name, c in _columns(self.records() if records is None else records).items()}
         free = np.minimum(np.maximum(r["sent"], np.concatenate([[0], r["done"][:-1]])), r["taken"])
         marks = (r["begin"], r["sent"], free, r["taken"], r["started"], r["done"], r["received"])
         stages = {name: b - a for name, a, b in zip(STAGES, marks[:-1], marks[1:], strict=True)}
@@ -79,9 +79,9 @@ class Trace:
 
     def chrome_events(self, name: str) -> list[dict[str, Any]]:
         """The last requests as events of the Trace Event format, which Perfetto and chrome://tracing show."""
-        begins, stages = self.records(), self.stages()
-        events = []
-        for k, record in enumerate(begins):
+        records = self.records()
+        stages, events = self.stages(records), []
+        for k, record in enumerate(records):
             at = int(record["begin"])
             for stage in STAGES:
                 took = int(stages[stage][k])

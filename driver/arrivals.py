@@ -1,8 +1,13 @@
-"""Results of a burst for asyncio. The first await has the loop watch the result queue; nobody else pays for it."""
+"""Results of a burst for asyncio. The first await has the loop watch the result queue; nobody else pays for it.
+
+A loop watches a copy of the descriptor, and closes it when it stops: so its number means the same until then, whatever
+becomes of the burst.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import os
 from collections import deque
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -16,110 +21,152 @@ if TYPE_CHECKING:
     from driver.future import Future
     from driver.pipeline import Pipeline
 
+_Loop = asyncio.AbstractEventLoop
+
 
 class Arrivals:
-    """Of one pipeline. Any number of loops and tasks may wait."""
+    """Of one pipeline. Any number of loops and tasks may wait, beside threads."""
 
     def __init__(self, pipeline: Pipeline) -> None:
         self._pipeline = pipeline
-        self._watched: dict[asyncio.AbstractEventLoop, tuple[Controller, int]] = {}
-        self._waiters: list[asyncio.Future[None]] = []  # for any result
+        self._watched: dict[_Loop, tuple[Controller, int]] = {}
+        self._refused: set[_Loop] = set()  # that will watch as soon as a thread has stopped receiving
+        self._waiters: deque[asyncio.Future[None]] = deque()  # for room
+
+    # ---- what the pipeline calls, in any thread
 
     def of(self, future: Future) -> asyncio.Future[None]:
         """Done in the running loop when `future` is."""
         loop = asyncio.get_running_loop()
         done: asyncio.Future[None] = loop.create_future()
-        future.add_done_callback(lambda _: loop.call_soon_threadsafe(_set, done))
-        self._watch(loop)
+        future.add_done_callback(lambda _: _call(loop, _set, done))
+        if not done.done():
+            self._watch(loop)
         return done
 
     def tell(self) -> None:
-        """A result was taken."""
-        while self._waiters:
-            waiter = self._waiters.pop()
-            waiter.get_loop().call_soon_threadsafe(_set, waiter)
-
-    def _watch(self, loop: asyncio.AbstractEventLoop) -> None:
-        controller = self._pipeline.controller
-        fd = controller.arrival_fd()
-        if self._watched.get(loop) == (controller, fd):
-            return
-        self._unwatch(loop)
-        self._watched[loop] = controller, fd
-        loop.add_reader(fd, self._look, loop)
-
-    def _unwatch(self, loop: asyncio.AbstractEventLoop) -> None:
-        _, fd = self._watched.pop(loop, (None, None))
-        if fd is not None:
-            loop.remove_reader(fd)
+        """Results were taken, perhaps: there is room for as many, and perhaps another device."""
+        room = self._pipeline.depth - len(self._pipeline.flights)
+        while room > 0 and self._waiters:
+            with suppress(IndexError):  # another thread took the last one
+                waiter = self._waiters.popleft()
+                if not waiter.done():
+                    _call(waiter.get_loop(), _set, waiter)
+                    room -= 1
+        for loop, (controller, _) in list(self._watched.items()):
+            if controller is not self._pipeline.controller:
+                _call(loop, self._look, loop)
 
     def renew(self) -> None:
-        """There is another controller: what loops watched is closed."""
+        """The controller was closed under those who wait."""
         for loop in list(self._watched):
-            with suppress(RuntimeError):  # that loop is closed
-                loop.call_soon_threadsafe(self._look, loop)
+            _call(loop, self._look, loop)
 
-    def _look(self, loop: asyncio.AbstractEventLoop) -> None:
+    def rearm(self) -> None:
+        """Somebody has stopped receiving: the descriptor is to say what is so from now on."""
+        if self._watched:
+            self._pipeline.watch_fd()
+        while self._refused:
+            with suppress(KeyError):  # another thread took the last one
+                loop = self._refused.pop()
+                _call(loop, self._watch, loop)
+
+    def close(self) -> None:
+        """Nothing will come any more."""
+        for loop in list(self._watched):
+            if not _call(loop, self._unwatch, loop):
+                self._unwatch(loop)
+        while self._waiters:
+            waiter = self._waiters.popleft()
+            _call(waiter.get_loop(), _set, waiter)
+
+    # ---- what loops call, each in its thread
+
+    def _watch(self, loop: _Loop) -> None:
+        controller, (watched, _) = self._pipeline.controller, self._watched.get(loop, (None, -1))
+        if watched is controller or self._pipeline.is_closed:
+            return
+        self._unwatch(loop)
+        for other in [other for other in list(self._watched) if other.is_closed()]:
+            self._unwatch(other)
+        self._refused.add(loop)  # before we try, so that who receives until then sees it afterwards
+        fd = self._pipeline.watch_fd()
+        if fd >= 0:
+            self._refused.discard(loop)
+            self._watched[loop] = controller, os.dup(fd)
+            loop.add_reader(self._watched[loop][1], self._look, loop)
+
+    def _unwatch(self, loop: _Loop) -> None:
+        _, fd = self._watched.pop(loop, (None, -1))
+        if fd >= 0:
+            loop.remove_reader(fd)
+            os.close(fd)
+
+    def _look(self, loop: _Loop) -> None:
         self._pipeline.look()
-        if self._pipeline.flights:
+        if self._pipeline.flights and not self._pipeline.is_closed:
             self._watch(loop)
         else:
             self._unwatch(loop)
 
-    async def _until(self, condition: Callable[[], bool]) -> None:
-        loop = asyncio.get_running_loop()
-        while not condition():
-            waiter: asyncio.Future[None] = loop.create_future()
-            self._waiters.append(waiter)
-            self._watch(loop)
-            await waiter
+    # ---- for tasks
 
-    def _has_room(self) -> bool:
-        return len(self._pipeline.flights) < self._pipeline.depth
+    async def _room(self) -> None:
+        loop = asyncio.get_running_loop()
+        waiter: asyncio.Future[None] = loop.create_future()
+        self._waiters.append(waiter)
+        self._watch(loop)
+        if self._pipeline.has_room or self._pipeline.is_closed:
+            _set(waiter)
+        try:
+            await waiter
+        finally:
+            if not waiter.cancelled():
+                self.tell()  # if we do not take the place, another task may
 
     async def run(self, arrays: tuple[Any, ...]) -> Result:
         """As `Burst.run_async`."""
-        if self._pipeline.options.policy == "block":
-            await self._until(self._has_room)
-        return await self._pipeline.submit(arrays, None)
+        return await (await self._submit(arrays))
+
+    async def _submit(self, arrays: tuple[Any, ...]) -> Future:
+        while (future := self._pipeline.try_submit(arrays)) is None:
+            if self._pipeline.options.policy == "reject":
+                return self._pipeline.submit(arrays, 0)
+            await self._room()
+        return future
 
     async def stream(self, frames: Iterable[Any] | AsyncIterable[Any]) -> AsyncIterator[Result]:
         """As `Burst.stream`."""
         source = aiter(frames) if hasattr(frames, "__aiter__") else _each(frames)
-        pending: deque[Future] = deque()
-        frame: asyncio.Future[Any] | None = asyncio.ensure_future(anext(source, _END))
+        pending: deque[tuple[Future, asyncio.Future[None]]] = deque()
+        sending: asyncio.Future[Future | None] | None = asyncio.ensure_future(self._send_next(source))
         try:
-            while frame or pending:
-                await self._next(frame, pending)
-                while pending and pending[0].done():
-                    future = pending.popleft()
-                    if not future.cancelled():
-                        yield future.result(0)
-                if frame and frame.done() and (self._has_room() or self._pipeline.options.policy != "block"):
-                    frame = self._take(frame.result(), source, pending)
+            while sending or pending:
+                waits: list[asyncio.Future[Any]] = [pending[0][1]] if pending else []
+                await asyncio.wait([*waits, sending] if sending else waits, return_when=asyncio.FIRST_COMPLETED)
+                while pending and pending[0][0].done():
+                    if not pending[0][0].cancelled():
+                        yield pending.popleft()[0].result(0)  # which nobody but the caller holds now
+                    else:
+                        pending.popleft()
+                if sending and sending.done():
+                    future = sending.result()
+                    sending = asyncio.ensure_future(self._send_next(source)) if future else None
+                    if future:
+                        pending.append((future, self.of(future)))
+                    del future
         finally:
-            if frame:
-                frame.cancel()
-            for future in pending:
+            if sending:
+                sending.cancel()
+            for future, _ in pending:
                 future.cancel()
 
-    def _take(self, given: Any, source: AsyncIterator[Any], pending: deque[Future]) -> asyncio.Future[Any] | None:
-        if given is _END:
-            return None
-        try:
-            pending.append(self._pipeline.submit(given if isinstance(given, tuple) else (given,), None))
-        except Busy:  # policy "reject", which has counted it
-            pass
-        return asyncio.ensure_future(anext(source, _END))
-
-    async def _next(self, frame: asyncio.Future[Any] | None, pending: deque[Future]) -> None:
-        """Until there is a frame that can be sent, or the oldest result."""
-        waits: list[asyncio.Future[Any]] = []
-        if frame and (self._has_room() or self._pipeline.options.policy != "block"):
-            waits.append(frame)
-        if pending:
-            waits.append(self.of(pending[0]))
-        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    async def _send_next(self, source: AsyncIterator[Any]) -> Future | None:
+        """The next frame that is not refused, sent; None at the end."""
+        while (given := await anext(source, _END)) is not _END:
+            with suppress(Busy):  # policy "reject", which has counted it
+                return await self._submit(given if isinstance(given, tuple) else (given,))
+        return None
 
 
 _END = object()
@@ -129,6 +176,15 @@ async def _each(frames: Iterable[Any]) -> AsyncIterator[Any]:
     for frame in frames:
         yield frame
         await asyncio.sleep(0)
+
+
+def _call(loop: _Loop, function: Callable[..., None], *arguments: Any) -> bool:
+    """In the loop's thread; False when the loop is closed, and with it whoever waited there."""
+    try:
+        loop.call_soon_threadsafe(function, *arguments)
+    except RuntimeError:
+        return False
+    return True
 
 
 def _set(future: asyncio.Future[None]) -> None:

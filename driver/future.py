@@ -6,7 +6,10 @@ futures that they belong to. So a request costs no thread switch, and a burst th
 
 from __future__ import annotations
 
+import logging
+from collections import deque
 from concurrent.futures import CancelledError
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
@@ -16,14 +19,17 @@ if TYPE_CHECKING:
     from burst import Result
 
 
+_log = logging.getLogger(__name__)
+
+
 class Driver(Protocol):
     """What completes futures."""
 
     def wait_for(self, future: Future, timeout: float | None) -> None:
         """Until it is done. Raises Timeout."""
 
-    def drop(self, future: Future) -> None:
-        """It was cancelled."""
+    def drop(self, future: Future) -> bool:
+        """Cancels it, unless it is done."""
 
     def arrival(self, future: Future) -> asyncio.Future[None]:
         """Done in the running loop when `future` is."""
@@ -40,7 +46,7 @@ class Future:
         self._result: Result | None = None
         self._error: BaseException | None = None
         self._is_done = False
-        self._callbacks: list[Callable[[Future], object]] = []
+        self._callbacks: deque[Callable[[Future], object]] = deque()
 
     def result(self, timeout: float | None = None) -> Result:
         """The result, waiting for it.
@@ -66,11 +72,7 @@ class Future:
 
         False when it is done already.
         """
-        if self._is_done:
-            return False
-        self.fail(CancelledError())
-        self._driver.drop(self)
-        return True
+        return not self._is_done and self._driver.drop(self)
 
     def done(self) -> bool:
         """Whether the result or an error is there. Results that have arrived count once somebody waits or submits."""
@@ -101,7 +103,14 @@ class Future:
     def call_back(self) -> None:
         """By the burst: whoever asked to be called when it is done."""
         while self._callbacks:
-            self._callbacks.pop(0)(self)
+            with suppress(IndexError):  # another thread took the last one
+                self._call(self._callbacks.popleft())
+
+    def _call(self, function: Callable[[Future], object]) -> None:
+        try:
+            function(self)
+        except Exception:  # noqa: BLE001 (as concurrent.futures does: it is not the fault of who waits)
+            _log.exception("a callback of %r raised", self)
 
     def __await__(self) -> Generator[Any, None, Result]:
         if not self._is_done:

@@ -1,6 +1,10 @@
 """Requests of a burst that are in flight, and their results.
 
-Three locks, always taken in this order: one thread submits, one waits for results, and what both change is short.
+Three locks, always taken in this order: one thread submits (or runs), one waits for results, and what both change is
+short. Nobody waits for room while it holds the first, nor calls back while it holds the others.
+
+Ctrl-C may come between any two steps. So every flight knows its number, and the results are counted in C: which result
+a flight gets never depends on what we remember to have taken.
 """
 
 from __future__ import annotations
@@ -9,16 +13,30 @@ import threading
 import time
 from collections import deque
 from concurrent.futures import CancelledError
+from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from burst import Busy, ErrorStatus, GeneralFailure, NotSent, PeerDied, Request, Result, Timeout
+from burst import (
+    Busy,
+    ErrorStatus,
+    GeneralFailure,
+    NotSent,
+    PeerDied,
+    Request,
+    Result,
+    ResultsHeld,
+    StatusError,
+    Timeout,
+)
 from burst.errors import status_error
+from driver import forked
 from driver.arrivals import Arrivals
 from driver.buffers import Buffers, Outputs, Shot
 from driver.future import Future
 from driver.recovery import Deaths, quarantine
 from driver.statistics import Statistics
-from fmq import Closed
+from fmq import Closed, FmqError
 
 if TYPE_CHECKING:
     import asyncio
@@ -36,6 +54,7 @@ _NONE = ErrorStatus.NONE
 class Flight(NamedTuple):
     """A request whose result has not come."""
 
+    number: int
     shot: Shot
     future: Future
 
@@ -50,22 +69,19 @@ class Pipeline:
         self._arrivals: Arrivals | None = None  # made by the first await
         self._prepared = prepared
         self._staged: tuple[InputSet, Future] | None = None  # the newest frame, while `depth` others are in flight
-        self._submitting, self._receiving, self._lock = threading.Lock(), threading.Lock(), threading.RLock()
+        self._is_moving = False  # one was taken, and another may take its place
+        self.is_running = False  # a `run`, which holds `submitting`
+        self._new_locks()
         self._finished: deque[Future] = deque()  # whose callbacks are due
         self.is_closed = False
         self._deaths = Deaths(prepared, options)
         self.bind = self._deaths.bind
-        self._home, self.controller = self._open()
+        self._home, self.controller = self._deaths.begin()
         quarantine.watch(self, lambda: prepared.key)
+        forked.tell(self)
 
-    def _open(self) -> tuple[Home, Controller]:
-        home = self._prepared.present_home()
-        try:
-            return home, self._prepared.new_controller(self.options, home)
-        except PeerDied:
-            if not self.options.recover:
-                raise
-            return self._prepared.revived(self.options, home.connection)
+    def _new_locks(self) -> None:
+        self.submitting, self._receiving, self._lock = threading.RLock(), threading.Lock(), threading.RLock()
 
     def shot(self, inputs: InputSet, outputs: Outputs) -> Shot:
         """The request on that memory, encoded once."""
@@ -96,68 +112,120 @@ class Pipeline:
         result.outputs = shot.outputs.arrays(result.output_shapes)
         return result
 
+    @property
+    def is_idle(self) -> bool:
+        """Nothing is in flight, nor about to be; who holds `submitting` can rely on it."""
+        return not self.flights and not self._staged and not self._is_moving
+
+    @property
+    def has_room(self) -> bool:
+        """For one more request."""
+        return len(self.flights) < self.depth
+
     def submit(self, arrays: tuple[Any, ...], timeout: float | None) -> Future:
         """As `Burst.submit`."""
-        with self._submitting:
-            if self.options.policy != "latest":
-                self._make_room(timeout)
-            if arrays:
-                self.controller.mark_begin()
-                self.statistics.copied += self.buffers.inputs.fill(arrays)
-            future = Future(self)
-            self.collect()
-            with self._lock:
-                inputs = self.buffers.inputs
-                if len(self.flights) < self.depth:
-                    shot = self.shot(inputs, self.buffers.free_outputs())
-                    self.buffers.next_inputs()
-                    self.launch(shot, future)
-                else:
-                    self._stage(inputs, future)
-        self._call_back()
-        return future
-
-    def _make_room(self, timeout: float | None) -> None:
-        if len(self.flights) < self.depth:
-            return
-        if self.options.policy == "reject":
-            self.collect()
-            if len(self.flights) >= self.depth:
+        end = None if timeout is None else time.monotonic() + timeout
+        while (future := self.try_submit(arrays)) is None:
+            if self.options.policy == "reject":
                 self.statistics.drops += 1
                 raise Busy(f"depth={self.depth} requests are in flight, and policy is 'reject'; wait for a result")
-        self.advance(lambda: len(self.flights) < self.depth, timeout)
+            try:
+                self.advance(lambda: self.has_room, None if end is None else max(0.0, end - time.monotonic()))
+            except Timeout:
+                raise Timeout(f"depth={self.depth} requests were in flight for {timeout} s; nothing was sent") from None
+        return future
+
+    def try_submit(self, arrays: tuple[Any, ...]) -> Future | None:
+        """Without waiting. None: there is no room."""
+        future = Future(self)
+        try:
+            self.check()
+            with self.submitting:
+                self.collect()
+                is_full = not self.has_room
+                if is_full and self.options.policy != "latest":
+                    return None
+                if arrays:
+                    if not is_full:
+                        self.controller.mark_begin()
+                    self.statistics.copied += self.buffers.inputs.fill(arrays)
+                with self._lock:
+                    self._admit(future)
+        finally:
+            self._call_back()
+        return future
+
+    def _admit(self, future: Future) -> None:
+        """Under both locks: sends it, or keeps it until there is room."""
+        inputs = self.buffers.inputs
+        if self.has_room:
+            shot = self.shot(inputs, self.buffers.free_outputs())
+            self.buffers.next_inputs()
+            self.launch(shot, future)
+        else:
+            self._stage(inputs, future)
 
     def _stage(self, inputs: InputSet, future: Future) -> None:
         """Under the lock: the newest frame waits in the place of an older one."""
         if self._staged is not None:
             old, dropped = self._staged
-            self.statistics.drops += 1
-            self._finished.append(dropped.fail(CancelledError("a newer frame took its place")))
+            if not dropped.done():
+                self.statistics.drops += 1
+                self._finished.append(dropped.fail(CancelledError("a newer frame took its place")))
             self.buffers.give_back(old)
         self._staged = inputs, future
         self.buffers.next_inputs()
 
     def launch(self, shot: Shot, future: Future) -> None:
-        """Sends it, under the lock."""
+        """Sends it, under the lock. Raises only what is not this request's own failure."""
+        if self.options.recover and self._has_ended:
+            self._keep(shot, future)
+            return
+        self._add(shot, future, self.controller.sent + 1)
         try:
             self.controller.start(shot.packet)
         except NotSent:
             try:
-                self._finished.append(future.finish(self.run_plain(shot, None)))
-                self.buffers.give_back(shot.inputs)
+                future.finish(self.run_plain(shot, None))
+            except StatusError as error:
+                future.fail(error)
             except PeerDied as error:
-                if not self.is_to_recover(error):
-                    raise
-                self._add(shot, future)  # it is sent with the others, on the device's next life
-        except GeneralFailure:
-            self.check()
+                if self.is_to_recover(error):
+                    return  # it stays, as in `_keep`
+                self._take_back(shot)
+                raise
+            self._take_back(shot)
+            self._finished.append(future)
+        except BaseException:
+            if self.flights and self.flights[-1].number > self.controller.sent:
+                self._take_back(shot)
             raise
-        else:
-            self._add(shot, future)
 
-    def _add(self, shot: Shot, future: Future) -> None:
+    def _add(self, shot: Shot, future: Future, number: int = 0) -> None:
+        """`number`: when it is not the one that was sent last."""
+        while self.flights and number and self.flights[-1].number >= number:
+            self._take_back(self.flights[-1].shot)  # it never was sent: an interrupt came
         shot.outputs.is_busy = True
-        self.flights.append(Flight(shot, future))
+        self.flights.append(Flight(number or self.controller.sent, shot, future))
+
+    def _keep(self, shot: Shot, future: Future) -> None:
+        """For the device's next life, which begins when somebody waits for it, or for those before it."""
+        shot.outputs.is_busy = True
+        last = self.flights[-1].number if self.flights else 0
+        self.flights.append(Flight(max(last, self.controller.sent) + 1, shot, future))
+
+    @property
+    def _has_ended(self) -> bool:
+        try:
+            return self.controller.has_died
+        except Closed:  # in quarantine
+            return True
+
+    def _take_back(self, shot: Shot) -> None:
+        """The last flight, which did not go out."""
+        self.flights.pop()
+        shot.outputs.is_busy = False
+        self.buffers.give_back(shot.inputs)
 
     def _launch_staged(self) -> None:
         """Under the lock."""
@@ -166,13 +234,28 @@ class Pipeline:
         (inputs, future), self._staged = self._staged, None
         if future.done():
             self.buffers.give_back(inputs)
+            return
+        try:
+            outputs = self.buffers.free_outputs()
+        except ResultsHeld as error:  # which is not the fault of whoever waits for another one
+            self._finished.append(future.fail(error))
+            self.buffers.give_back(inputs)
         else:
-            self.launch(self.shot(inputs, self.buffers.free_outputs()), future)
+            self._relaunch(self.shot(inputs, outputs), future)
+
+    def _relaunch(self, shot: Shot, future: Future) -> None:
+        """As `launch`, for a request whose caller is elsewhere: what ends the burst is told to all."""
+        try:
+            self.launch(shot, future)
+        except (PeerDied, GeneralFailure) as error:
+            self._add(shot, future)
+            self.end(error)
 
     def _call_back(self) -> None:
         """Outside the locks: what futures call may come back to us."""
         while self._finished:
-            self._finished.popleft().call_back()
+            with suppress(IndexError):  # another thread took the last one
+                self._finished.popleft().call_back()
         if self._arrivals:
             self._arrivals.tell()
 
@@ -182,77 +265,123 @@ class Pipeline:
 
     def collect(self) -> None:
         """Takes the results that have arrived."""
-        while self.flights and self._receiving.acquire(blocking=False):
+        if self.flights:
+            self._as_receiver(0, self._take_all)
+
+    def _take_all(self) -> None:
+        while self.flights and self._has_result():
+            self._take_one(0)
+
+    def _has_result(self) -> bool:
+        try:
+            return self.controller.has_result
+        except FmqError:  # the other end is gone: `_take_one` says it as it should be said
+            return True
+
+    def _as_receiver(self, wait: float, work: Callable[[], None]) -> bool:
+        """Does that while nobody else receives; False: somebody did, for so many seconds.
+
+        By `for`, because Ctrl-C comes after a call, and so between `acquire()` and `try`.
+        """
+        try:
+            for is_mine in map(self._receiving.acquire, (True,), (wait,)):
+                try:
+                    if is_mine:
+                        work()
+                finally:
+                    if is_mine:
+                        self._receiving.release()
+        finally:
+            if self._arrivals:
+                self._arrivals.rearm()
+        return is_mine
+
+    def watch_fd(self) -> int:
+        """Readable when there is something to `look` at; -1 when somebody receives, who calls `rearm` afterwards."""
+        for is_mine in map(self._receiving.acquire, (False,)):
             try:
-                if not self.flights or not self.controller.has_result:
-                    return
-                self._take_one(0)
+                return self.controller.arrival_fd() if is_mine and not self.is_closed else -1
             finally:
-                self._receiving.release()
+                if is_mine:
+                    self._receiving.release()
+        return -1
 
     def look(self) -> None:
         """For event loops: takes what has arrived, and notices the device's death."""
-        if self._has_ended and self._receiving.acquire(blocking=False):
-            try:
-                while self.flights and not self._take_last():
-                    pass
-            finally:
-                self._receiving.release()
-        self.collect()
+        if not self.is_closed:
+            self.collect()
+            if self.flights and self._has_ended:
+                self._as_receiver(0, self._take_last)
         self._call_back()
 
-    @property
-    def _has_ended(self) -> bool:
-        try:
-            return self.controller.has_died
-        except Closed:  # in quarantine
-            return True
-
-    def _take_last(self) -> bool:
-        """What a dead device left, one by one; true at the end."""
+    def _take_last(self) -> None:
+        """What a dead device left, until another one is there or everybody is told."""
         before = self.controller
-        self._take_one(0)
-        return self.controller is not before
+        while self.flights and self.controller is before:
+            self._take_one(0)
 
     def advance(self, until: Callable[[], bool], timeout: float | None) -> None:
         """Takes results, in order, until that holds. Raises Timeout."""
+        self.check_process()
         end = None if timeout is None else time.monotonic() + timeout
         while not until():
             left = None if end is None else max(0.0, end - time.monotonic())
-            if not self._receiving.acquire(timeout=-1 if left is None else left):
+            if not self._as_receiver(-1 if left is None else left, partial(self._take_for, until, left)):
                 raise Timeout(f"no result within {timeout} s; the burst stays usable")
-            try:
-                if not until():
-                    self._take_one(left)
-            finally:
-                self._receiving.release()
             self._call_back()
+
+    def _take_for(self, until: Callable[[], bool], timeout: float | None) -> None:
+        if until():
+            return
+        with self._lock:
+            self._launch_staged()
+            if not self.flights and not until():
+                raise CancelledError("the request was interrupted before it was sent")
+        self._take_one(timeout)
 
     def _take_one(self, timeout: float | None) -> None:
         """The next result; who holds `_receiving` calls this."""
+        with self._lock:
+            if not self.flights:
+                return
+            flight = number, shot, future = self.flights[0]
+            controller, measure = self.controller, self.options.measure
+            missing = number - controller.received
         try:
-            reply = self.controller.receive(timeout, measure=self.options.measure)
+            reply = controller.receive(timeout, measure=measure) if missing > 0 else controller.again(measure=measure)
         except (PeerDied, GeneralFailure) as error:
             self.end(error)
             return
         self._deaths.in_a_row = 0
+        if missing > 1:
+            return  # it is nobody's: an interrupt came when it was sent
         with self._lock:
-            shot, future = self.flights.popleft()
+            if not self.flights or self.flights[0] is not flight:
+                return  # closed meanwhile
+            larger = None if future.done() else self.grown(shot, reply)
+            if larger is None:
+                self._complete(shot, future, reply)
+            self._is_moving = True
+            self.flights.popleft()
             shot.outputs.is_busy = False
-            if not future.done() and (larger := self.grown(shot, reply)):
-                self.launch(larger, future)
-                return
-            self._complete(shot, future, reply)
-            self.buffers.give_back(shot.inputs)
-            self._launch_staged()
+            if larger:
+                self._relaunch(larger, future)
+            else:
+                self.buffers.give_back(shot.inputs)
+                self._launch_staged()
+            self._is_moving = False
 
     def _complete(self, shot: Shot, future: Future, reply: ResultPacket) -> None:
         if future.done():  # cancelled
             return
         if reply.status is _NONE:
             self.statistics.note(reply.timing)
-            arrays = shot.outputs.arrays(reply.output_shapes)
-            future.finish(Result(_NONE, arrays, reply.output_shapes, reply.timing))
+            try:
+                arrays = shot.outputs.arrays(reply.output_shapes)
+            except GeneralFailure as error:
+                future.fail(error)
+            else:
+                future.finish(Result(_NONE, arrays, reply.output_shapes, reply.timing))
         else:
             future.fail(error_of(reply))
         self._finished.append(future)
@@ -268,21 +397,30 @@ class Pipeline:
         future = Future(self)
         died = self.is_to_recover(error)
         with self._lock:
-            if died and not self.controller.has_died:  # somebody has seen to it already
+            if died and not self._has_ended:  # somebody has seen to it already
                 self.launch(self.shot(shot.inputs, shot.outputs), future)
-            elif died or self.controller.in_flight:
+            elif died:
+                self._keep(shot, future)
+            elif self.controller.in_flight:
                 self._add(shot, future)
         if died:
             return future  # who waits for it notices the death, and recovers
         future.fail(CancelledError())
         if isinstance(error, PeerDied):
             self.end(error)
+            self._call_back()
         raise error
 
-    def drop(self, future: Future) -> None:
-        """It was cancelled."""
-        self.statistics.drops += 1
+    def drop(self, future: Future) -> bool:
+        """Cancels it, unless it is done."""
+        self.check_process()
+        with self._lock:
+            if future.done():
+                return False
+            future.fail(CancelledError())
+            self.statistics.drops += 1
         future.call_back()
+        return True
 
     def end(self, error: BaseException, request: Request | None = None) -> Exception | None:
         """The device is gone, or ended this burst: everything is sent again, or everybody is told, and us.
@@ -302,7 +440,6 @@ class Pipeline:
             except Exception as found:  # noqa: BLE001 (it is what all of them get)
                 final = found
                 self._fail(final)
-        self._call_back()
         return final
 
     def _move_to(self, home: Home, controller: Controller) -> None:
@@ -319,30 +456,27 @@ class Pipeline:
         self.buffers.forget_shots()
         flights = list(self.flights)
         self.flights.clear()
-        for shot, future in flights:
+        for _, shot, future in flights:
             shot.outputs.is_busy = False
             if future.done():
                 self.buffers.give_back(shot.inputs)
             else:
-                self._send_again(shot, future)
+                self._send_again(self.shot(shot.inputs, shot.outputs), future)
         self._launch_staged()
-        if self._arrivals:
-            self._arrivals.renew()
 
     def _send_again(self, shot: Shot, future: Future) -> None:
         try:
-            self.launch(self.shot(shot.inputs, shot.outputs), future)
+            self.launch(shot, future)
         except Exception as error:  # noqa: BLE001 (that one gets it, and the others their results)
             self._finished.append(future.fail(error))
-            self.buffers.give_back(shot.inputs)
 
     def _fail(self, error: Exception) -> None:
-        waiting = [future for _, future in self.flights]
+        waiting = [flight.future for flight in self.flights]
         if self._staged:
             waiting.append(self._staged[1])
             self.buffers.give_back(self._staged[0])
             self._staged = None
-        for shot, _ in self.flights:
+        for _, shot, _ in self.flights:
             shot.outputs.is_busy = False
             self.buffers.give_back(shot.inputs)
         self.flights.clear()
@@ -354,14 +488,17 @@ class Pipeline:
 
     def recover(self, error: PeerDied, request: Request) -> None:
         """After the device died over an explicit request, which may be sent again. Raises what it cannot get over."""
-        with self._receiving:
-            final = self.end(error, request) if self.is_to_recover(error) else error
-        if final:
-            raise final
+        if not self.is_to_recover(error):
+            raise error
+        found: list[Exception | None] = []
+        self._as_receiver(-1, lambda: found.append(self.end(error, request)))
+        self._call_back()
+        if found[0]:
+            raise found[0]
 
     def quarantined(self) -> None:
         """The model crashed a device too often: whoever waits here is told, and comes by `end`."""
-        if not (self.is_closed or self.controller.has_died):
+        if not (self.is_closed or self._has_ended):
             self.controller.close()
             if self._arrivals:
                 self._arrivals.renew()
@@ -378,15 +515,32 @@ class Pipeline:
 
     def check(self) -> None:
         """Before the plain path is taken instead: the burst is still ours. Raises ValueError, DriverError."""
-        self._prepared.device.check_process()
+        self.check_process()
         if self.is_closed:
             raise ValueError("this burst is closed; open another")
         self._prepared.check_quarantine()
 
+    def check_process(self) -> None:
+        """Raises DriverError in a forked child."""
+        self._prepared.device.check_process()
+
+    def abandon(self) -> None:
+        """In a forked child: the burst is the parent's, whose threads held the locks and whose inputs are in use."""
+        self._new_locks()
+        self.flights.clear()
+        self._finished.clear()
+        self._staged = self._arrivals = None
+        self.buffers.inputs = forked.lost(self.check_process)
+
     def close(self) -> None:
         """Ends the burst on both sides; who still waits is told."""
-        self.is_closed, self._arrivals = True, None
+        self.is_closed = True
         self.controller.close()
+        with self._lock:
+            self._fail(GeneralFailure("this burst was closed before the result came"))
+        self._call_back()
+        if self._arrivals:
+            self._arrivals.close()
 
 
 def error_of(reply: ResultPacket) -> BurstError:

@@ -220,6 +220,10 @@ class RemotePreparedModel:
 
         return configure
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A recipe: connects to the device by its name and prepares the model again, wherever it is unpickled."""
+        return _prepare_again, (self.device.address, self.model, self.preference)
+
     def close(self) -> None:
         """Frees the model on the device; bursts on it go on until they are closed."""
         for workspace in [w for free in self._workspaces.values() for w in free]:
@@ -236,3 +240,15 @@ class RemotePreparedModel:
     def __exit__(self, *_: object) -> None:
         with suppress(PeerDied, DriverError):  # with the device, the model is gone too
             self.close()
+
+
+def _prepare_again(address: str, model: Model, preference: Preference) -> RemotePreparedModel:
+    """What an unpickled prepared model is made by. Its connection is its own: `prepared.device`."""
+    from driver.remote import connect
+
+    device = connect(address)
+    try:
+        return device.prepare(model, preference=preference)
+    except BaseException:
+        device.close()
+        raise

@@ -115,6 +115,16 @@ class Deaths:
         self._tokens: set[int] = set()
         self.in_a_row = 0
 
+    def begin(self) -> tuple[Home, Controller]:
+        """The first controller. Raises StatusError, PeerDied."""
+        home = self._prepared.present_home()
+        try:
+            return home, self._prepared.new_controller(self._options, home)
+        except PeerDied:
+            if not self._options.recover:
+                raise
+            return self._prepared.revived(self._options, home.connection)
+
     def are_to_recover(self, error: BaseException, has_died: Callable[[], bool]) -> bool:
         """Whether the burst's device died, and is to be started again.
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Self
+import time
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 from burst import Busy, ErrorStatus, GeneralFailure, NotSent, PeerDied, Request, Result
 from driver.buffers import Buffers, Shot
@@ -50,45 +51,72 @@ class Burst:
         Raises ValueError for a wrong dtype or shape (nothing was sent), StatusError, PeerDied, Busy, ResultsHeld, and
         Timeout when the result does not come in `timeout` seconds: the burst stays usable, and a late result is dropped.
         """
-        if self._flights:
-            return self.submit(*arrays, timeout=timeout).result(timeout)
         pipeline, buffers = self._pipeline, self._buffers
-        if arrays:
-            pipeline.controller.mark_begin()
-            self._statistics.copied += buffers.inputs.fill(arrays)
-        outputs, inputs = buffers.free_outputs(), buffers.inputs
-        shot = outputs.shots.get(inputs) or pipeline.shot(inputs, outputs)
-        try:
-            reply = pipeline.controller.send(shot.packet, timeout)
-        except BaseException as error:  # noqa: BLE001 (raised again, unless there is another way to the result)
-            return self._after(error, shot, timeout)
-        if reply.status is not _NONE:
-            return self._again(shot, reply, timeout)
-        if self._measure:
-            self._statistics.note(reply.timing)
-        return Result(_NONE, outputs.arrays(reply.output_shapes), reply.output_shapes, reply.timing)
+        if pipeline.is_running:
+            raise Busy("this burst is executing in another thread; wait for it, or open another burst")
+        with pipeline.submitting:
+            if not pipeline.is_idle:
+                future = None
+            else:
+                pipeline.is_running = True
+                try:
+                    if arrays:
+                        pipeline.controller.mark_begin()
+                        self._statistics.copied += buffers.inputs.fill(arrays)
+                    outputs, inputs = buffers.free_outputs(), buffers.inputs
+                    shot = outputs.shots.get(inputs) or pipeline.shot(inputs, outputs)
+                    try:
+                        reply = pipeline.controller.send(shot.packet, timeout)
+                    except BaseException as error:  # noqa: BLE001 (raised again, unless there is another way)
+                        future = self._after(error, shot, timeout)
+                    else:
+                        if reply.status is _NONE:
+                            if self._measure:
+                                self._statistics.note(reply.timing)
+                            return Result(_NONE, outputs.arrays(reply.output_shapes), reply.output_shapes, reply.timing)
+                        future = self._again(shot, reply)
+                finally:
+                    pipeline.is_running = False
+        return future.result(timeout) if future else self._join(arrays, timeout)
 
-    def _again(self, shot: Shot, reply: ResultPacket, timeout: float | None) -> Result:
+    def _join(self, arrays: tuple[Any, ...], timeout: float | None) -> Result:
+        """While there are others in flight."""
+        pipeline = self._pipeline
+        if pipeline.depth > 1 or pipeline.options.policy == "latest":
+            return self.submit(*arrays, timeout=timeout).result(timeout)
+        begin = time.monotonic()
+        pipeline.advance(lambda: not self._flights, timeout)
+        return self.run(*arrays, timeout=None if timeout is None else max(0.0, begin + timeout - time.monotonic()))
+
+    def _again(self, shot: Shot, reply: ResultPacket) -> Future:
         """Once more, when it lacked only room for its outputs."""
         larger = self._pipeline.grown(shot, reply)
         if larger is None:
             raise error_of(reply)
         future = Future(self._pipeline)
+        self._buffers.lent = shot.inputs
         self._pipeline.adopt(larger, future)
-        return future.result(timeout)
+        return future
 
-    def _after(self, error: BaseException, shot: Shot, timeout: float | None) -> Result:
+    def _after(self, error: BaseException, shot: Shot, timeout: float | None) -> Future:
         """When `run` did not get its result: another way to it, or the error."""
         if isinstance(error, NotSent):
             try:
-                return self._pipeline.run_plain(shot, timeout)
+                return Future(self._pipeline).finish(self._pipeline.run_plain(shot, timeout))
             except PeerDied as died:
                 error = died
         if isinstance(error, GeneralFailure):
             self._pipeline.check()
-        if isinstance(error, Busy):
-            raise error
-        return self._pipeline.rescue(error, shot).result(timeout)
+        self._buffers.lent = shot.inputs
+        if isinstance(error, Busy):  # an event loop had a look at the results in this moment
+            future = Future(self._pipeline)
+            self._pipeline.adopt(shot, future)
+            return future
+        try:
+            return self._pipeline.rescue(error, shot)
+        finally:
+            if not self._flights:
+                self._buffers.lent = None
 
     def submit(self, *arrays: Any, timeout: float | None = None) -> Future:
         """Sends a request and does not wait for its result. With arrays, copies them into the inputs first.
@@ -125,7 +153,8 @@ class Burst:
     def _execute(self, request: Request, measure: bool, timeout: float | None) -> Result:
         pipeline = self._pipeline
         try:
-            reply = pipeline.controller.send(pipeline.controller.encode(request, measure=measure), timeout)
+            with pipeline.submitting:
+                reply = pipeline.controller.send(pipeline.controller.encode(request, measure=measure), timeout)
         except NotSent:
             pipeline.check()
             self._statistics.plain += 1
@@ -135,19 +164,25 @@ class Burst:
 
     def free_memory(self, memory: Memory) -> None:
         """The device may unmap a pool of `execute`. Unknown memory is no error."""
+        self._pipeline.check_process()
         self._pipeline.controller.free_memory(memory)
 
     def stats(self) -> dict[str, Any]:
         """Counts since the beginning, and where the time went; `driver.statistics` says what each figure is."""
+        self._pipeline.check_process()
         return self._statistics.report(self._pipeline.controller, len(self._flights), self._measure)
 
     def trace(self, path: str) -> int:
         """Writes the last requests, stage by stage, as a file for Perfetto or chrome://tracing; returns how many."""
+        self._pipeline.check_process()
         return self._statistics.write_trace(self._pipeline.controller.trace, path)
 
     def close(self) -> None:
         """Ends the burst on both sides. Arrays stay readable."""
         self._pipeline.close()
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a burst cannot be pickled: pickle its prepared model, and open a burst on what that becomes")
 
     def __enter__(self) -> Self:
         return self
