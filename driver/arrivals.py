@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections import deque
+from collections import Counter, deque
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from driver.pipeline import Pipeline
 
 _Loop = asyncio.AbstractEventLoop
+_UNCLAIMED = 8  # results that tasks may be about to take; fewer than a burst lets be held
 
 
 class Arrivals:
@@ -31,7 +32,8 @@ class Arrivals:
         self._pipeline = pipeline
         self._watched: dict[_Loop, tuple[Controller, int]] = {}
         self._refused: set[_Loop] = set()  # that will watch as soon as a thread has stopped receiving
-        self._waiters: deque[asyncio.Future[None]] = deque()  # for room
+        self._queue: deque[_Turn] = deque()  # of tasks that wait for room
+        self._unclaimed: Counter[_Loop] = Counter()  # results and requests of `run`
 
     # ---- what the pipeline calls, in any thread
 
@@ -45,14 +47,10 @@ class Arrivals:
         return done
 
     def tell(self) -> None:
-        """Results were taken, perhaps: there is room for as many, and perhaps another device."""
-        room = self._pipeline.depth - len(self._pipeline.flights)
-        while room > 0 and self._waiters:
-            with suppress(IndexError):  # another thread took the last one
-                waiter = self._waiters.popleft()
-                if not waiter.done():
-                    _call(waiter.get_loop(), _set, waiter)
-                    room -= 1
+        """Results were taken, perhaps: there is room for who is first in the queue, and perhaps another device."""
+        if self._queue and (self._pipeline.has_room or self._pipeline.is_closed):
+            with suppress(IndexError):  # it has just left
+                self._queue[0].ring()
         for loop, (controller, _) in list(self._watched.items()):
             if controller is not self._pipeline.controller:
                 _call(loop, self._look, loop)
@@ -76,9 +74,7 @@ class Arrivals:
         for loop in list(self._watched):
             if not _call(loop, self._unwatch, loop):
                 self._unwatch(loop)
-        while self._waiters:
-            waiter = self._waiters.popleft()
-            _call(waiter.get_loop(), _set, waiter)
+        self.tell()
 
     # ---- what loops call, each in its thread
 
@@ -103,37 +99,46 @@ class Arrivals:
             os.close(fd)
 
     def _look(self, loop: _Loop) -> None:
+        was_idle = not self._pipeline.flights
         self._pipeline.look()
-        if self._pipeline.flights and not self._pipeline.is_closed:
-            self._watch(loop)
+        if was_idle or self._pipeline.is_closed:
+            self._unwatch(loop)  # nothing but an end can have rung
         else:
-            self._unwatch(loop)
+            self._watch(loop)
 
     # ---- for tasks
 
-    async def _room(self) -> None:
-        loop = asyncio.get_running_loop()
-        waiter: asyncio.Future[None] = loop.create_future()
-        self._waiters.append(waiter)
-        self._watch(loop)
-        if self._pipeline.has_room or self._pipeline.is_closed:
-            _set(waiter)
-        try:
-            await waiter
-        finally:
-            if not waiter.cancelled():
-                self.tell()  # if we do not take the place, another task may
-
     async def run(self, arrays: tuple[Any, ...]) -> Result:
         """As `Burst.run_async`."""
-        return await (await self._submit(arrays))
+        loop = asyncio.get_running_loop()
+        while self._unclaimed[loop] >= self._pipeline.depth + _UNCLAIMED:
+            await asyncio.sleep(0)  # tasks whose results are there hold them until they have had their turn
+        future = await self._submit(arrays)
+        self._unclaimed[loop] += 1
+        try:
+            return await future
+        finally:
+            self._unclaimed[loop] -= 1
+            self._unclaimed += Counter()  # keeps no zeros, and no loops
 
     async def _submit(self, arrays: tuple[Any, ...]) -> Future:
-        while (future := self._pipeline.try_submit(arrays)) is None:
-            if self._pipeline.options.policy == "reject":
-                return self._pipeline.submit(arrays, 0)
-            await self._room()
-        return future
+        if self._pipeline.options.policy != "block":
+            return self._pipeline.submit(arrays, 0)
+        if not self._queue and (future := self._pipeline.try_submit(arrays)):
+            return future
+        loop = asyncio.get_running_loop()
+        turn = _Turn(loop)
+        self._queue.append(turn)
+        try:
+            while True:
+                turn.rung = loop.create_future()
+                self._watch(loop)
+                if self._queue[0] is turn and (future := self._pipeline.try_submit(arrays)):
+                    return future
+                await turn.rung
+        finally:
+            self._queue.remove(turn)
+            self.tell()
 
     async def stream(self, frames: Iterable[Any] | AsyncIterable[Any]) -> AsyncIterator[Result]:
         """As `Burst.stream`."""
@@ -143,22 +148,26 @@ class Arrivals:
         try:
             while sending or pending:
                 waits: list[asyncio.Future[Any]] = [pending[0][1]] if pending else []
-                await asyncio.wait([*waits, sending] if sending else waits, return_when=asyncio.FIRST_COMPLETED)
+                if sending and not sending.done():
+                    waits.append(sending)
+                if waits:
+                    await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
                 while pending and pending[0][0].done():
                     if not pending[0][0].cancelled():
                         yield pending.popleft()[0].result(0)  # which nobody but the caller holds now
                     else:
                         pending.popleft()
-                if sending and sending.done():
+                if sending and sending.done() and not (pending and sending.exception()):  # results first
                     future = sending.result()
                     sending = asyncio.ensure_future(self._send_next(source)) if future else None
                     if future:
                         pending.append((future, self.of(future)))
                     del future
         finally:
-            if sending:
-                sending.cancel()
-            for future, _ in pending:
+            left = [future for future, _ in pending]
+            if sending and not sending.cancel() and not sending.exception():
+                left += [future] if (future := sending.result()) else []
+            for future in left:
                 future.cancel()
 
     async def _send_next(self, source: AsyncIterator[Any]) -> Future | None:
@@ -167,6 +176,18 @@ class Arrivals:
             with suppress(Busy):  # policy "reject", which has counted it
                 return await self._submit(given if isinstance(given, tuple) else (given,))
         return None
+
+
+class _Turn:
+    """A task's place in the queue."""
+
+    def __init__(self, loop: _Loop) -> None:
+        self._loop = loop
+        self.rung: asyncio.Future[None] = loop.create_future()
+
+    def ring(self) -> None:
+        """In any thread: it is this one's turn."""
+        _call(self._loop, _set, self.rung)
 
 
 _END = object()
