@@ -15,7 +15,7 @@ from collections import deque
 from concurrent.futures import CancelledError
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from burst import (
     Busy,
@@ -33,33 +33,25 @@ from burst.errors import status_error
 from driver import forked
 from driver.arrivals import Arrivals
 from driver.buffers import Buffers, Outputs, Shot
+from driver.endings import Endings, Flight
 from driver.future import Future
-from driver.recovery import Deaths, quarantine
 from driver.statistics import Statistics
-from fmq import Closed, FmqError
+from fmq import FmqError
 
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable
 
-    from burst import BurstError, Controller
+    from burst import BurstError
     from burst.wire import ResultPacket
     from driver.options import Options
-    from driver.prepared import Home, RemotePreparedModel
+    from driver.prepared import RemotePreparedModel
     from driver.workspace import InputSet
 
 _NONE = ErrorStatus.NONE
 
 
-class Flight(NamedTuple):
-    """A request whose result has not come."""
-
-    number: int
-    shot: Shot
-    future: Future
-
-
-class Pipeline:
+class Pipeline(Endings):
     """At most `depth` requests in flight. Results come in the order of their requests; any thread may wait for them."""
 
     def __init__(self, prepared: RemotePreparedModel, options: Options, buffers: Buffers) -> None:
@@ -74,10 +66,7 @@ class Pipeline:
         self._new_locks()
         self._finished: deque[Future] = deque()  # whose callbacks are due
         self.is_closed = False
-        self._deaths = Deaths(prepared, options)
-        self.bind = self._deaths.bind
-        self._home, self.controller = self._deaths.begin()
-        quarantine.watch(self, lambda: prepared.key)
+        self.begin(prepared, options)
         forked.tell(self)
 
     def _new_locks(self) -> None:
@@ -207,19 +196,6 @@ class Pipeline:
             self._take_back(self.flights[-1].shot)  # it never was sent: an interrupt came
         shot.outputs.is_busy = True
         self.flights.append(Flight(number or self.controller.sent, shot, future))
-
-    def _keep(self, shot: Shot, future: Future) -> None:
-        """For the device's next life, which begins when somebody waits for it, or for those before it."""
-        shot.outputs.is_busy = True
-        last = self.flights[-1].number if self.flights else 0
-        self.flights.append(Flight(max(last, self.controller.sent) + 1, shot, future))
-
-    @property
-    def _has_ended(self) -> bool:
-        try:
-            return self.controller.has_died
-        except Closed:  # in quarantine
-            return True
 
     def _take_back(self, shot: Shot) -> None:
         """The last flight, which did not go out."""
@@ -352,7 +328,6 @@ class Pipeline:
         except (PeerDied, GeneralFailure) as error:
             self.end(error)
             return
-        self._deaths.in_a_row = 0
         if missing > 1:
             return  # it is nobody's: an interrupt came when it was sent
         with self._lock:
@@ -392,25 +367,6 @@ class Pipeline:
             self.launch(shot, future)
         self._call_back()
 
-    def rescue(self, error: BaseException, shot: Shot) -> Future:
-        """After an error in `run`: its result is still to come, or is asked for again, or it is the error."""
-        future = Future(self)
-        died = self.is_to_recover(error)
-        with self._lock:
-            if died and not self._has_ended:  # somebody has seen to it already
-                self.launch(self.shot(shot.inputs, shot.outputs), future)
-            elif died:
-                self._keep(shot, future)
-            elif self.controller.in_flight:
-                self._add(shot, future)
-        if died:
-            return future  # who waits for it notices the death, and recovers
-        future.fail(CancelledError())
-        if isinstance(error, PeerDied):
-            self.end(error)
-            self._call_back()
-        raise error
-
     def drop(self, future: Future) -> bool:
         """Cancels it, unless it is done."""
         self.check_process()
@@ -422,87 +378,6 @@ class Pipeline:
         future.call_back()
         return True
 
-    def end(self, error: BaseException, request: Request | None = None) -> Exception | None:
-        """The device is gone, or ended this burst: everything is sent again, or everybody is told, and us.
-
-        Who holds `_receiving` calls this. `request`: what was running, if it is not among those in flight.
-        """
-        final = None
-        with self._lock:
-            try:
-                if self.is_closed:
-                    raise error  # noqa: TRY301 (as the others)
-                waiting: list[tuple[object, Request | None]] = [(f.future, f.shot.request) for f in self.flights]
-                successor = self._deaths.successor(
-                    error, self._home, self.controller.trace, waiting or [(request, request)]
-                )
-                self._move_to(*successor)
-            except Exception as found:  # noqa: BLE001 (it is what all of them get)
-                final = found
-                self._fail(final)
-        return final
-
-    def _move_to(self, home: Home, controller: Controller) -> None:
-        """Under the lock: goes on there with everything that was not answered."""
-        self.statistics.retire(self.controller)
-        self.statistics.recoveries += 1
-        self.controller.close()
-        self._home, self.controller = home, controller
-        try:
-            self._prepared.check_quarantine()  # which closed what it found, and that was another
-        except PeerDied:
-            controller.close()
-            raise
-        self.buffers.forget_shots()
-        flights = list(self.flights)
-        self.flights.clear()
-        for _, shot, future in flights:
-            shot.outputs.is_busy = False
-            if future.done():
-                self.buffers.give_back(shot.inputs)
-            else:
-                self._send_again(self.shot(shot.inputs, shot.outputs), future)
-        self._launch_staged()
-
-    def _send_again(self, shot: Shot, future: Future) -> None:
-        try:
-            self.launch(shot, future)
-        except Exception as error:  # noqa: BLE001 (that one gets it, and the others their results)
-            self._finished.append(future.fail(error))
-
-    def _fail(self, error: Exception) -> None:
-        waiting = [flight.future for flight in self.flights]
-        if self._staged:
-            waiting.append(self._staged[1])
-            self.buffers.give_back(self._staged[0])
-            self._staged = None
-        for _, shot, _ in self.flights:
-            shot.outputs.is_busy = False
-            self.buffers.give_back(shot.inputs)
-        self.flights.clear()
-        self._finished.extend(future.fail(error) for future in waiting)
-
-    def is_to_recover(self, error: BaseException) -> bool:
-        """Whether that is the device's death, and ours to get over."""
-        return not self.is_closed and self._deaths.are_to_recover(error, lambda: self.controller.has_died)
-
-    def recover(self, error: PeerDied, request: Request) -> None:
-        """After the device died over an explicit request, which may be sent again. Raises what it cannot get over."""
-        if not self.is_to_recover(error):
-            raise error
-        found: list[Exception | None] = []
-        self._as_receiver(-1, lambda: found.append(self.end(error, request)))
-        self._call_back()
-        if found[0]:
-            raise found[0]
-
-    def quarantined(self) -> None:
-        """The model crashed a device too often: whoever waits here is told, and comes by `end`."""
-        if not (self.is_closed or self._has_ended):
-            self.controller.close()
-            if self._arrivals:
-                self._arrivals.renew()
-
     @property
     def arrivals(self) -> Arrivals:
         """For asyncio."""
@@ -512,35 +387,6 @@ class Pipeline:
     def arrival(self, future: Future) -> asyncio.Future[None]:
         """Done in the running loop when `future` is."""
         return self.arrivals.of(future)
-
-    def check(self) -> None:
-        """Before the plain path is taken instead: the burst is still ours. Raises ValueError, DriverError."""
-        self.check_process()
-        if self.is_closed:
-            raise ValueError("this burst is closed; open another")
-        self._prepared.check_quarantine()
-
-    def check_process(self) -> None:
-        """Raises DriverError in a forked child."""
-        self._prepared.device.check_process()
-
-    def abandon(self) -> None:
-        """In a forked child: the burst is the parent's, whose threads held the locks and whose inputs are in use."""
-        self._new_locks()
-        self.flights.clear()
-        self._finished.clear()
-        self._staged = self._arrivals = None
-        self.buffers.inputs = forked.lost(self.check_process)
-
-    def close(self) -> None:
-        """Ends the burst on both sides; who still waits is told."""
-        self.is_closed = True
-        self.controller.close()
-        with self._lock:
-            self._fail(GeneralFailure("this burst was closed before the result came"))
-        self._call_back()
-        if self._arrivals:
-            self._arrivals.close()
 
 
 def error_of(reply: ResultPacket) -> BurstError:

@@ -161,7 +161,7 @@ class Deaths:
         if crash := crash_of(trace, waiting, self._prepared.model):
             again, self._suspect = crash.suspect is not None and crash.suspect is self._suspect, crash.suspect
             self._prepared.note_crash(crash, again=again)
-        self.in_a_row += 1
+        self.in_a_row = 1 if trace.page.client.results else self.in_a_row + 1
         if self.in_a_row > _MOST_IN_A_ROW:
             self.in_a_row = 0  # of the next requests
             name = self._prepared.device.address

@@ -15,6 +15,7 @@ import pytest
 import driver
 from burst import BuffersLost, DeviceBuffer, Memory, PeerDied, Quarantined, Request, RequestArgument
 from driver import recovery
+from fmq import Closed
 
 BOUND = 5.0  # seconds for one slow frame, on a machine that is busy with other tests
 SIDES = {"engine": ["engine_pid"], "service": ["service_pid"], "both": ["service_pid", "engine_pid"]}
@@ -547,3 +548,20 @@ def test_neighbours_recover_at_once(kit, burst):
         for neighbour in neighbours:
             with neighbour:
                 neighbour.kill()
+
+
+def test_closed_while_it_recovers(kit, fragile, prepared):
+    """Whoever waits is told, and a burst that another thread closes meanwhile is closed, on the next life, too."""
+    burst = prepared.burst(recover=True, depth=2)
+    burst.run(frame(0))
+    call = Background(lambda: burst.submit(frame(-300)).result(kit.patience), kit.patience)
+    kit.until(lambda: device_counts(burst).running == 2)
+    kill(fragile)
+    kit.until(fragile._reviving.locked)
+    burst.close()
+    with pytest.raises((PeerDied, ValueError, driver.GeneralFailure)):
+        call.result()
+    with pytest.raises(ValueError, match="closed"):
+        burst.run(frame(1))
+    with pytest.raises(Closed):
+        burst._pipeline.controller.arrival_fd()

@@ -1,0 +1,210 @@
+"""What becomes of requests that get no result from the device that they were sent to: the half of a pipeline that is
+seldom at work. They are sent again to the device's next life, or whoever waits for them is told why not.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import CancelledError
+from typing import TYPE_CHECKING, NamedTuple
+
+from burst import GeneralFailure, PeerDied
+from driver import forked
+from driver.future import Future
+from driver.recovery import Deaths, quarantine
+from fmq import Closed
+
+if TYPE_CHECKING:
+    import asyncio
+    import threading
+    from collections import deque
+    from collections.abc import Callable
+
+    from burst import Controller, Request
+    from driver.arrivals import Arrivals
+    from driver.buffers import Buffers, Shot
+    from driver.options import Options
+    from driver.prepared import Home, RemotePreparedModel
+    from driver.statistics import Statistics
+    from driver.workspace import InputSet
+
+
+class Flight(NamedTuple):
+    """A request whose result has not come."""
+
+    number: int
+    shot: Shot
+    future: Future
+
+
+class Endings:
+    """What `Pipeline` inherits; that has the other half of each of these."""
+
+    options: Options
+    buffers: Buffers
+    flights: deque[Flight]
+    statistics: Statistics
+    controller: Controller
+    is_closed: bool
+    _lock: threading.RLock
+    _arrivals: Arrivals | None
+    _staged: tuple[InputSet, Future] | None
+    _finished: deque[Future]
+    _add: Callable[..., None]
+    _as_receiver: Callable[[float, Callable[[], None]], bool]
+    _call_back: Callable[[], None]
+    _launch_staged: Callable[[], None]
+    _new_locks: Callable[[], None]
+    arrival: Callable[[Future], asyncio.Future[None]]
+    drop: Callable[[Future], bool]
+    launch: Callable[[Shot, Future], None]
+    shot: Callable[..., Shot]
+    wait_for: Callable[[Future, float | None], None]
+
+    def begin(self, prepared: RemotePreparedModel, options: Options) -> None:
+        """The first controller. Raises StatusError, PeerDied."""
+        self._prepared, self._deaths = prepared, Deaths(prepared, options)
+        self.bind = self._deaths.bind
+        self._home, self.controller = self._deaths.begin()
+        quarantine.watch(self, lambda: prepared.key)
+
+    def end(self, error: BaseException, request: Request | None = None) -> Exception | None:
+        """The device is gone, or ended this burst: everything is sent again, or everybody is told, and us.
+
+        Who holds `_receiving` calls this. `request`: what was running, if it is not among those in flight.
+        """
+        final = None
+        with self._lock:
+            try:
+                if self.is_closed:
+                    raise error  # noqa: TRY301 (as the others)
+                waiting: list[tuple[object, Request | None]] = [(f.future, f.shot.request) for f in self.flights]
+                successor = self._deaths.successor(
+                    error, self._home, self.controller.trace, waiting or [(request, request)]
+                )
+                self._move_to(*successor)
+            except Exception as found:  # noqa: BLE001 (it is what all of them get)
+                final = found
+                self._fail(final)
+        return final
+
+    def _move_to(self, home: Home, controller: Controller) -> None:
+        """Under the lock: goes on there with everything that was not answered."""
+        self.statistics.retire(self.controller)
+        self.statistics.recoveries += 1
+        self.controller.close()
+        self._home, self.controller = home, controller
+        try:
+            self.check()  # who closed this burst, or its model's, meanwhile, has closed the other controller
+        except (PeerDied, ValueError):
+            controller.close()
+            raise
+        self.buffers.forget_shots()
+        flights = list(self.flights)
+        self.flights.clear()
+        for _, shot, future in flights:
+            shot.outputs.is_busy = False
+            if future.done():
+                self.buffers.give_back(shot.inputs)
+            else:
+                self._send_again(self.shot(shot.inputs, shot.outputs), future)
+        self._launch_staged()
+
+    def _send_again(self, shot: Shot, future: Future) -> None:
+        try:
+            self.launch(shot, future)
+        except Exception as error:  # noqa: BLE001 (that one gets it, and the others their results)
+            self._finished.append(future.fail(error))
+
+    def _fail(self, error: Exception) -> None:
+        waiting = [flight.future for flight in self.flights]
+        if self._staged:
+            waiting.append(self._staged[1])
+            self.buffers.give_back(self._staged[0])
+            self._staged = None
+        for _, shot, _ in self.flights:
+            shot.outputs.is_busy = False
+            self.buffers.give_back(shot.inputs)
+        self.flights.clear()
+        self._finished.extend(future.fail(error) for future in waiting)
+
+    def is_to_recover(self, error: BaseException) -> bool:
+        """Whether that is the device's death, and ours to get over."""
+        return not self.is_closed and self._deaths.are_to_recover(error, lambda: self.controller.has_died)
+
+    def recover(self, error: PeerDied, request: Request) -> None:
+        """After the device died over an explicit request, which may be sent again. Raises what it cannot get over."""
+        if not self.is_to_recover(error):
+            raise error
+        found: list[Exception | None] = []
+        self._as_receiver(-1, lambda: found.append(self.end(error, request)))
+        self._call_back()
+        if found[0]:
+            raise found[0]
+
+    def quarantined(self) -> None:
+        """The model crashed a device too often: whoever waits here is told, and comes by `end`."""
+        if not (self.is_closed or self._has_ended):
+            self.controller.close()
+            if self._arrivals:
+                self._arrivals.renew()
+
+    def rescue(self, error: BaseException, shot: Shot) -> Future:
+        """After an error in `run`: its result is still to come, or is asked for again, or it is the error."""
+        future = Future(self)
+        died = self.is_to_recover(error)
+        with self._lock:
+            if died and not self._has_ended:  # somebody has seen to it already
+                self.launch(self.shot(shot.inputs, shot.outputs), future)
+            elif died:
+                self._keep(shot, future)
+            elif self.controller.in_flight:
+                self._add(shot, future)
+        if died:
+            return future  # who waits for it notices the death, and recovers
+        future.fail(CancelledError())
+        if isinstance(error, PeerDied):
+            self.end(error)
+            self._call_back()
+        raise error
+
+    def _keep(self, shot: Shot, future: Future) -> None:
+        """For the device's next life, which begins when somebody waits for it, or for those before it."""
+        shot.outputs.is_busy = True
+        last = self.flights[-1].number if self.flights else 0
+        self.flights.append(Flight(max(last, self.controller.sent) + 1, shot, future))
+
+    @property
+    def _has_ended(self) -> bool:
+        try:
+            return self.controller.has_died
+        except Closed:  # in quarantine
+            return True
+
+    def check(self) -> None:
+        """Before the plain path is taken instead: the burst is still ours. Raises ValueError, DriverError."""
+        self.check_process()
+        if self.is_closed:
+            raise ValueError("this burst is closed; open another")
+        self._prepared.check_quarantine()
+
+    def check_process(self) -> None:
+        """Raises DriverError in a forked child."""
+        self._prepared.device.check_process()
+
+    def abandon(self) -> None:
+        """In a forked child: the burst is the parent's, whose threads held the locks and whose inputs are in use."""
+        self._new_locks()
+        self.flights.clear()
+        self._finished.clear()
+        self._staged = self._arrivals = None
+        self.buffers.inputs = forked.lost(self.check_process)
+
+    def close(self) -> None:
+        """Ends the burst on both sides; who still waits is told."""
+        self.is_closed = True
+        self.controller.close()
+        with self._lock:
+            self._fail(GeneralFailure("this burst was closed before the result came"))
+        self._call_back()
+        if self._arrivals:
+            self._arrivals.close()
