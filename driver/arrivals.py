@@ -104,6 +104,8 @@ class Arrivals:
         if was_idle or self._pipeline.is_closed:
             self._unwatch(loop)  # nothing but an end can have rung
         else:
+            if self._pipeline.is_recovering:
+                self._unwatch(loop)  # until the thread that does it calls `rearm`: it would ring all the time
             self._watch(loop)
 
     # ---- for tasks

@@ -4,6 +4,7 @@ seldom at work. They are sent again to the device's next life, or whoever waits 
 
 from __future__ import annotations
 
+import threading
 from concurrent.futures import CancelledError
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -15,7 +16,6 @@ from fmq import Closed
 
 if TYPE_CHECKING:
     import asyncio
-    import threading
     from collections import deque
     from collections.abc import Callable
 
@@ -45,9 +45,11 @@ class Endings:
     statistics: Statistics
     controller: Controller
     is_closed: bool
+    is_recovering = False  #: in a thread of its own
     _lock: threading.RLock
     _arrivals: Arrivals | None
     _staged: tuple[InputSet, Future] | None
+    _take_one: Callable[[float | None], None]
     _finished: deque[Future]
     _add: Callable[..., None]
     _as_receiver: Callable[[float, Callable[[], None]], bool]
@@ -86,6 +88,27 @@ class Endings:
                 final = found
                 self._fail(final)
         return final
+
+    def take_last(self) -> None:
+        """For an event loop, which does not stand still while a device is started: another thread does it."""
+        if not self.options.recover:
+            self._as_receiver(0, self._take_last)
+        elif not self.is_recovering:
+            self.is_recovering = True
+            threading.Thread(target=self._recover_elsewhere, name="burst-recovery", daemon=True).start()
+
+    def _recover_elsewhere(self) -> None:
+        try:
+            self._as_receiver(-1, self._take_last)
+        finally:
+            self.is_recovering = False
+            self._call_back()
+
+    def _take_last(self) -> None:
+        """What a dead device left, until another one is there or everybody is told."""
+        before = self.controller
+        while self.flights and self.controller is before:
+            self._take_one(0)
 
     def _move_to(self, home: Home, controller: Controller) -> None:
         """Under the lock: goes on there with everything that was not answered."""

@@ -287,14 +287,8 @@ class Pipeline(Endings):
         if not self.is_closed:
             self.collect()
             if self.flights and self._has_ended:
-                self._as_receiver(0, self._take_last)
+                self.take_last()
         self._call_back()
-
-    def _take_last(self) -> None:
-        """What a dead device left, until another one is there or everybody is told."""
-        before = self.controller
-        while self.flights and self.controller is before:
-            self._take_one(0)
 
     def advance(self, until: Callable[[], bool], timeout: float | None) -> None:
         """Takes results, in order, until that holds. Raises Timeout."""
