@@ -88,7 +88,8 @@ class Pipeline(Endings):
         old = self.buffers.grow(shot.outputs, reply.output_shapes)
         if old is None:
             return None
-        self.controller.free_memory(old)
+        with suppress(PeerDied):  # which is noticed in its turn
+            self.controller.free_memory(old)
         return self.shot(shot.inputs, shot.outputs)
 
     def run_plain(self, shot: Shot, timeout: float | None) -> Result:

@@ -143,7 +143,8 @@ class RemotePreparedModel:
             depth: requests that may be in flight at once, for `submit`, from 1 to 64.
             policy: what `submit` does when so many are: "block", "reject" or "latest".
             recover: when the device dies, start it again, prepare the model again and send again what was not
-                answered; the caller sees one slow result. A model that crashes the device twice is quarantined.
+                answered; the caller sees one slow result. A model that crashes the device twice over one request, or
+                three times in all, gets Quarantined; a burst that is bound to buffers of the device, BuffersLost.
 
         Raises StatusError, PeerDied, ValueError.
         """
