@@ -30,6 +30,9 @@ _log = logging.getLogger(__name__)
 MAX_BYTES = 64 * 1024
 MAX_FDS = 64
 _ANCILLARY = socket.CMSG_SPACE(MAX_FDS * 4)
+# Plain numbers: `|` and `&` of the enumeration's members cost more than a system call.
+_CLOEXEC, _NO_WAIT = int(socket.MSG_CMSG_CLOEXEC), int(socket.MSG_CMSG_CLOEXEC | socket.MSG_DONTWAIT)
+_NO_SIGNAL, _TRUNCATED = int(socket.MSG_NOSIGNAL), int(socket.MSG_TRUNC | socket.MSG_CTRUNC)
 _SEND_TIMEOUT = struct.pack("ll", 5, 0)  # a peer that never reads must not hold us
 
 
@@ -132,9 +135,12 @@ class Channel:
 
     def send_raw(self, raw: bytes, fds: Sequence[int] = ()) -> None:
         """As send, with bytes from `pack`."""
-        ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
         try:
-            self.socket.sendmsg([raw], ancillary, socket.MSG_NOSIGNAL)
+            if fds:
+                rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))
+                self.socket.sendmsg([raw], [rights], _NO_SIGNAL)
+            else:
+                self.socket.send(raw, _NO_SIGNAL)
         except BlockingIOError as error:
             raise PeerDied("the other side has not read its messages for 5 s") from error
         except OSError as error:
@@ -144,15 +150,16 @@ class Channel:
         """The next message. Raises PeerDied at the end of the connection, Timeout, Malformed."""
         if timeout is not None and not self._readable(timeout):
             raise Timeout(f"no message within {timeout} s")
-        flags = socket.MSG_CMSG_CLOEXEC | (0 if timeout is None else socket.MSG_DONTWAIT)
         try:
-            raw, ancillary, flags, _ = self.socket.recvmsg(MAX_BYTES, _ANCILLARY, flags)
+            raw, ancillary, flags, _ = self.socket.recvmsg(
+                MAX_BYTES, _ANCILLARY, _CLOEXEC if timeout is None else _NO_WAIT
+            )
         except BlockingIOError as error:
             raise Timeout("another reader has taken the message") from error
         except OSError as error:
             raise PeerDied(f"the connection is gone: {error}") from error
-        message = Message(raw, list(_descriptors(ancillary)))
-        if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
+        message = Message(raw, list(_descriptors(ancillary)) if ancillary else [])
+        if flags & _TRUNCATED:
             message.close()
             raise Malformed("a message exceeds 64 KiB or 64 descriptors")
         if not raw:

@@ -77,7 +77,9 @@ class Plan:
 
     __slots__ = ("_encode", "execution", "measure", "run", "slots", "success")
 
-    def __init__(self, execution: Execution, packet: RequestPacket, encode: Callable[[ResultPacket, str], bytes]) -> None:
+    def __init__(
+        self, execution: Execution, packet: RequestPacket, encode: Callable[[ResultPacket, str], bytes]
+    ) -> None:
         self.slots = frozenset(slot for slot in packet.slots if not isinstance(slot, Token))
         self.execution, self.run, self.measure, self._encode = execution, execution.run, packet.measure, encode
         self.success = self._answer() if execution.is_static else None

@@ -166,7 +166,9 @@ class Client:
         Answers the wire version.
         """
         if len(message.fds) not in {4, 5} or not (spin == "adaptive" or 0 <= spin <= 10):  # type: ignore[operator]
-            raise Malformed('a burst needs four or five descriptors, and from 0 to 10 seconds of spinning or "adaptive"')
+            raise Malformed(
+                'a burst needs four or five descriptors, and from 0 to 10 seconds of spinning or "adaptive"'
+            )
         version = max(set(versions) & set(VERSIONS), default=0)
         if not version:
             raise InvalidArgument(f"versions {versions!r:.80}: this device speaks {list(VERSIONS)}")

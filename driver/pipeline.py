@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable
 
-    from burst import BurstError, Controller
+    from burst import BurstError
     from burst.wire import ResultPacket
-    from driver.remote import RemotePreparedModel
     from driver.options import Options
+    from driver.remote import RemotePreparedModel
     from driver.workspace import InputSet
 
 _NONE = ErrorStatus.NONE

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Any, Self
 
-from burst import Busy, ErrorStatus, GeneralFailure, NotSent, PeerDied, Request, Result
+from burst import Busy, ErrorStatus, GeneralFailure, NotSent, Request, Result
 from driver.buffers import Buffers, Shot
 from driver.future import Future
 from driver.pipeline import Pipeline, error_of

@@ -12,7 +12,7 @@ import fmq
 from burst import BurstServer, Controller, GeneralFailure, NotSent, OutputShape, PeerDied
 from burst.channel import Channel
 from burst.datum import DATUM_DTYPE
-from burst.wire import encode_request, RequestPacket
+from burst.wire import RequestPacket, encode_request
 from fmq.end import DEFAULT_SPIN
 
 PROMPT = 0.1  # seconds, from a death to its being noticed

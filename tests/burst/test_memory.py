@@ -9,7 +9,7 @@ import pytest
 from burst import ErrorStatus, GeneralFailure, InvalidArgument, Memory, NotSent, PeerDied, Request, RequestArgument
 from burst import server as burst_server
 from burst.memory import MappingCache, SlotTable
-from burst.wire import encode_request, RequestPacket
+from burst.wire import RequestPacket, encode_request
 
 NONE, GENERAL_FAILURE, INVALID_ARGUMENT = (
     ErrorStatus.NONE,
