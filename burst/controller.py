@@ -172,10 +172,16 @@ class Controller:
         """The making of the next request begins."""
         self._caller.begin = lib.fmq_now()
 
-    def send(self, packet: Packet, timeout: float | None = None) -> ResultPacket:
-        """One execution. Raises NotSent, Timeout (the result, when it comes, is dropped), PeerDied, Busy."""
+    def send(self, packet: Packet, timeout: float | None = None, deadline: int | None = None) -> ResultPacket:
+        """One execution. `deadline`: for the device, absolute CLOCK_MONOTONIC ns.
+
+        Raises NotSent, Timeout (the result, when it comes, is dropped), PeerDied, Busy.
+        """
         if self._invalid:
             raise NotSent(self._invalid)
+        if deadline is not None:
+            self.start(packet, deadline)
+            return self.receive(timeout, measure=packet.measure)
         code = _call(self._caller, packet.data, packet.nbytes)
         if code:
             code = self._go_on(code, packet, FOREVER if timeout is None else deadline_of(timeout or 1e-9), timeout)

@@ -108,12 +108,25 @@ class Burst:
         """
         return self._pipeline.arrivals.stream(frames)
 
-    def execute(self, request: Request, measure: bool = False, timeout: float | None = None) -> Result:
-        """An explicit request on pools of your own, with any status. Raises PeerDied, Timeout, Busy."""
+    def execute(
+        self,
+        request: Request,
+        measure: bool = False,
+        timeout: float | None = None,
+        deadline: float | None = None,
+        loop_timeout: float | None = None,
+    ) -> Result:
+        """An explicit request on pools of your own, with any status.
+
+        `timeout`: seconds that we wait. `deadline`: a time.monotonic() by which the device must have begun, or it answers
+        MISSED_DEADLINE_TRANSIENT. `loop_timeout`: seconds that a WHILE may take. Raises PeerDied, Timeout, Busy.
+        """
         pipeline = self._pipeline
         pipeline.advance(lambda: not self._flights, timeout)
+        controller = pipeline.controller
         try:
-            reply = pipeline.controller.send(pipeline.controller.encode(request, measure=measure), timeout)
+            packet = controller.encode(request, measure=measure, loop_timeout=_nanoseconds(loop_timeout))
+            reply = controller.send(packet, timeout, _nanoseconds(deadline))
         except NotSent:
             pipeline.check()
             self._statistics.plain += 1
@@ -142,6 +155,10 @@ class Burst:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _nanoseconds(seconds: float | None) -> int | None:
+    return None if seconds is None else int(seconds * 1e9)
 
 
 def _shapes(prepared: RemotePreparedModel, options: Options) -> Shapes:
