@@ -183,6 +183,8 @@ class Controller:
             self.start(packet, deadline)
             return self.receive(timeout, measure=packet.measure)
         code = _call(self._caller, packet.data, packet.nbytes)
+        if not code and not packet.measure:
+            return self._last
         if code:
             code = self._go_on(code, packet, FOREVER if timeout is None else deadline_of(timeout or 1e-9), timeout)
         return self._result(code, packet.measure)
