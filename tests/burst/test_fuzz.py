@@ -138,8 +138,10 @@ def test_deeply_nested_messages(name):
 @guided
 @pytest.mark.stress
 def test_the_fuzzer_finds_nothing(tmp_path):
-    """More than 10^7 packets, guided by coverage, and a million messages; two parsers at a time, a quarter of an hour each
-    at most, and about three minutes in all while nobody else needs the two cores."""
+    """More than 10^7 packets, guided by coverage, and a million messages; two parsers at a time.
+
+    A quarter of an hour each at most; about three minutes in all while nobody else needs the two cores.
+    """
 
     def one(target):
         seed, inputs = random.randrange(1, 2**31), 2_600_000 if target in PACKETS else 600_000
