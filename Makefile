@@ -21,6 +21,7 @@ check: $(VENV)/check
 	$(BIN)/lint-imports
 
 stress: $(VENV)/test
+	@$(MAKE) --no-print-directory $(VENV)/fuzz || echo "make: no atheris for this Python; fuzzing that needs it is skipped"
 	$(BIN)/python -m pytest -m stress -s -o faulthandler_timeout=3600
 
 bench: $(VENV)/bench
