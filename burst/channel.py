@@ -1,8 +1,8 @@
 """Messages between processes that do not hurry: msgpack with file descriptors over a SOCK_SEQPACKET Unix socket.
 
 A packet socket keeps message boundaries and the descriptors that belong to a message, so there is no framing to attack.
-What arrives is bounded before it is decoded: 64 KiB, 64 descriptors, and no ext types. Calls, the memory callback of a
-burst and its context travel here; the requests of a burst do not.
+What arrives is bounded: 64 KiB, 64 descriptors, lists 8 deep, and no ext types. Calls, the memory callback of a burst
+and its context travel here; the requests of a burst do not.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 MAX_BYTES = 64 * 1024
 MAX_FDS = 64
+MAX_DEPTH = 8
 _ANCILLARY = socket.CMSG_SPACE(MAX_FDS * 4)
 # Plain numbers: `|` and `&` of the enumeration's members cost more than a system call.
 _CLOEXEC, _NO_WAIT = int(socket.MSG_CMSG_CLOEXEC), int(socket.MSG_CMSG_CLOEXEC | socket.MSG_DONTWAIT)
@@ -51,6 +52,7 @@ class Message(NamedTuple):
             raise Malformed(f"a message of {len(self.raw)} bytes is not msgpack: {error}") from error
         if not isinstance(body, list):
             raise Malformed(f"a message is a list, not {type(body).__name__}")
+        _check_depth(body, MAX_DEPTH)
         return body
 
     def close(self) -> None:
@@ -62,6 +64,14 @@ class Message(NamedTuple):
         fds = list(self.fds)
         self.fds.clear()
         return fds
+
+
+def _check_depth(value: object, left: int) -> None:
+    if isinstance(value, list | dict):
+        if not left:
+            raise Malformed(f"a message nested deeper than {MAX_DEPTH}")
+        for part in value.values() if isinstance(value, dict) else value:
+            _check_depth(part, left - 1)
 
 
 def _no_ext(code: int, _: bytes) -> NoReturn:

@@ -30,7 +30,6 @@ def test_mutants_find_nothing(target):
     assert accepted > count / 100
 
 
-@pytest.mark.xfail(reason="PlainServer._decode does not look at the slots")
 @pytest.mark.parametrize("slot", [[], {}, [[1]]], ids=repr)
 def test_slots_that_are_no_numbers(slot):
     """They are malformed, as anything else in the place of a number is; then KNOWN can go."""
@@ -41,7 +40,6 @@ def test_slots_that_are_no_numbers(slot):
     assert text.startswith("Malformed: ")
 
 
-@pytest.mark.xfail(reason="messages are not bounded in depth, and errors quote them with repr")
 @pytest.mark.parametrize(
     ("make", "data"),
     [
@@ -58,7 +56,6 @@ def test_deeply_nested_arguments(make, data):
         assert not target.check(data)
 
 
-@pytest.mark.xfail(reason="the answer is sent where Malformed is not caught")
 def test_the_number_of_a_call_is_as_long_as_a_message():
     """The answer to it has no room for the number; that ends the connection, not the thread that serves it."""
     with closing(fuzz_messages.Calls(seed=1)) as target:
