@@ -76,10 +76,13 @@ class Calls:
         return rpc.Reply([], [rpc.take_fd(message)])
 
     def check(self, data):
-        """Whether the call succeeded."""
+        """Whether the call succeeded. An answer without room for the call's number ends the conversation instead."""
         fds = [os.dup(self._queue.descriptor.fds[0]) for _ in range(1 + (len(data) % 8 == 0))]
         conversation = OneMessage(Message(data, fds))
         rpc.serve(conversation, self._handlers)
+        if not conversation.sent:
+            assert len(data) > channel.MAX_BYTES - 2000
+            return False
         (answer,) = map(msgpack.unpackb, conversation.sent)
         assert answer[1] in ANSWERS, answer
         return answer[1] == ErrorStatus.NONE
