@@ -38,7 +38,7 @@ class Hostile:
         self.answers = 0
 
     def mutants(self, n):
-        """Packets near the good one, each made from the one before or from the good one; in version 2 mostly with an id."""
+        """Packets near the good one, each made from it or from the one before; in version 2 mostly with an id."""
         packet = self._good
         for _ in range(n):
             packet = self._mutate(packet if self._random.random() < 0.5 else self._good)
@@ -97,18 +97,23 @@ def resident(pid):
 def test_mutated_packets(kit, version, length):
     """No crash, no hang, no growth: the device answers the next good request and another client, and is no larger."""
     seed, packets = 20261121 if length == "short" else random.randrange(2**31), PACKETS[length][version]
-    with driver.connect() as device, driver.connect() as other, device.prepare(kit.add_model()) as prepared:
-        with other.prepare(kit.add_model()) as innocent, innocent.burst() as burst:
-            begin, before, sent, round_ = time.monotonic(), None, 0, 0
-            while sent < packets:
-                part = min(packets - sent, 20_000)
-                with closing(Hostile(prepared, version, f"{seed} {round_}")) as hostile:
-                    hostile.attack(part)
-                    hostile.check()
-                sent, round_ = sent + part, round_ + 1
-                assert burst.run(X, timeout=20).outputs[0].tolist() == [[2.0] * 4]
-                before = before or resident(device.engine_pid)
-            grown = resident(device.engine_pid) - before
-            assert grown < 16 << 20
-            seconds = time.monotonic() - begin
-            print(f"version {version}, seed {seed}: {sent} packets in {seconds:.0f} s, grown by {grown >> 10} KiB")
+    with (
+        driver.connect() as device,
+        driver.connect() as other,
+        device.prepare(kit.add_model()) as prepared,
+        other.prepare(kit.add_model()) as innocent,
+        innocent.burst() as burst,
+    ):
+        begin, before, sent, round_ = time.monotonic(), None, 0, 0
+        while sent < packets:
+            part = min(packets - sent, 20_000)
+            with closing(Hostile(prepared, version, f"{seed} {round_}")) as hostile:
+                hostile.attack(part)
+                hostile.check()
+            sent, round_ = sent + part, round_ + 1
+            assert burst.run(X, timeout=20).outputs[0].tolist() == [[2.0] * 4]
+            before = before or resident(device.engine_pid)
+        grown = resident(device.engine_pid) - before
+        assert grown < 16 << 20
+        seconds = time.monotonic() - begin
+        print(f"version {version}, seed {seed}: {sent} packets in {seconds:.0f} s, grown by {grown >> 10} KiB")
