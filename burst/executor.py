@@ -69,6 +69,9 @@ def _ended(*_: object) -> NoReturn:
     raise InternalError("this executor was cleared")
 
 
+def _nothing(_: int | None) -> None: ...
+
+
 _NONE = Protocols(_ended, _ended, _ended)
 
 
@@ -161,4 +164,4 @@ class CachedExecutor:
         with self.lock:
             self._forget(None)
             self._mappings.clear()
-            self._protocols, self._forget = _NONE, _ended
+            self._protocols, self._forget = _NONE, _nothing
