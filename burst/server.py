@@ -73,7 +73,7 @@ class BurstServer:
         Raises InvalidDescriptor, RoleTaken, Malformed. `on_end` runs in the listener when it has freed all.
         """
         self._callback, self.on_end, self._version = callback, on_end, terms.version
-        self._trace = Trace(terms.trace) if terms.trace else Trace.create()
+        self.trace = Trace(terms.trace) if terms.trace else Trace.create()
         for queue_of in (requests, results):
             _check_queue(queue_of)
         with MessageQueue.open(requests) as queue:
@@ -101,7 +101,7 @@ class BurstServer:
     def _new_listener(self, nbytes: int) -> Any:
         self._buffer = ffi.new("unsigned char[]", nbytes)
         listener = ffi.new("burst_listener *")
-        listener.out, listener.request, listener.trace = self._writer.handle, self._reader.handle, self._trace.page
+        listener.out, listener.request, listener.trace = self._writer.handle, self._reader.handle, self.trace.page
         listener.buffer, listener.buffer_bytes = self._buffer, nbytes
         listener.spin_ns, listener.framed, listener.current = self._reader.spin_ns, self._version > 1, -1
         if lib.burst_plans(listener, MAX_PLANS):
@@ -148,7 +148,7 @@ class BurstServer:
             self._thread.join(timeout)
 
     def _listen(self) -> None:
-        device = self._trace.page.device
+        device = self.trace.page.device
         device.pid, device.tid = os.getpid(), threading.get_native_id()
         try:
             self._serve()
