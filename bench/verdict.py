@@ -105,22 +105,22 @@ def _row(runs: Runs, subject: Subject) -> dict[str, Any]:
     row: dict[str, Any] = {"name": subject.name, "ours": subject.is_ours, "floor": subject.floor}
     if subject.name in runs.errors:
         return {**row, "error": runs.errors[subject.name]}
-    for key in ("p50_us", "p99_us"):
+    for key in ("p50_us", "p99_us", "p999_us"):
         row[key] = float(np.median(runs.values(subject.name, key)))
     row["over_floor_us"] = over_floor(runs, subject.name)._asdict()
     row["times_floor"] = times_floor(runs, subject.name)._asdict()
     return {**row, "rounds": runs.blocks[subject.name]}
 
 
-_HEAD = ("", "p50 us", "p99 us", "over the floor, us", "x floor", "floor")
+_HEAD = ("", "p50 us", "p99 us", "p99.9 us", "over the floor, us", "x floor", "floor")
 
 
 def cells(row: dict[str, Any]) -> tuple[str, ...]:
     """One line of the table."""
     name = row["name"]
     if "error" in row:
-        return name, "-", "-", row["error"][:60], "", ""
-    figures = f"{row['p50_us']:.2f}", f"{row['p99_us']:.2f}"
+        return name, "-", "-", "-", row["error"][:60], "", ""
+    figures = tuple(f"{row[key]:.2f}" for key in ("p50_us", "p99_us", "p999_us"))
     if name == row["floor"]:
         return name, *figures, "", "", ""
     floor = row["floor"].removeprefix("floor: ").removeprefix("limit ").partition(",")[0]
