@@ -51,10 +51,11 @@ def size(nbytes: int) -> str:
     return f"{nbytes >> 10} KiB" if nbytes < 1 << 20 else f"{nbytes >> 20} MiB"
 
 
-def arguments(doc: str | None) -> argparse.ArgumentParser:
+def arguments(doc: str | None, pairs: int = 9) -> argparse.ArgumentParser:
     """The options that all scripts have."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--pairs", type=int, help="rounds; below 9 proves little (default 9, with --quick 2)")
+    parser.add_argument("--pairs", type=int, help=f"rounds; below 9 proves little (default {pairs}, with --quick 2)")
+    parser.set_defaults(default_pairs=pairs)
     parser.add_argument("--quick", action="store_true", help="tiny blocks: shows that it works, measures nothing")
     parser.add_argument("--json", type=Path, metavar="FILE", help="all percentiles of all blocks, and the conditions")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="a picture (.png, .svg, .pdf); needs matplotlib")
@@ -66,7 +67,7 @@ def parse(parser: argparse.ArgumentParser) -> argparse.Namespace:
     """The command line, checked before anything long begins."""
     args = parser.parse_args()
     if args.pairs is None:
-        args.pairs = 2 if args.quick else 9
+        args.pairs = 2 if args.quick else args.default_pairs
     if args.pairs < 1:
         parser.error("--pairs: at least 1")
     if args.plot and find_spec("matplotlib") is None:
