@@ -23,14 +23,17 @@ class Budget(NamedTuple):
     found: Estimate | None
     limit: float
     unit: str = "x"
+    at_least: bool = False  #: the limit is the least that keeps it, and not the most
 
     @property
     def verdict(self) -> str:
         """The median decides; an interval that contains the limit is told."""
         if self.found is None:
             return "not measured"
-        verdict = "met" if self.found.median <= self.limit else "missed"
-        return verdict + (", the interval contains the limit" if self.found.low <= self.limit < self.found.high else "")
+        median, low, high, _ = self.found
+        is_kept = median >= self.limit if self.at_least else median <= self.limit
+        is_within = low < self.limit <= high if self.at_least else low <= self.limit < high
+        return ("met" if is_kept else "missed") + (", the interval contains the limit" if is_within else "")
 
     def line(self) -> str:
         """For people."""
