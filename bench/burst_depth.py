@@ -11,6 +11,7 @@ CPU 0, device on CPU 1.
 
 from __future__ import annotations
 
+import inspect
 import time
 from collections import deque
 from contextlib import ExitStack
@@ -21,6 +22,8 @@ from burst_roundtrip import add_model
 from measure import Runs, conditions, estimate, percentiles, pin_client
 from own_device import own_device, pin
 from verdict import Budget, Report, arguments, parse, progress, publish, spell
+
+import driver
 
 if TYPE_CHECKING:
     import argparse
@@ -166,6 +169,8 @@ def options() -> argparse.Namespace:
     parser = arguments(__doc__)
     parser.add_argument("--depth", type=int, default=4, help="requests in flight (default 4)")
     args = parse(parser)
+    if "depth" not in inspect.signature(driver.RemotePreparedModel.burst).parameters:
+        parser.error("this version's bursts have no depth")
     if args.depth < 2:
         parser.error("--depth: at least 2; depth 1 stands beside it")
     args.frames = 20 if args.quick else 400

@@ -160,10 +160,11 @@ def draw(args: argparse.Namespace, runs: Runs, columns: Sequence[str]) -> None:
         found = [(nbytes, of_size(column, nbytes)) for nbytes in args.sizes]
         points = [(nbytes, float(np.median(runs.values(name)))) for nbytes, name in found if runs.has(name)]
         if points:
-            colour = plots.FLOOR if column == COPY else plots.OURS if column in OURS else plots.OTHERS
+            name = names.get(column, column)
+            colour = plots.FLOOR if column == COPY else plots.OURS if column in OURS else plots.colour_of(name)
             style = {IN_PLACE: "--", WRITTEN: ":", COPY: ":"}.get(column, "-")
-            curves.append(plots.Line(names.get(column, column), *zip(*points, strict=True), colour, style))
-    plots.latency_against_size(args.plot, curves, "A payload there, an answer back")
+            curves.append(plots.Line(name, *zip(*points, strict=True), colour, style))
+    plots.latency_against_size(args.plot, curves, "A payload there, an answer back", "bytes of the payload")
 
 
 def main() -> None:

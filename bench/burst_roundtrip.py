@@ -57,6 +57,7 @@ PEERS = ("iceoryx2", "iceoryx2_wait", "uds", "pipe", "zmq", "nng", "grpc", "posi
 POLLING_PEERS = ("iceoryx2",)
 SHORT = {  # names in the picture
     BURST: "burst, polling",
+    POSIX: "burst, polling (posix)",
     NATIVE: "burst, native",
     SLEEPING: "burst, sleeping",
     PLAIN: "plain path",
@@ -67,6 +68,7 @@ SHORT = {  # names in the picture
     "posix_mq": "POSIX queue",
     "faster_fifo": "faster-fifo",
 }
+IN_FULL = {*(SHORT[name] for name in (BURST, NATIVE, SLEEPING, PLAIN, *PEERS[:3], "grpc")), "pipe", "zmq"}
 
 
 def add_model() -> Model:
@@ -179,19 +181,16 @@ def options() -> argparse.Namespace:
 
 
 def draw(args: argparse.Namespace, rows: list[dict[str, Any]]) -> None:
-    """Everything in one column of dots, and four of them in full; or all of them in full."""
+    """Everything in one column of dots; and what is chosen most often in full."""
     import plots
 
+    title, ours = "One execution of ADD on four floats", {SHORT[name] for name in (BURST, NATIVE, SLEEPING, PLAIN)}
+    shown = [{**row, "name": SHORT.get(row["name"], row["name"])} for row in rows]
     if args.plot:
-        plots.latencies(args.plot, rows, [BURST, PLAIN, "uds", "iceoryx2"], "One execution of ADD on four floats")
+        plots.latencies(args.plot, shown, [], title)
     if args.cdf:
-        curves = {
-            SHORT.get(row["name"], row["name"]): plots.curve(row)
-            for row in rows
-            if "cdf_us" in row.get("rounds", [{}])[0] and row["name"] not in {ADD, INTERPRETER, POSIX}
-        }
-        ours = {SHORT[name] for name in (BURST, NATIVE, SLEEPING, PLAIN)}
-        plots.distributions(args.cdf, curves, ours, "One execution of ADD on four floats, there and back")
+        curves = {row["name"]: plots.curve(row) for row in shown if row["name"] in IN_FULL and "rounds" in row}
+        plots.distributions(args.cdf, curves, ours, f"{title}, there and back")
 
 
 def main() -> None:
