@@ -50,7 +50,7 @@ SPIN, COPY = "floor: limit spin", "floor: one copy, in process"
 SMALL, LARGE = "burst, 48 B in place", "burst, 6.2 MB in place"
 WRITTEN, POLLING = "burst, 6.2 MB written", "burst, 6.2 MB written, spin=1 ms"
 IN_PLACE = "iceoryx2, 6.2 MB in place"
-PEERS = {"iceoryx2_written": "iceoryx2", "pipe": "pipe", "zmq": "zmq", "uds": "uds", "grpc": "grpc"}
+PEERS = {"iceoryx2": "iceoryx2_written", "pipe": "pipe", "zmq": "zmq", "uds": "uds", "grpc": "grpc"}  # in peers.py
 FRAME, SMALL_FRAME = (1, 1080, 1920, 3), (1, 4, 4, 3)
 NBYTES = int(np.prod(FRAME))
 
@@ -110,8 +110,8 @@ def subjects(device: RemoteDevice, counts: tuple[int, int], stack: ExitStack) ->
 def peers(names: list[str], counts: tuple[int, int], ask: Ask) -> list[Subject]:
     """What a user would pick instead; iceoryx2 also without writing, as a bound."""
     many, few = counts
-    found = [Subject(f"{PEERS[name]}, 6.2 MB written", peer_block(ask, name, few, NBYTES), COPY) for name in names]
-    if "iceoryx2_written" in names:
+    found = [Subject(f"{name}, 6.2 MB written", peer_block(ask, PEERS[name], few, NBYTES), COPY) for name in names]
+    if "iceoryx2" in names:
         found.append(Subject(IN_PLACE, peer_block(ask, "iceoryx2", many, NBYTES), SPIN))
     return found
 
@@ -123,7 +123,7 @@ def budgets(runs: Runs, names: list[str]) -> list[Budget]:
         return ratio(runs, name, reference) if runs.has(name, reference) else None
 
     found = [Budget("in place: 6.2 MB <= 1.1 x 48 B", against(LARGE, SMALL), 1.1)]
-    for name in map(PEERS.__getitem__, names):
+    for name in names:
         ours = POLLING if name == "iceoryx2" else WRITTEN
         found.append(Budget(f"{ours} <= 1 x {name}", against(ours, f"{name}, 6.2 MB written"), 1.0))
     return found

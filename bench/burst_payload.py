@@ -87,7 +87,7 @@ def ours(device: RemoteDevice, nbytes: int, count: int, stack: ExitStack) -> lis
 def peers(names: Sequence[str], nbytes: int, count: int, ask: Ask) -> list[Subject]:
     """What a user would pick instead."""
     some, floor = count_of(nbytes, count), of_size(COPY, nbytes)
-    return [Subject(of_size(PEERS[name], nbytes), peer_block(ask, name, some, nbytes), floor) for name in names]
+    return [Subject(of_size(name, nbytes), peer_block(ask, PEERS[name], some, nbytes), floor) for name in names]
 
 
 def run(args: argparse.Namespace) -> Runs:
@@ -173,7 +173,7 @@ def main() -> None:
     pin_client()
     found = conditions()
     runs = run(args)
-    columns = (*OURS, *map(PEERS.__getitem__, args.peers))
+    columns = (*OURS, *args.peers)
     head = ("payload; p50 us", COPY, *columns, "burst, polling x best peer")
     body = {"subjects": subject_rows(runs, args.subjects)}
     publish(args, Report(QUESTION, found, lines(runs, columns, args.sizes), budgets(runs, columns, args), body, head))
