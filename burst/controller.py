@@ -36,7 +36,7 @@ CHANNEL_LENGTH = 1024  # elements of each queue
 _callbacks = ChannelLoop("burst-callbacks")
 os.register_at_fork(after_in_child=_callbacks.forget)
 
-_HOLD = 10e-6  # seconds that an execution keeps the GIL: a busy thread of the application does not delay its result
+_HOLD = 10e-6  # seconds that an execution keeps the GIL at least: a busy thread does not delay its result
 _NO_DEADLINE = NOT_MEASURED
 _call, _receive = hot.fmq_hot_exchange, lib.burst_receive
 _START = ffi.cast("void *", ffi.addressof(lib, "burst_call"))
@@ -134,7 +134,7 @@ class Controller:
         caller.trace, self.trace.page.client.pid = self.trace.page, os.getpid()
         caller.spare, caller.result = self._buffers
         caller.buffer_bytes, caller.spin_ns = nbytes, self._reader.spin_ns
-        caller.hold_ns = min(caller.spin_ns, int(_HOLD * 1e9))
+        caller.hold_ns = int(_HOLD * 1e9)
         caller.deadline = _NO_DEADLINE
         return caller
 
