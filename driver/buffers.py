@@ -64,16 +64,16 @@ class Buffers:
     def free_outputs(self) -> Outputs:
         """A set that nobody holds and no request writes to. Raises ResultsHeld when there is none."""
         found = self._last.next  # usually the one that was used longest ago
-        if found.is_busy or found.is_held():
-            found = self._find_outputs()
+        while found.is_busy or found.is_held():
+            if found is self._last:
+                found = self._new_outputs()
+                break
+            found = found.next
         found.number = next(self._numbers)
         self._last = found
         return found
 
-    def _find_outputs(self) -> Outputs:
-        free = [o for o in self._outputs if not (o.is_busy or o.is_held())]
-        if free:
-            return min(free, key=lambda o: o.number)
+    def _new_outputs(self) -> Outputs:
         if len(self._outputs) >= self._most:
             raise ResultsHeld(
                 f"all {len(self._outputs)} output buffers are held by the results of requests "
