@@ -268,8 +268,8 @@ class Controller:
     def close(self) -> None:
         """Ends the burst on both sides. Harmless when done twice."""
         _callbacks.discard(self._callback)
-        for end in (self._writer, self._reader, self._context, self._callback):
-            end.close()
+        for end in (self._writer, self._reader, self._context, self._callback, self.trace.memory):
+            end.close()  # the trace can still be read
 
     def __enter__(self) -> Self:
         return self

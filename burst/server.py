@@ -130,8 +130,8 @@ class BurstServer:
     def stop(self) -> None:
         """Ends the burst. A running execution finishes first; its result is dropped."""
         self._callback.shutdown()
+        self._writer.close()  # first: the listener may be waiting for room in it
         self._reader.close()
-        self._writer.close()
         with self._starting:
             is_mine = not self._is_stopped and self._thread.ident is None
             self._is_stopped = True
@@ -163,6 +163,7 @@ class BurstServer:
         self._reader.close()
         self._callback.close()
         self._executor.close()
+        self._plans.clear()  # also the one that ran when we were stopped
         ffi.release(self._listener)
         on_end, self.on_end = self.on_end, _nothing  # which may lead back to us, too
         on_end()
@@ -175,11 +176,13 @@ class BurstServer:
                 try:
                     plan.run()
                     if plan.success:
+                        plan = None  # or what is freed while we wait would stay
                         code = listen(listener, null, 0)
                         continue
                     answer = plan.answer()
                 except Exception as error:  # noqa: BLE001 (one bad request must not end a process that serves many)
                     answer = self._executor.refuse(error)
+                plan = None
             elif code == -errno.ENOENT:
                 answer = self._first_time()
             else:

@@ -25,15 +25,16 @@ struct burst_plan {
     burst_function *function; /* or NULL: Python runs it */
     void *context;
     bool measure;
-    _Atomic uint32_t valid;
+    _Atomic uint32_t state; /* of the two bits below; README.md, "Plans" */
 };
+
+enum { VALID = 1, RUNS = 2 };
 
 /* ---- plans ------------------------------------------------------------------------------------------------------- */
 
 int burst_plans(burst_listener *l, uint32_t n) {
     l->plans = calloc(n, sizeof *l->plans);
     l->count = l->plans ? n : 0;
-    l->running = 0;
     return l->plans ? 0 : -ENOMEM;
 }
 
@@ -71,22 +72,22 @@ int burst_learn(burst_listener *l, uint32_t i, const void *answer, uint64_t answ
     p->context = context;
     p->measure = measure;
     l->current = (int32_t)i;
-    atomic_store((_Atomic uint32_t *)&l->running, i + 1);
-    atomic_store(&p->valid, 1);
+    l->started = futex_now();
+    atomic_store(&p->state, VALID | RUNS);
     return 0;
 }
 
 int burst_forget(burst_listener *l, uint32_t i) {
-    atomic_store(&l->plans[i].valid, 0);
-    return atomic_load((_Atomic uint32_t *)&l->running) == i + 1; /* pairs: FREE_RUN */
+    if (i >= l->count) return 0;
+    return (atomic_fetch_and(&l->plans[i].state, ~(uint32_t)VALID) & RUNS) != 0; /* pairs: FREE_RUN */
 }
 
 /* Marks a plan as running, unless it was forgotten. */
 static bool begin(burst_listener *l, uint32_t i) {
-    atomic_store((_Atomic uint32_t *)&l->running, i + 1);
-    if (atomic_load(&l->plans[i].valid)) return l->current = (int32_t)i, true; /* pairs: FREE_RUN */
-    atomic_store((_Atomic uint32_t *)&l->running, 0);
-    return false;
+    uint32_t idle = VALID;
+    if (!atomic_compare_exchange_strong(&l->plans[i].state, &idle, VALID | RUNS)) return false; /* pairs: FREE_RUN */
+    l->current = (int32_t)i;
+    return true;
 }
 
 /* Requests usually come in the order of last time. */
@@ -166,11 +167,10 @@ static int put_outcome(burst_listener *l, const void *answer, uint64_t bytes) {
 
 /* 0, or -ESTALE: the plan was forgotten while it ran, and its memory waits for us to let it go. */
 static int leave_plan(burst_listener *l) {
-    const struct burst_plan *p = current(l);
+    struct burst_plan *p = current(l);
     if (!p) return 0;
     l->current = -1;
-    atomic_store((_Atomic uint32_t *)&l->running, 0); /* pairs: FREE_RUN */
-    return atomic_load(&p->valid) ? 0 : -ESTALE;
+    return atomic_fetch_and(&p->state, ~(uint32_t)RUNS) & VALID ? 0 : -ESTALE; /* pairs: FREE_RUN */
 }
 
 static int answer_python(burst_listener *l, const void *answer, uint64_t bytes) {
@@ -205,10 +205,13 @@ static uint64_t read_request(burst_listener *l) {
     return l->id ? l->bytes - DATUM : 0;
 }
 
+/* Not inside the queue while something runs or is answered: fmq_stop waits for whoever is inside. */
 static int take_request(burst_listener *l) {
-    int r = sleep_until(l->request, 1, l->spin_ns, FMQ_FOREVER);
+    int r = end_enter_free(l->request);
     if (r) return r;
-    int64_t bytes = packet_take(l->request, l->buffer, l->buffer_bytes, l->framed ? REQUEST_SIZE_AT : 0);
+    r = sleep_until(l->request, 1, l->spin_ns, FMQ_FOREVER);
+    int64_t bytes = r ? r : packet_take(l->request, l->buffer, l->buffer_bytes, l->framed ? REQUEST_SIZE_AT : 0);
+    end_leave(l->request);
     if (bytes < 0) return (int)bytes;
     l->bytes = (uint64_t)bytes;
     l->taken = futex_now();
@@ -234,11 +237,8 @@ static int64_t serve(burst_listener *l) {
 }
 
 int64_t burst_listen(burst_listener *l, const void *answer, uint64_t bytes) {
-    int64_t r = end_enter_free(l->request);
-    if (r) return r;
     blame_on(&l->trace->device.signal);
-    r = answer_python(l, answer, bytes);
+    int64_t r = answer_python(l, answer, bytes);
     while (!r) r = serve(l);
-    end_leave(l->request);
     return r;
 }

@@ -160,7 +160,7 @@ class Asked(Controller):
 class RawClient:
     """A client without manners: it has the queues' memory, their ends and the sockets, and sends what it likes."""
 
-    def __init__(self, configure, lengths=(1024, 1024), dtype=DATUM_DTYPE, version=1):
+    def __init__(self, configure, version, lengths=(1024, 1024), dtype=DATUM_DTYPE):
         self.queues = [fmq.MessageQueue.create(dtype, length) for length in lengths]
         self.callback, callback = Channel.pair()
         self.context, context = Channel.pair()
@@ -309,9 +309,15 @@ def host(closing):
 
 
 @pytest.fixture
-def burst(closing):
+def wire():
+    """The wire version that clients speak. Modules whose tests run in each version say so again, with params."""
+    return 2
+
+
+@pytest.fixture
+def burst(closing, wire):
     """burst(configure): an `Asked` controller that does not spin unless told to."""
-    return lambda configure, spin=0.0, **options: closing(Asked(configure, spin=spin, **options))
+    return lambda configure, spin=0.0, **options: closing(Asked(configure, spin=spin, versions=[wire], **options))
 
 
 @pytest.fixture
@@ -321,9 +327,9 @@ def clients():
 
 
 @pytest.fixture
-def raw(closing):
+def raw(closing, wire):
     """raw(configure): a RawClient."""
-    return lambda configure, **options: closing(RawClient(configure, **options))
+    return lambda configure, **options: closing(RawClient(configure, wire, **options))
 
 
 @pytest.fixture

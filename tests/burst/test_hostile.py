@@ -11,7 +11,7 @@ import pytest
 import fmq
 from burst import GeneralFailure, OutputShape, PeerDied, RequestArgument
 from burst.datum import DATUM
-from burst.wire import encode_request, RequestPacket
+from burst.wire import RequestPacket, encode_request
 
 SEED = 20260101
 STRESS_SECONDS, SECONDS = 60, 1.0

@@ -7,7 +7,7 @@ import pytest
 
 from burst import ErrorStatus, Memory, Request, RequestArgument
 from burst.datum import DATUM
-from burst.wire import decode_result, encode_request, RequestPacket
+from burst.wire import RequestPacket, decode_result, encode_request
 from driver.devices.reference import ReferenceDevice
 from driver.nn import ModelBuilder
 from driver.request import BoundRequest
