@@ -242,6 +242,8 @@ class BurstServer:
             self._executor.free_when_idle()
         elif code == -errno.ETIMEDOUT:
             raise GeneralFailure("the client does not read its results")
+        elif code == -errno.EMSGSIZE:
+            raise GeneralFailure("the client's result queue has no room for any result")
         elif code not in {-errno.EINTR, -errno.EBUSY}:
             raise_errno(code, "listen")
 

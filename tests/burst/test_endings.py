@@ -414,3 +414,10 @@ def test_a_device_that_closes_its_end(fake, memory):
         client.run(memory())
     with pytest.raises(NotSent):
         client.run(memory())
+
+
+def test_a_client_whose_result_queue_holds_no_result(host, raw, wire):
+    """Not even a refusal fits into one element, ever: the burst ends, and its thread says nothing."""
+    device = host()
+    raw(device, lengths=(64, 1)).send(nothing(wire))
+    device.wait_ended()
