@@ -109,7 +109,8 @@ static int put_answer(burst_listener *l, unsigned char *packet, uint64_t bytes) 
     int r = end_enter_free(l->out);
     if (r) return r;
     if ((r = packet_put(l->out, packet, bytes)) == -EAGAIN) {
-        r = sleep_until(l->out, bytes / DATUM, 0, futex_now() + PATIENCE);
+        uint64_t deadline = futex_now() + PATIENCE;
+        while ((r = sleep_until(l->out, bytes / DATUM, 0, deadline)) == -EINTR) {} /* signals are for when we return */
         if (!r) r = packet_put(l->out, packet, bytes);
     }
     end_leave(l->out);
