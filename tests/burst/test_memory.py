@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from burst import ErrorStatus, GeneralFailure, InvalidArgument, Memory, NotSent, PeerDied, Request, RequestArgument
+from burst import ErrorStatus, GeneralFailure, InvalidArgument, NotSent, PeerDied, Request, RequestArgument
 from burst import server as burst_server
 from burst.memory import MappingCache, SlotTable
 from burst.wire import VERSIONS, RequestPacket, encode_request
@@ -308,27 +308,6 @@ def test_the_last_slot():
     assert table.slot_of(object()) == 2**31 - 1
     with pytest.raises(OverflowError, match="open another"):
         table.slot_of(object())
-
-
-def test_20000_memories_come_and_go_through_one_burst(host, burst, mappings):
-    """A device that is given 20 000 memories one after the other, each freed, keeps no mapping and no descriptor."""
-    device = host()
-    client = burst(device)
-    pool = Memory.create(4096)
-    pool.asarray(shape=4)[:] = range(4)
-    client.run(pool)
-    before, results = fds(), set()
-    for _ in range(20_000):
-        client.free_memory(pool)
-        results.add(client.run(pool).status)
-    assert results == {NONE}
-    assert client.asked[-1] == [20_000]
-    client.free_memory(pool)
-    for _ in range(20_001):
-        device.wait_freed()
-    assert mappings(pool) == 1
-    assert fds() == before
-    pool.close()
 
 
 def test_the_mapping_cache_is_all_or_nothing():

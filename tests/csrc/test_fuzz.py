@@ -20,11 +20,8 @@ SANITIZE = ("-fsanitize=fuzzer,address,undefined", "-fno-sanitize-recover=all")
 HINT = "no clang with libFuzzer (Debian: apt install clang libclang-rt-14-dev)"
 
 SYNCHRONIZED, UNSYNCHRONIZED = 1, 2
-FLOOR = {
-    "fuzz_attach": 300,
-    "fuzz_peer": 450,
-    "fuzz_listener": 300,
-}  # edges; what the seeds and the first seconds reach is well above
+# Edges; what the seeds and the first seconds reach is well above.
+FLOOR = {"fuzz_attach": 300, "fuzz_peer": 450, "fuzz_listener": 300}
 MUTANTS = {  # what is left out, and what it is replaced by
     "fuzz_peer": (
         "ring.c",
