@@ -11,7 +11,7 @@ import pytest
 import fmq
 from burst import GeneralFailure, OutputShape, PeerDied, RequestArgument
 from burst.datum import DATUM
-from burst.wire import VERSIONS, RequestPacket, decode_result, encode_request
+from burst.wire import VERSIONS, RequestPacket, encode_request
 
 SEED = 20260101
 STRESS_SECONDS, SECONDS = 60, 1.0
@@ -103,19 +103,6 @@ def random_answer(rng, pools):
     return answer
 
 
-def results_of(client, packet, n):
-    """What comes of a packet: one result, or in version 2, where it may lie about its size, one and more."""
-    if client.version == 1:
-        return [decode_result(client.exchange(packet), 1)]
-    number = 2**32 + n
-    client.send(packet)
-    client.wait_taken()
-    client.send(nothing(2, number))
-    *results, last = client.results(number)
-    assert last.status == 2
-    return results
-
-
 def test_random_packets(victim, clients, memory, attempts, wire):
     """Each of many damaged packets gets a result, whatever the client says when it is asked for memory. In version 2 a
     good request that follows is answered with its own id.
@@ -129,7 +116,7 @@ def test_random_packets(victim, clients, memory, attempts, wire):
                 client.close()
             client = clients[2](victim[1], wire)
         client.answer = random_answer(rng, pools)
-        results = results_of(client, random_packet(rng, good), n)
+        results = client.outcome(random_packet(rng, good))
         assert results
         statuses.update(result.status for result in results)
     client.close()
