@@ -6,7 +6,6 @@ import threading
 import time
 from functools import partial
 
-import numpy as np
 import pytest
 
 import fmq
@@ -362,58 +361,6 @@ def test_a_client_that_never_reads_its_results(host, raw, increment, wire):
         client.send(nothing(wire))
         assert taken.acquire(timeout=20)
     device.wait_ended()
-
-
-class FakeDevice:
-    """Takes requests and answers whatever it is told to."""
-
-    def __call__(self, offer):
-        with fmq.MessageQueue.open(offer.requests) as queue:
-            self.reader = queue.reader()
-        with fmq.MessageQueue.open(offer.results) as queue:
-            self.writer = queue.writer()
-            self.control = offer.results.region().asarray(np.uint64, 512)
-        return offer.versions[0]
-
-    def close(self):
-        self.reader.close()
-        self.writer.close()
-
-
-@pytest.fixture
-def fake(closing, burst):
-    device = closing(FakeDevice())
-    return device, burst(device)
-
-
-@pytest.mark.parametrize("answer", [bytes(24), b"\xff" * 48, nothing(1), nothing(2)], ids=range(4))
-def test_a_device_that_answers_nonsense(fake, memory, answer):
-    """A result that no encoder emits is a GENERAL_FAILURE, and the burst is not used again."""
-    device, client = fake
-    device.writer.write(np.frombuffer(answer, DATUM_DTYPE))
-    assert client.run(memory()).status == 2
-    with pytest.raises(NotSent, match="malformed"):
-        client.run(memory())
-
-
-def test_a_device_that_breaks_the_queue(fake, memory):
-    """A counter where it cannot be is a failure of this request, and the burst is not used again."""
-    device, client = fake
-    device.control[128 // 8] = 2**40
-    with pytest.raises(GeneralFailure, match=CLOSED_WITHOUT_A_WORD):
-        client.run(memory())
-    with pytest.raises(NotSent):
-        client.run(memory())
-
-
-def test_a_device_that_closes_its_end(fake, memory):
-    """A device that closes the result queue has ended the burst."""
-    device, client = fake
-    device.close()
-    with pytest.raises(GeneralFailure, match=CLOSED_WITHOUT_A_WORD):
-        client.run(memory())
-    with pytest.raises(NotSent):
-        client.run(memory())
 
 
 def test_a_client_whose_result_queue_holds_no_result(host, raw, wire):

@@ -92,7 +92,7 @@ def test_counts_reserve_nothing(lent):
 
 def test_lying_counts_and_enums_read_nothing(lent):
     """14. Each count one off, each number that stands for a choice out of its range: refused. What a device says is
-    checked alike, see test_endings.
+    checked alike, see test_hostile_devices.
     """
     client, _, good, _ = lent
     choices = {DATUM + 4: b"\x02", len(good) - (DATUM if client.version == 1 else 3 * DATUM) + 4: b"\x02"}
@@ -374,7 +374,8 @@ def test_a_caller_knows_which_path_ran(service, burst, memory):
 
 
 ELSEWHERE = {
-    "test_endings.py": ["test_a_device_that_answers_nonsense", "test_a_device_is_killed_during_an_execution"],
+    "test_hostile_devices.py": ["test_a_device_that_answers_nonsense"],
+    "test_endings.py": ["test_a_device_is_killed_during_an_execution"],
     "test_turns.py": ["test_busy", "test_a_late_result_is_dropped"],
     "test_memory.py": ["test_slots_are_never_used_again", "test_memory_freed_during_an_execution"],
     "test_native.py": ["test_memory_freed_while_it_runs", "test_stop_while_it_runs", "test_a_deadline_that_has_passed"],
