@@ -193,6 +193,8 @@ class Controller:
         if code == -errno.EALREADY:
             while self.in_flight and (code := self._wait(deadline)) >= 0:
                 self._result(code, measure=False)
+            if self._invalid:
+                raise NotSent(self._invalid)
             if not self.in_flight:
                 code = lib.burst_send(self._caller, packet.data, packet.nbytes) or -errno.ETIMEDOUT
             elif code == -errno.ETIMEDOUT:
@@ -229,7 +231,8 @@ class Controller:
                 self._last = decode_result(raw, self.version)._replace(timing=NO_TIMING, id=0)
             except Malformed as error:
                 self._invalid = f"the device's answer was malformed: {error}"
-                return ResultPacket(ErrorStatus.GENERAL_FAILURE, (), NO_TIMING)
+                self._last = ResultPacket(ErrorStatus.GENERAL_FAILURE, (), NO_TIMING)
+                return self._last
         return self._last._replace(timing=self._timing()) if measure else self._last
 
     def _timing(self) -> Timing:
