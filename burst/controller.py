@@ -60,6 +60,12 @@ class Configure(Protocol):
         """The wire version that both sides speak from now on."""
 
 
+def _one_of(versions: Sequence[int], chosen: int) -> int:
+    if chosen not in versions:
+        raise GeneralFailure(f"the device chose wire version {chosen!r:.20}; we speak {list(versions)}")
+    return chosen
+
+
 class NotSent(Exception):
     """The request did not go out, and nothing was executed: take the plain path."""
 
@@ -118,9 +124,7 @@ class Controller:
                     offer = Offer(
                         requests.descriptor, results.descriptor, self.trace.memory, callback, context, versions
                     )
-                    self.version = configure(offer)
-                if self.version not in versions:
-                    raise GeneralFailure(f"the device chose wire version {self.version!r:.20}; we speak {versions}")
+                    self.version = _one_of(versions, configure(offer))
             except BaseException:
                 self.close()
                 raise

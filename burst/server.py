@@ -56,6 +56,9 @@ class Terms(NamedTuple):
     spin: float | str = DEFAULT_SPIN
 
 
+_DEFAULTS = Terms()
+
+
 class BurstServer:
     """One burst. `start` begins listening; `stop` ends it from any thread and does not wait for a running execution."""
 
@@ -66,7 +69,7 @@ class BurstServer:
         callback: Channel,
         bind: Callable[[Request], Execution],
         on_end: Callable[[], None] = _nothing,
-        terms: Terms = Terms(),
+        terms: Terms = _DEFAULTS,
     ) -> None:
         """Attaches the client's queues. `bind` gets requests whose pools are `Memory`, mapped once per slot.
 
@@ -116,7 +119,7 @@ class BurstServer:
         callback: Channel,
         execute: Callable[[Request], Result],
         on_end: Callable[[], None] = _nothing,
-        terms: Terms = Terms(),
+        terms: Terms = _DEFAULTS,
     ) -> BurstServer:
         """For a device that can only execute synchronously; memory is still mapped once and kept."""
         return cls(requests, results, callback, lambda request: _Synchronous(request, execute), on_end, terms)
