@@ -15,6 +15,7 @@ import numpy as np
 from burst.errors import Malformed
 from burst.memory import Memory
 from fmq._core import ffi, lib
+from fmq.region import guard
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -96,6 +97,7 @@ def note_crashes() -> None:
     """For a device's process: a fatal signal in a listener is noted in its burst's trace before it ends the process."""
     if code := lib.burst_blame():
         raise OSError(-code, f"cannot handle fatal signals: {os.strerror(-code)}")
+    guard()  # over it: what a client truncated is no crash
 
 
 def _columns(records: NDArray[Any]) -> dict[str, NDArray[Any]]:
