@@ -174,6 +174,8 @@ class Controller:
         if self._invalid:
             raise NotSent(self._invalid)
         caller = self._caller
+        if self.version == 1 and self.in_flight:
+            raise Busy("in wire version 1 two requests at once would be one packet; receive() the result first")
         caller.deadline, caller.begin = _NO_DEADLINE if deadline is None else deadline, begin
         code = lib.burst_send(caller, packet.data, packet.nbytes)
         caller.deadline = _NO_DEADLINE

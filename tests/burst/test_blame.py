@@ -54,7 +54,7 @@ def test_who_crashed_the_device(service, burst, memory, increment, how):
 
 
 def test_truncated_memory_is_still_no_crash(service, burst, increment):
-    """A device that notes its crashes survives memory that its client truncates, in whichever order it asked for that."""
+    """A device that notes its crashes survives memory that its client truncates, whichever it asked for first."""
 
     class Noting(increment):
         def __init__(self, request):

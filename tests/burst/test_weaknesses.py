@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import fmq
-from burst import ErrorStatus, GeneralFailure, NotSent, PeerDied, Request, RequestArgument, Timeout
+from burst import Busy, ErrorStatus, GeneralFailure, NotSent, PeerDied, Request, RequestArgument, Timeout
 from burst import server as burst_server
 from burst.datum import DATUM, DATUM_DTYPE
 from burst.messages import NO_TIMING
@@ -187,6 +187,17 @@ def test_two_requests_at_once_get_two_answers(service, lender, memory, increment
         assert len(results) == len(good) + 1
 
 
+@pytest.mark.parametrize("wire", [1])
+def test_two_requests_at_once_are_refused_without_ids(service, burst, memory, increment):
+    """17a. In version 1 they would be one packet, so the second one is not sent."""
+    client, pool = burst(service()[1]), memory()
+    packet = client.encode(increment.request(pool))
+    client.start(packet)
+    with pytest.raises(Busy, match="receive"):
+        client.start(packet)
+    assert client.receive(20).status is NONE
+
+
 def test_a_late_answer_is_not_taken_for_another(service, burst, memory, increment):
     """17b. A caller who did not wait leaves an answer behind; the next one gets its own. See test_turns."""
 
@@ -304,9 +315,8 @@ def test_what_was_sent_and_what_was_not(service, burst, memory):
     with pytest.raises(PeerDied):
         client.receive(20)
     assert client.in_flight == 1
-    for _ in range(2):
-        with pytest.raises(NotSent, match="died"):
-            client.run(pool)
+    with pytest.raises(NotSent, match="died"):
+        client.run(pool)
     assert client.in_flight == 1
 
 
