@@ -157,8 +157,7 @@ static void note_done(burst_listener *l) {
 static struct burst_plan *current(const burst_listener *l) { return l->current < 0 ? NULL : l->plans + l->current; }
 
 /* What Python made of a request: `answer`, or the success that the plan has learnt. */
-static int put_outcome(burst_listener *l, const void *answer, uint64_t bytes) {
-    const struct burst_plan *p = current(l);
+static int put_outcome(burst_listener *l, const struct burst_plan *p, const void *answer, uint64_t bytes) {
     bool measure = p && p->measure;
     if (!answer) return p && p->answer ? put_success(l, p->answer, p->answer_bytes, measure) : -EINVAL;
     if (bytes > l->buffer_bytes || bytes < 2 * DATUM) return put_status(l, GENERAL_FAILURE);
@@ -166,7 +165,8 @@ static int put_outcome(burst_listener *l, const void *answer, uint64_t bytes) {
     return put_success(l, l->buffer, bytes, measure);
 }
 
-/* 0, or -ESTALE: the plan was forgotten while it ran, and its memory waits for us to let it go. */
+/* 0, or -ESTALE: the plan was forgotten while it ran, and its memory waits for us to let it go. Before the answer goes out:
+ * whoever has the result may free the memory, and find that nothing runs. The plan's own bytes stay until we learn. */
 static int leave_plan(burst_listener *l) {
     struct burst_plan *p = current(l);
     if (!p) return 0;
@@ -178,7 +178,8 @@ static int answer_python(burst_listener *l, const void *answer, uint64_t bytes) 
     if (!l->in_python) return 0;
     l->in_python = 0;
     note_done(l);
-    int r = put_outcome(l, answer, bytes), stale = leave_plan(l);
+    const struct burst_plan *p = current(l);
+    int stale = leave_plan(l), r = put_outcome(l, p, answer, bytes);
     return r ? r : stale;
 }
 
@@ -186,8 +187,8 @@ static int run_native(burst_listener *l) {
     struct burst_plan *p = &l->plans[l->current];
     int32_t status = p->function(p->context);
     note_done(l);
-    int r = status ? put_status(l, (uint32_t)status) : put_success(l, p->answer, p->answer_bytes, p->measure);
     int stale = leave_plan(l);
+    int r = status ? put_status(l, (uint32_t)status) : put_success(l, p->answer, p->answer_bytes, p->measure);
     return r ? r : stale;
 }
 
@@ -228,8 +229,8 @@ static int64_t serve(burst_listener *l) {
     note(&l->trace->device.running, l->id);
     if (l->started > l->deadline) {
         note_done(l);
-        r = put_status(l, MISSED_DEADLINE_TRANSIENT);
         int stale = leave_plan(l);
+        r = put_status(l, MISSED_DEADLINE_TRANSIENT);
         return r ? r : stale;
     }
     if (is_known && l->plans[l->current].function) return run_native(l);
