@@ -40,6 +40,7 @@ def test_memory_is_asked_for_once(host, burst, memory, mappings):
         assert list(pool.asarray(shape=2 * n)) == [*range(n), *range(1, n + 1)]
         pool.asarray(shape=10)[:] = range(10)
     assert client.asked == [[0]]
+    assert client.answered.acquire(timeout=20)
     assert client.counts.memories_sent == 1
     assert mappings(pool) == 2  # ours and the device's
 
