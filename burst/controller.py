@@ -60,6 +60,12 @@ class Configure(Protocol):
         """The wire version that both sides speak from now on."""
 
 
+def _one_of(versions: Sequence[int], chosen: int) -> int:
+    if chosen not in versions:
+        raise GeneralFailure(f"the device chose wire version {chosen!r:.20}; we speak {list(versions)}")
+    return chosen
+
+
 class NotSent(Exception):
     """The request did not go out, and nothing was executed: take the plain path."""
 
@@ -118,9 +124,7 @@ class Controller:
                     offer = Offer(
                         requests.descriptor, results.descriptor, self.trace.memory, callback, context, versions
                     )
-                    self.version = configure(offer)
-                if self.version not in versions:
-                    raise GeneralFailure(f"the device chose wire version {self.version!r:.20}; we speak {versions}")
+                    self.version = _one_of(versions, configure(offer))
             except BaseException:
                 self.close()
                 raise
@@ -197,6 +201,8 @@ class Controller:
         if self._invalid:
             raise NotSent(self._invalid)
         caller = self._caller
+        if self.version == 1 and self.in_flight:
+            raise Busy("in wire version 1 two requests at once would be one packet; receive() the result first")
         caller.deadline = _NO_DEADLINE if deadline is None else deadline
         code = lib.burst_send(caller, packet.data, packet.nbytes)
         caller.deadline = _NO_DEADLINE
@@ -220,6 +226,8 @@ class Controller:
         if code == -errno.EALREADY:
             while self.in_flight and (code := self._wait(deadline)) >= 0:
                 self._result(code, measure=False)
+            if self._invalid:
+                raise NotSent(self._invalid)
             if not self.in_flight:
                 code = lib.burst_send(self._caller, packet.data, packet.nbytes) or -errno.ETIMEDOUT
             elif code == -errno.ETIMEDOUT:
@@ -259,7 +267,8 @@ class Controller:
                 self._last = decode_result(raw, self.version)._replace(timing=NO_TIMING, id=0)
             except Malformed as error:
                 self._invalid = f"the device's answer was malformed: {error}"
-                return ResultPacket(ErrorStatus.GENERAL_FAILURE, (), NO_TIMING)
+                self._last = ResultPacket(ErrorStatus.GENERAL_FAILURE, (), NO_TIMING)
+                return self._last
         return self._last._replace(timing=self._timing()) if measure else self._last
 
     def _timing(self) -> Timing:
@@ -298,8 +307,8 @@ class Controller:
     def close(self) -> None:
         """Ends the burst on both sides. Harmless when done twice."""
         _callbacks.discard(self._callback)
-        for end in (self._writer, self._reader, self._context, self._callback):
-            end.close()
+        for end in (self._writer, self._reader, self._context, self._callback, self.trace.memory):
+            end.close()  # the trace can still be read
 
     def __enter__(self) -> Self:
         return self

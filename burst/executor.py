@@ -28,9 +28,10 @@ _log = logging.getLogger(__name__)
 class Execution(Protocol):
     """One request, bound to its memory, to be run any number of times.
 
-    It may have an attribute `native`: the addresses of a C function `int32_t f(void *context)` that does what `run` does,
-    and of its context. The listener then calls that, without Python and without the GIL, one call at a time. It returns
-    an ErrorStatus and lives as long as the execution. None is the same as no such attribute.
+    It may have an attribute `native`: the addresses of a C function `int32_t f(void *context)` that does what `run`
+    does, and of its context. If the shapes never change, the listener then calls that, without Python and without the
+    GIL, one call at a time. It returns an ErrorStatus and lives as long as the execution. None is the same as no such
+    attribute.
     """
 
     @property
@@ -69,7 +70,8 @@ def _ended(*_: object) -> NoReturn:
     raise InternalError("this executor was cleared")
 
 
-def _nothing(_: int | None) -> None: ...
+def _nothing(_: int | None) -> None:
+    """What a client frees after its end was gone before."""
 
 
 _NONE = Protocols(_ended, _ended, _ended)

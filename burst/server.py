@@ -56,6 +56,9 @@ class Terms(NamedTuple):
     spin: float | str = DEFAULT_SPIN
 
 
+_DEFAULTS = Terms()
+
+
 class BurstServer:
     """One burst. `start` begins listening; `stop` ends it from any thread and does not wait for a running execution."""
 
@@ -66,7 +69,7 @@ class BurstServer:
         callback: Channel,
         bind: Callable[[Request], Execution],
         on_end: Callable[[], None] = _nothing,
-        terms: Terms = Terms(),
+        terms: Terms = _DEFAULTS,
     ) -> None:
         """Attaches the client's queues. `bind` gets requests whose pools are `Memory`, mapped once per slot.
 
@@ -116,7 +119,7 @@ class BurstServer:
         callback: Channel,
         execute: Callable[[Request], Result],
         on_end: Callable[[], None] = _nothing,
-        terms: Terms = Terms(),
+        terms: Terms = _DEFAULTS,
     ) -> BurstServer:
         """For a device that can only execute synchronously; memory is still mapped once and kept."""
         return cls(requests, results, callback, lambda request: _Synchronous(request, execute), on_end, terms)
@@ -130,8 +133,8 @@ class BurstServer:
     def stop(self) -> None:
         """Ends the burst. A running execution finishes first; its result is dropped."""
         self._callback.shutdown()
+        self._writer.close()  # first: the listener may be waiting for room in it
         self._reader.close()
-        self._writer.close()
         with self._starting:
             is_mine = not self._is_stopped and self._thread.ident is None
             self._is_stopped = True
@@ -167,6 +170,7 @@ class BurstServer:
         self._reader.close()
         self._callback.close()
         self._executor.close()
+        self._plans.clear()  # also the one that ran when we were stopped
         ffi.release(self._listener)
         on_end, self.on_end = self.on_end, _nothing  # which may lead back to us, too
         on_end()
@@ -179,11 +183,13 @@ class BurstServer:
                 try:
                     plan.run()
                     if plan.success:
+                        plan = None  # or what is freed while we wait would stay
                         code = listen(listener, null, 0)
                         continue
                     answer = plan.answer()
                 except Exception as error:  # noqa: BLE001 (one bad request must not end a process that serves many)
                     answer = self._executor.refuse(error)
+                plan = None
             elif code == -errno.ENOENT:
                 answer = self._first_time()
             else:
@@ -243,6 +249,8 @@ class BurstServer:
             self._executor.free_when_idle()
         elif code == -errno.ETIMEDOUT:
             raise GeneralFailure("the client does not read its results")
+        elif code == -errno.EMSGSIZE:
+            raise GeneralFailure("the client's result queue has no room for any result")
         elif code not in {-errno.EINTR, -errno.EBUSY}:
             raise_errno(code, "listen")
 

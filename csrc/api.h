@@ -141,8 +141,8 @@ typedef struct {
     uint64_t spin_ns;
     uint64_t id, deadline, taken, started, done; /* of that request */
     struct burst_plan *plans;
-    uint32_t count, used, last, running; /* running: 1 + the plan's index */
-    int32_t current;               /* the plan's index, or -1 */
+    uint32_t count, used, last;
+    int32_t current; /* the index of the plan that runs, or -1 */
     int framed, in_python;
 } burst_listener;
 

@@ -100,6 +100,7 @@ static int64_t take_result(burst_caller *c, uint64_t since) {
     unsigned char *fresh = c->spare, *last = c->result;
     int64_t bytes = packet_take(c->back, fresh, c->buffer_bytes, c->framed ? RESULT_SIZE_AT : 0);
     if (bytes < 0) return bytes;
+    if (c->results == c->id) return ring_broken(c->back); /* nobody asked */
     c->results++;
     uint64_t tail = read_tail(c, fresh, (uint64_t)bytes);
     if (tail && c->result_id != c->results) return ring_broken(c->back); /* results come in the order of requests */
