@@ -168,7 +168,7 @@ class Controller:
         return self._reader.peer == "dead"
 
     def arrival_fd(self) -> int:
-        """A descriptor that is readable when `receive` would not wait: for asyncio. Call it again after each `receive`."""
+        """For asyncio: readable when `receive` would not wait. Ask again after each `receive`."""
         self._reader.rearm()
         return self._reader.fileno()
 
