@@ -36,7 +36,7 @@ CHANNEL_LENGTH = 1024  # elements of each queue
 _callbacks = ChannelLoop("burst-callbacks")
 os.register_at_fork(after_in_child=_callbacks.forget)
 
-_HOLD = 10e-6  # seconds that an execution keeps the GIL: a busy thread of the application does not delay its result
+_HOLD = 10e-6  # seconds that an execution keeps the GIL at least: a busy thread does not delay its result
 _NO_DEADLINE = NOT_MEASURED
 _call, _receive = hot.fmq_hot_exchange, lib.burst_receive
 _START = ffi.cast("void *", ffi.addressof(lib, "burst_call"))
@@ -58,6 +58,12 @@ class Configure(Protocol):
 
     def __call__(self, offer: Offer) -> int:
         """The wire version that both sides speak from now on."""
+
+
+def _one_of(versions: Sequence[int], chosen: int) -> int:
+    if chosen not in versions:
+        raise GeneralFailure(f"the device chose wire version {chosen!r:.20}; we speak {list(versions)}")
+    return chosen
 
 
 class NotSent(Exception):
@@ -118,9 +124,7 @@ class Controller:
                     offer = Offer(
                         requests.descriptor, results.descriptor, self.trace.memory, callback, context, versions
                     )
-                    self.version = configure(offer)
-                if self.version not in versions:
-                    raise GeneralFailure(f"the device chose wire version {self.version!r:.20}; we speak {versions}")
+                    self.version = _one_of(versions, configure(offer))
             except BaseException:
                 self.close()
                 raise
@@ -134,7 +138,7 @@ class Controller:
         caller.trace, self.trace.page.client.pid = self.trace.page, os.getpid()
         caller.spare, caller.result = self._buffers
         caller.buffer_bytes, caller.spin_ns = nbytes, self._reader.spin_ns
-        caller.hold_ns = min(caller.spin_ns, int(_HOLD * 1e9))
+        caller.hold_ns = int(_HOLD * 1e9)
         caller.deadline = _NO_DEADLINE
         return caller
 
@@ -174,7 +178,7 @@ class Controller:
         return self._reader.peer == "dead"
 
     def arrival_fd(self) -> int:
-        """A descriptor that is readable when `receive` would not wait: for asyncio. Call it again after each `receive`."""
+        """For asyncio: readable when `receive` would not wait. Ask again after each `receive`."""
         self._reader.rearm()
         return self._reader.fileno()
 
@@ -182,12 +186,20 @@ class Controller:
         """The making of the next request begins."""
         self._caller.begin = lib.fmq_now()
 
-    def send(self, packet: Packet, timeout: float | None = None) -> ResultPacket:
-        """One execution. Raises NotSent, Timeout (the result, when it comes, is dropped), PeerDied, Busy."""
+    def send(self, packet: Packet, timeout: float | None = None, deadline: int | None = None) -> ResultPacket:
+        """One execution. `deadline`: for the device, absolute CLOCK_MONOTONIC ns.
+
+        Raises NotSent, Timeout (the result, when it comes, is dropped), PeerDied, Busy.
+        """
         if self._invalid:
             raise NotSent(self._invalid)
+        if deadline is not None:
+            self.start(packet, deadline)
+            return self.receive(timeout, measure=packet.measure)
         try:
             code = _call(self._caller, packet.data, packet.nbytes)
+            if not code and not packet.measure:
+                return self._last
             if code:
                 code = self._go_on(code, packet, FOREVER if timeout is None else deadline_of(timeout or 1e-9), timeout)
             return self._result(code, packet.measure)
@@ -206,6 +218,8 @@ class Controller:
         if self._invalid:
             raise NotSent(self._invalid)
         caller = self._caller
+        if self.version == 1 and self.in_flight:
+            raise Busy("in wire version 1 two requests at once would be one packet; receive() the result first")
         caller.deadline = _NO_DEADLINE if deadline is None else deadline
         code = lib.burst_send(caller, packet.data, packet.nbytes)
         caller.deadline = _NO_DEADLINE
@@ -233,6 +247,8 @@ class Controller:
         if code == -errno.EALREADY:
             while self.in_flight and (code := self._wait(deadline)) >= 0:
                 self._result(code, measure=False)
+            if self._invalid:
+                raise NotSent(self._invalid)
             if not self.in_flight:
                 code = lib.burst_send(self._caller, packet.data, packet.nbytes) or -errno.ETIMEDOUT
             elif code == -errno.ETIMEDOUT:
@@ -272,7 +288,8 @@ class Controller:
                 self._last = decode_result(raw, self.version)._replace(timing=NO_TIMING, id=0)
             except Malformed as error:
                 self._invalid = f"the device's answer was malformed: {error}"
-                return ResultPacket(ErrorStatus.GENERAL_FAILURE, (), NO_TIMING)
+                self._last = ResultPacket(ErrorStatus.GENERAL_FAILURE, (), NO_TIMING)
+                return self._last
         return self._last._replace(timing=self._timing()) if measure else self._last
 
     def _timing(self) -> Timing:
@@ -311,8 +328,8 @@ class Controller:
     def close(self) -> None:
         """Ends the burst on both sides. Harmless when done twice."""
         _callbacks.discard(self._callback)
-        for end in (self._writer, self._reader, self._context, self._callback):
-            end.close()
+        for end in (self._writer, self._reader, self._context, self._callback, self.trace.memory):
+            end.close()  # the trace can still be read
 
     def __enter__(self) -> Self:
         return self

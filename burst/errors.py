@@ -2,12 +2,12 @@
 
     BurstError
     ├── PeerDied                            also fmq's PeerDied, so also ConnectionError
+    │   ├── BuffersLost
+    │   └── Quarantined
     ├── Malformed                           also ValueError
     ├── Timeout                             also TimeoutError
     ├── Busy
     ├── ResultsHeld                         also BufferError
-    ├── BuffersLost                         also PeerDied
-    ├── Quarantined                         also PeerDied
     ├── InternalError                       our bug
     └── StatusError                         the device answered, and the answer is an error status
         ├── DeviceUnavailable               DEVICE_UNAVAILABLE

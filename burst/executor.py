@@ -28,9 +28,10 @@ _log = logging.getLogger(__name__)
 class Execution(Protocol):
     """One request, bound to its memory, to be run any number of times.
 
-    It may have an attribute `native`: the addresses of a C function `int32_t f(void *context)` that does what `run` does,
-    and of its context. The listener then calls that, without Python and without the GIL, one call at a time. It returns
-    an ErrorStatus and lives as long as the execution. None is the same as no such attribute.
+    It may have an attribute `native`: the addresses of a C function `int32_t f(void *context)` that does what `run`
+    does, and of its context. If the shapes never change, the listener then calls that, without Python and without the
+    GIL, one call at a time. It returns an ErrorStatus and lives as long as the execution. None is the same as no such
+    attribute.
     """
 
     @property
@@ -69,6 +70,10 @@ def _ended(*_: object) -> NoReturn:
     raise InternalError("this executor was cleared")
 
 
+def _nothing(_: int | None) -> None:
+    """What a client frees after its end was gone before."""
+
+
 _NONE = Protocols(_ended, _ended, _ended)
 
 
@@ -77,7 +82,9 @@ class Plan:
 
     __slots__ = ("_encode", "execution", "measure", "run", "slots", "success")
 
-    def __init__(self, execution: Execution, packet: RequestPacket, encode: Callable[[ResultPacket, str], bytes]) -> None:
+    def __init__(
+        self, execution: Execution, packet: RequestPacket, encode: Callable[[ResultPacket, str], bytes]
+    ) -> None:
         self.slots = frozenset(slot for slot in packet.slots if not isinstance(slot, Token))
         self.execution, self.run, self.measure, self._encode = execution, execution.run, packet.measure, encode
         self.success = self._answer() if execution.is_static else None
@@ -159,4 +166,4 @@ class CachedExecutor:
         with self.lock:
             self._forget(None)
             self._mappings.clear()
-            self._protocols, self._forget = _NONE, _ended
+            self._protocols, self._forget = _NONE, _nothing

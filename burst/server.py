@@ -56,6 +56,9 @@ class Terms(NamedTuple):
     spin: float | str = DEFAULT_SPIN
 
 
+_DEFAULTS = Terms()
+
+
 class BurstServer:
     """One burst. `start` begins listening; `stop` ends it from any thread and does not wait for a running execution."""
 
@@ -66,14 +69,14 @@ class BurstServer:
         callback: Channel,
         bind: Callable[[Request], Execution],
         on_end: Callable[[], None] = _nothing,
-        terms: Terms = Terms(),
+        terms: Terms = _DEFAULTS,
     ) -> None:
         """Attaches the client's queues. `bind` gets requests whose pools are `Memory`, mapped once per slot.
 
         Raises InvalidDescriptor, RoleTaken, Malformed. `on_end` runs in the listener when it has freed all.
         """
         self._callback, self.on_end, self._version = callback, on_end, terms.version
-        self._trace = Trace(terms.trace) if terms.trace else Trace.create()
+        self.trace = Trace(terms.trace) if terms.trace else Trace.create()
         for queue_of in (requests, results):
             _check_queue(queue_of)
         with MessageQueue.open(requests) as queue:
@@ -101,7 +104,7 @@ class BurstServer:
     def _new_listener(self, nbytes: int) -> Any:
         self._buffer = ffi.new("unsigned char[]", nbytes)
         listener = ffi.new("burst_listener *")
-        listener.out, listener.request, listener.trace = self._writer.handle, self._reader.handle, self._trace.page
+        listener.out, listener.request, listener.trace = self._writer.handle, self._reader.handle, self.trace.page
         listener.buffer, listener.buffer_bytes = self._buffer, nbytes
         listener.spin_ns, listener.framed, listener.current = self._reader.spin_ns, self._version > 1, -1
         if lib.burst_plans(listener, MAX_PLANS):
@@ -116,7 +119,7 @@ class BurstServer:
         callback: Channel,
         execute: Callable[[Request], Result],
         on_end: Callable[[], None] = _nothing,
-        terms: Terms = Terms(),
+        terms: Terms = _DEFAULTS,
     ) -> BurstServer:
         """For a device that can only execute synchronously; memory is still mapped once and kept."""
         return cls(requests, results, callback, lambda request: _Synchronous(request, execute), on_end, terms)
@@ -130,13 +133,17 @@ class BurstServer:
     def stop(self) -> None:
         """Ends the burst. A running execution finishes first; its result is dropped."""
         self._callback.shutdown()
+        self._writer.close()  # first: the listener may be waiting for room in it
         self._reader.close()
-        self._writer.close()
         with self._starting:
             is_mine = not self._is_stopped and self._thread.ident is None
             self._is_stopped = True
         if is_mine:
             self._end()
+
+    def crowd(self, *, is_crowded: bool) -> None:
+        """With more listeners than processors none of them polls: it would take the time of the others."""
+        self._listener.spin_ns = 0 if is_crowded else self._reader.spin_ns
 
     def free_memory(self, slot: int) -> None:
         """The client needs that slot no more. Returns at once; memory in use is let go after the run."""
@@ -148,7 +155,7 @@ class BurstServer:
             self._thread.join(timeout)
 
     def _listen(self) -> None:
-        device = self._trace.page.device
+        device = self.trace.page.device
         device.pid, device.tid = os.getpid(), threading.get_native_id()
         try:
             self._serve()
@@ -163,6 +170,7 @@ class BurstServer:
         self._reader.close()
         self._callback.close()
         self._executor.close()
+        self._plans.clear()  # also the one that ran when we were stopped
         ffi.release(self._listener)
         on_end, self.on_end = self.on_end, _nothing  # which may lead back to us, too
         on_end()
@@ -175,11 +183,13 @@ class BurstServer:
                 try:
                     plan.run()
                     if plan.success:
+                        plan = None  # or what is freed while we wait would stay
                         code = listen(listener, null, 0)
                         continue
                     answer = plan.answer()
                 except Exception as error:  # noqa: BLE001 (one bad request must not end a process that serves many)
                     answer = self._executor.refuse(error)
+                plan = None
             elif code == -errno.ENOENT:
                 answer = self._first_time()
             else:
@@ -239,6 +249,8 @@ class BurstServer:
             self._executor.free_when_idle()
         elif code == -errno.ETIMEDOUT:
             raise GeneralFailure("the client does not read its results")
+        elif code == -errno.EMSGSIZE:
+            raise GeneralFailure("the client's result queue has no room for any result")
         elif code not in {-errno.EINTR, -errno.EBUSY}:
             raise_errno(code, "listen")
 

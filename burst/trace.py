@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from contextlib import contextmanager
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -15,6 +16,7 @@ import numpy as np
 from burst.errors import Malformed
 from burst.memory import Memory
 from fmq._core import ffi, lib
+from fmq.region import guard
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -24,9 +26,9 @@ if TYPE_CHECKING:
 STAGES: Final = ("encode", "queue", "wake", "bind", "execute", "return")
 """What one request goes through, in this order.
 
-encode: until it was in the queue, with the copying of arrays. queue: while the device served those before it. wake: until
-the listener had it. bind: until it was recognised, or checked and bound, and admitted. execute: until its result was
-there. return: until the client had it.
+encode: until it was in the queue, with the copying of arrays. queue: while the device served those before it. wake:
+until the listener had it. bind: until it was recognised, or checked and bound, and admitted. execute: until its result
+was there. return: until the client had it.
 """
 _MAGIC = 0x4543415254535242  # the bytes "BRSTRACE"
 _VERSION = 1
@@ -65,7 +67,7 @@ class Trace:
                     found[name] = side[:, column]
         steps = [found[name].astype(np.int64) for name in ("begin", "sent", "taken", "started", "done", "received")]
         whole = (sent[:, 0] != 0) & (sent[:, 0] == served[:, 0])
-        for earlier, later in zip(steps, steps[1:], strict=False):
+        for earlier, later in pairwise(steps):
             whole &= earlier <= later  # what was being written while we copied does not fit together
         return np.sort(found[whole], order="id")
 
@@ -105,9 +107,10 @@ def blamed(trace: Trace | None) -> Iterator[None]:
 
 
 def note_crashes() -> None:
-    """For a device's process: a fatal signal in a listener is noted in its burst's trace, before it ends the process."""
+    """For a device's process: a fatal signal in a listener is noted in its burst's trace before it ends the process."""
     if code := lib.burst_blame():
         raise OSError(-code, f"cannot handle fatal signals: {os.strerror(-code)}")
+    guard()  # over it: what a client truncated is no crash
 
 
 def _columns(records: NDArray[Any]) -> dict[str, NDArray[Any]]:

@@ -115,8 +115,11 @@ typedef struct {
     burst_trace *trace;
     unsigned char *spare, *result; /* buffer_bytes each: `result` holds the last result that was not like the one before */
     uint64_t buffer_bytes, result_bytes;
-    uint64_t spin_ns, hold_ns;    /* of burst_receive; of burst_call */
+    uint64_t spin_ns;
+    uint64_t hold_ns;             /* of burst_call, at least; it takes longer while answers usually come soon */
+    uint64_t usual_ns;            /* what answers to burst_call have lately taken */
     uint64_t begin, deadline;     /* of the next request; begin 0: when it is sent */
+    uint64_t sent;                /* the last one */
     uint64_t id, result_id;       /* of the last request, and of the last result */
     uint64_t results;             /* how many came */
     uint64_t on_device, in_driver; /* times of the last result; 2^64 - 1: not measured */
@@ -126,7 +129,7 @@ typedef struct {
 
 int burst_send(burst_caller *caller, void *packet, uint64_t bytes); /* patches id and deadline into it; -EAGAIN: no room */
 int64_t burst_receive(burst_caller *caller, uint64_t deadline);     /* 0: like the last result, but for id and times; else its bytes */
-int64_t burst_call(burst_caller *caller, void *packet, uint64_t bytes); /* both; polls hold_ns. -ETIMEDOUT: it was sent,
+int64_t burst_call(burst_caller *caller, void *packet, uint64_t bytes); /* both. -ETIMEDOUT: it was sent,
                                                                         * and `calling` is Python's to clear */
 
 typedef int32_t burst_function(void *context); /* executes; returns an error status, 0 to 8 */
@@ -138,8 +141,8 @@ typedef struct {
     uint64_t spin_ns;
     uint64_t id, deadline, taken, started, done; /* of that request */
     struct burst_plan *plans;
-    uint32_t count, used, last, running; /* running: 1 + the plan's index */
-    int32_t current;               /* the plan's index, or -1 */
+    uint32_t count, used, last;
+    int32_t current; /* the index of the plan that runs, or -1 */
     int framed, in_python;
 } burst_listener;
 

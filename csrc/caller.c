@@ -9,6 +9,8 @@
 #include "sleep.h"
 #include "trace.h"
 
+static const uint64_t SOON = 100000; /* ns */
+
 /* ---- requests ---------------------------------------------------------------------------------------------------- */
 
 static void note_sent(burst_caller *c) {
@@ -17,6 +19,7 @@ static void note_sent(burst_caller *c) {
     note(&record->id, 0);
     note(&record->begin, c->begin ? c->begin : sent);
     note(&record->sent, sent);
+    c->sent = sent;
     note(&record->received, 0);
     note(&record->id, c->id);
     note(&c->trace->client.requests, c->id);
@@ -75,6 +78,11 @@ static bool has_usual_times(const burst_caller *c, const unsigned char *packet) 
     return c->on_device <= c->in_driver && !load_u32(packet + RESULT_STATUS_AT);
 }
 
+static void learn(burst_caller *c, uint64_t took) {
+    if (took > 4 * SOON) took = 4 * SOON; /* one long pause does not change the habit */
+    c->usual_ns += took / 8 - c->usual_ns / 8;
+}
+
 /* `since`: from when on this call has waited. */
 static void note_received(burst_caller *c, uint64_t since) {
     uint64_t now = futex_now();
@@ -82,6 +90,7 @@ static void note_received(burst_caller *c, uint64_t since) {
     note(&record->received, now);
     count(&c->trace->client.total_ns, now - record->begin);
     count(&c->trace->client.busy_ns, now - since);
+    learn(c, now - record->sent);
     note(&c->trace->client.results, c->results);
     note(&c->trace->client.asleep_ns, c->back->asleep_ns);
 }
@@ -91,6 +100,7 @@ static int64_t take_result(burst_caller *c, uint64_t since) {
     unsigned char *fresh = c->spare, *last = c->result;
     int64_t bytes = packet_take(c->back, fresh, c->buffer_bytes, c->framed ? RESULT_SIZE_AT : 0);
     if (bytes < 0) return bytes;
+    if (c->results == c->id) return ring_broken(c->back); /* nobody asked */
     c->results++;
     uint64_t tail = read_tail(c, fresh, (uint64_t)bytes);
     if (tail && c->result_id != c->results) return ring_broken(c->back); /* results come in the order of requests */
@@ -115,14 +125,26 @@ int64_t burst_receive(burst_caller *c, uint64_t deadline) {
 
 /* ---- both -------------------------------------------------------------------------------------------------------- */
 
+/* The caller holds Python's lock meanwhile. A busy thread of its process would keep that for 5 ms, so it is worth waiting
+ * for an answer that usually comes soon: also for a device that has to wake up first. */
+static uint64_t patience(const burst_caller *c) {
+    return c->usual_ns < SOON ? 2 * c->usual_ns + c->hold_ns : c->hold_ns;
+}
+
+static int wait_holding(burst_caller *c, uint64_t sent) {
+    uint64_t hold = patience(c), window = sleep_window(c->back, c->spin_ns);
+    int r = sleep_spin(c->back, 1, hold < window ? hold : window);
+    if (r == -EAGAIN && window < hold) r = sleep_until(c->back, 1, 0, sent + hold);
+    return r == -EAGAIN || r == -EINTR ? -ETIMEDOUT : r; /* the packet is out */
+}
+
 static int64_t call(burst_caller *c, void *packet, uint64_t bytes) {
     int64_t r = end_enter_free(c->back);
     if (r) return r;
     if (c->id != c->results) return end_leave(c->back), -EALREADY; /* a result that nobody waited for comes first */
-    uint64_t window = sleep_window(c->back, c->spin_ns), hold = c->hold_ns < window ? c->hold_ns : window;
     r = send_request(c, packet, bytes);
-    if (!r && (r = sleep_spin(c->back, 1, hold)) == -EAGAIN) r = -ETIMEDOUT; /* the packet is out */
-    if (!r) r = take_result(c, c->trace->sent[c->id % BURST_RECORDS].sent);
+    uint64_t sent = c->sent;
+    if (!r && !(r = wait_holding(c, sent))) r = take_result(c, sent);
     end_leave(c->back);
     return r;
 }

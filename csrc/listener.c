@@ -25,15 +25,16 @@ struct burst_plan {
     burst_function *function; /* or NULL: Python runs it */
     void *context;
     bool measure;
-    _Atomic uint32_t valid;
+    _Atomic uint32_t state; /* of the two bits below; README.md, "Plans" */
 };
+
+enum { VALID = 1, RUNS = 2 };
 
 /* ---- plans ------------------------------------------------------------------------------------------------------- */
 
 int burst_plans(burst_listener *l, uint32_t n) {
     l->plans = calloc(n, sizeof *l->plans);
     l->count = l->plans ? n : 0;
-    l->running = 0;
     return l->plans ? 0 : -ENOMEM;
 }
 
@@ -47,7 +48,7 @@ void burst_drop_plans(burst_listener *l) {
     for (uint32_t i = 0; i < l->count; i++) drop(&l->plans[i]);
     free(l->plans);
     l->plans = NULL;
-    l->count = 0;
+    l->count = l->used = 0;
 }
 
 static unsigned char *copy_of(const void *bytes, uint64_t n) {
@@ -72,22 +73,22 @@ int burst_learn(burst_listener *l, uint32_t i, const void *answer, uint64_t answ
     p->measure = measure;
     if (l->used <= i) l->used = i + 1;
     l->current = (int32_t)i;
-    atomic_store((_Atomic uint32_t *)&l->running, i + 1);
-    atomic_store(&p->valid, 1);
+    l->started = futex_now();
+    atomic_store(&p->state, VALID | RUNS);
     return 0;
 }
 
 int burst_forget(burst_listener *l, uint32_t i) {
-    atomic_store(&l->plans[i].valid, 0);
-    return atomic_load((_Atomic uint32_t *)&l->running) == i + 1; /* pairs: FREE_RUN */
+    if (i >= l->count) return 0;
+    return (atomic_fetch_and(&l->plans[i].state, ~(uint32_t)VALID) & RUNS) != 0; /* pairs: FREE_RUN */
 }
 
 /* Marks a plan as running, unless it was forgotten. */
 static bool begin(burst_listener *l, uint32_t i) {
-    atomic_store((_Atomic uint32_t *)&l->running, i + 1);
-    if (atomic_load(&l->plans[i].valid)) return l->current = (int32_t)i, true; /* pairs: FREE_RUN */
-    atomic_store((_Atomic uint32_t *)&l->running, 0);
-    return false;
+    uint32_t idle = VALID;
+    if (!atomic_compare_exchange_strong(&l->plans[i].state, &idle, VALID | RUNS)) return false; /* pairs: FREE_RUN */
+    l->current = (int32_t)i;
+    return true;
 }
 
 /* Requests usually come in the order of last time. */
@@ -109,7 +110,8 @@ static int put_answer(burst_listener *l, unsigned char *packet, uint64_t bytes) 
     int r = end_enter_free(l->out);
     if (r) return r;
     if ((r = packet_put(l->out, packet, bytes)) == -EAGAIN) {
-        r = sleep_until(l->out, bytes / DATUM, 0, futex_now() + PATIENCE);
+        uint64_t deadline = futex_now() + PATIENCE;
+        while ((r = sleep_until(l->out, bytes / DATUM, 0, deadline)) == -EINTR) {} /* signals are for when we return */
         if (!r) r = packet_put(l->out, packet, bytes);
     }
     end_leave(l->out);
@@ -156,8 +158,7 @@ static void note_done(burst_listener *l) {
 static struct burst_plan *current(const burst_listener *l) { return l->current < 0 ? NULL : l->plans + l->current; }
 
 /* What Python made of a request: `answer`, or the success that the plan has learnt. */
-static int put_outcome(burst_listener *l, const void *answer, uint64_t bytes) {
-    const struct burst_plan *p = current(l);
+static int put_outcome(burst_listener *l, const struct burst_plan *p, const void *answer, uint64_t bytes) {
     bool measure = p && p->measure;
     if (!answer) return p && p->answer ? put_success(l, p->answer, p->answer_bytes, measure) : -EINVAL;
     if (bytes > l->buffer_bytes || bytes < 2 * DATUM) return put_status(l, GENERAL_FAILURE);
@@ -165,20 +166,21 @@ static int put_outcome(burst_listener *l, const void *answer, uint64_t bytes) {
     return put_success(l, l->buffer, bytes, measure);
 }
 
-/* 0, or -ESTALE: the plan was forgotten while it ran, and its memory waits for us to let it go. */
+/* 0, or -ESTALE: the plan was forgotten while it ran, and its memory waits for us to let it go. Before the answer goes out:
+ * whoever has the result may free the memory, and find that nothing runs. The plan's own bytes stay until we learn. */
 static int leave_plan(burst_listener *l) {
-    const struct burst_plan *p = current(l);
+    struct burst_plan *p = current(l);
     if (!p) return 0;
     l->current = -1;
-    atomic_store((_Atomic uint32_t *)&l->running, 0); /* pairs: FREE_RUN */
-    return atomic_load(&p->valid) ? 0 : -ESTALE;
+    return atomic_fetch_and(&p->state, ~(uint32_t)RUNS) & VALID ? 0 : -ESTALE; /* pairs: FREE_RUN */
 }
 
 static int answer_python(burst_listener *l, const void *answer, uint64_t bytes) {
     if (!l->in_python) return 0;
     l->in_python = 0;
     note_done(l);
-    int r = put_outcome(l, answer, bytes), stale = leave_plan(l);
+    const struct burst_plan *p = current(l);
+    int stale = leave_plan(l), r = put_outcome(l, p, answer, bytes);
     return r ? r : stale;
 }
 
@@ -186,8 +188,8 @@ static int run_native(burst_listener *l) {
     struct burst_plan *p = &l->plans[l->current];
     int32_t status = p->function(p->context);
     note_done(l);
-    int r = status ? put_status(l, (uint32_t)status) : put_success(l, p->answer, p->answer_bytes, p->measure);
     int stale = leave_plan(l);
+    int r = status ? put_status(l, (uint32_t)status) : put_success(l, p->answer, p->answer_bytes, p->measure);
     return r ? r : stale;
 }
 
@@ -206,10 +208,13 @@ static uint64_t read_request(burst_listener *l) {
     return l->id ? l->bytes - DATUM : 0;
 }
 
+/* Not inside the queue while something runs or is answered: fmq_stop waits for whoever is inside. */
 static int take_request(burst_listener *l) {
-    int r = sleep_until(l->request, 1, l->spin_ns, FMQ_FOREVER);
+    int r = end_enter_free(l->request);
     if (r) return r;
-    int64_t bytes = packet_take(l->request, l->buffer, l->buffer_bytes, l->framed ? REQUEST_SIZE_AT : 0);
+    r = sleep_until(l->request, 1, l->spin_ns, FMQ_FOREVER);
+    int64_t bytes = r ? r : packet_take(l->request, l->buffer, l->buffer_bytes, l->framed ? REQUEST_SIZE_AT : 0);
+    end_leave(l->request);
     if (bytes < 0) return (int)bytes;
     l->bytes = (uint64_t)bytes;
     l->taken = futex_now();
@@ -225,8 +230,8 @@ static int64_t serve(burst_listener *l) {
     note(&l->trace->device.running, l->id);
     if (l->started > l->deadline) {
         note_done(l);
-        r = put_status(l, MISSED_DEADLINE_TRANSIENT);
         int stale = leave_plan(l);
+        r = put_status(l, MISSED_DEADLINE_TRANSIENT);
         return r ? r : stale;
     }
     if (is_known && l->plans[l->current].function) return run_native(l);
@@ -235,11 +240,8 @@ static int64_t serve(burst_listener *l) {
 }
 
 int64_t burst_listen(burst_listener *l, const void *answer, uint64_t bytes) {
-    int64_t r = end_enter_free(l->request);
-    if (r) return r;
     blame_on(&l->trace->device.signal);
-    r = answer_python(l, answer, bytes);
+    int64_t r = answer_python(l, answer, bytes);
     while (!r) r = serve(l);
-    end_leave(l->request);
     return r;
 }

@@ -8,7 +8,7 @@ int64_t packet_take(struct fmq_end *e, unsigned char *buffer, uint64_t buffer_by
     if (size_at) {
         unsigned char first[DATUM];
         ring_copy_out(e, first, 1);
-        uint32_t announced = load_u32(first + size_at);
+        uint32_t announced = load_u32(first) == PACKET_INFORMATION ? load_u32(first + size_at) : 0;
         if (announced && announced < n) n = announced; /* a lie makes a packet that is refused, and what follows too */
     }
     if (n > buffer_bytes / DATUM) return -EMSGSIZE;

@@ -11,7 +11,7 @@
 
 enum { DATUM = 24 };                    /* bytes of an element */
 enum { REQUEST_SIZE_AT = 4, RESULT_SIZE_AT = 8, RESULT_STATUS_AT = 12 };
-enum { REQUEST_IDENTIFIER = 9, EXECUTION_TIMING = 3, RESULT_IDENTIFIER = 4 };
+enum { PACKET_INFORMATION = 0, REQUEST_IDENTIFIER = 9, EXECUTION_TIMING = 3, RESULT_IDENTIFIER = 4 };
 enum { MISSED_DEADLINE_TRANSIENT = 5, GENERAL_FAILURE = 2, LAST_STATUS = 8 };
 #define NOT_MEASURED UINT64_MAX
 
@@ -25,7 +25,8 @@ static inline void store_u64(unsigned char *at, uint64_t v) { memcpy(at, &v, siz
 static inline bool is_datum(const unsigned char *at, unsigned kind) { return load_u64(at) == kind; }
 
 /* Copies the next packet out of the ring before anybody looks at it; at least one element is there. `size_at`: where its
- * first element says how many there are; 0: everything that has arrived is one packet. Returns its bytes. */
+ * first element says how many there are; 0, or it says nothing: everything that has arrived is one packet. Returns its
+ * bytes. */
 int64_t packet_take(struct fmq_end *e, unsigned char *buffer, uint64_t buffer_bytes, unsigned size_at);
 
 /* 0, or -EAGAIN when there is no room now, -EMSGSIZE when there never will be. The end is entered. */

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from itertools import count
 from typing import TYPE_CHECKING, NamedTuple
 
 from burst import ResultsHeld
@@ -30,6 +31,8 @@ class Shot(NamedTuple):
 class Outputs(OutputSet):
     """An output set of a burst."""
 
+    next: Outputs  #: whose turn it is after this one
+
     def lay_out(self, sizes: Sequence[int]) -> None:
         """As always; requests that were encoded for the old memory are forgotten."""
         super().lay_out(sizes)
@@ -44,10 +47,13 @@ class Buffers:
     def __init__(self, model: Model, shapes: Shapes, depth: int) -> None:
         self._model, self._shapes, self._most = model, shapes, depth + _SPARE
         self.inputs = InputSet(model, shapes)  #: of the next request
-        self.lent: InputSet | None = None  #: inputs that `run` could not wait for, and that the next request may have, too
+        self.lent: InputSet | None = (
+            None  #: inputs that `run` could not wait for, and that the next request may have, too
+        )
         self._free: deque[InputSet] = deque()
-        self._outputs = [Outputs(model)]
-        self._turn = self._count = 0
+        self._last = Outputs(model)
+        self._last.next = self._last
+        self._outputs, self._numbers = [self._last], count(1)
 
     def next_inputs(self) -> None:
         """The present ones belong to a request now; until `give_back`."""
@@ -62,24 +68,27 @@ class Buffers:
 
     def free_outputs(self) -> Outputs:
         """A set that nobody holds and no request writes to. Raises ResultsHeld when there is none."""
-        sets, turn = self._outputs, self._turn
-        for _ in sets:
-            turn = turn + 1 if turn + 1 < len(sets) else 0
-            found = sets[turn]
-            if not found.is_busy and not found.is_held():
-                self._turn = turn
-                self._count = found.number = self._count + 1
-                return found
-        if len(sets) >= self._most:
+        found = self._last.next  # usually the one that was used longest ago
+        while found.is_busy or found.is_held():
+            if found is self._last:
+                found = self._new_outputs()
+                break
+            found = found.next
+        found.number = next(self._numbers)
+        self._last = found
+        return found
+
+    def _new_outputs(self) -> Outputs:
+        if len(self._outputs) >= self._most:
             raise ResultsHeld(
-                f"all {len(sets)} output buffers are held by the results of requests "
-                f"{', '.join(str(number) for number in sorted(o.number for o in sets))}: copy what you keep "
+                f"all {len(self._outputs)} output buffers are held by the results of requests "
+                f"{', '.join(str(number) for number in sorted(o.number for o in self._outputs))}: copy what you keep "
                 "(result.outputs[0].copy()) and let the results go"
             )
-        sets.append(Outputs(self._model, max((o.sizes for o in sets), key=sum)))
-        self._turn = len(sets) - 1
-        self._count = sets[-1].number = self._count + 1
-        return sets[-1]
+        new = Outputs(self._model, max((o.sizes for o in self._outputs), key=sum))
+        new.next, self._last.next = self._last.next, new
+        self._outputs.append(new)
+        return new
 
     def forget_shots(self) -> None:
         """A new device knows none of them."""

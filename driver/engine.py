@@ -39,6 +39,8 @@ if TYPE_CHECKING:
     from driver.nn import Model
 
 _log = logging.getLogger(__name__)
+_PROCESSORS = os.cpu_count() or 1
+_TRACES_AT_ONCE = 32  # descriptors in one answer
 # Seconds. A request that meets a slice of work waits for its end, so slices have to be short and rare: with these, a
 # burst that runs back to back meets one in some 200 requests, which leaves its p99 alone.
 _WORK, _PAUSE = 100e-6, 1e-3
@@ -75,6 +77,7 @@ class Engine:
         self._service = service
         self.pace = Pacer()
         self.contexts = ChannelLoop("burst-contexts")
+        self.traces: dict[BurstServer, Memory] = {}  #: of all bursts
         self._preparing, self._counting = threading.Lock(), threading.Lock()
 
     def prepare(self, fd: int, where: object, trace: Trace | None) -> tuple[Model, PreparedModel]:
@@ -89,6 +92,8 @@ class Engine:
             self.pace.bursts += change
             if not self.pace.bursts:
                 gc.collect()
+            for server in list(self.traces):
+                server.crowd(is_crowded=self.pace.bursts > _PROCESSORS)
 
     def serve(self, channel: Channel) -> None:
         """One client, until its connection ends."""
@@ -122,6 +127,7 @@ class Client:
             "free": self.free,
             "channel": self.channel,
             "burst": self.burst,
+            "traces": self.traces,
         }
 
     def load(self, message: Message, where: object) -> Reply:
@@ -129,6 +135,8 @@ class Client:
         number, more = next(self._numbers), message.fds[1:]
         del message.fds[1:]
         memory = _trace(more)
+        if memory:
+            memory.close()  # what is mapped stays
         model, prepared = self._engine.prepare(take_fd(message), where, Trace(memory) if memory else None)
         self._models[number] = lambda request: BoundRequest(model, prepared, request, self._engine.pace.for_others)
         return Reply([number])
@@ -167,7 +175,9 @@ class Client:
         Answers the wire version.
         """
         if len(message.fds) not in {4, 5} or not (spin == "adaptive" or 0 <= spin <= 10):  # type: ignore[operator]
-            raise Malformed('a burst needs four or five descriptors, and from 0 to 10 seconds of spinning or "adaptive"')
+            raise Malformed(
+                'a burst needs four or five descriptors, and from 0 to 10 seconds of spinning or "adaptive"'
+            )
         version = max(set(versions) & set(VERSIONS), default=0)
         if not version:
             raise InvalidArgument(f"versions {versions!r:.80}: this device speaks {list(VERSIONS)}")
@@ -189,8 +199,17 @@ class Client:
         self._start(server, context)
         return Reply([version])
 
+    def traces(self, _: Message, start: int) -> Reply:
+        """The notes of all clients' bursts, to be read: some from number `start` on, and how many there are."""
+        found = list(self._engine.traces.values())
+        paths = [f"/proc/self/fd/{memory.fd}" for memory in found[start : start + _TRACES_AT_ONCE]]
+        return Reply([len(found)], [os.open(path, os.O_RDONLY | os.O_CLOEXEC) for path in paths])
+
     def _start(self, server: BurstServer, context: Channel) -> None:
+        self._engine.traces[server] = server.trace.memory
+
         def on_end() -> None:
+            self._engine.traces.pop(server, None)
             self._bursts.discard(server)
             self._engine.contexts.discard(context)
             context.close()
@@ -214,7 +233,11 @@ class Client:
 
 
 def _trace(fds: list[int]) -> Memory | None:
-    return Memory.from_wire([Trace.nbytes, True], fds.pop()) if fds else None
+    """Its descriptor is kept, for `traces`."""
+    try:
+        return Memory.from_fd(fds.pop(), Trace.nbytes) if fds else None
+    except (FmqError, OSError) as error:
+        raise Malformed(f"the trace cannot be used: {error}") from error
 
 
 def _context_message(server: BurstServer, message: Message) -> None:

@@ -116,7 +116,9 @@ class PlainServer:
 
     def _decode(self, raw: bytes) -> Job:
         match Message(raw, []).body:
-            case ["execute", number, list(inputs), list(outputs), list(slots), bool(measure)]:
+            case ["execute", number, list(inputs), list(outputs), list(slots), bool(measure)] if all(
+                type(slot) is int for slot in slots
+            ):
                 packet = RequestPacket(
                     tuple(map(_argument, inputs)), tuple(map(_argument, outputs)), tuple(slots), measure
                 )

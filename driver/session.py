@@ -139,22 +139,37 @@ class Burst:
         """
         return self._pipeline.arrivals.stream(frames)
 
-    def execute(self, request: Request, measure: bool = False, timeout: float | None = None) -> Result:
-        """An explicit request on pools of your own, with any status. Raises PeerDied, Timeout, Busy."""
+    def execute(
+        self,
+        request: Request,
+        measure: bool = False,
+        timeout: float | None = None,
+        deadline: float | None = None,
+        loop_timeout: float | None = None,
+    ) -> Result:
+        """An explicit request on pools of your own, with any status.
+
+        `timeout`: seconds that we wait. `deadline`: a time.monotonic() by which the device must have begun, or it answers
+        MISSED_DEADLINE_TRANSIENT. `loop_timeout`: seconds that a WHILE may take. Raises PeerDied, Timeout, Busy.
+        """
         pipeline = self._pipeline
         pipeline.bind(request)
+        terms = measure, timeout, _nanoseconds(deadline), _nanoseconds(loop_timeout)
         while True:
             pipeline.advance(lambda: not self._flights, timeout)
             try:
-                return self._execute(request, measure, timeout)
+                return self._execute(request, *terms)
             except PeerDied as error:
                 pipeline.recover(error, request)
 
-    def _execute(self, request: Request, measure: bool, timeout: float | None) -> Result:
+    def _execute(
+        self, request: Request, measure: bool, timeout: float | None, deadline: int | None, loop_timeout: int | None
+    ) -> Result:
         pipeline = self._pipeline
         try:
             with pipeline.submitting:
-                reply = pipeline.controller.send(pipeline.controller.encode(request, measure=measure), timeout)
+                packet = pipeline.controller.encode(request, measure=measure, loop_timeout=loop_timeout)
+                reply = pipeline.controller.send(packet, timeout, deadline)
         except NotSent:
             pipeline.check()
             self._statistics.plain += 1
@@ -189,6 +204,10 @@ class Burst:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _nanoseconds(seconds: float | None) -> int | None:
+    return None if seconds is None else int(seconds * 1e9)
 
 
 def _shapes(prepared: RemotePreparedModel, options: Options) -> Shapes:

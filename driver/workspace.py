@@ -77,7 +77,7 @@ class OutputSet:
         *self._places, end = _offsets(sizes)
         self.memory = Memory.create(end)
         # With a base that is no array, views of our arrays refer to them and not past them.
-        self._bytes = memoryview(self.memory.asarray())
+        self._bytes: Any = self.memory.asarray().data
         self.arguments = tuple(
             RequestArgument(pool=_OUTPUTS, offset=offset, length=length)
             for offset, length in zip(self._places, sizes, strict=True)

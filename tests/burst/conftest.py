@@ -5,10 +5,12 @@ import gc
 import logging
 import os
 import signal
+import sys
 import threading
 import time
 import warnings
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -30,10 +32,12 @@ from burst import (
 )
 from burst.channel import Channel, ChannelLoop
 from burst.controller import Packet
-from burst.datum import DATUM_DTYPE
 from fmq._core import ffi
-from fmq.clock import deadline_of
 from fmq.region import guard
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from burst_clients import Lender, RawClient
 
 PATIENCE = 20.0  # seconds; a test that waits longer for an event has failed
 _contexts = ChannelLoop("test-contexts")
@@ -157,45 +161,6 @@ class Asked(Controller):
         return bytes(ffi.buffer(self._caller.result, self._caller.result_bytes))
 
 
-class RawClient:
-    """A client without manners: it has the queues' memory, their ends and the sockets, and sends what it likes."""
-
-    def __init__(self, configure, lengths=(1024, 1024), dtype=DATUM_DTYPE, version=1):
-        self.queues = [fmq.MessageQueue.create(dtype, length) for length in lengths]
-        self.callback, callback = Channel.pair()
-        self.context, context = Channel.pair()
-        self.writer, self.reader = self.queues[0].writer(), self.queues[1].reader()
-        self._exchange = fmq.Exchange(self.writer, self.reader)
-        try:
-            with callback, context:
-                queues = (queue.descriptor for queue in self.queues)
-                configure(Offer(*queues, Trace.create().memory, callback, context, [version]))
-        except BaseException:
-            self.close()
-            raise
-
-    def exchange(self, packet=b"", timeout=PATIENCE):
-        """Sends a packet and returns all that came back; without one, only waits."""
-        return self._exchange(packet, deadline_of(timeout))
-
-    def send(self, packet):
-        self.writer.write(np.frombuffer(packet, DATUM_DTYPE), 0)
-
-    def control(self, which):
-        """The control page of the request (0) or the result queue (1), as 64-bit words."""
-        return self.queues[which]._place.control.asarray(np.uint64, 512)
-
-    def close(self):
-        for end in (self.writer, self.reader, self.callback, self.context, *self.queues):
-            end.close()
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self.close()
-
-
 def offer(channel, burst):
     """A Configure that asks the process at the other end of `channel`; see `accept`."""
     (request_wire, request_fds), (result_wire, result_fds) = burst.requests.to_wire(), burst.results.to_wire()
@@ -309,21 +274,33 @@ def host(closing):
 
 
 @pytest.fixture
-def burst(closing):
+def wire():
+    """The wire version that clients speak. Modules whose tests run in each version say so again, with params."""
+    return 2
+
+
+@pytest.fixture
+def burst(closing, wire):
     """burst(configure): an `Asked` controller that does not spin unless told to."""
-    return lambda configure, spin=0.0, **options: closing(Asked(configure, spin=spin, **options))
+    return lambda configure, spin=0.0, **options: closing(Asked(configure, spin=spin, versions=[wire], **options))
 
 
 @pytest.fixture
 def clients():
-    """The classes (RawClient, Asked), for tests that make thousands and close each by itself."""
-    return RawClient, Asked
+    """The classes (RawClient, Asked, Lender), for tests that make thousands and close each by itself."""
+    return RawClient, Asked, Lender
 
 
 @pytest.fixture
-def raw(closing):
+def raw(closing, wire):
     """raw(configure): a RawClient."""
-    return lambda configure, **options: closing(RawClient(configure, **options))
+    return lambda configure, **options: closing(RawClient(configure, wire, **options))
+
+
+@pytest.fixture
+def lender(closing, wire):
+    """lender(configure): a Lender."""
+    return lambda configure, **options: closing(Lender(configure, wire, **options))
 
 
 @pytest.fixture

@@ -48,7 +48,10 @@ def test_a_truncated_pool_reads_as_zeros_and_the_device_lives(adder, path):
 def test_truncated_queues_end_the_burst_and_not_the_device(adder):
     """The listener of a burst whose queue was cut off finds it corrupt or silent; the device and other bursts go on."""
     with adder.burst(memory="posix") as burst, adder.burst() as other:
-        fds = [os.dup(end._role._file.fd) for end in (burst._pipeline.controller._writer, burst._pipeline.controller._reader)]
+        fds = [
+            os.dup(end._role._file.fd)
+            for end in (burst._pipeline.controller._writer, burst._pipeline.controller._reader)
+        ]
         assert burst.run(A, A).status == 0
         controller = burst._pipeline.controller
         packet = controller.encode(request_in(Memory.create(4096)))
