@@ -16,6 +16,7 @@ import selectors
 import socket
 import struct
 import threading
+import weakref
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Self
 
 import msgpack
@@ -84,6 +85,7 @@ class Channel:
 
     def __init__(self, sock: socket.socket) -> None:
         self.socket = sock
+        self._finalizer = weakref.finalize(self, sock.close)  # without a word when it is let go, or the interpreter ends
         self._watch: Watch | None = None
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _SEND_TIMEOUT)
 
@@ -226,8 +228,9 @@ class ChannelLoop:
         self._selector = None
 
     def _unregister(self, channel: Channel) -> bool:
+        if self._selector is None:
+            return False  # of the parent's, in a forked child
         try:
-            assert self._selector is not None
             self._selector.unregister(channel)
         except (KeyError, ValueError):
             return False

@@ -29,6 +29,8 @@ from burst import (
     StatusError,
     Timeout,
 )
+from burst.controller import CHANNEL_LENGTH
+from burst.datum import DATUM
 from burst.errors import status_error
 from driver import forked
 from driver.arrivals import Arrivals
@@ -48,6 +50,7 @@ if TYPE_CHECKING:
     from driver.workspace import InputSet
 
 _NONE = ErrorStatus.NONE
+_CLOSED = "this burst was closed before the result came"
 
 
 class Flight(NamedTuple):
@@ -85,6 +88,7 @@ class Pipeline:
         if shot is None:
             request = Request(inputs.arguments, outputs.arguments, (inputs.memory, outputs.memory))
             packet = self.controller.encode(request, measure=self.options.measure)
+            self.depth = max(1, min(self.depth, CHANNEL_LENGTH * DATUM // packet.nbytes))  # so many fit into the channel
             outputs.shots[inputs] = shot = Shot(inputs, outputs, request, packet)
         return shot
 
@@ -324,7 +328,7 @@ class Pipeline:
         try:
             reply = controller.receive(timeout, measure=measure) if missing > 0 else controller.again(measure=measure)
         except (PeerDied, GeneralFailure) as error:
-            self.end(error)
+            self.end(GeneralFailure(_CLOSED) if self.is_closed else error)
             return
         if missing > 1:
             return  # it is nobody's: an interrupt came when it was sent
@@ -461,7 +465,7 @@ class Pipeline:
         with self._lock:
             flights = list(self.flights)
             self.flights.clear()
-            self._fail(flights, GeneralFailure("this burst was closed before the result came"))
+            self._fail(flights, GeneralFailure(_CLOSED))
         self._call_back()
         if self._arrivals:
             self._arrivals.close()
