@@ -206,7 +206,7 @@ class ChannelLoop:
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a channel may be let go, and so discarded, anywhere
         self._selector: selectors.BaseSelector | None = None
 
     def add(self, channel: Channel, on_message: Callable[[Message], None], on_end: Callable[[], None]) -> None:
@@ -224,7 +224,7 @@ class ChannelLoop:
 
     def forget(self) -> None:
         """In a forked child: the thread stayed behind."""
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._selector = None
 
     def _unregister(self, channel: Channel) -> bool:
