@@ -85,7 +85,7 @@ class Counts:
     memories_sent: int = 0
 
 
-def _ask(hand_over: weakref.WeakMethod[Callable[[Message], None]], message: Message) -> None:
+def _ask(hand_over: Callable[[], Callable[[Message], None] | None], message: Message) -> None:
     if function := hand_over():
         function(message)
 

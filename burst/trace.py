@@ -6,6 +6,7 @@ without disturbing anybody. The last 256 requests are there one by one; of earli
 
 from __future__ import annotations
 
+import itertools
 import os
 from typing import TYPE_CHECKING, Any, Final
 
@@ -63,7 +64,7 @@ class Trace:
                     found[name] = side[:, column]
         steps = [found[name].astype(np.int64) for name in ("begin", "sent", "taken", "started", "done", "received")]
         whole = (sent[:, 0] != 0) & (sent[:, 0] == served[:, 0])
-        for earlier, later in zip(steps, steps[1:], strict=False):
+        for earlier, later in itertools.pairwise(steps):
             whole &= earlier <= later  # what was being written while we copied does not fit together
         return np.sort(found[whole], order="id")
 
@@ -101,7 +102,14 @@ class Trace:
 
 def _event(stage: str, name: str, begin: int, took: int, place: tuple[int, int], number: int) -> dict[str, Any]:
     times = {"ts": begin / 1e3, "dur": took / 1e3}
-    return {"name": stage, "cat": name, "ph": "X", "pid": place[0], "tid": place[1], "args": {"request": number}} | times
+    return {
+        "name": stage,
+        "cat": name,
+        "ph": "X",
+        "pid": place[0],
+        "tid": place[1],
+        "args": {"request": number},
+    } | times
 
 
 def note_crashes() -> None:

@@ -44,7 +44,9 @@ class Buffers:
     def __init__(self, model: Model, shapes: Shapes, depth: int) -> None:
         self._model, self._shapes, self._most = model, shapes, depth + _SPARE
         self.inputs = InputSet(model, shapes)  #: of the next request
-        self.lent: InputSet | None = None  #: inputs that `run` could not wait for, and that the next request may have, too
+        self.lent: InputSet | None = (
+            None  #: inputs that `run` could not wait for, and that the next request may have, too
+        )
         self._free: deque[InputSet] = deque()
         self._outputs = [Outputs(model)]
         self._turn = self._count = 0

@@ -28,11 +28,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import ArrayLike, NDArray
 
-    from burst import Memory, OutputShape, Request, Result
-    from burst import Offer
+    from burst import Memory, Offer, OutputShape, Request, Result
     from burst.controller import Configure
     from driver.nn import Model
-    from fmq import Descriptor
     from fmq.region import Kind
 
 _START_TIMEOUT = 60.0  # seconds for a service and its engine to come up

@@ -134,8 +134,8 @@ class TestAwait:
 
         async def work(k):
             for n in range(k, k + 200):
-                if (found := number_of(await burst.run_async(frame(0, n)))) != n:
-                    wrong.append((found, n))
+                found = number_of(await burst.run_async(frame(0, n)))
+                wrong.extend([(found, n)] if found != n else [])
 
         async def main(k):
             await asyncio.gather(*(work(k + 1000 * i) for i in range(3)))
@@ -229,9 +229,12 @@ class TestAwait:
             await asyncio.wait_for(asyncio.gather(*tasks), kit.patience)
             assert max(ends) - begin < 0.1
 
-        with driver.connect(kit.odd("Slow")) as device, device.prepare(kit.add_model()) as prepared:
-            with prepared.burst(depth=2) as burst:
-                asyncio.run(main(burst, process(device.engine_pid)))
+        with (
+            driver.connect(kit.odd("Slow")) as device,
+            device.prepare(kit.add_model()) as prepared,
+            prepared.burst(depth=2) as burst,
+        ):
+            asyncio.run(main(burst, process(device.engine_pid)))
 
 
 class TestStream:

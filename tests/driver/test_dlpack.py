@@ -1,4 +1,4 @@
-"""Arrays of other libraries: whatever speaks DLPack or the buffer protocol goes in, and results go out without a copy."""
+"""Arrays of other libraries: what speaks DLPack or the buffer protocol goes in, and results go out without a copy."""
 
 import array
 import gc
@@ -60,7 +60,9 @@ class TestIn:
         assert burst.run(given).outputs[0].tolist() == (X + 1).tolist()
         assert burst.submit(given).result().outputs[0].tolist() == (X + 1).tolist()
         assert given.asked
-        assert any("max_version" in wanted for wanted in given.asked) == (np.lib.NumpyVersion(np.__version__) >= "2.1.0")
+        assert any("max_version" in wanted for wanted in given.asked) == (
+            np.lib.NumpyVersion(np.__version__) >= "2.1.0"
+        )
 
     def test_torch(self, burst):
         """A tensor of PyTorch goes in, and a result comes out as one."""

@@ -209,7 +209,7 @@ class TestCtrlC:
             futures = [burst.submit(frame(1.2, 1)), burst.submit(frame(0, 2))] if what in {"result", "submit"} else []
             uses = {
                 "run": lambda: burst.run(frame(1.2, 0)),
-                "result": lambda: futures[1].result(),
+                "result": lambda: futures[1].result(None),
                 "submit": lambda: burst.submit(frame(0, 3)),
                 "stream": lambda: futures[0].result(9),
             }

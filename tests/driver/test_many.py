@@ -86,7 +86,10 @@ def test_from_many_processes(connect, kit, processes, bursts, seconds, ratio, ca
             client.communicate()
     counts = [n for *some, _ in lines for n in some]
     with capsys.disabled():
-        print(f"\n{processes * bursts} bursts of {processes} processes, {seconds} s: {min(counts)} to {max(counts)} requests each")
+        print(
+            f"\n{processes * bursts} bursts of {processes} processes, {seconds} s:",
+            f"{min(counts)} to {max(counts)} requests each",
+        )
         print("on the device for each:", {what: round(n / processes / bursts, 1) for what, n in each.items()})
     assert [wrong for *_, wrong in lines] == [0] * processes
     assert len(counts) == processes * bursts

@@ -13,7 +13,7 @@ HERE = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
 
 class TestPickle:
     def test_recipe(self, connect, kit):
-        """An unpickled prepared model is the same model, prepared again on the device of that name, by another process."""
+        """An unpickled prepared model is the same one, prepared again on the device of that name, by another process."""
         code = """
 import pickle, sys, numpy as np
 prepared = pickle.load(sys.stdin.buffer)
@@ -35,7 +35,12 @@ with prepared.device, prepared, prepared.burst() as burst:
         again = pickle.loads(pickle.dumps(model))
         assert len(again.main.operands) == len(model.main.operands)
         for a, b in zip(again.main.operands, model.main.operands, strict=True):
-            assert (a.type, a.dimensions, a.lifetime, a.channel_quant) == (b.type, b.dimensions, b.lifetime, b.channel_quant)
+            assert (a.type, a.dimensions, a.lifetime, a.channel_quant) == (
+                b.type,
+                b.dimensions,
+                b.lifetime,
+                b.channel_quant,
+            )
             assert np.array_equal(a.value, b.value)
         assert again.main.operations == model.main.operations
 
@@ -113,7 +118,7 @@ ENDINGS = {
     "in flight": "burst.submit(x)",
     "held": "held = burst.run().outputs[0]",
     "asyncio": "import asyncio; asyncio.run(burst.run_async(x))",
-    "left loop": "import asyncio; loop = asyncio.new_event_loop(); loop.run_until_complete(burst.run_async(x)); loop.close()",
+    "left loop": "import asyncio\nloop = asyncio.new_event_loop()\nloop.run_until_complete(burst.run_async(x))\nloop.close()",
     "closed": "burst.close(); prepared.close(); device.close()",
     "cycle": "burst.me = burst; del burst; import gc; gc.collect()",
 }

@@ -64,19 +64,23 @@ class TestStages:
             for future in [burst.submit(frame(0.01)) for _ in range(16)]:
                 future.result()
             stages = burst.stats()["stages"]
-        assert 28e3 <= stages["queue"]["p50"]
+        assert stages["queue"]["p50"] >= 28e3
         assert stages["execute"]["p50"] < stages["queue"]["p50"] / 2
 
     def test_copying(self, device):
         """Copying a large array into the inputs is in encode; who writes in place pays nothing there."""
         x = np.ones((2000, 2000), np.float32)
-        with device.prepare(large_model()) as prepared:
-            with prepared.burst() as copying, prepared.burst(depth=2) as ahead, prepared.burst() as in_place:
-                for _ in range(4):
-                    copying.run(x)
-                    ahead.submit(x).result()
-                    in_place.run()
-                spent = [burst.stats()["stages"]["encode"]["p50"] for burst in (copying, ahead, in_place)]
+        with (
+            device.prepare(large_model()) as prepared,
+            prepared.burst() as copying,
+            prepared.burst(depth=2) as ahead,
+            prepared.burst() as in_place,
+        ):
+            for _ in range(4):
+                copying.run(x)
+                ahead.submit(x).result()
+                in_place.run()
+            spent = [burst.stats()["stages"]["encode"]["p50"] for burst in (copying, ahead, in_place)]
         assert min(spent[:2]) > 500
         assert spent[2] < min(spent[:2]) / 10
 
@@ -107,7 +111,8 @@ class TestStages:
             stats = burst.stats()
         for spread in stats["stages"].values():
             assert 0 <= spread["p50"] <= spread["p99"]
-        assert stats["stages"]["execute"]["p50"] < 15e3 < 20e3 < stats["stages"]["execute"]["p99"]
+        assert stats["stages"]["execute"]["p50"] < 15e3
+        assert stats["stages"]["execute"]["p99"] > 20e3
         assert 0.03 <= stats["seconds"]["on_device"] <= stats["seconds"]["total"] < 2
         assert 0 < stats["cpu_seconds"]["client"] < 2
         assert 0 < stats["cpu_seconds"]["device"] < 2
@@ -190,7 +195,9 @@ def test_other_process(slow, kit):
     """Who has the trace's memory reads counts and records while the burst runs, and the burst does not notice."""
     with slow.burst() as burst:
         memory = trace_of(burst).memory
-        with kit.python(WATCHER, memory.fd, memory.nbytes, pass_fds=[memory.fd], stdin=-1, stdout=-1, text=True) as other:
+        with kit.python(
+            WATCHER, memory.fd, memory.nbytes, pass_fds=[memory.fd], stdin=-1, stdout=-1, text=True
+        ) as other:
             assert other.stdout.readline() == "ready\n"
             stop, ran = threading.Event(), []
 
@@ -202,7 +209,6 @@ def test_other_process(slow, kit):
             thread = threading.Thread(target=work)
             thread.start()
             seen = []
-
 
             def look():
                 print(file=other.stdin, flush=True)
