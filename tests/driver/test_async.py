@@ -152,6 +152,22 @@ class TestAwait:
                 assert not thread.is_alive()
         assert not wrong
 
+    def test_thread_that_receives(self, slow, kit):
+        """While a thread waits for results a loop cannot watch them; afterwards it does, and misses none."""
+
+        async def main():
+            return number_of(await asyncio.wait_for(burst.run_async(frame(0.05, 2)), kit.patience))
+
+        with slow.burst(depth=2) as burst:
+            first = burst.submit(frame(0.1, 1))
+            thread = threading.Thread(target=first.result)
+            thread.start()
+            kit.until(burst._pipeline._receiving.locked)
+            begin = time.monotonic()
+            assert asyncio.run(main()) == 2
+            assert time.monotonic() - begin < 2
+            thread.join()
+
     def test_loop_that_ended(self, slow):
         """A loop that was closed while a request was in flight disturbs nobody, and leaves no descriptor."""
 

@@ -13,7 +13,7 @@ HERE = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
 
 class TestPickle:
     def test_recipe(self, connect, kit):
-        """An unpickled prepared model is the same one, prepared again on the device of that name, by another process."""
+        """An unpickled prepared model is the same one, prepared again on the device of that name by another process."""
         code = """
 import pickle, sys, numpy as np
 prepared = pickle.load(sys.stdin.buffer)
@@ -118,7 +118,11 @@ ENDINGS = {
     "in flight": "burst.submit(x)",
     "held": "held = burst.run().outputs[0]",
     "asyncio": "import asyncio; asyncio.run(burst.run_async(x))",
-    "left loop": "import asyncio\nloop = asyncio.new_event_loop()\nloop.run_until_complete(burst.run_async(x))\nloop.close()",
+    "left loop": """
+import asyncio
+loop = asyncio.new_event_loop()
+loop.run_until_complete(burst.run_async(x))
+loop.close()""",
     "closed": "burst.close(); prepared.close(); device.close()",
     "cycle": "burst.me = burst; del burst; import gc; gc.collect()",
 }
