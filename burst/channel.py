@@ -16,6 +16,7 @@ import selectors
 import socket
 import struct
 import threading
+import weakref
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Self
 
 import msgpack
@@ -97,6 +98,9 @@ class Channel:
 
     def __init__(self, sock: socket.socket) -> None:
         self.socket = sock
+        self._finalizer = weakref.finalize(
+            self, sock.close
+        )  # without a word when it is let go, or the interpreter ends
         self._watch: Watch | None = None
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _SEND_TIMEOUT)
 
@@ -221,7 +225,7 @@ class ChannelLoop:
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a channel may be let go, and so discarded, anywhere
         self._selector: selectors.BaseSelector | None = None
 
     def add(self, channel: Channel, on_message: Callable[[Message], None], on_end: Callable[[], None]) -> None:
@@ -239,12 +243,13 @@ class ChannelLoop:
 
     def forget(self) -> None:
         """In a forked child: the thread stayed behind."""
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._selector = None
 
     def _unregister(self, channel: Channel) -> bool:
+        if self._selector is None:
+            return False  # of the parent's, in a forked child
         try:
-            assert self._selector is not None
             self._selector.unregister(channel)
         except (KeyError, ValueError):
             return False

@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import os
 import threading
+import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol, Self
 
@@ -27,7 +28,7 @@ from fmq.clock import FOREVER, deadline_of
 from fmq.errors import raise_errno
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from fmq import Descriptor
     from fmq.region import Kind
@@ -90,6 +91,16 @@ class Counts:
     memories_sent: int = 0
 
 
+def _ask(hand_over: Callable[[], Callable[[Message], None] | None], message: Message) -> None:
+    if function := hand_over():
+        function(message)
+
+
+def _forget(callback: Channel) -> None:
+    _callbacks.discard(callback)
+    callback.close()
+
+
 class Controller:
     """One burst. One thread at a time may send, and one receive; another one gets Busy."""
 
@@ -118,7 +129,9 @@ class Controller:
             self._callback, callback = Channel.pair()
             self._context, context = Channel.pair()
             self._caller = self._new_caller(length)
-            _callbacks.add(self._callback, self._hand_over, self._callback.close)
+            hand_over = weakref.WeakMethod(self._hand_over)  # so that who lets a burst go ends it
+            self._finalizer = weakref.finalize(self, _forget, self._callback)
+            _callbacks.add(self._callback, lambda message: _ask(hand_over, message), self._callback.close)
             try:
                 with callback, context:
                     offer = Offer(
@@ -327,8 +340,8 @@ class Controller:
 
     def close(self) -> None:
         """Ends the burst on both sides. Harmless when done twice."""
-        _callbacks.discard(self._callback)
-        for end in (self._writer, self._reader, self._context, self._callback, self.trace.memory):
+        self._finalizer()
+        for end in (self._writer, self._reader, self._context, self.trace.memory):
             end.close()  # the trace can still be read
 
     def __enter__(self) -> Self:

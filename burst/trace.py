@@ -30,6 +30,7 @@ encode: until it was in the queue, with the copying of arrays. queue: while the 
 until the listener had it. bind: until it was recognised, or checked and bound, and admitted. execute: until its result
 was there. return: until the client had it.
 """
+_ON_DEVICE = {"wake", "bind", "execute"}
 _MAGIC = 0x4543415254535242  # the bytes "BRSTRACE"
 _VERSION = 1
 _RECORD = np.dtype([(name, "u8") for name in ("id", "begin", "sent", "taken", "started", "done", "received")])
@@ -80,20 +81,39 @@ class Trace:
         return stages | {"total": r["received"] - r["begin"]}
 
     def chrome_events(self, name: str) -> list[dict[str, Any]]:
-        """The last requests as events of the Trace Event format, which Perfetto and chrome://tracing show."""
-        records = self.records()
-        stages, events = self.stages(records), []
+        """The last requests as events of the Trace Event format, which Perfetto and chrome://tracing show.
+
+        A request is drawn in the client's process, in the first lane that is free: what is in flight at the same time
+        lies side by side. What the device does with it is drawn in the device's process.
+        """
+        records, client, device = self.records(), int(self.page.client.pid), int(self.page.device.pid)
+        stages, ends, events = self.stages(records), list[int](), list[dict[str, Any]]()
         for k, record in enumerate(records):
-            at = int(record["begin"])
+            at, number, total = int(record["begin"]), int(record["id"]), int(stages["total"][k])
+            lane = next((n for n, end in enumerate(ends) if end <= at), len(ends))
+            ends[lane:] = [at + total, *ends[lane + 1 :]]
+            events.append(_event("request", name, at, total, (client, lane), number))
             for stage in STAGES:
                 took = int(stages[stage][k])
-                side = "client" if stage in {"encode", "return"} else "device"
-                events.append(
-                    {"name": stage, "cat": name, "ph": "X", "ts": at / 1e3, "dur": took / 1e3}
-                    | {"pid": name, "tid": side, "args": {"request": int(record["id"])}}
-                )
+                place = (device, int(self.page.device.tid)) if stage in _ON_DEVICE else (client, lane)
+                events.append(_event(stage, name, at, took, place, number))
                 at += took
-        return events
+        tracks = [("process_name", client, 0, f"{name}, client"), ("process_name", device, 0, f"{name}, device")]
+        tracks += [("thread_name", client, lane, f"in flight {lane + 1}") for lane in range(len(ends))]
+        labels = [{"name": n, "ph": "M", "pid": pid, "tid": tid, "args": {"name": as_}} for n, pid, tid, as_ in tracks]
+        return labels + events
+
+
+def _event(stage: str, name: str, begin: int, took: int, place: tuple[int, int], number: int) -> dict[str, Any]:
+    times = {"ts": begin / 1e3, "dur": took / 1e3}
+    return {
+        "name": stage,
+        "cat": name,
+        "ph": "X",
+        "pid": place[0],
+        "tid": place[1],
+        "args": {"request": number},
+    } | times
 
 
 @contextmanager

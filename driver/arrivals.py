@@ -9,13 +9,14 @@ from __future__ import annotations
 import asyncio
 import os
 from collections import Counter, deque
+from collections.abc import AsyncIterable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from burst import Busy
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable
+    from collections.abc import AsyncIterator, Callable, Iterable
 
     from burst import Controller, Result
     from driver.future import Future
@@ -144,7 +145,7 @@ class Arrivals:
 
     async def stream(self, frames: Iterable[Any] | AsyncIterable[Any]) -> AsyncIterator[Result]:
         """As `Burst.stream`."""
-        source = aiter(frames) if hasattr(frames, "__aiter__") else _each(frames)
+        source = aiter(frames) if isinstance(frames, AsyncIterable) else _each(frames)
         pending: deque[tuple[Future, asyncio.Future[None]]] = deque()
         sending: asyncio.Future[Future | None] | None = asyncio.ensure_future(self._send_next(source))
         try:

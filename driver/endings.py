@@ -5,69 +5,30 @@ seldom at work. They are sent again to the device's next life, or whoever waits 
 from __future__ import annotations
 
 import threading
+from abc import abstractmethod
 from concurrent.futures import CancelledError
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from burst import GeneralFailure, PeerDied
 from driver import forked
 from driver.future import Future
-from driver.recovery import Deaths, quarantine
-from fmq import Closed
+from driver.sending import Sending
 
 if TYPE_CHECKING:
-    import asyncio
-    from collections import deque
     from collections.abc import Callable
 
     from burst import Controller, Request
-    from driver.arrivals import Arrivals
-    from driver.buffers import Buffers, Shot
-    from driver.options import Options
-    from driver.prepared import Home, RemotePreparedModel
-    from driver.statistics import Statistics
-    from driver.workspace import InputSet
+    from driver.buffers import Shot
+    from driver.prepared import Home
 
 
-class Flight(NamedTuple):
-    """A request whose result has not come."""
-
-    number: int
-    shot: Shot
-    future: Future
+CLOSED = "this burst was closed before the result came"
 
 
-class Endings:
-    """What `Pipeline` inherits; that has the other half of each of these."""
+class Endings(Sending):
+    """What `Pipeline` inherits."""
 
-    options: Options
-    buffers: Buffers
-    flights: deque[Flight]
-    statistics: Statistics
-    controller: Controller
-    is_closed: bool
     is_recovering = False  #: in a thread of its own
-    _lock: threading.RLock
-    _arrivals: Arrivals | None
-    _staged: tuple[InputSet, Future] | None
-    _take_one: Callable[[float | None], None]
-    _finished: deque[Future]
-    _add: Callable[..., None]
-    _as_receiver: Callable[[float, Callable[[], None]], bool]
-    _call_back: Callable[[], None]
-    _launch_staged: Callable[[], None]
-    _new_locks: Callable[[], None]
-    arrival: Callable[[Future], asyncio.Future[None]]
-    drop: Callable[[Future], bool]
-    launch: Callable[[Shot, Future], None]
-    shot: Callable[..., Shot]
-    wait_for: Callable[[Future, float | None], None]
-
-    def begin(self, prepared: RemotePreparedModel, options: Options) -> None:
-        """The first controller. Raises StatusError, PeerDied."""
-        self._prepared, self._deaths = prepared, Deaths(prepared, options)
-        self.bind = self._deaths.bind
-        self._home, self.controller = self._deaths.begin()
-        quarantine.watch(self, lambda: prepared.key)
 
     def end(self, error: BaseException, request: Request | None = None) -> Exception | None:
         """The device is gone, or ended this burst: everything is sent again, or everybody is told, and us.
@@ -150,10 +111,6 @@ class Endings:
         self.flights.clear()
         self._finished.extend(future.fail(error) for future in waiting)
 
-    def is_to_recover(self, error: BaseException) -> bool:
-        """Whether that is the device's death, and ours to get over."""
-        return not self.is_closed and self._deaths.are_to_recover(error, lambda: self.controller.has_died)
-
     def recover(self, error: PeerDied, request: Request) -> None:
         """After the device died over an explicit request, which may be sent again. Raises what it cannot get over."""
         if not self.is_to_recover(error):
@@ -190,30 +147,6 @@ class Endings:
             self._call_back()
         raise error
 
-    def _keep(self, shot: Shot, future: Future) -> None:
-        """For the device's next life, which begins when somebody waits for it, or for those before it."""
-        shot.outputs.is_busy = True
-        last = self.flights[-1].number if self.flights else 0
-        self.flights.append(Flight(max(last, self.controller.sent) + 1, shot, future))
-
-    @property
-    def _has_ended(self) -> bool:
-        try:
-            return self.controller.has_died
-        except Closed:  # in quarantine
-            return True
-
-    def check(self) -> None:
-        """Before the plain path is taken instead: the burst is still ours. Raises ValueError, DriverError."""
-        self.check_process()
-        if self.is_closed:
-            raise ValueError("this burst is closed; open another")
-        self._prepared.check_quarantine()
-
-    def check_process(self) -> None:
-        """Raises DriverError in a forked child."""
-        self._prepared.device.check_process()
-
     def abandon(self) -> None:
         """In a forked child: the burst is the parent's, whose threads held the locks and whose inputs are in use."""
         self._new_locks()
@@ -227,7 +160,18 @@ class Endings:
         self.is_closed = True
         self.controller.close()
         with self._lock:
-            self._fail(GeneralFailure("this burst was closed before the result came"))
+            self._fail(GeneralFailure(CLOSED))
+        self.buffers.forget_shots()  # which refer to each other
         self._call_back()
         if self._arrivals:
             self._arrivals.close()
+
+    # ---- the other half
+
+    @abstractmethod
+    def _take_one(self, timeout: float | None) -> None:
+        """The next result."""
+
+    @abstractmethod
+    def _as_receiver(self, wait: float, work: Callable[[], None]) -> bool:
+        """Does that while nobody else receives."""

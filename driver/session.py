@@ -49,7 +49,7 @@ class Burst:
         """Executes once; with arrays, copies them into the inputs first.
 
         Raises ValueError for a wrong dtype or shape (nothing was sent), StatusError, PeerDied, Busy, ResultsHeld, and
-        Timeout when the result does not come in `timeout` seconds: the burst stays usable, and a late result is dropped.
+        Timeout when the result does not come in `timeout` seconds: the burst stays usable, a late result is dropped.
         """
         pipeline, buffers = self._pipeline, self._buffers
         if pipeline.is_running:

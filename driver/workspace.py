@@ -166,7 +166,7 @@ def checked(n: int, array: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) ->
     """The array, if it is just what input `n` takes. Nothing is converted silently. Raises ValueError."""
     if array is None:
         raise ValueError(f"input {n} is None, but the burst was made with it; give an array of shape {shape}")
-    found = _as_array(array, shape)
+    found = _as_array(n, array, shape)
     if found.dtype != dtype and not (found.dtype == np.bool_ and dtype == np.uint8):
         raise ValueError(
             f"input {n} has dtype {found.dtype}; the model takes {dtype}: convert it with .astype('{dtype}')"
@@ -176,13 +176,17 @@ def checked(n: int, array: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) ->
     return found
 
 
-def _as_array(array: Any, shape: tuple[int, ...]) -> NDArray[Any]:
+def _as_array(n: int, array: Any, shape: tuple[int, ...]) -> NDArray[Any]:
     """Without a copy, if it can be. Bytes have no shape of their own, and take the input's when they fill it."""
     if isinstance(array, bytes | bytearray):
         flat = np.frombuffer(array, np.uint8)
         return flat.reshape(shape) if flat.size == math.prod(shape) else flat
-    is_foreign = hasattr(array, "__dlpack__") and not isinstance(array, np.ndarray)
-    return np.from_dlpack(array) if is_foreign else np.asarray(array)
+    if isinstance(array, np.ndarray) or not hasattr(array, "__dlpack__"):
+        return np.asarray(array)
+    try:
+        return np.from_dlpack(array)
+    except (BufferError, RuntimeError, TypeError) as error:
+        raise ValueError(f"input {n} cannot be read by DLPack: {error}; bring it to the CPU's memory") from error
 
 
 def is_known(operand: Operand) -> bool:

@@ -134,8 +134,8 @@ class TestAwait:
 
         async def work(k):
             for n in range(k, k + 200):
-                if (found := number_of(await burst.run_async(frame(0, n)))) != n:
-                    wrong.append((found, n))
+                found = number_of(await burst.run_async(frame(0, n)))
+                wrong.extend([(found, n)] if found != n else [])
 
         async def main(k):
             await asyncio.gather(*(work(k + 1000 * i) for i in range(3)))
@@ -151,6 +151,22 @@ class TestAwait:
                 thread.join(kit.patience)
                 assert not thread.is_alive()
         assert not wrong
+
+    def test_thread_that_receives(self, slow, kit):
+        """While a thread waits for results a loop cannot watch them; afterwards it does, and misses none."""
+
+        async def main():
+            return number_of(await asyncio.wait_for(burst.run_async(frame(0.05, 2)), kit.patience))
+
+        with slow.burst(depth=2) as burst:
+            first = burst.submit(frame(0.1, 1))
+            thread = threading.Thread(target=first.result)
+            thread.start()
+            kit.until(burst._pipeline._receiving.locked)
+            begin = time.monotonic()
+            assert asyncio.run(main()) == 2
+            assert time.monotonic() - begin < 2
+            thread.join()
 
     def test_loop_that_ended(self, slow):
         """A loop that was closed while a request was in flight disturbs nobody, and leaves no descriptor."""
@@ -229,9 +245,12 @@ class TestAwait:
             await asyncio.wait_for(asyncio.gather(*tasks), kit.patience)
             assert max(ends) - begin < 0.1
 
-        with driver.connect(kit.odd("Slow")) as device, device.prepare(kit.add_model()) as prepared:
-            with prepared.burst(depth=2) as burst:
-                asyncio.run(main(burst, process(device.engine_pid)))
+        with (
+            driver.connect(kit.odd("Slow")) as device,
+            device.prepare(kit.add_model()) as prepared,
+            prepared.burst(depth=2) as burst,
+        ):
+            asyncio.run(main(burst, process(device.engine_pid)))
 
 
 class TestStream:

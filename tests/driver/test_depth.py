@@ -1,4 +1,4 @@
-"""Requests in flight: each result belongs to its own inputs, in order, and nothing that somebody holds is overwritten."""
+"""Requests in flight: each result belongs to its own inputs, in order, and nothing that is held is overwritten."""
 
 import gc
 import itertools
@@ -21,6 +21,12 @@ def number_of(result):
     values = result.outputs[0][0, 1:]
     assert values.tolist() == [values[0] + i for i in range(3)]
     return int(values[0]) - 1
+
+
+def hold_all(burst, held):
+    """Until no memory is left."""
+    while True:
+        held.append(burst.run(frame(0, len(held))))
 
 
 @pytest.fixture
@@ -203,8 +209,8 @@ class TestHeld:
             lambda r: r.outputs[0].view(np.uint8),
             lambda r: r.outputs[0].T,
         ],
-        ids=["result", "outputs", "array", "view of view", "memoryview", "part of one", "capsule", "DLPack", "of DLPack",
-             "other dtype", "transposed"],
+        ids=["result", "outputs", "array", "view of view", "memoryview", "part of one", "capsule", "DLPack",
+             "of DLPack", "other dtype", "transposed"],
     )  # fmt: skip
     def test_not_overwritten(self, fast, part):
         """Whatever is held of a result keeps its memory, and nothing else does: let go, the next request has it."""
@@ -234,8 +240,7 @@ class TestHeld:
         with fast.burst(depth=depth) as burst:
             held = []
             with pytest.raises(ResultsHeld, match=r"requests 1, 2, 3.*copy") as error:
-                for n in range(100):
-                    held.append(burst.run(frame(0, n)))  # noqa: PERF401 (as far as it goes)
+                hold_all(burst, held)
             assert isinstance(error.value, BufferError)
             with pytest.raises(ResultsHeld):
                 burst.submit(frame(0, 5))
@@ -250,12 +255,11 @@ class TestHeld:
             assert [number_of(r) for r in [*held, keep]] == [0, 1, 2, *range(4, len(held) + 1), 52]
 
     def test_exhaustion_of_what_waits(self, slow):
-        """The newest frame of policy latest that finds no memory has the error itself, and not who waits for another."""
+        """The newest frame, of policy latest, that finds no memory has the error, and not who waits for another."""
         with slow.burst(depth=1, policy="latest") as burst:
             held = []
             with pytest.raises(ResultsHeld):
-                while True:
-                    held.append(burst.run(frame(0, len(held))))
+                hold_all(burst, held)
             del held[0]
             first, second = burst.submit(frame(0.02, 7)), burst.submit(frame(0, 8))
             held.append(first.result())

@@ -87,7 +87,7 @@ class TestReject:
 class TestLatest:
     @pytest.mark.parametrize("depth", [1, 3])
     def test_newest_wins(self, slow, depth):
-        """Of what is submitted while the device is busy exactly the newest frame is executed, and the others are not."""
+        """Of what is submitted while the device is busy exactly the newest frame is executed."""
         with slow.burst(depth=depth, policy="latest") as burst:
             for rounds in range(1, 5):
                 begun = [burst.submit(frame(0.01, n)) for n in range(depth)]
