@@ -8,6 +8,7 @@ import threading
 import numpy as np
 import pytest
 
+import driver
 from burst import InvalidArgument, OutputInsufficientSize, ResultsHeld, StatusError
 
 
@@ -116,6 +117,17 @@ class TestOrder:
             futures = [burst.submit(x + n, np.array(shape, np.int32)) for n, shape in enumerate(shapes)]
             for n, (future, shape) in enumerate(zip(futures, shapes, strict=True)):
                 assert np.array_equal(future.result().outputs[0], (x + n).reshape(shape))
+
+    def test_long_packets(self, device):
+        """When fewer than `depth` packets fit into the channel, fewer are in flight; none goes the long way."""
+        builder = driver.ModelBuilder()
+        inputs = [builder.input("float32", (1,)) for _ in range(40)]
+        builder.output(builder.operation("CONCATENATION", *inputs, 0))
+        x = [np.full(1, n, np.float32) for n in range(40)]
+        with device.prepare(builder.build()) as prepared, prepared.burst(depth=64) as burst:
+            futures = [burst.submit(*(a + n for a in x)) for n in range(64)]
+            assert [f.result().outputs[0].tolist() for f in futures] == [[k + n for k in range(40)] for n in range(64)]
+            assert burst.stats()["runs"] == {"burst": 64, "plain": 0}
 
     def test_errors_of_one(self, device, kit):
         """A request that fails has the error to itself: those before and after it have their results."""

@@ -3,7 +3,7 @@
 import asyncio
 import os
 import select
-import time
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -26,7 +26,7 @@ def fast(device, kit):
 
 def pause(seconds):
     """Rare requests are what is to be tested, so this does wait."""
-    time.sleep(seconds)
+    threading.Event().wait(seconds)
 
 
 def cpu(burst):
