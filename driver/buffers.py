@@ -7,6 +7,7 @@ from itertools import count
 from typing import TYPE_CHECKING, NamedTuple
 
 from burst import ResultsHeld
+from driver.forked import lost
 from driver.workspace import InputSet, OutputSet, Shapes
 
 if TYPE_CHECKING:
@@ -47,9 +48,7 @@ class Buffers:
     def __init__(self, model: Model, shapes: Shapes, depth: int) -> None:
         self._model, self._shapes, self._most = model, shapes, depth + _SPARE
         self.inputs = InputSet(model, shapes)  #: of the next request
-        self.lent: InputSet | None = (
-            None  #: inputs that `run` could not wait for, and that the next request may have, too
-        )
+        self.lent: InputSet | None = None  #: that `run` could not wait for, and that the next request may have, too
         self._free: deque[InputSet] = deque()
         self._last = Outputs(model)
         self._last.next = self._last
@@ -95,6 +94,13 @@ class Buffers:
         for outputs in self._outputs:
             outputs.shots.clear()
 
+    def close(self) -> None:
+        """Nobody gets any more. They refer to each other, and would stay until garbage is collected."""
+        self.forget_shots()
+        self._last = lost(_closed)
+        for outputs in self._outputs:
+            outputs.next = self._last
+
     def grow(self, outputs: Outputs, shapes: tuple[OutputShape, ...]) -> Memory | None:
         """Makes room for outputs of these shapes; the old memory, or None when there was room already."""
         sizes = outputs.needed(shapes)
@@ -103,3 +109,7 @@ class Buffers:
         old = outputs.memory
         outputs.lay_out(sizes)
         return old
+
+
+def _closed() -> None:
+    raise ValueError("this burst is closed; open another")

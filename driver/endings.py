@@ -161,7 +161,7 @@ class Endings(Sending):
         self.controller.close()
         with self._lock:
             self._fail(GeneralFailure(CLOSED))
-        self.buffers.forget_shots()  # which refer to each other
+        self.buffers.close()
         self._call_back()
         if self._arrivals:
             self._arrivals.close()

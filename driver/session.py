@@ -153,10 +153,10 @@ class Burst:
         MISSED_DEADLINE_TRANSIENT. `loop_timeout`: seconds that a WHILE may take. Raises PeerDied, Timeout, Busy.
         """
         pipeline = self._pipeline
-        pipeline.bind(request)
         terms = measure, timeout, _nanoseconds(deadline), _nanoseconds(loop_timeout)
         while True:
             pipeline.advance(lambda: not self._flights, timeout)
+            pipeline.bind(request)
             try:
                 return self._execute(request, *terms)
             except PeerDied as error:
