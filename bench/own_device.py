@@ -18,12 +18,10 @@ if TYPE_CHECKING:
     from measure import Block
 
 # A device's processes see installed packages only. These look here, too, after all else: "native_device:Native".
-_HERE = f"import sys; sys.path.append({str(HERE)!r})\n"
 _LAUNCH = (
     "import os; os.fork() and os._exit(0)\n"
-    f"{_HERE}import driver.service as service\n"
-    f"service._LAUNCH = {_HERE!r} + service._LAUNCH\n"
-    "service.main()"
+    f"import sys; sys.path.append({str(HERE)!r})\n"
+    "from driver.service import main; main()"
 )
 
 

@@ -53,6 +53,7 @@ class Buffers:
         self._last = Outputs(model)
         self._last.next = self._last
         self._outputs, self._numbers = [self._last], count(1)
+        self._partners: dict[InputSet, Outputs] = {}
 
     def next_inputs(self) -> None:
         """The present ones belong to a request now; until `give_back`."""
@@ -73,9 +74,20 @@ class Buffers:
                 found = self._new_outputs()
                 break
             found = found.next
-        found.number = next(self._numbers)
-        self._last = found
-        return found
+        return self._take(found)
+
+    def outputs_for(self, inputs: InputSet) -> Outputs:
+        """The same, and the one that these inputs had last if it is free: the device knows that pair."""
+        found = self._partners.get(inputs)
+        if found is None or found.is_busy or found.is_held():
+            found = self._partners[inputs] = self.free_outputs()
+            return found
+        return self._take(found)
+
+    def _take(self, outputs: Outputs) -> Outputs:
+        outputs.number = next(self._numbers)
+        self._last = outputs
+        return outputs
 
     def _new_outputs(self) -> Outputs:
         if len(self._outputs) >= self._most:
@@ -97,6 +109,7 @@ class Buffers:
     def close(self) -> None:
         """Nobody gets any more. They refer to each other, and would stay until garbage is collected."""
         self.forget_shots()
+        self._partners.clear()
         self._last = lost(_closed)
         for outputs in self._outputs:
             outputs.next = self._last

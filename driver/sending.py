@@ -79,9 +79,8 @@ class Sending(Driver):
         if shot is None:
             request = Request(inputs.arguments, outputs.arguments, (inputs.memory, outputs.memory))
             packet = self.controller.encode(request, measure=self.options.measure)
-            self.depth = max(
-                1, min(self.depth, CHANNEL_LENGTH * DATUM // packet.nbytes)
-            )  # so many fit into the channel
+            fitting = CHANNEL_LENGTH * DATUM // packet.nbytes  # into the channel
+            self.depth = max(1, min(self.depth, fitting))
             outputs.shots[inputs] = shot = Shot(inputs, outputs, request, packet)
         return shot
 
@@ -153,7 +152,7 @@ class Sending(Driver):
         """Under both locks: sends it, or keeps it until there is room."""
         inputs = self.buffers.inputs
         if self.has_room:
-            shot = self.shot(inputs, self.buffers.free_outputs())
+            shot = self.shot(inputs, self.buffers.outputs_for(inputs))
             self.buffers.next_inputs()
             self.launch(shot, future)
         else:
@@ -234,7 +233,7 @@ class Sending(Driver):
             self.buffers.give_back(inputs)
             return
         try:
-            outputs = self.buffers.free_outputs()
+            outputs = self.buffers.outputs_for(inputs)
         except ResultsHeld as error:  # which is not the fault of whoever waits for another one
             self._finished.append(future.fail(error))
             self.buffers.give_back(inputs)

@@ -76,6 +76,7 @@ static void *ask(void *argument) {
         caller.deadline = UINT64_MAX;
         int64_t r = burst_call(&caller, packet, sizeof packet);
         while (r == -ETIMEDOUT) r = burst_receive(&caller, FMQ_FOREVER);
+        caller.calling = 0;
         MUST(r >= 0 && caller.results == caller.id && caller.result_id == caller.id);
     }
     answered = caller.results;
