@@ -335,8 +335,8 @@ class Controller:
         except (InvalidArgument, ValueError) as error:  # unknown, or closed by its owner
             self._callback.send([int(ErrorStatus.INVALID_ARGUMENT), str(error)])
             return
-        self._callback.send(answer, fds)
         self.counts.memories_sent += len(memories)
+        self._callback.send(answer, fds)
 
     def close(self) -> None:
         """Ends the burst on both sides. Harmless when done twice."""

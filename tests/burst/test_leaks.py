@@ -3,6 +3,7 @@
 import gc
 import os
 import time
+from operator import gt
 
 import pytest
 
@@ -26,9 +27,9 @@ def resources(pid):
 
 
 def settled(client, pool, pid, before):
-    """What a process holds when the device has heard of all that was freed: as much as before, or what is too much."""
+    """What a process holds when the device has heard of all that was freed: no more than before, or what is too much."""
     end = time.monotonic() + 20
-    while (now := resources(pid))[0] != before[0] and time.monotonic() < end:
+    while any(map(gt, (now := resources(pid))[0], before[0])) and time.monotonic() < end:
         assert client.run(pool).status is ErrorStatus.NONE
     return now
 
@@ -68,7 +69,7 @@ def test_allocate_encode_free(service, burst, memory, increment, cycles, every):
     client.asked.clear()
     for pid, then in zip(pids, before, strict=True):
         counts, resident = settled(client, kept, pid, then)
-        assert counts == then[0]
+        assert not any(map(gt, counts, then[0]))
         assert resident - then[1] < 16 << 20
         print(f"{cycles} cycles in {took:.0f} s: {resident - then[1]} bytes more in {pid}")
     assert list(client._slots._slots) == [kept]

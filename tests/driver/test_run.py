@@ -419,7 +419,7 @@ class TestGivingUp:
             thread = interrupt_when(lambda: burst._pipeline.controller._writer.position > position, kit.until)
             begin = time.monotonic()
             with pytest.raises(KeyboardInterrupt):
-                burst.run(slow(9))
+                burst.run(slow(3))
             assert time.monotonic() - begin < 2
             thread.join()
             assert burst.run(slow(0.5)).outputs[0].tolist() == slow(1.5).tolist()
