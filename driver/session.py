@@ -150,7 +150,9 @@ class Burst:
         """An explicit request on pools of your own, with any status.
 
         `timeout`: seconds that we wait. `deadline`: a time.monotonic() by which the device must have begun, or it
-        answers MISSED_DEADLINE_TRANSIENT. `loop_timeout`: seconds that a WHILE may take. Raises PeerDied, Timeout, Busy.
+        answers MISSED_DEADLINE_TRANSIENT. `loop_timeout`: seconds that a WHILE may take.
+
+        Raises PeerDied, Timeout, Busy.
         """
         pipeline = self._pipeline
         terms = measure, timeout, _nanoseconds(deadline), _nanoseconds(loop_timeout)

