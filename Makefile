@@ -21,6 +21,7 @@ check: $(VENV)/check
 	$(BIN)/lint-imports
 
 stress: $(VENV)/test
+	@$(MAKE) --no-print-directory $(VENV)/fuzz || echo "make: no atheris for this Python; fuzzing that needs it is skipped"
 	$(BIN)/python -m pytest -m stress -s -o faulthandler_timeout=3600
 
 bench: $(VENV)/bench
@@ -29,6 +30,11 @@ bench: $(VENV)/bench
 	$(BIN)/python bench/queue_idle.py
 	$(BIN)/python bench/queue_cost.py
 	$(BIN)/python bench/burst_roundtrip.py
+	$(BIN)/python bench/burst_frame.py
+	$(BIN)/python bench/burst_payload.py
+	$(BIN)/python bench/burst_depth.py
+	$(BIN)/python bench/burst_many.py
+	$(BIN)/python bench/burst_interference.py
 	$(BIN)/python bench/prepare_interference.py
 
 # One stamp per set of extras. The sources of the extension are listed so that editing C rebuilds it.

@@ -1,10 +1,11 @@
 """What does one execution of ADD on four floats cost: through a burst, on the plain path, and in process?
 
-    python bench/burst_roundtrip.py [--peers all|none|uds iceoryx2 …] [--json FILE] [--plot FILE] [--markdown]
+    python bench/burst_roundtrip.py [--peers all|none|uds iceoryx2 …] [--json FILE] [--plot FILE] [--cdf FILE]
 
 The client is pinned to CPU 0; every thread of the device's two processes, and every peer's server, to CPU 1. Every
 round runs a short block of everything, each right after a block of the floor (peers/limit.c) that it stands beside:
-polling for what polls, sleeping for what sleeps. The peers do no work: they answer 64 bytes at once.
+polling for what polls, sleeping for what sleeps. The peers do no work: they answer 64 bytes at once. The native row is
+native_device.py, whose model is a C function that a listener can call without Python.
 """
 
 from __future__ import annotations
@@ -12,12 +13,12 @@ from __future__ import annotations
 import sys
 from contextlib import ExitStack
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from measure import (
     HERE,
-    Block,
     Runs,
     Subject,
     block_of,
@@ -28,11 +29,13 @@ from measure import (
     interleave,
     over_floor,
     peer_block,
+    peers_process,
     pin_client,
     ratio,
     scratch,
+    times_floor,
 )
-from own_device import own_device, pin
+from own_device import own_device, pinned
 from verdict import Budget, Report, arguments, cells, parse, progress, publish, subject_rows
 
 import driver
@@ -40,18 +43,32 @@ from burst import Memory, Request, RequestArgument
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable
-    from pathlib import Path
 
-    from driver import Model, RemoteDevice, RemotePreparedModel
+    from measure import Ask, Estimate
+
+    from driver import Model, RemotePreparedModel
 
 QUESTION = "What does one execution of ADD on four floats cost?"
 SPIN, FUTEX = "floor: limit spin", "floor: limit futex"
 ADD, INTERPRETER = "in process: numpy.add", "in process: interpreter"
 BURST, POSIX, SLEEPING = "burst, spinning (memfd)", "burst, spinning (posix)", "burst, sleeping (spin=0)"
-PLAIN = "plain path"
+NATIVE, PLAIN = "burst, spinning (native)", "plain path"
 PEERS = ("iceoryx2", "iceoryx2_wait", "uds", "pipe", "zmq", "nng", "grpc", "posix_mq", "faster_fifo")
 POLLING_PEERS = ("iceoryx2",)
+SHORT = {  # names in the picture
+    BURST: "burst, polling",
+    POSIX: "burst, polling (posix)",
+    NATIVE: "burst, native",
+    SLEEPING: "burst, sleeping",
+    PLAIN: "plain path",
+    "uds": "UDS + msgpack",
+    "iceoryx2_wait": "iceoryx2, sleeping",
+    "iceoryx2": "iceoryx2, polling",
+    "grpc": "gRPC",
+    "posix_mq": "POSIX queue",
+    "faster_fifo": "faster-fifo",
+}
+IN_FULL = {*(SHORT[name] for name in (BURST, NATIVE, SLEEPING, PLAIN, *PEERS[:3], "grpc")), "pipe", "zmq"}
 
 
 def add_model() -> Model:
@@ -80,15 +97,28 @@ def bursts(prepared: RemotePreparedModel, count: int, stack: ExitStack) -> list[
         (POSIX, SPIN, {"memory": "posix"}),
         (SLEEPING, FUTEX, {"spin": 0}),
     )
-    subjects = []
-    for name, floor, options in kinds:
-        burst = stack.enter_context(prepared.burst(**options))
-        for place, value in zip(burst.inputs, (1, 2), strict=True):
-            place[...] = value
-        if not np.array_equal(burst.run().outputs[0], np.full((1, 4), 3)):
-            sys.exit(f"bench: {name} adds wrongly")
-        subjects.append(Subject(name, block_of(burst.run, count), floor, is_ours=True))
-    return subjects
+    return [burst_subject(name, floor, prepared, count, stack, **options) for name, floor, options in kinds]
+
+
+def burst_subject(
+    name: str, floor: str, prepared: RemotePreparedModel, count: int, stack: ExitStack, **options: Any
+) -> Subject:
+    """One burst that is known to add."""
+    burst = stack.enter_context(prepared.burst(**options))
+    for place, value in zip(burst.inputs, (1, 2), strict=True):
+        place[...] = value
+    if not np.array_equal(burst.run().outputs[0], np.full((1, 4), 3)):
+        sys.exit(f"bench: {name} adds wrongly")
+    return Subject(name, block_of(burst.run, count), floor, is_ours=True)
+
+
+def native(count: int, stack: ExitStack) -> Subject:
+    """The same on a device that offers its listener a C function."""
+    device = stack.enter_context(own_device("native_device:Native"))
+    prepared = stack.enter_context(device.prepare(add_model()))
+    subject = burst_subject(NATIVE, SPIN, prepared, count, stack)
+    subject.block = pinned(device, subject.block)
+    return subject
 
 
 def plain(prepared: RemotePreparedModel, count: int) -> Subject:
@@ -99,42 +129,32 @@ def plain(prepared: RemotePreparedModel, count: int) -> Subject:
     return Subject(PLAIN, block_of(partial(prepared.execute, request), count), FUTEX, is_ours=True)
 
 
-def pinned(device: RemoteDevice, block: Callable[[], Block]) -> Callable[[], Block]:
-    """Pins again first: the device starts threads when it likes."""
-
-    def run() -> Block:
-        pin(device)
-        return block()
-
-    return run
-
-
-def peer(name: str, count: int, directory: Path) -> Subject:
+def peer(name: str, count: int, ask: Ask) -> Subject:
     """One of peers.py."""
-    return Subject(name, peer_block(name, count, directory), SPIN if name in POLLING_PEERS else FUTEX)
+    return Subject(name, peer_block(ask, name, count), SPIN if name in POLLING_PEERS else FUTEX)
 
 
 def budgets(runs: Runs) -> list[Budget]:
     """What ours must be."""
-    beyond = over_floor(runs, BURST)
     in_adds = estimate((runs.values(BURST) - runs.values(BURST, "floor_us")) / runs.values(ADD))
     against = partial(_against, runs)
     return [
-        Budget("burst p50 <= floor + 4.5 us", beyond, 4.5, "us"),
-        Budget("plain path <= 2 x uds (msgpack over a Unix socket)", against(PLAIN, "uds"), 2.0),
-        Budget("later: burst p50 <= floor + 6.5 x numpy.add", in_adds, 6.5),
-        Budget("later: burst <= 0.5 x iceoryx2", against(BURST, "iceoryx2"), 0.5),
-        Budget("both sleeping: burst <= 0.7 x plain path", against(SLEEPING, PLAIN), 0.7),
+        Budget("polling: burst <= floor + 6.5 x in-process numpy.add, in numpy.adds", in_adds, 6.5),
+        Budget("polling: burst <= 0.5 x iceoryx2", against(BURST, "iceoryx2"), 0.5),
+        Budget("polling: native <= floor + 1 us", over_floor(runs, NATIVE), 1.0, "us"),
+        Budget("sleeping: burst <= 1.3 x limit futex", times_floor(runs, SLEEPING), 1.3),
+        Budget("sleeping: burst <= 0.7 x plain path", against(SLEEPING, PLAIN), 0.7),
+        Budget("sleeping: plain path <= 2 x uds (msgpack over a Unix socket)", against(PLAIN, "uds"), 2.0),
     ]
 
 
-def _against(runs: Runs, name: str, reference: str) -> Any:
+def _against(runs: Runs, name: str, reference: str) -> Estimate | None:
     return ratio(runs, name, reference) if runs.has(name, reference) else None
 
 
 def run(args: argparse.Namespace) -> Runs:
     """All rounds."""
-    count, peer_count = (50, 200) if args.quick else (2000, 1000)
+    count, peer_count = (50, 100) if args.quick else (2000, 1000)
     with ExitStack() as stack:
         directory = stack.enter_context(scratch())
         limit = compile_c(directory / "limit", HERE / "peers" / "limit.c")
@@ -144,7 +164,9 @@ def run(args: argparse.Namespace) -> Runs:
         ours = [*bursts(prepared, count, stack), plain(prepared, count)]
         for subject in ours:
             subject.block = pinned(device, subject.block)
-        args.subjects = [*in_process(count), *ours, *(peer(name, peer_count, directory) for name in args.peers)]
+        ours.insert(2, native(count, stack))
+        ask = stack.enter_context(peers_process())
+        args.subjects = [*in_process(count), *ours, *(peer(name, peer_count, ask) for name in args.peers)]
         return interleave(args.subjects, floors, args.pairs, progress)
 
 
@@ -152,16 +174,23 @@ def options() -> argparse.Namespace:
     """The command line."""
     parser = arguments(__doc__)
     parser.add_argument("--peers", nargs="+", default=["all"], choices=("all", "none", *PEERS), metavar="PEER")
+    parser.add_argument("--cdf", type=Path, metavar="FILE", help="a picture of the distributions, all in one")
     args = parse(parser)
     args.peers = [name for name in PEERS if name in args.peers or "all" in args.peers]
     return args
 
 
-def draw(path: Path, rows: list[dict[str, Any]]) -> None:
-    """Everything in one column of dots, and four of them in full."""
+def draw(args: argparse.Namespace, rows: list[dict[str, Any]]) -> None:
+    """Everything in one column of dots; and what is chosen most often in full."""
     import plots
 
-    plots.latencies(path, rows, [BURST, PLAIN, "uds", "iceoryx2"], "One execution of ADD on four floats")
+    title, ours = "One execution of ADD on four floats", {SHORT[name] for name in (BURST, NATIVE, SLEEPING, PLAIN)}
+    shown = [{**row, "name": SHORT.get(row["name"], row["name"])} for row in rows]
+    if args.plot:
+        plots.latencies(args.plot, shown, [], title)
+    if args.cdf:
+        curves = {row["name"]: plots.curve(row) for row in shown if row["name"] in IN_FULL and "rounds" in row}
+        plots.distributions(args.cdf, curves, ours, f"{title}, there and back")
 
 
 def main() -> None:
@@ -172,8 +201,8 @@ def main() -> None:
     runs = run(args)
     rows = subject_rows(runs, args.subjects)
     publish(args, Report(QUESTION, found, [cells(row) for row in rows], budgets(runs), {"subjects": rows}))
-    if args.plot:
-        draw(args.plot, rows)
+    if args.plot or args.cdf:
+        draw(args, rows)
 
 
 if __name__ == "__main__":

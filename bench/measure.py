@@ -8,6 +8,7 @@ interval for that median that assumes nothing about the distribution.
 
 from __future__ import annotations
 
+import gc
 import json
 import math
 import os
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from numpy.typing import NDArray
+
+    Ask = Callable[[str, int, int], "Block"]  # a peer's name, bytes of a request, how many
 
 HERE = Path(__file__).parent
 CLIENT_CPU, DEVICE_CPU = 0, 1
@@ -208,22 +211,29 @@ def c_block(binary: Path, mode: str, count: int, nbytes: int = 64, *more: int) -
 PEER_TIMEOUT = 60  # seconds for one block
 
 
-def peer_block(name: str, count: int, directory: Path) -> Callable[[], Block]:
-    """A block of one of peers/peers.py with 64 bytes, in processes of its own that end with it."""
-    answer = directory / "peer.json"
-    command = [sys.executable, str(HERE / "peers" / "peers.py"), "--only", name, "--bytes", "64"]
-    command += ["--rounds", str(count), "--timeout", str(PEER_TIMEOUT), "--json", str(answer)]
+@contextmanager
+def peers_process() -> Iterator[Ask]:
+    """peers/peers.py, which runs any of them in processes of its own that end with their block."""
+    command = [sys.executable, str(HERE / "peers" / "peers.py"), "--stdin", "--timeout", str(PEER_TIMEOUT)]
+    pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
+    with subprocess.Popen(command, **pipes) as process:
 
-    def block() -> Block:
-        answer.unlink(missing_ok=True)
+        def ask(name: str, nbytes: int, count: int) -> Block:
+            try:
+                print(name, nbytes, count, file=process.stdin, flush=True)
+                return figures_of(json.loads(process.stdout.readline()))
+            except (OSError, ValueError) as error:
+                raise NotMeasured(f"{type(error).__name__}: {error}") from error
+
         try:
-            subprocess.run(command, check=False, capture_output=True, timeout=PEER_TIMEOUT + 30)
-            row: Block = json.loads(answer.read_text())[0]
-        except (subprocess.TimeoutExpired, OSError, ValueError) as error:
-            raise NotMeasured(f"{type(error).__name__}: {error}") from error
-        return figures_of(row)
+            yield ask
+        finally:
+            process.stdin.close()
 
-    return block
+
+def peer_block(ask: Ask, name: str, count: int, nbytes: int = 64) -> Callable[[], Block]:
+    """A block of one of them."""
+    return lambda: ask(name, nbytes, count)
 
 
 def figures_of(row: Block) -> Block:
@@ -235,6 +245,23 @@ def figures_of(row: Block) -> Block:
 
 
 # Conditions
+
+
+def held(pid: int | str = "self") -> dict[str, float]:
+    """What a process has; this one, after it has cleaned up."""
+    if pid == "self":
+        gc.collect()
+    memory = {}
+    for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]:
+        key, _, value = line.partition(":")
+        memory[key] = float(value.split()[0])
+    return {
+        "resident_kib": memory["Rss"],
+        "shared_kib": memory["Shared_Clean"] + memory["Shared_Dirty"],
+        "fds": len(os.listdir(f"/proc/{pid}/fd")),
+        "mappings": len(Path(f"/proc/{pid}/maps").read_text().splitlines()),
+        "threads": len(os.listdir(f"/proc/{pid}/task")),
+    }
 
 
 def pin_client() -> None:

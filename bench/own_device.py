@@ -7,20 +7,34 @@ import signal
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
-from measure import DEVICE_CPU, scratch
+from measure import DEVICE_CPU, HERE, scratch
 
 import driver
+from driver import rendezvous
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
+
+    from measure import Block
+
+# A device's processes see installed packages only. These look here, too, after all else: "native_device:Native".
+_LAUNCH = (
+    "import os; os.fork() and os._exit(0)\n"
+    f"import sys; sys.path.append({str(HERE)!r})\n"
+    "from driver.service import main; main()"
+)
 
 
 @contextmanager
-def own_device() -> Iterator[driver.RemoteDevice]:
-    """`driver.connect()` in a runtime directory of its own; both processes end with the block."""
+def own_device(name: str = "reference") -> Iterator[driver.RemoteDevice]:
+    """`driver.connect(name)` in a runtime directory of its own; both processes end with the block."""
     with scratch() as directory:
+        before, rendezvous._LAUNCH = rendezvous._LAUNCH, _LAUNCH
         os.environ["BURST_RUNTIME_DIR"] = str(directory)
-        device = driver.connect()
+        try:
+            device = driver.connect(name)
+        finally:
+            rendezvous._LAUNCH = before
         try:
             yield device
         finally:
@@ -35,3 +49,13 @@ def pin(device: driver.RemoteDevice) -> None:
         for thread in os.listdir(f"/proc/{pid}/task"):
             with suppress(ProcessLookupError):
                 os.sched_setaffinity(int(thread), {DEVICE_CPU})
+
+
+def pinned(device: driver.RemoteDevice, block: Callable[[], Block]) -> Callable[[], Block]:
+    """Pins again first: the device starts threads when it likes."""
+
+    def run() -> Block:
+        pin(device)
+        return block()
+
+    return run

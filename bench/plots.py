@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import matplotlib as mpl
@@ -9,6 +10,7 @@ import numpy as np
 
 mpl.use("Agg")
 import matplotlib.pyplot as plt
+from matplotlib import patheffects
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -17,7 +19,18 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 OURS, OTHERS, FLOOR = "#c1440e", "#4c6a85", "#9a9a9a"
+_PEERS = {  # those of one picture that cross each other have colours of their own
+    "iceoryx2": "#1f6fb4",
+    "pipe": "#7a5c99",
+    "UDS + msgpack": "#2e8b74",
+    "zmq": "#a8811e",
+    "gRPC": "#55606b",
+    "nng": "#8f4a67",
+    "POSIX queue": "#5f7a3a",
+    "faster-fifo": "#6c8ebf",
+}
 _LINES = ("-", "--", "-.", ":")
+_PERCENT = np.linspace(0, 100, 201)
 
 
 def latencies(path: Path, rows: Sequence[dict[str, Any]], in_full: Sequence[str], title: str) -> None:
@@ -26,21 +39,41 @@ def latencies(path: Path, rows: Sequence[dict[str, Any]], in_full: Sequence[str]
     curves = {row["name"]: curve(row) for row in measured if row["name"] in in_full and "cdf_us" in row["rounds"][0]}
     height = 1.2 + 0.32 * len(measured)
     figure, axes = plt.subplots(
-        1, 2 if curves else 1, figsize=(11 if curves else 7, max(3.0, height)), layout="constrained", squeeze=False
+        1, 2 if curves else 1, figsize=(13 if curves else 7, max(3.0, height)), layout="constrained", squeeze=False
     )
     _dots(axes[0, 0], measured)
     if curves:
         _distributions(axes[0, 1], curves, {row["name"] for row in measured if row["ours"]})
-    figure.suptitle(title)
+    figure.suptitle(title, weight="bold")
     _save(figure, path)
 
 
 def distributions(path: Path, curves: dict[str, np.ndarray], ours: set[str], title: str) -> None:
     """Only the distributions."""
-    figure, axis = plt.subplots(figsize=(7, 4), layout="constrained")
+    figure, axis = plt.subplots(figsize=(9, 5), layout="constrained")
     _distributions(axis, curves, ours)
-    figure.suptitle(title)
+    axis.set_title(title, loc="left", weight="bold")
     _save(figure, path)
+
+
+def colour_of(name: str) -> str:
+    """A peer's."""
+    return _PEERS.get(name.partition(",")[0], OTHERS)
+
+
+def _time(us: float, _: object = None) -> str:
+    """Microseconds for an axis."""
+    for unit, size in (("s", 1e6), ("ms", 1e3)):
+        if us >= size:
+            return f"{us / size:g} {unit}"
+    return f"{us:g} us" if us >= 1 else f"{us * 1e3:g} ns"
+
+
+def _finish(axis: Axes) -> None:
+    """What all pictures have in common."""
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.grid(visible=True, alpha=0.25)
+    axis.set_axisbelow(True)
 
 
 def bars(path: Path, values: dict[str, float], label: str, title: str) -> None:
@@ -82,12 +115,14 @@ def streams(path: Path, rows: Sequence[dict[str, Any]], title: str) -> None:
     _save(figure, path)
 
 
-def latency_against_size(path: Path, lines: Sequence[Line], title: str) -> None:
+def latency_against_size(path: Path, lines: Sequence[Line], title: str, label: str = "bytes each way") -> None:
     """Round trips in microseconds against the size of a message."""
-    figure, axis = plt.subplots(figsize=(8, 4.5), layout="constrained")
+    figure, axis = plt.subplots(figsize=(9, 5), layout="constrained")
     _curves(axis, lines)
-    axis.set(xlabel="bytes each way", ylabel="round trip, us (p50)")
-    figure.suptitle(title)
+    axis.set(xlabel=label, ylabel="round trip (median)")
+    axis.yaxis.set_major_formatter(_time)
+    _finish(axis)
+    axis.set_title(title, loc="left", weight="bold")
     _save(figure, path)
 
 
@@ -186,24 +221,64 @@ def _dots(axis: Axes, rows: Sequence[dict[str, Any]]) -> None:
         label.set_fontweight("bold" if row["ours"] else "normal")
     axis.invert_yaxis()
     axis.set_xscale("log")
-    axis.set_xlabel("round trip, us: p50 (dot) to p99 (bar)")
-    axis.grid(visible=True, axis="x", alpha=0.3)
+    axis.xaxis.set_major_formatter(_time)
+    axis.set_xlabel("round trip: p50 (dot, us) to p99 (bar)")
+    _finish(axis)
+    axis.grid(visible=False, axis="y")
 
 
 def _distributions(axis: Axes, curves: dict[str, np.ndarray], ours: set[str]) -> None:
-    for n, (name, quantiles) in enumerate(curves.items()):
-        axis.plot(
-            quantiles,
-            np.linspace(0, 100, len(quantiles)),
-            _LINES[n % len(_LINES)],
-            color=OURS if name in ours else OTHERS,
-            label=name,
-        )
+    """Each with its name beside it."""
+    styles = dict(zip([name for name in curves if name in ours], itertools.cycle(_LINES), strict=False))
+    for name, quantiles in curves.items():
+        colour, width = (OURS, 1.8) if name in ours else (colour_of(name), 1.3)
+        axis.plot(quantiles, _PERCENT, styles.get(name, "-"), color=colour, linewidth=width)
     axis.set_xscale("log")
-    axis.set_xlabel("round trip, us")
-    axis.set_ylabel("% of round trips at most this long")
-    axis.grid(visible=True, alpha=0.3)
-    axis.legend(fontsize=8, loc="lower right")
+    low, high = min(q[2] for q in curves.values()), max(q[180] for q in curves.values())
+    room = (high / low) ** 0.3  # a name's
+    for group in _close(sorted(curves.items(), key=lambda item: item[1][100]), room):
+        _name_beside(axis, group, ours)
+    axis.set_xlim(low / room, high * room)
+    axis.set_ylim(0, 101)
+    axis.yaxis.set_major_formatter("{x:.0f} %")
+    axis.xaxis.set_major_formatter(_time)
+    axis.set(xlabel="round trip", ylabel="of all round trips take at most so long")
+    _finish(axis)
+
+
+def _close(ordered: Sequence[tuple[str, np.ndarray]], room: float) -> list[list[tuple[str, np.ndarray]]]:
+    """Groups of curves between which there is no room for a name."""
+    groups = [[ordered[0]]]
+    for one in ordered[1:]:
+        if one[1][100] < room * groups[-1][-1][1][100]:
+            groups[-1].append(one)
+        else:
+            groups.append([one])
+    return groups
+
+
+def _name_beside(axis: Axes, group: Sequence[tuple[str, np.ndarray]], ours: set[str]) -> None:
+    """The faster half of a group left of it, the slower half right; a line leads from each name to its curve."""
+    half = len(group) // 2
+    left, right = group[0][1][30] / 1.15, group[-1][1][150] * 1.15
+    sides = ((group[:half], left, "right", 136), (group[half:][::-1], right, "left", 158))  # never at one height
+    for names, x, alignment, top in sides:
+        for n, (name, quantiles) in enumerate(names):
+            at = top - n * 44 if len(names) < 4 else top - n * 120 // len(names)
+            colour = OURS if name in ours else colour_of(name)
+            axis.annotate(
+                name,
+                (quantiles[at], at / 2),
+                (x, at / 2),
+                ha=alignment,
+                va="center",
+                fontsize=8.5,
+                color=colour,
+                weight="bold" if name in ours else "normal",
+                path_effects=[patheffects.withStroke(linewidth=3, foreground="white")],
+                arrowprops={"arrowstyle": "-", "color": colour, "linewidth": 0.6, "shrinkA": 0, "shrinkB": 0},
+            )
+            axis.plot(quantiles[at], at / 2, "o", color=colour, markersize=3.5)
 
 
 def _save(figure: Any, path: Path) -> None:

@@ -11,100 +11,33 @@ process may run wherever the scheduler puts it, unless --other-cpu says where.
 
 from __future__ import annotations
 
-import multiprocessing
-import os
-import time
-from contextlib import contextmanager, suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from measure import Runs, conditions, percentiles, pin_client, ratio, time_calls
+from measure import Runs, conditions, pin_client, ratio, time_calls
 from own_device import own_device, pin
+from second_process import CHUNK, IDLE, chain, compute, sample, second_process
 from verdict import Budget, Report, arguments, parse, progress, publish, spell
 
 import driver
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable, Iterator
-    from multiprocessing.connection import Connection
-
-    from measure import Block
+    from collections.abc import Callable
+    from contextlib import ExitStack
 
 QUESTION = "Does another client's prepare of a 1,000-operation model disturb a burst?"
-IDLE, CONTROL, PREPARE = "idle", "another computes", "another prepares"
+CONTROL, PREPARE = "another computes", "another prepares"
 OPERATIONS = 1000
-CHUNK = 200  # runs between two looks at the clock
 HEAD = ("the second process", "p50 us", "p99 us", "p99.9 us", "max us", "runs", "prepares", "p99 to idle")
 
 
-def chain(operations: int) -> driver.Model:
-    """x + x + x …: float32 [1, 4]."""
-    m = driver.ModelBuilder()
-    x = value = m.input("float32", (1, 4))
-    for _ in range(operations):
-        value = m.operation("ADD", value, x, 0)
-    m.output(value)
-    return m.build()
-
-
-def other(line: Connection, operations: int, cpu: int | None) -> None:
-    """The second process: does what it is told until something else comes, and answers how often."""
-    os.sched_setaffinity(0, range(os.cpu_count() or 1) if cpu is None else {cpu})
-    model = chain(operations)
-    with driver.connect() as device:
-        work = {CONTROL: compute, PREPARE: lambda: device.prepare(model).close()}
-        work[PREPARE]()
-        line.send("ready")
-        while task := line.recv():
-            done = 0
-            while not line.poll():
-                work[task]()
-                done += 1
-            line.recv()
-            line.send(done)
-
-
-def compute() -> None:
-    """About ten milliseconds of Python."""
-    end = time.perf_counter() + 0.01
-    while time.perf_counter() < end:
-        sum(range(1000))
-
-
-@contextmanager
-def second_process(args: argparse.Namespace) -> Iterator[Connection]:
-    """Connected and ready; ends with the block."""
-    near, far = multiprocessing.Pipe()
-    process = multiprocessing.get_context("spawn").Process(
-        target=other, args=(far, args.operations, args.other_cpu), daemon=True
-    )
-    process.start()
-    far.close()
-    assert near.recv() == "ready"
-    try:
-        yield near
-    finally:
-        with suppress(BrokenPipeError):
-            near.send("")
-        process.join(10)
-
-
-def sample(call: Callable[[], object], seconds: float, line: Connection, task: str) -> Block:
-    """Runs until the time is over and the second process has finished what it was doing then."""
-    if task != IDLE:
-        line.send(task)
-    chunks, end = [], time.monotonic() + seconds
-    while time.monotonic() < end:
-        chunks.append(time_calls(call, CHUNK))
-    done = 0
-    if task != IDLE:
-        line.send("stop")
-        while not line.poll():
-            chunks.append(time_calls(call, CHUNK))
-        done = line.recv()
-    samples = np.concatenate(chunks)
-    return {**percentiles(samples), "runs": len(samples), "done": done}
+def tasks(operations: int, stack: ExitStack) -> dict[str, Callable[[], object]]:
+    """What the second process can do. It has a connection of its own."""
+    model, device = chain(operations), stack.enter_context(driver.connect())
+    device.prepare(model).close()
+    return {CONTROL: compute, PREPARE: lambda: device.prepare(model).close()}
 
 
 def run(args: argparse.Namespace) -> Runs:
@@ -112,7 +45,7 @@ def run(args: argparse.Namespace) -> Runs:
     runs, order = Runs(), [IDLE, CONTROL, PREPARE]
     with own_device() as device, device.prepare(chain(1)) as prepared, prepared.burst() as burst:
         burst.run(*[np.ones((1, 4), np.float32)])
-        with second_process(args) as line:
+        with second_process(partial(tasks, args.operations), args.other_cpu) as line:
             time_calls(burst.run, CHUNK)
             for number in range(args.pairs):
                 for task in order[:: -1 if number % 2 else 1]:

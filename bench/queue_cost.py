@@ -11,17 +11,15 @@ version has it, all queues in one region.
 
 from __future__ import annotations
 
-import gc
 import multiprocessing
 import os
 import resource
 import socket
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from measure import CLIENT_CPU, DEVICE_CPU, Estimate, Runs, conditions, estimate
+from measure import CLIENT_CPU, DEVICE_CPU, Estimate, Runs, conditions, estimate, held
 from verdict import Budget, Report, arguments, parse, progress, publish, spell
 
 import fmq
@@ -30,6 +28,7 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Iterator, Sequence
     from multiprocessing.connection import Connection
+    from pathlib import Path
 
 QUESTION = "What does an idle queue cost as their number grows?"
 DTYPE, CAPACITY = "V64", 64
@@ -40,22 +39,6 @@ STRIDE = 8192  # bytes of a queue in a region: the control page and the ring
 FDS_PER_MESSAGE = 200  # the kernel takes 253
 KEYS = ("us", "resident_kib", "shared_kib", "fds", "mappings", "threads")
 HEAD = ("queues", "", "us to make or attach", "resident KiB", "of it shared KiB", "fds", "mappings", "threads")
-
-
-def held() -> dict[str, float]:
-    """What this process has."""
-    gc.collect()
-    memory = {}
-    for line in Path("/proc/self/smaps_rollup").read_text().splitlines()[1:]:
-        key, _, value = line.partition(":")
-        memory[key] = float(value.split()[0])
-    return {
-        "resident_kib": memory["Rss"],
-        "shared_kib": memory["Shared_Clean"] + memory["Shared_Dirty"],
-        "fds": len(os.listdir("/proc/self/fd")),
-        "mappings": len(Path("/proc/self/maps").read_text().splitlines()),
-        "threads": len(os.listdir("/proc/self/task")),
-    }
 
 
 def make(way: str, count: int, times: list[float]) -> list[tuple[fmq.MessageQueue, fmq.MessageQueueWriter]]:

@@ -28,6 +28,7 @@ from measure import (
     interleave,
     over_floor,
     peer_block,
+    peers_process,
     pin_client,
     ratio,
     scratch,
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     import plots
-    from measure import Estimate
+    from measure import Ask, Estimate
 
 QUESTION = "Is the queue as fast as the floor? 64 bytes each way"
 SPIN, FUTEX, RING = "floor: limit spin", "floor: limit futex", "floor: spsc"
@@ -124,11 +125,9 @@ def count_of(nbytes: int, count: int) -> int:
     return max(50, count // (1 + nbytes // 4096))
 
 
-def peers(names: Sequence[str], count: int, directory: Path) -> list[Subject]:
+def peers(names: Sequence[str], count: int, ask: Ask) -> list[Subject]:
     """What a user would pick instead."""
-    return [
-        Subject(name, peer_block(name, count, directory), SPIN if name in POLLING_PEERS else FUTEX) for name in names
-    ]
+    return [Subject(name, peer_block(ask, name, count), SPIN if name in POLLING_PEERS else FUTEX) for name in names]
 
 
 def against(runs: Runs, name: str, reference: str) -> Estimate | None:
@@ -156,7 +155,10 @@ def run(args: argparse.Namespace) -> Runs:
         queue = compile_queue(directory / "queue")
         limit = compile_c(directory / "limit", HERE / "peers" / "limit.c")
         floors = {SPIN: c_block(limit, "spin", count * 10, NBYTES), FUTEX: c_block(limit, "futex", count, NBYTES)}
-        args.subjects = [*subjects(queue, count, stack), *peers(args.peers, peer_count, directory)]
+        args.subjects = [
+            *subjects(queue, count, stack),
+            *peers(args.peers, peer_count, stack.enter_context(peers_process())),
+        ]
         ring = compile_c(directory / "spsc", HERE / "peers" / "spsc.c") if args.sizes else limit
         for nbytes in args.sizes:
             some = count_of(nbytes, count)

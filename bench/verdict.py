@@ -23,14 +23,17 @@ class Budget(NamedTuple):
     found: Estimate | None
     limit: float
     unit: str = "x"
+    at_least: bool = False  #: the limit is the least that keeps it, and not the most
 
     @property
     def verdict(self) -> str:
         """The median decides; an interval that contains the limit is told."""
         if self.found is None:
             return "not measured"
-        verdict = "met" if self.found.median <= self.limit else "missed"
-        return verdict + (", the interval contains the limit" if self.found.low <= self.limit < self.found.high else "")
+        median, low, high, _ = self.found
+        is_kept = median >= self.limit if self.at_least else median <= self.limit
+        is_within = low < self.limit <= high if self.at_least else low <= self.limit < high
+        return ("met" if is_kept else "missed") + (", the interval contains the limit" if is_within else "")
 
     def line(self) -> str:
         """For people."""
@@ -51,10 +54,11 @@ def size(nbytes: int) -> str:
     return f"{nbytes >> 10} KiB" if nbytes < 1 << 20 else f"{nbytes >> 20} MiB"
 
 
-def arguments(doc: str | None) -> argparse.ArgumentParser:
+def arguments(doc: str | None, pairs: int = 9) -> argparse.ArgumentParser:
     """The options that all scripts have."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--pairs", type=int, help="rounds; below 9 proves little (default 9, with --quick 2)")
+    parser.add_argument("--pairs", type=int, help=f"rounds; below 9 proves little (default {pairs}, with --quick 2)")
+    parser.set_defaults(default_pairs=pairs)
     parser.add_argument("--quick", action="store_true", help="tiny blocks: shows that it works, measures nothing")
     parser.add_argument("--json", type=Path, metavar="FILE", help="all percentiles of all blocks, and the conditions")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="a picture (.png, .svg, .pdf); needs matplotlib")
@@ -66,7 +70,7 @@ def parse(parser: argparse.ArgumentParser) -> argparse.Namespace:
     """The command line, checked before anything long begins."""
     args = parser.parse_args()
     if args.pairs is None:
-        args.pairs = 2 if args.quick else 9
+        args.pairs = 2 if args.quick else args.default_pairs
     if args.pairs < 1:
         parser.error("--pairs: at least 1")
     if args.plot and find_spec("matplotlib") is None:
@@ -105,22 +109,22 @@ def _row(runs: Runs, subject: Subject) -> dict[str, Any]:
     row: dict[str, Any] = {"name": subject.name, "ours": subject.is_ours, "floor": subject.floor}
     if subject.name in runs.errors:
         return {**row, "error": runs.errors[subject.name]}
-    for key in ("p50_us", "p99_us"):
+    for key in ("p50_us", "p99_us", "p999_us"):
         row[key] = float(np.median(runs.values(subject.name, key)))
     row["over_floor_us"] = over_floor(runs, subject.name)._asdict()
     row["times_floor"] = times_floor(runs, subject.name)._asdict()
     return {**row, "rounds": runs.blocks[subject.name]}
 
 
-_HEAD = ("", "p50 us", "p99 us", "over the floor, us", "x floor", "floor")
+_HEAD = ("", "p50 us", "p99 us", "p99.9 us", "over the floor, us", "x floor", "floor")
 
 
 def cells(row: dict[str, Any]) -> tuple[str, ...]:
     """One line of the table."""
     name = row["name"]
     if "error" in row:
-        return name, "-", "-", row["error"][:60], "", ""
-    figures = f"{row['p50_us']:.2f}", f"{row['p99_us']:.2f}"
+        return name, "-", "-", "-", row["error"][:60], "", ""
+    figures = tuple(f"{row[key]:.2f}" for key in ("p50_us", "p99_us", "p999_us"))
     if name == row["floor"]:
         return name, *figures, "", "", ""
     floor = row["floor"].removeprefix("floor: ").removeprefix("limit ").partition(",")[0]

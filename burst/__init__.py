@@ -1,7 +1,8 @@
 """burst moves one execution: a request through a message queue to a listener thread, and its result back."""
 
-from burst.controller import Controller, NotSent
+from burst.controller import Controller, NotSent, Offer
 from burst.errors import (
+    BuffersLost,
     BurstError,
     Busy,
     DeviceUnavailable,
@@ -13,20 +14,25 @@ from burst.errors import (
     MissedDeadlineTransient,
     OutputInsufficientSize,
     PeerDied,
+    Quarantined,
     ResourceExhaustedPersistent,
     ResourceExhaustedTransient,
+    ResultsHeld,
     StatusError,
     Timeout,
 )
-from burst.memory import Memory
+from burst.memory import DeviceBuffer, Memory
 from burst.messages import ErrorStatus, OutputShape, Request, RequestArgument, Result, Timing
-from burst.server import BurstServer
+from burst.server import BurstServer, Terms
+from burst.trace import Trace
 
 __all__ = [
+    "BuffersLost",
     "BurstError",
     "BurstServer",
     "Busy",
     "Controller",
+    "DeviceBuffer",
     "DeviceUnavailable",
     "ErrorStatus",
     "GeneralFailure",
@@ -37,15 +43,20 @@ __all__ = [
     "MissedDeadlinePersistent",
     "MissedDeadlineTransient",
     "NotSent",
+    "Offer",
     "OutputInsufficientSize",
     "OutputShape",
     "PeerDied",
+    "Quarantined",
     "Request",
     "RequestArgument",
     "ResourceExhaustedPersistent",
     "ResourceExhaustedTransient",
     "Result",
+    "ResultsHeld",
     "StatusError",
+    "Terms",
     "Timeout",
     "Timing",
+    "Trace",
 ]

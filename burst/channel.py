@@ -1,8 +1,8 @@
 """Messages between processes that do not hurry: msgpack with file descriptors over a SOCK_SEQPACKET Unix socket.
 
 A packet socket keeps message boundaries and the descriptors that belong to a message, so there is no framing to attack.
-What arrives is bounded before it is decoded: 64 KiB, 64 descriptors, and no ext types. Calls, the memory callback of a
-burst and its context travel here; the requests of a burst do not.
+What arrives is bounded: 64 KiB, 64 descriptors, lists 8 deep, and no ext types. Calls, the memory callback of a burst
+and its context travel here; the requests of a burst do not.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import selectors
 import socket
 import struct
 import threading
+import weakref
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Self
 
 import msgpack
@@ -29,7 +30,11 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 MAX_BYTES = 64 * 1024
 MAX_FDS = 64
+MAX_DEPTH = 8
 _ANCILLARY = socket.CMSG_SPACE(MAX_FDS * 4)
+# Plain numbers: `|` and `&` of the enumeration's members cost more than a system call.
+_CLOEXEC, _NO_WAIT = int(socket.MSG_CMSG_CLOEXEC), int(socket.MSG_CMSG_CLOEXEC | socket.MSG_DONTWAIT)
+_NO_SIGNAL, _TRUNCATED = int(socket.MSG_NOSIGNAL), int(socket.MSG_TRUNC | socket.MSG_CTRUNC)
 _SEND_TIMEOUT = struct.pack("ll", 5, 0)  # a peer that never reads must not hold us
 
 
@@ -48,6 +53,7 @@ class Message(NamedTuple):
             raise Malformed(f"a message of {len(self.raw)} bytes is not msgpack: {error}") from error
         if not isinstance(body, list):
             raise Malformed(f"a message is a list, not {type(body).__name__}")
+        _check_depth(body, MAX_DEPTH)
         return body
 
     def close(self) -> None:
@@ -59,6 +65,14 @@ class Message(NamedTuple):
         fds = list(self.fds)
         self.fds.clear()
         return fds
+
+
+def _check_depth(value: object, left: int) -> None:
+    if isinstance(value, list | dict):
+        if not left:
+            raise Malformed(f"a message nested deeper than {MAX_DEPTH}")
+        for part in value.values() if isinstance(value, dict) else value:
+            _check_depth(part, left - 1)
 
 
 def _no_ext(code: int, _: bytes) -> NoReturn:
@@ -84,6 +98,9 @@ class Channel:
 
     def __init__(self, sock: socket.socket) -> None:
         self.socket = sock
+        self._finalizer = weakref.finalize(
+            self, sock.close
+        )  # without a word when it is let go, or the interpreter ends
         self._watch: Watch | None = None
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _SEND_TIMEOUT)
 
@@ -132,9 +149,12 @@ class Channel:
 
     def send_raw(self, raw: bytes, fds: Sequence[int] = ()) -> None:
         """As send, with bytes from `pack`."""
-        ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
         try:
-            self.socket.sendmsg([raw], ancillary, socket.MSG_NOSIGNAL)
+            if fds:
+                rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))
+                self.socket.sendmsg([raw], [rights], _NO_SIGNAL)
+            else:
+                self.socket.send(raw, _NO_SIGNAL)
         except BlockingIOError as error:
             raise PeerDied("the other side has not read its messages for 5 s") from error
         except OSError as error:
@@ -144,15 +164,16 @@ class Channel:
         """The next message. Raises PeerDied at the end of the connection, Timeout, Malformed."""
         if timeout is not None and not self._readable(timeout):
             raise Timeout(f"no message within {timeout} s")
-        flags = socket.MSG_CMSG_CLOEXEC | (0 if timeout is None else socket.MSG_DONTWAIT)
         try:
-            raw, ancillary, flags, _ = self.socket.recvmsg(MAX_BYTES, _ANCILLARY, flags)
+            raw, ancillary, flags, _ = self.socket.recvmsg(
+                MAX_BYTES, _ANCILLARY, _CLOEXEC if timeout is None else _NO_WAIT
+            )
         except BlockingIOError as error:
             raise Timeout("another reader has taken the message") from error
         except OSError as error:
             raise PeerDied(f"the connection is gone: {error}") from error
-        message = Message(raw, list(_descriptors(ancillary)))
-        if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
+        message = Message(raw, list(_descriptors(ancillary)) if ancillary else [])
+        if flags & _TRUNCATED:
             message.close()
             raise Malformed("a message exceeds 64 KiB or 64 descriptors")
         if not raw:
@@ -204,7 +225,7 @@ class ChannelLoop:
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a channel may be let go, and so discarded, anywhere
         self._selector: selectors.BaseSelector | None = None
 
     def add(self, channel: Channel, on_message: Callable[[Message], None], on_end: Callable[[], None]) -> None:
@@ -222,12 +243,13 @@ class ChannelLoop:
 
     def forget(self) -> None:
         """In a forked child: the thread stayed behind."""
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._selector = None
 
     def _unregister(self, channel: Channel) -> bool:
+        if self._selector is None:
+            return False  # of the parent's, in a forked child
         try:
-            assert self._selector is not None
             self._selector.unregister(channel)
         except (KeyError, ValueError):
             return False

@@ -1,21 +1,35 @@
-"""The client's side of a burst: queues, slots, and one request at a time."""
+"""The client's side of a burst: queues, slots, requests and their results.
+
+Results come in the order of their requests, so nothing is looked up: request n of a burst is answered by its result n,
+and a result that says otherwise ends the burst. A caller who stops waiting leaves a result behind that still comes;
+whoever waits next takes it first.
+"""
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
+import weakref
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol, Self
 
 import fmq
 from burst.channel import Channel, ChannelLoop, Message
+from burst.datum import DATUM, DATUM_DTYPE
 from burst.errors import Busy, GeneralFailure, InvalidArgument, Malformed, PeerDied, Timeout
-from burst.memory import Memory, SlotTable
-from burst.messages import NO_TIMING, ErrorStatus, Request
-from burst.wire import DATUM, DATUM_DTYPE, ResultPacket, decode_result, encode_request
+from burst.memory import DeviceBuffer, Memory, SlotTable
+from burst.messages import NO_TIMING, ErrorStatus, Request, Timing
+from burst.trace import Trace
+from burst.wire import NOT_MEASURED, VERSIONS, RequestPacket, ResultPacket, Token, decode_result, encode_request
+from fmq._core import ffi, lib
+from fmq._hot import lib as hot
 from fmq.clock import FOREVER, deadline_of
+from fmq.errors import raise_errno
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from fmq import Descriptor
     from fmq.region import Kind
 
@@ -23,121 +37,282 @@ CHANNEL_LENGTH = 1024  # elements of each queue
 _callbacks = ChannelLoop("burst-callbacks")
 os.register_at_fork(after_in_child=_callbacks.forget)
 
-_HOLD = 10e-6  # seconds that an execution keeps the GIL: a busy thread of the application does not delay its result
+_HOLD = 10e-6  # seconds that an execution keeps the GIL at least: a busy thread does not delay its result
+_NO_DEADLINE = NOT_MEASURED
+_call, _receive = hot.fmq_hot_exchange, lib.burst_receive
+_START = ffi.cast("void *", ffi.addressof(lib, "burst_call"))
+
+
+class Offer(NamedTuple):
+    """What a client brings to a burst. The channels' far ends are duplicated; the client closes its own."""
+
+    requests: Descriptor
+    results: Descriptor
+    trace: Memory
+    callback: Channel
+    context: Channel
+    versions: Sequence[int]  #: of the wire that the client speaks
 
 
 class Configure(Protocol):
-    """What a prepared model offers: starts a listener on these queues, or raises StatusError."""
+    """What a prepared model offers: starts a listener, or raises StatusError."""
 
-    def __call__(self, requests: Descriptor, results: Descriptor, callback: Channel, context: Channel) -> None:
-        """The channels' far ends are duplicated to the service; the caller closes its own."""
+    def __call__(self, offer: Offer) -> int:
+        """The wire version that both sides speak from now on."""
+
+
+def _one_of(versions: Sequence[int], chosen: int) -> int:
+    if chosen not in versions:
+        raise GeneralFailure(f"the device chose wire version {chosen!r:.20}; we speak {list(versions)}")
+    return chosen
 
 
 class NotSent(Exception):
     """The request did not go out, and nothing was executed: take the plain path."""
 
 
+class Packet:
+    """An encoded request. It stays good until one of its pools is freed; its last bytes change with every execution."""
+
+    __slots__ = ("data", "measure", "nbytes")
+
+    def __init__(self, raw: bytes, measure: bool) -> None:
+        self.data, self.nbytes, self.measure = ffi.new("unsigned char[]", raw), len(raw), measure
+
+    def __bytes__(self) -> bytes:
+        return bytes(ffi.buffer(self.data, self.nbytes))
+
+
 @dataclass(slots=True)
 class Counts:
     """What a burst has done so far."""
 
-    requests: int = 0
     timeouts: int = 0
     memories_sent: int = 0
-    control_bytes: int = 0  #: of packets, written and read
+
+
+def _ask(hand_over: Callable[[], Callable[[Message], None] | None], message: Message) -> None:
+    if function := hand_over():
+        function(message)
+
+
+def _forget(callback: Channel) -> None:
+    _callbacks.discard(callback)
+    callback.close()
 
 
 class Controller:
-    """One burst. One thread at a time; a second one gets Busy."""
+    """One burst. One thread at a time may send, and one receive; another one gets Busy."""
 
     def __init__(
         self,
         configure: Configure,
         memory: Kind = "memfd",
-        spin: float = fmq.end.DEFAULT_SPIN,
+        spin: float | str = fmq.end.DEFAULT_SPIN,
         length: int = CHANNEL_LENGTH,
+        versions: Sequence[int] = VERSIONS,
     ) -> None:
-        """`memory`: what the queues are made of. `spin`: seconds to poll for a result before sleeping.
+        """`memory`: what the queues are made of. `spin`: seconds to poll for a result before sleeping, or "adaptive".
 
         Raises StatusError when the device refuses, PeerDied when it is gone.
         """
-        self.counts = Counts()
+        self.counts, self.trace = Counts(), Trace.create()
         self._slots, self._lock = SlotTable(), threading.Lock()
-        self._late = False  # a result is still to come for a caller who stopped waiting
         self._invalid: str | None = None
-        self._last: tuple[bytes, ResultPacket] | None = None
+        self._last = ResultPacket(ErrorStatus.GENERAL_FAILURE, (), NO_TIMING)
         with (
             fmq.MessageQueue.create(DATUM_DTYPE, length, memory=memory) as requests,
             fmq.MessageQueue.create(DATUM_DTYPE, length, memory=memory) as results,
         ):
             self._writer, self._reader = requests.writer(), results.reader()
             self._writer.spin = self._reader.spin = spin
-            self._exchange = fmq.Exchange(self._writer, self._reader, hold=min(spin, _HOLD)).__call__
             self._callback, callback = Channel.pair()
             self._context, context = Channel.pair()
-            _callbacks.add(self._callback, self._hand_over, self._callback.close)
+            self._caller = self._new_caller(length)
+            hand_over = weakref.WeakMethod(self._hand_over)  # so that who lets a burst go ends it
+            self._finalizer = weakref.finalize(self, _forget, self._callback)
+            _callbacks.add(self._callback, lambda message: _ask(hand_over, message), self._callback.close)
             try:
                 with callback, context:
-                    configure(requests.descriptor, results.descriptor, callback, context)
+                    offer = Offer(
+                        requests.descriptor, results.descriptor, self.trace.memory, callback, context, versions
+                    )
+                    self.version = _one_of(versions, configure(offer))
             except BaseException:
                 self.close()
                 raise
+        self._caller.framed = self.version > 1
 
-    def encode(self, request: Request, *, measure: bool = False) -> bytes:
-        """The packet of a request whose pools are `Memory`. It stays good until one of them is freed."""
+    def _new_caller(self, length: int) -> Any:
+        nbytes = length * DATUM
+        self._buffers = [ffi.new("unsigned char[]", nbytes) for _ in range(2)]
+        caller = ffi.new("burst_caller *")
+        caller.start, caller.out, caller.back = _START, self._writer.handle, self._reader.handle
+        caller.trace, self.trace.page.client.pid = self.trace.page, os.getpid()
+        caller.spare, caller.result = self._buffers
+        caller.buffer_bytes, caller.spin_ns = nbytes, self._reader.spin_ns
+        caller.hold_ns = int(_HOLD * 1e9)
+        caller.deadline = _NO_DEADLINE
+        return caller
+
+    def encode(self, request: Request, *, measure: bool = False, loop_timeout: int | None = None) -> Packet:
+        """The packet of a request whose pools are `Memory` or `DeviceBuffer`. `loop_timeout`: nanoseconds."""
         with self._lock:
-            slots = [self._slots.slot_of(memory) for memory in request.pools]
-        return encode_request(request.inputs, request.outputs, slots, measure)
+            slots = tuple(map(self._slot, request.pools))
+        fields = tuple(request.inputs), tuple(request.outputs), slots, measure, loop_timeout
+        return Packet(encode_request(RequestPacket(*fields), self.version), measure)
 
-    def send(self, packet: bytes, timeout: float | None = None) -> ResultPacket:
-        """One execution. Raises NotSent, Timeout (the result, when it comes, is dropped), PeerDied, Busy."""
+    def _slot(self, pool: Memory | DeviceBuffer) -> int | Token:
+        return Token(pool.token) if isinstance(pool, DeviceBuffer) else self._slots.slot_of(pool)
+
+    @property
+    def in_flight(self) -> int:
+        """Requests whose results have not been received."""
+        return int(self._caller.id - self._caller.results)
+
+    @property
+    def sent(self) -> int:
+        """The number of the last request; the first one's is 1."""
+        return int(self._caller.id)
+
+    @property
+    def received(self) -> int:
+        """The number of the last result."""
+        return int(self._caller.results)
+
+    @property
+    def has_result(self) -> bool:
+        """Whether `receive` would not wait for a result."""
+        return self._reader.available > 0
+
+    @property
+    def has_died(self) -> bool:
+        """Whether the device is gone."""
+        return self._reader.peer == "dead"
+
+    def arrival_fd(self) -> int:
+        """For asyncio: readable when `receive` would not wait. Ask again after each `receive`."""
+        self._reader.rearm()
+        return self._reader.fileno()
+
+    def mark_begin(self) -> None:
+        """The making of the next request begins."""
+        self._caller.begin = lib.fmq_now()
+
+    def send(self, packet: Packet, timeout: float | None = None, deadline: int | None = None) -> ResultPacket:
+        """One execution. `deadline`: for the device, absolute CLOCK_MONOTONIC ns.
+
+        Raises NotSent, Timeout (the result, when it comes, is dropped), PeerDied, Busy.
+        """
         if self._invalid:
             raise NotSent(self._invalid)
-        deadline = FOREVER if timeout is None else deadline_of(timeout or 1e-9)
+        if deadline is not None:
+            self.start(packet, deadline)
+            return self.receive(timeout, measure=packet.measure)
         try:
-            raw = self._roundtrip(packet, deadline)
-            self.counts.requests += 1
-            self.counts.control_bytes += len(packet) + len(raw)
-        except BufferError as error:
-            raise NotSent(str(error)) from error
-        except fmq.Timeout as error:
-            self._find_late(len(packet))
+            code = _call(self._caller, packet.data, packet.nbytes)
+            if not code and not packet.measure:
+                return self._last
+            if code:
+                code = self._go_on(code, packet, FOREVER if timeout is None else deadline_of(timeout or 1e-9), timeout)
+            return self._result(code, packet.measure)
+        except Busy:
+            raise
+        except BaseException:  # Ctrl-C, anywhere
+            self._caller.calling = 0
+            self._caller.result_bytes = 0  # what C takes for known, we may not have decoded
+            raise
+
+    def start(self, packet: Packet, deadline: int | None = None) -> None:
+        """Sends a request. `deadline`: absolute CLOCK_MONOTONIC ns.
+
+        Raises NotSent, PeerDied, Busy.
+        """
+        if self._invalid:
+            raise NotSent(self._invalid)
+        caller = self._caller
+        if self.version == 1 and self.in_flight:
+            raise Busy("in wire version 1 two requests at once would be one packet; receive() the result first")
+        caller.deadline = _NO_DEADLINE if deadline is None else deadline
+        code = lib.burst_send(caller, packet.data, packet.nbytes)
+        caller.deadline = _NO_DEADLINE
+        if code:
+            self._refuse(code, packet.nbytes, None)
+
+    def receive(self, timeout: float | None = None, *, measure: bool = False) -> ResultPacket:
+        """The next result, in the order of the requests. Raises Timeout, PeerDied, Busy."""
+        code = self._wait(FOREVER if timeout is None else deadline_of(timeout))
+        if code < 0:
+            self._refuse(-errno.ETIMEDOUT if code == -errno.EAGAIN else code, 0, timeout)
+        return self._result(code, measure)
+
+    def again(self, *, measure: bool = False) -> ResultPacket:
+        """The last result once more, for whom an interrupt kept from noting that it came."""
+        return self._result(self._caller.result_bytes, measure)
+
+    def _wait(self, deadline: int) -> int:
+        while (code := _receive(self._caller, deadline)) == -errno.EINTR:
+            pass  # Python has run its signal handlers
+        return int(code)
+
+    def _go_on(self, code: int, packet: Packet, deadline: int, timeout: float | None) -> int:
+        """After what was not the usual result: a late one comes first, the wait goes on, or the error."""
+        if code == -errno.EALREADY:
+            while self.in_flight and (code := self._wait(deadline)) >= 0:
+                self._result(code, measure=False)
+            if self._invalid:
+                raise NotSent(self._invalid)
+            if not self.in_flight:
+                code = lib.burst_send(self._caller, packet.data, packet.nbytes) or -errno.ETIMEDOUT
+            elif code == -errno.ETIMEDOUT:
+                self.counts.timeouts += 1
+                raise Timeout(f"the result of an earlier request did not come within {timeout} s; nothing was sent")
+        if code == -errno.ETIMEDOUT:  # the packet is out
+            try:
+                code = self._wait(deadline)
+            finally:
+                self._caller.calling = 0
+        if code < 0:
+            self._refuse(code, packet.nbytes, timeout)
+        return code
+
+    def _refuse(self, code: int, nbytes: int, timeout: float | None) -> NoReturn:
+        if code in {-errno.EAGAIN, -errno.EMSGSIZE}:
+            raise NotSent(f"a packet of {nbytes} bytes does not fit into the channel")
+        if code == -errno.ETIMEDOUT:
             self.counts.timeouts += 1
-            raise Timeout(f"no result within {timeout} s; the burst stays usable") from error
-        except fmq.PeerDied as error:
+            raise Timeout(f"no result within {timeout} s; the burst stays usable")
+        if code == -errno.EBUSY:
+            raise Busy("this burst is executing in another thread; wait for it, or open another burst")
+        if code == -errno.EPIPE:
             self._invalid = "the device died"
-            raise PeerDied("the device's process is gone") from error
-        except fmq.Busy as error:
-            raise Busy("this burst is executing in another thread; a burst takes one request at a time") from error
+            raise PeerDied("the device's process is gone")
+        try:
+            raise_errno(code, "burst")
         except (fmq.Closed, fmq.Corrupt) as error:
             self._invalid = f"the device ended this burst: {error}"
             raise GeneralFailure(self._invalid) from error
-        except BaseException:  # a signal's handler raised, such as KeyboardInterrupt
-            self._find_late(len(packet))
-            raise
-        last = self._last
-        return last[1] if last and last[0] == raw else self._decode(raw)
 
-    def _roundtrip(self, packet: bytes, deadline: int) -> bytes:
-        if self._late:  # wire version 1 has no request ids: the late result comes first
-            self.counts.control_bytes += len(self._exchange(b"", deadline))
-            self._late = False
-        return self._exchange(packet, deadline)
+    def _result(self, code: int, measure: bool) -> ResultPacket:
+        """`code`: bytes of a result that differs from the last one, or 0."""
+        if code:
+            raw = bytes(ffi.buffer(self._caller.result, code))
+            try:
+                self._last = decode_result(raw, self.version)._replace(timing=NO_TIMING, id=0)
+            except Malformed as error:
+                self._invalid = f"the device's answer was malformed: {error}"
+                self._last = ResultPacket(ErrorStatus.GENERAL_FAILURE, (), NO_TIMING)
+                return self._last
+        return self._last._replace(timing=self._timing()) if measure else self._last
 
-    def _find_late(self, sent: int) -> None:
-        """After an exception out of `_roundtrip`: how far our ends moved says whether a result is still to come."""
-        moved = (self._writer.position + self._reader.position) * DATUM - self.counts.control_bytes
-        self._late = moved == (0 if self._late else sent)
-        self.counts.control_bytes += moved
+    def _timing(self) -> Timing:
+        times = self._caller.on_device, self._caller.in_driver
+        return Timing(*(None if time == NOT_MEASURED else int(time) for time in times))
 
-    def _decode(self, raw: bytes) -> ResultPacket:
-        try:
-            result = decode_result(raw)
-        except Malformed as error:
-            self._invalid = f"the device's answer was malformed: {error}"
-            return ResultPacket(ErrorStatus.GENERAL_FAILURE, (), NO_TIMING)
-        self._last = raw, result
-        return result
+    @property
+    def control_bytes(self) -> int:
+        """Of packets, written and read."""
+        return DATUM * int(self._writer.position + self._reader.position)
 
     def free_memory(self, memory: Memory) -> None:
         """The device may unmap it. Packets that name it are of no more use. Unknown memory is no error."""
@@ -160,14 +335,14 @@ class Controller:
         except (InvalidArgument, ValueError) as error:  # unknown, or closed by its owner
             self._callback.send([int(ErrorStatus.INVALID_ARGUMENT), str(error)])
             return
-        self._callback.send(answer, fds)
         self.counts.memories_sent += len(memories)
+        self._callback.send(answer, fds)
 
     def close(self) -> None:
         """Ends the burst on both sides. Harmless when done twice."""
-        _callbacks.discard(self._callback)
-        for end in (self._writer, self._reader, self._context, self._callback):
-            end.close()
+        self._finalizer()
+        for end in (self._writer, self._reader, self._context, self.trace.memory):
+            end.close()  # the trace can still be read
 
     def __enter__(self) -> Self:
         return self

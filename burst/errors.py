@@ -2,9 +2,12 @@
 
     BurstError
     ├── PeerDied                            also fmq's PeerDied, so also ConnectionError
+    │   ├── BuffersLost
+    │   └── Quarantined
     ├── Malformed                           also ValueError
     ├── Timeout                             also TimeoutError
     ├── Busy
+    ├── ResultsHeld                         also BufferError
     ├── InternalError                       our bug
     └── StatusError                         the device answered, and the answer is an error status
         ├── DeviceUnavailable               DEVICE_UNAVAILABLE
@@ -59,6 +62,27 @@ class Timeout(BurstError, TimeoutError):
 
 class Busy(BurstError):
     """A second request was made while one is in flight. The first goes on undisturbed; ask again after its result."""
+
+
+class ResultsHeld(BurstError, BufferError):
+    """All output buffers of a burst belong to results that somebody holds; the message names them. Nothing was sent.
+
+    The burst stays usable: let results go, or copy what must be kept.
+    """
+
+
+class BuffersLost(PeerDied):
+    """The device died, and with it buffers that this burst was bound to; the message names them.
+
+    Their contents cannot be had again, so the burst is not recovered: make new buffers, and open another.
+    """
+
+
+class Quarantined(PeerDied):
+    """This model has crashed its device again and again, and is not run on it any more by this process.
+
+    The message says the signal, the model and the last request. Other models, and other processes, are served.
+    """
 
 
 class InternalError(BurstError):

@@ -8,6 +8,7 @@ used again, so a late message about a freed slot can only miss, never hit other 
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
 from burst.errors import InvalidArgument, Malformed
@@ -44,6 +45,13 @@ class Memory(Region):
             case _:
                 os.close(fd)
                 raise Malformed(f"{plain!r:.80} does not describe memory")
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceBuffer:
+    """Memory that the device manages, where a request could name a `Memory`. Its token means something to it alone."""
+
+    token: int
 
 
 class SlotTable:

@@ -3,35 +3,60 @@
 Two ways to make one. `BurstServer(…, bind)` is for a device that can bind a request to memory once and run it many
 times. `BurstServer.from_prepared_model(…, execute)` is for one that only has a synchronous execution.
 
-The listener is tied to its client: it ends when the client closes its context, breaks the protocol, or dies.
+The listener waits, recognises and answers in one C call (csrc/listener.c), and Python sees a request only to run it, or
+to bind it at first. It is tied to its client: it ends when the client closes its context, breaks the protocol, or dies.
 """
 
 from __future__ import annotations
 
+import errno
 import logging
+import os
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from burst.channel import MAX_FDS, Channel, Message, close_all
+from burst.datum import DATUM, DATUM_DTYPE
 from burst.errors import GeneralFailure, InvalidArgument, Malformed, PeerDied, Timeout
-from burst.executor import CachedExecutor, Execution, Job, Protocols
+from burst.executor import CachedExecutor, Execution, Job, Plan, Protocols
 from burst.memory import Memory
-from burst.messages import NO_TIMING, ErrorStatus, OutputShape, Request, Result, Timing
-from burst.wire import DATUM, DATUM_DTYPE, decode_request, encode_result
-from fmq import Exchange, Flavour, FmqError, InvalidDescriptor, MessageQueue
+from burst.trace import Trace
+from burst.wire import VERSIONS, decode_request, encode_result
+from fmq import Flavour, FmqError, InvalidDescriptor, MessageQueue
+from fmq._core import ffi, lib
+from fmq.end import DEFAULT_SPIN
+from fmq.errors import raise_errno
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from burst.messages import OutputShape, Request, Result
     from fmq import Descriptor
 
 _log = logging.getLogger(__name__)
 _CALLBACK_TIMEOUT = 10.0  # seconds that a client has to hand over its memory
 _MAX_LENGTH = 2**16  # elements of a queue: what a client can make us allocate for a packet
-FAILURE_PACKET = encode_result(ErrorStatus.GENERAL_FAILURE, (), NO_TIMING)
+MAX_PLANS = 128  # a client that uses more requests binds again
 
 
 def _nothing() -> None: ...
+
+
+class Terms(NamedTuple):
+    """How a client wants its burst.
+
+    Attributes:
+        version: of the wire, one of `VERSIONS`.
+        trace: memory for `burst.trace`; None keeps the notes to ourselves.
+        spin: seconds to poll for a request before sleeping, or "adaptive".
+    """
+
+    version: int = VERSIONS[0]
+    trace: Memory | None = None
+    spin: float | str = DEFAULT_SPIN
+
+
+_DEFAULTS = Terms()
 
 
 class BurstServer:
@@ -44,19 +69,16 @@ class BurstServer:
         callback: Channel,
         bind: Callable[[Request], Execution],
         on_end: Callable[[], None] = _nothing,
+        terms: Terms = _DEFAULTS,
     ) -> None:
         """Attaches the client's queues. `bind` gets requests whose pools are `Memory`, mapped once per slot.
 
-        Raises InvalidDescriptor, RoleTaken. `on_end` runs in the listener when it has freed all.
+        Raises InvalidDescriptor, RoleTaken, Malformed. `on_end` runs in the listener when it has freed all.
         """
-        self._callback, self.on_end = callback, on_end
+        self._callback, self.on_end, self._version = callback, on_end, terms.version
+        self.trace = Trace(terms.trace) if terms.trace else Trace.create()
         for queue_of in (requests, results):
-            is_channel = queue_of.dtype == DATUM_DTYPE and queue_of.flavour is Flavour.SYNCHRONIZED
-            if not is_channel or queue_of.capacity > _MAX_LENGTH:
-                raise InvalidDescriptor(
-                    f"a burst's queues are synchronized, of up to {_MAX_LENGTH} elements of {DATUM} bytes; "
-                    f"not {queue_of.flavour.name.lower()}, {queue_of.capacity} x {queue_of.dtype}"
-                )
+            _check_queue(queue_of)
         with MessageQueue.open(requests) as queue:
             self._reader = queue.reader()
         try:
@@ -65,10 +87,29 @@ class BurstServer:
         except BaseException:
             self._reader.close()
             raise
-        self._exchange = Exchange(self._writer, self._reader).__call__
-        self._executor = CachedExecutor(Protocols(lambda raw: Job(decode_request(raw), bind), _encode, self._fetch))
+        self._reader.spin = terms.spin
+        self._listener = self._new_listener(max(requests.capacity, results.capacity) * DATUM)
+        self._plans: list[Plan | None] = [None] * MAX_PLANS
+        self._next, self._stale = 0, set[int]()
+        version = terms.version
+        protocols = Protocols(
+            lambda raw: Job(decode_request(raw, version), bind),
+            lambda result, _: encode_result(result, version),  # the wire has no room for words
+            self._fetch,
+        )
+        self._executor = CachedExecutor(protocols, self._forget)
         self._starting, self._is_stopped = threading.Lock(), False
         self._thread = threading.Thread(target=self._listen, name="burst-listener", daemon=True)
+
+    def _new_listener(self, nbytes: int) -> Any:
+        self._buffer = ffi.new("unsigned char[]", nbytes)
+        listener = ffi.new("burst_listener *")
+        listener.out, listener.request, listener.trace = self._writer.handle, self._reader.handle, self.trace.page
+        listener.buffer, listener.buffer_bytes = self._buffer, nbytes
+        listener.spin_ns, listener.framed, listener.current = self._reader.spin_ns, self._version > 1, -1
+        if lib.burst_plans(listener, MAX_PLANS):
+            raise MemoryError("no memory for a burst's plans")
+        return ffi.gc(listener, lib.burst_drop_plans)
 
     @classmethod
     def from_prepared_model(
@@ -78,13 +119,13 @@ class BurstServer:
         callback: Channel,
         execute: Callable[[Request], Result],
         on_end: Callable[[], None] = _nothing,
+        terms: Terms = _DEFAULTS,
     ) -> BurstServer:
         """For a device that can only execute synchronously; memory is still mapped once and kept."""
-        return cls(requests, results, callback, lambda request: _Synchronous(request, execute), on_end)
+        return cls(requests, results, callback, lambda request: _Synchronous(request, execute), on_end, terms)
 
-    def start(self, spin: float) -> None:
-        """Begins listening, unless it was stopped already. `spin`: seconds to poll for a request before sleeping."""
-        self._reader.spin = spin
+    def start(self) -> None:
+        """Begins listening, unless it was stopped already."""
         with self._starting:
             if not self._is_stopped:
                 self._thread.start()
@@ -92,12 +133,17 @@ class BurstServer:
     def stop(self) -> None:
         """Ends the burst. A running execution finishes first; its result is dropped."""
         self._callback.shutdown()
+        self._writer.close()  # first: the listener may be waiting for room in it
         self._reader.close()
         with self._starting:
             is_mine = not self._is_stopped and self._thread.ident is None
             self._is_stopped = True
         if is_mine:
             self._end()
+
+    def crowd(self, *, is_crowded: bool) -> None:
+        """With more listeners than processors none of them polls: it would take the time of the others."""
+        self._listener.spin_ns = 0 if is_crowded else self._reader.spin_ns
 
     def free_memory(self, slot: int) -> None:
         """The client needs that slot no more. Returns at once; memory in use is let go after the run."""
@@ -109,6 +155,8 @@ class BurstServer:
             self._thread.join(timeout)
 
     def _listen(self) -> None:
+        device = self.trace.page.device
+        device.pid, device.tid = os.getpid(), threading.get_native_id()
         try:
             self._serve()
         except (FmqError, GeneralFailure, ValueError) as end:
@@ -122,21 +170,89 @@ class BurstServer:
         self._reader.close()
         self._callback.close()
         self._executor.close()
+        self._plans.clear()  # also the one that ran when we were stopped
+        ffi.release(self._listener)
         on_end, self.on_end = self.on_end, _nothing  # which may lead back to us, too
         on_end()
 
     def _serve(self) -> None:
-        reply = b""
-        exchange, answer = self._exchange, self._executor.answer
+        listen, listener, plans, null = lib.burst_listen, self._listener, self._plans, ffi.NULL
+        code = listen(listener, null, 0)
         while True:
-            try:
-                raw = exchange(reply)
-            except BufferError:
-                if reply == FAILURE_PACKET:
-                    raise GeneralFailure("the client does not read its results") from None
-                reply = FAILURE_PACKET  # a result that is too long for the channel
+            if code > 0 and (plan := plans[code - 1]):
+                try:
+                    plan.run()
+                    if plan.success:
+                        plan = None  # or what is freed while we wait would stay
+                        code = listen(listener, null, 0)
+                        continue
+                    answer = plan.answer()
+                except Exception as error:  # noqa: BLE001 (one bad request must not end a process that serves many)
+                    answer = self._executor.refuse(error)
+                plan = None
+            elif code == -errno.ENOENT:
+                answer = self._first_time()
             else:
-                reply = answer(raw)
+                self._between(code)
+                answer = b""
+            code = listen(listener, answer or null, len(answer))
+
+    def _first_time(self) -> bytes:
+        """The answer to a request that no plan is for yet."""
+        try:
+            with self._executor.lock:
+                raw = bytes(ffi.buffer(self._buffer, self._listener.bytes))
+                plan = self._executor.plan(raw)
+                self._learn(plan)
+            self._executor.free_when_idle()
+            plan.run()
+            return plan.answer()
+        except Exception as error:  # noqa: BLE001 (as in _serve)
+            self._executor.free_when_idle()
+            return self._executor.refuse(error)
+
+    def _learn(self, plan: Plan) -> None:
+        """Under the executor's lock. When the table is full the oldest plan goes."""
+        i, self._next = self._next, (self._next + 1) % MAX_PLANS
+        success, native = plan.success, getattr(plan.execution, "native", None)
+        function, context = native if native and success else (0, 0)
+        code = lib.burst_learn(
+            self._listener,
+            i,
+            success or ffi.NULL,
+            len(success or b""),
+            ffi.cast("void *", function),
+            ffi.cast("void *", context),
+            plan.measure,
+        )
+        if code:
+            raise_errno(code, "learn")
+        self._stale.discard(i)
+        self._plans[i] = plan
+
+    def _forget(self, slot: int | None) -> None:
+        """Drops the plans that use a slot, or all; one that runs is dropped after its run."""
+        for i, plan in enumerate(self._plans):
+            if plan is None or not (slot is None or slot in plan.slots):
+                continue
+            if lib.burst_forget(self._listener, i):
+                self._stale.add(i)
+            else:
+                self._plans[i] = None
+
+    def _between(self, code: int) -> None:
+        """What `burst_listen` returned for, if it was no request. Raises when it was the end."""
+        if code == -errno.ESTALE:
+            with self._executor.lock:
+                while self._stale:
+                    self._plans[self._stale.pop()] = None
+            self._executor.free_when_idle()
+        elif code == -errno.ETIMEDOUT:
+            raise GeneralFailure("the client does not read its results")
+        elif code == -errno.EMSGSIZE:
+            raise GeneralFailure("the client's result queue has no room for any result")
+        elif code not in {-errno.EINTR, -errno.EBUSY}:
+            raise_errno(code, "listen")
 
     def _fetch(self, slots: list[int]) -> list[Memory]:
         """Asks the client, once for all. Raises InvalidArgument for a slot that it does not know."""
@@ -159,9 +275,13 @@ class BurstServer:
             message.close()
 
 
-def _encode(status: ErrorStatus, shapes: Sequence[OutputShape], timing: Timing, _text: str) -> bytes:
-    """Wire version 1 has no room for words."""
-    return encode_result(status, shapes, timing)
+def _check_queue(queue: Descriptor) -> None:
+    is_channel = queue.dtype == DATUM_DTYPE and queue.flavour is Flavour.SYNCHRONIZED
+    if not is_channel or queue.capacity > _MAX_LENGTH:
+        raise InvalidDescriptor(
+            f"a burst's queues are synchronized, of up to {_MAX_LENGTH} elements of {DATUM} bytes; "
+            f"not {queue.flavour.name.lower()}, {queue.capacity} x {queue.dtype}"
+        )
 
 
 def _memories(message: Message, expected: int) -> list[Memory]:
@@ -188,6 +308,7 @@ class _Synchronous:
     """Makes an Execution of a synchronous `execute`."""
 
     is_static = False
+    native = None
 
     def __init__(self, request: Request, execute: Callable[[Request], Result]) -> None:
         self._request, self._execute = request, execute

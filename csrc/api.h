@@ -93,6 +93,70 @@ int64_t fmq_bridge(fmq_end *end, uint64_t n, int eventfd, int64_t again); /* wri
 int64_t fmq_watch(void *word, int socket);                 /* shuts it down when the process that holds `word` dies */
 void fmq_unhang(int64_t token);
 
+/* bursts: one packet is one execution (burst/wire.py), and packets of one kind go each way through a queue of 24-byte
+ * elements. `framed`: a packet is as long as its first element says and carries an id (wire version 2); else all that has
+ * arrived is one packet (version 1), and its id is its number. */
+typedef struct { uint64_t id, begin, sent, received; } burst_sent;   /* by the client; begin: before it encoded */
+typedef struct { uint64_t id, taken, started, done; } burst_served;  /* by the device; started: bound and admitted */
+typedef struct { uint64_t requests, results, total_ns, busy_ns, asleep_ns, pid, reserved[10]; } burst_client_counts;
+typedef struct { uint64_t answered, running, busy_ns, asleep_ns, signal, tid, pid, reserved[9]; } burst_device_counts;
+enum { BURST_RECORDS = 256 };
+typedef struct {
+    uint64_t magic, version, records, reserved[13];
+    burst_client_counts client; /* a writer per 128-byte line; all times are CLOCK_MONOTONIC nanoseconds */
+    burst_device_counts device; /* running: the request's id, or 0; signal: that one crashed the device */
+    burst_sent sent[256];       /* the last requests, by id modulo 256 */
+    burst_served served[256];
+} burst_trace;
+
+typedef struct {
+    void *start; /* burst_call, for fmq._hot */
+    fmq_end *out, *back;
+    burst_trace *trace;
+    unsigned char *spare, *result; /* buffer_bytes each: `result` holds the last result that was not like the one before */
+    uint64_t buffer_bytes, result_bytes;
+    uint64_t spin_ns;
+    uint64_t hold_ns;             /* of burst_call, at least; it takes longer while answers usually come soon */
+    uint64_t usual_ns;            /* what answers to burst_call have lately taken */
+    uint64_t begin, deadline;     /* of the next request; begin 0: when it is sent */
+    uint64_t sent;                /* the last one */
+    uint64_t id, result_id;       /* of the last request, and of the last result */
+    uint64_t results;             /* how many came */
+    uint64_t on_device, in_driver; /* times of the last result; 2^64 - 1: not measured */
+    int framed;
+    uint32_t calling; /* a burst_call is not over: from its beginning until its result is there, or Python gives it up */
+} burst_caller;
+
+int burst_send(burst_caller *caller, void *packet, uint64_t bytes); /* patches id and deadline into it; -EAGAIN: no room */
+int64_t burst_receive(burst_caller *caller, uint64_t deadline);     /* 0: like the last result, but for id and times; else its bytes */
+int64_t burst_call(burst_caller *caller, void *packet, uint64_t bytes); /* both. -ETIMEDOUT: it was sent,
+                                                                        * and `calling` is Python's to clear */
+
+typedef int32_t burst_function(void *context); /* executes; returns an error status, 0 to 8 */
+typedef struct {
+    fmq_end *out, *request;
+    burst_trace *trace;
+    unsigned char *buffer; /* buffer_bytes: the request that is being served */
+    uint64_t buffer_bytes, bytes;
+    uint64_t spin_ns;
+    uint64_t id, deadline, taken, started, done; /* of that request */
+    struct burst_plan *plans;
+    uint32_t count, used, last;
+    int32_t current; /* the index of the plan that runs, or -1 */
+    int framed, in_python;
+} burst_listener;
+
+/* Answers the last request (answer NULL: with the success that its plan has learnt), and serves until Python is needed.
+ * Returns 1 + the plan to run, -ENOENT for a request that is none's, in `buffer`; -ESTALE: a plan was forgotten while it ran. */
+int64_t burst_listen(burst_listener *listener, const void *answer, uint64_t bytes);
+int burst_plans(burst_listener *listener, uint32_t n);
+void burst_drop_plans(burst_listener *listener);
+/* From the listener's thread: the request in `buffer` is plan i from now on, and runs. */
+int burst_learn(burst_listener *listener, uint32_t i, const void *answer, uint64_t bytes, void *function, void *context, int measure);
+int burst_forget(burst_listener *listener, uint32_t i); /* from any thread; true: it runs, and -ESTALE comes after it */
+int burst_blame(void); /* fatal signals are noted in the trace of the burst whose listener they hit */
+void burst_blame_on(burst_trace *trace); /* from now on those that hit this thread are noted there; NULL: nowhere */
+
 /* life: the kernel marks held words when this process dies, whatever its size */
 int fmq_life_hold(int fd, uint64_t offset); /* maps that page; returns a slot */
 void fmq_life_release(int slot);

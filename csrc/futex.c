@@ -65,7 +65,8 @@ void futex_wake(_Atomic uint32_t *word, int count, uint32_t mask) {
 }
 
 void futex_release(_Atomic uint32_t *word) {
-    const unsigned set_bit_31 = FUTEX_OP((FUTEX_OP_SET | FUTEX_OP_OPARG_SHIFT), 31, FUTEX_OP_CMP_EQ, 0);
+    /* FUTEX_OP(…) of linux/futex.h shifts an int into its sign. */
+    const unsigned operation = FUTEX_OP_SET | FUTEX_OP_OPARG_SHIFT, set_bit_31 = operation << 28 | FUTEX_OP_CMP_EQ << 24 | 31 << 12;
     if (syscall(SYS_futex, word, FUTEX_WAKE_OP, INT_MAX, (void *)0, word, set_bit_31) >= 0) return;
     atomic_store(word, FUTEX_WAITERS); /* refused by a filter, or the page is gone */
     futex_wake(word, INT_MAX, FUTEX_BITSET_MATCH_ANY);

@@ -54,6 +54,8 @@ static int is_ours(uintptr_t address) {
     return 0;
 }
 
+static struct sigaction before; /* fmq_guard */
+
 static void on_bus_error(int signal, siginfo_t *info, void *context) {
     (void)context;
     uintptr_t page_size = (uintptr_t)sysconf(_SC_PAGESIZE), address = (uintptr_t)info->si_addr;
@@ -61,12 +63,14 @@ static void on_bus_error(int signal, siginfo_t *info, void *context) {
     if (info->si_code == BUS_ADRERR && is_ours(address) &&
         mmap(page, page_size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == page)
         return; /* the access is repeated, and finds zeros */
-    struct sigaction die = {.sa_handler = SIG_DFL};
-    sigaction(signal, &die, NULL); /* the access is repeated, and is fatal as it should be */
+    sigaction(signal, &before, NULL); /* the access is repeated, and is fatal as it should be */
 }
 
 int fmq_guard(void) {
-    struct sigaction action = {.sa_sigaction = on_bus_error, .sa_flags = SA_SIGINFO | SA_ONSTACK};
+    struct sigaction action = {.sa_sigaction = on_bus_error, .sa_flags = SA_SIGINFO | SA_ONSTACK}, now;
+    if (sigaction(SIGBUS, NULL, &now)) return -errno;
+    if ((now.sa_flags & SA_SIGINFO) && now.sa_sigaction == on_bus_error) return 0;
+    before = now;
     return sigaction(SIGBUS, &action, NULL) ? -errno : 0;
 }
 

@@ -38,6 +38,9 @@ struct fmq_end {
     void *notify;
     uint32_t notify_mask;
 
+    uint64_t asleep_ns;  /* in all */
+    uint64_t usual_wait; /* ns: what a wait has lately taken, for FMQ_SPIN_ADAPTIVE */
+
     _Atomic uint32_t busy;    /* a thread is inside a call */
     _Atomic uint32_t stopped; /* fmq_stop */
 };

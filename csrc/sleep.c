@@ -15,6 +15,7 @@
 
 enum { SPINS_AT_FIRST = 256, SPINS_PER_CLOCK = 64, SPURIOUS_LIMIT = 1000, LOOK_AGAIN = 1 };
 static const uint64_t SIGNAL_SLICE = 100000000; /* ns: the main thread looks for signals this often */
+static const uint64_t SPIN_PAYS = 100000; /* ns: a sleep and a wake-up cost about as much */
 static const uint64_t OLD_KERNEL_SLICE = 50000000; /* ns: without futex_waitv a death is polled for */
 
 static void relax(void) {
@@ -154,10 +155,11 @@ static int sleep_turn(fmq_end *e, uint64_t n, uint64_t until) {
 
 static int sleep_for(fmq_end *e, uint64_t n, uint64_t deadline) {
     if (!e->my_wait) return -EROFS;
-    uint64_t until = no_longer_than(deadline);
+    uint64_t until = no_longer_than(deadline), begin = futex_now();
     int r;
     do r = sleep_turn(e, n, until);
     while (r == -EAGAIN || r == LOOK_AGAIN);
+    e->asleep_ns += futex_now() - begin;
     return r == -ETIMEDOUT && until < deadline ? -EINTR : r;
 }
 
@@ -173,13 +175,32 @@ static int why_not(fmq_end *e, uint64_t n) {
     return r == -EAGAIN ? sleep_ended(e, life) : r;
 }
 
+static int wait_for(fmq_end *e, uint64_t n, uint64_t spin_ns, uint64_t deadline) {
+    int r = e->interrupted ? -EAGAIN : spin_for(e, n, spin_ns, deadline); /* who calls again has spun already */
+    if (r == -EAGAIN) r = sleep_for(e, n, deadline);
+    e->interrupted = r == -EINTR;
+    return r;
+}
+
+uint64_t sleep_window(const fmq_end *e, uint64_t spin_ns) {
+    if (spin_ns != FMQ_SPIN_ADAPTIVE) return spin_ns;
+    return e->usual_wait <= SPIN_PAYS ? 2 * SPIN_PAYS : 0;
+}
+
+static int wait_and_learn(fmq_end *e, uint64_t n, uint64_t deadline) {
+    uint64_t begin = futex_now();
+    int r = wait_for(e, n, sleep_window(e, FMQ_SPIN_ADAPTIVE), deadline);
+    uint64_t waited = futex_now() - begin;
+    if (waited > 4 * SPIN_PAYS) waited = 4 * SPIN_PAYS; /* one long pause does not change the habit */
+    e->usual_wait += waited / 8 - e->usual_wait / 8;
+    return r;
+}
+
 int sleep_until(fmq_end *e, uint64_t n, uint64_t spin_ns, uint64_t deadline) {
     int r = ring_need(e, n);
     if (!deadline) return r == -EAGAIN ? why_not(e, n) : r;
-    if (r == -EAGAIN && !e->interrupted) r = spin_for(e, n, spin_ns, deadline);
-    if (r == -EAGAIN) r = sleep_for(e, n, deadline);
-    e->interrupted = r == -EINTR; /* who calls again has spun already */
-    return r;
+    if (r != -EAGAIN) return e->interrupted = false, r;
+    return spin_ns == FMQ_SPIN_ADAPTIVE ? wait_and_learn(e, n, deadline) : wait_for(e, n, spin_ns, deadline);
 }
 
 /* ---- several at once --------------------------------------------------------------------------------------------- */

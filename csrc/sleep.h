@@ -13,6 +13,10 @@ int sleep_until(struct fmq_end *e, uint64_t n, uint64_t spin_ns, uint64_t deadli
 #define SLEEP_SHARED_SLICE UINT64_C(1000000000)
 #endif
 
+/* A spin_ns that follows the peer: spins as long as waits are usually shorter than sleeping and waking up take. */
+#define FMQ_SPIN_ADAPTIVE UINT64_MAX
+uint64_t sleep_window(const struct fmq_end *e, uint64_t spin_ns);
+
 /* As sleep_until, for spin_ns at most and without sleeping: -EAGAIN. */
 int sleep_spin(struct fmq_end *e, uint64_t n, uint64_t spin_ns);
 

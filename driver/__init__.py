@@ -16,7 +16,8 @@ from driver.devices import devices
 from driver.errors import DeviceFailed, DeviceNotFound, DriverError, InvalidModel
 from driver.interface import Device, DeviceInfo, PreparedModel
 from driver.nn import Model, ModelBuilder, Operand, Operation, Subgraph
-from driver.remote import RemoteDevice, RemotePreparedModel, connect
+from driver.prepared import RemotePreparedModel
+from driver.remote import RemoteDevice, connect
 from driver.session import Burst
 
 __all__ = [

@@ -10,7 +10,6 @@ from __future__ import annotations
 import gc
 import logging
 import os
-import sys
 import threading
 import time
 import warnings
@@ -19,8 +18,10 @@ from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING
 
-from burst import BurstServer, GeneralFailure, InvalidArgument, Malformed, PeerDied
+from burst import BurstServer, GeneralFailure, InvalidArgument, Malformed, Memory, PeerDied, Terms, Trace
 from burst.channel import Channel, ChannelLoop, Message
+from burst.trace import blamed, note_crashes
+from burst.wire import VERSIONS
 from driver.devices import device_class
 from driver.encoding import decode
 from driver.plain import PlainServer
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
     from driver.nn import Model
 
 _log = logging.getLogger(__name__)
+_PROCESSORS = os.cpu_count() or 1
+_TRACES_AT_ONCE = 32  # descriptors in one answer
 # Seconds. A request that meets a slice of work waits for its end, so slices have to be short and rare: with these, a
 # burst that runs back to back meets one in some 200 requests, which leaves its p99 alone.
 _WORK, _PAUSE = 100e-6, 1e-3
@@ -74,11 +77,12 @@ class Engine:
         self._service = service
         self.pace = Pacer()
         self.contexts = ChannelLoop("burst-contexts")
+        self.traces: dict[BurstServer, Memory] = {}  #: of all bursts
         self._preparing, self._counting = threading.Lock(), threading.Lock()
 
-    def prepare(self, fd: int, where: object) -> tuple[Model, PreparedModel]:
-        """One at a time, so that the pauses are not filled by another's work. Owns `fd`."""
-        with self._preparing:
+    def prepare(self, fd: int, where: object, trace: Trace | None) -> tuple[Model, PreparedModel]:
+        """One at a time, so that the pauses are not filled by another's work. Owns `fd`; notes a crash in the trace."""
+        with self._preparing, blamed(trace):
             model = decode(fd, where, self.pace)
             return model, self.device.prepare(model, self.pace)
 
@@ -88,6 +92,8 @@ class Engine:
             self.pace.bursts += change
             if not self.pace.bursts:
                 gc.collect()
+            for server in list(self.traces):
+                server.crowd(is_crowded=self.pace.bursts > _PROCESSORS)
 
     def serve(self, channel: Channel) -> None:
         """One client, until its connection ends."""
@@ -121,12 +127,17 @@ class Client:
             "free": self.free,
             "channel": self.channel,
             "burst": self.burst,
+            "traces": self.traces,
         }
 
     def load(self, message: Message, where: object) -> Reply:
-        """Prepares the model in the descriptor; answers its number."""
-        number = next(self._numbers)
-        model, prepared = self._engine.prepare(take_fd(message), where)
+        """Prepares the model in the descriptor; answers its number. A second descriptor is memory for a trace."""
+        number, more = next(self._numbers), message.fds[1:]
+        del message.fds[1:]
+        memory = _trace(more)
+        if memory:
+            memory.close()  # what is mapped stays
+        model, prepared = self._engine.prepare(take_fd(message), where, Trace(memory) if memory else None)
         self._models[number] = lambda request: BoundRequest(model, prepared, request, self._engine.pace.for_others)
         return Reply([number])
 
@@ -156,30 +167,49 @@ class Client:
         server.start()
         return Reply([], [_handed_over(far), os.dup(life.fd)])
 
-    def burst(self, message: Message, number: int, requests: object, results: object, spin: float) -> Reply:
-        """Configures a burst: two queues, the callback and the context, in this order."""
-        if len(message.fds) != 4 or not 0 <= spin <= 10:
-            raise Malformed("a burst needs four descriptors, and from 0 to 10 seconds of spinning")
+    def burst(
+        self, message: Message, number: int, requests: object, results: object, spin: float | str, versions: list[int]
+    ) -> Reply:
+        """Configures a burst: two queues, the callback, the context, and a trace if the client likes, in this order.
+
+        Answers the wire version.
+        """
+        if len(message.fds) not in {4, 5} or not (spin == "adaptive" or 0 <= spin <= 10):  # type: ignore[operator]
+            raise Malformed(
+                'a burst needs four or five descriptors, and from 0 to 10 seconds of spinning or "adaptive"'
+            )
+        version = max(set(versions) & set(VERSIONS), default=0)
+        if not version:
+            raise InvalidArgument(f"versions {versions!r:.80}: this device speaks {list(VERSIONS)}")
         bind = self.model(number)
         with ExitStack() as undo:
             callback = undo.enter_context(Channel.from_fd(message.fds.pop(2)))
             context = undo.enter_context(Channel.from_fd(message.fds.pop(2)))
             try:
-                request_fd, result_fd = message.take_fds()
                 server = BurstServer(
-                    Descriptor.from_wire(requests, [request_fd], sealed=False),
-                    Descriptor.from_wire(results, [result_fd], sealed=False),
+                    Descriptor.from_wire(requests, [message.fds.pop(0)], sealed=False),
+                    Descriptor.from_wire(results, [message.fds.pop(0)], sealed=False),
                     callback,
                     bind,
+                    terms=Terms(version, _trace(message.fds), spin),
                 )
             except FmqError as error:
                 raise GeneralFailure(f"the burst's queues cannot be used: {error}") from error
             undo.pop_all()
-        self._start(server, context, spin)
-        return Reply()
+        self._start(server, context)
+        return Reply([version])
 
-    def _start(self, server: BurstServer, context: Channel, spin: float) -> None:
+    def traces(self, _: Message, start: int) -> Reply:
+        """The notes of all clients' bursts, to be read: some from number `start` on, and how many there are."""
+        found = list(self._engine.traces.values())
+        paths = [f"/proc/self/fd/{memory.fd}" for memory in found[start : start + _TRACES_AT_ONCE]]
+        return Reply([len(found)], [os.open(path, os.O_RDONLY | os.O_CLOEXEC) for path in paths])
+
+    def _start(self, server: BurstServer, context: Channel) -> None:
+        self._engine.traces[server] = server.trace.memory
+
         def on_end() -> None:
+            self._engine.traces.pop(server, None)
             self._bursts.discard(server)
             self._engine.contexts.discard(context)
             context.close()
@@ -189,7 +219,7 @@ class Client:
         self._bursts.add(server)
         self._engine.count_burst(+1)
         self._engine.contexts.add(context, partial(_context_message, server), server.stop)
-        server.start(spin)
+        server.start()
 
     def close(self) -> None:
         """The client is gone."""
@@ -200,6 +230,14 @@ class Client:
         # The handlers refer to us, as above.
         for held in (self._models, self._plain, self.handlers):
             held.clear()
+
+
+def _trace(fds: list[int]) -> Memory | None:
+    """Its descriptor is kept, for `traces`."""
+    try:
+        return Memory.from_fd(fds.pop(), Trace.nbytes) if fds else None
+    except (FmqError, OSError) as error:
+        raise Malformed(f"the trace cannot be used: {error}") from error
 
 
 def _context_message(server: BurstServer, message: Message) -> None:
@@ -216,14 +254,13 @@ def _handed_over(channel: Channel) -> int:
         return os.dup(channel.fileno())
 
 
-def main() -> None:
-    """Entry point of the process: name, channel to the service."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(process)d %(name)s: %(message)s")
+def main(name: str, service: Channel) -> None:
+    """What the process does from its beginning to its end. `service`: the channel to the other one."""
     warnings.simplefilter("ignore")  # numpy's, of infinities that a client computes
     gc.disable()
+    note_crashes()
     guard()
-    service = Channel.from_fd(int(sys.argv[2]))
-    engine = Engine(sys.argv[1], service)
+    engine = Engine(name, service)
     life = LifePage()
     ready = service.receive()
     service.watch(take_fd(ready))

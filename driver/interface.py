@@ -17,7 +17,12 @@ if TYPE_CHECKING:
 
 
 class Bound(Protocol):
-    """One execution, bound to its memory."""
+    """One execution, bound to its memory.
+
+    It may have an attribute `native`, (function, context): the addresses of a C function `int32_t f(void *context)`
+    that does what `run` does and returns an ErrorStatus, and of what it gets. The listener of a burst then calls that,
+    without Python and its lock; both must live as long as this object.
+    """
 
     @property
     def run(self) -> Callable[[], object]:

@@ -6,6 +6,7 @@ It carries what a burst carries, as msgpack; memory is registered once, by descr
 from __future__ import annotations
 
 import threading
+import time
 from typing import TYPE_CHECKING, Any
 
 from burst import (
@@ -20,12 +21,13 @@ from burst import (
     Timing,
 )
 from burst.channel import Channel, Message, pack
-from burst.executor import CachedExecutor, Execution, Job, Protocols
+from burst.executor import CachedExecutor, Execution, Job, Plan, Protocols
 from burst.memory import SlotTable
-from burst.wire import RequestPacket
+from burst.server import MAX_PLANS
+from burst.wire import RequestPacket, ResultPacket
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from burst import Request
 
@@ -38,7 +40,8 @@ class PlainServer:
     ) -> None:
         self._channel, self._model, self._on_end = channel, model, on_end
         self._registered: dict[int, Memory | Malformed] = {}
-        self._executor = CachedExecutor(Protocols(self._decode, _encode, self._fetch))
+        self._executor = CachedExecutor(Protocols(self._decode, _encode, self._fetch), self._forget)
+        self._plans: dict[bytes, Plan] = {}
         self._thread = threading.Thread(target=self._serve, name="plain", daemon=True)
         self.start = self._thread.start
         self.forget_plans = self._executor.forget_plans
@@ -66,11 +69,39 @@ class PlainServer:
     def _handle(self, message: Message) -> None:
         try:
             if message.raw.startswith(_EXECUTE):
-                self._channel.send_raw(self._executor.answer(message.raw))
+                self._channel.send_raw(self._answer(message.raw))
             else:
                 self._manage(message)
         finally:
             message.close()  # of descriptors, too, that came with a request and belong to nothing
+
+    def _answer(self, raw: bytes) -> bytes:
+        """Never raises: whatever a client sends, it gets an answer and the process goes on."""
+        executor, arrived = self._executor, time.monotonic_ns()
+        executor.lock.acquire()  # by hand: `with` costs twice as much
+        try:
+            plan = self._plans.get(raw) or self._plan(raw)
+            begin = time.monotonic_ns()
+            plan.run()
+            if not plan.measure:
+                return plan.answer()
+            end = time.monotonic_ns()
+            timing = Timing((end - begin) // 1000, (end - arrived) // 1000)
+            return _encode(ResultPacket(ErrorStatus.NONE, tuple(plan.execution.shapes), timing), "")
+        except Exception as error:  # noqa: BLE001 (one bad request must not end a process that serves many)
+            return executor.refuse(error)
+        finally:
+            executor.lock.release()
+            executor.free_when_idle()
+
+    def _plan(self, raw: bytes) -> Plan:
+        if len(self._plans) >= MAX_PLANS:
+            self._plans.clear()
+        self._plans[raw] = plan = self._executor.plan(raw)
+        return plan
+
+    def _forget(self, slot: int | None) -> None:
+        self._plans = {raw: p for raw, p in self._plans.items() if slot is not None and slot not in p.slots}
 
     def _manage(self, message: Message) -> None:
         """Memory comes and goes without an answer: what is wrong with it shows in the execution that uses it."""
@@ -85,7 +116,9 @@ class PlainServer:
 
     def _decode(self, raw: bytes) -> Job:
         match Message(raw, []).body:
-            case ["execute", number, list(inputs), list(outputs), list(slots), bool(measure)]:
+            case ["execute", number, list(inputs), list(outputs), list(slots), bool(measure)] if all(
+                type(slot) is int for slot in slots
+            ):
                 packet = RequestPacket(
                     tuple(map(_argument, inputs)), tuple(map(_argument, outputs)), tuple(slots), measure
                 )
@@ -131,8 +164,8 @@ def _argument(plain: object) -> RequestArgument:
     raise Malformed(f"{plain!r:.60} is no argument: [pool, offset, length, dimensions] or nil")
 
 
-def _encode(status: ErrorStatus, shapes: Sequence[OutputShape], timing: Timing, text: str) -> bytes:
-    return pack([int(status), shapes, timing, text[:1000]])
+def _encode(result: ResultPacket, text: str) -> bytes:
+    return pack([int(result.status), result.output_shapes, result.timing, text[:1000]])
 
 
 def _decode_answer(raw: bytes) -> tuple[Any, ...]:

@@ -6,44 +6,42 @@ import os
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, get_args
 
 import numpy as np
 
-from burst import ErrorStatus, PeerDied, Timeout
-from burst.channel import Channel
+from burst import PeerDied
 from driver import rendezvous
+from driver.connection import Connection
 from driver.encoding import encode
 from driver.errors import DeviceFailed, DriverError
 from driver.nn import validate
-from driver.plain import PlainClient
-from driver.rpc import PROTOCOL, call
-from driver.session import Burst
-from driver.workspace import Workspace, input_shapes
-from fmq.end import DEFAULT_SPIN
+from driver.options import Preference
+from driver.prepared import Home, RemotePreparedModel
+from driver.recovery import Revivals, quarantine
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from numpy.typing import ArrayLike, NDArray
-
-    from burst import Memory, OutputShape, Request, Result
-    from burst.controller import Configure
+    from burst import Memory, Result, Trace
+    from burst.channel import Channel
     from driver.nn import Model
-    from fmq import Descriptor
-    from fmq.region import Kind
+    from driver.plain import PlainClient
 
-_START_TIMEOUT = 60.0  # seconds for a service and its engine to come up
-_ATTEMPTS = 3  # a service may retire just when we come
+_ATTEMPTS = 3  # a service may retire just when we come; twice as many for a device that was killed, and may be again
 
 
 def connect(name: str = "reference") -> RemoteDevice:
     """A device by name, its process started when there is none. Raises DeviceNotFound, DeviceFailed."""
-    for _ in range(_ATTEMPTS):
+    return RemoteDevice(_connection(name), name)
+
+
+def _connection(name: str, attempts: int = _ATTEMPTS) -> Connection:
+    for _ in range(attempts):
         with suppress(PeerDied):
             channel = rendezvous.connect(name)
             try:
-                return RemoteDevice(channel)
+                return Connection(channel)
             except BaseException:
                 channel.close()
                 raise
@@ -52,44 +50,119 @@ def connect(name: str = "reference") -> RemoteDevice:
 
 
 class RemoteDevice:
-    """One connection to a device. Any thread may use it; what was made through it ends with it."""
+    """One connection to a device. Any thread may use it; what was made through it ends with it.
 
-    def __init__(self, channel: Channel) -> None:
+    When the device dies, so does all of that, except for bursts that recover: they connect this again, in place, and
+    from then on everything that is done through it goes to the device's next life.
+    """
+
+    def __init__(self, connection: Connection, address: str) -> None:
         """Use `connect`."""
-        self._channel, self._lock, self._pid = channel, threading.Lock(), os.getpid()
-        values, fds = self.call("hello", PROTOCOL, timeout=_START_TIMEOUT)
-        channel.watch(fds[0])
-        _, self.name, self.version, self.type, self.service_pid, self.engine_pid = values
-        self._idle: list[PlainClient] = []
+        self.connection, self.address, self._pid = connection, address, os.getpid()
+        self._lock, self._reviving = threading.Lock(), threading.Lock()
+        self._revivals, self._attempts = Revivals(), 0
+        self._failure: Exception | None = None  # of the last attempt
         self._threads: ThreadPoolExecutor | None = None
+        self._is_closed = False
+
+    @property
+    def name(self) -> str:
+        """As the device calls itself."""
+        return str(self.connection.name)
+
+    @property
+    def version(self) -> str:
+        """Of the device's driver."""
+        return str(self.connection.version)
+
+    @property
+    def type(self) -> str:
+        """OTHER, CPU, GPU or ACCELERATOR."""
+        return str(self.connection.type)
+
+    @property
+    def service_pid(self) -> int:
+        """Of the process that listens."""
+        return int(self.connection.service_pid)
+
+    @property
+    def engine_pid(self) -> int:
+        """Of the process that executes."""
+        return int(self.connection.engine_pid)
+
+    @property
+    def _channel(self) -> Channel:
+        return self.connection.channel
 
     def call(
         self, method: str, *arguments: object, fds: Sequence[int] = (), timeout: float | None = None
     ) -> tuple[list[Any], list[int]]:
         """One call to the service. Raises StatusError, PeerDied."""
         self.check_process()
-        with self._lock:
-            return call(self._channel, method, *arguments, fds=fds, timeout=timeout)
+        return self.connection.call(method, *arguments, fds=fds, timeout=timeout)
 
     def check_process(self) -> None:
         """Raises DriverError in a forked child: the connection is its parent's."""
         if os.getpid() != self._pid:
             raise DriverError("this device was connected before a fork; connect again in this process")
 
+    def revive(self, dead: Connection) -> None:
+        """Connects again, in place, unless somebody did since `dead` was the connection. Threads make one attempt.
+
+        Raises DeviceNotFound, DeviceFailed; PeerDied when this device has died too often lately, or was closed.
+        """
+        self.check_process()
+        seen = self._attempts
+        with self._reviving:
+            if self.connection is not dead:
+                return
+            if self._attempts != seen and self._failure:  # while we waited
+                raise type(self._failure)(*self._failure.args) from self._failure
+            if self._is_closed:
+                raise PeerDied(f"device {self.address!r} died, and its connection was closed")
+            self._attempts += 1
+            try:
+                self._revivals.count(self.address)
+                self.connection = _connection(self.address, 2 * _ATTEMPTS)
+            except Exception as error:
+                self._failure = error
+                raise
+            self._failure = None
+        dead.abandon()
+
     def supported_operations(self, model: Model) -> list[bool]:
         """For each operation of the main subgraph: True is a promise. Raises InvalidModel."""
-        n, bits = self._with_model("supported", model)
+        validate(model)
+        self.check_process()
+        n, bits = self._with_model(self.connection, "supported", model)
         return [bool(bit) for bit in np.unpackbits(np.frombuffer(bits, np.uint8), count=n)]
 
-    def prepare(self, model: Model) -> RemotePreparedModel:
-        """Compiles a model on the device. Raises InvalidModel before anything is sent, StatusError, PeerDied."""
-        return RemotePreparedModel(self, model, self._with_model("prepare", model)[0])
+    def prepare(self, model: Model, *, preference: Preference = "fast_single_answer") -> RemotePreparedModel:
+        """Compiles a model on the device.
 
-    def _with_model(self, method: str, model: Model) -> list[Any]:
+        `preference`: "low_power", "fast_single_answer" or "sustained_speed"; so far it only says how bursts wait.
+        Raises InvalidModel before anything is sent, StatusError, PeerDied.
+        """
+        if preference not in get_args(Preference):
+            raise ValueError(f"preference={preference!r}: one of {', '.join(map(repr, get_args(Preference)))}")
         validate(model)
+        prepared = RemotePreparedModel(self, model, 0, preference)
+        if quarantine.knows(self.address):
+            quarantine.check(prepared.key)
+        prepared.home = self.home_of(model)
+        return prepared
+
+    def home_of(self, model: Model, trace: Trace | None = None) -> Home:
+        """Prepares a valid model. A crash while that goes on is noted in the trace."""
+        self.check_process()
+        connection = self.connection
+        (number,) = self._with_model(connection, "prepare", model, [trace.memory.fd] if trace else [])
+        return Home(connection, number)
+
+    def _with_model(self, connection: Connection, method: str, model: Model, fds: Sequence[int] = ()) -> list[Any]:
         fd, where = encode(model)
         try:
-            return self.call(method, where, fds=[fd])[0]
+            return connection.call(method, where, fds=[fd, *fds])[0]
         finally:
             os.close(fd)
 
@@ -97,25 +170,12 @@ class RemoteDevice:
     def plain_path(self) -> Iterator[PlainClient]:
         """A connection for one call. Calls at the same time get connections of their own, which are kept."""
         self.check_process()
-        try:
-            client = self._idle.pop()
-        except IndexError:
-            _, fds = self.call("channel")
-            channel = Channel.from_fd(fds[0])
-            channel.watch(fds[1])
-            client = PlainClient(channel)
-        try:
-            yield client
-        except BaseException:
-            client.close()  # an answer may still be on its way
-            raise
-        else:
-            self._idle.append(client)
+        with self.connection.plain_path() as path:
+            yield path
 
     def free_memory(self, memory: Memory) -> None:
         """The device may unmap it on the plain path; a burst has its own free_memory."""
-        for client in list(self._idle):
-            client.free_memory(memory)
+        self.connection.free_memory(memory)
 
     def submit(self, function: Callable[[], Result]) -> Future[Result]:
         """Runs an execution in a thread; eight at the same time."""
@@ -127,137 +187,11 @@ class RemoteDevice:
         """Ends the connection: prepared models and bursts made through it end too. Harmless when done twice."""
         if self._threads:
             self._threads.shutdown()
-        while self._idle:
-            self._idle.pop().close()
-        self._channel.close()
+        self._is_closed = True
+        self.connection.close()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-class RemotePreparedModel:
-    """A model made ready to run on a device. Any thread may use it, several at once."""
-
-    def __init__(self, device: RemoteDevice, model: Model, number: int) -> None:
-        """Use `device.prepare`."""
-        self.device, self.model = device, model
-        self._number = number
-        self._workspaces: dict[Any, list[Workspace]] = {}
-        self._last: tuple[Any, Sequence[OutputShape], tuple[NDArray[Any], ...]] = None, (), ()
-
-    def run(self, *arrays: ArrayLike | None, timeout: float | None = None) -> tuple[NDArray[Any], ...]:
-        """Executes once on the plain path: an array per input (None: omitted), an array per output, which is yours.
-
-        Raises ValueError for a wrong dtype or shape (nothing was sent), StatusError, PeerDied, and Timeout when the
-        result does not come in `timeout` seconds.
-        """
-        with self._workspace(input_shapes(self.model, arrays)) as workspace:
-            workspace.fill(arrays)
-            result = self.execute(workspace.request, timeout=timeout)
-            if result.status == ErrorStatus.OUTPUT_INSUFFICIENT_SIZE and (old := workspace.grow(result.output_shapes)):
-                self.device.free_memory(old)
-                result = self.execute(workspace.request, timeout=timeout)
-            result.raise_for_status()
-            return tuple(output.copy() for output in result.outputs)
-
-    @contextmanager
-    def _workspace(self, shapes: tuple[tuple[int, ...] | None, ...]) -> Iterator[Workspace]:
-        """One that nobody else uses now; kept for later, unless a device that was too slow may still write to it."""
-        free = self._workspaces.setdefault(shapes, [])
-        workspace = free.pop() if free else Workspace(self.model, shapes)
-        try:
-            yield workspace
-        except (Timeout, PeerDied):
-            raise
-        except Exception:  # and not KeyboardInterrupt, after which it is still executing
-            free.append(workspace)
-            raise
-        free.append(workspace)
-
-    def execute(self, request: Request, measure: bool = False, timeout: float | None = None) -> Result:
-        """Executes an explicit request on the plain path, with any status; outputs are views of its pools.
-
-        Raises PeerDied, Timeout, and Malformed for a request that cannot be said.
-        """
-        with self.device.plain_path() as path:
-            result = path.execute(self._number, request, measure=measure, timeout=timeout)
-        if result.status == 0:
-            result.outputs = self.outputs(request, result.output_shapes)
-        return result
-
-    def execute_async(
-        self,
-        request: Request,
-        measure: bool = False,
-        *,
-        timeout: float | None = None,
-        callback: Callable[[Future[Result]], object] | None = None,
-    ) -> Future[Result]:
-        """The same in the background, several at once. `callback` gets the future when it is done."""
-        future = self.device.submit(lambda: self.execute(request, measure=measure, timeout=timeout))
-        if callback:
-            future.add_done_callback(callback)
-        return future
-
-    def outputs(self, request: Request, shapes: Sequence[OutputShape]) -> tuple[NDArray[Any], ...]:
-        """Typed views of a request's outputs in its pools; of the last request and shapes, the same ones again."""
-        last = self._last
-        if last[0] is request and last[1] == shapes:
-            return last[2]
-        outputs = self._views(request, shapes)
-        self._last = request, shapes, outputs
-        return outputs
-
-    def _views(self, request: Request, shapes: Sequence[OutputShape]) -> tuple[NDArray[Any], ...]:
-        operands = [self.model.main.operands[i] for i in self.model.main.outputs]
-        return tuple(
-            request.pools[a.pool].asarray(o.type.dtype, shapes[n].dimensions if shapes else o.dimensions, a.offset)
-            for n, (o, a) in enumerate(zip(operands, request.outputs, strict=True))
-        )
-
-    def burst(
-        self,
-        *,
-        spin: float = DEFAULT_SPIN,
-        memory: Kind = "memfd",
-        measure: bool = False,
-        input_shapes: Sequence[tuple[int, ...] | None] | None = None,
-    ) -> Burst:
-        """Opens a burst.
-
-        Args:
-            spin: seconds that both sides poll before they sleep; 0 sleeps at once.
-            memory: what its queues are made of, "memfd" or "posix".
-            measure: whether results carry their timing.
-            input_shapes: for a model that leaves them open; None there omits that input.
-
-        Raises StatusError, PeerDied, ValueError.
-        """
-        return Burst(self, spin=spin, memory=memory, measure=measure, input_shapes=input_shapes)
-
-    def configure_burst(self, spin: float) -> Configure:
-        """For burst.Controller."""
-
-        def configure(requests: Descriptor, results: Descriptor, callback: Channel, context: Channel) -> None:
-            (request_wire, request_fds), (result_wire, result_fds) = requests.to_wire(), results.to_wire()
-            fds = [*request_fds, *result_fds, callback.fileno(), context.fileno()]
-            self.device.call("burst", self._number, request_wire, result_wire, spin, fds=fds)
-
-        return configure
-
-    def close(self) -> None:
-        """Frees the model on the device; bursts on it go on until they are closed."""
-        for workspace in [w for free in self._workspaces.values() for w in free]:
-            self.device.free_memory(workspace.memory)
-        self._workspaces.clear()
-        self.device.call("free", self._number)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        with suppress(PeerDied, DriverError):  # with the device, the model is gone too
-            self.close()

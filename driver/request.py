@@ -54,6 +54,8 @@ class BoundRequest:
         cannot_fail = self.is_static and all(enough for _, enough in self._bound.shapes)
         self.run: Callable[[], object] = self._bound.run if cannot_fail else partial(_run, request, self._bound)
 
+        self.native = getattr(self._bound, "native", None) if cannot_fail else None
+
     @property
     def shapes(self) -> Sequence[OutputShape]:
         """Of the outputs, once it has run."""

@@ -60,7 +60,7 @@ def serve(channel: Channel, handlers: Mapping[str, Callable[..., Reply]]) -> Non
     while True:
         try:
             message = channel.receive()
-        except PeerDied:
+        except (PeerDied, Malformed):  # gone, or out of bounds
             return
         number: object = None
         try:
@@ -79,7 +79,7 @@ def serve(channel: Channel, handlers: Mapping[str, Callable[..., Reply]]) -> Non
             message.close()
         try:
             channel.send([number, int(status), *reply.values], reply.fds)
-        except PeerDied:
+        except (PeerDied, Malformed):  # gone, or its number is longer than a message
             return
         finally:
             close_all(list(reply.fds))

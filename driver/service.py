@@ -6,28 +6,30 @@ lives as long as it has clients and a little longer, and ends with its engine.
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import resource
 import select
 import signal
 import socket
-import subprocess
 import sys
 import threading
 import time
+import warnings
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from burst import InvalidArgument, PeerDied
-from burst.channel import Channel, Message
+from burst import InvalidArgument, Malformed, PeerDied
+from burst.channel import Channel, Message, close_all
+from driver import engine
 from driver.devices import device_class
 from driver.encoding import decode
 from driver.nn import validate
-from driver.rendezvous import Place, environment, runtime_dir
+from driver.rendezvous import Place, runtime_dir
 from driver.rpc import PROTOCOL, Reply, call, serve, take_fd
 from fmq import LifePage
 
@@ -40,18 +42,19 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 LINGER = 2.0  # seconds without a client
 _RETRY = 0.1  # seconds after a failed accept
-_LAUNCH = "from driver.engine import main; main()"
+_START_TIMEOUT = 60.0
 
 
 class Service:
     """Accepts clients; each has a thread here and one in the engine, and what it made there ends with it."""
 
-    def __init__(self, name: str, listener: socket.socket) -> None:
-        self._name, self._listener = name, listener
+    def __init__(self, name: str, listener: socket.socket, engine_channel: Channel, engine_pid: int) -> None:
+        self._name, self._listener, self._engine, self._engine_pid = name, listener, engine_channel, engine_pid
         self._place = Place(runtime_dir(), name)
         self._device: Device = device_class(name)()
         self._life = LifePage()
-        self._engine, self._engine_pid = start_engine(name, self._life)
+        _, fds = call(engine_channel, "ready", fds=[self._life.fd], timeout=_START_TIMEOUT)
+        engine_channel.watch(fds[0])
         self._clients = 0
         self._left = os.eventfd(0, os.EFD_CLOEXEC)
         # Validation must not take the CPU from a listener: Linux priorities are per thread.
@@ -167,8 +170,13 @@ class Client:
         return Reply([len(supported), np.packbits(supported).tobytes()])
 
     def prepare(self, message: Message, where: object) -> Reply:
-        """Validates here, compiles in the engine; answers the prepared model's number."""
-        fd = take_fd(message)
+        """Validates here, compiles in the engine; answers the prepared model's number.
+
+        A second descriptor is memory for a trace, in which the engine notes that it crashed over this.
+        """
+        if len(message.fds) not in {1, 2}:
+            raise Malformed(f"{len(message.fds)} descriptors came with a model; 1 is needed, and 2 are allowed")
+        fd, *trace = message.take_fds()
         try:
             model, supported = self._service.supported(os.dup(fd), where)
             if not all(supported):
@@ -177,9 +185,9 @@ class Client:
                     f"operation {first} ({model.main.operations[first].type}) and {supported.count(False) - 1} more "
                     "are not supported"
                 )
-            values, _ = call(self._engine, "load", where, fds=[fd])
+            values, _ = call(self._engine, "load", where, fds=[fd, *trace])
         finally:
-            os.close(fd)
+            close_all([fd, *trace])
         return Reply(values)
 
     def forward(self, method: str, message: Message, *arguments: Any) -> Reply:
@@ -188,20 +196,26 @@ class Client:
         return Reply(values, fds)
 
 
-def start_engine(name: str, life: LifePage) -> tuple[Channel, int]:
-    """The device's other process. It ends with our end of its channel, and with our life."""
+def start_engine(name: str, listener: socket.socket) -> tuple[Channel, int]:
+    """The device's other process. It ends with our end of its channel, and with our life.
+
+    A fork, because most of what both do at first is to import the same modules: a device starts in half the time. Only
+    this thread exists yet, but for numpy's, which know about forks.
+    """
     near, far = Channel.pair()
-    with far:
-        process = subprocess.Popen(
-            [sys.executable, "-P", "-c", _LAUNCH, name, str(far.fileno())],
-            pass_fds=[far.fileno()],
-            env=environment(runtime_dir()),
-            cwd="/",
-            stdin=subprocess.DEVNULL,
-        )
-    _, fds = call(near, "ready", fds=[life.fd], timeout=60)
-    near.watch(fds[0])
-    return near, process.pid
+    gc.freeze()
+    with warnings.catch_warnings(), far:
+        warnings.simplefilter("ignore", DeprecationWarning)
+        if pid := os.fork():
+            return near, pid
+        try:
+            near.close()
+            listener.close()
+            engine.main(name, far)
+        except BaseException:  # noqa: BLE001 (whatever it was, this process must not go on as the service)
+            _log.exception("the engine of device %r does not start, or failed", name)
+        finally:
+            os._exit(1)
 
 
 def isolate() -> None:
@@ -221,7 +235,7 @@ def main() -> None:
     isolate()
     listener = socket.socket(fileno=fd)
     try:
-        service = Service(name, listener)
+        service = Service(name, listener, *start_engine(name, listener))
     except BaseException:  # noqa: BLE001 (whatever it was, nobody must wait for us)
         _log.exception("the device %r does not start", name)
         place = Place(runtime_dir(), name)

@@ -3,159 +3,221 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 
-from burst import Controller, ErrorStatus, GeneralFailure, NotSent, Request, Result
-from driver.workspace import Workspace, is_known
+from burst import Busy, ErrorStatus, GeneralFailure, NotSent, PeerDied, Request, Result
+from driver.buffers import Buffers, Shot
+from driver.future import Future
+from driver.pipeline import Pipeline, error_of
+from driver.workspace import is_known
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import AsyncIterable, AsyncIterator, Iterable
 
-    from numpy.typing import ArrayLike, NDArray
+    from numpy.typing import NDArray
 
     from burst import Memory
     from burst.wire import ResultPacket
-    from driver.remote import RemotePreparedModel
-    from fmq.region import Kind
+    from driver.options import Options
+    from driver.prepared import RemotePreparedModel
+    from driver.workspace import Shapes
+
+_NONE = ErrorStatus.NONE
 
 
 class Burst:
-    """A run of executions in quick succession. One thread at a time.
+    """A run of executions in quick succession. `run` from one thread; `submit` and futures from any.
 
-    `inputs` are arrays in shared memory: what is written there is what the device reads, without a copy. The `outputs`
-    of a result are arrays in shared memory too: they hold until the next `run`, so copy what must outlive it.
+    `inputs` are arrays in shared memory: what is written there is what the device reads, without a copy. They are those
+    of the next request: with `submit` look them up for each. The `outputs` of a result are arrays in shared memory
+    too, and yours as long as you hold them, or views of them.
     """
 
-    def __init__(
-        self,
-        prepared: RemotePreparedModel,
-        *,
-        spin: float,
-        memory: Kind,
-        measure: bool,
-        input_shapes: Sequence[tuple[int, ...] | None] | None,
-    ) -> None:
+    def __init__(self, prepared: RemotePreparedModel, options: Options) -> None:
         """Use `prepared.burst()`."""
-        self._prepared, self._measure = prepared, measure
-        self._closed = False
-        self._plain = self._copied = self._total = self._device = self._driver = 0
-        self._workspace = Workspace(prepared.model, self._shapes(input_shapes))
-        self._controller = Controller(prepared.configure_burst(spin), memory, spin)
-        self._encode()
+        self._prepared, self._measure = prepared, options.measure
+        self._buffers = Buffers(prepared.model, _shapes(prepared, options), options.depth)
+        self._pipeline = Pipeline(prepared, options, self._buffers)
+        self._flights, self._statistics = self._pipeline.flights, self._pipeline.statistics
 
-    def _shapes(self, given: Sequence[tuple[int, ...] | None] | None) -> Sequence[tuple[int, ...] | None]:
-        operands = [self._prepared.model.main.operands[i] for i in self._prepared.model.main.inputs]
-        if given is not None:
-            return given
-        for n, operand in enumerate(operands):
-            if not is_known(operand):
-                raise ValueError(
-                    f"input {n} has the open shape {operand.dimensions}; say it with burst(input_shapes=…)"
-                )
-        return [operand.dimensions for operand in operands]
+    @property
+    def inputs(self) -> tuple[NDArray[Any] | None, ...]:
+        """Arrays of the next request, to be written in place; None where an input is omitted."""
+        return self._buffers.inputs.arrays
 
-    def _encode(self) -> None:
-        """After each change of the workspace's memory."""
-        self.inputs = self._workspace.inputs
-        self._packet = self._controller.encode(self._workspace.request, measure=self._measure)
-        self._last: tuple[Any, tuple[NDArray[Any], ...]] = None, ()
-
-    def run(self, *arrays: ArrayLike | None, timeout: float | None = None) -> Result:
+    def run(self, *arrays: Any, timeout: float | None = None) -> Result:
         """Executes once; with arrays, copies them into the inputs first.
 
-        Raises ValueError for a wrong dtype or shape (nothing was sent), StatusError, PeerDied, Busy, and Timeout when
-        the result does not come in `timeout` seconds: the burst stays usable, and a late result is dropped.
+        Raises ValueError for a wrong dtype or shape (nothing was sent), StatusError, PeerDied, Busy, ResultsHeld, and
+        Timeout when the result does not come in `timeout` seconds: the burst stays usable, a late result is dropped.
         """
-        if arrays:
-            self._copied += self._workspace.fill(arrays)
-        if self._measure:
-            return self._run_measured(timeout)
-        return self._run(timeout)
+        pipeline, buffers = self._pipeline, self._buffers
+        if pipeline.is_running:
+            raise Busy("this burst is executing in another thread; wait for it, or open another burst")
+        with pipeline.submitting:
+            if not pipeline.is_idle:
+                future = None
+            else:
+                pipeline.is_running = True
+                try:
+                    if arrays:
+                        pipeline.controller.mark_begin()
+                        self._statistics.copied += buffers.inputs.fill(arrays)
+                    outputs, inputs = buffers.free_outputs(), buffers.inputs
+                    shot = outputs.shots.get(inputs) or pipeline.shot(inputs, outputs)
+                    try:
+                        reply = pipeline.controller.send(shot.packet, timeout)
+                    except BaseException as error:  # noqa: BLE001 (raised again, unless there is another way)
+                        future = self._after(error, shot, timeout)
+                    else:
+                        if reply.status is _NONE:
+                            if self._measure:
+                                self._statistics.note(reply.timing)
+                            return Result(_NONE, outputs.arrays(reply.output_shapes), reply.output_shapes, reply.timing)
+                        future = self._again(shot, reply)
+                finally:
+                    pipeline.is_running = False
+        return future.result(timeout) if future else self._join(arrays, timeout)
 
-    def _run(self, timeout: float | None) -> Result:
+    def _join(self, arrays: tuple[Any, ...], timeout: float | None) -> Result:
+        """While there are others in flight."""
+        pipeline = self._pipeline
+        if pipeline.depth > 1 or pipeline.options.policy == "latest":
+            return self.submit(*arrays, timeout=timeout).result(timeout)
+        begin = time.monotonic()
+        pipeline.advance(lambda: not self._flights, timeout)
+        return self.run(*arrays, timeout=None if timeout is None else max(0.0, begin + timeout - time.monotonic()))
+
+    def _again(self, shot: Shot, reply: ResultPacket) -> Future:
+        """Once more, when it lacked only room for its outputs."""
+        larger = self._pipeline.grown(shot, reply)
+        if larger is None:
+            raise error_of(reply)
+        future = Future(self._pipeline)
+        self._buffers.lent = shot.inputs
+        self._pipeline.adopt(larger, future)
+        return future
+
+    def _after(self, error: BaseException, shot: Shot, timeout: float | None) -> Future:
+        """When `run` did not get its result: another way to it, or the error."""
+        if isinstance(error, NotSent):
+            try:
+                return Future(self._pipeline).finish(self._pipeline.run_plain(shot, timeout))
+            except PeerDied as died:
+                error = died
+        if isinstance(error, GeneralFailure):
+            self._pipeline.check()
+        self._buffers.lent = shot.inputs
+        if isinstance(error, Busy):  # an event loop had a look at the results in this moment
+            future = Future(self._pipeline)
+            self._pipeline.adopt(shot, future)
+            return future
         try:
-            reply = self._controller.send(self._packet, timeout)
-        except NotSent:
-            self._check()
-            return self._run_plain(timeout)
-        except GeneralFailure:
-            self._check()
-            raise
-        return self._result(reply)
+            return self._pipeline.rescue(error, shot)
+        finally:
+            if not self._flights:
+                self._buffers.lent = None
 
-    def _run_measured(self, timeout: float | None) -> Result:
-        begin = time.monotonic_ns()
-        result = self._run(timeout)
-        self._total += time.monotonic_ns() - begin
-        self._device += result.timing.time_on_device or 0
-        self._driver += result.timing.time_in_driver or 0
-        return result
+    def submit(self, *arrays: Any, timeout: float | None = None) -> Future:
+        """Sends a request and does not wait for its result. With arrays, copies them into the inputs first.
 
-    def _result(self, reply: ResultPacket) -> Result:
-        last, outputs = self._last
-        if reply.status == 0 and last == reply.output_shapes:
-            return Result(reply.status, outputs, reply.output_shapes, reply.timing)
-        if reply.status == ErrorStatus.OUTPUT_INSUFFICIENT_SIZE and (old := self._workspace.grow(reply.output_shapes)):
-            self._encode()
-            self._controller.free_memory(old)
-            return self._result(self._controller.send(self._packet))  # once more, with memory that suffices
-        result = Result(reply.status, (), reply.output_shapes, reply.timing)
-        result.raise_for_status()
-        result.outputs = self._prepared.outputs(self._workspace.request, reply.output_shapes)
-        self._last = reply.output_shapes, result.outputs
-        return result
+        While `depth` requests are in flight, policy "block" waits (at most `timeout` seconds, then Timeout), "reject"
+        raises Busy, and "latest" keeps this request until there is room, in the place of one that was kept before.
+        Raises as `run` does for what was not sent.
+        """
+        return self._pipeline.submit(arrays, timeout)
 
-    def _run_plain(self, timeout: float | None) -> Result:
-        self._plain += 1
-        result = self._prepared.execute(self._workspace.request, measure=self._measure, timeout=timeout)
-        result.raise_for_status()
-        return result
+    async def run_async(self, *arrays: Any) -> Result:
+        """As `run`, for asyncio. Cancelling the task drops the result when it comes."""
+        return await self._pipeline.arrivals.run(arrays)
 
-    def execute(self, request: Request, measure: bool = False, timeout: float | None = None) -> Result:
-        """An explicit request on pools of your own, with any status. Raises PeerDied, Timeout, Busy."""
+    def stream(self, frames: Iterable[Any] | AsyncIterable[Any]) -> AsyncIterator[Result]:
+        """`async for result in burst.stream(frames)`: results in the order of the frames, `depth` in flight.
+
+        A frame is an array, or a tuple of one for each input. With policy "latest" a source that is faster than the
+        device loses frames, and not time; with "reject", too, and the oldest stay.
+        """
+        return self._pipeline.arrivals.stream(frames)
+
+    def execute(
+        self,
+        request: Request,
+        measure: bool = False,
+        timeout: float | None = None,
+        deadline: float | None = None,
+        loop_timeout: float | None = None,
+    ) -> Result:
+        """An explicit request on pools of your own, with any status.
+
+        `timeout`: seconds that we wait. `deadline`: a time.monotonic() by which the device must have begun, or it
+        answers MISSED_DEADLINE_TRANSIENT. `loop_timeout`: seconds that a WHILE may take.
+
+        Raises PeerDied, Timeout, Busy.
+        """
+        pipeline = self._pipeline
+        terms = measure, timeout, _nanoseconds(deadline), _nanoseconds(loop_timeout)
+        pipeline.check()
+        while True:
+            pipeline.advance(lambda: not self._flights, timeout)
+            pipeline.bind(request)
+            try:
+                return self._execute(request, *terms)
+            except PeerDied as error:
+                pipeline.recover(error, request)
+
+    def _execute(
+        self, request: Request, measure: bool, timeout: float | None, deadline: int | None, loop_timeout: int | None
+    ) -> Result:
+        pipeline = self._pipeline
         try:
-            reply = self._controller.send(self._controller.encode(request, measure=measure), timeout)
+            with pipeline.submitting:
+                packet = pipeline.controller.encode(request, measure=measure, loop_timeout=loop_timeout)
+                reply = pipeline.controller.send(packet, timeout, deadline)
         except NotSent:
-            self._check()
-            self._plain += 1
+            pipeline.check()
+            self._statistics.plain += 1
             return self._prepared.execute(request, measure=measure, timeout=timeout)
         outputs = self._prepared.outputs(request, reply.output_shapes) if reply.status == 0 else ()
         return Result(reply.status, outputs, reply.output_shapes, reply.timing)
 
-    def _check(self) -> None:
-        """Before the plain path is taken instead: the burst is still ours. Raises ValueError, DriverError."""
-        self._prepared.device.check_process()
-        if self._closed:
-            raise ValueError("this burst is closed; open another")
-
     def free_memory(self, memory: Memory) -> None:
         """The device may unmap a pool of `execute`. Unknown memory is no error."""
-        self._controller.free_memory(memory)
+        self._pipeline.check_process()
+        self._pipeline.controller.free_memory(memory)
 
     def stats(self) -> dict[str, Any]:
-        """Counts since the beginning, and where the time went.
+        """Counts since the beginning, and where the time went; `driver.statistics` says what each figure is."""
+        self._pipeline.check_process()
+        return self._statistics.report(self._pipeline.controller, len(self._flights), self._measure)
 
-        runs: by the path they took. copied_bytes: bulk data, which is what `run(*arrays)` copied for its
-        caller (arrays in `inputs` are not copied), and packets.
-        seconds, if the burst measures: in all, in the driver, and of that on the device.
-        """
-        counts = self._controller.counts
-        seconds = {"total": self._total / 1e9, "in_driver": self._driver / 1e6, "on_device": self._device / 1e6}
-        return {
-            "runs": {"burst": counts.requests, "plain": self._plain},
-            "timeouts": counts.timeouts,
-            "memories_sent": counts.memories_sent,
-            "copied_bytes": {"bulk": self._copied, "control": counts.control_bytes},
-            "seconds": seconds if self._measure else None,
-        }
+    def trace(self, path: str) -> int:
+        """Writes the last requests, stage by stage, as a file for Perfetto or chrome://tracing; returns how many."""
+        self._pipeline.check_process()
+        return self._statistics.write_trace(self._pipeline.controller.trace, path)
 
     def close(self) -> None:
         """Ends the burst on both sides. Arrays stay readable."""
-        self._closed = True
-        self._controller.close()
+        self._pipeline.close()
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a burst cannot be pickled: pickle its prepared model, and open a burst on what that becomes")
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _nanoseconds(seconds: float | None) -> int | None:
+    return None if seconds is None else int(seconds * 1e9)
+
+
+def _shapes(prepared: RemotePreparedModel, options: Options) -> Shapes:
+    if options.input_shapes is not None:
+        return tuple(options.input_shapes)
+    operands = [prepared.model.main.operands[i] for i in prepared.model.main.inputs]
+    for n, operand in enumerate(operands):
+        if not is_known(operand):
+            raise ValueError(f"input {n} has the open shape {operand.dimensions}; say it with burst(input_shapes=…)")
+    return tuple(operand.dimensions for operand in operands)

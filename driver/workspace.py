@@ -1,76 +1,57 @@
-"""One pool that holds all arguments of one execution, and its request: where `run` and a burst put their arrays."""
+"""Memory that holds the arguments of one execution: where `run` and a burst put their arrays."""
 
 from __future__ import annotations
 
 import math
+from sys import getrefcount
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from burst import Memory, OutputShape, Request, RequestArgument
+from burst import GeneralFailure, Memory, OutputShape, Request, RequestArgument
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from numpy.typing import ArrayLike, NDArray
+    from numpy.typing import NDArray
 
     from driver.nn import Model, Operand
 
 _ALIGN = 64  # bytes: what the fast devices need, and a cache line
 _FIRST_GUESS = 4096  # bytes for an output whose size only its execution tells
+_INPUTS, _OUTPUTS = 0, 1  # pools of every request that is made here
+Shapes = tuple[tuple[int, ...] | None, ...]
 
 
-class Workspace:
-    """Inputs first, then outputs, each on a 64-byte boundary of one sealed memfd.
+class InputSet:
+    """The inputs of one request, each on a 64-byte boundary of one sealed memfd.
 
-    `inputs` are typed views (None: omitted); the prepared model gives views of the outputs, by `request`.
+    `arrays` are typed views, None for an input that is omitted.
     """
 
-    def __init__(self, model: Model, shapes: Sequence[tuple[int, ...] | None]) -> None:
+    def __init__(self, model: Model, shapes: Shapes) -> None:
         """`shapes`: of the inputs; None omits one."""
-        self._operands = [model.main.operands[i] for i in model.main.inputs]
-        self._results = [model.main.operands[i] for i in model.main.outputs]
-        self._shapes = shapes
-        self._lay_out([output_size(o) for o in self._results])
-
-    def _lay_out(self, sizes: Sequence[int]) -> None:
-        """New memory for the inputs and for outputs of these sizes in bytes."""
-        lengths = [0 if s is None else nbytes(o, s) for o, s in zip(self._operands, self._shapes, strict=True)]
-        *places, end = _offsets([*lengths, *sizes])
+        operands = [model.main.operands[i] for i in model.main.inputs]
+        lengths = [0 if s is None else nbytes(o, s) for o, s in zip(operands, shapes, strict=True)]
+        *places, end = _offsets(lengths)
         self.memory = Memory.create(end)
-        arguments = zip(self._operands, self._shapes, places, lengths, strict=False)
-        results = zip(places[len(lengths) :], sizes, strict=True)
-        self.request = Request(
-            tuple(_argument(*a) for a in arguments),
-            tuple(RequestArgument(offset=offset, length=length) for offset, length in results),
-            (self.memory,),
-        )
-        self.inputs = tuple(
-            None if shape is None else self.memory.asarray(operand.type.dtype, shape, offset)
-            for operand, shape, offset in zip(self._operands, self._shapes, places, strict=False)
+        each = list(zip(operands, shapes, places, lengths, strict=True))
+        self.arguments = tuple(_argument(*of_one) for of_one in each)
+        self.arrays = tuple(
+            None if shape is None else self.memory.asarray(operand.type.dtype, shape, place)
+            for operand, shape, place, _ in each
         )
 
-    def grow(self, shapes: Sequence[OutputShape]) -> Memory | None:
-        """Makes room for outputs of these shapes; the old memory, or None when there was room already."""
-        sizes = [nbytes(o, shape.dimensions) for o, shape in zip(self._results, shapes, strict=False)]
-        reserved = [a.length for a in self.request.outputs]
-        if len(sizes) != len(reserved) or all(size <= room for size, room in zip(sizes, reserved, strict=True)):
-            return None
-        memory, inputs = self.memory, self.inputs
-        self._lay_out([max(pair) for pair in zip(sizes, reserved, strict=True)])
-        self.fill(inputs)
-        return memory
-
-    def fill(self, arrays: Sequence[ArrayLike | None]) -> int:
+    def fill(self, arrays: Sequence[Any]) -> int:
         """Copies arrays into the inputs, all or none; returns how many bytes that were.
 
-        Raises ValueError naming the input that does not fit.
+        Takes what speaks the buffer protocol or DLPack. Raises ValueError naming the input that does not fit.
         """
-        if len(arrays) != len(self.inputs):
-            raise ValueError(f"{len(arrays)} inputs were given; the model takes {len(self.inputs)}")
+        if len(arrays) != len(self.arrays):
+            raise ValueError(f"{len(arrays)} inputs were given; the model takes {len(self.arrays)}")
         pairs = [
             (place, checked(n, array, place.dtype, place.shape))
-            for n, (array, place) in enumerate(zip(arrays, self.inputs, strict=True))
+            for n, (array, place) in enumerate(zip(arrays, self.arrays, strict=True))
             if place is not None
         ]
         for place, array in pairs:
@@ -78,9 +59,94 @@ class Workspace:
         return sum(place.nbytes for place, _ in pairs)
 
 
-def input_shapes(
-    model: Model, given: Sequence[ArrayLike | tuple[int, ...] | None]
-) -> tuple[tuple[int, ...] | None, ...]:
+class OutputSet:
+    """The outputs of one request, and whether somebody still holds them.
+
+    Whoever has a result, one of its arrays, a view of one or what was exported by DLPack keeps a reference to one of
+    our arrays; so their counts tell.
+    """
+
+    def __init__(self, model: Model, sizes: Sequence[int] | None = None) -> None:
+        """`sizes`: bytes to reserve for each; by default what the model says."""
+        self._operands = [model.main.operands[i] for i in model.main.outputs]
+        self.lay_out(sizes or [_output_size(o) for o in self._operands])
+
+    def lay_out(self, sizes: Sequence[int]) -> None:
+        """New memory for outputs of these sizes in bytes. Arrays on the old one stay valid."""
+        self.sizes = tuple(sizes)
+        *self._places, end = _offsets(sizes)
+        self.memory = Memory.create(end)
+        # With a base that is no array, views of our arrays refer to them and not past them.
+        self._bytes: Any = self.memory.asarray().data
+        self.arguments = tuple(
+            RequestArgument(pool=_OUTPUTS, offset=offset, length=length)
+            for offset, length in zip(self._places, sizes, strict=True)
+        )
+        self._shapes: Sequence[OutputShape] | None = None
+        self._arrays: list[NDArray[Any]] = []
+
+    def arrays(self, shapes: Sequence[OutputShape]) -> tuple[NDArray[Any], ...]:
+        """Typed views; `shapes` may be empty when the model knows them all. The same ones again for the same shapes."""
+        if self._shapes is not shapes and self._shapes != shapes:
+            self._arrays = [self._view(n, shapes[n].dimensions if shapes else None) for n in range(len(self.sizes))]
+            self._shapes = shapes
+        return tuple(self._arrays)
+
+    def _view(self, n: int, dimensions: tuple[int, ...] | None) -> NDArray[Any]:
+        operand = self._operands[n]
+        dims = operand.dimensions if dimensions is None else dimensions
+        if nbytes(operand, dims) > self.sizes[n]:
+            raise GeneralFailure(f"the device says that output {n} has shape {dims}, for which it had no room")
+        return np.ndarray(dims, operand.type.dtype, self._bytes, self._places[n])
+
+    def is_held(self) -> bool:
+        """Whether anybody but us refers to the arrays that were given out last."""
+        for array in self._arrays:  # noqa: SIM110 (any(…) takes four times as long, and this is in every run)
+            if getrefcount(array) > _OURS:
+                return True
+        return False
+
+    def needed(self, shapes: Sequence[OutputShape]) -> tuple[int, ...] | None:
+        """Sizes that outputs of these shapes need, or None when there is room for them."""
+        sizes = [nbytes(o, shape.dimensions) for o, shape in zip(self._operands, shapes, strict=False)]
+        if len(sizes) != len(self.sizes) or all(size <= room for size, room in zip(sizes, self.sizes, strict=True)):
+            return None
+        return tuple(map(max, sizes, self.sizes))
+
+
+def _references_of_ours() -> int:
+    """What `getrefcount` counts in `is_held` when nobody holds an array."""
+    for array in [np.empty(1)]:
+        count = getrefcount(array)
+    return count
+
+
+_OURS = _references_of_ours()
+
+
+class Workspace:
+    """Inputs and outputs of one request."""
+
+    def __init__(self, inputs: InputSet, outputs: OutputSet) -> None:
+        self.inputs, self.outputs = inputs, outputs
+        self._combine()
+
+    def _combine(self) -> None:
+        pools = self.inputs.memory, self.outputs.memory
+        self.request = Request(self.inputs.arguments, self.outputs.arguments, pools)
+
+    def grow(self, shapes: Sequence[OutputShape]) -> Memory | None:
+        """Makes room for outputs of these shapes; the old memory, or None when there was room already."""
+        sizes = self.outputs.needed(shapes)
+        if sizes is None:
+            return None
+        old = self.outputs.memory
+        self.outputs.lay_out(sizes)
+        self._combine()
+        return old
+
+
+def input_shapes(model: Model, given: Sequence[Any]) -> Shapes:
     """The shape of each input: the model's, or the given array's where that leaves it open. Raises ValueError."""
     operands = [model.main.operands[i] for i in model.main.inputs]
     if len(given) != len(operands):
@@ -88,7 +154,7 @@ def input_shapes(
     return tuple(_shape(n, o, g) for n, (o, g) in enumerate(zip(operands, given, strict=True)))
 
 
-def _shape(n: int, operand: Operand, given: ArrayLike | tuple[int, ...] | None) -> tuple[int, ...] | None:
+def _shape(n: int, operand: Operand, given: Any) -> tuple[int, ...] | None:
     if given is None:
         return None
     if is_known(operand):
@@ -96,11 +162,11 @@ def _shape(n: int, operand: Operand, given: ArrayLike | tuple[int, ...] | None) 
     return given if isinstance(given, tuple) else np.shape(given)
 
 
-def checked(n: int, array: ArrayLike | None, dtype: np.dtype[Any], shape: tuple[int, ...]) -> NDArray[Any]:
+def checked(n: int, array: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) -> NDArray[Any]:
     """The array, if it is just what input `n` takes. Nothing is converted silently. Raises ValueError."""
     if array is None:
         raise ValueError(f"input {n} is None, but the burst was made with it; give an array of shape {shape}")
-    found = np.asarray(array)
+    found = _as_array(n, array, shape)
     if found.dtype != dtype and not (found.dtype == np.bool_ and dtype == np.uint8):
         raise ValueError(
             f"input {n} has dtype {found.dtype}; the model takes {dtype}: convert it with .astype('{dtype}')"
@@ -110,8 +176,21 @@ def checked(n: int, array: ArrayLike | None, dtype: np.dtype[Any], shape: tuple[
     return found
 
 
+def _as_array(n: int, array: Any, shape: tuple[int, ...]) -> NDArray[Any]:
+    """Without a copy, if it can be. Bytes have no shape of their own, and take the input's when they fill it."""
+    if isinstance(array, bytes | bytearray):
+        flat = np.frombuffer(array, np.uint8)
+        return flat.reshape(shape) if flat.size == math.prod(shape) else flat
+    if isinstance(array, np.ndarray) or not hasattr(array, "__dlpack__"):
+        return np.asarray(array)
+    try:
+        return np.from_dlpack(array)
+    except (BufferError, RuntimeError, TypeError) as error:
+        raise ValueError(f"input {n} cannot be read by DLPack: {error}; bring it to the CPU's memory") from error
+
+
 def is_known(operand: Operand) -> bool:
-    """True when the model fixes the operand's shape."""
+    """Whether the model tells this operand's shape."""
     return operand.type.is_scalar or (bool(operand.dimensions) and 0 not in operand.dimensions)
 
 
@@ -120,7 +199,7 @@ def nbytes(operand: Operand, shape: tuple[int, ...]) -> int:
     return math.prod(shape) * operand.type.element_size
 
 
-def output_size(operand: Operand) -> int:
+def _output_size(operand: Operand) -> int:
     """Bytes to reserve for an output."""
     return nbytes(operand, operand.dimensions) if is_known(operand) else _FIRST_GUESS
 
@@ -128,7 +207,8 @@ def output_size(operand: Operand) -> int:
 def _argument(operand: Operand, shape: tuple[int, ...] | None, offset: int, length: int) -> RequestArgument:
     if shape is None:
         return RequestArgument(has_no_value=True)
-    return RequestArgument(offset=offset, length=length, dimensions=() if shape == operand.dimensions else shape)
+    dimensions = () if shape == operand.dimensions else shape
+    return RequestArgument(pool=_INPUTS, offset=offset, length=length, dimensions=dimensions)
 
 
 def _offsets(sizes: Sequence[int]) -> list[int]:

@@ -29,7 +29,17 @@ if TYPE_CHECKING:
 
 DEFAULT_SPIN = 50e-6  # seconds
 _from_buffer, _new = ffi.from_buffer, ffi.new
+_ADAPTIVE = 2**64 - 1
 _RETRY = -errno.EINTR  # a signal's Python handler runs before the call is repeated
+
+
+def spin_ns(spin: float | str) -> int:
+    """As the C core takes it. Raises ValueError."""
+    if spin == "adaptive":
+        return _ADAPTIVE
+    if isinstance(spin, str) or not 0 <= spin <= 10:
+        raise ValueError(f'spin={spin!r}: seconds from 0 to 10, or "adaptive"')
+    return int(spin * 1e9)
 
 
 class _End:
@@ -66,15 +76,15 @@ class _End:
         return Role(place.control, place.control_at, self._which), self._which
 
     @property
-    def spin(self) -> float:
-        """Seconds that a wait polls before it sleeps; 0 sleeps at once."""
-        return self.spin_ns / 1e9
+    def spin(self) -> float | str:
+        """Seconds that a wait polls before it sleeps; 0 sleeps at once. "adaptive" polls while waits are usually short:
+        for up to 0.2 ms while they lately took less than 0.1 ms, which is what a sleep and a wake-up cost.
+        """
+        return "adaptive" if self.spin_ns == _ADAPTIVE else self.spin_ns / 1e9
 
     @spin.setter
-    def spin(self, seconds: float) -> None:
-        if not 0 <= seconds <= 10:
-            raise ValueError(f"spin={seconds!r}: seconds from 0 to 10")
-        self.spin_ns = int(seconds * 1e9)
+    def spin(self, seconds: float | str) -> None:
+        self.spin_ns = spin_ns(seconds)
         for channel in self._channels:
             channel.spin_ns = self.spin_ns
 
@@ -174,7 +184,7 @@ class _End:
         pointer = _from_buffer(array if self._is_buffer else array.view(np.uint8))
         while (code := function(self.handle, pointer, n, self.spin_ns, deadline)) == _RETRY:
             pass
-        self._rearm()
+        self.rearm()
         if code:
             self._refuse(code, what, n)
 
@@ -191,7 +201,7 @@ class _End:
 
     def _commit(self, what: str, n: int) -> None:
         code = lib.fmq_commit(self.handle, n)
-        self._rearm()
+        self.rearm()
         if code:
             self._refuse(code, what, n)
 
@@ -201,8 +211,8 @@ class _End:
         weakref.finalize(self, bell.close)
         return bell
 
-    def _rearm(self) -> None:
-        """After a transfer, which may have changed what `fileno` says. A thread that came in between does it later."""
+    def rearm(self) -> None:
+        """After a transfer that was made for this end elsewhere: brings what `fileno` says up to date."""
         if self._bell is not None:
             with contextlib.suppress(Busy, Closed):
                 self._bell.arm(1)
@@ -248,7 +258,7 @@ class Transaction:
             self._end._commit(self._what, self._n)
         else:
             lib.fmq_commit(self._end.handle, 0)
-            self._end._rearm()
+            self._end.rearm()
 
 
 def _has_buffer(dtype: np.dtype[Any]) -> bool:
@@ -335,6 +345,6 @@ class MessageQueueReader(_End):
         code = lib.fmq_keep_latest(self.usable(), min(n, self.capacity))
         if code == -errno.EINVAL:
             raise ValueError("keep_latest: only readers of an unsynchronized queue can skip or go back")
-        self._rearm()
+        self.rearm()
         if code:
             raise_errno(code, "keep_latest")

@@ -1,4 +1,4 @@
-"""The code in the README and in the guide to queues runs."""
+"""The code in the README and in the guides runs."""
 
 import pathlib
 import re
@@ -10,6 +10,11 @@ import pytest
 ROOT = pathlib.Path(__file__).parents[1]
 EXPECTED = {  # of each block, in order: lines of its output
     "README.md": [["[[0., 2., 4., 6.]]", "[[2. 3. 4. 5.]] NONE"], ["[1 2 3]"]],
+    "docs/bursts.md": [
+        ["[2. 3. 4. 5.]\n[1. 1. 1. 1.]"],
+        ["[1.0, 2.0, 3.0, 4.0, 5.0, 6.0]\n1.0 2.0 3.0 4.0 5.0 6.0 1.0"],
+        ["{'burst': 300, 'plain': 0} ['encode', 'queue', 'wake', 'bind', 'execute', 'return', 'total']\n2"],
+    ],
     "docs/queues.md": [
         ["[1 2]\n[3 4]\nthe writer has left"],
         ["6 0 15.0", "2 2"],

@@ -30,7 +30,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
-from peers import Row, fork_server, in_a_child
+from isolated import Row, fork_server, in_a_child
 
 EVERY, PARTS = 16, 9  # messages between two looks; parts that count
 LEAST_RING, BATCHES_IN_RING = 65536, 4  # as in stream.h

@@ -5,10 +5,13 @@ They are not installed: connect to "driver.devices.odd:Slow". Each is the refere
 
 from __future__ import annotations
 
+import gc
+import math
 import mmap
+import os
 import signal
-import sys
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from driver.devices.reference import ReferenceDevice
@@ -36,7 +39,7 @@ class Hollow(ReferenceDevice):
     """Starts in the service, and not in the engine."""
 
     def __init__(self) -> None:
-        if "driver.engine" in sys.modules:
+        if not gc.isenabled():  # there garbage is collected between bursts alone
             raise RuntimeError("this engine is broken on purpose")
 
 
@@ -72,6 +75,24 @@ class Crashing(ReferenceDevice):
         return _Before(super().prepare(model, pace), lambda _: _crash())
 
 
+class Fragile(ReferenceDevice):
+    """Dies of SIGSEGV over an input that begins with a NaN, and of SIGKILL over one that begins with minus infinity.
+
+    Files in BURST_RUNTIME_DIR say more. "crash-…": each is removed and crashes the device once, over an input that
+    begins with infinity, or in the preparation of a relaxed model. "hold": such a preparation waits while that is
+    there, and says so by making "held". An execution takes as many milliseconds as its input begins below 0.
+    """
+
+    def prepare(self, model: Model, pace: Callable[[], object]) -> PreparedModel:
+        """Crashes, or waits, when it is told to."""
+        if model.relaxed:
+            _crash_once()
+            while Path(os.environ["BURST_RUNTIME_DIR"], "hold").exists():
+                Path(os.environ["BURST_RUNTIME_DIR"], "held").touch()
+                time.sleep(1e-3)
+        return _Before(super().prepare(model, pace), _break)
+
+
 class Ballast(Slow):
     """Holds 1.5 GB from its first model on, in pages of 4 KiB, which the kernel needs a tenth of a second to free."""
 
@@ -88,6 +109,25 @@ class Ballast(Slow):
 
 def _crash() -> None:
     signal.raise_signal(signal.SIGSEGV)  # in this thread, which does not get any further
+
+
+def _crash_once() -> None:
+    for file in Path(os.environ["BURST_RUNTIME_DIR"]).glob("crash-*"):
+        file.unlink()
+        _crash()
+
+
+def _break(inputs: Sequence[NDArray[Any] | None]) -> None:
+    assert inputs[0] is not None
+    first = float(inputs[0].flat[0])
+    if math.isnan(first):
+        _crash()
+    elif first == math.inf:
+        _crash_once()
+    elif first == -math.inf:
+        os.kill(os.getpid(), signal.SIGKILL)
+    elif first < 0:
+        time.sleep(-first * 1e-3)
 
 
 def _wait(inputs: Sequence[NDArray[Any] | None]) -> None:

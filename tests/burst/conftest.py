@@ -5,10 +5,12 @@ import gc
 import logging
 import os
 import signal
+import sys
 import threading
 import time
 import warnings
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,15 +22,22 @@ from burst import (
     GeneralFailure,
     InvalidArgument,
     Memory,
+    Offer,
     OutputShape,
     PeerDied,
     Request,
     RequestArgument,
+    Terms,
+    Trace,
 )
 from burst.channel import Channel, ChannelLoop
-from burst.wire import DATUM_DTYPE
-from fmq.clock import deadline_of
+from burst.controller import Packet
+from fmq._core import ffi
 from fmq.region import guard
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from burst_clients import Lender, RawClient
 
 PATIENCE = 20.0  # seconds; a test that waits longer for an event has failed
 _contexts = ChannelLoop("test-contexts")
@@ -38,7 +47,7 @@ os.register_at_fork(after_in_child=_contexts.forget)
 class Increment:
     """An execution: the output's bytes are the input's plus one."""
 
-    is_static = True
+    is_static, native = True, None
 
     def __init__(self, request):
         (source,), (target,) = request.inputs, request.outputs
@@ -78,10 +87,11 @@ class Host:
         self.servers = []
         self.freed, self.ended = threading.Semaphore(0), threading.Semaphore(0)
 
-    def __call__(self, requests, results, callback, context):
-        ends = [Channel.from_fd(os.dup(channel.fileno())) for channel in (callback, context)]
+    def __call__(self, offer):
+        ends = [Channel.from_fd(os.dup(channel.fileno())) for channel in (offer.callback, offer.context)]
+        terms = Terms(offer.versions[0], offer.trace, self._spin)
         try:
-            server = self._make(requests, results, ends[0])
+            server = self._make(offer.requests, offer.results, ends[0], terms=terms)
         except BaseException:
             for end in ends:
                 end.close()
@@ -89,7 +99,8 @@ class Host:
         self.servers.append(server)
         server.on_end = partial(self._on_end, ends[1])
         _contexts.add(ends[1], partial(self._on_message, server), server.stop)
-        server.start(self._spin)
+        server.start()
+        return terms.version
 
     def _on_message(self, server, message):
         server.free_memory(message.body[1])
@@ -141,64 +152,37 @@ class Asked(Controller):
         """One Increment."""
         return self.send(self.encode(Increment.request(memory, n)), **options)
 
+    def send_raw(self, raw, measure=False, **options):
+        """Any bytes."""
+        return self.send(Packet(raw, measure), **options)
 
-class RawClient:
-    """A client without manners: it has the queues' memory, their ends and the sockets, and sends what it likes."""
-
-    def __init__(self, configure, lengths=(1024, 1024), dtype=DATUM_DTYPE):
-        self.queues = [fmq.MessageQueue.create(dtype, length) for length in lengths]
-        self.callback, callback = Channel.pair()
-        self.context, context = Channel.pair()
-        self.writer, self.reader = self.queues[0].writer(), self.queues[1].reader()
-        self._exchange = fmq.Exchange(self.writer, self.reader)
-        try:
-            with callback, context:
-                configure(*(queue.descriptor for queue in self.queues), callback, context)
-        except BaseException:
-            self.close()
-            raise
-
-    def exchange(self, packet=b"", timeout=PATIENCE):
-        """Sends a packet and returns all that came back; without one, only waits."""
-        return self._exchange(packet, deadline_of(timeout))
-
-    def send(self, packet):
-        self.writer.write(np.frombuffer(packet, DATUM_DTYPE), 0)
-
-    def control(self, which):
-        """The control page of the request (0) or the result queue (1), as 64-bit words."""
-        return self.queues[which]._place.control.asarray(np.uint64, 512)
-
-    def close(self):
-        for end in (self.writer, self.reader, self.callback, self.context, *self.queues):
-            end.close()
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self.close()
+    def last_raw(self):
+        """The bytes of the last result that was not like the one before."""
+        return bytes(ffi.buffer(self._caller.result, self._caller.result_bytes))
 
 
-def offer(channel, requests, results, callback, context):
+def offer(channel, burst):
     """A Configure that asks the process at the other end of `channel`; see `accept`."""
-    (request_wire, request_fds), (result_wire, result_fds) = requests.to_wire(), results.to_wire()
-    fds = [*request_fds, *result_fds, callback.fileno(), context.fileno()]
-    answer = channel.call([request_wire, result_wire], fds, PATIENCE).body
-    if answer:
+    (request_wire, request_fds), (result_wire, result_fds) = burst.requests.to_wire(), burst.results.to_wire()
+    fds = [*request_fds, *result_fds, burst.trace.fd, burst.callback.fileno(), burst.context.fileno()]
+    answer = channel.call([[request_wire, result_wire], burst.versions], fds, PATIENCE).body
+    if isinstance(answer[0], str):
         raise GeneralFailure(answer[0])
+    return answer[0]
 
 
 def accept(message, channel, host):
     """Serves the message of an `offer`."""
     try:
         with Channel.from_fd(message.fds.pop()) as context, Channel.from_fd(message.fds.pop()) as callback:
-            queues = [fmq.Descriptor.from_wire(wire, [message.fds.pop(0)], sealed=False) for wire in message.body]
-            host(*queues, callback, context)
+            wires, versions = message.body
+            queues = [fmq.Descriptor.from_wire(wire, [message.fds.pop(0)], sealed=False) for wire in wires]
+            trace = Memory.from_wire([Trace.nbytes, True], message.fds.pop(0))
+            version = host(Offer(*queues, trace, callback, context, versions))
     except fmq.FmqError as error:
         channel.send([str(error)])
     else:
-        channel.send([])
+        channel.send([version])
     finally:
         message.close()
 
@@ -290,21 +274,33 @@ def host(closing):
 
 
 @pytest.fixture
-def burst(closing):
+def wire():
+    """The wire version that clients speak. Modules whose tests run in each version say so again, with params."""
+    return 2
+
+
+@pytest.fixture
+def burst(closing, wire):
     """burst(configure): an `Asked` controller that does not spin unless told to."""
-    return lambda configure, spin=0.0, **options: closing(Asked(configure, spin=spin, **options))
+    return lambda configure, spin=0.0, **options: closing(Asked(configure, spin=spin, versions=[wire], **options))
 
 
 @pytest.fixture
 def clients():
-    """The classes (RawClient, Asked), for tests that make thousands and close each by itself."""
-    return RawClient, Asked
+    """The classes (RawClient, Asked, Lender), for tests that make thousands and close each by itself."""
+    return RawClient, Asked, Lender
 
 
 @pytest.fixture
-def raw(closing):
+def raw(closing, wire):
     """raw(configure): a RawClient."""
-    return lambda configure, **options: closing(RawClient(configure, **options))
+    return lambda configure, **options: closing(RawClient(configure, wire, **options))
+
+
+@pytest.fixture
+def lender(closing, wire):
+    """lender(configure): a Lender."""
+    return lambda configure, **options: closing(Lender(configure, wire, **options))
 
 
 @pytest.fixture

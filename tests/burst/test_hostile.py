@@ -10,10 +10,22 @@ import pytest
 
 import fmq
 from burst import GeneralFailure, OutputShape, PeerDied, RequestArgument
-from burst.wire import DATUM, encode_request
+from burst.datum import DATUM
+from burst.wire import VERSIONS, RequestPacket, encode_request
 
 SEED = 20260101
-STRESS_SECONDS, SECONDS = 60, 1.0
+STRESS_SECONDS, SECONDS = 60, 0.4
+
+
+@pytest.fixture(params=VERSIONS)
+def wire(request):
+    """Everything here holds in each wire version."""
+    return request.param
+
+
+def nothing(wire, number=1):
+    """A request without arguments."""
+    return encode_request(RequestPacket((), (), (), False, id=number if wire > 1 else 0), wire)
 
 
 @pytest.fixture(params=[SECONDS, pytest.param(STRESS_SECONDS, marks=pytest.mark.stress)], ids=["short", "stress"])
@@ -86,35 +98,37 @@ def random_answer(rng, pools):
                 [None, [0, True], [-1, True], [2**63, True], [4096, False], []]
             )
         body = rng.choice([[0, plain], [0, plain], [4, "no"], [0], [], [plain, 0], ["0", plain]])
-        client._callback.send(body, [pool.fd for pool in chosen])
+        client.callback.send(body, [pool.fd for pool in chosen])
 
     return answer
 
 
-def test_random_packets(victim, burst, memory, increment, attempts):
-    """Each of many damaged packets gets one result, whatever the client says when it is asked for memory."""
-    _, configure = victim
-    pools = [memory(), memory(64)]
+def test_random_packets(victim, clients, memory, attempts, wire):
+    """Each of many damaged packets gets a result, whatever the client says when it is asked for memory. In version 2 a
+    good request that follows is answered with its own id.
+    """
+    pools, statuses, client = [memory(), memory(64)], set(), None
     one, other = RequestArgument(length=4, dimensions=(2, 2)), RequestArgument(pool=1, offset=4, length=4)
-    good = encode_request((one,), (other,), (0, 1), measure=True)
-    client, statuses = None, set()
+    good = encode_request(RequestPacket((one,), (other,), (0, 1), True, id=1 if wire > 1 else 0), wire)
     for n, rng in enumerate(attempts()):
         if n % 1000 == 0:
             if client:
                 client.close()
-            client = burst(configure)
+            client = clients[2](victim[1], wire)
         client.answer = random_answer(rng, pools)
-        statuses.add(client.send(random_packet(rng, good), timeout=20).status)
+        results = client.outcome(random_packet(rng, good))
+        assert results
+        statuses.update(result.status for result in results)
     client.close()
     assert len(statuses) >= 3  # some were executed, some did not fit, some were malformed
 
 
-def test_scribbling_over_the_control_page(victim, clients, attempts):
+def test_scribbling_over_the_control_page(victim, clients, attempts, wire):
     """A client may write anything into the queues' control pages at any time: at worst its own burst ends."""
     _, configure = victim
-    packet = encode_request((), (), (), measure=False)
+    packet = nothing(wire)
     for rng in attempts():
-        client = clients[0](configure, lengths=(16, 16))
+        client = clients[0](configure, wire, lengths=(16, 16))
         for _ in range(rng.randrange(1, 6)):
             page = client.control(rng.randrange(2))
             word = rng.choice([rng.randrange(512), rng.choice([128, 256, 384, 512, 640, 768, 896]) // 8])
@@ -128,12 +142,12 @@ def test_scribbling_over_the_control_page(victim, clients, attempts):
         client.close()
 
 
-def test_scribbling_over_requests_that_run(victim, raw, attempts):
+def test_scribbling_over_requests_that_run(victim, raw, attempts, wire):
     """A client may change a request while the device reads it: the device looks at its own copy only, and answers."""
     _, configure = victim
     client = raw(configure, lengths=(16, 16))
     ring = client.queues[0].descriptor.region().asarray(np.uint8, 16 * DATUM, 4096)
-    good = encode_request((), (), (), measure=False) * 3
+    good = nothing(wire) * 3
     noise = np.frombuffer(random.Random(SEED).randbytes(len(ring)), np.uint8)
     over = threading.Event()
 
@@ -147,19 +161,22 @@ def test_scribbling_over_requests_that_run(victim, raw, attempts):
     try:
         for rng in attempts():
             answer = client.exchange(random_packet(rng, good)[: 16 * DATUM])
-            assert len(answer) == 2 * DATUM
+            assert answer
+            assert len(answer) % ((1 + wire) * DATUM) == 0, "answers without shapes"
+            assert wire > 1 or len(answer) == 2 * DATUM
+            client.wait_taken()
     finally:
         over.set()
         scribbler.join()
     client.close()
 
 
-def test_results_that_nobody_reads(victim, clients, attempts):
+def test_results_that_nobody_reads(victim, clients, attempts, wire):
     """Clients that send and never read, and go without a word, cost the device nothing."""
     _, configure = victim
-    packet = encode_request((), (), (), measure=False)
+    packet = nothing(wire)
     for rng in attempts():
-        client = clients[0](configure, lengths=(64, rng.randrange(2, 8)))
+        client = clients[0](configure, wire, lengths=(64, rng.randrange(2, 8)))
         for _ in range(rng.randrange(20)):
             try:
                 client.send(packet)
@@ -203,7 +220,7 @@ def test_memory_that_shrinks(victim, burst, increment, memory):
     client.close()
 
 
-def test_callbacks_that_close_in_the_middle(victim, clients, memory, attempts):
+def test_callbacks_that_close_in_the_middle(victim, clients, memory, attempts, wire):
     """A client that hangs up, or leaves entirely, while the device waits for its memory costs the device nothing."""
     _, configure = victim
     pool = memory()
@@ -217,7 +234,7 @@ def test_callbacks_that_close_in_the_middle(victim, clients, memory, attempts):
         client._writer.close()
 
     for rng in attempts():
-        client = clients[1](configure, spin=0.0)
+        client = clients[1](configure, spin=0.0, versions=[wire])
         client.answer = rng.choice([hang_up, leave])
         try:
             client.run(pool, timeout=20)

@@ -1,4 +1,6 @@
-"""Coverage-guided fuzzing of what peers control: fuzz_attach.c, the page as found, and fuzz_peer.c, while calls run."""
+"""Coverage-guided fuzzing of what peers control: fuzz_attach.c, the page as found, fuzz_peer.c, while calls run, and
+fuzz_listener.c, the client of a burst.
+"""
 
 import random
 import re
@@ -12,13 +14,26 @@ import pytest
 
 HERE = Path(__file__).parent
 CORE = ("queue.c", "sleep.c", "ring.c", "event.c", "bridge.c")
+BURST = ("packet.c", "listener.c", "blame.c")
 FLAGS = ("-std=gnu11", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-include", "scheduled.h")
 SANITIZE = ("-fsanitize=fuzzer,address,undefined", "-fno-sanitize-recover=all")
 HINT = "no clang with libFuzzer (Debian: apt install clang libclang-rt-14-dev)"
 
 SYNCHRONIZED, UNSYNCHRONIZED = 1, 2
-FLOOR = {"fuzz_attach": 300, "fuzz_peer": 450}  # edges; what the seeds and the first seconds reach is well above
-BOUND = "    if (now - e->seen > e->capacity || lag > e->capacity) return ring_broken(e);\n"
+# Edges; what the seeds and the first seconds reach is well above.
+FLOOR = {"fuzz_attach": 300, "fuzz_peer": 450, "fuzz_listener": 300}
+MUTANTS = {  # what is left out, and what it is replaced by
+    "fuzz_peer": (
+        "ring.c",
+        "    if (now - e->seen > e->capacity || lag > e->capacity) return ring_broken(e);\n",
+        "    (void)lag;\n",
+    ),
+    "fuzz_listener": (
+        "listener.c",
+        "    return atomic_fetch_and(&p->state, ~(uint32_t)RUNS) & VALID ? 0 : -ESTALE;",
+        "    atomic_fetch_and(&p->state, ~(uint32_t)RUNS);\n    return 0;",
+    ),
+}
 
 
 def page(flavour, head, tail, capacity=5, element_bytes=24, life=42 | 1 << 31):
@@ -36,7 +51,7 @@ def seeds(program, rng):
                 yield rng.randbytes(32) + page(
                     flavour, head, tail, life=rng.choice([0, 42 | 1 << 31, 1 << 31, 1 << 30])
                 )
-    for _ in range(60 if program == "fuzz_peer" else 0):
+    for _ in range(0 if program == "fuzz_attach" else 60):
         calls, peer = rng.randbytes(rng.randrange(8, 80)), rng.randbytes(rng.randrange(80))
         share = min(255, 256 * len(calls) // (len(calls) + len(peer)) + 1)
         yield rng.randbytes(2) + bytes([share]) + calls + peer
@@ -49,7 +64,8 @@ class Fuzzer:
         self.binary, self.corpus, self.program = folder / program, folder / f"{program}.corpus", program
         for file, text in (sources or {}).items():
             (folder / file).write_text(text)
-        files = [(folder if file in (sources or {}) else csrc) / file for file in CORE]
+        wanted = CORE + (BURST if program == "fuzz_listener" else ())
+        files = [(folder if file in (sources or {}) else csrc) / file for file in wanted]
         command = [
             "clang",
             *FLAGS,
@@ -117,9 +133,11 @@ def fuzz_all(fuzzer, seconds):
 
 
 def test_the_fuzzers_find_nothing(fuzzer):
-    """Arbitrary pages, and a peer that writes arbitrary words between any two accesses of a call: documented results,
-    no access outside, no call that does not end, and -EPROTO for good. Five seconds each."""
-    fuzz_all(fuzzer, 5)
+    """Arbitrary pages, a peer that writes arbitrary words between any two accesses of a call, and a client of a burst
+    that also sends arbitrary packets: documented results, no access outside, no call that does not end, -EPROTO for
+    good, and of plans only the one that the packet was learnt as, and never after it was forgotten. Three seconds each.
+    """
+    fuzz_all(fuzzer, 3)
 
 
 @pytest.mark.stress
@@ -129,11 +147,12 @@ def test_the_fuzzers_find_nothing_for_long(fuzzer):
 
 
 @pytest.mark.stress
-def test_the_fuzzer_finds_a_bound_that_is_missing(fuzzer, csrc):
-    """Without the check of the peer's counter, thirty seconds are enough to be told."""
-    text = (csrc / "ring.c").read_text()
-    assert text.count(BOUND) == 1, "the mutant no longer applies"
-    without = text.replace(BOUND, "    (void)lag;\n")
-    status, out = fuzzer("fuzz_peer", {"ring.c": without}).run(30)
+@pytest.mark.parametrize("program", MUTANTS)
+def test_the_fuzzers_find_what_is_missing(fuzzer, csrc, program):
+    """Without the check of the peer's counter, or the word that a plan was forgotten, thirty seconds are enough."""
+    file, present, without = MUTANTS[program]
+    text = (csrc / file).read_text()
+    assert text.count(present) == 1, "the mutant no longer applies"
+    status, out = fuzzer(program, {file: text.replace(present, without)}).run(30)
     assert status != 0
     assert re.search(r"fuzz: |AddressSanitizer", out), out[-4000:]

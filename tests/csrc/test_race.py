@@ -1,4 +1,4 @@
-"""Real threads under the sanitizers: ring_race.c and hostile.c."""
+"""Real threads under the sanitizers: ring_race.c, plan_race.c and hostile.c."""
 
 import random
 import re
@@ -8,6 +8,7 @@ import pytest
 THREAD = ("-fsanitize=thread", "-Wno-tsan")  # it cannot see fences; what they order is all atomic
 ADDRESS = ("-fsanitize=address,undefined", "-fno-sanitize-recover")
 CORE = ("queue.c", "sleep.c", "ring.c", "event.c", "bridge.c", "futex.c", "life.c", "thread.c", "memory.c")
+BURST = (*CORE, "packet.c", "caller.c", "listener.c", "blame.c")
 FLAVOURS = {"synchronized": 1, "unsynchronized": 2}
 
 
@@ -16,6 +17,15 @@ def race(build, flags, milliseconds, seed):
     assert "Sanitizer" not in out
     counts = dict(re.findall(r"(\w+): (\d+)", out))
     assert set(counts) == {"stream", "exchange", "stop", "busy"}
+    assert all(int(n) > 0 for n in counts.values()), out
+    return out
+
+
+def race_of_plans(build, flags, milliseconds, seed):
+    out = build("plan_race.c", *BURST, flags=flags)(str(seed), str(milliseconds), timeout=milliseconds / 1000 + 60)
+    assert "Sanitizer" not in out
+    counts = dict(re.findall(r"(\w+): (\d+)", out))
+    assert set(counts) == {"answered", "learnt", "runs", "caught"}
     assert all(int(n) > 0 for n in counts.values()), out
     return out
 
@@ -33,6 +43,14 @@ def test_two_threads_race_cleanly(build, flags):
     race(build, flags, 800, 1)
 
 
+@pytest.mark.parametrize("flags", [THREAD, ADDRESS], ids=["thread", "address,undefined"])
+def test_plans_are_forgotten_while_they_run(build, flags):
+    """Nobody touches a plan's memory after burst_forget said that it does not run, and what it said runs is told by
+    -ESTALE: some are caught running. Every request is answered.
+    """
+    race_of_plans(build, flags, 800, 1)
+
+
 @pytest.mark.parametrize("flavour", FLAVOURS)
 def test_a_hostile_peer_gets_documented_errors_only(build, flavour):
     """Random words over the whole control page crash nothing, hang nothing, and reach no memory outside the ring."""
@@ -45,6 +63,14 @@ def test_two_threads_race_for_long(build, flags):
     """The same for a minute, from a printed seed."""
     seed = random.randrange(2**32)
     print(f"seed {seed}, 60 s:", race(build, flags, 60_000, seed))
+
+
+@pytest.mark.stress
+@pytest.mark.parametrize("flags", [THREAD, ADDRESS], ids=["thread", "address,undefined"])
+def test_plans_are_forgotten_for_long(build, flags):
+    """The same for half a minute, from a printed seed."""
+    seed = random.randrange(2**32)
+    print(f"seed {seed}, 30 s:", race_of_plans(build, flags, 30_000, seed))
 
 
 @pytest.mark.stress

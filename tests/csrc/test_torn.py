@@ -59,6 +59,7 @@ def test_no_torn_element_is_delivered(build):
     assert min(counts["ok"], counts["overruns"]) > 10_000
 
 
+@pytest.mark.stress
 @pytest.mark.parametrize("flags", [THREAD, ADDRESS], ids=["thread", "address,undefined"])
 def test_the_sanitizers_find_nothing_in_a_torrent(build, flags):
     """The same under ThreadSanitizer, and under Address- and UBSanitizer."""

@@ -159,9 +159,10 @@ def named_memory():
     return {name for name in os.listdir("/dev/shm") if name.startswith("fmq")}
 
 
-def python(code, *arguments, **options):
-    """A Python process that runs `code`."""
-    return subprocess.Popen([sys.executable, "-c", code, *map(str, arguments)], **options)
+def python(code, *arguments, dev=False, **options):
+    """A Python process that runs `code`; `dev`: in development mode, with every warning."""
+    mode = ["-X", "dev", "-W", "always"] if dev else []
+    return subprocess.Popen([sys.executable, *mode, "-c", code, *map(str, arguments)], **options)
 
 
 def dead_after(kill, wait, kind):

@@ -1,6 +1,9 @@
-"""The examples are programs in a folder, not a package: put the folder where they look for each other."""
+"""The examples are programs in a folder, not a package: put the folder where they look for each other. `protocol_page`
+lies beside this file for two of the tests.
+"""
 
 import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
+sys.path.insert(0, str(Path(__file__).parent))

@@ -1,0 +1,280 @@
+"""What do 64 bursts on one device get, and what do they cost?
+
+    python bench/burst_many.py [--processes 16] [--bursts 4] [--json FILE] [--plot FILE] [--markdown]
+
+Sixteen client processes have four bursts each, on a connection and a prepared model of their own, and run each burst in
+a thread of its own, ADD on four floats back to back. Every block begins and ends at the same moment for all. Least to
+most is the count of the burst that got the least divided by that of the one that got the most; and the same of whole
+processes, in which four threads also share an interpreter. One burst of one of the processes stands beside them. Nobody
+is pinned: on two CPUs 64 clients and 64 listeners wait for each other, and who spins takes the CPU from who could work.
+
+What a burst costs is what its processes have more with all bursts open and idle than before, divided by the number of
+bursts; each process had opened and closed one before.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import threading
+import time
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from burst_roundtrip import add_model
+from measure import Estimate, Runs, conditions, estimate, held
+from own_device import own_device
+from verdict import Budget, Report, arguments, parse, progress, publish, spell
+
+import driver
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Iterator, Sequence
+    from multiprocessing.connection import Connection
+
+    from measure import Block
+
+    from driver import Burst
+
+QUESTION = "What do 64 bursts on one device get, and what do they cost?"
+ONE, MANY, ASLEEP = "one burst", "all bursts, spinning", "all bursts, spin=0"
+OPTIONS: dict[str, dict[str, Any]] = {ONE: {}, MANY: {}, ASLEEP: {"spin": 0}}
+SOON = 0.1  # seconds until all have heard when a block begins
+SIDES, KEYS = ("clients", "engine", "service"), ("resident_kib", "shared_kib", "fds", "mappings", "threads")
+HEAD = (
+    "",
+    "executions per s",
+    "least to most",
+    "of processes",
+    "p50 us",
+    "p50 of the worst",
+    "p99 us",
+    "p99 of the worst",
+)
+COST_HEAD = ("a burst costs its", "resident KiB", "of it shared KiB", "fds", "mappings", "threads")
+
+
+def client(line: Connection) -> None:
+    """Opens, runs and closes bursts when it is told to."""
+    with driver.connect() as device, device.prepare(add_model()) as prepared:
+        with prepared.burst() as burst:
+            burst.run(*ones())
+        line.send(held())
+        while message := line.recv():
+            count, options = message
+            with ExitStack() as stack:
+                bursts = [stack.enter_context(prepared.burst(**options)) for _ in range(count)]
+                for burst in bursts:
+                    burst.run(*ones())
+                line.send(held())
+                while times := line.recv():
+                    line.send(together(bursts, *times))
+            line.send("closed")
+
+
+def ones() -> list[np.ndarray]:
+    """What the model adds."""
+    return [np.ones((1, 4), np.float32)] * 2
+
+
+def together(bursts: Sequence[Burst], begin: float, end: float) -> list[Block]:
+    """Each in a thread of its own from `begin` to `end`, in time.monotonic() seconds."""
+    blocks: list[Block] = [{}] * len(bursts)
+
+    def work(place: int) -> None:
+        run, clock, samples = bursts[place].run, time.perf_counter_ns, []
+        time.sleep(max(0, begin - time.monotonic()))
+        last, stop = clock(), clock() + int((end - time.monotonic()) * 1e9)
+        while last < stop:
+            run()
+            now = clock()
+            samples.append(now - last)
+            last = now
+        p50, p99 = np.percentile(samples, [50, 99]) / 1e3
+        blocks[place] = {
+            "count": len(samples),
+            "p50_us": float(p50),
+            "p99_us": float(p99),
+            "max_us": max(samples) / 1e3,
+        }
+
+    threads = [threading.Thread(target=work, args=(place,)) for place in range(len(bursts))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return blocks
+
+
+@contextmanager
+def clients(count: int) -> Iterator[list[Connection]]:
+    """So many processes, connected and ready; they end with the block."""
+    context = multiprocessing.get_context("spawn")
+    lines, processes = [], []
+    for _ in range(count):
+        near, far = multiprocessing.Pipe()
+        processes.append(context.Process(target=client, args=(far,), daemon=True))
+        processes[-1].start()
+        far.close()
+        lines.append(near)
+    yield lines
+    for line, process in zip(lines, processes, strict=True):
+        line.send(None)
+        process.join(10)
+
+
+def open_all(lines: Sequence[Connection], bursts: int, options: dict[str, Any]) -> list[dict[str, float]]:
+    """Tells the clients; what each of them has with its bursts open."""
+    for line in lines:
+        line.send((bursts, options))
+    return [line.recv() for line in lines]
+
+
+def block(lines: Sequence[Connection], seconds: float) -> Block:
+    """All at once; what the whole got, and each."""
+    begin = time.monotonic() + SOON
+    for line in lines:
+        line.send((begin, begin + seconds))
+    answers = [line.recv() for line in lines]
+    keys = ("count", "p50_us", "p99_us", "max_us")
+    counts, p50, p99, most = (np.array([burst[key] for answer in answers for burst in answer]) for key in keys)
+    sums = [sum(burst["count"] for burst in answer) for answer in answers]
+    return {
+        "per_s": float(counts.sum() / seconds),
+        "fairness": float(counts.min() / counts.max()),
+        "fairness_of_processes": min(sums) / max(sums),
+        "least": int(counts.min()),
+        "most": int(counts.max()),
+        "p50_us": float(np.median(p50)),
+        "worst_p50_us": float(p50.max()),
+        "p99_us": float(np.median(p99)),
+        "worst_p99_us": float(p99.max()),
+        "max_us": float(most.max()),
+    }
+
+
+def close_all(lines: Sequence[Connection]) -> None:
+    """Until all have closed their bursts."""
+    for line in lines:
+        line.send(None)
+    for line in lines:
+        assert line.recv() == "closed"
+
+
+def run(args: argparse.Namespace) -> tuple[Runs, list[dict[str, Any]]]:
+    """All rounds: one, all, all asleep; the next one backwards. Before them, what bursts cost."""
+    runs, order = Runs(), [ONE, MANY, ASLEEP]
+    with own_device() as device, clients(args.processes) as lines:
+        progress("starts")
+        before = [line.recv() for line in lines]
+        costs = cost(device, lines, args, before)
+        for number in range(args.pairs):
+            for name in order[:: -1 if number % 2 else 1]:
+                progress(f"round {number + 1} of {args.pairs}", name)
+                chosen = lines[:1] if name == ONE else lines
+                open_all(chosen, 1 if name == ONE else args.bursts, OPTIONS[name])
+                runs.blocks.setdefault(name, []).append(block(chosen, args.seconds))
+                close_all(chosen)
+    progress("")
+    return runs, costs
+
+
+def cost(
+    device: driver.RemoteDevice, lines: Sequence[Connection], args: argparse.Namespace, before: list[dict[str, float]]
+) -> list[dict[str, Any]]:
+    """What each side has more with all bursts open, per burst."""
+    pids = {"engine": device.engine_pid, "service": device.service_pid}
+    settle(device.engine_pid)
+    idle = {"clients": total(before), **{side: held(pid) for side, pid in pids.items()}}
+    opened = {"clients": total(open_all(lines, args.bursts, {}))}
+    opened |= {side: held(pid) for side, pid in pids.items()}
+    close_all(lines)
+    count = args.bursts * args.processes
+    return [{"side": side, **{key: (opened[side][key] - idle[side][key]) / count for key in KEYS}} for side in SIDES]
+
+
+def settle(pid: int) -> None:
+    """Until no thread has come or gone for half a second: those of bursts that were closed end in their own time."""
+    last, since = 0.0, time.monotonic()
+    while time.monotonic() - since < 0.5:
+        if (now := held(pid)["threads"]) != last:
+            last, since = now, time.monotonic()
+        time.sleep(0.02)
+
+
+def total(found: Sequence[dict[str, float]]) -> dict[str, float]:
+    """Of all processes."""
+    return {key: sum(one[key] for one in found) for key in KEYS}
+
+
+def row(runs: Runs, name: str) -> dict[str, Any]:
+    """Medians over the blocks of one kind."""
+    keys = ("per_s", "fairness", "p50_us", "worst_p50_us", "p99_us", "worst_p99_us", "max_us")
+    medians = {key: float(np.median(runs.values(name, key))) for key in keys}
+    return {"name": name, "ours": True, **medians, "rounds": runs.blocks[name]}
+
+
+def line_of(runs: Runs, name: str) -> tuple[str, ...]:
+    """One line of the table."""
+    found = row(runs, name)
+    keys = ("fairness", "fairness_of_processes")
+    fair = ("" if name == ONE else spell(estimate(runs.values(name, key))) for key in keys)
+    times = (f"{found[key]:.1f}" for key in ("p50_us", "worst_p50_us", "p99_us", "worst_p99_us"))
+    return name, f"{found['per_s']:.0f}", *fair, *times
+
+
+def budgets(runs: Runs, costs: Sequence[dict[str, Any]]) -> list[Budget]:
+    """Fair, and small."""
+    engine = next(one for one in costs if one["side"] == "engine")
+
+    def exactly(value: float) -> Estimate:
+        return Estimate(value, value, value, 1.0)
+
+    return [
+        Budget(f"{name}: least to most >= 0.5", estimate(runs.values(name, "fairness")), 0.5, at_least=True)
+        for name in (MANY, ASLEEP)
+    ] + [
+        Budget("a burst's resident memory in the engine <= 256 KiB", exactly(engine["resident_kib"]), 256, "KiB"),
+        Budget("a burst's threads in the engine <= 1", exactly(engine["threads"]), 1, "threads"),
+        Budget("a burst's descriptors in the engine <= 8", exactly(engine["fds"]), 8, "fds"),
+    ]
+
+
+def options() -> argparse.Namespace:
+    """The command line."""
+    parser = arguments(__doc__)
+    parser.add_argument("--processes", type=int, help="client processes (default 16)")
+    parser.add_argument("--bursts", type=int, help="bursts of each (default 4)")
+    args = parse(parser)
+    args.processes = args.processes or (2 if args.quick else 16)
+    args.bursts = args.bursts or (2 if args.quick else 4)
+    args.seconds = 0.1 if args.quick else 2.0
+    return args
+
+
+def main() -> None:
+    """Measures, prints, writes."""
+    args = options()
+    found = conditions()
+    runs, costs = run(args)
+    told = budgets(runs, costs)
+    lines = [line_of(runs, name) for name in OPTIONS]
+    more = [([(one["side"], *(f"{one[key]:.2f}" for key in KEYS)) for one in costs], COST_HEAD)]
+    body = {
+        "subjects": [row(runs, name) for name in OPTIONS],
+        "costs": costs,
+        "processes": args.processes,
+        "bursts": args.bursts,
+    }
+    publish(args, Report(QUESTION, found, lines, told, body, HEAD, more))
+    if args.plot:
+        import plots
+
+        plots.bars(
+            args.plot, {one["name"]: one["per_s"] for one in body["subjects"]}, "executions per second", QUESTION
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,114 @@
+"""A device whose prepared model is one C function: what the listener's own work costs, without Python's.
+
+Its binding offers `native`, (address of `int32_t f(void *context)`, address of the context), which a listener calls
+without Python and without the GIL. `run` calls the same function, so it works where a listener does not know `native`.
+It runs models of one ADD of two float32 tensors of the same shape, and is named "native_device:Native".
+"""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+import tempfile
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from driver.devices.reference import ReferenceDevice
+from driver.errors import OutputInsufficientSize
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from numpy.typing import NDArray
+
+    from driver.interface import Bound, PreparedModel
+    from driver.nn import Model
+
+SOURCE = r"""
+#include <stddef.h>
+#include <stdint.h>
+typedef struct { const float *a, *b; float *sum; size_t n; } Add;
+int32_t add(void *context) {
+    const Add *it = context;
+    for (size_t i = 0; i < it->n; i++) it->sum[i] = it->a[i] + it->b[i];
+    return 0;
+}
+"""
+
+
+class Context(ctypes.Structure):
+    """`Add` of the source."""
+
+    _fields_ = [
+        ("a", ctypes.c_void_p),
+        ("b", ctypes.c_void_p),
+        ("sum", ctypes.c_void_p),
+        ("n", ctypes.c_size_t),
+    ]
+
+
+def compiled() -> Any:
+    """The function. Nothing stays on the disk: what is mapped lives on."""
+    with tempfile.TemporaryDirectory(prefix="native-") as folder:
+        source, library = Path(folder, "add.c"), Path(folder, "add.so")
+        source.write_text(SOURCE)
+        subprocess.run(["cc", "-O2", "-shared", "-fPIC", "-o", library, source], check=True)
+        function = ctypes.CDLL(str(library)).add
+    function.argtypes, function.restype = [ctypes.c_void_p], ctypes.c_int32
+    return function
+
+
+class Native(ReferenceDevice):
+    """Compiles its function with its first model."""
+
+    name = "native"
+    version = "1"
+    _add: Any = None
+
+    def supported_operations(self, model: Model) -> list[bool]:
+        """True for an ADD that is the whole model."""
+        operands, operations = model.main.operands, model.main.operations
+        return [
+            len(operations) == 1
+            and operation.type == "ADD"
+            and len({(operands[i].type, operands[i].dimensions) for i in model.main.inputs}) == 1
+            and [i for i in operation.inputs[:2] if i in model.main.inputs] == list(model.main.inputs)
+            and operands[model.main.inputs[0]].type.dtype == "float32"
+            and not np.any(operands[operation.inputs[2]].value)
+            for operation in operations
+        ]
+
+    def prepare(self, model: Model, pace: Callable[[], object]) -> PreparedModel:
+        """The reference's, for the shapes; and the function."""
+        self._add = self._add or compiled()
+        return _Prepared(super().prepare(model, pace), self._add)
+
+
+class _Prepared:
+    is_static = True
+
+    def __init__(self, reference: PreparedModel, function: Any) -> None:
+        self._reference, self._function = reference, function
+
+    def bind(
+        self, inputs: Sequence[NDArray[Any] | None], outputs: Sequence[NDArray[Any]], pace: Callable[[], object]
+    ) -> Bound:
+        return _Bound(self._reference.bind(inputs, outputs, pace).shapes, self._function, inputs, outputs)
+
+
+class _Bound:
+    """`native`: (function, context); the context lives as long as this does."""
+
+    def __init__(self, shapes: Any, function: Any, inputs: Any, outputs: Any) -> None:
+        if not all(is_sufficient for _, is_sufficient in shapes):
+            raise OutputInsufficientSize(shapes)
+        a, b = inputs
+        self.shapes = shapes
+        self._arrays = a, b, outputs[0]  # what the addresses in the context point to
+        self._context = Context(*(array.ctypes.data for array in self._arrays), a.size)
+        where = ctypes.addressof(self._context)
+        self.native = ctypes.cast(function, ctypes.c_void_p).value, where
+        self.run = partial(function, where)

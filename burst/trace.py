@@ -1,0 +1,137 @@
+"""Where the time of each request went: notes that both sides of a burst leave in one shared memory, always.
+
+They are plain stores (csrc/trace.h), a few nanoseconds each, and anybody who has the memory may read them at any time
+without disturbing anybody. The last 256 requests are there one by one; of earlier ones only the totals.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import contextmanager
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from burst.errors import Malformed
+from burst.memory import Memory
+from fmq._core import ffi, lib
+from fmq.region import guard
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+STAGES: Final = ("encode", "queue", "wake", "bind", "execute", "return")
+"""What one request goes through, in this order.
+
+encode: until it was in the queue, with the copying of arrays. queue: while the device served those before it. wake:
+until the listener had it. bind: until it was recognised, or checked and bound, and admitted. execute: until its result
+was there. return: until the client had it.
+"""
+_ON_DEVICE = {"wake", "bind", "execute"}
+_MAGIC = 0x4543415254535242  # the bytes "BRSTRACE"
+_VERSION = 1
+_RECORD = np.dtype([(name, "u8") for name in ("id", "begin", "sent", "taken", "started", "done", "received")])
+
+
+class Trace:
+    """One burst's notes, on a memory of `Trace.nbytes` bytes."""
+
+    nbytes: Final = ffi.sizeof("burst_trace")
+
+    def __init__(self, memory: Memory) -> None:
+        """On memory that somebody else made. Raises Malformed when it is too small."""
+        if memory.nbytes < self.nbytes:
+            raise Malformed(f"a trace of {memory.nbytes} bytes; {self.nbytes} are needed")
+        self.memory = memory
+        self.page = ffi.cast("burst_trace *", memory.base)
+
+    @classmethod
+    def create(cls) -> Trace:
+        """A new one."""
+        trace = cls(Memory.create(cls.nbytes))
+        trace.page.version, trace.page.records, trace.page.magic = _VERSION, lib.BURST_RECORDS, _MAGIC
+        return trace
+
+    def records(self) -> NDArray[Any]:
+        """The last requests whose results have come, oldest first: id, and ns of CLOCK_MONOTONIC for each step."""
+        sent, served = (
+            self.memory.asarray(np.uint64, (lib.BURST_RECORDS, 4), ffi.offsetof("burst_trace", name)).copy()
+            for name in ("sent", "served")
+        )
+        found = np.empty(lib.BURST_RECORDS, _RECORD)
+        for side, names in ((sent, ("id", "begin", "sent", "received")), (served, ("", "taken", "started", "done"))):
+            for column, name in enumerate(names):
+                if name:
+                    found[name] = side[:, column]
+        steps = [found[name].astype(np.int64) for name in ("begin", "sent", "taken", "started", "done", "received")]
+        whole = (sent[:, 0] != 0) & (sent[:, 0] == served[:, 0])
+        for earlier, later in pairwise(steps):
+            whole &= earlier <= later  # what was being written while we copied does not fit together
+        return np.sort(found[whole], order="id")
+
+    def stages(self, records: NDArray[Any] | None = None) -> dict[str, NDArray[np.int64]]:
+        """Nanoseconds that each of the last requests, or of `records`, spent in each of `STAGES`, and in "total"."""
+        r = {name: c.astype(np.int64) for name, c in _columns(self.records() if records is None else records).items()}
+        free = np.minimum(np.maximum(r["sent"], np.concatenate([[0], r["done"][:-1]])), r["taken"])
+        marks = (r["begin"], r["sent"], free, r["taken"], r["started"], r["done"], r["received"])
+        stages = {name: b - a for name, a, b in zip(STAGES, marks[:-1], marks[1:], strict=True)}
+        return stages | {"total": r["received"] - r["begin"]}
+
+    def chrome_events(self, name: str) -> list[dict[str, Any]]:
+        """The last requests as events of the Trace Event format, which Perfetto and chrome://tracing show.
+
+        A request is drawn in the client's process, in the first lane that is free: what is in flight at the same time
+        lies side by side. What the device does with it is drawn in the device's process.
+        """
+        records, client, device = self.records(), int(self.page.client.pid), int(self.page.device.pid)
+        stages, ends, events = self.stages(records), list[int](), list[dict[str, Any]]()
+        for k, record in enumerate(records):
+            at, number, total = int(record["begin"]), int(record["id"]), int(stages["total"][k])
+            lane = next((n for n, end in enumerate(ends) if end <= at), len(ends))
+            ends[lane:] = [at + total, *ends[lane + 1 :]]
+            events.append(_event("request", name, at, total, (client, lane), number))
+            for stage in STAGES:
+                took = int(stages[stage][k])
+                place = (device, int(self.page.device.tid)) if stage in _ON_DEVICE else (client, lane)
+                events.append(_event(stage, name, at, took, place, number))
+                at += took
+        tracks = [("process_name", client, 0, f"{name}, client"), ("process_name", device, 0, f"{name}, device")]
+        tracks += [("thread_name", client, lane, f"in flight {lane + 1}") for lane in range(len(ends))]
+        labels = [{"name": n, "ph": "M", "pid": pid, "tid": tid, "args": {"name": as_}} for n, pid, tid, as_ in tracks]
+        return labels + events
+
+
+def _event(stage: str, name: str, begin: int, took: int, place: tuple[int, int], number: int) -> dict[str, Any]:
+    times = {"ts": begin / 1e3, "dur": took / 1e3}
+    return {
+        "name": stage,
+        "cat": name,
+        "ph": "X",
+        "pid": place[0],
+        "tid": place[1],
+        "args": {"request": number},
+    } | times
+
+
+@contextmanager
+def blamed(trace: Trace | None) -> Iterator[None]:
+    """What crashes this thread meanwhile is noted in the trace, if there is one."""
+    lib.burst_blame_on(trace.page if trace else ffi.NULL)
+    try:
+        yield
+    finally:
+        lib.burst_blame_on(ffi.NULL)
+
+
+def note_crashes() -> None:
+    """For a device's process: a fatal signal in a listener is noted in its burst's trace before it ends the process."""
+    if code := lib.burst_blame():
+        raise OSError(-code, f"cannot handle fatal signals: {os.strerror(-code)}")
+    guard()  # over it: what a client truncated is no crash
+
+
+def _columns(records: NDArray[Any]) -> dict[str, NDArray[Any]]:
+    return {name: records[name] for name in _RECORD.names or ()}

@@ -1,0 +1,122 @@
+"""The result of a request that is still to come.
+
+Nobody works in the background: whoever waits for a future takes the results that arrive, in order, and completes the
+futures that they belong to. So a request costs no thread switch, and a burst that nobody waits for costs nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from concurrent.futures import CancelledError
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable, Generator
+
+    from burst import Result
+
+
+_log = logging.getLogger(__name__)
+
+
+class Driver(Protocol):
+    """What completes futures."""
+
+    def wait_for(self, future: Future, timeout: float | None) -> None:
+        """Until it is done. Raises Timeout."""
+
+    def drop(self, future: Future) -> bool:
+        """Cancels it, unless it is done."""
+
+    def arrival(self, future: Future) -> asyncio.Future[None]:
+        """Done in the running loop when `future` is."""
+
+
+class Future:
+    """Of one request. Any thread may wait for it."""
+
+    __slots__ = ("_callbacks", "_driver", "_error", "_is_done", "_result")
+
+    def __init__(self, driver: Driver) -> None:
+        """Made by `burst.submit`."""
+        self._driver = driver
+        self._result: Result | None = None
+        self._error: BaseException | None = None
+        self._is_done = False
+        self._callbacks: deque[Callable[[Future], object]] = deque()
+
+    def result(self, timeout: float | None = None) -> Result:
+        """The result, waiting for it.
+
+        Raises StatusError for a request that failed, PeerDied, Timeout (the request goes on; ask again), and
+        CancelledError for one that was cancelled, or dropped for a newer one.
+        """
+        if not self._is_done:
+            self._driver.wait_for(self, timeout)
+        if self._error is not None:
+            raise self._error
+        assert self._result is not None
+        return self._result
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """What `result` would raise, or None."""
+        if not self._is_done:
+            self._driver.wait_for(self, timeout)
+        return self._error
+
+    def cancel(self) -> bool:
+        """Gives the request up: it is not sent if it was not yet, and its result is dropped when it comes.
+
+        False when it is done already.
+        """
+        return not self._is_done and self._driver.drop(self)
+
+    def done(self) -> bool:
+        """Whether the result or an error is there. Results that have arrived count once somebody waits or submits."""
+        return self._is_done
+
+    def cancelled(self) -> bool:
+        """Whether it was cancelled, or dropped."""
+        return isinstance(self._error, CancelledError)
+
+    def add_done_callback(self, function: Callable[[Future], object]) -> None:
+        """Calls function(future) when it is done, in the thread that finds out; at once if it is done."""
+        self._callbacks.append(function)
+        if self._is_done:
+            self.call_back()
+
+    def finish(self, result: Result) -> Future:
+        """By the burst, which calls back later. What is done stays so."""
+        if not self._is_done:
+            self._result, self._is_done = result, True
+        return self
+
+    def fail(self, error: BaseException) -> Future:
+        """As `finish`, without a result."""
+        if not self._is_done:
+            self._error, self._is_done = error, True
+        return self
+
+    def call_back(self) -> None:
+        """By the burst: whoever asked to be called when it is done."""
+        while self._callbacks:
+            with suppress(IndexError):  # another thread took the last one
+                self._call(self._callbacks.popleft())
+
+    def _call(self, function: Callable[[Future], object]) -> None:
+        try:
+            function(self)
+        except Exception:  # noqa: BLE001 (as concurrent.futures does: it is not the fault of who waits)
+            _log.exception("a callback of %r raised", self)
+
+    def __await__(self) -> Generator[Any, None, Result]:
+        if not self._is_done:
+            try:
+                yield from self._driver.arrival(self).__await__()
+            except BaseException:  # the task was cancelled
+                self.cancel()
+                raise
+        return self.result(0)

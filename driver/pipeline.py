@@ -1,0 +1,205 @@
+"""Requests of a burst that are in flight, and their results.
+
+Three locks, always taken in this order: one thread submits (or runs), one waits for results, and what both change is
+short. Nobody waits for room while it holds the first, nor calls back while it holds the others.
+
+Ctrl-C may come between any two steps. So every flight knows its number, and the results are counted in C: which result
+a flight gets never depends on what we remember to have taken.
+"""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import CancelledError
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING
+
+from burst import (
+    ErrorStatus,
+    GeneralFailure,
+    PeerDied,
+    Result,
+    Timeout,
+)
+from burst.errors import status_error
+from driver.arrivals import Arrivals
+from driver.endings import CLOSED, Endings
+from fmq import FmqError
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable
+
+    from burst import BurstError
+    from burst.wire import ResultPacket
+    from driver.buffers import Shot
+    from driver.future import Future
+
+_NONE = ErrorStatus.NONE
+
+
+class Pipeline(Endings):
+    """At most `depth` requests in flight. Results come in the order of their requests; any thread may wait for them."""
+
+    def _call_back(self) -> None:
+        """Outside the locks: what futures call may come back to us."""
+        while self._finished:
+            with suppress(IndexError):  # another thread took the last one
+                self._finished.popleft().call_back()
+        if self._arrivals:
+            self._arrivals.tell()
+
+    def wait_for(self, future: Future, timeout: float | None) -> None:
+        """Until it is done, whoever finds that out. Raises Timeout."""
+        self.advance(future.done, timeout)
+
+    def collect(self) -> None:
+        """Takes the results that have arrived."""
+        if self.flights:
+            self._as_receiver(0, self._take_all)
+
+    def _take_all(self) -> None:
+        while self.flights and self._has_result():
+            self._take_one(0)
+
+    def _has_result(self) -> bool:
+        try:
+            return self.controller.has_result
+        except FmqError:  # the other end is gone: `_take_one` says it as it should be said
+            return True
+
+    def _as_receiver(self, wait: float, work: Callable[[], None]) -> bool:
+        """Does that while nobody else receives; False: somebody did, for so many seconds.
+
+        By `for`, because Ctrl-C comes after a call, and so between `acquire()` and `try`.
+        """
+        try:
+            for is_mine in map(self._receiving.acquire, (True,), (wait,)):
+                try:
+                    if is_mine:
+                        work()
+                finally:
+                    if is_mine:
+                        self._receiving.release()
+        finally:
+            if self._arrivals:
+                self._arrivals.rearm()
+        return is_mine
+
+    def watch_fd(self) -> int:
+        """Readable when there is something to `look` at; -1 when somebody receives, who calls `rearm` afterwards."""
+        for is_mine in map(self._receiving.acquire, (False,)):
+            try:
+                return self.controller.arrival_fd() if is_mine and not self.is_closed else -1
+            finally:
+                if is_mine:
+                    self._receiving.release()
+        return -1
+
+    def look(self) -> None:
+        """For event loops: takes what has arrived, and notices the device's death."""
+        if not self.is_closed:
+            self.collect()
+            if self.flights and self._has_ended:
+                self.take_last()
+        self._call_back()
+
+    def advance(self, until: Callable[[], bool], timeout: float | None) -> None:
+        """Takes results, in order, until that holds. Raises Timeout."""
+        self.check_process()
+        end = None if timeout is None else time.monotonic() + timeout
+        while not until():
+            left = None if end is None else max(0.0, end - time.monotonic())
+            if not self._as_receiver(-1 if left is None else left, partial(self._take_for, until, left)):
+                raise Timeout(f"no result within {timeout} s; the burst stays usable")
+            self._call_back()
+
+    def _take_for(self, until: Callable[[], bool], timeout: float | None) -> None:
+        if until():
+            return
+        with self._lock:
+            self._launch_staged()
+            if not self.flights and not until():
+                raise CancelledError("the request was interrupted before it was sent")
+        self._take_one(timeout)
+
+    def _take_one(self, timeout: float | None) -> None:
+        """The next result; who holds `_receiving` calls this."""
+        with self._lock:
+            if not self.flights:
+                return
+            flight = number, shot, future = self.flights[0]
+            controller, measure = self.controller, self.options.measure
+            missing = number - controller.received
+        try:
+            reply = controller.receive(timeout, measure=measure) if missing > 0 else controller.again(measure=measure)
+        except (PeerDied, GeneralFailure) as error:
+            self.end(GeneralFailure(CLOSED) if self.is_closed else error)
+            return
+        if missing > 1:
+            return  # it is nobody's: an interrupt came when it was sent
+        with self._lock:
+            if not self.flights or self.flights[0] is not flight:
+                return  # closed meanwhile
+            larger = None if future.done() else self.grown(shot, reply)
+            if larger is None:
+                self._complete(shot, future, reply)
+            self._is_moving = True
+            self.flights.popleft()
+            shot.outputs.is_busy = False
+            if larger:
+                self._relaunch(larger, future)
+            else:
+                self.buffers.give_back(shot.inputs)
+                self._launch_staged()
+            self._is_moving = False
+
+    def _complete(self, shot: Shot, future: Future, reply: ResultPacket) -> None:
+        if future.done():  # cancelled
+            return
+        if reply.status is _NONE:
+            self.statistics.note(reply.timing)
+            try:
+                arrays = shot.outputs.arrays(reply.output_shapes)
+            except GeneralFailure as error:
+                future.fail(error)
+            else:
+                future.finish(Result(_NONE, arrays, reply.output_shapes, reply.timing))
+        else:
+            future.fail(error_of(reply))
+        self._finished.append(future)
+
+    def adopt(self, shot: Shot, future: Future) -> None:
+        """Sends a request that `run` began with."""
+        with self._lock:
+            self.launch(shot, future)
+        self._call_back()
+
+    def drop(self, future: Future) -> bool:
+        """Cancels it, unless it is done."""
+        self.check_process()
+        with self._lock:
+            if future.done():
+                return False
+            future.fail(CancelledError())
+            self.statistics.drops += 1
+        future.call_back()
+        return True
+
+    @property
+    def arrivals(self) -> Arrivals:
+        """For asyncio."""
+        self._arrivals = self._arrivals or Arrivals(self)
+        return self._arrivals
+
+    def arrival(self, future: Future) -> asyncio.Future[None]:
+        """Done in the running loop when `future` is."""
+        return self.arrivals.of(future)
+
+
+def error_of(reply: ResultPacket) -> BurstError:
+    """The exception for a result without outputs."""
+    error = status_error(reply.status)
+    error.result = Result(reply.status, (), reply.output_shapes, reply.timing)
+    return error

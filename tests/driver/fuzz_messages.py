@@ -1,0 +1,141 @@
+"""As tests/burst/fuzz_parsers.py, of what a client sends to a device: calls, and requests on the plain path.
+
+What is claimed: each is answered with a status and in as many words as a message has room for; the status is not
+GENERAL_FAILURE, which is how an exception that nobody foresaw is answered; no descriptor is left behind.
+"""
+
+import logging
+import os
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import msgpack
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "burst"))
+
+import fuzz_parsers
+from mutator import MessageMutator
+
+import fmq
+from burst import ErrorStatus, InvalidArgument, Malformed, Memory, OutputShape, PeerDied, channel, memory
+from burst.channel import Channel, Message
+from driver import plain, rpc
+
+ANSWERS = set(ErrorStatus) - {ErrorStatus.GENERAL_FAILURE}
+
+
+class OneMessage:
+    """Stands in for a channel: one message comes, then the peer is gone; what is sent is kept, as bytes."""
+
+    def __init__(self, message):
+        self._messages, self.sent = [message], []
+
+    def receive(self):
+        if not self._messages:
+            raise PeerDied("it has said all")
+        return self._messages.pop()
+
+    def send(self, body, fds=()):
+        self.sent.append(channel.pack(body))
+
+
+class Calls:
+    """rpc.serve, with handlers that take what those of services take: numbers, memory, descriptors."""
+
+    name = "calls"
+    modules = (channel, memory, fmq.descriptor, rpc)
+
+    def __init__(self, seed):
+        self._queue = fmq.MessageQueue.create("u4", 100)
+        plain_queue, _ = self._queue.descriptor.to_wire()
+        self._handlers = {"hello": self._hello, "memory": self._memory, "queue": self._open, "fd": self._take}
+        bodies = [[1, "hello", 1], [2, "memory", [4096, True]], [3, "queue", plain_queue], [4, "fd"], [5, "nothing"]]
+        self.seeds = [msgpack.packb(body) for body in bodies]
+        self.mutate = MessageMutator(seed)
+
+    def close(self):
+        self._queue.close()
+
+    @staticmethod
+    def _hello(_, version):
+        if version != rpc.PROTOCOL:
+            raise Malformed(f"protocol {version!r:.80}")
+        return rpc.Reply([version])
+
+    @staticmethod
+    def _memory(message, plain_memory):
+        return rpc.Reply([Memory.from_wire(plain_memory, rpc.take_fd(message)).nbytes])
+
+    @staticmethod
+    def _open(message, plain_queue):
+        return rpc.Reply([fmq.Descriptor.from_wire(plain_queue, message.take_fds()).capacity])
+
+    @staticmethod
+    def _take(message):
+        return rpc.Reply([], [rpc.take_fd(message)])
+
+    def check(self, data):
+        """Whether the call succeeded. An answer without room for the call's number ends the conversation instead."""
+        fds = [os.dup(self._queue.descriptor.fds[0]) for _ in range(1 + (len(data) % 8 == 0))]
+        conversation = OneMessage(Message(data, fds))
+        rpc.serve(conversation, self._handlers)
+        if not conversation.sent:
+            assert len(data) > channel.MAX_BYTES - 2000
+            return False
+        (answer,) = map(msgpack.unpackb, conversation.sent)
+        assert answer[1] in ANSWERS, answer
+        return answer[1] == ErrorStatus.NONE
+
+
+class Plain:
+    """Requests on the plain path, from their bytes to the answer's; two slots have memory."""
+
+    name = "plain"
+    modules = (channel, plain)
+    _execution = SimpleNamespace(is_static=True, shapes=(OutputShape((4,)),), run=lambda: None)
+
+    def __init__(self, seed):
+        self._channel, far = Channel.pair()
+        far.close()
+        self._server = plain.PlainServer(self._channel, self._model, lambda: None)
+        for slot in (0, 1):
+            self._server._registered[slot] = Memory.create(4096)
+        one, two = [0, 0, 64, []], [1, 64, 64, [2, 3]]
+        bodies = [["execute", 1, [one, None], [two], [0, 1], True], ["execute", 1, [one], [], [1], False]]
+        self.seeds = [msgpack.packb(body) for body in [*bodies, ["execute", 2, [], [], [], False]]]
+        self.mutate = MessageMutator(seed)
+
+    def close(self):
+        self._channel.close()
+
+    def _model(self, number):
+        if number != 1:
+            raise InvalidArgument("there is one model")
+        return self._bind
+
+    def _bind(self, request):
+        for argument in (*request.inputs, *request.outputs):
+            assert min(argument.pool, argument.offset, argument.length, *argument.dimensions, 0) == 0
+            assert all(isinstance(number, int) for number in (*argument[1:4], *argument.dimensions))
+        assert all(isinstance(pool, Memory) for pool in request.pools)
+        return self._execution
+
+    def check(self, data):
+        """Whether the request was executed. Only what begins like one comes here."""
+        if not data.startswith(plain._EXECUTE):
+            return False
+        status, _, _, _, text = self.answer(data)
+        assert status in ANSWERS or text.startswith("Malformed: "), text
+        return status == ErrorStatus.NONE
+
+    def answer(self, data):
+        """As the client sees it."""
+        return plain._decode_answer(self._server._answer(data))
+
+
+fuzz_parsers.TARGETS |= {"calls": Calls, "plain": Plain}
+
+if __name__ == "__main__":
+    logging.disable()
+    fuzz_parsers.main()

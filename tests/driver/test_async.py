@@ -1,0 +1,370 @@
+"""A burst in asyncio: awaits, streams, and loops that have nothing to do with each other."""
+
+import asyncio
+import concurrent.futures
+import contextlib
+import gc
+import os
+import threading
+import time
+
+import numpy as np
+import pytest
+
+import driver
+from burst import PeerDied
+
+
+def frame(seconds, number):
+    return np.array([[seconds, number, number, number]], np.float32)
+
+
+def number_of(result):
+    return int(result.outputs[0][0, 3]) - 1
+
+
+@pytest.fixture
+def slow(connect, kit):
+    with connect("Slow").prepare(kit.add_model()) as prepared:
+        yield prepared
+
+
+@pytest.fixture
+def fast(device, kit):
+    with device.prepare(kit.add_model()) as prepared:
+        yield prepared
+
+
+@pytest.fixture(autouse=True)
+def descriptors(request):
+    """Whatever a test does, in the end this process has the descriptors that it had."""
+    request.getfixturevalue("shared")
+    before = set(os.listdir("/proc/self/fd"))
+    yield
+    gc.collect()
+    assert len(set(os.listdir("/proc/self/fd")) - before) <= 2  # the directory itself, and the callbacks' selector
+
+
+def watched(burst):
+    """Loops that watch the burst."""
+    return len(burst._pipeline.arrivals._watched)
+
+
+class TestAwait:
+    @pytest.mark.parametrize("depth", [1, 4])
+    def test_one_after_the_other(self, fast, depth):
+        """run_async gives each its result; so does awaiting what submit returns; and afterwards nothing is watched."""
+
+        async def main():
+            for n in range(50):
+                assert number_of(await burst.run_async(frame(0, n))) == n
+                assert number_of(await burst.submit(frame(0, n + 100))) == n + 100
+            assert watched(burst) <= 1
+
+        with fast.burst(depth=depth) as burst:
+            asyncio.run(main())
+            asyncio.run(main())  # another loop
+
+    @pytest.mark.parametrize("policy", ["block", "latest"])
+    def test_many_tasks(self, fast, policy):
+        """Any number of tasks may await at once; each gets its own."""
+
+        async def one(n):
+            try:
+                return number_of(await burst.run_async(frame(0, n)))
+            except concurrent.futures.CancelledError as error:
+                assert "newer" in str(error)  # noqa: PT017 (only one in some tasks)
+                return None
+
+        async def main():
+            return await asyncio.gather(*(one(n) for n in range(300)))
+
+        with fast.burst(depth=4, policy=policy) as burst:
+            found = asyncio.run(main())
+        assert [n if f is not None else None for n, f in enumerate(found)] == found
+        assert found[-1] == 299
+        assert policy == "latest" or None not in found
+
+    def test_several_await_one(self, slow):
+        """Several tasks may await the same future."""
+
+        async def wait(future):
+            return await future
+
+        async def main():
+            future = burst.submit(frame(0.01, 3))
+            return await asyncio.gather(wait(future), wait(future), wait(future))
+
+        with slow.burst(depth=2) as burst:
+            assert [number_of(r) for r in asyncio.run(main())] == [3, 3, 3]
+
+    def test_cancelled_task(self, slow):
+        """Cancelling a task drops its result; those before and after it are right, and no memory stays in use."""
+
+        async def main():
+            tasks = [asyncio.ensure_future(burst.run_async(frame(0.01, n))) for n in range(6)]
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            tasks[1].cancel()  # in flight
+            tasks[4].cancel()  # waits for room
+            found = await asyncio.gather(*tasks, return_exceptions=True)
+            assert [isinstance(f, asyncio.CancelledError) or number_of(f) for f in found] == [0, True, 2, 3, True, 5]
+            assert number_of(await burst.run_async(frame(0, 7))) == 7
+            assert watched(burst) <= 1
+
+        with slow.burst(depth=3) as burst:
+            asyncio.run(main())
+            assert burst.stats()["runs"]["burst"] == 6
+            assert burst.stats()["in_flight"] == 0
+
+    def test_timeout(self, slow):
+        """asyncio's own timeout is a cancellation."""
+
+        async def main():
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(burst.run_async(frame(0.3, 1)), 0.01)
+            assert number_of(await burst.run_async(frame(0, 2))) == 2
+
+        with slow.burst() as burst:
+            asyncio.run(main())
+
+    def test_two_loops(self, fast, kit):
+        """Loops in several threads, and a thread without one, share a burst."""
+        wrong = []
+
+        async def work(k):
+            for n in range(k, k + 200):
+                found = number_of(await burst.run_async(frame(0, n)))
+                wrong.extend([(found, n)] if found != n else [])
+
+        async def main(k):
+            await asyncio.gather(*(work(k + 1000 * i) for i in range(3)))
+
+        with fast.burst(depth=3) as burst:
+            threads = [threading.Thread(target=lambda k=k: asyncio.run(main(k)), daemon=True) for k in (0, 10_000)]
+            for thread in threads:
+                thread.start()
+            for n in range(200):
+                assert number_of(burst.submit(frame(0, n)).result(kit.patience)) == n
+                assert number_of(burst.run(frame(0, n), timeout=kit.patience)) == n
+            for thread in threads:
+                thread.join(kit.patience)
+                assert not thread.is_alive()
+        assert not wrong
+
+    def test_thread_that_receives(self, slow, kit):
+        """While a thread waits for results a loop cannot watch them; afterwards it does, and misses none."""
+
+        async def main():
+            return number_of(await asyncio.wait_for(burst.run_async(frame(0.05, 2)), kit.patience))
+
+        with slow.burst(depth=2) as burst:
+            first = burst.submit(frame(0.1, 1))
+            thread = threading.Thread(target=first.result)
+            thread.start()
+            kit.until(burst._pipeline._receiving.locked)
+            begin = time.monotonic()
+            assert asyncio.run(main()) == 2
+            assert time.monotonic() - begin < 2
+            thread.join()
+
+    def test_loop_that_ended(self, slow):
+        """A loop that was closed while a request was in flight disturbs nobody, and leaves no descriptor."""
+
+        async def leave():
+            burst.submit(frame(0.05, 1)).add_done_callback(lambda _: None)
+            asyncio.ensure_future(burst.run_async(frame(0, 2)))  # noqa: RUF006 (abandoned on purpose)
+            await asyncio.sleep(0)
+
+        async def once():
+            return number_of(await burst.run_async(frame(0, 3)))
+
+        with slow.burst(depth=4) as burst:
+            for _ in range(3):
+                asyncio.run(leave())
+                assert number_of(burst.run(frame(0, 4))) == 4
+                assert asyncio.run(once()) == 3
+            assert watched(burst) <= 1
+
+    def test_idle_loop(self, slow):
+        """While a request executes the loop sleeps, and it does not wake up for a burst that is idle."""
+        turns = []
+
+        async def main():
+            loop = asyncio.get_running_loop()
+            once = loop._run_once
+
+            def counted():
+                turns.append(1)
+                once()
+
+            loop._run_once = counted
+            begin = time.process_time()
+            await burst.run_async(frame(0.3, 1))
+            assert len(turns) < 30
+            assert time.process_time() - begin < 0.1
+            turns.clear()
+            await asyncio.sleep(0.1)
+            assert len(turns) <= 3
+
+        with slow.burst() as burst:
+            asyncio.run(main())
+
+    def test_close_while_awaited(self, slow):
+        """Who awaits a burst that is closed is told; a later burst may have the same descriptors."""
+
+        async def main():
+            burst = slow.burst(depth=1)
+            tasks = [asyncio.ensure_future(burst.run_async(frame(9, n))) for n in range(3)]
+            await asyncio.sleep(0.01)
+            burst.close()
+            found = await asyncio.gather(*tasks, return_exceptions=True)
+            assert [type(f).__name__ for f in found] == ["GeneralFailure", "ValueError", "ValueError"]
+            for _ in range(4):
+                with slow.burst() as other:
+                    assert number_of(await other.run_async(frame(0, 3))) == 3
+
+        asyncio.run(main())
+
+    def test_death(self, place, kit, process, monkeypatch):
+        """A device that is killed while it is awaited: PeerDied within 100 ms, in every task."""
+        monkeypatch.setenv("BURST_RUNTIME_DIR", str(place.path))
+        ends = []
+
+        async def one(burst):
+            with pytest.raises(PeerDied):
+                await burst.run_async(frame(9, 1))
+            ends.append(time.monotonic())
+
+        async def main(burst, victim):
+            tasks = [asyncio.ensure_future(one(burst)) for _ in range(3)]
+            while burst.stats()["in_flight"] < 2:
+                await asyncio.sleep(0.01)
+            begin = time.monotonic()
+            victim.kill()
+            await asyncio.wait_for(asyncio.gather(*tasks), kit.patience)
+            assert max(ends) - begin < 0.1
+
+        with (
+            driver.connect(kit.odd("Slow")) as device,
+            device.prepare(kit.add_model()) as prepared,
+            prepared.burst(depth=2) as burst,
+        ):
+            asyncio.run(main(burst, process(device.engine_pid)))
+
+
+class TestStream:
+    @pytest.mark.parametrize("depth", [1, 4])
+    @pytest.mark.parametrize("is_async", [False, True])
+    def test_all_in_order(self, fast, depth, is_async):
+        """Results of any iterable, sync or async, in its order."""
+
+        async def source():
+            for n in range(60):
+                if n % 10 == 0:
+                    await asyncio.sleep(1e-3)
+                yield (frame(0, n),)
+
+        async def main():
+            frames = source() if is_async else (frame(0, n) for n in range(60))
+            return [number_of(r) async for r in burst.stream(frames)]
+
+        with fast.burst(depth=depth) as burst:
+            assert asyncio.run(main()) == list(range(60))
+            assert watched(burst) <= 1
+
+    def test_nothing(self, fast):
+        """A stream of nothing ends."""
+
+        async def main():
+            return [r async for r in burst.stream([])]
+
+        with fast.burst() as burst:
+            assert asyncio.run(main()) == []
+
+    @pytest.mark.parametrize("policy", ["latest", "reject"])
+    def test_source_that_is_faster(self, slow, policy):
+        """A source that does not wait loses frames, which are counted, and no time; what is left is in order."""
+
+        async def source():
+            for n in range(60):
+                yield frame(0.01, n)
+                await asyncio.sleep(1e-3)
+
+        async def main():
+            begin = time.monotonic()
+            found = [number_of(r) async for r in burst.stream(source())]
+            assert time.monotonic() - begin < 0.4
+            return found
+
+        with slow.burst(depth=1, policy=policy) as burst:
+            found = asyncio.run(main())
+            assert found == sorted(set(found))
+            assert 3 <= len(found) <= 40
+            assert policy == "reject" or found[-1] == 59
+            assert burst.stats()["drops"] == 60 - len(found)
+
+    def test_source_that_fails(self, fast):
+        """What the source raises, the stream raises, after the results of what came before."""
+        found = []
+
+        async def main():
+            async for result in burst.stream(frame(0, n) if n < 3 else 1 // 0 for n in range(9)):
+                found.append(number_of(result))  # noqa: PERF401 (as far as it goes)
+
+        with fast.burst() as burst, pytest.raises(ZeroDivisionError):
+            asyncio.run(main())
+        assert found == [0, 1, 2]
+
+    def test_wrong_frame(self, fast):
+        """A frame that the model does not take is an error of the stream, and the burst goes on."""
+
+        async def main():
+            async for _ in burst.stream([frame(0, 1), np.zeros(3)]):
+                pass
+
+        with fast.burst(depth=2) as burst:
+            with pytest.raises(ValueError, match="input 0"):
+                asyncio.run(main())
+            assert number_of(burst.run(frame(0, 2))) == 2
+
+    def test_left_early(self, slow, recwarn):
+        """Leaving a stream leaves nothing behind: no task, no result, no held memory, no warning."""
+
+        async def main():
+            stream = burst.stream(frame(0.002, n) for n in range(1000))
+            async for result in stream:
+                if number_of(result) == 3:
+                    break
+            del result
+            await stream.aclose()
+            assert number_of(await burst.run_async(frame(0, 5))) == 5
+            assert len(asyncio.all_tasks()) == 1
+            assert watched(burst) <= 1
+
+        with slow.burst(depth=4) as burst:
+            asyncio.run(main(), debug=True)
+            assert burst.stats()["in_flight"] == 0
+            assert not any(outputs.is_busy or outputs.is_held() for outputs in burst._buffers._outputs)
+        gc.collect()
+        assert [str(w.message) for w in recwarn] == []
+
+    def test_beside_others(self, slow):
+        """A stream finds room although others fill the burst."""
+
+        async def others():
+            while True:
+                await burst.run_async(frame(1e-3, 7))
+
+        async def main():
+            tasks = [asyncio.ensure_future(others()) for _ in range(4)]
+            await asyncio.sleep(0.005)
+            found = [number_of(r) async for r in burst.stream(frame(0, n) for n in range(20))]
+            for task in tasks:
+                task.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await task
+            return found
+
+        with slow.burst(depth=2) as burst:
+            assert asyncio.run(main()) == list(range(20))

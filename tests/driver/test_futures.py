@@ -1,0 +1,268 @@
+"""Futures: waiting, giving up, being called back, and Ctrl-C."""
+
+import concurrent.futures
+import os
+import random
+import signal
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from burst import Timeout
+
+
+def frame(seconds, number):
+    return np.array([[seconds, number, number, number]], np.float32)
+
+
+def number_of(result):
+    return int(result.outputs[0][0, 3]) - 1
+
+
+@pytest.fixture
+def slow(connect, kit):
+    with connect("Slow").prepare(kit.add_model()) as prepared:
+        yield prepared
+
+
+@pytest.fixture
+def fast(device, kit):
+    with device.prepare(kit.add_model()) as prepared:
+        yield prepared
+
+
+class TestFuture:
+    def test_timeout(self, slow):
+        """result(timeout) gives up in time, and again gets the result: a timeout ends only the waiting."""
+        with slow.burst(depth=2) as burst:
+            future, begin = burst.submit(frame(0.2, 1)), time.monotonic()
+            for ask in (future.result, future.exception):
+                with pytest.raises(Timeout, match="stays usable"):
+                    ask(timeout=0.01)
+            with pytest.raises(Timeout):
+                future.result(0)
+            assert time.monotonic() - begin < 0.15
+            assert not future.done()
+            assert number_of(future.result()) == 1
+            assert future.done()
+            assert future.exception() is None
+
+    def test_timeout_while_another_waits(self, slow, kit):
+        """It also ends in time when another thread is the one that receives."""
+        with slow.burst(depth=2) as burst:
+            first, second = burst.submit(frame(0.3, 1)), burst.submit(frame(0, 2))
+            thread = threading.Thread(target=first.result)
+            thread.start()
+            kit.until(burst._pipeline._receiving.locked)
+            with pytest.raises(Timeout):
+                second.result(0.02)
+            thread.join()
+            assert number_of(second.result()) == 2
+
+    def test_run_that_is_too_late(self, slow):
+        """A run that timed out beside others leaves a result that is nobody's; theirs stay theirs."""
+        with slow.burst(depth=4) as burst:
+            before = burst.submit(frame(0.05, 1))
+            with pytest.raises(Timeout):
+                burst.run(frame(0, -7), timeout=0.01)
+            after = burst.submit(frame(0, 3))
+            assert [number_of(f.result()) for f in (after, before)] == [3, 1]
+
+    @pytest.mark.parametrize("which", range(4))
+    def test_cancel(self, slow, which):
+        """A request that was cancelled after it was sent loses its result; its neighbours do not notice."""
+        with slow.burst(depth=4) as burst:
+            futures = [burst.submit(frame(0.005, n)) for n in range(4)]
+            assert futures[which].cancel()
+            assert futures[which].cancelled()
+            assert futures[which].done()
+            assert not futures[which].cancel()
+            for n, future in enumerate(futures):
+                if n == which:
+                    with pytest.raises(concurrent.futures.CancelledError):
+                        future.result()
+                else:
+                    assert number_of(future.result()) == n
+                    assert not future.cancel()
+            assert number_of(burst.run(frame(0, 9))) == 9
+            assert burst.stats()["drops"] == 1
+            assert burst.stats()["in_flight"] == 0
+
+    def test_cancel_before_it_was_sent(self, slow):
+        """A request that still waited for room is never executed."""
+        with slow.burst(depth=1, policy="latest") as burst:
+            first, second = burst.submit(frame(0.02, 1)), burst.submit(frame(0, 2))
+            assert second.cancel()
+            assert number_of(first.result()) == 1
+            assert number_of(burst.run(frame(0, 3))) == 3
+            assert burst.stats()["runs"]["burst"] == 2
+            assert burst.stats()["drops"] == 1
+
+    def test_callbacks(self, slow):
+        """Each is called once, in order, with the future, when it is done or at once, also when it is cancelled."""
+        called = []
+        with slow.burst(depth=3) as burst:
+            futures = [burst.submit(frame(0.001, n)) for n in range(3)]
+            for n, future in enumerate(futures):
+                future.add_done_callback(lambda f, n=n: called.append((n, f.done())))
+                future.add_done_callback(lambda f, n=n: called.append((n + 10, f.done())))
+            futures[1].cancel()
+            assert called == [(1, True), (11, True)]
+            futures[2].result()
+            futures[2].add_done_callback(lambda _: called.append("at once"))
+        assert called[2:] == [(0, True), (10, True), (2, True), (12, True), "at once"]
+
+    def test_callback_that_raises(self, fast, caplog):
+        """An exception in a callback is logged, and hurts neither who waits nor the other callbacks."""
+        called = []
+        with fast.burst(depth=2) as burst:
+            future = burst.submit(frame(0, 1))
+            future.add_done_callback(lambda _: 1 / 0)
+            future.add_done_callback(called.append)
+            assert number_of(future.result()) == 1
+        assert called == [future]
+        assert "ZeroDivisionError" in caplog.text
+
+    @pytest.mark.parametrize("depth", [1, 2, 4])
+    def test_callback_that_goes_on(self, fast, kit, depth):
+        """A callback may submit, run and wait itself, while others wait and submit: nothing locks up."""
+        numbers, done = [], threading.Event()
+        with fast.burst(depth=depth) as burst:
+
+            def again(future):
+                numbers.append(number_of(future.result()))
+                if len(numbers) == 150:
+                    done.set()
+                elif len(numbers) < 150:
+                    burst.submit(frame(0, 0)).result()
+                    burst.submit(frame(0, len(numbers))).add_done_callback(again)
+
+            def work():
+                burst.submit(frame(0, 0)).add_done_callback(again)
+                while not done.is_set():
+                    assert number_of(burst.submit(frame(0, 7)).result(kit.patience)) == 7
+
+            thread = threading.Thread(target=work, daemon=True)
+            thread.start()
+            assert done.wait(kit.patience)
+            thread.join(kit.patience)
+        assert numbers[:150] == list(range(150))
+
+    def test_concurrent_waiters(self, slow, kit):
+        """Many threads may wait for the same future."""
+        found = []
+        with slow.burst(depth=2) as burst:
+            future = burst.submit(frame(0.02, 5))
+            threads = [threading.Thread(target=lambda: found.append(future.result())) for _ in range(6)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join(kit.patience)
+        assert len(found) == 6
+        assert all(f is found[0] for f in found)
+
+    def test_close(self, slow, kit):
+        """Who waits for a result when the burst is closed is told, and so is who asks later."""
+        burst = slow.burst(depth=3, policy="latest")
+        futures, errors = [burst.submit(frame(5, n)) for n in range(5)], []
+        thread = threading.Thread(target=lambda: errors.append(futures[0].exception()))
+        thread.start()
+        kit.until(burst._pipeline._receiving.locked)
+        burst.close()
+        thread.join(kit.patience)
+        assert [type(f.exception()).__name__ for f in futures] == [
+            "GeneralFailure", "GeneralFailure", "GeneralFailure", "CancelledError", "GeneralFailure"
+        ]  # fmt: skip
+        assert errors == [futures[0].exception()]
+        for use in (burst.submit, burst.run, lambda: burst.submit(frame(0, 1), timeout=1)):
+            with pytest.raises(ValueError, match="this burst is closed; open another"):
+                use()
+
+
+class TestCtrlC:
+    """A real SIGINT while the main thread waits in one of the calls."""
+
+    @staticmethod
+    def interrupt_while(burst, kit, use):
+        main = threading.main_thread().native_id
+        before = burst._pipeline.controller.sent
+
+        def press():
+            kit.until(lambda: burst._pipeline.controller.sent > before or burst._pipeline._receiving.locked())
+            kit.until(lambda: open(f"/proc/self/task/{main}/stat").read().split(")")[1].split()[0] == "S")  # noqa: SIM115
+            os.kill(os.getpid(), signal.SIGINT)
+
+        thread, begin = threading.Thread(target=press), time.monotonic()
+        thread.start()
+        with pytest.raises(KeyboardInterrupt):
+            use()
+        thread.join()
+        assert time.monotonic() - begin < 1.0
+
+    @pytest.mark.filterwarnings("ignore::ResourceWarning")
+    @pytest.mark.parametrize("what", ["run", "result", "submit", "stream"])
+    def test_wait(self, slow, kit, what):
+        """It ends the waiting at once; the burst stays usable, and requests in flight keep their results."""
+        with slow.burst(depth=2) as burst:
+            futures = [burst.submit(frame(1.2, 1)), burst.submit(frame(0, 2))] if what in {"result", "submit"} else []
+            uses = {
+                "run": lambda: burst.run(frame(1.2, 0)),
+                "result": lambda: futures[1].result(None),
+                "submit": lambda: burst.submit(frame(0, 3)),
+                "stream": lambda: futures[0].result(9),
+            }
+            if what == "stream":
+                futures = [burst.submit(frame(1.2, 1))]
+            self.interrupt_while(burst, kit, uses[what])
+            assert number_of(burst.submit(frame(0, 4)).result()) == 4
+            assert [number_of(f.result()) for f in futures] == [1, 2][: len(futures)]
+
+    @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # it came while Python tidied up
+    @pytest.mark.parametrize("presses", [150, pytest.param(5000, marks=pytest.mark.stress)])
+    def test_at_any_moment(self, fast, kit, presses):
+        """Whenever it comes, in whichever call: no later result belongs to another request, and nothing locks up."""
+        chance, stop, pressed = random.Random(1), threading.Event(), []
+        main = threading.main_thread().ident
+
+        def press():
+            pauses = random.Random(2)
+            while not stop.wait(pauses.random() * 2e-3):
+                signal.pthread_kill(main, signal.SIGINT)
+
+        with fast.burst(depth=4) as burst:
+            thread, n = threading.Thread(target=press), 0
+            waiting = []
+            thread.start()
+            while len(pressed) < presses:
+                n += 1
+                try:
+                    if chance.random() < 0.2:
+                        assert number_of(burst.run(frame(0, n % 1000))) == n % 1000
+                    waiting.append((n % 1000, burst.submit(frame(0, n % 1000))))
+                    while len(waiting) > 3:
+                        k, future = waiting[0]
+                        if number_of(future.result(kit.patience)) != k:
+                            pressed.append(AssertionError(k))
+                            break
+                        del waiting[0], future
+                except KeyboardInterrupt:
+                    pressed.append(None)
+                except concurrent.futures.CancelledError:
+                    del waiting[0]  # the interrupt came while it was being sent
+            end_pressing(stop, thread)
+            assert not any(pressed)
+            for k in range(40):
+                assert number_of(burst.run(frame(0, k))) == number_of(burst.submit(frame(0, k)).result()) == k
+            assert burst.stats()["in_flight"] == 0
+
+
+def end_pressing(stop, thread):
+    """One that is still on its way is awaited."""
+    while thread.is_alive():
+        try:
+            stop.set()
+            thread.join()
+        except KeyboardInterrupt:
+            pass

@@ -1,0 +1,202 @@
+"""Kills at random moments, on either side, with recovery on: nothing is lost, nothing comes twice, nothing leaks."""
+
+import contextlib
+import gc
+import os
+import random
+import signal
+import subprocess
+import threading
+import time
+from collections import deque
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import driver
+from driver import recovery
+
+BOUND = 10.0  # seconds for one slow frame, with every other process of the test on the same cores
+DEPTH = 4
+LIMIT = 24 * 60.0  # seconds that the stress test may take
+SIDES = ("engine", "service", "both", "client")
+
+FRAMES = """
+import sys, numpy as np, driver
+from collections import deque
+from driver import recovery
+sys.path.insert(0, sys.argv[1])
+from conftest import add_model
+recovery._MOST_REVIVALS = 10**6
+with driver.connect() as device, device.prepare(add_model()) as prepared:
+    with prepared.burst(recover=True, depth=4) as burst:
+        print("ready", flush=True)
+        pending, n = deque(), 0
+        while True:
+            n = (n + 1) % 10**6
+            pending.append((n, burst.submit(np.full((1, 4), n, np.float32))))
+            if len(pending) == 4:
+                sent, future = pending.popleft()
+                found = future.result().outputs[0].tolist()
+                assert found == [[sent + 1.0] * 4], (sent, found)
+"""
+
+
+class Held:
+    """What this process and the system hold that could leak."""
+
+    def __init__(self, kit):
+        self._kit, self._names = kit, kit.named_memory()
+        self._then = self.count()
+
+    def count(self):
+        maps = Path("/proc/self/maps").read_text().splitlines()
+        shared = [line for line in maps if "/memfd:" in line or "/dev/shm/" in line]
+        return len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task")), len(shared)
+
+    def check(self):
+        """Nothing more than at first. Returns the differences: descriptors, threads, mappings, names."""
+        gc.collect()  # exceptions hold what was in their frames
+        assert self._kit.until(lambda: self._kit.named_memory() <= self._names)
+        more = [now - then for now, then in zip(self.count(), self._then, strict=True)]
+        assert max(more) <= 0, more
+        return [*more, 0]
+
+
+class Frames:
+    """A stream of numbered frames through one burst; every result is looked at, in order."""
+
+    def __init__(self, burst, patience):
+        self._burst, self._patience, self._sent, self._pending = burst, patience, 0, deque()
+        self.results = 0
+
+    def step(self):
+        """One frame in and, while there are as many as may be, the oldest result out. Seconds that it took."""
+        begin = time.monotonic()
+        self._sent += 1
+        future = self._burst.submit(np.full((1, 4), self._sent, np.float32))
+        self._pending.append(future)
+        if len(self._pending) == DEPTH:
+            self._take()
+        return time.monotonic() - begin
+
+    def _take(self):
+        self.results += 1
+        result = self._pending.popleft().result(self._patience)
+        assert result.outputs[0].tolist() == [[self.results + 1.0] * 4]
+
+    def finish(self):
+        while self._pending:
+            self._take()
+        assert self.results == self._sent
+
+
+class Client:
+    """Another process that streams frames through a burst of its own, and ends only when it is killed."""
+
+    def __init__(self, kit):
+        self._process = kit.python(FRAMES, Path(__file__).parent, stdout=subprocess.PIPE)
+        assert self._process.stdout.readline() == b"ready\n"
+
+    def kill(self):
+        with self._process as process:
+            assert process.poll() is None, "a result was lost, or wrong, or there was an exception"
+            process.kill()
+
+
+def one_kill(burst, frames, source, strike):
+    """Seconds of the slowest frame while `strike` happens at a random moment, and somebody dies of it."""
+    recoveries, ends = burst.stats()["recoveries"], threading.Event()
+    moment = time.monotonic() + source.random() * 0.02
+
+    def wait_and_strike():
+        while time.monotonic() < moment:
+            os.sched_yield()
+        strike()
+        ends.set()
+
+    thread = threading.Thread(target=wait_and_strike)
+    thread.start()
+    slowest = 0.0
+    while not ends.is_set():
+        slowest = max(slowest, frames.step())
+    thread.join()
+    for _ in range(2 * DEPTH):  # the last of these was submitted after the death, if it was the device's
+        slowest = max(slowest, frames.step())
+    return slowest, burst.stats()["recoveries"] - recoveries
+
+
+def striker(device, client, side):
+    def strike():
+        if side == "client":
+            client.kill()
+            return
+        for name in ("service_pid", "engine_pid") if side == "both" else (f"{side}_pid",):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(getattr(device, name), signal.SIGKILL)
+
+    return strike
+
+
+def random_kills(kit, place, seed, rounds):
+    """Kills and results, the seconds of each slow frame after a device's death, and what leaked."""
+    with driver.connect() as device, device.prepare(kit.add_model()) as prepared:  # starts what stays: threads of pools
+        prepared.run(np.zeros((1, 4), np.float32)), prepared.burst().close()
+    del device, prepared
+    held = Held(kit)
+    found = kills_of(kit, place, random.Random(seed), rounds)
+    kit.until(lambda: not place.pids())
+    assert set(place.files()) <= {"reference.lock", "reference.log"}
+    return *found, held.check()
+
+
+def kills_of(kit, place, source, rounds):
+    slow, end = [], time.monotonic() + LIMIT
+    with contextlib.ExitStack() as stack:
+        device = stack.enter_context(driver.connect())
+        prepared = stack.enter_context(device.prepare(kit.add_model()))
+        burst = stack.enter_context(prepared.burst(recover=True, depth=DEPTH))
+        frames, client = Frames(burst, kit.patience), Client(kit)
+        for n in range(rounds):
+            if time.monotonic() > end:
+                break
+            side = SIDES[source.randrange(4)] if n >= 4 else SIDES[n]
+            slowest, recoveries = one_kill(burst, frames, source, striker(device, client, side))
+            if side == "client":
+                client = Client(kit)
+            elif recoveries:
+                slow.append(slowest)
+        frames.finish()
+        client.kill()
+        kit.until(lambda: len(place.pids()) == 2)
+    return n + 1, frames.results, slow
+
+
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch):
+    """More deaths than anybody should get over are what this is about."""
+    monkeypatch.setattr(recovery, "_MOST_REVIVALS", 10**6)
+
+
+def test_random_kills(place, kit):
+    """Twenty kills of an engine, a service, both or a client (seed 4): every result comes once, and is right."""
+    kills, results, slow, _ = random_kills(kit, place, 4, 20)
+    assert kills == 20
+    assert results > kills
+    assert len(slow) > 5
+    assert max(slow) < BOUND
+
+
+@pytest.mark.stress
+def test_many_random_kills(place, kit, capsys):
+    """Five thousand kills at random moments, or as many as 24 minutes allow: no result is lost, doubled or wrong."""
+    seed = random.SystemRandom().randrange(2**32)
+    with capsys.disabled():
+        print(f"\nrecovery, seed {seed}:", end=" ", flush=True)
+        kills, results, slow, leaks = random_kills(kit, place, seed, 5000)
+        p50, p99 = np.percentile(slow, [50, 99])
+        print(f"{kills} kills, {results} results, {len(slow)} recoveries: one slow frame of")
+        print(f"p50 {p50 * 1e3:.0f} ms, p99 {p99 * 1e3:.0f} ms, max {max(slow) * 1e3:.0f} ms;", end=" ")
+        print("more fds, threads, mappings, names in /dev/shm: {}, {}, {}, {}".format(*leaks))
+    assert max(slow) < BOUND

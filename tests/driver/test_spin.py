@@ -1,0 +1,161 @@
+"""How both sides wait: they poll as long as they were told, and an idle burst costs nothing."""
+
+import asyncio
+import os
+import select
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+X = np.zeros((1, 4), np.float32)
+
+
+@pytest.fixture
+def low_power(device, kit):
+    with device.prepare(kit.add_model(), preference="low_power") as prepared:
+        yield prepared
+
+
+@pytest.fixture
+def fast(device, kit):
+    with device.prepare(kit.add_model()) as prepared:
+        yield prepared
+
+
+def pause(seconds):
+    """Rare requests are what is to be tested, so this does wait."""
+    threading.Event().wait(seconds)
+
+
+def cpu(burst):
+    """Seconds of CPU that each side has spent on the burst."""
+    found = burst.stats()["cpu_seconds"]
+    return np.array([found["client"], found["device"]])
+
+
+def switches(pid, tid=None):
+    """How often threads of a process have gone to sleep."""
+    tasks = [str(tid)] if tid else os.listdir(f"/proc/{pid}/task")
+    lines = [line for task in tasks for line in Path(f"/proc/{pid}/task/{task}/status").read_text().splitlines()]
+    return sum(int(line.split()[1]) for line in lines if line.startswith("voluntary_ctxt_switches"))
+
+
+def listener_switches(burst):
+    page = burst._pipeline.controller.trace.page.device
+    return switches(page.pid, page.tid)
+
+
+@pytest.fixture
+def apart():
+    """Gives each side a CPU of its own: who shares one with its peer does not poll."""
+    before = os.sched_getaffinity(0)
+    if len(before) < 2:
+        pytest.skip("one CPU: nobody polls")
+    ours, theirs, *_ = sorted(before)
+
+    def keep_apart(*bursts):
+        for burst in bursts:
+            burst.run(X)
+            os.sched_setaffinity(burst._pipeline.controller.trace.page.device.tid, {theirs})
+        os.sched_setaffinity(0, {ours})
+        for burst in bursts:
+            burst.run(X)
+
+    yield keep_apart
+    os.sched_setaffinity(0, before)
+
+
+def spent(burst, n, gap, choose=np.min):
+    """CPU seconds of each side for a request, of n with a gap before each; the least or the most of three tries."""
+    found = []
+    for _ in range(3):
+        before = cpu(burst)
+        for _ in range(n):
+            if gap:
+                pause(gap)
+            burst.run(X)
+        found.append((cpu(burst) - before) / n)
+    return choose(found, axis=0)
+
+
+def test_default(fast, low_power):
+    """50 us, and nothing for low power; both sides get the same."""
+    for prepared, seconds in ((fast, 50e-6), (low_power, 0.0)):
+        with prepared.burst() as burst:
+            assert burst._pipeline.options.spin == seconds
+            assert burst._pipeline.controller._reader.spin == seconds
+    with low_power.burst(spin=1e-3) as burst:
+        assert burst._pipeline.options.spin == 1e-3
+
+
+@pytest.mark.parametrize("spin", [-1, 11, "sometimes", float("nan")])
+def test_unknown(fast, spin):
+    """What is neither seconds nor "adaptive" is refused."""
+    with pytest.raises(ValueError, match="spin="):
+        fast.burst(spin=spin)
+
+
+def test_seconds(fast, apart):
+    """The device polls for so long after each request, and not at all for 0: its CPU time says so."""
+    with fast.burst(spin=4e-3) as polling, fast.burst(spin=0) as sleeping:
+        apart(polling, sleeping)
+        assert spent(polling, 20, 8e-3, np.max)[1] > 2e-3
+        assert spent(sleeping, 20, 8e-3, np.min)[1] < 1.5e-3
+
+
+def test_zero_sleeps(fast):
+    """With spin=0 the listener sleeps before every request, however fast they come."""
+    with fast.burst(spin=0) as burst:
+        burst.run(X)
+        before = listener_switches(burst)
+        for _ in range(200):
+            burst.run(X)
+        assert listener_switches(burst) - before > 150
+
+
+def test_adaptive(fast, apart):
+    """It polls while requests follow each other, does not while they are rare, and polls again when they are not."""
+    with fast.burst(spin="adaptive") as burst, fast.burst(spin=2e-3) as fixed:
+        apart(burst, fixed)
+        sleeps = []
+        for _ in range(2):
+            rare = spent(burst, 30, 3e-3, np.min)[1]
+            assert rare < 0.6 * spent(fixed, 30, 3e-3, np.max)[1]
+            tries = []
+            for _ in range(8):
+                before = listener_switches(burst)
+                for _ in range(200):
+                    burst.run(X)
+                tries.append((listener_switches(burst) - before) / 200)
+            sleeps.append(min(tries))
+        assert max(sleeps) < 0.5, sleeps
+
+
+@pytest.mark.parametrize("spin", [None, 0, "adaptive"])
+@pytest.mark.parametrize("watched", [False, True], ids=["alone", "with asyncio"])
+def test_idle(fast, spin, watched):
+    """An idle burst wakes nobody up, on either side, and takes no CPU time, also after it was used in asyncio."""
+    options = {} if spin is None else {"spin": spin}
+    with fast.burst(depth=2, **options) as burst:
+        for _ in range(5):
+            burst.run(X)
+        if watched:
+            asyncio.run(burst.run_async(X))
+        engine, service = fast.device.engine_pid, fast.device.service_pid
+        never, _ = pipe = os.pipe()
+        select.select([never], [], [], 0.05)  # until what is polling has gone to sleep
+        others = {t for t in os.listdir("/proc/self/task") if int(t) != os.getpid()}
+
+        def state():
+            ours = sum(switches(os.getpid(), t) for t in others)
+            return [switches(engine), switches(service), ours], cpu(burst)
+
+        counts, seconds = state()
+        select.select([never], [], [], 0.4)
+        after, seconds_after = state()
+        for fd in pipe:
+            os.close(fd)
+        assert [b - a for a, b in zip(counts, after, strict=True)] == [0, 0, 0]
+        assert (seconds_after == seconds).all()
