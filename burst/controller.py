@@ -79,7 +79,7 @@ class Packet:
 
     def __init__(self, raw: bytes, measure: bool, caller: Any = None) -> None:
         self.data, self.nbytes, self.measure = ffi.new("unsigned char[]", raw), len(raw), measure
-        #: sends it and waits for a short while: 0 when the result is like `Controller.last`, else for `Controller.go_on`
+        #: sends, and waits a short while: 0 for a result like `Controller.last`, else what `Controller.go_on` takes
         self.call: Callable[[], int] = partial(_call, caller, self.data, self.nbytes)
 
     def __bytes__(self) -> bytes:
