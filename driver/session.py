@@ -78,7 +78,10 @@ class Burst:
                         if reply.status is _NONE:
                             if self._measure:
                                 self._statistics.note(reply.timing)
-                            return Result(_NONE, outputs.arrays(reply.output_shapes), reply.output_shapes, reply.timing)
+                            shapes = reply.output_shapes
+                            known = outputs.shapes is shapes  # in place of a call: this is the way that counts
+                            arrays = tuple(outputs.given) if known else outputs.arrays(shapes)
+                            return Result(_NONE, arrays, shapes, reply.timing)
                         future = self._again(shot, reply)
                 finally:
                     pipeline.is_running = False
