@@ -12,6 +12,7 @@ import os
 import threading
 import weakref
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol, Self
 
 import fmq
@@ -74,10 +75,12 @@ class NotSent(Exception):
 class Packet:
     """An encoded request. It stays good until one of its pools is freed; its last bytes change with every execution."""
 
-    __slots__ = ("data", "measure", "nbytes")
+    __slots__ = ("call", "data", "measure", "nbytes")
 
-    def __init__(self, raw: bytes, measure: bool) -> None:
+    def __init__(self, raw: bytes, measure: bool, caller: Any = None) -> None:
         self.data, self.nbytes, self.measure = ffi.new("unsigned char[]", raw), len(raw), measure
+        #: sends, and waits a short while: 0 for a result like `Controller.last`, else what `Controller.go_on` takes
+        self.call: Callable[[], int] = partial(_call, caller, self.data, self.nbytes)
 
     def __bytes__(self) -> bytes:
         return bytes(ffi.buffer(self.data, self.nbytes))
@@ -119,7 +122,7 @@ class Controller:
         self.counts, self.trace = Counts(), Trace.create()
         self._slots, self._lock = SlotTable(), threading.Lock()
         self._invalid: str | None = None
-        self._last = ResultPacket(ErrorStatus.GENERAL_FAILURE, (), NO_TIMING)
+        self.last = ResultPacket(ErrorStatus.GENERAL_FAILURE, (), NO_TIMING)  #: the result that came last
         with (
             fmq.MessageQueue.create(DATUM_DTYPE, length, memory=memory) as requests,
             fmq.MessageQueue.create(DATUM_DTYPE, length, memory=memory) as results,
@@ -160,7 +163,7 @@ class Controller:
         with self._lock:
             slots = tuple(map(self._slot, request.pools))
         fields = tuple(request.inputs), tuple(request.outputs), slots, measure, loop_timeout
-        return Packet(encode_request(RequestPacket(*fields), self.version), measure)
+        return Packet(encode_request(RequestPacket(*fields), self.version), measure, self._caller)
 
     def _slot(self, pool: Memory | DeviceBuffer) -> int | Token:
         return Token(pool.token) if isinstance(pool, DeviceBuffer) else self._slots.slot_of(pool)
@@ -211,17 +214,24 @@ class Controller:
             return self.receive(timeout, measure=packet.measure)
         try:
             code = _call(self._caller, packet.data, packet.nbytes)
-            if not code and not packet.measure:
-                return self._last
-            if code:
-                code = self._go_on(code, packet, FOREVER if timeout is None else deadline_of(timeout or 1e-9), timeout)
-            return self._result(code, packet.measure)
-        except Busy:
+            return self.go_on(code, packet, timeout)
+        except BaseException as error:
+            self.interrupted(error)
             raise
-        except BaseException:  # Ctrl-C, anywhere
+
+    def go_on(self, code: int, packet: Packet, timeout: float | None) -> ResultPacket:
+        """The rest of `send` after `packet.call()` returned that code."""
+        if self._invalid:
+            raise NotSent(self._invalid)
+        if code:
+            code = self._go_on(code, packet, FOREVER if timeout is None else deadline_of(timeout or 1e-9), timeout)
+        return self._result(code, packet.measure)
+
+    def interrupted(self, error: BaseException) -> None:
+        """After an error out of `packet.call` or `go_on`: Ctrl-C may have come anywhere."""
+        if not isinstance(error, Busy):
             self._caller.calling = 0
             self._caller.result_bytes = 0  # what C takes for known, we may not have decoded
-            raise
 
     def start(self, packet: Packet, deadline: int | None = None) -> None:
         """Sends a request. `deadline`: absolute CLOCK_MONOTONIC ns.
@@ -285,25 +295,31 @@ class Controller:
         if code == -errno.EBUSY:
             raise Busy("this burst is executing in another thread; wait for it, or open another burst")
         if code == -errno.EPIPE:
-            self._invalid = "the device died"
+            self._invalidate("the device died")
             raise PeerDied("the device's process is gone")
         try:
             raise_errno(code, "burst")
         except (fmq.Closed, fmq.Corrupt) as error:
-            self._invalid = f"the device ended this burst: {error}"
-            raise GeneralFailure(self._invalid) from error
+            why = self._invalidate(f"the device ended this burst: {error}")
+            raise GeneralFailure(why) from error
+
+    def _invalidate(self, why: str) -> str:
+        """From now on nothing is sent any more, whoever tries."""
+        self._invalid = why
+        self._writer.close()
+        return why
 
     def _result(self, code: int, measure: bool) -> ResultPacket:
         """`code`: bytes of a result that differs from the last one, or 0."""
         if code:
             raw = bytes(ffi.buffer(self._caller.result, code))
             try:
-                self._last = decode_result(raw, self.version)._replace(timing=NO_TIMING, id=0)
+                self.last = decode_result(raw, self.version)._replace(timing=NO_TIMING, id=0)
             except Malformed as error:
-                self._invalid = f"the device's answer was malformed: {error}"
-                self._last = ResultPacket(ErrorStatus.GENERAL_FAILURE, (), NO_TIMING)
-                return self._last
-        return self._last._replace(timing=self._timing()) if measure else self._last
+                self._invalidate(f"the device's answer was malformed: {error}")
+                self.last = ResultPacket(ErrorStatus.GENERAL_FAILURE, (), NO_TIMING)
+                return self.last
+        return self.last._replace(timing=self._timing()) if measure else self.last
 
     def _timing(self) -> Timing:
         times = self._caller.on_device, self._caller.in_driver

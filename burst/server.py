@@ -141,10 +141,6 @@ class BurstServer:
         if is_mine:
             self._end()
 
-    def crowd(self, *, is_crowded: bool) -> None:
-        """With more listeners than processors none of them polls: it would take the time of the others."""
-        self._listener.spin_ns = 0 if is_crowded else self._reader.spin_ns
-
     def free_memory(self, slot: int) -> None:
         """The client needs that slot no more. Returns at once; memory in use is let go after the run."""
         self._executor.free_memory(slot)

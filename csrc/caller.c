@@ -78,7 +78,11 @@ static bool has_usual_times(const burst_caller *c, const unsigned char *packet) 
     return c->on_device <= c->in_driver && !load_u32(packet + RESULT_STATUS_AT);
 }
 
+/* How long the answer took, and not how long we took to wake up: that is what holding on is against. */
 static void learn(burst_caller *c, uint64_t took) {
+    const burst_sent *sent = &c->trace->sent[c->results % BURST_RECORDS];
+    const burst_served *served = &c->trace->served[c->results % BURST_RECORDS];
+    if (took > SOON && served->id == c->results && served->done - sent->sent < took) took = served->done - sent->sent;
     if (took > 4 * SOON) took = 4 * SOON; /* one long pause does not change the habit */
     c->usual_ns += took / 8 - c->usual_ns / 8;
 }

@@ -16,8 +16,11 @@
 #include "trace.h"
 
 #include <stdlib.h>
+#include <unistd.h>
 
 static const uint64_t PATIENCE = UINT64_C(5000000000); /* ns that a client may leave its results unread */
+
+static _Atomic long polling; /* listeners of this process */
 
 struct burst_plan {
     unsigned char *packet, *answer; /* the request up to its volatile end; the result of a success, or NULL */
@@ -209,10 +212,27 @@ static uint64_t read_request(burst_listener *l) {
 }
 
 /* Not inside the queue while something runs or is answered: fmq_stop waits for whoever is inside. */
+/* More listeners that poll than there are processors would take each other's time. */
+static bool may_poll(void) {
+    static _Atomic long processors;
+    if (!processors) processors = sysconf(_SC_NPROCESSORS_ONLN);
+    return atomic_fetch_add_explicit(&polling, 1, memory_order_relaxed) < processors; /* relaxed, because it is a hint */
+}
+
+static int wait_for_request(burst_listener *l) {
+    bool adapts = l->spin_ns == FMQ_SPIN_ADAPTIVE;
+    int r = -EAGAIN;
+    if (l->spin_ns && !adapts) {
+        if (may_poll()) r = sleep_spin(l->request, 1, l->spin_ns);
+        atomic_fetch_sub_explicit(&polling, 1, memory_order_relaxed); /* relaxed, because it is a hint */
+    }
+    return r == -EAGAIN ? sleep_until(l->request, 1, adapts ? FMQ_SPIN_ADAPTIVE : 0, FMQ_FOREVER) : r;
+}
+
 static int take_request(burst_listener *l) {
     int r = end_enter_free(l->request);
     if (r) return r;
-    r = sleep_until(l->request, 1, l->spin_ns, FMQ_FOREVER);
+    r = wait_for_request(l);
     int64_t bytes = r ? r : packet_take(l->request, l->buffer, l->buffer_bytes, l->framed ? REQUEST_SIZE_AT : 0);
     end_leave(l->request);
     if (bytes < 0) return (int)bytes;

@@ -74,20 +74,19 @@ class Buffers:
                 found = self._new_outputs()
                 break
             found = found.next
-        return self._take(found)
+        found.number = next(self._numbers)
+        self._last = found
+        return found
 
     def outputs_for(self, inputs: InputSet) -> Outputs:
         """The same, and the one that these inputs had last if it is free: the device knows that pair."""
         found = self._partners.get(inputs)
         if found is None or found.is_busy or found.is_held():
             found = self._partners[inputs] = self.free_outputs()
-            return found
-        return self._take(found)
-
-    def _take(self, outputs: Outputs) -> Outputs:
-        outputs.number = next(self._numbers)
-        self._last = outputs
-        return outputs
+        else:
+            found.number = next(self._numbers)
+            self._last = found
+        return found
 
     def _new_outputs(self) -> Outputs:
         if len(self._outputs) >= self._most:

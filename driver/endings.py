@@ -101,10 +101,10 @@ class Endings(Sending):
 
     def _fail(self, error: Exception) -> None:
         waiting = [flight.future for flight in self.flights]
-        if self._staged:
-            waiting.append(self._staged[1])
-            self.buffers.give_back(self._staged[0])
-            self._staged = None
+        if self.staged:
+            waiting.append(self.staged[1])
+            self.buffers.give_back(self.staged[0])
+            self.staged = None
         for _, shot, _ in self.flights:
             shot.outputs.is_busy = False
             self.buffers.give_back(shot.inputs)
@@ -152,7 +152,7 @@ class Endings(Sending):
         self._new_locks()
         self.flights.clear()
         self._finished.clear()
-        self._staged = self._arrivals = None
+        self.staged = self._arrivals = None
         self.buffers.inputs = forked.lost(self.check_process)
 
     def close(self) -> None:

@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from driver.nn import Model
 
 _log = logging.getLogger(__name__)
-_PROCESSORS = os.cpu_count() or 1
 _TRACES_AT_ONCE = 32  # descriptors in one answer
 # Seconds. A request that meets a slice of work waits for its end, so slices have to be short and rare: with these, a
 # burst that runs back to back meets one in some 200 requests, which leaves its p99 alone.
@@ -92,8 +91,6 @@ class Engine:
             self.pace.bursts += change
             if not self.pace.bursts:
                 gc.collect()
-            for server in list(self.traces):
-                server.crowd(is_crowded=self.pace.bursts > _PROCESSORS)
 
     def serve(self, channel: Channel) -> None:
         """One client, until its connection ends."""

@@ -145,7 +145,7 @@ class Pipeline(Endings):
             larger = None if future.done() else self.grown(shot, reply)
             if larger is None:
                 self._complete(shot, future, reply)
-            self._is_moving = True
+            self.is_moving = True
             self.flights.popleft()
             shot.outputs.is_busy = False
             if larger:
@@ -153,7 +153,7 @@ class Pipeline(Endings):
             else:
                 self.buffers.give_back(shot.inputs)
                 self._launch_staged()
-            self._is_moving = False
+            self.is_moving = False
 
     def _complete(self, shot: Shot, future: Future, reply: ResultPacket) -> None:
         if future.done():  # cancelled

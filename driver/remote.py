@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Self, get_args
 
 import numpy as np
 
-from burst import PeerDied
+from burst import Memory, PeerDied, Trace
 from driver import rendezvous
 from driver.connection import Connection
 from driver.encoding import encode
@@ -23,7 +23,7 @@ from driver.recovery import Revivals, quarantine
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from burst import Memory, Result, Trace
+    from burst import Result
     from burst.channel import Channel
     from driver.nn import Model
     from driver.plain import PlainClient
@@ -182,6 +182,15 @@ class RemoteDevice:
         with self._lock:
             self._threads = self._threads or ThreadPoolExecutor(8, "execute")
         return self._threads.submit(function)
+
+    def traces(self) -> list[Trace]:
+        """The notes of the bursts of all clients of this device: to be read while they run, at no cost."""
+        found: list[Trace] = []
+        while True:
+            (count,), fds = self.call("traces", len(found))
+            found += [Trace(Memory.from_fd(fd, Trace.nbytes, writable=False)) for fd in fds]
+            if not fds or len(found) >= count:
+                return found
 
     def close(self) -> None:
         """Ends the connection: prepared models and bursts made through it end too. Harmless when done twice."""

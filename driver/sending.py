@@ -58,8 +58,8 @@ class Sending(Driver):
         self.statistics = Statistics()
         self._arrivals: Arrivals | None = None  # made by the first await
         self._prepared = prepared
-        self._staged: tuple[InputSet, Future] | None = None  # the newest frame, while `depth` others are in flight
-        self._is_moving = False  # one was taken, and another may take its place
+        self.staged: tuple[InputSet, Future] | None = None  # the newest frame, while `depth` others are in flight
+        self.is_moving = False  # one was taken, and another may take its place
         self.is_running = False  # a `run`, which holds `submitting`
         self._new_locks()
         self._finished: deque[Future] = deque()  # whose callbacks are due
@@ -108,7 +108,7 @@ class Sending(Driver):
     @property
     def is_idle(self) -> bool:
         """Nothing is in flight, nor about to be; who holds `submitting` can rely on it."""
-        return not self.flights and not self._staged and not self._is_moving
+        return not self.flights and not self.staged and not self.is_moving
 
     @property
     def has_room(self) -> bool:
@@ -160,13 +160,13 @@ class Sending(Driver):
 
     def _stage(self, inputs: InputSet, future: Future) -> None:
         """Under the lock: the newest frame waits in the place of an older one."""
-        if self._staged is not None:
-            old, dropped = self._staged
+        if self.staged is not None:
+            old, dropped = self.staged
             if not dropped.done():
                 self.statistics.drops += 1
                 self._finished.append(dropped.fail(CancelledError("a newer frame took its place")))
             self.buffers.give_back(old)
-        self._staged = inputs, future
+        self.staged = inputs, future
         self.buffers.next_inputs()
 
     def launch(self, shot: Shot, future: Future) -> None:
@@ -226,9 +226,9 @@ class Sending(Driver):
 
     def _launch_staged(self) -> None:
         """Under the lock."""
-        if self._staged is None or len(self.flights) >= self.depth:
+        if self.staged is None or len(self.flights) >= self.depth:
             return
-        (inputs, future), self._staged = self._staged, None
+        (inputs, future), self.staged = self.staged, None
         if future.done():
             self.buffers.give_back(inputs)
             return

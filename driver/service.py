@@ -145,7 +145,7 @@ class Client:
             "hello": self.hello,
             "supported": self.supported,
             "prepare": self.prepare,
-            **{method: partial(self.forward, method) for method in ("free", "channel", "burst")},
+            **{method: partial(self.forward, method) for method in ("free", "channel", "burst", "traces")},
         }
 
     def __enter__(self) -> Self:

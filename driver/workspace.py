@@ -82,15 +82,16 @@ class OutputSet:
             RequestArgument(pool=_OUTPUTS, offset=offset, length=length)
             for offset, length in zip(self._places, sizes, strict=True)
         )
-        self._shapes: Sequence[OutputShape] | None = None
-        self._arrays: list[NDArray[Any]] = []
+        self.shapes: Sequence[OutputShape] | None = None  #: for which
+        self.given: list[NDArray[Any]] = []  #: arrays were made
 
     def arrays(self, shapes: Sequence[OutputShape]) -> tuple[NDArray[Any], ...]:
         """Typed views; `shapes` may be empty when the model knows them all. The same ones again for the same shapes."""
-        if self._shapes is not shapes and self._shapes != shapes:
-            self._arrays = [self._view(n, shapes[n].dimensions if shapes else None) for n in range(len(self.sizes))]
-            self._shapes = shapes
-        return tuple(self._arrays)
+        if self.shapes is not shapes:
+            if self.shapes != shapes:
+                self.given = [self._view(n, shapes[n].dimensions if shapes else None) for n in range(len(self.sizes))]
+            self.shapes = shapes
+        return tuple(self.given)
 
     def _view(self, n: int, dimensions: tuple[int, ...] | None) -> NDArray[Any]:
         operand = self._operands[n]
@@ -101,7 +102,7 @@ class OutputSet:
 
     def is_held(self) -> bool:
         """Whether anybody but us refers to the arrays that were given out last."""
-        for array in self._arrays:  # noqa: SIM110 (any(…) takes four times as long, and this is in every run)
+        for array in self.given:  # noqa: SIM110 (any(…) takes four times as long, and this is in every run)
             if getrefcount(array) > _OURS:
                 return True
         return False

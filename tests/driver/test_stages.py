@@ -263,3 +263,20 @@ def test_read_while_written(device, kit, looks):
         finally:
             stop.set()
             thread.join()
+
+
+def test_traces_of_a_device(place, kit):
+    """Any client of a device gets the notes of all its bursts, read-only, and sees them grow; closed ones are gone."""
+    with driver.connect() as device, driver.connect() as other, device.prepare(kit.add_model()) as prepared:
+        bursts = [prepared.burst() for _ in range(40)]  # more than fit into one answer
+        for n, burst in enumerate(bursts):
+            for _ in range(n):
+                burst.run(np.ones((1, 4), np.float32))
+        traces = other.traces()
+        assert sorted(int(trace.page.client.results) for trace in traces) == list(range(40))
+        bursts[0].run(np.ones((1, 4), np.float32))
+        assert sorted(int(trace.page.client.results) for trace in traces)[:3] == [1, 1, 2]
+        assert all(not trace.memory.writable for trace in traces)
+        for burst in bursts:
+            burst.close()
+        kit.until(lambda: not other.traces())
