@@ -89,14 +89,15 @@ def run(script, tmp_path, *options):
     ("script", "options", "rows", "budgets"),
     [
         ("burst_roundtrip.py", ["--peers", "none"], BURST_ROWS, 6),
-        ("burst_frame.py", ["--peers", "zmq"], [*FRAME_ROWS, "zmq, 6.2 MB written"], 2),
+        ("burst_frame.py", ["--peers", "none"], FRAME_ROWS, 1),
         pytest.param("burst_depth.py", [], DEPTH_ROWS, 2, marks=needs_depth),
         ("queue_roundtrip.py", ["--peers", "none"], QUEUE_ROWS, 6),
-        (
+        pytest.param(
             "queue_roundtrip.py",
             ["--peers", "none", "--sizes", "8", "65536"],
             [*FLOORS, *QUEUE_ROWS[2:], *SIZED_ROWS],
             6,
+            marks=pytest.mark.stress,
         ),
         ("prepare_interference.py", [], INTERFERENCE_ROWS, 2),
     ],
@@ -224,6 +225,7 @@ def test_a_stream_that_loses_messages_is_not_measured(streams, lost):
 
 
 @needs_two_cpus
+@pytest.mark.stress
 def test_every_busy_block_contains_whole_prepares(tmp_path):
     """The count that the second process answers is of prepares that ended within the block."""
     found, _ = run("prepare_interference.py", tmp_path)
@@ -304,6 +306,7 @@ def test_the_native_device_promises_what_it_can(native):
 
 
 @needs_two_cpus
+@pytest.mark.stress
 def test_a_peer_that_is_missing_is_a_row(tmp_path, monkeypatch):
     """A peer that cannot be imported costs its figures, and nothing else."""
     (tmp_path / "zmq.py").write_text("raise ModuleNotFoundError(\"No module named 'zmq'\")")

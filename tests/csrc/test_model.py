@@ -368,7 +368,9 @@ def unreached(out):
     return found
 
 
-@pytest.mark.parametrize("model", SMALL)
+@pytest.mark.parametrize(
+    "model", [pytest.param(name, marks=pytest.mark.stress if name == "queue" else ()) for name in SMALL]
+)  # eight seconds
 def test_a_model_holds_in_small_bounds(explore, model):
     """Every execution is tried and none breaks an assertion or leaves anybody asleep; together the configurations take
     every step that the model has."""
