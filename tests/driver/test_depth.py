@@ -70,7 +70,7 @@ class TestOrder:
         assert done == [0, 1, 2, 3]
 
     def test_client_and_device_overlap(self, slow):
-        """While the device runs request k, the client writes request k + 1 and sends it: the records say so."""
+        """Before the device is done with request k the client begins and sends request k + 1: the records say so."""
         with slow.burst(depth=2) as burst:
             burst.run(frame(0, 0))
             futures = [burst.submit(frame(0.005, n)) for n in range(12)]
@@ -78,8 +78,7 @@ class TestOrder:
                 future.result()
             records = burst._pipeline.controller.trace.records()[1:]
         pairs = list(itertools.pairwise(records))
-        assert sum(b["sent"] < a["done"] for a, b in pairs) >= 9, records
-        assert sum(a["taken"] < b["begin"] <= b["sent"] < a["done"] for a, b in pairs) >= 4, records
+        assert sum(a["sent"] < b["begin"] <= b["sent"] < a["done"] for a, b in pairs) >= 6, records
         assert all(records["taken"][1:] >= records["done"][:-1])  # and the device never two at once
 
     def test_inputs_in_place(self, slow):
