@@ -98,9 +98,8 @@ class Channel:
 
     def __init__(self, sock: socket.socket) -> None:
         self.socket = sock
-        self._finalizer = weakref.finalize(
-            self, sock.close
-        )  # without a word when it is let go, or the interpreter ends
+        # Without a word when it is let go, or the interpreter ends.
+        self._finalizer = weakref.finalize(self, sock.close)
         self._watch: Watch | None = None
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _SEND_TIMEOUT)
 

@@ -77,7 +77,7 @@ class Packet:
 
     __slots__ = ("call", "data", "measure", "nbytes")
 
-    def __init__(self, raw: bytes, measure: bool, caller: Any = None) -> None:
+    def __init__(self, raw: bytes, measure: bool, caller: Any) -> None:
         self.data, self.nbytes, self.measure = ffi.new("unsigned char[]", raw), len(raw), measure
         #: sends, and waits a short while: 0 for a result like `Controller.last`, else what `Controller.go_on` takes
         self.call: Callable[[], int] = partial(_call, caller, self.data, self.nbytes)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 from collections import Counter, deque
 from collections.abc import AsyncIterable
 from contextlib import suppress
@@ -32,7 +33,8 @@ class Arrivals:
     def __init__(self, pipeline: Pipeline) -> None:
         self._pipeline = pipeline
         self._watched: dict[_Loop, tuple[Controller, int]] = {}
-        self._refused: set[_Loop] = set()  # that will watch as soon as a thread has stopped receiving
+        self._refused: set[_Loop] = set()  # that will watch as soon as another thread lets them
+        self._looking = threading.RLock()
         self._queue: deque[_Turn] = deque()  # of tasks that wait for room
         self._unclaimed: Counter[_Loop] = Counter()  # results and requests of `run`
 
@@ -62,9 +64,9 @@ class Arrivals:
             _call(loop, self._look, loop)
 
     def rearm(self) -> None:
-        """Somebody has stopped receiving: the descriptor is to say what is so from now on."""
+        """Somebody has stopped running or receiving: the descriptor says what is so from now on."""
         if self._watched:
-            self._pipeline.watch_fd()
+            self._watch_fd()
         while self._refused:
             with suppress(KeyError):  # another thread took the last one
                 loop = self._refused.pop()
@@ -87,11 +89,16 @@ class Arrivals:
         for other in [other for other in list(self._watched) if other.is_closed()]:
             self._unwatch(other)
         self._refused.add(loop)  # before we try, so that who receives until then sees it afterwards
-        fd = self._pipeline.watch_fd()
+        fd = self._watch_fd()
         if fd >= 0:
             self._refused.discard(loop)
             self._watched[loop] = controller, os.dup(fd)
             loop.add_reader(self._watched[loop][1], self._look, loop)
+
+    def _watch_fd(self) -> int:
+        """One loop after the other, or they would take one another for somebody who calls `rearm`."""
+        with self._looking:
+            return self._pipeline.watch_fd()
 
     def _unwatch(self, loop: _Loop) -> None:
         _, fd = self._watched.pop(loop, (None, -1))

@@ -53,14 +53,14 @@ class Endings(Sending):
     def take_last(self) -> None:
         """For an event loop, which does not stand still while a device is started: another thread does it."""
         if not self.options.recover:
-            self._as_receiver(0, self._take_last)
+            self.as_receiver(0, self._take_last)
         elif not self.is_recovering:
             self.is_recovering = True
             threading.Thread(target=self._recover_elsewhere, name="burst-recovery", daemon=True).start()
 
     def _recover_elsewhere(self) -> None:
         try:
-            self._as_receiver(-1, self._take_last)
+            self.as_receiver(-1, self._take_last)
         finally:
             self.is_recovering = False
             self._call_back()
@@ -116,7 +116,7 @@ class Endings(Sending):
         if not self.is_to_recover(error):
             raise error
         found: list[Exception | None] = []
-        self._as_receiver(-1, lambda: found.append(self.end(error, request)))
+        self.as_receiver(-1, lambda: found.append(self.end(error, request)))
         self._call_back()
         if found[0]:
             raise found[0]
@@ -125,8 +125,8 @@ class Endings(Sending):
         """The model crashed a device too often: whoever waits here is told, and comes by `end`."""
         if not (self.is_closed or self._has_ended):
             self.controller.close()
-            if self._arrivals:
-                self._arrivals.renew()
+            if self.loops:
+                self.loops.renew()
 
     def rescue(self, error: BaseException, shot: Shot) -> Future:
         """After an error in `run`: its result is still to come, or is asked for again, or it is the error."""
@@ -152,7 +152,7 @@ class Endings(Sending):
         self._new_locks()
         self.flights.clear()
         self._finished.clear()
-        self.staged = self._arrivals = None
+        self.staged = self.loops = None
         self.buffers.inputs = forked.lost(self.check_process)
 
     def close(self) -> None:
@@ -163,8 +163,8 @@ class Endings(Sending):
             self._fail(GeneralFailure(CLOSED))
         self.buffers.close()
         self._call_back()
-        if self._arrivals:
-            self._arrivals.close()
+        if self.loops:
+            self.loops.close()
 
     # ---- the other half
 
@@ -173,5 +173,5 @@ class Endings(Sending):
         """The next result."""
 
     @abstractmethod
-    def _as_receiver(self, wait: float, work: Callable[[], None]) -> bool:
+    def as_receiver(self, wait: float, work: Callable[[], None]) -> bool:
         """Does that while nobody else receives."""

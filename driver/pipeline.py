@@ -25,7 +25,7 @@ from burst import (
 from burst.errors import status_error
 from driver.arrivals import Arrivals
 from driver.endings import CLOSED, Endings
-from fmq import FmqError
+from fmq import Busy, FmqError
 
 if TYPE_CHECKING:
     import asyncio
@@ -47,8 +47,9 @@ class Pipeline(Endings):
         while self._finished:
             with suppress(IndexError):  # another thread took the last one
                 self._finished.popleft().call_back()
-        if self._arrivals:
-            self._arrivals.tell()
+        if self.loops:
+            self.loops.tell()
+            self.loops.rearm()
 
     def wait_for(self, future: Future, timeout: float | None) -> None:
         """Until it is done, whoever finds that out. Raises Timeout."""
@@ -57,7 +58,7 @@ class Pipeline(Endings):
     def collect(self) -> None:
         """Takes the results that have arrived."""
         if self.flights:
-            self._as_receiver(0, self._take_all)
+            self.as_receiver(0, self._take_all)
 
     def _take_all(self) -> None:
         while self.flights and self._has_result():
@@ -69,33 +70,26 @@ class Pipeline(Endings):
         except FmqError:  # the other end is gone: `_take_one` says it as it should be said
             return True
 
-    def _as_receiver(self, wait: float, work: Callable[[], None]) -> bool:
+    def as_receiver(self, wait: float, work: Callable[[], None]) -> bool:
         """Does that while nobody else receives; False: somebody did, for so many seconds.
 
         By `for`, because Ctrl-C comes after a call, and so between `acquire()` and `try`.
         """
-        try:
-            for is_mine in map(self._receiving.acquire, (True,), (wait,)):
-                try:
-                    if is_mine:
-                        work()
-                finally:
-                    if is_mine:
-                        self._receiving.release()
-        finally:
-            if self._arrivals:
-                self._arrivals.rearm()
+        for is_mine in map(self._receiving.acquire, (True,), (wait,)):
+            try:
+                if is_mine:
+                    work()
+            finally:
+                if is_mine:
+                    self._receiving.release()
         return is_mine
 
     def watch_fd(self) -> int:
         """Readable when there is something to `look` at; -1 when somebody receives, who calls `rearm` afterwards."""
-        for is_mine in map(self._receiving.acquire, (False,)):
-            try:
-                return self.controller.arrival_fd() if is_mine and not self.is_closed else -1
-            finally:
-                if is_mine:
-                    self._receiving.release()
-        return -1
+        found = [-1]
+        with suppress(Busy):  # in the C call of `run`, which does not take our locks
+            self.as_receiver(0, lambda: found.append(-1 if self.is_closed else self.controller.arrival_fd()))
+        return found[-1]
 
     def look(self) -> None:
         """For event loops: takes what has arrived, and notices the device's death."""
@@ -111,9 +105,11 @@ class Pipeline(Endings):
         end = None if timeout is None else time.monotonic() + timeout
         while not until():
             left = None if end is None else max(0.0, end - time.monotonic())
-            if not self._as_receiver(-1 if left is None else left, partial(self._take_for, until, left)):
-                raise Timeout(f"no result within {timeout} s; the burst stays usable")
-            self._call_back()
+            try:
+                if not self.as_receiver(-1 if left is None else left, partial(self._take_for, until, left)):
+                    raise Timeout(f"no result within {timeout} s; the burst stays usable")
+            finally:
+                self._call_back()
 
     def _take_for(self, until: Callable[[], bool], timeout: float | None) -> None:
         if until():
@@ -155,26 +151,22 @@ class Pipeline(Endings):
                 self._launch_staged()
             self.is_moving = False
 
+    def result_of(self, shot: Shot, reply: ResultPacket) -> Result:
+        """Of a request that succeeded. Raises GeneralFailure."""
+        self.statistics.note(reply.timing)
+        return Result(_NONE, shot.outputs.arrays(reply.output_shapes), reply.output_shapes, reply.timing)
+
     def _complete(self, shot: Shot, future: Future, reply: ResultPacket) -> None:
         if future.done():  # cancelled
             return
         if reply.status is _NONE:
-            self.statistics.note(reply.timing)
             try:
-                arrays = shot.outputs.arrays(reply.output_shapes)
+                future.finish(self.result_of(shot, reply))
             except GeneralFailure as error:
                 future.fail(error)
-            else:
-                future.finish(Result(_NONE, arrays, reply.output_shapes, reply.timing))
         else:
             future.fail(error_of(reply))
         self._finished.append(future)
-
-    def adopt(self, shot: Shot, future: Future) -> None:
-        """Sends a request that `run` began with."""
-        with self._lock:
-            self.launch(shot, future)
-        self._call_back()
 
     def drop(self, future: Future) -> bool:
         """Cancels it, unless it is done."""
@@ -190,8 +182,8 @@ class Pipeline(Endings):
     @property
     def arrivals(self) -> Arrivals:
         """For asyncio."""
-        self._arrivals = self._arrivals or Arrivals(self)
-        return self._arrivals
+        self.loops = self.loops or Arrivals(self)
+        return self.loops
 
     def arrival(self, future: Future) -> asyncio.Future[None]:
         """Done in the running loop when `future` is."""

@@ -56,7 +56,7 @@ class Sending(Driver):
         self.options, self.buffers, self.depth = options, buffers, options.depth
         self.flights: deque[Flight] = deque()
         self.statistics = Statistics()
-        self._arrivals: Arrivals | None = None  # made by the first await
+        self.loops: Arrivals | None = None  # that await; made by the first one
         self._prepared = prepared
         self.staged: tuple[InputSet, Future] | None = None  # the newest frame, while `depth` others are in flight
         self.is_moving = False  # one was taken, and another may take its place
@@ -104,11 +104,6 @@ class Sending(Driver):
         result.raise_for_status()
         result.outputs = shot.outputs.arrays(result.output_shapes)
         return result
-
-    @property
-    def is_idle(self) -> bool:
-        """Nothing is in flight, nor about to be; who holds `submitting` can rely on it."""
-        return not self.flights and not self.staged and not self.is_moving
 
     @property
     def has_room(self) -> bool:
@@ -283,4 +278,4 @@ class Sending(Driver):
 
     @abstractmethod
     def _call_back(self) -> None:
-        """Outside the locks: calls whom finished futures are to call."""
+        """Outside the locks: calls whom finished futures are to call, and lets loops watch."""

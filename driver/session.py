@@ -82,10 +82,12 @@ class Burst:
                             known = outputs.shapes is shapes  # in place of a call: this is the way that counts
                             arrays = tuple(outputs.given) if known else outputs.arrays(shapes)
                             return Result(_NONE, arrays, shapes, reply.timing)
-                        future = self._again(shot, reply)
+                        future = self._again(shot, reply, timeout)
                 finally:
                     pipeline.is_running = False
-        return future.result(timeout) if future else self._join(arrays, timeout)
+                    if pipeline.loops:
+                        pipeline.loops.rearm()
+        return future.result() if future else self._join(arrays, timeout)
 
     def _join(self, arrays: tuple[Any, ...], timeout: float | None) -> Result:
         """While there are others in flight."""
@@ -96,18 +98,29 @@ class Burst:
         pipeline.advance(lambda: not self._flights, timeout)
         return self.run(*arrays, timeout=None if timeout is None else max(0.0, begin + timeout - time.monotonic()))
 
-    def _again(self, shot: Shot, reply: ResultPacket) -> Future:
-        """Once more, when it lacked only room for its outputs."""
+    def _again(self, shot: Shot, reply: ResultPacket, timeout: float | None) -> Future:
+        """Once more, when it lacked only room for its outputs. Done: nobody may write to its inputs until then."""
         larger = self._pipeline.grown(shot, reply)
         if larger is None:
             raise error_of(reply)
-        future = Future(self._pipeline)
-        self._buffers.lent = shot.inputs
-        self._pipeline.adopt(larger, future)
-        return future
+        return self._behind(larger, timeout)
+
+    def _behind(self, shot: Shot, timeout: float | None) -> Future:
+        """Sends it and waits for its result when no event loop looks at the results. Done."""
+        replies: list[ResultPacket] = []
+        controller = self._pipeline.controller
+        try:
+            self._pipeline.as_receiver(-1, lambda: replies.append(controller.send(shot.packet, timeout)))
+        except BaseException as error:  # noqa: BLE001 (raised again, unless there is another way)
+            return self._after(error, shot, timeout)
+        if replies[0].status is not _NONE:
+            return self._again(shot, replies[0], timeout)
+        return Future(self._pipeline).finish(self._pipeline.result_of(shot, replies[0]))
 
     def _after(self, error: BaseException, shot: Shot, timeout: float | None) -> Future:
-        """When `run` did not get its result: another way to it, or the error."""
+        """When `run` did not get its result: another way to it, which has led there, or the error."""
+        if isinstance(error, Busy):
+            return self._behind(shot, timeout)
         if isinstance(error, NotSent):
             try:
                 return Future(self._pipeline).finish(self._pipeline.run_plain(shot, timeout))
@@ -116,12 +129,10 @@ class Burst:
         if isinstance(error, GeneralFailure):
             self._pipeline.check()
         self._buffers.lent = shot.inputs
-        if isinstance(error, Busy):  # an event loop had a look at the results in this moment
-            future = Future(self._pipeline)
-            self._pipeline.adopt(shot, future)
-            return future
         try:
-            return self._pipeline.rescue(error, shot)
+            future = self._pipeline.rescue(error, shot)
+            future.exception(timeout)
+            return future
         finally:
             if not self._flights:
                 self._buffers.lent = None
@@ -169,22 +180,28 @@ class Burst:
             pipeline.advance(lambda: not self._flights, timeout)
             pipeline.bind(request)
             try:
-                return self._execute(request, *terms)
+                with pipeline.submitting:
+                    if not (self._flights or pipeline.staged or pipeline.is_moving):
+                        return self._execute(request, *terms)
             except PeerDied as error:
                 pipeline.recover(error, request)
+            finally:
+                if pipeline.loops:
+                    pipeline.loops.rearm()
 
     def _execute(
         self, request: Request, measure: bool, timeout: float | None, deadline: int | None, loop_timeout: int | None
     ) -> Result:
         pipeline = self._pipeline
+        replies: list[ResultPacket] = []
         try:
-            with pipeline.submitting:
-                packet = pipeline.controller.encode(request, measure=measure, loop_timeout=loop_timeout)
-                reply = pipeline.controller.send(packet, timeout, deadline)
+            packet = pipeline.controller.encode(request, measure=measure, loop_timeout=loop_timeout)
+            pipeline.as_receiver(-1, lambda: replies.append(pipeline.controller.send(packet, timeout, deadline)))
         except NotSent:
             pipeline.check()
             self._statistics.plain += 1
             return self._prepared.execute(request, measure=measure, timeout=timeout)
+        reply = replies[0]
         outputs = self._prepared.outputs(request, reply.output_shapes) if reply.status == 0 else ()
         return Result(reply.status, outputs, reply.output_shapes, reply.timing)
 

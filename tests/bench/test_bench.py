@@ -1,7 +1,6 @@
 """Each script of bench/ runs to its end with tiny blocks and says what it promises to say; the arithmetic is right."""
 
 import ctypes
-import inspect
 import itertools
 import json
 import os
@@ -17,9 +16,6 @@ import driver
 
 BENCH = Path(__file__).parents[2] / "bench"
 
-needs_depth = pytest.mark.skipif(
-    "depth" not in inspect.signature(driver.RemotePreparedModel.burst).parameters, reason="bursts have no depth yet"
-)
 needs_two_cpus = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="each side needs a CPU of its own")
 
 BURST_ROWS = [
@@ -90,7 +86,7 @@ def run(script, tmp_path, *options):
     [
         ("burst_roundtrip.py", ["--peers", "none"], BURST_ROWS, 6),
         ("burst_frame.py", ["--peers", "none"], FRAME_ROWS, 1),
-        pytest.param("burst_depth.py", [], DEPTH_ROWS, 2, marks=needs_depth),
+        ("burst_depth.py", [], DEPTH_ROWS, 2),
         ("queue_roundtrip.py", ["--peers", "none"], QUEUE_ROWS, 6),
         pytest.param(
             "queue_roundtrip.py",

@@ -154,7 +154,7 @@ class Asked(Controller):
 
     def send_raw(self, raw, measure=False, **options):
         """Any bytes."""
-        return self.send(Packet(raw, measure), **options)
+        return self.send(Packet(raw, measure, self._caller), **options)
 
     def last_raw(self):
         """The bytes of the last result that was not like the one before."""

@@ -145,6 +145,20 @@ def device(connect):
     return connect()
 
 
+@pytest.fixture
+def slow(connect, kit):
+    """x + 1 on the shared slow device: an execution takes as many seconds as the first element of its input says."""
+    with connect("Slow").prepare(kit.add_model()) as prepared:
+        yield prepared
+
+
+@pytest.fixture
+def fast(device, kit):
+    """The same on the shared reference device, which takes no time."""
+    with device.prepare(kit.add_model()) as prepared:
+        yield prepared
+
+
 def until(condition, seconds=PATIENCE):
     """Looks until `condition` holds; every look is a call to the system or to a process, never a sleep."""
     end = time.monotonic() + seconds

@@ -5,34 +5,20 @@ import concurrent.futures
 import contextlib
 import gc
 import os
+import sys
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 import driver
+import fmq
 from burst import PeerDied
 
-
-def frame(seconds, number):
-    return np.array([[seconds, number, number, number]], np.float32)
-
-
-def number_of(result):
-    return int(result.outputs[0][0, 3]) - 1
-
-
-@pytest.fixture
-def slow(connect, kit):
-    with connect("Slow").prepare(kit.add_model()) as prepared:
-        yield prepared
-
-
-@pytest.fixture
-def fast(device, kit):
-    with device.prepare(kit.add_model()) as prepared:
-        yield prepared
+sys.path.insert(0, str(Path(__file__).parent))
+from frames import frame, number_of
 
 
 @pytest.fixture(autouse=True)
@@ -151,6 +137,28 @@ class TestAwait:
                 thread.join(kit.patience)
                 assert not thread.is_alive()
         assert not wrong
+
+    def test_run_while_a_loop_looks(self, slow, kit):
+        """A request that meets a loop's look at the results waits for its end, and nobody writes to its inputs."""
+
+        def look():
+            with pytest.raises(fmq.Timeout), burst._pipeline.controller._reader.peek(1, 0.2):
+                pass
+
+        def is_looked_at():
+            try:
+                burst._pipeline.controller._reader.try_read(1)
+            except fmq.Busy:
+                return True
+
+        with slow.burst(depth=2) as burst, concurrent.futures.ThreadPoolExecutor(3) as pool:
+            looking = pool.submit(burst._pipeline.as_receiver, -1, look)
+            kit.until(is_looked_at)
+            running = pool.submit(lambda: number_of(burst.run(frame(0.1, 1), timeout=kit.patience)))
+            kit.until(lambda: burst._pipeline.is_running)
+            assert burst._pipeline.watch_fd() == -1
+            other = pool.submit(lambda: number_of(burst.submit(frame(0, 2)).result(kit.patience)))
+            assert (running.result(), other.result(), looking.result()) == (1, 2, True)
 
     def test_thread_that_receives(self, slow, kit):
         """While a thread waits for results a loop cannot watch them; afterwards it does, and misses none."""

@@ -3,7 +3,9 @@
 import gc
 import itertools
 import random
+import sys
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,35 +13,14 @@ import pytest
 import driver
 from burst import InvalidArgument, OutputInsufficientSize, ResultsHeld, StatusError
 
-
-def frame(seconds, number):
-    """An input of the slow device: how long it takes, and what it is."""
-    return np.array([[seconds, number, number + 1, number + 2]], np.float32)
-
-
-def number_of(result):
-    """Of the frame that it is the result of; all of it is looked at."""
-    values = result.outputs[0][0, 1:]
-    assert values.tolist() == [values[0] + i for i in range(3)]
-    return int(values[0]) - 1
+sys.path.insert(0, str(Path(__file__).parent))
+from frames import frame, number_of
 
 
 def hold_all(burst, held):
     """Until no memory is left."""
     while True:
         held.append(burst.run(frame(0, len(held))))
-
-
-@pytest.fixture
-def slow(connect, kit):
-    with connect("Slow").prepare(kit.add_model()) as prepared:
-        yield prepared
-
-
-@pytest.fixture
-def fast(device, kit):
-    with device.prepare(kit.add_model()) as prepared:
-        yield prepared
 
 
 class TestOrder:

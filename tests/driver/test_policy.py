@@ -1,26 +1,16 @@
 """What submit does while `depth` requests are in flight."""
 
 import concurrent.futures
+import sys
 import time
+from pathlib import Path
 
-import numpy as np
 import pytest
 
 from burst import Busy, Timeout
 
-
-def frame(seconds, number):
-    return np.array([[seconds, number, number, number]], np.float32)
-
-
-def number_of(result):
-    return int(result.outputs[0][0, 3]) - 1
-
-
-@pytest.fixture
-def slow(connect, kit):
-    with connect("Slow").prepare(kit.add_model()) as prepared:
-        yield prepared
+sys.path.insert(0, str(Path(__file__).parent))
+from frames import frame, number_of
 
 
 def executed(burst):

@@ -18,12 +18,6 @@ def low_power(device, kit):
         yield prepared
 
 
-@pytest.fixture
-def fast(device, kit):
-    with device.prepare(kit.add_model()) as prepared:
-        yield prepared
-
-
 def pause(seconds):
     """Rare requests are what is to be tested, so this does wait."""
     threading.Event().wait(seconds)

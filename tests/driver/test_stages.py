@@ -15,12 +15,6 @@ def frame(seconds, number=0):
     return np.array([[seconds, number, number, number]], np.float32)
 
 
-@pytest.fixture
-def slow(connect, kit):
-    with connect("Slow").prepare(kit.add_model()) as prepared:
-        yield prepared
-
-
 def large_model():
     """x * x, of 16 MB."""
     builder = driver.ModelBuilder()
