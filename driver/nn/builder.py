@@ -100,12 +100,14 @@ class ModelBuilder:
         zero_point: int | None = None,
         dtype: Any = None,
         dimensions: Sequence[int] | None = None,
+        outputs: int | None = None,
     ) -> Any:
         """Add an operation and return the handle of its output, or a tuple of handles when it has several.
 
         args: its inputs in the order of the HAL: values of this builder, arrays and lists (constants), Python numbers
             (INT32, FLOAT32 or BOOL scalars), None for an omitted input.
         scale, zero_point, dtype, dimensions: of the outputs, where they do not follow from the inputs.
+        outputs: how many, where the operation leaves that open.
         """
         if type not in OPERATIONS:
             raise InvalidModel(f"there is no operation {type!r}{did_you_mean(type, tuple(OPERATIONS))}")
@@ -113,13 +115,13 @@ class ModelBuilder:
         inputs = self._arguments(kind, args)
         operands = [i if isinstance(i, Operand) else i.operand for i in inputs]
         wanted = None if dtype is None else operand_type(dtype)
-        asked = _Asked(scale, zero_point, wanted, None if dimensions is None else tuple(dimensions))
+        asked = _Asked(scale, zero_point, wanted, None if dimensions is None else tuple(dimensions), outputs)
         try:
-            outputs = _outputs(kind, operands, asked)
+            declared = _outputs(kind, operands, asked)
         except ValueError as error:
             raise InvalidModel(f"{type}: {error}") from error
         sources = [self._add(i) if isinstance(i, Operand) else i for i in inputs]
-        results = tuple(self._add(o) for o in outputs)
+        results = tuple(self._add(o) for o in declared)
         self._operations.append(Operation(type, [v.index for v in sources], [v.index for v in results]))
         return results if len(results) > 1 else results[0]
 
@@ -187,12 +189,15 @@ class _Asked:
     zero_point: int | None
     dtype: OperandType | None
     dimensions: Dimensions | None
+    count: int | None
 
 
 def _outputs(kind: OperationType, inputs: Sequence[Operand], asked: _Asked) -> list[Operand]:
     """Declare the outputs of a call, from its inputs and from what the caller says."""
     matched, slots = match_signature(kind, inputs)
-    drafts = [_draft(kind, t, inputs, asked) for t in _output_types(kind, matched, inputs, asked.dtype)]
+    matched, types = _output_types(kind, matched, inputs, asked)
+    source = Tensor.of(inputs[matched.of])
+    drafts = [_draft(kind, n, t, source, asked) for n, t in enumerate(types)]
     shapes: Sequence[Dimensions] = output_dimensions(kind, slots, inputs, drafts)
     if asked.dimensions is not None:
         shapes = [asked.dimensions] * len(drafts)
@@ -202,29 +207,34 @@ def _outputs(kind: OperationType, inputs: Sequence[Operand], asked: _Asked) -> l
 
 
 def _output_types(
-    kind: OperationType, matched: Signature, inputs: Sequence[Operand], wanted: OperandType | None
-) -> list[OperandType]:
-    t = inputs[0].type
-    if wanted is None:
-        return [slot_types(slot, t)[0] for slot in matched.result_slots()]
-    for signature in kind.signatures:
-        if t in signature.versions() and wanted in slot_types(signature.result_slots()[0], t):
-            return [wanted, *(slot_types(slot, t)[0] for slot in signature.result_slots()[1:])]
-    raise InvalidModel(f"dtype={wanted.name} is no result of an input of type {t.name}")
+    kind: OperationType, matched: Signature, inputs: Sequence[Operand], asked: _Asked
+) -> tuple[Signature, list[OperandType]]:
+    """The first signature with outputs as asked for, and their types."""
+    for signature in (matched, *kind.signatures):
+        found = signature.slots(len(inputs))
+        t = inputs[signature.of].type if found else None
+        if t is None or t not in signature.versions():
+            continue
+        slots = signature.result_slots(asked.count or len(signature.outputs.split()))
+        types = [slot_types(slot, t) for slot in slots or ()]
+        if types and asked.dtype in (None, *types[0]):
+            return signature, [asked.dtype or types[0][0], *(choice[0] for choice in types[1:])]
+    wanted = f"dtype={asked.dtype.name}" if asked.dtype else f"outputs={asked.count}"
+    raise InvalidModel(f"{wanted} is no result of inputs of types {', '.join(o.type.name for o in inputs)}")
 
 
-def _draft(kind: OperationType, result: OperandType, inputs: Sequence[Operand], asked: _Asked) -> Operand:
+def _draft(kind: OperationType, number: int, result: OperandType, source: Tensor, asked: _Asked) -> Operand:
     """An output without its dimensions yet."""
     if not result.is_quantised:
-        if asked.scale or asked.zero_point:
+        if number == 0 and (asked.scale or asked.zero_point):
             raise InvalidModel(f"scale= and zero_point= do not apply to a {result.name} result")
         return Operand(result)
     wish = Tensor(result, (), asked.scale or 0.0, asked.zero_point or 0)
-    scale, zero_point = kind.quantisation(Tensor.of(inputs[0]), wish)
+    scale, zero_point = kind.quantise(number, source, wish)
     if not scale > 0:
         raise InvalidModel("the result is quantised; pass scale= above 0 and zero_point=")
     for word, given, needed in (("scale", asked.scale, scale), ("zero_point", asked.zero_point, zero_point)):
-        if given is not None and np.float32(given) != np.float32(needed):
+        if number == 0 and given is not None and np.float32(given) != np.float32(needed):
             raise InvalidModel(f"{word}={given} cannot be chosen here, it is {needed}")
     return Operand(result, (), scale, zero_point)
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from .errors import ExecutionFailed, OutputInsufficientSize, OutputShapes
 from .model import Model, Operand, Operation
-from .operation import MAX_BYTES, Array, Call, OperationType, Step, Tensor, steers
+from .operation import LOOP_TIMEOUT, MAX_BYTES, Array, Call, OperationType, Step, Tensor, steers
 from .ops import OPERATIONS
 from .types import Dimensions, OperandLifeTime, byte_size
 from .validate import match_signature
@@ -33,6 +33,7 @@ class _Prepared:
     index: int
     operation: Operation
     kind: OperationType
+    of: int
     slots: tuple[str, ...]
     packed: dict[int, Array]
 
@@ -51,43 +52,62 @@ class Interpreter:
     Any number of threads may bind, and run their bindings, at the same time.
     """
 
-    def __init__(self, model: Model, pace: Callable[[], Any] | None = None) -> None:
+    def __init__(
+        self, model: Model, pace: Callable[[], Any] | None = None, *, graphs: "dict[int, Interpreter] | None" = None
+    ) -> None:
+        """`graphs`: subgraphs that were made ready before, by their numbers."""
         self.model = model
         self.is_static = True
         self.constants: dict[int, Tensor] = {}
         self.prepared: list[_Prepared] = []
         self._operands = model.main.operands
+        self._graphs: dict[int, Interpreter] = {} if graphs is None else graphs
         for index, operation in enumerate(model.main.operations):
             self.prepared.append(self._prepare(index, operation))
             if pace is not None:
                 pace()
 
     def bind(
-        self, inputs: Sequence[Array | None], outputs: Sequence[Array], pace: Callable[[], Any] | None = None
+        self,
+        inputs: Sequence[Array | None],
+        outputs: Sequence[Array] | None = None,
+        pace: Callable[[], Any] | None = None,
+        loop_timeout: float = LOOP_TIMEOUT,
     ) -> "Bound | DynamicBound":
         """Tie the model to buffers.
 
         inputs: arrays of the operands' dtypes and dimensions, None where omitted.
         outputs: writable 1-D uint8 arrays of any length and alignment, apart from each other and from the inputs; what
-            they hold beyond the result is left alone.
+            they hold beyond the result is left alone. None: the binding's own memory, its `results`.
         pace: called after every operation that was bound.
+        loop_timeout: seconds that a WHILE may take.
 
         Raises `ExecutionFailed` when an operation cannot be computed whatever values the inputs will hold, `ValueError`
         for arrays that do not fit the model.
         """
-        frame = partial(_Frame, self, tuple(inputs), tuple(outputs))
+        frame = partial(_Frame, self, tuple(inputs), outputs, loop_timeout)
         return Bound(self.prepared, frame(), pace) if self.is_static else DynamicBound(self.prepared, frame)
 
     def _prepare(self, index: int, operation: Operation) -> _Prepared:
         kind = OPERATIONS[operation.type]
         operands = [self._operands[i] for i in operation.inputs]
-        _, slots = match_signature(kind, operands)
+        signature, slots = match_signature(kind, operands)
+        self.is_static = self.is_static and not kind.is_dynamic
         for slot, index_, operand in zip(slots, operation.inputs, operands, strict=True):
             if operand.lifetime.is_constant and index_ not in self.constants:
                 self.constants[index_] = Tensor.of(operand)
-            if steers(slot):
+            if operand.lifetime == OperandLifeTime.SUBGRAPH:
+                self.constants[index_] = Tensor(operand.type, (), graph=self._graph(operand.value))
+            elif steers(slot):
                 self._steer(index_, operand)
-        return _Prepared(index, operation, kind, slots, self._packed(kind, operation))
+        return _Prepared(index, operation, kind, signature.of, slots, self._packed(kind, operation))
+
+    def _graph(self, number: int) -> "Interpreter":
+        """A subgraph, made ready once however often the model refers to it."""
+        if number not in self._graphs:
+            model = replace(self.model, main=self.model.referenced[number])
+            self._graphs[number] = Interpreter(model, graphs=self._graphs)
+        return self._graphs[number]
 
     def _packed(self, kind: OperationType, operation: Operation) -> dict[int, Array]:
         """The constant inputs that `kind` wants transformed; none when they make no sense, as the shapes will tell."""
@@ -108,10 +128,16 @@ class Interpreter:
 class _Frame:
     """The tensors of one binding or one dynamic run, filled in operation by operation."""
 
-    def __init__(self, interpreter: Interpreter, inputs: Sequence[Array | None], buffers: Sequence[Array]) -> None:
+    def __init__(
+        self,
+        interpreter: Interpreter,
+        inputs: Sequence[Array | None],
+        buffers: Sequence[Array] | None,
+        loop_timeout: float,
+    ) -> None:
         graph = interpreter.model.main
-        self._operands = graph.operands
-        self._buffers = dict(zip(graph.outputs, buffers, strict=True))
+        self._operands, self._outputs, self._loop_timeout = graph.operands, graph.outputs, loop_timeout
+        self._buffers = {} if buffers is None else dict(zip(graph.outputs, buffers, strict=True))
         self.tensors: dict[int, Tensor | None] = dict(interpreter.constants)
         for index, array in zip(graph.inputs, inputs, strict=True):
             self.tensors[index] = None if array is None else _input(self._operands[index], array)
@@ -127,11 +153,15 @@ class _Frame:
     def _place(self, prepared: _Prepared) -> list[Step]:
         kind, operation = prepared.kind, prepared.operation
         inputs = [self._read(i, slot, kind) for slot, i in zip(prepared.slots, operation.inputs, strict=True)]
-        call = Call(inputs, [Tensor.of(self._operands[i]) for i in operation.outputs], prepared.packed)
-        shapes = kind.shape(call)
-        for index, tensor, shape in zip(operation.outputs, call.outputs, shapes, strict=True):
+        outputs = [Tensor.of(self._operands[i]) for i in operation.outputs]
+        call = Call(inputs, outputs, prepared.packed, loop_timeout=self._loop_timeout)
+        shapes, source = kind.shape(call), inputs[prepared.of]
+        if len(shapes) != len(outputs):
+            raise ValueError(f"{len(outputs)} outputs are declared; it has {len(shapes)}")
+        for number, (index, tensor, shape) in enumerate(zip(operation.outputs, outputs, shapes, strict=True)):
             self._define(index, tensor, shape)
-            self._quantise(index, tensor, call.inputs[0], kind)
+            if source is not None:
+                self._quantise(index, tensor, kind.quantise(number, source, tensor))
             self.tensors[index] = tensor
         if all(0 not in tensor.shape for tensor in call.outputs):
             kind.build(call)
@@ -168,14 +198,16 @@ class _Frame:
         else:
             tensor.array = buffer[:size].view(tensor.type.dtype).reshape(shape)
 
-    def _quantise(self, index: int, tensor: Tensor, source: Tensor | None, kind: OperationType) -> None:
-        if source is None:
-            return
-        scale, zero_point = kind.quantisation(source, tensor)
+    def _quantise(self, index: int, tensor: Tensor, found: tuple[float, int]) -> None:
+        scale, zero_point = found
         is_output = self._operands[index].lifetime == OperandLifeTime.SUBGRAPH_OUTPUT
         if is_output and (scale, zero_point) != (tensor.scale, tensor.zero_point):
             raise ValueError(f"output operand {index} has to have scale {scale} and zero point {zero_point}")
         tensor.scale, tensor.zero_point = scale, zero_point
+
+    def results(self) -> list[Tensor]:
+        """The outputs."""
+        return [tensor for index in self._outputs if (tensor := self.tensors[index]) is not None]
 
     def shapes(self) -> OutputShapes:
         """Dimensions of every output so far, and whether its buffer is large enough; unknown sizes count as 0."""
@@ -206,13 +238,14 @@ class Bound:
         `ExecutionFailed`. A model of one ufunc call, such as ADD, has this call itself as `run`, without a Python frame
         around it: a thread that wants no floating point warnings from it calls `np.seterr(all="ignore")` once.
     shapes: (dimensions, is_sufficient) per output.
+    results: the outputs as tensors.
     """
 
-    __slots__ = ("run", "shapes")
+    __slots__ = ("results", "run", "shapes")
 
     def __init__(self, prepared: Sequence[_Prepared], frame: _Frame, pace: Callable[[], Any] | None) -> None:
         self.run = self._bind(prepared, frame, pace)
-        self.shapes = frame.shapes()
+        self.shapes, self.results = frame.shapes(), frame.results()
 
     @staticmethod
     def _bind(prepared: Sequence[_Prepared], frame: _Frame, pace: Callable[[], Any] | None) -> Callable[[], Any]:
@@ -232,16 +265,17 @@ class Bound:
 
 
 class DynamicBound:
-    """As `Bound`, of a model whose shapes depend on its inputs' values: `shapes` is exact after a run.
+    """As `Bound`, of a model whose shapes depend on its inputs' values: `shapes` and `results` are exact after a run.
 
     `run` is a method, because one that is kept in an attribute would be a cycle that only the garbage collector ends.
     """
 
-    __slots__ = ("_frame", "_prepared", "shapes")
+    __slots__ = ("_frame", "_prepared", "results", "shapes")
 
     def __init__(self, prepared: Sequence[_Prepared], frame: Callable[[], _Frame]) -> None:
         self._prepared, self._frame = prepared, frame
         self.shapes: OutputShapes = frame().shapes()
+        self.results: list[Tensor] = []
 
     def run(self) -> None:
         """Executes the model once."""
@@ -249,7 +283,7 @@ class DynamicBound:
         for operation in self._prepared:
             steps = frame.place(operation)
             _run_steps(steps, [operation] * len(steps))
-        self.shapes = frame.shapes()
+        self.shapes, self.results = frame.shapes(), frame.results()
         if not all(enough for _, enough in self.shapes):
             _refuse(self.shapes)
 

@@ -31,6 +31,9 @@ MAX_BYTES = 2**32 - 1
 MAX_STEPS = 1 << 18
 """Longest kernel: a filter of absurd size is refused before its steps fill the memory."""
 
+LOOP_TIMEOUT = 2.0
+"""Seconds that a WHILE may take when nobody says otherwise."""
+
 LETTERS = {
     "f": OperandType.TENSOR_FLOAT32,
     "h": OperandType.TENSOR_FLOAT16,
@@ -42,7 +45,9 @@ LETTERS = {
     "P": OperandType.TENSOR_QUANT8_SYMM_PER_CHANNEL,
     "w": OperandType.TENSOR_QUANT16_SYMM,
     "W": OperandType.TENSOR_QUANT16_ASYMM,
+    "g": OperandType.SUBGRAPH,
 }
+ANY_RANK = tuple(range(1, 33))
 
 
 class UnknownValueError(LookupError):
@@ -54,7 +59,8 @@ class Tensor:
     """An operand while it is computed: `array` holds its data, None while only shapes are looked at.
 
     `values` is a private copy of an operand that chooses a shape, an address or a branch; the array itself may lie in
-    memory that another process is writing. `fixed` means that the array never changes between runs.
+    memory that another process is writing. `fixed` means that the array never changes between runs. `graph` is what
+    runs the subgraph that a SUBGRAPH operand refers to.
     """
 
     type: OperandType
@@ -65,6 +71,7 @@ class Tensor:
     array: Array | None = None
     values: Array | None = None
     fixed: bool = False
+    graph: Any = None
 
     @classmethod
     def of(cls, operand: Operand) -> "Tensor":
@@ -85,8 +92,9 @@ class Tensor:
 
     @property
     def data(self) -> Array:
-        """The array, which is there whenever kernels are built."""
-        assert self.array is not None
+        """The array, which is there whenever kernels are built; before, only constants have one."""
+        if self.array is None:
+            raise UnknownValueError
         return self.array
 
 
@@ -104,15 +112,20 @@ def _spread(slots: str) -> tuple[str, ...]:
 class Signature:
     """One way to call an operation.
 
-    types: what T, the type of input 0, may be; each letter with the HAL version 1.x that first takes it ("f0 q0 h2").
-    inputs, outputs: slots in order, "2*X" for two of the same. A slot is the name of an operand type, or
-        T     as input 0               F  filter of T: T, or P (per-channel) when T is quantised
+    types: what T, the type of input `of`, may be; each letter of LETTERS with the HAL version 1.x that first takes it
+        ("f0 q0 h2").
+    inputs, outputs: slots in order, "2*X" for two of the same. A slot is
+        T     as input `of`            F  filter of T: T, or P (per-channel) when T is quantised
         B     bias of T: T for floats, TENSOR_INT32 for quantised T
         S     scalar float: FLOAT16 for TENSOR_FLOAT16, else FLOAT32
-        T...  one or more T            X? the operand may be omitted (NO_VALUE)
-      A slot that names its type (not T, F, B) steers the operation: its value is copied before it is used.
+        V     scalar of T: S for floats, INT32 for all others
+        f h…  data of the tensor type with that letter
+        ANY   whatever its type        X? the operand may be omitted (NO_VALUE)
+        X...  any number of X, T... at least one
+        or the name of an operand type, which then *steers* the operation (as S and V do): its value is copied before
+        it is used, and unless it is constant the operation is built anew in every run.
     tails: optional further inputs, each tail after the one before, with the version that added it.
-    ranks: the ranks of input 0.
+    ranks: of input `of`.
     """
 
     types: str
@@ -120,6 +133,7 @@ class Signature:
     outputs: str = "T"
     tails: tuple[tuple[int, str], ...] = ()
     ranks: tuple[int, ...] = (1, 2, 3, 4)
+    of: int = 0
 
     def versions(self) -> dict[OperandType, int]:
         """The types that T may be, with the HAL version 1.x that first takes each."""
@@ -128,37 +142,52 @@ class Signature:
     def slots(self, count: int) -> tuple[tuple[str, ...], int] | None:
         """The slots of a call with `count` inputs and the HAL version it needs, or None when it has no such form."""
         slots, since = _spread(self.inputs), 0
-        if slots[0] == "T...":
-            return (("T",) * (count - len(slots) + 1) + slots[1:], 0) if count >= len(slots) else None
         for version, tail in ((0, ""), *self.tails):
             slots, since = slots + _spread(tail), max(since, version)
-            if len(slots) == count:
-                return slots, since
+            if (repeated := _repeat(slots, count)) is not None:
+                return repeated, since
         return None
 
-    def result_slots(self) -> tuple[str, ...]:
-        """The slots of the outputs."""
-        return _spread(self.outputs)
+    def result_slots(self, count: int) -> tuple[str, ...] | None:
+        """The slots of `count` outputs, or None when it does not have so many."""
+        return _repeat(_spread(self.outputs), count)
+
+
+def _repeat(slots: tuple[str, ...], count: int) -> tuple[str, ...] | None:
+    """`slots` with its "X..." repeated so that there are `count`."""
+    at = next((i for i, slot in enumerate(slots) if slot.endswith("...")), None)
+    if at is None:
+        return slots if len(slots) == count else None
+    name, repetitions = slots[at].removesuffix("..."), count - len(slots) + 1
+    return slots[:at] + (name,) * repetitions + slots[at + 1 :] if repetitions >= (name == "T") else None
+
+
+_HALF = OperandType.TENSOR_FLOAT16
 
 
 def slot_types(slot: str, t: OperandType) -> tuple[OperandType, ...]:
-    """The operand types that fit `slot` when input 0 is a `t`."""
+    """The operand types that fit `slot` when T is `t`."""
+    is_float = t in (_HALF, OperandType.TENSOR_FLOAT32)
+    scalar = OperandType.FLOAT16 if t == _HALF else OperandType.FLOAT32
     match slot.rstrip("?"):
-        case "T":
+        case "F" if t.is_quantised:
+            return (t, LETTERS["P"])
+        case "T" | "F":
             return (t,)
-        case "F":
-            return (t, LETTERS["P"]) if t.is_quantised else (t,)
         case "B":
-            return (OperandType.TENSOR_INT32,) if t.is_quantised else (t,)
-        case "S":
-            return (OperandType.FLOAT16 if t == OperandType.TENSOR_FLOAT16 else OperandType.FLOAT32,)
+            return (OperandType.TENSOR_INT32 if t.is_quantised else t,)
+        case "S" | "V" as name:
+            return (scalar if is_float or name == "S" else OperandType.INT32,)
+        case "ANY":
+            return tuple(OperandType)
         case name:
-            return (OperandType[name],)
+            return (LETTERS[name] if name in LETTERS else OperandType[name],)
 
 
 def steers(slot: str) -> bool:
     """True for a slot whose value chooses a shape, an address or a branch."""
-    return slot.rstrip("?") not in ("T", "F", "B")
+    name = slot.rstrip("?")
+    return name not in ("T", "F", "B", "ANY", "SUBGRAPH") and name not in LETTERS
 
 
 @dataclass(slots=True)
@@ -169,12 +198,16 @@ class Call:
     outputs: the declared tensors while shapes are looked at; with exact shapes and arrays while the kernel is built.
     packed: constants already transformed, by input.
     steps: the kernel so far.
+    results: what the shape function of an `is_dynamic` operation computed, in the stored form, for `copy_results`.
+    loop_timeout: seconds that a WHILE may take.
     """
 
     inputs: Sequence[Tensor | None]
     outputs: Sequence[Tensor] = ()
     packed: Mapping[int, Array] = field(default_factory=dict)
     steps: list[Step] = field(default_factory=list)
+    results: Sequence[Array] = ()
+    loop_timeout: float = LOOP_TIMEOUT
     _shared: dict[str, Array] = field(default_factory=dict)
 
     def tensor(self, index: int) -> Tensor:
@@ -262,6 +295,12 @@ class Call:
         return packed
 
 
+def copy_results(call: Call) -> None:
+    """The kernel of an `is_dynamic` operation, which has computed everything already."""
+    for out, result in zip(call.outputs, call.results, strict=True):
+        call.step(np.copyto, out.data, result, casting="unsafe")
+
+
 Pack = Callable[[Tensor], Array]
 
 
@@ -270,7 +309,7 @@ def _repack(transform: Pack, tensor: Tensor, packed: Array) -> None:
 
 
 Quantisation = Callable[[Tensor, Tensor], tuple[float, int]]
-"""From input 0 and the declared output to the scale and zero point that the output really has."""
+"""From the tensor of type T and the declared output to the scale and zero point that the output really has."""
 
 
 def declared(_source: Tensor, result: Tensor) -> tuple[float, int]:
@@ -299,9 +338,10 @@ class OperationType:
     signatures: the ways to call it.
     shape: the dimensions of every output.
     build: appends the steps of the kernel.
-    quantisation: the rule for the outputs' scale and zero point.
+    quantisation: the rule for the outputs' scale and zero point, or one for each.
     pack: inputs worth transforming once when they are constant.
     takes_empty: whether an input may have no elements.
+    is_dynamic: the shapes of its outputs depend on its data: `shape` computes everything, `build` is `copy_results`.
     check: what validation refuses beyond the signatures, as a reason; it gets the operands as declared.
     gate: the HAL version 1.x that a call needs beyond what the signatures say; it gets the operands as declared.
     """
@@ -311,8 +351,14 @@ class OperationType:
     signatures: tuple[Signature, ...]
     shape: Callable[[Call], Sequence[Dimensions]]
     build: Callable[[Call], None]
-    quantisation: Quantisation = declared
+    quantisation: Quantisation | tuple[Quantisation, ...] = declared
     pack: Mapping[int, Pack] = field(default_factory=dict)
     takes_empty: bool = False
+    is_dynamic: bool = False
     check: Callable[[Sequence[Operand], Sequence[Operand]], str | None] = _nothing_more
     gate: Callable[[Sequence[Operand], Sequence[Operand]], int] = _any_version
+
+    def quantise(self, number: int, source: Tensor, result: Tensor) -> tuple[float, int]:
+        """Scale and zero point of output `number`."""
+        rule = self.quantisation[number] if isinstance(self.quantisation, tuple) else self.quantisation
+        return rule(source, result)

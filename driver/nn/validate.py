@@ -159,7 +159,7 @@ def check_call(kind: OperationType, inputs: Sequence[Operand], outputs: Sequence
     fitting = [s for s in kind.signatures if _inputs_fault(s, inputs) is None and _outputs_fit(s, inputs, outputs)]
     if not fitting:
         given = ", ".join(o.type.name for o in outputs) or "nothing"
-        raise InvalidModel(f"cannot give {given} for an input 0 of type {inputs[0].type.name}")
+        raise InvalidModel(f"cannot give {given} for inputs of types {', '.join(o.type.name for o in inputs)}")
     if reason := kind.check(inputs, outputs):
         raise InvalidModel(reason)
     tensors = [o for o in (*inputs, *outputs) if not o.type.is_scalar]
@@ -170,13 +170,13 @@ def check_call(kind: OperationType, inputs: Sequence[Operand], outputs: Sequence
 def _form_version(signature: Signature, inputs: Sequence[Operand]) -> int:
     form = signature.slots(len(inputs))
     assert form is not None
-    return max(form[1], signature.versions()[inputs[0].type])
+    return max(form[1], signature.versions()[inputs[signature.of].type])
 
 
 def _outputs_fit(signature: Signature, inputs: Sequence[Operand], outputs: Sequence[Operand]) -> bool:
-    slots = signature.result_slots()
-    types = [slot_types(slot, inputs[0].type) for slot in slots]
-    return len(slots) == len(outputs) and all(o.type in t for o, t in zip(outputs, types, strict=True))
+    slots = signature.result_slots(len(outputs))
+    t = inputs[signature.of].type
+    return slots is not None and all(o.type in slot_types(slot, t) for o, slot in zip(outputs, slots, strict=True))
 
 
 def match_signature(kind: OperationType, inputs: Sequence[Operand]) -> tuple[Signature, tuple[str, ...]]:
@@ -196,16 +196,17 @@ def _inputs_fault(signature: Signature, inputs: Sequence[Operand]) -> str | None
     found = signature.slots(len(inputs))
     if found is None:
         return f"{len(inputs)} inputs are not one of its forms"
-    t, types = inputs[0].type, signature.versions()
+    of, types = signature.of, signature.versions()
+    t = inputs[of].type
     if t not in types:
-        return f"input 0 has type {t.name}; it takes {', '.join(sorted(x.name for x in types))}"
+        return f"input {of} has type {t.name}; it takes {', '.join(sorted(x.name for x in types))}"
     for i, (slot, operand) in enumerate(zip(found[0], inputs, strict=True)):
         fitting = slot_types(slot, t)
         if operand.type not in fitting:
             return f"input {i} has type {operand.type.name} and should have {' or '.join(x.name for x in fitting)}"
-    rank = len(inputs[0].dimensions)
+    rank = len(inputs[of].dimensions)
     if rank and rank not in signature.ranks:
-        return f"input 0 has rank {rank}; the rank has to be one of {list(signature.ranks)}"
+        return f"input {of} has rank {rank}; the rank has to be one of {list(signature.ranks)}"
     return None
 
 

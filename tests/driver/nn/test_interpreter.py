@@ -1,4 +1,5 @@
 import threading
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -293,8 +294,7 @@ def test_parameters_are_copied_before_they_are_checked(monkeypatch):
     monkeypatch.setattr(
         interpreter,
         "prepared",
-        [type(p)(p.index, p.operation, hostile, p.slots, p.packed) for p in interpreter.prepared[:1]]
-        + interpreter.prepared[1:],
+        [replace(interpreter.prepared[0], kind=hostile), *interpreter.prepared[1:]],
     )
     bound = interpreter.bind([X, target], [out])
     bound.run()
