@@ -1,0 +1,186 @@
+"""burst: the fast path answers as the plain one does, in order, and survives whatever is sent to it."""
+
+from __future__ import annotations
+
+import math
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from burst import Controller, ErrorStatus, Memory
+from burst.controller import Packet
+from burst.datum import DATUM
+from driver.vts.bench import Place, answer, output_sizes, request
+from driver.vts.kit import Failed, Test, check
+from driver.vts.operations import check_short, prepared
+from driver.vts.request import valid
+from driver.vts.samples import SAMPLES, sample
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from burst.wire import ResultPacket
+    from driver.prepared import RemotePreparedModel
+    from driver.vts.bench import Array
+    from driver.vts.cases import Case
+    from driver.vts.target import Target
+
+_RUNS, _BURSTS, _DEPTH = 8, 4, 4
+_JUNK = [
+    bytes.fromhex(row).ljust(DATUM, b"\0")
+    for row in (
+        "00000000 0a000000 0a000000 0a000000 0a000000",  # packetInformation: 10, 10, 10, 10
+        "01000000 00000000 00000000 00000000 00000000 0a000000",  # an input with 10 dimensions
+        "02000000 00000000",  # an input's dimension 0
+        "03000000 00000000 00000000 00000000 00000000 0a000000",  # an output with 10 dimensions
+        "04000000 00000000",  # an output's dimension 0
+        "05000000 ffffff7f",  # a slot that stands for nothing
+        "06000000 01000000",  # measureTiming YES
+        "ff000000 00000000",  # nothing at all
+    )
+]
+
+
+def tests() -> Iterator[Test]:
+    """All of them, whatever the scope: they take milliseconds."""
+    for name in SAMPLES:
+        yield Test(f"burst/equals_plain/{name}", partial(equal, name))
+    yield from (
+        Test("burst/malformed/removed", partial(malformed, _removed)),
+        Test("burst/malformed/inserted", partial(malformed, _inserted)),
+        Test("burst/malformed/replaced", partial(malformed, _replaced)),
+        Test("burst/free_memory", free_memory),
+        Test("burst/several_at_once", several),
+        Test("burst/order", order),
+        Test("burst/short_output", short_output),
+        Test("burst/reopened", reopened),
+    )
+
+
+def plain(model: RemotePreparedModel, case: Case, target: Target) -> list[bytes]:
+    """What the device answers on the plain path, as bytes: for comparison, right or wrong."""
+    found = target.bench.execute(model, case, output_sizes(case), target.patience)
+    check(not found.status, f"on the plain path the device answers {found.status.name}: {found.message}")
+    return [output.tobytes() for output in found.outputs]
+
+
+def equal(name: str, target: Target) -> None:
+    """Several inputs, one after the other: each gets what it gets on the plain path."""
+    with prepared(sample(name), target) as model, model.burst() as burst:
+        for seed in range(_RUNS):
+            case = sample(name, seed)
+            result = burst.run(*case.feeds, timeout=target.patience)
+            _same(plain(model, case, target), result.outputs, f"execution {seed} of the burst")
+
+
+def _same(expected: list[bytes], found: tuple[Array, ...], what: str) -> None:
+    for number, (a, b) in enumerate(zip(expected, found, strict=True)):
+        check(a == b.tobytes(), f"{what}: output {number} is not what the plain path answers")
+
+
+class _Wire(Controller):
+    """A burst that sends any bytes, in the first version of the wire: there a packet is all that arrives."""
+
+    def send_raw(self, raw: bytes, timeout: float) -> ResultPacket:
+        return self.send(Packet(raw, True, self._caller), timeout)
+
+
+def malformed(mutants: Callable[[list[bytes]], Iterator[list[bytes]]], target: Target) -> None:
+    """Packets with an element too few, too many or wrong get an error, and the burst goes on."""
+    with prepared(sample("add"), target) as model:
+        asked = valid("add")
+        with _Wire(model.configure_burst(0.0), versions=(1,)) as wire:
+            packet = bytes(wire.encode(asked, measure=True))
+            elements = [packet[n : n + DATUM] for n in range(0, len(packet), DATUM)]
+            for mutant in mutants(elements):
+                _check_refused(wire.send_raw(b"".join(mutant), target.patience), mutant)
+            status = wire.send_raw(packet, target.patience).status
+            check(not status, f"after malformed packets, a valid one gets {status.name}")
+
+
+def _check_refused(result: ResultPacket, mutant: list[bytes]) -> None:
+    kinds = [element[0] for element in mutant]
+    check(result.status, f"a malformed packet, of elements {kinds}, was executed")
+    check(not result.output_shapes, f"a malformed packet, of elements {kinds}, gets output shapes")
+    check(result.timing == (None, None), f"a malformed packet, of elements {kinds}, gets a timing")
+
+
+def _removed(elements: list[bytes]) -> Iterator[list[bytes]]:
+    return (elements[:n] + elements[n + 1 :] for n in range(len(elements)))
+
+
+def _inserted(elements: list[bytes]) -> Iterator[list[bytes]]:
+    return ([*elements[:n], junk, *elements[n:]] for n in range(len(elements) + 1) for junk in _JUNK)
+
+
+def _replaced(elements: list[bytes]) -> Iterator[list[bytes]]:
+    return ([*elements[:n], junk, *elements[n + 1 :]] for n, e in enumerate(elements) for junk in _JUNK if junk != e)
+
+
+def free_memory(target: Target) -> None:
+    """Memory that the device never saw, or that was freed before, may be freed; what was freed can be used again."""
+    with prepared(sample("add"), target) as model, model.burst() as burst:
+        asked, unknown = valid("add"), Memory.create(64)
+        for pool in (unknown, asked.pools[0], None, asked.pools[0], asked.pools[0], unknown, None):
+            if pool is not None:
+                burst.free_memory(pool)
+                continue
+            status = burst.execute(asked, timeout=target.patience).status
+            check(not status, f"after memory was freed, a valid request gets {status.name}")
+
+
+def several(target: Target) -> None:
+    """Bursts on one model, each in a thread: nobody gets another's answer."""
+    with prepared(sample("add"), target) as model, ThreadPoolExecutor(_BURSTS) as threads:
+        cases = [sample("add", seed) for seed in range(_BURSTS)]
+        expected = [plain(model, case, target) for case in cases]
+
+        def work(number: int) -> None:
+            with model.burst() as burst:
+                for _ in range(_RUNS):
+                    result = burst.run(*cases[number].feeds, timeout=target.patience)
+                    _same(expected[number], result.outputs, f"burst {number} of {_BURSTS} at once")
+
+        for future in [threads.submit(work, number) for number in range(_BURSTS)]:
+            future.result()
+
+
+def order(target: Target) -> None:
+    """With requests in flight, results come in their order."""
+    with prepared(sample("add"), target) as model, model.burst(depth=_DEPTH) as burst:
+        cases = [sample("add", seed) for seed in range(2 * _DEPTH)]
+        expected = [plain(model, case, target) for case in cases]
+        for start in range(0, len(cases), _DEPTH):
+            futures = [burst.submit(*case.feeds) for case in cases[start : start + _DEPTH]]
+            for number, future in enumerate(futures, start):
+                _same(expected[number], future.result(target.patience).outputs, f"request {number}, {_DEPTH} in flight")
+
+
+def short_output(target: Target) -> None:
+    """An output with a byte too little is told so, and the burst goes on."""
+    case = sample("add")
+    with prepared(case, target) as model, model.burst() as burst:
+        pool = Memory.create(1 << 14)
+        places = [Place(pool, n << 12) for n in range(len(case.feeds) + 1)]
+        (size,) = output_sizes(case)
+        run = partial(burst.execute, timeout=target.patience)
+        short = answer(run, request(case, places, [size - 1]))
+        if short.status == ErrorStatus.GENERAL_FAILURE:
+            raise Failed("an output with a byte too little gets GENERAL_FAILURE; its shape is known beforehand")
+        check_short(short)
+        needed = math.prod(short.shapes[0].dimensions) * np.dtype(np.float32).itemsize
+        check(needed == size, f"output 0 is said to need {needed} bytes; it needs {size}")
+        status = burst.execute(request(case, places, [size]), timeout=target.patience).status
+        check(not status, f"after a short output, a valid request gets {status.name}")
+
+
+def reopened(target: Target) -> None:
+    """Bursts come and go on one model, and an earlier one takes nothing with it."""
+    case = sample("add")
+    with prepared(case, target) as model:
+        expected = plain(model, case, target)
+        for number in range(_BURSTS):
+            with model.burst() as burst:
+                _same(expected, burst.run(*case.feeds, timeout=target.patience).outputs, f"burst {number} in a row")

@@ -1,0 +1,61 @@
+"""All tests, by category."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from itertools import chain
+from typing import TYPE_CHECKING
+
+from driver.vts import burst, caching, device, memory, model, operations, qos, request
+from driver.vts.forms import generated
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from driver.vts.cases import Case
+    from driver.vts.kit import Test
+
+CATEGORIES = ("device", "model", "request", "operations", "burst", "memory", "caching", "qos")
+_EVERYTHING = 10**9
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """How much is tested: of which samples the mutations, how many cases of an operation and type, and how each."""
+
+    samples: int
+    cases: int
+    in_bursts: int
+    variations: bool
+
+
+SMOKE = Scope(samples=1, cases=1, in_bursts=1, variations=False)
+USUAL = Scope(samples=3, cases=_EVERYTHING, in_bursts=2, variations=True)
+ALL = Scope(samples=_EVERYTHING, cases=_EVERYTHING, in_bursts=_EVERYTHING, variations=True)
+
+
+def catalogue(cases: Iterable[Case] = (), scope: Scope = USUAL) -> Iterator[Test]:
+    """Every test, with the given cases and the kit's own. No two have one name."""
+    names: Counter[str] = Counter()
+    for test in chain(
+        device.tests(),
+        model.tests(scope.samples),
+        request.tests(scope.samples),
+        operations.tests(_some(chain(cases, generated()), scope.cases), scope.in_bursts, scope.variations),
+        burst.tests(),
+        memory.tests(),
+        caching.tests(),
+        qos.tests(),
+    ):
+        names[test.name] += 1
+        yield test if names[test.name] == 1 else type(test)(f"{test.name}#{names[test.name]}", test.run)
+
+
+def _some(cases: Iterable[Case], most: int) -> Iterator[Case]:
+    """So many of each operation."""
+    seen: Counter[str] = Counter()
+    for case in cases:
+        seen[case.operations[0]] += 1
+        if seen[case.operations[0]] <= most:
+            yield case

@@ -1,0 +1,105 @@
+"""device: what a device says of itself, what its answers look like, and that it serves many at once."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import TYPE_CHECKING
+
+from driver.remote import connect
+from driver.vts.burst import plain
+from driver.vts.kit import Test, check
+from driver.vts.operations import prepared
+from driver.vts.samples import SAMPLES, sample
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from driver.vts.target import Target
+
+_TYPES = ("OTHER", "CPU", "GPU", "ACCELERATOR")
+_THREADS, _RUNS = 4, 8
+
+
+def tests() -> Iterator[Test]:
+    """All of them, whatever the scope: they take milliseconds."""
+    yield from (
+        Test("device/status", status),
+        Test("device/name", name),
+        Test("device/version", version),
+        Test("device/type", type_),
+        Test("device/second_client", second_client),
+        Test("device/concurrent_executions", concurrent_executions),
+        Test("device/concurrent_preparations", concurrent_preparations),
+    )
+    for which in SAMPLES:
+        yield Test(f"device/supported_operations/{which}", partial(supported_operations, which))
+
+
+def status(target: Target) -> None:
+    """It is there, and answers."""
+    target.device.call("free", 0, timeout=target.patience)
+
+
+def name(target: Target) -> None:
+    """It has a name."""
+    check(target.device.name, "the device's name is empty")
+
+
+def version(target: Target) -> None:
+    """It has a version, by which this build of the driver can be told from others."""
+    check(target.device.version.strip(), "the device's version is empty")
+
+
+def type_(target: Target) -> None:
+    """It is of a type that the HAL knows."""
+    found = target.device.type
+    check(found in _TYPES, f"the device's type is {found!r:.40}, not one of {', '.join(_TYPES)}")
+
+
+def supported_operations(which: str, target: Target) -> None:
+    """It answers for each operation of the main subgraph, and the same when it is asked again."""
+    model = sample(which).model
+    first = target.supported(model)
+    count = len(model.main.operations)
+    check(len(first) == count, f"supported_operations gives {len(first)} answers for {count} operations")
+    check(first == target.supported(model), "supported_operations changes its mind")
+
+
+def second_client(target: Target) -> None:
+    """Another client of the same process does not disturb the first."""
+    case = sample("add")
+    with prepared(case, target) as model:
+        expected = plain(model, case, target)
+        with connect(target.name) as other:
+            check(other.service_pid == target.device.service_pid, "a second client gets a process of its own")
+        check(plain(model, case, target) == expected, "after a second client had left, the result is another")
+
+
+def concurrent_executions(target: Target) -> None:
+    """Several threads execute one prepared model, and each gets the answer to its own request."""
+    cases = [sample("convolution", seed) for seed in range(_THREADS)]
+    with prepared(cases[0], target) as model, ThreadPoolExecutor(_THREADS) as threads:
+        expected = [plain(model, case, target) for case in cases]
+
+        def work(number: int) -> list[list[bytes]]:
+            runs = (model.run(*cases[number].feeds, timeout=target.patience) for _ in range(_RUNS))
+            return [[output.tobytes() for output in outputs] for outputs in runs]
+
+        for number, found in enumerate(threads.map(work, range(_THREADS))):
+            check(found == [expected[number]] * _RUNS, f"thread {number} of {_THREADS} gets another result than alone")
+
+
+def concurrent_preparations(target: Target) -> None:
+    """Several threads prepare models and execute them, each its own."""
+    cases = [sample("chain", seed) for seed in range(_THREADS)]
+    with prepared(cases[0], target) as model:
+        expected = [plain(model, case, target) for case in cases]
+
+    def work(number: int) -> list[bytes]:
+        with prepared(cases[number], target) as model:
+            return [output.tobytes() for output in model.run(*cases[number].feeds, timeout=target.patience)]
+
+    with ThreadPoolExecutor(_THREADS) as threads:
+        for number, found in enumerate(threads.map(work, range(_THREADS))):
+            check(found == expected[number], f"thread {number} of {_THREADS} gets another result than alone")

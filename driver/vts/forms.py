@@ -1,0 +1,155 @@
+"""Cases that the kit makes itself: each operation called in the forms of a table, wherever it takes them.
+
+Nothing here knows a single operation by more than the form of its call, so an operation that is new to `driver.nn` has
+its cases at once. What they have to answer, the reference says.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from driver.nn import OPERATIONS, ExecutionFailed, InvalidModel, ModelBuilder, Value
+from driver.vts.samples import case_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from driver.nn import Model
+    from driver.vts.cases import Case
+
+_SCALE = 0.5
+_TYPES = {
+    "float32": (0.0, 0),
+    "float16": (0.0, 0),
+    "int32": (0.0, 0),
+    "bool8": (0.0, 0),
+    "quant8_asymm": (_SCALE, 128),
+    "quant8_asymm_signed": (_SCALE, 0),
+}
+"""Of the first input, with the scale and the zero point of every tensor of that type."""
+
+_RESULTS: tuple[dict[str, Any], ...] = (
+    {},
+    {"scale": 1.0, "zero_point": 120},
+    {"scale": 1.0, "zero_point": -10},
+    {"scale": 1 / 256, "zero_point": 0},
+    {"scale": 1 / 256, "zero_point": -128},
+    {"scale": 1 / 128, "zero_point": 128},
+    {"scale": 1 / 128, "zero_point": 0},
+    {"dtype": "quant8_asymm", "scale": 1.0, "zero_point": 120},
+)
+"""How an output may be quantised: the first that the operation allows is taken."""
+
+_MATRIX, _IMAGE, _BLOCK = "x 2,3", "x 1,4,4,2", "x 1,4,4,4"
+FORMS: tuple[tuple[Any, ...], ...] = (
+    (_MATRIX,),
+    (_IMAGE,),
+    (_MATRIX, "x 2,3"),
+    (_MATRIX, "x 2,3", 0),
+    (_IMAGE, "x 2", 3),
+    (_MATRIX, "x 2,3", 1),
+    ("b 2,3", _MATRIX, "x 2,3"),
+    (_MATRIX, "x 3"),
+    (_MATRIX, 1.0),
+    (_MATRIX, 1.0, -1),
+    (_MATRIX, 1),
+    (_MATRIX, 1, False),
+    (_MATRIX, 1, 3),
+    (_MATRIX, [1], 1),
+    (_MATRIX, [1], True),
+    (_MATRIX, [3, 2]),
+    (_MATRIX, [1, 0]),
+    (_MATRIX, [[0, 1], [1, 0]]),
+    (_MATRIX, [[0, 1], [1, 0]], 0.5),
+    (_MATRIX, [0, 1], [2, 2]),
+    (_MATRIX, [0, 0], [2, 3], [1, 2], 0, 0, 0),
+    (_MATRIX, 1, [0, 2, 1]),
+    (_IMAGE, [0]),
+    (_IMAGE, 2, 2),
+    (_IMAGE, 2.0, 2.0),
+    (_IMAGE, 8, 8),
+    (_IMAGE, 2),
+    (_BLOCK, 2),
+    (_BLOCK, 2, 3),
+    (_BLOCK, 2, False),
+    (_IMAGE, [2, 2]),
+    (_IMAGE, [2, 2], [[0, 0], [0, 0]]),
+    ("x 4,2,2,1", [2, 2]),
+    (_IMAGE, 1, 2, 2, 2, 2, 0),
+    (_IMAGE, 0, 1, 0, 1, 2, 2, 2, 2, 1),
+    (_IMAGE, 2, 0.5, 1.0, 0.5),
+    (_MATRIX, "w 4,3", "c 4", 0),
+    (_IMAGE, "w 3,2,2,2", "c 3", 2, 1, 1, 0),
+    (_IMAGE, "w 1,2,2,2", "c 2", 2, 1, 1, 1, 1),
+    (_BLOCK, "w 4,2,2,2", "c 4", 2, 1, 1, 2, 0),
+    (_IMAGE, "w 3,2,2,2", "c 3", 1, 2, 2, 0, False),
+    ([2, 3], 1.5),
+    ([2, 3], 4),
+)
+"""Arguments of calls: "x 2,3" is an input of the form's type and these dimensions, "b" one of booleans, "w" constant
+weights of that type, "c" the bias that belongs to them; lists are constant int32 tensors, numbers are scalars."""
+
+_MOST_FORMS = 2  # of one operation and one type
+_DRAWS = {"RANDOM_MULTINOMIAL"}  # has no one answer
+
+
+def generated() -> Iterator[Case]:
+    """For each operation of the reference and each type, the first forms that it takes."""
+    for name in sorted(OPERATIONS.keys() - _DRAWS):
+        for dtype in _TYPES:
+            taken = 0
+            for form in FORMS:
+                case = _case(name, dtype, form, f"generated_{name.lower()}_{dtype}_{taken + 1}")
+                if case is not None:
+                    yield case
+                    taken += 1
+                    if taken == _MOST_FORMS:
+                        break
+
+
+def _case(operation: str, dtype: str, form: Sequence[Any], name: str) -> Case | None:
+    signatures = OPERATIONS[operation].signatures
+    if not any(s.slots(len(form)) for s in signatures):
+        return None
+    for quantisation in _RESULTS:
+        try:
+            return case_of(name, _model(operation, dtype, form, quantisation))
+        except (InvalidModel, ExecutionFailed, ValueError):
+            continue
+    return None
+
+
+def _model(operation: str, dtype: str, form: Sequence[Any], quantisation: dict[str, Any]) -> Model:
+    builder = ModelBuilder()
+    arguments = [_argument(builder, dtype, argument) for argument in form]
+    results = builder.operation(operation, *arguments, **quantisation)
+    builder.output(*(results if isinstance(results, tuple) else (results,)))
+    return builder.build()
+
+
+def _argument(builder: ModelBuilder, dtype: str, argument: Any) -> Any:
+    scale, zero_point = _TYPES[dtype]
+    if isinstance(argument, float) and dtype == "float16":
+        return builder.constant(np.float16(argument))
+    if not isinstance(argument, str):
+        return argument
+    letter, dims = argument.split()
+    shape = tuple(map(int, dims.split(",")))
+    return {
+        "x": lambda: builder.input(dtype, shape, scale=scale, zero_point=zero_point),
+        "b": lambda: builder.input("bool8", shape),
+        "w": lambda: builder.constant(_ramp(shape), dtype=dtype, scale=scale, zero_point=zero_point),
+        "c": lambda: _bias(builder, dtype, shape, scale * scale),
+    }[letter]()
+
+
+def _bias(builder: ModelBuilder, dtype: str, shape: tuple[int, ...], scale: float) -> Value:
+    if scale:
+        return builder.constant(_ramp(shape), dtype="int32", scale=scale)
+    return builder.constant(_ramp(shape), dtype=dtype)
+
+
+def _ramp(shape: tuple[int, ...]) -> Any:
+    return np.arange(1, 1 + int(np.prod(shape)), dtype=np.int32).reshape(shape)

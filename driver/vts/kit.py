@@ -1,0 +1,100 @@
+"""A test, what comes of it, and running many."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, NoReturn
+
+from burst import PeerDied, StatusError, Timeout
+from driver.errors import DeviceFailed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from driver.vts.target import Target
+
+Kind = Literal["passed", "failed", "skipped"]
+
+
+class Failed(Exception):
+    """The device does not do what it has to; the message says what it did."""
+
+
+class Skipped(Exception):
+    """The test does not apply to this device; the message says why."""
+
+
+def skip(reason: str) -> NoReturn:
+    """Ends a test that does not apply."""
+    raise Skipped(reason)
+
+
+def check(is_so: object, complaint: str) -> None:
+    """Ends a test that found something wrong."""
+    if not is_so:
+        raise Failed(complaint)
+
+
+@dataclass(frozen=True, slots=True)
+class Test:
+    """`run` returns when the device did well, and raises otherwise. The name begins with the category."""
+
+    __test__ = False  # for pytest
+
+    name: str
+    run: Callable[[Target], object]
+
+    @property
+    def category(self) -> str:
+        """The first part of its name."""
+        return self.name.split("/", 1)[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came of one test."""
+
+    name: str
+    outcome: Kind
+    message: str
+    seconds: float
+
+    @property
+    def category(self) -> str:
+        """The first part of its name."""
+        return self.name.split("/", 1)[0]
+
+
+def run(tests: Iterable[Test], target: Target) -> Iterator[Outcome]:
+    """One test after the other, each on a device that lives: one that died or hung is connected again."""
+    for test in tests:
+        begin = time.monotonic()
+        kind, message = _judged(test, target)
+        yield Outcome(test.name, kind, message, time.monotonic() - begin)
+
+
+def _judged(test: Test, target: Target) -> tuple[Kind, str]:
+    try:
+        test.run(target)
+    except Skipped as reason:
+        return "skipped", str(reason)
+    except Exception as error:  # noqa: BLE001 (whatever an answer provoked here, the other tests are still to come)
+        if not isinstance(error, Failed | StatusError | DeviceFailed):
+            target.forget()
+        return "failed", _complaint(error)
+    return "passed", ""
+
+
+def _complaint(error: Exception) -> str:
+    match error:
+        case Failed() | DeviceFailed():
+            return str(error)
+        case StatusError():
+            return f"the device answered {error.status.name}: {error}"
+        case Timeout():
+            return f"the device does not answer: {error}"
+        case PeerDied():
+            return f"the device died: {error}"
+        case _:
+            return f"{type(error).__name__}: {error}"

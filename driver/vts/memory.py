@@ -1,0 +1,154 @@
+"""memory: arguments may lie in any pool, at any offset; a device touches its outputs and nothing else."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from burst import ErrorStatus, Memory
+from driver.vts.bench import JUNK, Place, answer, output_sizes, refusal, request
+from driver.vts.burst import plain
+from driver.vts.kit import Test, check, skip
+from driver.vts.operations import check_bare, prepared
+from driver.vts.samples import sample
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from burst import Request
+    from driver.vts.bench import Execute
+    from driver.vts.cases import Case
+    from driver.vts.target import Target
+    from fmq.region import Kind
+
+    Layout = Callable[[int], list[Place]]
+
+_ROOM = 4096  # bytes for each argument: a page
+_SAMPLES = ("add", "quantised", "chain")
+_OTHER_THINGS = {
+    "allocate": "device buffers (Device.allocate)",
+    "copy": "device buffers (Device.allocate)",
+    "execute_with_buffers": "device buffers (Device.allocate)",
+}
+
+
+def _one_pool(offset: int, count: int) -> list[Place]:
+    pool = Memory.create(count * _ROOM)
+    return [Place(pool, n * _ROOM + offset) for n in range(count)]
+
+
+def _pool_each(kind: Kind, count: int) -> list[Place]:
+    return [Place(Memory.create(_ROOM, kind), 64) for _ in range(count)]
+
+
+def _last_bytes(count: int) -> list[Place]:
+    """Nothing follows the arguments; what the device adds beyond its output, it adds to the next one."""
+    return [Place(Memory.create(3 * _ROOM), 2 * _ROOM + 64 * n) for n in range(count)]
+
+
+_LAYOUTS: dict[str, Layout] = {
+    "one_pool": partial(_one_pool, 0),
+    "one_pool_offset": partial(_one_pool, 64),
+    "aligned_to_four": partial(_one_pool, 12),
+    "pool_each": partial(_pool_each, "memfd"),
+    "posix": partial(_pool_each, "posix"),
+    "large_pools": _last_bytes,
+}
+
+
+def tests() -> Iterator[Test]:
+    """All of them, whatever the scope: they take milliseconds."""
+    for layout in _LAYOUTS:
+        for name in _SAMPLES:
+            yield Test(f"memory/{layout}/{name}", partial(lay_out, layout, name))
+    yield Test("memory/shared_input", shared_input)
+    yield Test("memory/out_of_bounds", out_of_bounds)
+    yield Test("memory/freed", freed)
+    for name, what in _OTHER_THINGS.items():
+        yield Test(f"memory/{name}", partial(_missing, what))
+
+
+def _missing(what: str, _: Target) -> None:
+    skip(f"this driver version has no {what}")
+
+
+def lay_out(layout: str, name: str, target: Target) -> None:
+    """The same result wherever the arguments lie, on both ways, and everything around the outputs as it was."""
+    case = sample(name)
+    with prepared(case, target) as model, model.burst() as burst:
+        expected = plain(model, case, target)
+        places = _LAYOUTS[layout](len(case.feeds) + len(case.expected))
+        for run in (model.execute, burst.execute):
+            _check(case, expected, places, partial(run, timeout=target.patience))
+
+
+def _check(case: Case, expected: list[bytes], places: Sequence[Place], run: Execute) -> None:
+    pools = {place.pool: None for place in places}
+    for pool in pools:
+        pool.asarray()[:] = JUNK
+    asked = request(case, places, output_sizes(case))
+    before = {pool: pool.asarray().copy() for pool in pools}
+    found = answer(run, asked)
+    check(not found.status, f"the device answers {found.status.name}: {found.message}")
+    for number, (output, wanted) in enumerate(zip(found.outputs, expected, strict=True)):
+        check(output.tobytes() == wanted, f"output {number} is another than where the device had it before")
+    for place, argument in zip(places[len(case.feeds) :], asked.outputs, strict=True):
+        before[place.pool][argument.offset : argument.offset + argument.length] = JUNK
+        place.pool.asarray(np.uint8, argument.length, argument.offset)[:] = JUNK
+    for pool, bytes_ in before.items():
+        wrong = np.flatnonzero(pool.asarray() != bytes_)
+        check(not wrong.size, f"the device wrote to {wrong.size} bytes that belong to no output, first {wrong[:1]}")
+
+
+def shared_input(target: Target) -> None:
+    """Two inputs may be the same bytes."""
+    case = sample("add")
+    twice = replace(case, feeds=(case.feeds[0], case.feeds[0]))
+    with prepared(case, target) as model:
+        expected = plain(model, twice, target)
+        pool = Memory.create(2 * _ROOM)
+        places = [Place(pool, 0), Place(pool, 0), Place(pool, _ROOM)]
+        _check(twice, expected, places, partial(model.execute, timeout=target.patience))
+
+
+def out_of_bounds(target: Target) -> None:
+    """An argument that reaches over the end of its pool is an INVALID_ARGUMENT, on both ways."""
+    case = sample("add")
+    with prepared(case, target) as model, model.burst() as burst:
+        (size,) = output_sizes(case)
+        pool = Memory.create(_ROOM)
+        asked = request(case, [Place(pool, 0), Place(pool, 64), Place(pool, 128)], [size])
+        for offset in (_ROOM - size + 1, _ROOM, 2**31, 2**32 - 1):
+            for broken in _moved(asked, offset):
+                for run in (model.execute, burst.execute):
+                    _check_refused(partial(run, timeout=target.patience), broken, offset)
+
+
+def _check_refused(run: Execute, broken: Request, offset: int) -> None:
+    found = refusal(run, broken)
+    check(
+        found.status == ErrorStatus.INVALID_ARGUMENT,
+        f"an argument at {offset} of a pool of {_ROOM} bytes gets {found.status.name}, not INVALID_ARGUMENT",
+    )
+    check_bare(found)
+
+
+def _moved(asked: Request, offset: int) -> Iterator[Request]:
+    (one, *inputs), (output,), _ = asked
+    yield asked._replace(inputs=(one._replace(offset=offset), *inputs))
+    yield asked._replace(outputs=(output._replace(offset=offset),))
+
+
+def freed(target: Target) -> None:
+    """Memory that was freed on the plain path, or never seen there, may be freed, and be used again."""
+    case = sample("add")
+    with prepared(case, target) as model:
+        expected, places = plain(model, case, target), _one_pool(0, len(case.feeds) + 1)
+        run = partial(model.execute, timeout=target.patience)
+        for _ in range(2):
+            target.device.free_memory(places[0].pool)
+            _check(case, expected, places, run)
+            target.device.free_memory(Memory.create(_ROOM))

@@ -1,0 +1,69 @@
+"""model: a device accepts what is valid, and refuses every model that breaks a rule of the HAL."""
+
+from __future__ import annotations
+
+import struct
+from functools import partial
+from importlib import import_module
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+from burst import InvalidArgument, StatusError
+from driver.vts.kit import Failed, Test, check, skip
+from driver.vts.operations import prepared
+from driver.vts.samples import SAMPLES, sample
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from driver.nn import Model
+    from driver.vts.target import Target
+
+_MUTATIONS = "driver.vts.mutations"
+_UNSAYABLE = (ValueError, TypeError, OverflowError, AttributeError, struct.error)
+
+
+def tests(samples: int) -> Iterator[Test]:
+    """Every mutation of so many of the kit's models."""
+    for name in SAMPLES:
+        yield Test(f"model/{name}/valid", partial(accept, name))
+    for name in SAMPLES[:samples]:
+        for mutation in model_mutations(sample(name).model):
+            yield Test(f"model/{name}/{mutation.name}", partial(refuse, mutation.model))
+
+
+def model_mutations(model: Model) -> Iterator[Any]:
+    """Broken variations of a model, each with its name."""
+    if find_spec(_MUTATIONS) is None:
+        return iter(())
+    mutations: Iterator[Any] = import_module(_MUTATIONS).model_mutations(model)
+    return mutations
+
+
+def accept(name: str, target: Target) -> None:
+    """A valid model is prepared, if its operations are supported."""
+    with prepared(sample(name), target):
+        pass
+
+
+def refuse(model: Model, target: Target) -> None:
+    """An invalid one gets INVALID_ARGUMENT whatever is asked of it."""
+    _refuse("supported_operations", lambda: target.supported(model))
+    _refuse("prepare", lambda: _prepare(model, target))
+
+
+def _prepare(model: Model, target: Target) -> None:
+    with target.prepared(model):
+        pass
+
+
+def _refuse(what: str, ask: Callable[[], object]) -> None:
+    try:
+        ask()
+    except InvalidArgument:
+        return
+    except StatusError as error:
+        raise Failed(f"{what} answers {error.status.name} to an invalid model, not INVALID_ARGUMENT") from error
+    except _UNSAYABLE as error:
+        skip(f"a connection cannot carry this model: {error}")
+    check(False, f"{what} accepts an invalid model")

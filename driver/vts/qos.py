@@ -1,0 +1,107 @@
+"""qos: deadlines, loops that never end, and what a device says of its own time."""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from burst import ErrorStatus
+from driver.nn import Model, Operand, Operation, Subgraph
+from driver.vts.bench import answer, refusal
+from driver.vts.cases import Case
+from driver.vts.kit import Failed, Test, check
+from driver.vts.operations import check_bare, prepared
+from driver.vts.request import valid
+from driver.vts.samples import sample
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from driver.vts.bench import Answer
+    from driver.vts.target import Target
+
+_MISSED = {ErrorStatus.MISSED_DEADLINE_TRANSIENT, ErrorStatus.MISSED_DEADLINE_PERSISTENT}
+_LONG = 3600.0
+_LOOP_TIMEOUT = 1e-3
+
+
+def tests() -> Iterator[Test]:
+    """All of them, whatever the scope: they take milliseconds."""
+    yield Test("qos/deadline_passed", deadline_passed)
+    yield Test("qos/deadline_far", deadline_far)
+    yield Test("qos/endless_loop", endless_loop)
+    for way in ("plain", "burst"):
+        yield Test(f"qos/timing/{way}", partial(timing, way))
+
+
+def deadline_passed(target: Target) -> None:
+    """A deadline in the past is missed, and the next request is none the worse for it."""
+    with prepared(sample("add"), target) as model, model.burst() as burst:
+        run = partial(burst.execute, timeout=target.patience)
+        for _ in range(2):
+            found = refusal(partial(run, deadline=time.monotonic() - 1), valid("add"))
+            _check_missed(found, "a request whose deadline has passed")
+            status = run(valid("add")).status
+            check(not status, f"after a missed deadline, a request without one gets {status.name}")
+
+
+def _check_missed(found: Answer, what: str) -> None:
+    check(found.status in _MISSED, f"{what} gets {found.status.name}, not MISSED_DEADLINE_*")
+    check_bare(found)
+
+
+def deadline_far(target: Target) -> None:
+    """A deadline in an hour is met."""
+    with prepared(sample("add"), target) as model, model.burst() as burst:
+        run = partial(burst.execute, timeout=target.patience, deadline=time.monotonic() + _LONG)
+        status = answer(run, valid("add")).status
+        check(not status, f"a request whose deadline is in an hour gets {status.name}")
+
+
+def endless_loop(target: Target) -> None:
+    """A WHILE that never ends is ended by its loop timeout; the device can be used afterwards."""
+    case = endless()
+    with prepared(case, target) as model, model.burst() as burst:
+        run = partial(burst.execute, timeout=target.patience, loop_timeout=_LOOP_TIMEOUT)
+        found = target.bench.execute(model, case, [4], target.patience, run)
+        _check_missed(found, "a loop that never ends")
+    with prepared(sample("add"), target) as model:
+        status = model.execute(valid("add"), timeout=target.patience).status
+        check(not status, f"after a loop that never ended, a request gets {status.name}")
+
+
+def endless() -> Case:
+    """While x equals itself, it grows."""
+
+    def operand(lifetime: str, kind: str = "TENSOR_INT32", value: object = None) -> Operand:
+        scalar = kind in {"INT32", "SUBGRAPH"}
+        return Operand(kind, () if scalar else (1,), lifetime=lifetime, value=value)
+
+    x, out = operand("SUBGRAPH_INPUT"), operand("SUBGRAPH_OUTPUT")
+    none = operand("CONSTANT_COPY", "INT32", np.int32(0))
+    one = operand("CONSTANT_COPY", value=np.ones(1, np.int32))
+    is_true = operand("SUBGRAPH_OUTPUT", "TENSOR_BOOL8")
+    condition = Subgraph([x, is_true], [Operation("EQUAL", (0, 0), (1,))], (0,), (1,))
+    body = Subgraph([x, one, none, out], [Operation("ADD", (0, 1, 2), (3,))], (0,), (3,))
+    graphs = [operand("SUBGRAPH", "SUBGRAPH", number) for number in range(2)]
+    main = Subgraph([*graphs, x, out], [Operation("WHILE", (0, 1, 2), (3,))], (2,), (3,))
+    return Case("endless", Model(main, (condition, body)), (np.ones(1, np.int32),), (None,), must_fail=True)
+
+
+def timing(way: str, target: Target) -> None:
+    """Times come only when they are asked for, the device's within the driver's and that within ours."""
+    with prepared(sample("add"), target) as model, model.burst() as burst:
+        run = partial({"plain": model.execute, "burst": burst.execute}[way], timeout=target.patience)
+        unasked = answer(run, valid("add"))
+        check(unasked.timing == (None, None), f"nobody asked for a timing, and {unasked.timing} came")
+        begin = time.monotonic()
+        asked = answer(partial(run, measure=True), valid("add"))
+        ours = (time.monotonic() - begin) * 1e6
+        check(not asked.status, f"a measured request gets {asked.status.name}")
+        known = [t for t in asked.timing if t is not None]
+        if known != sorted(known):
+            raise Failed(f"{known[0]} us on the device are more than {known[1]} us in the driver")
+        check(all(t <= ours for t in known), f"{known} us are more than the {ours:.0f} us that we waited")

@@ -1,0 +1,101 @@
+"""The device under test, as the kit sees it: a client that checks nothing before it sends.
+
+`driver.connect` validates models on the client's side, too; here they go out as they are, for the device to refuse.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+
+from burst import BurstError, PeerDied, Timeout
+from driver.encoding import encode
+from driver.errors import DeviceFailed, DriverError
+from driver.prepared import RemotePreparedModel
+from driver.remote import connect
+from driver.vts.bench import Bench
+from fmq import FmqError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from driver.nn import Model
+    from driver.remote import RemoteDevice
+
+PATIENCE = 30.0
+_MOST_FAILED_STARTS = 3
+
+
+class Target:
+    """One device, connected when it is first needed and again after it was lost."""
+
+    def __init__(self, name: str, patience: float = PATIENCE) -> None:
+        """`patience`: seconds after which what was asked of the device counts as hung."""
+        self.name, self.patience = name, patience
+        self._device: RemoteDevice | None = None
+        self._bench: Bench | None = None
+        self._failed_starts, self._last_failure = 0, ""
+
+    @property
+    def device(self) -> RemoteDevice:
+        """A connection that lives. Raises DeviceFailed, at once when several starts have failed."""
+        if self._device is None:
+            if self._failed_starts >= _MOST_FAILED_STARTS:
+                raise DeviceFailed(self._last_failure)
+            try:
+                self._device = connect(self.name)
+            except DriverError as error:
+                self._failed_starts += 1
+                self._last_failure = str(error)
+                raise
+            self._failed_starts = 0
+        return self._device
+
+    @property
+    def bench(self) -> Bench:
+        """Memory for executions, kept for the next."""
+        if self._bench is None:
+            self._bench = Bench()
+        return self._bench
+
+    def forget(self) -> None:
+        """The connection is of no more use."""
+        device, self._device, self._bench = self._device, None, None
+        if device is not None:
+            with suppress(BurstError, DriverError, FmqError, OSError):
+                device.close()
+
+    def supported(self, model: Model) -> list[bool]:
+        """What the device says of each operation. Raises InvalidArgument, which is how it refuses a model."""
+        count, bits = self._ask("supported", model)
+        return [bool(bit) for bit in np.unpackbits(np.frombuffer(bits, np.uint8), count=count)]
+
+    @contextmanager
+    def prepared(self, model: Model) -> Iterator[RemotePreparedModel]:
+        """The model on the device, freed afterwards. Raises StatusError."""
+        (number,) = self._ask("prepare", model)
+        try:
+            yield RemotePreparedModel(self.device, model, number)
+        except (PeerDied, Timeout):
+            self.forget()
+            raise
+        finally:
+            if self._device is not None:
+                self._device.call("free", number, timeout=self.patience)
+
+    def _ask(self, method: str, model: Model) -> list[Any]:
+        device = self.device
+        fd, where = encode(model)
+        try:
+            return device.call(method, where, fds=[fd], timeout=self.patience)[0]
+        finally:
+            os.close(fd)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.forget()
