@@ -22,17 +22,16 @@ _EVERYTHING = 10**9
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """How much is tested: of which samples the mutations, how many cases of an operation and type, and how each."""
+    """How much is tested: of how many samples the mutations, how many cases of an operation, how many in bursts."""
 
     samples: int
     cases: int
     in_bursts: int
-    variations: bool
 
 
-SMOKE = Scope(samples=1, cases=1, in_bursts=1, variations=False)
-USUAL = Scope(samples=3, cases=_EVERYTHING, in_bursts=2, variations=True)
-ALL = Scope(samples=_EVERYTHING, cases=_EVERYTHING, in_bursts=_EVERYTHING, variations=True)
+SMOKE = Scope(samples=1, cases=1, in_bursts=1)
+USUAL = Scope(samples=3, cases=_EVERYTHING, in_bursts=2)
+ALL = Scope(samples=_EVERYTHING, cases=_EVERYTHING, in_bursts=_EVERYTHING)
 
 
 def catalogue(cases: Iterable[Case] = (), scope: Scope = USUAL) -> Iterator[Test]:
@@ -42,7 +41,7 @@ def catalogue(cases: Iterable[Case] = (), scope: Scope = USUAL) -> Iterator[Test
         device.tests(),
         model.tests(scope.samples),
         request.tests(scope.samples),
-        operations.tests(_some(chain(cases, generated()), scope.cases), scope.in_bursts, scope.variations),
+        operations.tests(_some(chain(cases, generated()), scope.cases), scope.in_bursts),
         burst.tests(),
         memory.tests(),
         caching.tests(),

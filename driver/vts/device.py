@@ -42,8 +42,12 @@ def status(target: Target) -> None:
 
 
 def name(target: Target) -> None:
-    """It has a name."""
-    check(target.device.name, "the device's name is empty")
+    """It calls itself by the name that it is installed under."""
+    found = target.device.name
+    check(found, "the device's name is empty")
+    check(
+        ":" in target.name or found == target.name, f"installed as {target.name!r}, the device is named {found!r:.60}"
+    )
 
 
 def version(target: Target) -> None:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from driver.vts.target import Target
 
 
-def tests(cases: Iterable[Case], in_bursts: int, variations: bool) -> Iterator[Test]:
+def tests(cases: Iterable[Case], in_bursts: int) -> Iterator[Test]:
     """`in_bursts`: how many cases of an operation are executed in a burst, too."""
     seen: Counter[str] = Counter()
     for case in cases:
@@ -34,8 +34,6 @@ def tests(cases: Iterable[Case], in_bursts: int, variations: bool) -> Iterator[T
         seen[operation] += not case.must_fail
         if not case.must_fail and seen[operation] <= in_bursts:
             yield Test(f"{name}/burst", partial(execute_in_burst, case))
-        if not variations:
-            continue
         if (opened := case.with_open_outputs()) is not None:
             yield Test(f"{name}/dynamic", partial(execute_dynamic, case, opened))
         if (twin := case.signed()) is not None:

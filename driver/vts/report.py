@@ -22,10 +22,12 @@ class Report:
     device: str
     version: str
     outcomes: list[Outcome] = field(default_factory=list)
+    failures: int = 0  #: so far
 
     def add(self, outcome: Outcome) -> None:
         """One more."""
         self.outcomes.append(outcome)
+        self.failures += outcome.outcome == "failed"
 
     @property
     def summary(self) -> dict[str, int]:

@@ -47,7 +47,7 @@ class Target:
                 raise DeviceFailed(self._last_failure)
             try:
                 self._device = connect(self.name)
-            except DriverError as error:
+            except (BurstError, DriverError) as error:
                 self._failed_starts += 1
                 self._last_failure = str(error)
                 raise

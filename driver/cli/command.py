@@ -1,0 +1,16 @@
+"""The `burst` command and its sub-commands."""
+
+from __future__ import annotations
+
+import click
+
+from driver.cli.vts import vts
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="burst-engine", prog_name="burst")
+def burst() -> None:
+    """Runs neural networks in other processes."""
+
+
+burst.add_command(vts)

@@ -1,0 +1,19 @@
+"""Where the command begins: it needs libraries that the packages themselves do not."""
+
+from __future__ import annotations
+
+import sys
+
+_NEEDED = {"click", "rich"}
+
+
+def main() -> None:
+    """The `burst` command. Exits with 0 when all is well, 1 when something failed, 2 when it was called wrongly."""
+    try:
+        from driver.cli.command import burst
+    except ModuleNotFoundError as error:
+        if error.name not in _NEEDED:
+            raise
+        print(f"burst: {error.name} is not installed: pip install 'burst-engine[cli]'", file=sys.stderr)
+        sys.exit(2)
+    burst(prog_name="burst")

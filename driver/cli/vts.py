@@ -1,0 +1,176 @@
+"""`burst vts`: runs the conformance kit against a device."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
+
+from burst import BurstError
+from driver.devices import device_class
+from driver.errors import DeviceNotFound, DriverError
+from driver.vts import (
+    ALL,
+    CATEGORIES,
+    SMOKE,
+    USUAL,
+    BadCase,
+    BadKnownFailures,
+    KnownFailures,
+    Report,
+    Scope,
+    Target,
+    Test,
+    catalogue,
+    read_cases,
+    run,
+)
+from driver.vts.report import KINDS
+from driver.vts.target import PATIENCE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+_FILE: Any = click.Path(path_type=Path)
+_SCOPES = {"smoke": SMOKE, "usual": USUAL, "all": ALL}
+
+
+def _options(function: Callable[..., None]) -> Callable[..., None]:
+    for option in reversed(
+        (
+            click.option(
+                "--filter", "glob", metavar="GLOB", default="*", help="Only tests of these names, as 'burst/*'."
+            ),
+            click.option(
+                "--cases", type=_FILE, metavar="FILE", help="More cases: JSON lines, gzipped if it ends in .gz."
+            ),
+            click.option("--smoke", "scope", flag_value="smoke", help="A few of each: seconds."),
+            click.option(
+                "--all", "scope", flag_value="all", help="Every mutation of every model, every case in a burst."
+            ),
+            click.option("--list", "listing", is_flag=True, help="Only print the names of the tests."),
+            click.option("--json", "as_json", is_flag=True, help="Print the results as JSON, and nothing else."),
+            click.option("--junit", type=_FILE, metavar="FILE", help="Also write the results as JUnit XML."),
+            click.option("--known-failures", type=_FILE, metavar="FILE", help="TOML: failures that count as skipped."),
+            click.option("--timeout", default=PATIENCE, show_default=True, help="Seconds after which a device hangs."),
+        )
+    ):
+        function = option(function)
+    return function
+
+
+@click.command(context_settings={"show_default": False})
+@click.argument("device")
+@_options
+def vts(
+    device: str,
+    glob: str,
+    cases: Path | None,
+    scope: str | None,
+    listing: bool,
+    as_json: bool,
+    junit: Path | None,
+    known_failures: Path | None,
+    timeout: float,
+) -> None:
+    """Tests whether DEVICE does what a device has to do.
+
+    DEVICE is the name of an installed device, or "module:Class". Test names begin with their category: device, model,
+    request, operations, burst, memory, caching, qos. Exits with 0 when no test failed, and with 1 otherwise.
+    """
+    if timeout <= 0:
+        raise click.UsageError(f"--timeout {timeout}: a device needs more time than none")
+    _check_device(device)
+    tests = _tests(glob, cases, _SCOPES[scope or "usual"])
+    if listing:
+        names = [test.name for test in tests]
+        click.echo(json.dumps(names, indent=1) if as_json else "\n".join(names))
+        return
+    report, stale = _run(device, tests, known_failures, timeout)
+    if junit:
+        _write(junit, report.as_junit())
+    if as_json:
+        click.echo(json.dumps(report.as_json(), indent=1))
+    else:
+        _show(report, Console())
+    for entry in stale:
+        click.echo(f"{known_failures}: {entry}", err=True)
+    raise SystemExit(1 if report.summary["failed"] else 0)
+
+
+def _check_device(name: str) -> None:
+    try:
+        device_class(name)
+    except DeviceNotFound as error:
+        raise click.UsageError(str(error)) from error
+
+
+def _tests(glob: str, cases: Path | None, scope: Scope) -> list[Test]:
+    try:
+        tests = list(catalogue(read_cases(cases) if cases else (), scope))
+    except BadCase as error:
+        raise click.UsageError(f"--cases {error}") from error
+    found = [test for test in tests if fnmatchcase(test.name, glob)]
+    if not found:
+        begins = ", ".join(f"{category}/" for category in CATEGORIES)
+        raise click.UsageError(f"--filter {glob!r} matches none of {len(tests)} tests; their names begin with {begins}")
+    return found
+
+
+def _run(
+    device: str, tests: Sequence[Test], known_failures: Path | None, timeout: float
+) -> tuple[Report, Sequence[str]]:
+    with Target(device, timeout) as target, _progress() as progress:
+        try:
+            version = target.device.version
+        except (BurstError, DriverError) as error:
+            raise click.ClickException(str(error)) from error
+        try:
+            known = KnownFailures.read(known_failures, device, version) if known_failures else KnownFailures()
+        except BadKnownFailures as error:
+            raise click.UsageError(f"--known-failures {error}") from error
+        report = Report(device, version)
+        task = progress.add_task("", total=len(tests))
+        for outcome in map(known.judge, run(tests, target)):
+            report.add(outcome)
+            progress.update(task, advance=1, description=f"{report.failures} failed, {outcome.category}")
+    return report, known.stale()
+
+
+def _progress() -> Progress:
+    """On a terminal alone, and there on standard error."""
+    console = Console(stderr=True)
+    columns = TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+
+
+def _write(path: Path, content: bytes) -> None:
+    try:
+        path.write_bytes(content)
+    except OSError as error:
+        raise click.UsageError(f"--junit {path}: cannot be written: {error}") from error
+
+
+def _show(report: Report, console: Console) -> None:
+    """Failures one by one, what was skipped by reason, and a summary by category."""
+    for outcome in report.of_kind("failed"):
+        console.print(Text.assemble(("failed ", "red"), outcome.name, ": ", outcome.message), soft_wrap=True)
+    for reason, count in Counter(outcome.message for outcome in report.of_kind("skipped")).most_common():
+        console.print(Text.assemble(("skipped ", "yellow"), f"{count}: {reason}"), soft_wrap=True)
+    console.print(Text(f"{report.device}, version {report.version}"), soft_wrap=True)
+    table = Table("", *KINDS, show_footer=True)
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for category, counts in report.categories.items():
+        table.add_row(category, *(str(counts[kind]) for kind in KINDS))
+    for column, total in zip(table.columns, ("all", *map(str, report.summary.values())), strict=True):
+        column.footer = total
+    console.print(table)

@@ -1,0 +1,254 @@
+"""Devices that are broken on purpose, each in one way: the kit has to find out which.
+
+They are not installed: run `burst vts driver.vts.broken:WrongResults`. Some reach into the service or the engine that
+runs them, because those check on a device's behalf what the kit wants to see unchecked.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import mmap
+import signal
+import sys
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from driver.devices.reference import ReferenceDevice
+from driver.nn import OPERATIONS, Interpreter
+from driver.nn import Bound as NumpyBound
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from numpy.typing import NDArray
+
+    from driver.interface import Bound, PreparedModel
+    from driver.nn import Model
+    from driver.nn.interpreter import DynamicBound
+
+    Inputs = Sequence[NDArray[Any] | None]
+    Outputs = Sequence[NDArray[Any]]
+    Shapes = Sequence[tuple[tuple[int, ...], bool]]
+
+
+class _Bound:
+    """An execution that does as another one does, for subclasses that do not quite."""
+
+    def __init__(self, bound: Bound, inputs: Inputs, outputs: Outputs) -> None:
+        self.bound, self.inputs, self.outputs = bound, inputs, outputs
+
+    @property
+    def shapes(self) -> Shapes:
+        return self.bound.shapes
+
+    def run(self) -> None:
+        self.bound.run()
+
+
+class _Prepared:
+    """A model whose executions are of a given class."""
+
+    def __init__(self, prepared: PreparedModel, kind: type[_Bound]) -> None:
+        self.prepared, self.kind, self.is_static = prepared, kind, prepared.is_static
+
+    def bind(self, inputs: Inputs, outputs: Outputs, pace: Callable[[], object]) -> Bound:
+        return self.kind(self.prepared.bind(inputs, outputs, pace), inputs, outputs)
+
+
+class _Executing(ReferenceDevice):
+    """A device whose executions are of its class `kind`."""
+
+    kind: type[_Bound] = _Bound
+
+    def prepare(self, model: Model, pace: Callable[[], object]) -> PreparedModel:
+        """As the reference, but for its executions."""
+        return _Prepared(super().prepare(model, pace), self.kind)
+
+
+class _Wrong(_Bound):
+    def run(self) -> None:
+        super().run()
+        for output in self.outputs:
+            np.bitwise_xor(output[:4], 0x55, out=output[:4])
+
+
+class WrongResults(_Executing):
+    """The first four bytes of each output are wrong."""
+
+    kind = _Wrong
+
+
+class _Turned(_Bound):
+    @property
+    def shapes(self) -> Shapes:
+        return [(dimensions[::-1], enough) for dimensions, enough in super().shapes]
+
+
+class WrongShapes(_Executing):
+    """Says of each output that its dimensions are the other way round."""
+
+    kind = _Turned
+
+
+class Generous(ReferenceDevice):
+    """Says that there is room for every output, and writes what fits."""
+
+    def prepare(self, model: Model, pace: Callable[[], object]) -> PreparedModel:
+        """Computes in memory of its own."""
+        return _Cutting(model)
+
+
+class _Cutting:
+    is_static = False
+
+    def __init__(self, model: Model) -> None:
+        self._interpreter = Interpreter(model)
+
+    def bind(self, inputs: Inputs, outputs: Outputs, _: Callable[[], object]) -> Bound:
+        return _CutBound(self._interpreter.bind(inputs), inputs, outputs)
+
+
+class _CutBound(_Bound):
+    bound: NumpyBound | DynamicBound
+
+    @property
+    def shapes(self) -> Shapes:
+        return [(tensor.shape, True) for tensor in self.bound.results]
+
+    def run(self) -> None:
+        super().run()
+        for tensor, output in zip(self.bound.results, self.outputs, strict=True):
+            found = np.ascontiguousarray(tensor.data).reshape(-1).view(np.uint8)[: len(output)]
+            output[: len(found)] = found
+
+
+class Liar(ReferenceDevice):
+    """Promises everything, and cannot prepare a MUL."""
+
+    def prepare(self, model: Model, pace: Callable[[], object]) -> PreparedModel:
+        """Breaks its promise."""
+        if any(operation.type == "MUL" for operation in model.main.operations):
+            raise RuntimeError("this device multiplies nothing")
+        return super().prepare(model, pace)
+
+
+class Mortal(_Executing):
+    """Dies of SIGSEGV when it executes a TANH, and is well otherwise."""
+
+    def prepare(self, model: Model, pace: Callable[[], object]) -> PreparedModel:
+        """Only a TANH is deadly."""
+        is_deadly = any(operation.type == "TANH" for operation in model.main.operations)
+        return _Prepared(Interpreter(model, pace), _Crash if is_deadly else _Bound)
+
+
+class _Crash(_Bound):
+    def run(self) -> None:
+        signal.raise_signal(signal.SIGSEGV)
+
+
+class Nameless(ReferenceDevice):
+    """Has no version, is of no type, and does not count operations."""
+
+    name, version, type = "", "", "TPU"
+
+    def supported_operations(self, model: Model) -> list[bool]:
+        """One answer too many."""
+        return [*super().supported_operations(model), True]
+
+
+class Credulous(ReferenceDevice):
+    """Takes every model for valid."""
+
+    def __init__(self) -> None:
+        if service := sys.modules.get("driver.service"):
+            service.validate = lambda _: None  # type: ignore[attr-defined]
+
+    def supported_operations(self, model: Model) -> list[bool]:
+        """Without a look at it."""
+        return [operation.type in OPERATIONS for operation in model.main.operations]
+
+
+class Careless(ReferenceDevice):
+    """Takes requests with any number of arguments."""
+
+    def __init__(self) -> None:
+        import driver.request as module
+
+        module._check_count = lambda *_: None
+        module._pairs = zip  # type: ignore[assignment]
+
+    def prepare(self, model: Model, pace: Callable[[], object]) -> PreparedModel:
+        """Makes up what is missing."""
+        return _Filling(model, super().prepare(model, pace))
+
+
+class _Filling:
+    def __init__(self, model: Model, prepared: PreparedModel) -> None:
+        self._model, self._prepared, self.is_static = model, prepared, prepared.is_static
+
+    def bind(self, inputs: Inputs, outputs: Outputs, pace: Callable[[], object]) -> Bound:
+        graph = self._model.main
+        operands = [graph.operands[i] for i in graph.inputs[len(inputs) :]]
+        given = [*inputs, *(np.zeros(o.dimensions, o.type.dtype) for o in operands)]
+        spare = [_room(graph.operands[i].dimensions) for i in graph.outputs[len(outputs) :]]
+        return self._prepared.bind(given, [*outputs, *spare], pace)
+
+
+def _room(dimensions: Sequence[int]) -> NDArray[Any]:
+    return np.zeros(8 * math.prod(dimensions), np.uint8)
+
+
+_nothing = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p)(lambda _: 0)
+
+
+class _Empty(_Bound):
+    native = ctypes.cast(_nothing, ctypes.c_void_p).value, 0
+
+
+class Lazy(_Executing):
+    """Brings a C function along, which bursts call, and which computes nothing."""
+
+    kind = _Empty
+
+
+class _Scribbling(_Bound):
+    def run(self) -> None:
+        super().run()
+        for output in self.outputs:
+            if output.ctypes.data % mmap.PAGESIZE:
+                ctypes.memset(output.ctypes.data - 1, 0, 1)
+
+
+class Scribbler(_Executing):
+    """Writes a byte before each output that does not begin a page."""
+
+    kind = _Scribbling
+
+
+class Boastful(ReferenceDevice):
+    """Says on the plain path that its executions take longer on the device than in the driver."""
+
+    def __init__(self) -> None:
+        import driver.plain as module
+        from burst import Timing
+
+        encode = module._encode
+        module._encode = lambda result, text: encode(
+            result._replace(timing=result.timing if result.status else Timing(3, 2)), text
+        )
+
+
+class Hanging(_Executing):
+    """Never comes back from executing a TANH."""
+
+    def prepare(self, model: Model, pace: Callable[[], object]) -> PreparedModel:
+        """Only a TANH takes for ever."""
+        hangs = any(operation.type == "TANH" for operation in model.main.operations)
+        return _Prepared(Interpreter(model, pace), _Wait if hangs else _Bound)
+
+
+class _Wait(_Bound):
+    def run(self) -> None:
+        signal.pause()
