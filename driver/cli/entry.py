@@ -12,8 +12,9 @@ def main() -> None:
     try:
         from driver.cli.command import burst
     except ModuleNotFoundError as error:
-        if error.name not in _NEEDED:
+        missing = (error.name or "").partition(".")[0]
+        if missing not in _NEEDED:
             raise
-        print(f"burst: {error.name} is not installed: pip install 'burst-engine[cli]'", file=sys.stderr)
+        print(f"burst: {missing} is not installed: pip install 'burst-engine[cli]'", file=sys.stderr)
         sys.exit(2)
     burst(prog_name="burst")

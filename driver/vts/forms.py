@@ -6,11 +6,13 @@ its cases at once. What they have to answer, the reference says.
 
 from __future__ import annotations
 
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from driver.nn import OPERATIONS, ExecutionFailed, InvalidModel, ModelBuilder, Value
+from driver.nn.literal import operand_type
 from driver.vts.samples import case_of
 
 if TYPE_CHECKING:
@@ -30,17 +32,18 @@ _TYPES = {
 }
 """Of the first input, with the scale and the zero point of every tensor of that type."""
 
-_RESULTS: tuple[dict[str, Any], ...] = (
-    {},
+_ANYTHING: dict[str, Any] = {}
+_QUANTISED: tuple[dict[str, Any], ...] = (
+    _ANYTHING,
     {"scale": 1.0, "zero_point": 120},
     {"scale": 1.0, "zero_point": -10},
     {"scale": 1 / 256, "zero_point": 0},
     {"scale": 1 / 256, "zero_point": -128},
     {"scale": 1 / 128, "zero_point": 128},
     {"scale": 1 / 128, "zero_point": 0},
-    {"dtype": "quant8_asymm", "scale": 1.0, "zero_point": 120},
 )
-"""How an output may be quantised: the first that the operation allows is taken."""
+_OTHERS = (_ANYTHING, {"dtype": "quant8_asymm", "scale": 1.0, "zero_point": 120})
+"""How an output may be quantised, when the first input is and when it is not: the first that the operation allows."""
 
 _MATRIX, _IMAGE, _BLOCK = "x 2,3", "x 1,4,4,2", "x 1,4,4,4"
 FORMS: tuple[tuple[Any, ...], ...] = (
@@ -95,25 +98,28 @@ _MOST_FORMS = 2  # of one operation and one type
 _DRAWS = {"RANDOM_MULTINOMIAL"}  # has no one answer
 
 
-def generated() -> Iterator[Case]:
+@cache
+def generated() -> tuple[Case, ...]:
     """For each operation of the reference and each type, the first forms that it takes."""
-    for name in sorted(OPERATIONS.keys() - _DRAWS):
-        for dtype in _TYPES:
-            taken = 0
-            for form in FORMS:
-                case = _case(name, dtype, form, f"generated_{name.lower()}_{dtype}_{taken + 1}")
-                if case is not None:
-                    yield case
-                    taken += 1
-                    if taken == _MOST_FORMS:
-                        break
+    names = sorted(OPERATIONS.keys() - _DRAWS)
+    return tuple(case for name in names for dtype in _TYPES for case in _cases(name, dtype))
+
+
+def _cases(operation: str, dtype: str) -> Iterator[Case]:
+    kind = operand_type(dtype)
+    signatures = [s for s in OPERATIONS[operation].signatures if kind in s.versions()]
+    taken = 0
+    for form in FORMS:
+        if taken == _MOST_FORMS or not any(s.slots(len(form)) for s in signatures):
+            continue
+        case = _case(operation, dtype, form, f"generated_{operation.lower()}_{dtype}_{taken + 1}")
+        if case is not None:
+            yield case
+            taken += 1
 
 
 def _case(operation: str, dtype: str, form: Sequence[Any], name: str) -> Case | None:
-    signatures = OPERATIONS[operation].signatures
-    if not any(s.slots(len(form)) for s in signatures):
-        return None
-    for quantisation in _RESULTS:
+    for quantisation in _QUANTISED if _TYPES[dtype][0] else _OTHERS:
         try:
             return case_of(name, _model(operation, dtype, form, quantisation))
         except (InvalidModel, ExecutionFailed, ValueError):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import struct
+from copy import copy
+from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     from driver.vts.target import Target
 
 _MUTATIONS = "driver.vts.mutations"
+_NO_TYPES = (-1, 16, 9999, 10002, 2**31 - 1)
 _UNSAYABLE = (ValueError, TypeError, OverflowError, AttributeError, struct.error)
 
 
@@ -31,6 +34,8 @@ def tests(samples: int) -> Iterator[Test]:
     for name in SAMPLES[:samples]:
         for mutation in model_mutations(sample(name).model):
             yield Test(f"model/{name}/{mutation.name}", partial(refuse, mutation.make))
+        for code in _NO_TYPES:
+            yield Test(f"model/{name}/type_on_the_wire/{code}", partial(refuse, partial(with_type, name, code)))
 
 
 def model_mutations(model: Model) -> Iterator[Any]:
@@ -39,6 +44,15 @@ def model_mutations(model: Model) -> Iterator[Any]:
         return iter(())
     mutations: Iterator[Any] = import_module(_MUTATIONS).model_mutations(model)
     return mutations
+
+
+def with_type(name: str, code: int) -> Model:
+    """One of the kit's models whose first operand has a type that no record may have."""
+    model = sample(name).model
+    first, *others = model.main.operands
+    wrong = copy(first)
+    object.__setattr__(wrong, "type", code)
+    return replace(model, main=replace(model.main, operands=(wrong, *others)))
 
 
 def accept(name: str, target: Target) -> None:
@@ -52,7 +66,7 @@ def refuse(make: Callable[[], Model], target: Target) -> None:
     try:
         model = make()
     except InvalidModel as error:
-        skip(f"no record can hold this model, so that there is nothing to send: {error}")
+        skip(f"no record can hold this model ({error}); type_on_the_wire sends some of that kind")
     _refuse("supported_operations", lambda: target.supported(model))
     _refuse("prepare", lambda: _prepare(model, target))
 

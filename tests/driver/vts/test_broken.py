@@ -1,0 +1,85 @@
+"""Devices that are broken in one way: each category can fail, and no other one does over it."""
+
+import pytest
+
+from driver import DeviceFailed
+from driver.vts import CATEGORIES, SMOKE, Report, Target, catalogue, run
+
+pytestmark = pytest.mark.usefixtures("few_mutations")
+
+BROKEN = {
+    "WrongResults": {"operations": "value 0 is"},
+    "WrongShapes": {"operations": "dimensions [3, 2]; [2, 3] are expected"},
+    "Generous": {
+        "operations": "not OUTPUT_INSUFFICIENT_SIZE",
+        "burst": "the answer is NONE, not OUTPUT_INSUFFICIENT_SIZE",
+    },
+    "Liar": {"operations": "this device multiplies nothing"},
+    "Mortal": {"operations": "the device died"},
+    "Nameless": {"device": "the device's version is empty"},
+    "Credulous": {"model": "accepts an invalid model"},
+    "Careless": {"request": "an invalid request gets"},
+    "Lazy": {"burst": "is not what the plain path answers"},
+    "Scribbler": {"memory": "the device wrote to 1 bytes that belong to no output"},
+    "Boastful": {"qos": "nobody asked for a timing, and (3, 2) came"},
+}
+
+
+@pytest.fixture
+def report(shared, monkeypatch):
+    """Runs the kit against one of the broken devices."""
+    monkeypatch.setenv("BURST_RUNTIME_DIR", str(shared.path))
+
+    def report(name, glob="", patience=20.0):
+        found = Report(name, "")
+        with Target(f"driver.vts.broken:{name}", patience) as target:
+            for outcome in run([test for test in catalogue(scope=SMOKE) if glob in test.name], target):
+                found.add(outcome)
+        return found
+
+    return report
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_the_kit_finds_what_is_broken(report, name):
+    """A device that is broken in one way fails in the category for that, with words for it, and in no other one."""
+    found = report(name)
+    failed = {category: counts["failed"] for category, counts in found.categories.items() if counts["failed"]}
+    assert failed.keys() == BROKEN[name].keys()
+    for category, words in BROKEN[name].items():
+        assert any(words in o.message for o in found.of_kind("failed") if o.category == category)
+
+
+def test_every_category_that_there_is_to_fail_can_fail():
+    """Caching does not exist yet; its tests are skipped, and say so."""
+    assert set().union(*BROKEN.values()) == set(CATEGORIES) - {"caching"}
+
+
+def test_only_what_is_broken_fails(report):
+    """A device that dies in one operation, and promises one that it cannot prepare, does all others well."""
+    for name, operation in (("Mortal", "tanh"), ("Liar", "mul")):
+        failed = report(name, "operations/").of_kind("failed")
+        assert failed
+        assert all(o.name.startswith(f"operations/generated_{operation}_") for o in failed)
+
+
+def test_a_device_that_hangs_costs_its_test_alone(report):
+    """What does not answer in time fails, and the next test finds a device that does."""
+    found = report("Hanging", "operations/generated_ta", patience=0.5)
+    assert {o.message[:26] for o in found.of_kind("failed")} == {"the device does not answer"}
+    assert not report("Hanging", "operations/generated_s", patience=20).of_kind("failed")
+
+
+def test_a_device_that_does_not_start_is_not_started_for_ever(monkeypatch):
+    """After three failed starts, what is left fails at once, each test with the reason."""
+    starts = []
+
+    def connect(name):
+        starts.append(name)
+        raise DeviceFailed(f"device {name!r} ended while it started")
+
+    monkeypatch.setattr("driver.vts.target.connect", connect)
+    tests = [test for test in catalogue(scope=SMOKE) if test.category == "device"]
+    outcomes = list(run(tests, Target("reference")))
+    assert len(starts) == 3 < len(outcomes)
+    assert {(o.outcome, o.message) for o in outcomes} == {("failed", "device 'reference' ended while it started")}

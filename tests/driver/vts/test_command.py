@@ -1,0 +1,232 @@
+"""`burst vts`: what it prints, what it writes, and how it ends."""
+
+import json
+import subprocess
+import sys
+from xml.etree import ElementTree as ET
+
+import pytest
+from case_records import ADD, QUANTISED
+
+WRONG = {**ADD, "name": "wrong", "expected": [[1.5, 4.5]]}
+FAILING = {**ADD, "name": "must_fail", "expect_failure": True}
+UNKNOWN = {**ADD, "name": "unknown", "operations": [{"type": "FUTURE_OP", "inputs": [0, 1, 2], "outputs": [3]}]}
+
+
+def run_json(vts, *arguments):
+    result = vts(*arguments, "--json")
+    return json.loads(result.stdout), result
+
+
+def test_cases_of_a_file_are_run_in_all_their_variations(vts, write):
+    """As they are, with open outputs, in a burst, and as signed twins."""
+    found, result = run_json(vts, "reference", "--cases", write(ADD, QUANTISED), "--filter", "operations/add_*")
+    assert [test["name"] for test in found["tests"]] == [
+        *("operations/add_two", "operations/add_two/burst", "operations/add_two/dynamic"),
+        *("operations/add_quantised", "operations/add_quantised/burst", "operations/add_quantised/dynamic"),
+        "operations/add_quantised/signed",
+    ]
+    assert {test["outcome"] for test in found["tests"]} == {"passed"}
+    assert result.exit_code == 0
+
+
+def test_json_adds_up(vts, write):
+    """Device and version, a summary, the same by category, and every test with what came of it."""
+    found, result = run_json(vts, "reference", "--cases", write(ADD, WRONG, UNKNOWN), "--filter", "operations/[auw]*")
+    assert found.keys() == {"device", "version", "summary", "categories", "tests"}
+    assert found["device"] == "reference"
+    assert found["version"].startswith("1 (numpy")
+    outcomes = [test["outcome"] for test in found["tests"]]
+    assert found["summary"] == {kind: outcomes.count(kind) for kind in ("passed", "failed", "skipped")}
+    assert found["categories"] == {"operations": found["summary"]}
+    assert found["summary"]["failed"] == 3
+    assert found["summary"]["skipped"] == 3
+    for test in found["tests"]:
+        assert test.keys() == {"name", "category", "outcome", "message", "seconds"}
+        assert test["category"] == "operations"
+        assert bool(test["message"]) == (test["outcome"] != "passed")
+        assert test["seconds"] >= 0
+    assert (result.exit_code, result.stderr) == (1, "")
+
+
+def test_a_skip_names_the_operation(vts, write):
+    """That the device, or this driver, does not have."""
+    found, _ = run_json(vts, "reference", "--cases", write(UNKNOWN), "--filter", "operations/unknown")
+    assert found["tests"][0]["message"] == "FUTURE_OP: this driver version has no such operation"
+    found, _ = run_json(vts, "driver.devices.odd:Picky", "--filter", "operations/generated_mul_float32_1")
+    assert found["tests"][0]["message"] == "MUL: not supported by the device"
+
+
+def test_a_case_that_has_to_fail_fails_when_it_does_not(vts, write):
+    """And passes when it is refused at any stage."""
+    refused = {**FAILING, "name": "refused", "inputs": [0, 0], "feeds": [[1, 2], [1, 2]]}
+    found, _ = run_json(vts, "reference", "--cases", write(FAILING, refused), "--filter", "operations/*[fr][au][is]*")
+    outcomes = {test["name"]: test for test in found["tests"]}
+    assert outcomes["operations/must_fail"]["message"] == "it was executed, and has to fail"
+    assert outcomes["operations/refused"]["outcome"] == "passed"
+
+
+def test_list_prints_names_and_starts_nothing(vts, place):
+    """One a line, or a list with --json; no device was needed."""
+    names = vts("reference", "--list", "--filter", "qos/*").stdout.splitlines()
+    assert names == json.loads(vts("reference", "--list", "--filter", "qos/*", "--json").stdout)
+    assert "qos/deadline_passed" in names
+    assert all(name.startswith("qos/") for name in names)
+    assert place.pids() == []
+
+
+def test_the_summary_is_by_category(vts, write):
+    """With every failure named, and what was skipped counted by its reason."""
+    text = vts("reference", "--cases", write(WRONG, UNKNOWN), "--filter", "operations/[wu]*").stdout
+    assert "failed operations/wrong: output 0 (TENSOR_FLOAT32): 1 of 2 values are wrong; value 1 is 3.5" in text
+    assert "skipped 3: FUTURE_OP: this driver version has no such operation" in text
+    (row,) = (line for line in text.splitlines() if "│ operations" in line)
+    assert row.split() == ["│", "operations", "│", "0", "│", "3", "│", "3", "│"]
+
+
+def test_junit_says_the_same(vts, write, tmp_path):
+    """A suite for each category, a case for each test, failures and skips with their words."""
+    out = tmp_path / "out.xml"
+    arguments = ("reference", "--cases", write(ADD, WRONG, UNKNOWN), "--filter", "[oq][po][es]*/[aduw]*")
+    found, _ = run_json(vts, *arguments, "--junit", out)
+    root = ET.parse(out).getroot()
+    assert [suite.get("name") for suite in root] == list(found["categories"]) == ["operations", "qos"]
+    for kind, count in (("tests", len(found["tests"])), *((k, found["summary"][j]) for k, j in KINDS.items())):
+        assert root.get(kind) == str(count) == str(sum(int(suite.get(kind)) for suite in root))
+    cases = {f"{case.get('classname')}/{case.get('name')}": case for case in root.iter("testcase")}
+    assert list(cases) == [test["name"] for test in found["tests"]]
+    assert "values are wrong" in cases["operations/wrong"].find("failure").get("message")
+    assert "FUTURE_OP" in cases["operations/unknown"].find("skipped").get("message")
+    assert len(cases["operations/add_two"]) == 0
+
+
+KINDS = {"failures": "failed", "skipped": "skipped"}
+
+
+def known(path, version="1*", tests='["operations/wrong*"]', device="reference"):
+    path.write_text(f'[[known]]\ndevice = "{device}"\nversion = "{version}"\ntests = {tests}\nreason = "issue 1"\n')
+    return path
+
+
+def test_a_known_failure_is_skipped(vts, write, tmp_path):
+    """With its reason and what it was; the command ends well."""
+    arguments = ("reference", "--cases", write(ADD, WRONG), "--filter", "operations/[aw]*")
+    found, result = run_json(vts, *arguments, "--known-failures", known(tmp_path / "known.toml"))
+    assert found["summary"] == {"passed": len(found["tests"]) - 3, "failed": 0, "skipped": 3}
+    wrong = next(test for test in found["tests"] if test["name"] == "operations/wrong")
+    assert wrong["message"].startswith("known failure (issue 1): output 0")
+    assert result.exit_code == 0
+
+
+@pytest.mark.parametrize("other", [{"version": "2*"}, {"device": "litert"}, {"tests": '["burst/*"]'}])
+def test_what_is_known_of_others_does_not_count(vts, write, tmp_path, other):
+    """Of another version, another device or another test."""
+    arguments = ("reference", "--cases", write(WRONG), "--filter", "operations/wrong")
+    assert vts(*arguments, "--known-failures", known(tmp_path / "known.toml", **other)).exit_code == 1
+
+
+def test_a_known_failure_that_is_none_any_more_is_told(vts, write, tmp_path):
+    """On standard error: the entry is to be removed."""
+    arguments = ("reference", "--cases", write(ADD), "--filter", "operations/add_two")
+    result = vts(*arguments, "--known-failures", known(tmp_path / "known.toml", tests='["operations/add*"]'))
+    assert "operations/add* (issue 1) no longer fails: remove the entry" in result.stderr
+    assert result.exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("[[known]", "cannot be read"),
+        ("known = 1", "it has to consist of [[known]] tables"),
+        ("[[knwon]]", "it has to consist of [[known]] tables"),
+        ('[[known]]\ndevice = "a"', "entry 1: it has to have device, reason, tests, version"),
+        (
+            '[[known]]\ndevice="a"\nversion="1"\nreason=""\ntests="x"',
+            "entry 1: tests='x': it has to be a list of globs",
+        ),
+    ],
+)
+def test_a_bad_file_of_known_failures_is_bad_usage(vts, tmp_path, content, words):
+    """With the entry and what it has to be."""
+    path = tmp_path / "known.toml"
+    path.write_text(content)
+    result = vts("reference", "--filter", "device/name", "--known-failures", path)
+    assert result.exit_code == 2
+    assert words in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], "Missing argument 'DEVICE'"),
+        (["referenc"], "no such device; installed are"),
+        (["no.such.module:Device"], "No module named"),
+        (["reference", "--filter", "nothing/*"], "matches none of"),
+        (["reference", "--cases", "none.jsonl"], "none.jsonl: cannot be read: [Errno 2] No such file"),
+        (["reference", "--known-failures", "none.toml", "--filter", "device/name"], "none.toml: cannot be read"),
+        (["reference", "--timeout", "0"], "--timeout 0.0"),
+        (["reference", "--fliter", "x"], "No such option"),
+    ],
+)
+def test_bad_usage_is_told_and_ends_with_2(vts, arguments, words):
+    """What was wrong, and nothing on standard output."""
+    result = vts(*arguments)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert words in result.stderr
+
+
+def test_a_malformed_case_is_bad_usage(vts, write):
+    """With the number of its line."""
+    result = vts("reference", "--cases", write(ADD, "{}"))
+    assert result.exit_code == 2
+    assert "line 2: the field" in result.stderr
+
+
+def test_a_device_that_does_not_start_is_a_failure(vts):
+    """Its log is named."""
+    result = vts("driver.devices.odd:Broken", "--json")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert "its log is" in result.stderr
+
+
+def test_scopes_are_larger_and_larger(vts):
+    """--smoke, nothing, --all."""
+    smoke, usual, everything = (
+        len(vts("reference", "--list", *scope).stdout.splitlines()) for scope in (["--smoke"], [], ["--all"])
+    )
+    assert smoke < usual < everything
+
+
+@pytest.fixture
+def process(shared, monkeypatch):
+    """The command as a program, its outputs piped."""
+    monkeypatch.setenv("BURST_RUNTIME_DIR", str(shared.path))
+
+    def process(*arguments, code="from driver.cli import main; main()"):
+        command = [sys.executable, "-W", "error", "-c", code, *arguments]
+        return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+    return process
+
+
+def test_a_pipe_gets_the_json_and_nothing_else(process):
+    """No progress where nobody watches."""
+    done = process("vts", "reference", "--filter", "device/version", "--json")
+    assert json.loads(done.stdout)["summary"] == {"passed": 1, "failed": 0, "skipped": 0}
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("missing", ["click", "rich"])
+def test_without_its_libraries_the_command_says_what_to_install(process, missing):
+    """By the name of the extra."""
+    code = f"import sys; sys.modules[{missing!r}] = None; from driver.cli import main; main()"
+    # None in sys.modules: as if it were not installed
+    done = process("vts", "reference", code=code)
+    assert done.returncode == 2
+    assert done.stderr == f"burst: {missing} is not installed: pip install 'burst-engine[cli]'\n"
+
+
+def test_only_the_command_needs_its_libraries():
+    """driver.vts can be used from a program that has neither click nor rich."""
+    code = "import sys; sys.modules['click'] = sys.modules['rich'] = None; import driver.vts.broken, driver.vts"
+    assert subprocess.run([sys.executable, "-W", "error", "-c", code], timeout=60, check=False).returncode == 0

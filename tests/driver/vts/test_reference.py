@@ -1,0 +1,72 @@
+"""The kit against the reference device, and what the kit brings along."""
+
+import numpy as np
+import pytest
+
+from driver.nn import OPERATIONS
+from driver.vts import ALL, CATEGORIES, SMOKE, USUAL, Target, catalogue, run
+from driver.vts.forms import generated
+from driver.vts.qos import endless
+from driver.vts.samples import SAMPLES, sample
+
+
+@pytest.fixture(scope="module")
+def outcomes(shared):
+    """Of everything but the mutations, which are somebody else's to try."""
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setenv("BURST_RUNTIME_DIR", str(shared.path))
+        tests = [test for test in catalogue(scope=SMOKE) if test.category not in {"model", "request"}]
+        with Target("reference") as target:
+            return list(run(tests, target))
+
+
+def test_the_reference_passes(outcomes):
+    """Nothing fails, and every category but caching has tests that pass."""
+    assert [o for o in outcomes if o.outcome == "failed"] == []
+    assert {o.category for o in outcomes if o.outcome == "passed"} == set(CATEGORIES) - {"model", "request", "caching"}
+
+
+def test_what_does_not_exist_yet_is_skipped_with_a_reason(outcomes):
+    """Caching and device buffers: one line says that this driver version has none."""
+    skipped = [o for o in outcomes if o.category == "caching" or o.name == "memory/allocate"]
+    assert skipped
+    assert all(o.outcome == "skipped" and "this driver version has no" in o.message for o in skipped)
+
+
+def test_names_begin_with_a_category_and_are_unique():
+    """In every scope, and each scope has the one before in it."""
+    smoke, usual, everything = ([t.name for t in catalogue(scope=s)] for s in (SMOKE, USUAL, ALL))
+    for names in (smoke, usual, everything):
+        assert len(set(names)) == len(names)
+        assert {name.split("/")[0] for name in names} == set(CATEGORIES)
+    assert set(smoke) < set(usual) < set(everything)
+
+
+def test_the_table_of_forms_reaches_the_operations():
+    """Every operation whose inputs are plain tensors, scalars and lists has a case, in more types than one."""
+    cases = generated()
+    reached = {case.operations[0] for case in cases}
+    assert reached >= {"ADD", "CONV_2D", "MEAN", "PAD", "QUANTIZE", "SOFTMAX", "STRIDED_SLICE", "TRANSPOSE"}
+    assert len(reached) >= 0.6 * len(OPERATIONS)
+    types = {case.model.main.operands[case.model.main.inputs[0]].type for case in cases if case.operations == ["ADD"]}
+    assert len(types) >= 4
+
+
+def test_generated_cases_are_the_same_every_time():
+    """Whoever reports a failure can have it again."""
+    for one, other in zip(generated(), generated.__wrapped__(), strict=True):
+        assert one.name == other.name
+        assert all(np.array_equal(a, b) for a, b in zip(one.feeds, other.feeds, strict=True))
+
+
+def test_samples_differ_by_seed():
+    """Or comparing one execution with another would compare a thing with itself."""
+    for name in SAMPLES:
+        assert not np.array_equal(sample(name, 1).feeds[0], sample(name, 2).feeds[0])
+
+
+def test_the_endless_loop_is_well_formed():
+    """It refers to its condition and its body, by their numbers, and to nothing else."""
+    model = endless().model
+    assert [o.value for o in model.main.operands if o.type.name == "SUBGRAPH"] == [0, 1]
+    assert [graph.operations[0].type for graph in (model.main, *model.referenced)] == ["WHILE", "EQUAL", "ADD"]
