@@ -6,12 +6,14 @@ its name, in the tests beside the others.
 """
 
 from ..operation import OperationType
-from . import axes, conv, dense, elementwise, movement, pool, quantize, resize
+from . import axes, control, conv, dense, elementwise, movement, pool, quantize, resize
 
 OPERATIONS: dict[str, OperationType] = {
     operation.name: operation
     for operation in (
         axes.MEAN,
+        control.IF,
+        control.WHILE,
         conv.CONV_2D,
         conv.DEPTHWISE_CONV_2D,
         dense.FULLY_CONNECTED,

@@ -248,7 +248,7 @@ def test_batches_of_nothing(name):
     y = EMPTY_BATCHES[name](m, m.input("float32", (0, 4, 4, 2)))
     m.output(y)
     assert y.operand.dimensions[0] == 0
-    bound = Interpreter(m.build()).bind([np.ones((0, 4, 4, 2), np.float32)], [room(1)])
+    bound = Interpreter(m.build()).bind([np.ones((0, 4, 4, 2), np.float32)], [room(1 << 22)])
     bound.run()
     assert bound.shapes == ((y.operand.dimensions, True),)
 
@@ -376,4 +376,4 @@ def test_kernels_of_absurd_length_are_refused():
     m = ModelBuilder()
     m.output(m.operation("MAX_POOL_2D", m.input("float32", (1, 1, 1 << 20, 1)), 2, 1, 1, 1 << 19, 1, 0))
     with pytest.raises(ExecutionFailed, match="steps"):
-        Interpreter(m.build()).bind([np.zeros((1, 1, 1 << 20, 1), np.float32)], [room(1)])
+        Interpreter(m.build()).bind([np.zeros((1, 1, 1 << 20, 1), np.float32)], [room(1 << 22)])
