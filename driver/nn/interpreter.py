@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from .arena import Scratch, memory
+from . import arena
 from .errors import ExecutionFailed, OutputInsufficientSize, OutputShapes
 from .model import Model, Operand, Operation
 from .operation import LOOP_TIMEOUT, Array, Call, OperationType, Step, Tensor, steers
@@ -206,7 +206,7 @@ def _bound(
     """The steps of all operations as one call; adds their results to `tensors`."""
     steps: list[Step] = []
     owners: list[Prepared] = []
-    block, scratch = memory(plan.nbytes), Scratch()
+    block, scratch = arena.memory(plan.nbytes), arena.Scratch()
     for prepared in operations:
         outputs = [_planned(plan, i, block, buffers) for i in prepared.operation.outputs]
         tensors.update(zip(prepared.operation.outputs, outputs, strict=True))
@@ -249,7 +249,7 @@ class DynamicBound:
     def run(self) -> None:
         """Executes the model once."""
         tensors = self._interpreter.constants | self._inputs
-        scratch = Scratch()
+        scratch = arena.Scratch()
         for prepared in self._interpreter.prepared:
             scratch.begin()
             call = Call([], packed=prepared.packed, memory=scratch, loop_timeout=self._loop_timeout)
