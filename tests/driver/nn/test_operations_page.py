@@ -1,4 +1,4 @@
-"""docs/models.md lists the operations as the sources define them. `python tests/driver/nn/test_operations_page.py` writes it."""
+"""docs/models.md lists the operations as the sources define them; run this file as a program to write it."""
 
 import re
 from pathlib import Path
