@@ -11,7 +11,15 @@ from . import axes, conv, dense, elementwise, movement, pool, quantize, resize
 OPERATIONS: dict[str, OperationType] = {
     operation.name: operation
     for operation in (
+        axes.ARGMAX,
+        axes.ARGMIN,
         axes.MEAN,
+        axes.REDUCE_ALL,
+        axes.REDUCE_ANY,
+        axes.REDUCE_MAX,
+        axes.REDUCE_MIN,
+        axes.REDUCE_PROD,
+        axes.REDUCE_SUM,
         conv.CONV_2D,
         conv.DEPTHWISE_CONV_2D,
         dense.FULLY_CONNECTED,
