@@ -6,7 +6,7 @@ its name, in the tests beside the others.
 """
 
 from ..operation import OperationType
-from . import axes, conv, dense, elementwise, movement, pool, quantize, resize
+from . import axes, conv, dense, elementwise, movement, pool, quantize, resize, unary
 
 OPERATIONS: dict[str, OperationType] = {
     operation.name: operation
@@ -44,5 +44,17 @@ OPERATIONS: dict[str, OperationType] = {
         quantize.DEQUANTIZE,
         quantize.QUANTIZE,
         resize.RESIZE_BILINEAR,
+        unary.ABS,
+        unary.CAST,
+        unary.ELU,
+        unary.EXP,
+        unary.FLOOR,
+        unary.HARD_SWISH,
+        unary.LOG,
+        unary.LOGICAL_NOT,
+        unary.NEG,
+        unary.RSQRT,
+        unary.SIN,
+        unary.SQRT,
     )
 }
