@@ -6,7 +6,7 @@ its name, in the tests beside the others.
 """
 
 from ..operation import OperationType
-from . import axes, conv, dense, elementwise, movement, pool, quantize, resize, unary
+from . import axes, compare, conv, dense, elementwise, movement, pool, quantize, resize, unary
 
 OPERATIONS: dict[str, OperationType] = {
     operation.name: operation
@@ -20,6 +20,19 @@ OPERATIONS: dict[str, OperationType] = {
         axes.REDUCE_MIN,
         axes.REDUCE_PROD,
         axes.REDUCE_SUM,
+        compare.EQUAL,
+        compare.GREATER,
+        compare.GREATER_EQUAL,
+        compare.LESS,
+        compare.LESS_EQUAL,
+        compare.LOGICAL_AND,
+        compare.LOGICAL_OR,
+        compare.MAXIMUM,
+        compare.MINIMUM,
+        compare.NOT_EQUAL,
+        compare.POW,
+        compare.PRELU,
+        compare.SELECT,
         conv.CONV_2D,
         conv.DEPTHWISE_CONV_2D,
         dense.FULLY_CONNECTED,
