@@ -3,7 +3,17 @@ import math
 import numpy as np
 import pytest
 
-from driver.nn import ExecutionFailed, InvalidModel, Model, ModelBuilder, Operand, Operation, Subgraph, validate
+from driver.nn import (
+    ExecutionFailed,
+    InvalidModel,
+    Model,
+    ModelBuilder,
+    Operand,
+    Operation,
+    Subgraph,
+    required_version,
+    validate,
+)
 
 INF, NAN = math.inf, math.nan
 SHAPES = [(42,), (2, 3, 1, 7), (2, 1, 3, 1, 7)]
@@ -74,6 +84,34 @@ def test_abs_exp_floor_log_neg_rsqrt_sin_sqrt_off_their_domains(evaluate, name, 
     special = {"SIN": {INF: NAN, -INF: NAN}, "EXP": {INF: INF, -INF: 0.0}}.get(name, {})
     expected = [special.get(float(v), REAL[name](float(v))) for v in x]
     check_floats(name, evaluate(name, x), expected, dtype)
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_signalling_nan_is_quiet(evaluate, name):
+    """A NaN that signals is one more NaN: no warning, no failure."""
+    assert np.isnan(evaluate(name, np.array([0x7F800001], np.uint32).view(np.float32)))
+    assert np.isnan(evaluate(name, np.array([0x7C01], np.uint16).view(np.float16)))
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "version"),
+    [
+        ("ABS", "float32", 2),
+        ("ABS", "int32", 3),
+        ("NEG", "int32", 2),
+        ("FLOOR", "float32", 0),
+        ("FLOOR", "float16", 2),
+        ("HARD_SWISH", "float32", 3),
+        ("EXP", "float16", 2),
+        ("CAST", "float16", 2),
+        ("CAST", "bool8", 3),
+    ],
+)
+def test_unary_versions(name, dtype, version):
+    """A call needs the HAL version that first takes the type."""
+    m = ModelBuilder()
+    m.output(m.operation(name, m.input(dtype, (2,))))
+    assert required_version(m.build()) == version
 
 
 @pytest.mark.parametrize(("name", "expected"), [("ABS", [5, 0, 7, 2**31 - 1]), ("NEG", [5, 0, -7, 2**31 - 1])])
