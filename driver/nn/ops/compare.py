@@ -9,7 +9,7 @@ import numpy as np
 from ..operation import ANY_RANK, Array, Call, OperationType, Signature
 from ..types import Dimensions, OperandType
 from .elementwise import broadcast, combine, quietly, real_values
-from .real import look_up, requantise_table
+from .real import load, look_up, requantise_table
 
 
 def _pair_shape(call: Call) -> tuple[Dimensions]:
@@ -28,6 +28,8 @@ def _compare(function: Callable[..., Any], call: Call) -> None:
     operand = call.array
     if a.type == OperandType.TENSOR_BOOL8:
         operand = partial(_truth, call)
+    elif a.type == OperandType.TENSOR_FLOAT16:
+        operand = partial(load, call)
     elif (a.scale, a.zero_point) != (b.scale, b.zero_point):
         operand = partial(real_values, call)
     call.step(function, operand(0), operand(1), call.outputs[0].data.view(np.bool_))
@@ -48,22 +50,41 @@ def _like_output(call: Call, index: int) -> Array:
 
 
 def _extreme(function: Callable[..., Any], call: Call) -> None:
-    call.step(function, _like_output(call, 0), _like_output(call, 1), out=call.outputs[0].data)
+    out = call.outputs[0]
+    if out.type == OperandType.TENSOR_FLOAT16:
+        wide = call.scratch(out.shape)
+        call.step(function, load(call, 0), load(call, 1), out=wide)
+        call.step(np.copyto, out.data, wide, casting="unsafe")
+    else:
+        call.step(function, _like_output(call, 0), _like_output(call, 1), out=out.data)
 
 
 def _power(call: Call) -> None:
     combine(call, partial(quietly, np.power))
 
 
-def _leaky(not_negative: Array, x: Array, alpha: Array, result: Array) -> None:
-    """Write x where it is 0 or more, else alpha * x."""
-    np.greater_equal(x, 0, not_negative)
+def _blend(chosen: Array, bits: Array, a: Array, b: Array, result: Array) -> None:
+    """Write `a` where `chosen`, else `b`; `bits` are integers as wide as the numbers, `result` may be `a`.
+
+    Masked bits take a tenth of the time of numpy's choices, which branch at every element.
+    """
+    a, b, result = (array.view(bits.dtype) for array in (a, b, result))
+    np.negative(chosen.view(np.int8), bits)
+    np.bitwise_xor(a, b, result)
+    np.bitwise_and(result, bits, result)
+    np.bitwise_xor(result, b, result)
+
+
+def _leaky(negative: Array, bits: Array, x: Array, alpha: Array, result: Array) -> None:
+    """Write alpha * x where x is negative, else x."""
+    np.less(x, 0, negative)
     np.multiply(x, alpha, result)
-    np.copyto(result, x, where=not_negative)
+    _blend(negative, bits, result, x, result)
 
 
 def _prelu(call: Call) -> None:
-    combine(call, partial(_leaky, call.scratch(call.shape(0), np.bool_)))
+    shape, width = call.shape(0), np.int64 if call.outputs[0].type.is_quantised else np.int32
+    combine(call, partial(_leaky, call.scratch(shape, np.bool_), call.scratch(shape, width)))
 
 
 def _select_shape(call: Call) -> tuple[Dimensions]:
@@ -76,8 +97,7 @@ def _select_shape(call: Call) -> tuple[Dimensions]:
 def _select(call: Call) -> None:
     out = call.outputs[0].data
     chosen, if_true, if_false = _truth(call, 0), _like_output(call, 1), _like_output(call, 2)
-    call.step(np.copyto, out, if_false)
-    call.step(np.copyto, out, if_true, where=chosen)
+    call.step(_blend, chosen, call.scratch(out.shape, f"i{out.itemsize}"), if_true, if_false, out)
 
 
 def _pair(name: str, code: int, types: str, build: Callable[[Call], None], output: str = "T") -> OperationType:

@@ -147,7 +147,7 @@ def test_prelu_of_floats(evaluate, dtype, a, b):
 
 def test_prelu_of_the_extremes(evaluate):
     """An infinite or undefined alpha does not touch what is not negative."""
-    x, alpha = np.array([0, 1, INF, -INF, NAN, -1], np.float32), np.array([[INF], [NAN], [0]], np.float32)
+    x, alpha = np.array([-0.0, 1, INF, -INF, NAN, -1], np.float32), np.array([[INF], [NAN], [0]], np.float32)
     expected = [[0, 1, INF, -INF, NAN, -INF], [0, 1, INF, NAN, NAN, NAN], [0, 1, INF, NAN, NAN, 0]]
     np.testing.assert_array_equal(evaluate("PRELU", x, alpha), np.array(expected, np.float32))
 
