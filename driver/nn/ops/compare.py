@@ -30,7 +30,7 @@ def _compare(function: Callable[..., Any], call: Call) -> None:
         operand = partial(_truth, call)
     elif a.type == OperandType.TENSOR_FLOAT16:
         operand = partial(load, call)
-    elif (a.scale, a.zero_point) != (b.scale, b.zero_point):
+    elif a.type.is_quantised and (a.scale, a.zero_point) != (b.scale, b.zero_point):
         operand = partial(real_values, call)
     call.step(function, operand(0), operand(1), call.outputs[0].data.view(np.bool_))
 
@@ -42,7 +42,7 @@ def _logical(function: Callable[..., Any], call: Call) -> None:
 def _like_output(call: Call, index: int) -> Array:
     """An input in the parameters of the output, if they are quantised."""
     source, out = call.tensor(index), call.outputs[0]
-    if (source.scale, source.zero_point) == (out.scale, out.zero_point):
+    if not out.type.is_quantised or (source.scale, source.zero_point) == (out.scale, out.zero_point):
         return source.data
     requantised = call.scratch(source.shape, out.data.dtype)
     look_up(call, source, requantise_table(source, out), requantised)

@@ -140,7 +140,7 @@ def smooth(function: Callable[[Array, Array], Any], call: Call) -> None:
         look_up(call, source, quantise(entries, out).astype(out.type.dtype), out.data)
     else:
         result = accumulator(call, out.data)
-        call.step(quietly, function, load(call, 0), result)
+        call.step(function, load(call, 0), result)
         store(call, result, out.data, 0)
 
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from ..model import Operand
 from ..operation import ANY_RANK, Array, Call, OperationType, Signature
-from .elementwise import same_shape, smooth
+from .elementwise import quietly, same_shape, smooth
 
 
 def _exact(function: Callable[..., Any], call: Call) -> None:
@@ -70,7 +70,7 @@ def _unary(name: str, code: int, types: str, build: Callable[[Call], None], **mo
 
 
 def _of_floats(name: str, code: int, function: Callable[[Array, Array], Any]) -> OperationType:
-    return _unary(name, code, "f2 h2", partial(smooth, function))
+    return _unary(name, code, "f2 h2", partial(smooth, partial(quietly, function)))
 
 
 ABS = _unary("ABS", 38, "f2 h2 i3", partial(_exact, np.absolute))
@@ -87,7 +87,7 @@ CAST = OperationType(
 )
 ELU = OperationType("ELU", 98, (Signature("f3 h3", "T S", ranks=ANY_RANK),), same_shape, _build_elu)
 EXP = _of_floats("EXP", 49, np.exp)
-FLOOR = OperationType("FLOOR", 8, (Signature("f0 h2", "T"),), same_shape, partial(smooth, np.floor))
+FLOOR = OperationType("FLOOR", 8, (Signature("f0 h2", "T"),), same_shape, partial(smooth, partial(quietly, np.floor)))
 HARD_SWISH = _unary("HARD_SWISH", 99, "f3 h3 q3 s3", partial(smooth, _hard_swish), takes_empty=True)
 LOG = _of_floats("LOG", 60, np.log)
 LOGICAL_NOT = _unary("LOGICAL_NOT", 62, "b2", _not)

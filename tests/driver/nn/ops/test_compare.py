@@ -115,6 +115,16 @@ def test_maximum_minimum_of_quantised(evaluate, quantised, requantise, *, name, 
     np.testing.assert_array_equal(z, each(EXTREMES[name], a, b, dtype))
 
 
+@pytest.mark.parametrize(("name", "expected"), [("LESS", [1, 0]), ("MAXIMUM", [2, 3]), ("SELECT", [1, 2])])
+def test_scales_of_integers_mean_nothing(run_model, name, expected):
+    """TENSOR_INT32 may carry a scale, and its numbers stay what they are."""
+    m = ModelBuilder()
+    x, y = (m.input("int32", (2,), scale=scale) for scale in (4.0, 0.5))
+    chosen = [np.array([True, False])] if name == "SELECT" else []
+    m.output(m.operation(name, *chosen, x, y))
+    assert run_model(m.build(), np.array([1, 3], np.int32), np.array([2, 2], np.int32))[0].tolist() == expected
+
+
 def power(x, y):
     """x^y as IEEE has it."""
     try:
