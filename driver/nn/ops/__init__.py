@@ -6,12 +6,33 @@ its name, in the tests beside the others.
 """
 
 from ..operation import OperationType
-from . import axes, control, conv, dense, elementwise, movement, pool, quantize, resize
+from . import axes, compare, control, conv, dense, elementwise, movement, pool, quantize, resize, unary
 
 OPERATIONS: dict[str, OperationType] = {
     operation.name: operation
     for operation in (
+        axes.ARGMAX,
+        axes.ARGMIN,
         axes.MEAN,
+        axes.REDUCE_ALL,
+        axes.REDUCE_ANY,
+        axes.REDUCE_MAX,
+        axes.REDUCE_MIN,
+        axes.REDUCE_PROD,
+        axes.REDUCE_SUM,
+        compare.EQUAL,
+        compare.GREATER,
+        compare.GREATER_EQUAL,
+        compare.LESS,
+        compare.LESS_EQUAL,
+        compare.LOGICAL_AND,
+        compare.LOGICAL_OR,
+        compare.MAXIMUM,
+        compare.MINIMUM,
+        compare.NOT_EQUAL,
+        compare.POW,
+        compare.PRELU,
+        compare.SELECT,
         control.IF,
         control.WHILE,
         conv.CONV_2D,
@@ -38,5 +59,17 @@ OPERATIONS: dict[str, OperationType] = {
         quantize.DEQUANTIZE,
         quantize.QUANTIZE,
         resize.RESIZE_BILINEAR,
+        unary.ABS,
+        unary.CAST,
+        unary.ELU,
+        unary.EXP,
+        unary.FLOOR,
+        unary.HARD_SWISH,
+        unary.LOG,
+        unary.LOGICAL_NOT,
+        unary.NEG,
+        unary.RSQRT,
+        unary.SIN,
+        unary.SQRT,
     )
 }
