@@ -6,7 +6,18 @@ its name, in the tests beside the others.
 """
 
 from ..operation import OperationType
-from . import axes, conv, dense, elementwise, movement, pool, quantize, resize
+from . import (
+    axes,
+    conv,
+    dense,
+    elementwise,
+    movement,
+    pool,
+    quantize,
+    resize,
+    shapes,
+    slices,
+)
 
 OPERATIONS: dict[str, OperationType] = {
     operation.name: operation
@@ -25,16 +36,24 @@ OPERATIONS: dict[str, OperationType] = {
         elementwise.RELU6,
         elementwise.SUB,
         elementwise.TANH,
+        movement.CHANNEL_SHUFFLE,
         movement.CONCATENATION,
-        movement.PAD,
-        movement.RESHAPE,
-        movement.SQUEEZE,
-        movement.STRIDED_SLICE,
+        movement.SPLIT,
+        movement.TILE,
         movement.TRANSPOSE,
         pool.AVERAGE_POOL_2D,
         pool.MAX_POOL_2D,
         quantize.DEQUANTIZE,
         quantize.QUANTIZE,
         resize.RESIZE_BILINEAR,
+        shapes.EXPAND_DIMS,
+        shapes.FILL,
+        shapes.RANK,
+        shapes.RESHAPE,
+        shapes.SQUEEZE,
+        slices.PAD,
+        slices.PAD_V2,
+        slices.SLICE,
+        slices.STRIDED_SLICE,
     )
 }
