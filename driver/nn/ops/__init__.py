@@ -8,6 +8,7 @@ its name, in the tests beside the others.
 from ..operation import OperationType
 from . import (
     axes,
+    blocks,
     conv,
     dense,
     elementwise,
@@ -23,6 +24,10 @@ OPERATIONS: dict[str, OperationType] = {
     operation.name: operation
     for operation in (
         axes.MEAN,
+        blocks.BATCH_TO_SPACE_ND,
+        blocks.DEPTH_TO_SPACE,
+        blocks.SPACE_TO_BATCH_ND,
+        blocks.SPACE_TO_DEPTH,
         conv.CONV_2D,
         conv.DEPTHWISE_CONV_2D,
         dense.FULLY_CONNECTED,
