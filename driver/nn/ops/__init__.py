@@ -18,6 +18,7 @@ from . import (
     pool,
     quantize,
     resize,
+    sample,
     shapes,
     slices,
 )
@@ -57,6 +58,8 @@ OPERATIONS: dict[str, OperationType] = {
         quantize.DEQUANTIZE,
         quantize.QUANTIZE,
         resize.RESIZE_BILINEAR,
+        sample.RANDOM_MULTINOMIAL,
+        sample.TOPK_V2,
         shapes.EXPAND_DIMS,
         shapes.FILL,
         shapes.RANK,
