@@ -247,7 +247,7 @@ class DynamicBound:
         self.shapes = self._shapes(inputs)
 
     def run(self) -> None:
-        """Executes the model once."""
+        """Executes the model once. Ends at an operation whose output does not fit its buffer."""
         tensors = self._interpreter.constants | self._inputs
         scratch = arena.Scratch()
         for prepared in self._interpreter.prepared:
@@ -256,20 +256,18 @@ class DynamicBound:
             guarded(prepared, partial(self._place, prepared, call, tensors))
             _run_steps(call.steps, [prepared] * len(call.steps))
         self.shapes = self._shapes(tensors)
-        if not all(enough for _, enough in self.shapes):
-            _refuse(self.shapes)
         self.results = [tensor for i in self._interpreter.model.main.outputs if (tensor := tensors[i]) is not None]
 
     def _place(self, prepared: Prepared, call: Call, tensors: Tensors) -> None:
-        operands = self._interpreter.model.main.operands
-        call.inputs, call.outputs = (
-            prepared.inputs(tensors),
-            [Tensor.of(operands[i]) for i in prepared.operation.outputs],
-        )
+        operands, written = self._interpreter.model.main.operands, prepared.operation.outputs
+        call.inputs, call.outputs = prepared.inputs(tensors), [Tensor.of(operands[i]) for i in written]
         prepared.place(call, operands)
-        for index, tensor in zip(prepared.operation.outputs, call.outputs, strict=True):
+        tensors.update(zip(written, call.outputs, strict=True))
+        self.shapes = self._shapes(tensors)
+        if not all(enough for _, enough in self.shapes):
+            _refuse(self.shapes)
+        for index, tensor in zip(written, call.outputs, strict=True):
             tensor.array = _output(tensor, self._buffers.get(index))
-            tensors[index] = tensor
         prepared.build(call)
 
     def _shapes(self, tensors: Tensors) -> OutputShapes:
