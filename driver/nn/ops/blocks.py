@@ -106,7 +106,7 @@ def _space_to_batch(call: Call) -> None:
     shape = [before + size + after for size, (before, after) in zip(image.shape, pads, strict=True)]
     if tuple(shape) != image.shape:
         padded = call.scratch(shape, image.dtype)
-        np.copyto(padded, zero_of(call))
+        call.step(np.copyto, padded, zero_of(call))
         call.step(np.copyto, middle(padded, pads), image)
         image = padded
     n, h, w, c = shape

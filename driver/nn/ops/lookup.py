@@ -20,7 +20,7 @@ def _check_indices(indices: Array, chosen: Array, size: int) -> None:
 
 def _take(call: Call, values: Array, axis: int, indices: Tensor) -> None:
     """Write the entries of `axis` that `indices` names to output 0."""
-    chosen = call.scratch(indices.shape, np.intp)
+    chosen = np.empty(indices.shape, np.intp) if indices.fixed else call.scratch(indices.shape, np.intp)
     if indices.fixed:
         _check_indices(indices.data, chosen, values.shape[axis])
     else:
