@@ -167,17 +167,24 @@ class ModelBuilder:
         if isinstance(arg, Value):
             self._check_own(arg)
             return arg
-        half = isinstance(args[0], Value) and args[0].operand.type == OperandType.TENSOR_FLOAT16
+        half = _is_half(args[0])
         if arg is None:
-            return Operand(_omitted_type(kind, len(args), position), lifetime=OperandLifeTime.NO_VALUE)
+            return Operand(_omitted_type(kind, len(args), position, half), lifetime=OperandLifeTime.NO_VALUE)
         return constant_operand(arg, OperandType.FLOAT16 if half and isinstance(arg, float) else None)
 
 
-def _omitted_type(kind: OperationType, count: int, position: int) -> OperandType:
+def _is_half(arg: Any) -> bool:
+    if isinstance(arg, Value):
+        return arg.operand.type == OperandType.TENSOR_FLOAT16
+    return getattr(arg, "dtype", None) == np.float16
+
+
+def _omitted_type(kind: OperationType, count: int, position: int, half: bool) -> OperandType:
+    t = OperandType.TENSOR_FLOAT16 if half else OperandType.TENSOR_FLOAT32
     for signature in kind.signatures:
         found = signature.slots(count)
         if found is not None and found[0][position].endswith("?"):
-            return slot_types(found[0][position], OperandType.TENSOR_FLOAT32)[0]
+            return slot_types(found[0][position], t)[0]
     raise InvalidModel("cannot be omitted (None)")
 
 

@@ -55,11 +55,11 @@ def quantised() -> type[Quantised]:
 
 
 @pytest.fixture(params=["constants", "all inputs"])
-def evaluate(request: pytest.FixtureRequest) -> Callable[..., np.ndarray]:
-    """evaluate(operation, *inputs, **asked of the builder) -> output 0."""
+def evaluate(request: pytest.FixtureRequest) -> Callable[..., Any]:
+    """evaluate(operation, *inputs, **asked of the builder) -> its output, a tuple when there are several."""
     everything_fed = request.param == "all inputs"
 
-    def evaluate(operation: str, *args: Any, **asked: Any) -> np.ndarray:
+    def evaluate(operation: str, *args: Any, **asked: Any) -> Any:
         m, handles, feeds = ModelBuilder(), [], []
         for position, arg in enumerate(args):
             if arg is None:
@@ -73,8 +73,10 @@ def evaluate(request: pytest.FixtureRequest) -> Callable[..., np.ndarray]:
                 feeds.append(operand.value)
             else:
                 handles.append(m.constant(q.array, **parameters))
-        m.output(m.operation(operation, *handles, **asked))
-        return run_model(m.build(), *feeds)[0]
+        results = m.operation(operation, *handles, **asked)
+        m.output(*(results if isinstance(results, tuple) else (results,)))
+        outputs = run_model(m.build(), *feeds)
+        return outputs if len(outputs) > 1 else outputs[0]
 
     return evaluate
 
