@@ -6,7 +6,7 @@ its name, in the tests beside the others.
 """
 
 from ..operation import OperationType
-from . import axes, conv, dense, elementwise, movement, pool, quantize, resize
+from . import axes, conv, dense, elementwise, movement, pool, quantize, resize, rnn, svdf
 
 OPERATIONS: dict[str, OperationType] = {
     operation.name: operation
@@ -36,5 +36,9 @@ OPERATIONS: dict[str, OperationType] = {
         quantize.DEQUANTIZE,
         quantize.QUANTIZE,
         resize.RESIZE_BILINEAR,
+        rnn.BIDIRECTIONAL_SEQUENCE_RNN,
+        rnn.RNN,
+        rnn.UNIDIRECTIONAL_SEQUENCE_RNN,
+        svdf.SVDF,
     )
 }
