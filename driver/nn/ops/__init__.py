@@ -6,7 +6,7 @@ its name, in the tests beside the others.
 """
 
 from ..operation import OperationType
-from . import axes, conv, dense, elementwise, movement, pool, quantize, resize, rnn, svdf
+from . import axes, conv, dense, elementwise, lstm, movement, pool, quantize, resize, rnn, svdf
 
 OPERATIONS: dict[str, OperationType] = {
     operation.name: operation
@@ -25,6 +25,9 @@ OPERATIONS: dict[str, OperationType] = {
         elementwise.RELU6,
         elementwise.SUB,
         elementwise.TANH,
+        lstm.BIDIRECTIONAL_SEQUENCE_LSTM,
+        lstm.LSTM,
+        lstm.UNIDIRECTIONAL_SEQUENCE_LSTM,
         movement.CONCATENATION,
         movement.PAD,
         movement.RESHAPE,
