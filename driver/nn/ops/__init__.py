@@ -6,7 +6,7 @@ its name, in the tests beside the others.
 """
 
 from ..operation import OperationType
-from . import axes, conv, dense, elementwise, lstm, movement, pool, quantize, resize, rnn, svdf
+from . import axes, conv, dense, elementwise, lstm, movement, pool, quantised_lstm, quantize, resize, rnn, svdf
 
 OPERATIONS: dict[str, OperationType] = {
     operation.name: operation
@@ -36,6 +36,8 @@ OPERATIONS: dict[str, OperationType] = {
         movement.TRANSPOSE,
         pool.AVERAGE_POOL_2D,
         pool.MAX_POOL_2D,
+        quantised_lstm.QUANTIZED_16BIT_LSTM,
+        quantised_lstm.QUANTIZED_LSTM,
         quantize.DEQUANTIZE,
         quantize.QUANTIZE,
         resize.RESIZE_BILINEAR,
