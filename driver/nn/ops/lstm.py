@@ -1,6 +1,6 @@
 """LSTM, UNIDIRECTIONAL_SEQUENCE_LSTM, BIDIRECTIONAL_SEQUENCE_LSTM: one cell, whose inputs stand in different places."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,11 +16,12 @@ from .recurrent import (
     add_products,
     batch_size,
     both_outputs,
+    flat,
     give,
     halves,
     linked,
+    ordered,
     ranked,
-    rows,
     sigmoid,
     stacked,
     time_axis,
@@ -30,6 +31,9 @@ from .recurrent import (
 
 TINY = 1e-8
 """What layer normalisation adds to a variance, which may be 0."""
+
+BLOCK = 1 << 19
+"""Elements that enter the gates in the steps of one block, unless a single step has more."""
 
 _ORDER = (CELL, INPUT, FORGET, OUTPUT)
 """The gates as they are computed: one that takes the activation, then those that take the sigmoid."""
@@ -73,6 +77,15 @@ class _Direction:
         aux_width = None if self.aux is None else call.shape(self.aux)[-1]
         return examine(call, self.places, batch_size(call, self.axis), call.shape(self.source)[-1], aux_width)
 
+    def blocks(self, time: int, length: int) -> Iterable[slice]:
+        """The steps in blocks of `length`, in the order in which they are walked."""
+        starts = range(0, time, length)
+        return (slice(i, i + length) for i in (reversed(starts) if self.backward else starts))
+
+    def turned(self, steps: Array) -> Array:
+        """Consecutive steps, time first, in the order in which they are walked."""
+        return steps[::-1] if self.backward else steps
+
     def products(self, gate: int) -> list[tuple[int, int]]:
         """What enters a gate in every step."""
         own = [(self.source, self.places.weights(gate))]
@@ -80,44 +93,42 @@ class _Direction:
 
 
 @dataclass(frozen=True)
-class _Loop:
+class _Cell:
     """A cell bound to arrays. Gates are in `_ORDER`; peepholes are those of all but the cell gate.
 
-    sums: what enters the gates [time, gates, batch, cells]; with `norm`, its weights and biases, without biases.
-    result: the output [time, batch, units].
-    states: output state and cell state to begin with; `cell` is the cell state as it goes.
+    state: the cell state, from step to step. gates: room for those of one step.
+    norm: weights and biases; without it, biases are in what enters the gates.
     projection: weights, bias and room for what they project.
     """
 
     settings: _Settings
-    sums: Array
-    result: Array
-    states: tuple[Array, Array]
-    cell: Array
+    state: Array
     gates: Array
     recurrent: Sequence[Array]
     peephole: Array | None
     norm: tuple[Array, Array] | None
     projection: tuple[Array, Array | None, Array] | None
 
-    def __call__(self) -> None:
-        """Compute the whole sequence."""
-        state = self.states[0]
-        np.copyto(self.cell, self.states[1])
-        for entering, result in zip(self.sums, self.result, strict=True):
+    def run(self, last: Array, sums: Array, results: Array) -> None:
+        """Compute some steps.
+
+        last: the output before them. sums: what enters the gates [time, gates, batch, cells], but for the recurrence.
+        results: their outputs [time, batch, units].
+        """
+        for entering, result in zip(sums, results, strict=True):
             for weight, gate in zip(self.recurrent, self.gates, strict=True):
-                np.matmul(state, weight, gate)
+                np.matmul(last, weight, gate)
             np.add(self.gates, entering, self.gates)
-            self._renew_cell()
+            self._renew_state()
             if self.projection is None:
                 self._emit(result)
             else:
                 self._project(*self.projection, result)
-            state = result
+            last = result
 
-    def _renew_cell(self) -> None:
+    def _renew_state(self) -> None:
         """From the gates to the new cell state; the output gate waits for that when it has a peephole."""
-        gates, cell = self.gates, self.cell
+        gates, cell = self.gates, self.state
         last = len(gates) - (self.peephole is not None)
         if self.peephole is not None:
             gates[1:last] += self.peephole[:-1] * cell
@@ -135,10 +146,10 @@ class _Loop:
         """From the new cell state and the output gate to what the cell gives, in `result`."""
         gates = self.gates
         if self.peephole is not None:
-            gates[-1] += self.peephole[-1] * self.cell
+            gates[-1] += self.peephole[-1] * self.state
             self._normalise(slice(len(gates) - 1, None))
             sigmoid(gates[-1], gates[-1])
-        self.settings.act(self.cell, gates[0])
+        self.settings.act(self.state, gates[0])
         np.multiply(gates[0], gates[-1], result)
 
     def _project(self, matrix: Array, bias: Array | None, hidden: Array, result: Array) -> None:
@@ -163,14 +174,6 @@ def _clip(array: Array, limit: float) -> None:
         array.clip(-limit, limit, array)
 
 
-def _sums(call: Call, sources: Mapping[int, Array], way: _Direction, form: Form, order: Sequence[int]) -> Array:
-    """What enters the gates in every step, but for recurrence and biases [gates, rows, cells]."""
-    sums = call.scratch((len(order), len(sources[way.source]), form.cells))
-    for gate, part in zip(order, sums, strict=True):
-        add_products(call, sources, way.products(gate), part)
-    return sums
-
-
 def _projection(call: Call, places: Places, form: Form) -> tuple[Array, Array | None, Array] | None:
     if not form.has_projection:
         return None
@@ -179,23 +182,9 @@ def _projection(call: Call, places: Places, form: Form) -> tuple[Array, Array | 
     return weights(call, places.projection), load(call, bias) if call.given(bias) else None, hidden
 
 
-def _pass(
-    call: Call, sources: Mapping[int, Array], way: _Direction, settings: _Settings, view: Array
-) -> tuple[Array, Array]:
-    """Append one pass over a sequence that writes to `view` [.., .., units], and return its final states."""
-    form, places = way.form(call), way.places
-    order = [g for g in _ORDER if g in form.gates]
-    result, direction = accumulator(call, view), -1 if way.backward else 1
-    outputs = np.moveaxis(result, way.axis, 0)[::direction]
-    biases = stacked(call, (places.bias(g) for g in order))
-    sums = _sums(call, sources, way, form, order)
-    if not form.has_norm:
-        call.step(np.add, sums, biases, sums)
-    loop = _Loop(
+def _cell(call: Call, places: Places, form: Form, order: Sequence[int], settings: _Settings, biases: Array) -> _Cell:
+    return _Cell(
         settings,
-        np.moveaxis(sums.reshape(len(order), *result.shape[:-1], form.cells), way.axis, 0)[::direction],
-        outputs,
-        (load(call, places.states), load(call, places.states + 1)),
         call.scratch((form.batch, form.cells)),
         call.scratch((len(order), form.batch, form.cells)),
         [weights(call, places.recurrent(g)) for g in order],
@@ -203,9 +192,42 @@ def _pass(
         (stacked(call, (places.norm + g for g in order)), biases) if form.has_norm else None,
         _projection(call, places, form),
     )
-    call.step(loop)
+
+
+def _pass(
+    call: Call, sources: Mapping[int, Array], way: _Direction, settings: _Settings, view: Array
+) -> tuple[Array, Array]:
+    """Append one pass over a sequence that writes to `view` [.., .., units], and return its final states.
+
+    It goes in blocks of so many steps that what enters their gates stays in the cache.
+    """
+    form, places = way.form(call), way.places
+    order = [g for g in _ORDER if g in form.gates]
+    biases = stacked(call, (places.bias(g) for g in order))
+    cell, result = _cell(call, places, form, order, settings, biases), accumulator(call, view)
+    products = [[(sources[x], weights(call, w)) for x, w in way.products(g)] for g in order]
+    length = max(1, BLOCK // (len(order) * form.batch * form.cells))
+    last, outputs = load(call, places.states), np.moveaxis(result, way.axis, 0)
+    call.step(np.copyto, cell.state, load(call, places.states + 1))
+    for block in way.blocks(len(outputs), length):
+        steps = (slice(None),) * (way.axis + 3) + (block,)
+        sums = call.shared("sums", (len(order), *result[steps].shape[:-1], form.cells), np.float32)
+        for pairs, total in zip(products, sums, strict=True):
+            add_products(call, *_aligned([(x[steps], matrix) for x, matrix in pairs], total))
+        if not form.has_norm:
+            call.step(np.add, sums, biases[:, None], sums)
+        results = way.turned(outputs[block])
+        call.step(cell.run, last, way.turned(np.moveaxis(sums, way.axis, 0)), results)
+        last = results[-1]
     give(call, view, result)
-    return outputs[-1], loop.cell
+    return last, cell.state
+
+
+def _aligned(pairs: list[tuple[Array, Array]], total: Array) -> tuple[list[tuple[Array, Array]], Array]:
+    """What `add_products` takes, as matrices where all steps of a block lie in order."""
+    if not all(x.flags.c_contiguous for x, _ in pairs):
+        return pairs, total
+    return [(flat(x), matrix) for x, matrix in pairs], flat(total)
 
 
 def _single_shape(call: Call) -> Sequence[Dimensions]:
@@ -219,7 +241,7 @@ def _single_shape(call: Call) -> Sequence[Dimensions]:
 def _single(call: Call) -> None:
     scratch, state_out, cell_out, output = (tensor.data for tensor in call.outputs)
     way = _Direction(_LSTM, time_axis(True))
-    state, cell = _pass(call, {0: rows(call, 0)}, way, _Settings.of(call, 20), output[None])
+    state, cell = _pass(call, {0: ordered(call, 0)[None]}, way, _Settings.of(call, 20), output[None])
     give(call, state_out, state)
     give(call, cell_out, cell)
     call.step(scratch.fill, 0)
@@ -237,7 +259,7 @@ def _sequence_shape(call: Call) -> Sequence[Dimensions]:
 
 
 def _sequence(call: Call) -> None:
-    states = _pass(call, {0: rows(call, 0)}, _sequence_way(call), _Settings.of(call, 20), call.outputs[0].data)
+    states = _pass(call, {0: ordered(call, 0)}, _sequence_way(call), _Settings.of(call, 20), call.outputs[0].data)
     for tensor, state in zip(call.outputs[1:], states, strict=False):
         give(call, tensor.data, state)
 
@@ -258,7 +280,7 @@ def _both_shape(call: Call) -> Sequence[Dimensions]:
 
 def _both(call: Call) -> None:
     settings, ways = _Settings.of(call, 48), _both_ways(call)
-    sources = {i: rows(call, i) for i in {i for way in ways for i, _ in way.products(FORGET)}}
+    sources = {i: ordered(call, i) for i in {i for way in ways for i, _ in way.products(FORGET)}}
     views = halves(call, call.flag(51), call.shape(35)[-1])
     passes = [_pass(call, sources, way, settings, view) for way, view in zip(ways, views, strict=True)]
     if len(call.outputs) > 2:

@@ -123,14 +123,19 @@ def halves(call: Call, is_merged: bool, forward: int) -> tuple[Array, Array]:
     return (first[..., :forward], first[..., forward:]) if is_merged else (first, call.outputs[1].data)
 
 
-def rows(call: Call, index: int) -> Array:
-    """Input `index` as a float32 matrix, with one row for each step of each sequence."""
+def ordered(call: Call, index: int) -> Array:
+    """Input `index` as float32, its elements in order."""
     source = load(call, index)
-    if not source.flags.c_contiguous:
-        ordered = call.scratch(source.shape)
-        call.step(np.copyto, ordered, source)
-        source = ordered
-    return source.reshape(-1, source.shape[-1])
+    if source.flags.c_contiguous:
+        return source
+    copy = call.scratch(source.shape)
+    call.step(np.copyto, copy, source)
+    return copy
+
+
+def flat(array: Array) -> Array:
+    """`array`, its elements in order, as a matrix with a row for each step of each sequence."""
+    return array.reshape(-1, array.shape[-1])
 
 
 def weights(call: Call, index: int) -> Array:
@@ -138,11 +143,11 @@ def weights(call: Call, index: int) -> Array:
     return call.pack(index, weight_matrix) if call.tensor(index).fixed else load(call, index).T
 
 
-def add_products(call: Call, sources: Mapping[int, Array], products: Products, result: Array) -> None:
-    """Write the sum of all `products` to `result` [rows, outputs]; `sources` are inputs as `rows`."""
-    for n, (source, weight) in enumerate(products):
+def add_products(call: Call, pairs: Sequence[tuple[Array, Array]], result: Array) -> None:
+    """Write the sum of the products of all `pairs`, [.., inputs] and [inputs, outputs], to `result` [.., outputs]."""
+    for n, (source, matrix) in enumerate(pairs):
         part = result if n == 0 else call.shared("product", result.shape, np.float32)
-        call.step(np.matmul, sources[source], weights(call, weight), part)
+        call.step(np.matmul, source, matrix, part)
         if n:
             call.step(np.add, result, part, result)
 

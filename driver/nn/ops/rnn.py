@@ -16,12 +16,13 @@ from .recurrent import (
     add_products,
     batch_size,
     both_outputs,
+    flat,
     give,
     halves,
     linked,
     matrix_size,
+    ordered,
     ranked,
-    rows,
     sized,
     time_axis,
     weights,
@@ -71,9 +72,9 @@ def _run(steps: Array, first: Array, recurrent: Array, act: Activation, scratch:
 def _pass(call: Call, sources: Mapping[int, Array], way: _Direction, act: Activation, view: Array) -> Array:
     """Append one pass over a sequence that writes to `view` [.., .., units], and return its final state."""
     own, result = way.first, accumulator(call, view)
-    flat = result.reshape(-1, result.shape[-1])
-    add_products(call, sources, way.products, flat)
-    call.step(np.add, flat, load(call, own + 2), flat)
+    entering = flat(result)
+    add_products(call, [(flat(sources[x]), weights(call, w)) for x, w in way.products], entering)
+    call.step(np.add, entering, load(call, own + 2), entering)
     steps = np.moveaxis(result, way.axis, 0)[:: -1 if way.backward else 1]
     call.step(_run, steps, load(call, own + 3), weights(call, own + 1), act, call.scratch(steps.shape[1:]))
     give(call, view, result)
@@ -91,7 +92,7 @@ def _single_shape(call: Call) -> Sequence[Dimensions]:
 
 
 def _single(call: Call) -> None:
-    sources = {0: rows(call, 0)}
+    sources = {0: ordered(call, 0)}
     state = _pass(call, sources, _SINGLE, activation(call.integer(5)), call.outputs[1].data[None])
     give(call, call.outputs[0].data, state)
 
@@ -111,7 +112,7 @@ def _sequence_shape(call: Call) -> Sequence[Dimensions]:
 
 
 def _sequence(call: Call) -> None:
-    sources, act = {0: rows(call, 0)}, activation(call.integer(5))
+    sources, act = {0: ordered(call, 0)}, activation(call.integer(5))
     state = _pass(call, sources, _sequence_way(call), act, call.outputs[0].data)
     if len(call.outputs) > 1:
         give(call, call.outputs[1].data, state)
@@ -134,7 +135,7 @@ def _both_shape(call: Call) -> Sequence[Dimensions]:
 def _both(call: Call) -> None:
     act, is_merged = activation(call.integer(12)), call.flag(14)
     ways = _both_ways(call)
-    sources = {i: rows(call, i) for i in {source for way in ways for source, _ in way.products}}
+    sources = {i: ordered(call, i) for i in {source for way in ways for source, _ in way.products}}
     views = halves(call, is_merged, call.shape(4)[-1])
     for n, (way, view) in enumerate(zip(ways, views, strict=True)):
         state = _pass(call, sources, way, act, view)

@@ -8,7 +8,7 @@ from ..operation import Array, Call, OperationType, Signature
 from ..types import Dimensions
 from .conv import weight_matrix
 from .real import accumulator, load
-from .recurrent import activation, give, matrix_size, rows, sized, weights
+from .recurrent import activation, give, matrix_size, ordered, sized, weights
 
 
 def _shape(call: Call) -> Sequence[Dimensions]:
@@ -35,7 +35,7 @@ def _build(call: Call) -> None:
     window = call.scratch((len(state), *times.shape))
     newest = call.scratch(window.shape[:2])
     call.step(np.copyto, window, call.array(4).reshape(window.shape))
-    call.step(np.matmul, rows(call, 0), features, newest)
+    call.step(np.matmul, ordered(call, 0), features, newest)
     call.step(np.copyto, window[..., -1], newest)
     call.step(_keep, window, state.reshape(window.shape))
     call.step(np.multiply, window, times, window)

@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 
 from driver.nn import ExecutionFailed, InvalidModel
+from driver.nn.ops import lstm
 
 LIMITS = {np.float32: {"rtol": 2e-5, "atol": 2e-5}, np.float16: {"rtol": 1e-2, "atol": 1e-2}}
 BATCH, TIME, WIDTH, AUX, CELLS = 2, 4, 3, 2, 5
@@ -177,6 +178,21 @@ def test_bidirectional_sequence_lstm(evaluate, form, link, has_states, merged, t
     expected = [np.concatenate(both, -1)] if merged else [*both]
     expected += [*first, *second] if has_states else []
     for result, wanted in zip(found if outputs > 1 else [found], expected, strict=True):
+        np.testing.assert_allclose(result, wanted, **LIMITS[np.float32])
+
+
+@pytest.mark.parametrize("time_major", [False, True])
+@pytest.mark.parametrize("length", [1, 3])
+def test_bidirectional_sequence_lstm_in_blocks(evaluate, monkeypatch, length, time_major):
+    """A sequence that goes in blocks of steps has the same result, in both directions."""
+    monkeypatch.setattr(lstm, "BLOCK", length * 4 * BATCH * CELLS)
+    x, aux, turned = sequence(np.float32), sequence(np.float32, AUX, 3), order(time_major)
+    forward, backward = make("all", aux=AUX), make("all", aux=AUX, seed=4)
+    inputs = two_cells(turned(x), forward, backward, turned(aux), False, time_major)
+    found = evaluate("BIDIRECTIONAL_SEQUENCE_LSTM", *inputs, outputs=6)
+    there, *first = unroll(forward, x, aux)
+    back, *second = unroll(backward, x[::-1], aux[::-1])
+    for result, wanted in zip(found, (turned(there), turned(back[::-1]), *first, *second), strict=True):
         np.testing.assert_allclose(result, wanted, **LIMITS[np.float32])
 
 
