@@ -75,8 +75,10 @@ def examine(call: Call, places: Places, batch: int, width: int, aux_width: int |
     has_peephole = _peephole(call, places, gates)
     has_norm = _all_or_none(call, "layer norm weights", [places.norm + g for g in gates])
     has_projection = call.given(places.projection)
-    if not has_projection and (call.given(places.projection + 1) or units != cells):
-        raise ValueError(f"without projection weights there is no projection bias, and {units} outputs are not {cells}")
+    if not has_projection and call.given(places.projection + 1):
+        raise ValueError("a projection bias needs projection weights")
+    if not has_projection and units != cells:
+        raise ValueError(f"without projection weights the {units} outputs have to be the {cells} cells")
     form = Form(gates, has_peephole, has_norm, has_projection, batch, cells, units)
     _check_sizes(call, places, form, width)
     if places.aux is not None:

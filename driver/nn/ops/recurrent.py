@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from ..operation import Array, Call, Signature, Step
+from ..operation import Array, Call, Signature
 from ..types import Dimensions
 from .conv import weight_matrix
 from .real import load
@@ -157,8 +157,10 @@ def stacked(call: Call, indices: Iterable[int]) -> Array:
     vectors = [call.tensor(i) for i in indices]
     stack = call.scratch((len(vectors), 1, *vectors[0].shape))
     for row, vector in zip(stack, vectors, strict=True):
-        copy = Step(np.copyto, row[0], vector.data)
-        copy() if vector.fixed else call.steps.append(copy)
+        if vector.fixed:
+            np.copyto(row[0], vector.data)
+        else:
+            call.step(np.copyto, row[0], vector.data)
     return stack
 
 

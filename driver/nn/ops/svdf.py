@@ -34,7 +34,7 @@ def _build(call: Call) -> None:
     features, result = weights(call, 1), accumulator(call, out)
     window = call.scratch((len(state), *times.shape))
     newest = call.scratch(window.shape[:2])
-    call.step(np.copyto, window, call.array(4).reshape(window.shape))
+    call.step(np.copyto, window.reshape(call.shape(4)), call.array(4))
     call.step(np.matmul, ordered(call, 0), features, newest)
     call.step(np.copyto, window[..., -1], newest)
     call.step(_keep, window, state.reshape(window.shape))

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from driver.nn import ExecutionFailed, InvalidModel
+from driver.nn import ExecutionFailed, InvalidModel, ModelBuilder, required_version
 from driver.nn.ops import lstm
 
 LIMITS = {np.float32: {"rtol": 2e-5, "atol": 2e-5}, np.float16: {"rtol": 1e-2, "atol": 1e-2}}
@@ -129,8 +129,28 @@ def sequence(dtype, width=WIDTH, seed=2):
 
 
 def order(time_major):
-    """To and from the order in which a sequence is passed."""
-    return lambda a: a if time_major else np.ascontiguousarray(a.swapaxes(0, 1))
+    """To and from the order in which a sequence is passed; as a view, whose elements do not lie in order."""
+    return lambda a: a if time_major else a.swapaxes(0, 1)
+
+
+@pytest.mark.parametrize(
+    ("operation", "outputs", "version"),
+    [
+        ("LSTM", 4, 2),
+        ("UNIDIRECTIONAL_SEQUENCE_LSTM", 1, 2),
+        ("UNIDIRECTIONAL_SEQUENCE_LSTM", 3, 3),
+        ("BIDIRECTIONAL_SEQUENCE_LSTM", 1, 2),
+        ("BIDIRECTIONAL_SEQUENCE_LSTM", 5, 3),
+    ],
+)
+def test_final_states_need_a_newer_hal(operation, outputs, version):
+    """Outputs for the final states exist since HAL 1.3; so does layer normalisation in LSTM since 1.2."""
+    parts, x, m = make("norm"), sequence(np.float32), ModelBuilder()
+    inputs = one_cell(x, parts, True) if operation.startswith("UNI") else two_cells(x, parts, parts, None, True, True)
+    inputs = one_cell(x[0], parts) if operation == "LSTM" else inputs
+    results = m.operation(operation, m.input("float32", inputs[0].shape), *inputs[1:], outputs=outputs)
+    m.output(*(results if outputs > 1 else (results,)))
+    assert required_version(m.build()) == version
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -37,6 +37,17 @@ def test_svdf(evaluate, dtype, rank, has_bias):
     )
 
 
+def test_svdf_of_arrays_out_of_order(evaluate):
+    """Inputs may be views."""
+    rng = np.random.default_rng(2)
+    shapes = (3, 2), (3, 6), (4, 6), (3,), (24, 2)
+    x, features, times, bias, state = (rng.standard_normal(s).astype(np.float32).T for s in shapes)
+    for found, wanted in zip(
+        evaluate("SVDF", x, features, times, bias, state, 2, 0), svdf(x, features, times, bias, state, 2), strict=True
+    ):
+        np.testing.assert_allclose(found, wanted, **LIMITS[np.float32])
+
+
 def test_svdf_remembers_nothing_with_a_memory_of_one(evaluate):
     """The only column is the newest, and the next step starts from zero."""
     one = np.ones((1, 1), np.float32)
