@@ -34,7 +34,7 @@ class InputSet:
         operands = [model.main.operands[i] for i in model.main.inputs]
         lengths = [0 if s is None else nbytes(o, s) for o, s in zip(operands, shapes, strict=True)]
         *places, end = _offsets(lengths)
-        self.memory = Memory.create(end)
+        self.memory = Memory.create(max(end, 1))  # a model may have no inputs
         each = list(zip(operands, shapes, places, lengths, strict=True))
         self.arguments = tuple(_argument(*of_one) for of_one in each)
         self.arrays = tuple(

@@ -581,3 +581,11 @@ class TestMeasuring:
                 for n, request in enumerate(requests):
                     assert burst.execute(request).outputs[0].tolist() == (X * n + 1).tolist()
                     assert add.execute(request).outputs[0].tolist() == (X * n + 1).tolist()
+
+    def test_a_model_without_inputs(self, device):
+        """It is executed on both ways, as any other."""
+        builder = driver.ModelBuilder()
+        builder.output(builder.operation("FILL", [2, 3], 1.5))
+        with device.prepare(builder.build()) as prepared, prepared.burst() as burst:
+            for outputs in (prepared.run(), burst.run().outputs):
+                assert outputs[0].tolist() == [[1.5] * 3] * 2
