@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     Inputs = Sequence[NDArray[Any] | None]
     Outputs = Sequence[NDArray[Any]]
+    Pace = Callable[[], object]
     Shapes = Sequence[tuple[tuple[int, ...], bool]]
 
 
@@ -53,8 +54,8 @@ class _Prepared:
     def __init__(self, prepared: PreparedModel, kind: type[_Bound]) -> None:
         self.prepared, self.kind, self.is_static = prepared, kind, prepared.is_static
 
-    def bind(self, inputs: Inputs, outputs: Outputs, pace: Callable[[], object]) -> Bound:
-        return self.kind(self.prepared.bind(inputs, outputs, pace), inputs, outputs)
+    def bind(self, inputs: Inputs, outputs: Outputs, pace: Pace, loop_timeout: float) -> Bound:
+        return self.kind(self.prepared.bind(inputs, outputs, pace, loop_timeout), inputs, outputs)
 
 
 class _Executing(ReferenceDevice):
@@ -62,7 +63,7 @@ class _Executing(ReferenceDevice):
 
     kind: type[_Bound] = _Bound
 
-    def prepare(self, model: Model, pace: Callable[[], object]) -> PreparedModel:
+    def prepare(self, model: Model, pace: Pace) -> PreparedModel:
         """As the reference, but for its executions."""
         return _Prepared(super().prepare(model, pace), self.kind)
 
@@ -95,7 +96,7 @@ class WrongShapes(_Executing):
 class Generous(ReferenceDevice):
     """Says that there is room for every output, and writes what fits."""
 
-    def prepare(self, model: Model, pace: Callable[[], object]) -> PreparedModel:
+    def prepare(self, model: Model, pace: Pace) -> PreparedModel:
         """Computes in memory of its own."""
         return _Cutting(model)
 
@@ -106,8 +107,8 @@ class _Cutting:
     def __init__(self, model: Model) -> None:
         self._interpreter = Interpreter(model)
 
-    def bind(self, inputs: Inputs, outputs: Outputs, _: Callable[[], object]) -> Bound:
-        return _CutBound(self._interpreter.bind(inputs), inputs, outputs)
+    def bind(self, inputs: Inputs, outputs: Outputs, pace: Pace, loop_timeout: float) -> Bound:
+        return _CutBound(self._interpreter.bind(inputs, None, pace, loop_timeout), inputs, outputs)
 
 
 class _CutBound(_Bound):
@@ -127,7 +128,7 @@ class _CutBound(_Bound):
 class Liar(ReferenceDevice):
     """Promises everything, and cannot prepare a MUL."""
 
-    def prepare(self, model: Model, pace: Callable[[], object]) -> PreparedModel:
+    def prepare(self, model: Model, pace: Pace) -> PreparedModel:
         """Breaks its promise."""
         if any(operation.type == "MUL" for operation in model.main.operations):
             raise RuntimeError("this device multiplies nothing")
@@ -137,7 +138,7 @@ class Liar(ReferenceDevice):
 class Mortal(_Executing):
     """Dies of SIGSEGV when it executes a TANH, and is well otherwise."""
 
-    def prepare(self, model: Model, pace: Callable[[], object]) -> PreparedModel:
+    def prepare(self, model: Model, pace: Pace) -> PreparedModel:
         """Only a TANH is deadly."""
         is_deadly = any(operation.type == "TANH" for operation in model.main.operations)
         return _Prepared(Interpreter(model, pace), _Crash if is_deadly else _Bound)
@@ -179,7 +180,7 @@ class Careless(ReferenceDevice):
         module._check_count = lambda *_: None
         module._pairs = zip  # type: ignore[assignment]
 
-    def prepare(self, model: Model, pace: Callable[[], object]) -> PreparedModel:
+    def prepare(self, model: Model, pace: Pace) -> PreparedModel:
         """Makes up what is missing."""
         return _Filling(model, super().prepare(model, pace))
 
@@ -188,12 +189,12 @@ class _Filling:
     def __init__(self, model: Model, prepared: PreparedModel) -> None:
         self._model, self._prepared, self.is_static = model, prepared, prepared.is_static
 
-    def bind(self, inputs: Inputs, outputs: Outputs, pace: Callable[[], object]) -> Bound:
+    def bind(self, inputs: Inputs, outputs: Outputs, pace: Pace, loop_timeout: float) -> Bound:
         graph = self._model.main
         operands = [graph.operands[i] for i in graph.inputs[len(inputs) :]]
         given = [*inputs, *(np.zeros(o.dimensions, o.type.dtype) for o in operands)]
         spare = [_room(graph.operands[i].dimensions) for i in graph.outputs[len(outputs) :]]
-        return self._prepared.bind(given, [*outputs, *spare], pace)
+        return self._prepared.bind(given, [*outputs, *spare], pace, loop_timeout)
 
 
 def _room(dimensions: Sequence[int]) -> NDArray[Any]:
@@ -243,7 +244,7 @@ class Boastful(ReferenceDevice):
 class Hanging(_Executing):
     """Never comes back from executing a TANH."""
 
-    def prepare(self, model: Model, pace: Callable[[], object]) -> PreparedModel:
+    def prepare(self, model: Model, pace: Pace) -> PreparedModel:
         """Only a TANH takes for ever."""
         hangs = any(operation.type == "TANH" for operation in model.main.operations)
         return _Prepared(Interpreter(model, pace), _Wait if hangs else _Bound)

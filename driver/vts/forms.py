@@ -41,9 +41,10 @@ _QUANTISED: tuple[dict[str, Any], ...] = (
     {"scale": 1 / 256, "zero_point": -128},
     {"scale": 1 / 128, "zero_point": 128},
     {"scale": 1 / 128, "zero_point": 0},
+    {"outputs": 3},
 )
-_OTHERS = (_ANYTHING, {"dtype": "quant8_asymm", "scale": 1.0, "zero_point": 120})
-"""How an output may be quantised, when the first input is and when it is not: the first that the operation allows."""
+_OTHERS = (_ANYTHING, {"dtype": "quant8_asymm", "scale": 1.0, "zero_point": 120}, {"outputs": 3})
+"""What may be said of the outputs, when the first input is quantised and when not: the first that is allowed."""
 
 _MATRIX, _IMAGE, _BLOCK = "x 2,3", "x 1,4,4,2", "x 1,4,4,4"
 FORMS: tuple[tuple[Any, ...], ...] = (
@@ -88,11 +89,20 @@ FORMS: tuple[tuple[Any, ...], ...] = (
     (_IMAGE, "w 1,2,2,2", "c 2", 2, 1, 1, 1, 1),
     (_BLOCK, "w 4,2,2,2", "c 4", 2, 1, 1, 2, 0),
     (_IMAGE, "w 3,2,2,2", "c 3", 1, 2, 2, 0, False),
+    (_MATRIX, "w 4,3", "w 4,4", "c 4", "x 2,4", 1),
+    (_MATRIX, "w 4,3", "w 4,5", "c 4", "x 2,20", 1, 0),
+    ("i 3", "x 6,2"),
+    (_IMAGE, "w 1,4", False),
+    (_IMAGE, "w 1,4", [0], 2, 2, 1.0, 1.0, False),
+    (_IMAGE, "w 1,4", [0], 2, 2, 1.0, 1.0, 2, 2, False),
+    ("w 1,4", "x 1,4", [0], "w 1,2"),
     ([2, 3], 1.5),
+    ("i 2", 1.5),
     ([2, 3], 4),
 )
-"""Arguments of calls: "x 2,3" is an input of the form's type and these dimensions, "b" one of booleans, "w" constant
-weights of that type, "c" the bias that belongs to them; lists are constant int32 tensors, numbers are scalars."""
+"""Arguments of calls: "x 2,3" is an input of the form's type and these dimensions, "i" one of int32, "b" one of
+booleans, "w" constant weights of the form's type, "c" the bias that belongs to them; lists are constant int32 tensors,
+numbers are scalars."""
 
 _MOST_FORMS = 2  # of one operation and one type
 _DRAWS = {"RANDOM_MULTINOMIAL"}  # has no one answer
@@ -145,6 +155,7 @@ def _argument(builder: ModelBuilder, dtype: str, argument: Any) -> Any:
     shape = tuple(map(int, dims.split(",")))
     return {
         "x": lambda: builder.input(dtype, shape, scale=scale, zero_point=zero_point),
+        "i": lambda: builder.input("int32", shape),
         "b": lambda: builder.input("bool8", shape),
         "w": lambda: builder.constant(_ramp(shape), dtype=dtype, scale=scale, zero_point=zero_point),
         "c": lambda: _bias(builder, dtype, shape, scale * scale),

@@ -137,9 +137,9 @@ def _check_refused(run: Execute, broken: Request, offset: int) -> None:
 
 
 def _moved(asked: Request, offset: int) -> Iterator[Request]:
-    (one, *inputs), (output,), _ = asked
+    one, *inputs = asked.inputs
     yield asked._replace(inputs=(one._replace(offset=offset), *inputs))
-    yield asked._replace(outputs=(output._replace(offset=offset),))
+    yield asked._replace(outputs=(asked.outputs[0]._replace(offset=offset),))
 
 
 def freed(target: Target) -> None:

@@ -65,9 +65,10 @@ def endless_loop(target: Target) -> None:
     """A WHILE that never ends is ended by its loop timeout; the device can be used afterwards."""
     case = endless()
     with prepared(case, target) as model, model.burst() as burst:
-        run = partial(burst.execute, timeout=target.patience, loop_timeout=_LOOP_TIMEOUT)
-        found = target.bench.execute(model, case, [4], target.patience, run)
-        _check_missed(found, "a loop that never ends")
+        ways = partial(model.execute, loop_timeout=_LOOP_TIMEOUT), partial(burst.execute, loop_timeout=_LOOP_TIMEOUT)
+        for way in ways:
+            found = target.bench.execute(model, case, [4], target.patience, partial(way, timeout=target.patience))
+            _check_missed(found, "a loop that never ends")
     with prepared(sample("add"), target) as model:
         status = model.execute(valid("add"), timeout=target.patience).status
         check(not status, f"after a loop that never ended, a request gets {status.name}")
@@ -94,7 +95,8 @@ def endless() -> Case:
 def timing(way: str, target: Target) -> None:
     """Times come only when they are asked for, the device's within the driver's and that within ours."""
     with prepared(sample("add"), target) as model, model.burst() as burst:
-        run = partial({"plain": model.execute, "burst": burst.execute}[way], timeout=target.patience)
+        ways = {"plain": partial(model.execute), "burst": partial(burst.execute)}
+        run = partial(ways[way], timeout=target.patience)
         unasked = answer(run, valid("add"))
         check(unasked.timing == (None, None), f"nobody asked for a timing, and {unasked.timing} came")
         begin = time.monotonic()
