@@ -130,6 +130,8 @@ def _parsed(line: str, where: str) -> Case:
 def _case(record: dict[str, Any]) -> Case:
     graph = _graph(record)
     model = Model(graph, tuple(map(_graph, record.get("subgraphs", ()))), bool(record["relaxed"]))
+    if not graph.operations or not graph.outputs:
+        raise ValueError("a model has at least one operation and one output")
     feeds = [_array(graph.operands[i], values) for i, values in _paired("inputs", graph.inputs, record["feeds"])]
     expected = [_flat(graph.operands[i], v) for i, v in _paired("outputs", graph.outputs, record["expected"])]
     return Case(

@@ -51,6 +51,7 @@ def test_an_empty_feed_is_an_omitted_input(case):
         (json.dumps({k: v for k, v in ADD.items() if k != "feeds"}), "line 2: the field 'feeds' is missing"),
         (json.dumps({**ADD, "feeds": []}), "line 2: 0 lists of values for 1 inputs"),
         (json.dumps({**ADD, "feeds": [[1.0]]}), "line 2: cannot reshape"),
+        (json.dumps({**ADD, "operations": []}), "line 2: a model has at least one operation"),
         (json.dumps({**ADD, "inputs": [9]}), "line 2: tuple index out of range"),
         (json.dumps({**ADD, "feeds": [["x", "y"]]}), "line 2: could not convert"),
         (json.dumps({**ADD, "feeds": [[[1.0, 2.0]]]}), "line 2: the values of a TENSOR_FLOAT32 are a flat list"),
