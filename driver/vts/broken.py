@@ -11,6 +11,7 @@ import math
 import mmap
 import signal
 import sys
+import time
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from burst.wire import RequestPacket
     from driver.interface import Bound, PreparedModel
     from driver.nn import Model
     from driver.nn.interpreter import DynamicBound
@@ -226,6 +228,60 @@ class Scribbler(_Executing):
     """Writes a byte before each output that does not begin a page."""
 
     kind = _Scribbling
+
+
+class Racy(ReferenceDevice):
+    """All executions of a model compute in the same memory, and take a millisecond to copy it."""
+
+    def prepare(self, model: Model, pace: Pace) -> PreparedModel:
+        """With one memory for all its outputs."""
+        return _Sharing(super().prepare(model, pace))
+
+
+class _Sharing:
+    def __init__(self, prepared: PreparedModel) -> None:
+        self._prepared, self.is_static = prepared, prepared.is_static
+        self._memory: dict[tuple[int, int], NDArray[Any]] = {}
+
+    def bind(self, inputs: Inputs, outputs: Outputs, pace: Pace, loop_timeout: float) -> Bound:
+        shared = [self._memory.setdefault((n, len(o)), np.zeros_like(o)) for n, o in enumerate(outputs)]
+        return _Late(self._prepared.bind(inputs, shared, pace, loop_timeout), shared, outputs)
+
+
+class _Late:
+    def __init__(self, bound: Bound, shared: Outputs, outputs: Outputs) -> None:
+        self._bound, self._shared, self._outputs = bound, shared, outputs
+
+    @property
+    def shapes(self) -> Shapes:
+        return self._bound.shapes
+
+    def run(self) -> None:
+        self._bound.run()
+        time.sleep(1e-3)
+        for shared, output in zip(self._shared, self._outputs, strict=True):
+            np.copyto(output, shared)
+
+
+class Gullible(ReferenceDevice):
+    """Takes a packet of a burst that it cannot read for the one before."""
+
+    def __init__(self) -> None:
+        import burst.server
+        from burst import Malformed
+        from burst.wire import decode_request
+
+        last: list[RequestPacket] = []
+
+        def guess(raw: bytes, version: int) -> RequestPacket:
+            try:
+                last[:] = [decode_request(raw, version)]
+            except Malformed:
+                if not last:
+                    raise
+            return last[0]
+
+        vars(burst.server)["decode_request"] = guess
 
 
 class Boastful(ReferenceDevice):
