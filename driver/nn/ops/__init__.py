@@ -6,7 +6,7 @@ its name, in the tests beside the others.
 """
 
 from ..operation import OperationType
-from . import axes, conv, dense, elementwise, movement, pool, quantize, resize
+from . import axes, conv, dense, elementwise, movement, normalise, pool, quantize, resize
 
 OPERATIONS: dict[str, OperationType] = {
     operation.name: operation
@@ -15,7 +15,6 @@ OPERATIONS: dict[str, OperationType] = {
         conv.CONV_2D,
         conv.DEPTHWISE_CONV_2D,
         dense.FULLY_CONNECTED,
-        dense.SOFTMAX,
         elementwise.ADD,
         elementwise.DIV,
         elementwise.LOGISTIC,
@@ -31,6 +30,11 @@ OPERATIONS: dict[str, OperationType] = {
         movement.SQUEEZE,
         movement.STRIDED_SLICE,
         movement.TRANSPOSE,
+        normalise.INSTANCE_NORMALIZATION,
+        normalise.L2_NORMALIZATION,
+        normalise.LOCAL_RESPONSE_NORMALIZATION,
+        normalise.LOG_SOFTMAX,
+        normalise.SOFTMAX,
         pool.AVERAGE_POOL_2D,
         pool.MAX_POOL_2D,
         quantize.DEQUANTIZE,
