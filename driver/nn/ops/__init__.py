@@ -6,15 +6,16 @@ its name, in the tests beside the others.
 """
 
 from ..operation import OperationType
-from . import axes, conv, dense, elementwise, movement, normalise, pool, quantize, resize
+from . import axes, conv, dense, depthwise, elementwise, movement, normalise, pool, quantize, resize
 
 OPERATIONS: dict[str, OperationType] = {
     operation.name: operation
     for operation in (
         axes.MEAN,
         conv.CONV_2D,
-        conv.DEPTHWISE_CONV_2D,
+        conv.GROUPED_CONV_2D,
         dense.FULLY_CONNECTED,
+        depthwise.DEPTHWISE_CONV_2D,
         elementwise.ADD,
         elementwise.DIV,
         elementwise.LOGISTIC,

@@ -6,8 +6,8 @@ import numpy as np
 
 from ..operation import Call, OperationType, Signature
 from ..types import Dimensions
-from .conv import bias_vector, output_factor, requantisation_gate, weight_matrix
-from .real import accumulator, activation_bounds, load, store
+from .real import accumulator, activation_bounds, load
+from .sums import Finish, bias_vector, requantisation_gate, weight_matrix
 
 
 def _dense_shape(call: Call) -> tuple[Dimensions]:
@@ -23,14 +23,11 @@ def _dense_shape(call: Call) -> tuple[Dimensions]:
 
 def _dense(call: Call) -> None:
     weights = call.pack(1, weight_matrix)
-    bias = call.pack(2, bias_vector)
-    out = call.outputs[0]
+    finish, out = Finish.of(call, call.integer(3)), call.outputs[0]
     result = accumulator(call, out.data, weights.dtype)
     source = call.compact(load(call, 0, dtype=weights.dtype))
     call.step(np.matmul, source.reshape(-1, weights.shape[0]), weights, result)
-    if not out.type.is_quantised:
-        call.step(np.add, result, bias, result)
-    store(call, result, out.data, call.integer(3), factor=output_factor(call), bias=bias)
+    finish(call, result, out.data)
 
 
 FULLY_CONNECTED = OperationType(
