@@ -37,6 +37,7 @@ OPERATIONS: dict[str, OperationType] = {
         normalise.LOG_SOFTMAX,
         normalise.SOFTMAX,
         pool.AVERAGE_POOL_2D,
+        pool.L2_POOL_2D,
         pool.MAX_POOL_2D,
         quantize.DEQUANTIZE,
         quantize.QUANTIZE,

@@ -1,5 +1,6 @@
-"""AVERAGE_POOL_2D and MAX_POOL_2D: first down the columns, then along the rows. Padded positions do not count."""
+"""Pooling: first down the columns, then along the rows. Padded positions do not count."""
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -7,8 +8,9 @@ import numpy as np
 
 from ..operation import Array, Call, OperationType, Signature, same_as_input
 from ..types import Dimensions
-from .real import accumulator, activation_bounds, load, store
-from .window import NHWC_FROM_NCHW, Axis, explicit, image_shape, implicit, output_image, stored_shape
+from .real import accumulator, activation_bounds, clamp, load, store
+from .sums import EXACT, LARGEST
+from .window import NHWC_FROM_NCHW, Axis, explicit, image_shape, implicit, input_image, output_image, stored_shape
 
 EXPLICIT_INPUTS = 10
 
@@ -48,25 +50,41 @@ def _gather(call: Call, image: Array, result: Array, y: Axis, x: Axis, *, functi
         call.step(function, result[:, :, outputs], columns[:, :, inputs], out=result[:, :, outputs])
 
 
-def _pool(function: Any, start: float, call: Call) -> None:
+def _mean(squares: bool, call: Call) -> None:
+    """Average the pixels of each window, or take the root of the average of their squares."""
     y, x, activation, nchw = _axes(call)
     view = output_image(call, nchw)
-    result = accumulator(call, view)
-    image = load(call, 0, NHWC_FROM_NCHW if nchw else None)
-    _gather(call, image, result, y, x, function=function, start=start)
-    if function is np.add:
-        counts = np.outer(y.counts(), x.counts())[:, :, None]
-        call.step(np.divide, result, counts, result)
+    dtype = np.float64 if call.tensor(0).type.is_quantised and y.filter * x.filter * LARGEST >= EXACT else np.float32
+    result = accumulator(call, view, dtype)
+    image = load(call, 0, NHWC_FROM_NCHW if nchw else None, dtype)
+    if squares:
+        image, real = call.scratch(image.shape, dtype), image
+        call.step(np.square, real, image)
+    _gather(call, image, result, y, x, function=np.add, start=0.0)
+    call.step(np.divide, result, np.outer(y.counts(), x.counts()).astype(dtype)[:, :, None], result)
+    if squares:
+        call.step(np.sqrt, result, result)
     store(call, result, view, activation)
 
 
-def _pooling(name: str, code: int, function: Any, start: float) -> OperationType:
+def _max(call: Call) -> None:
+    """The largest pixel of each window; quantised ones compare as they are stored."""
+    y, x, activation, nchw = _axes(call)
+    image, out = input_image(call, nchw), call.outputs[0]
+    view = output_image(call, nchw)
+    lowest = np.iinfo(image.dtype).min if out.type.is_quantised else -np.inf
+    _gather(call, image, view, y, x, function=np.maximum, start=lowest)
+    low, high = activation_bounds(activation, out)
+    clamp(call, view, (low, high) if out.type.dtype.kind == "f" else (int(low or 0), int(high or 0)))
+
+
+def _pooling(name: str, code: int, types: str, build: Callable[[Call], None]) -> OperationType:
     signatures = tuple(
-        Signature("f0 q0 h2 s3", f"T {n}*INT32", tails=((2, "BOOL"),), ranks=(4,)) for n in (EXPLICIT_INPUTS - 1, 6)
+        Signature(types, f"T {n}*INT32", tails=((2, "BOOL"),), ranks=(4,)) for n in (EXPLICIT_INPUTS - 1, 6)
     )
-    build = partial(_pool, function, start)
     return OperationType(name, code, signatures, _shape, build, quantisation=same_as_input, takes_empty=True)
 
 
-AVERAGE_POOL_2D = _pooling("AVERAGE_POOL_2D", 1, np.add, 0.0)
-MAX_POOL_2D = _pooling("MAX_POOL_2D", 17, np.maximum, -np.inf)
+AVERAGE_POOL_2D = _pooling("AVERAGE_POOL_2D", 1, "f0 q0 h2 s3", partial(_mean, False))
+L2_POOL_2D = _pooling("L2_POOL_2D", 12, "f0 h2", partial(_mean, True))
+MAX_POOL_2D = _pooling("MAX_POOL_2D", 17, "f0 q0 h2 s3", _max)
