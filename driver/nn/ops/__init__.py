@@ -42,5 +42,6 @@ OPERATIONS: dict[str, OperationType] = {
         quantize.DEQUANTIZE,
         quantize.QUANTIZE,
         resize.RESIZE_BILINEAR,
+        resize.RESIZE_NEAREST_NEIGHBOR,
     )
 }
