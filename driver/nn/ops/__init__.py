@@ -6,7 +6,7 @@ its name, in the tests beside the others.
 """
 
 from ..operation import OperationType
-from . import axes, conv, dense, depthwise, elementwise, movement, normalise, pool, quantize, resize
+from . import axes, conv, dense, depthwise, elementwise, movement, normalise, pool, quantize, resize, transposed
 
 OPERATIONS: dict[str, OperationType] = {
     operation.name: operation
@@ -43,5 +43,6 @@ OPERATIONS: dict[str, OperationType] = {
         quantize.QUANTIZE,
         resize.RESIZE_BILINEAR,
         resize.RESIZE_NEAREST_NEIGHBOR,
+        transposed.TRANSPOSE_CONV_2D,
     )
 }
