@@ -34,6 +34,7 @@ def _depthwise(call: Call) -> None:
     finish, view = Finish.of(call, g.activation), output_image(call, g.nchw)
     result = accumulator(call, view, taps.dtype)
     source = windows(padded_image(call, g.nchw, g.y, g.x, dtype=taps.dtype, fan=g.fan), g.y, g.x)
+    source = source.transpose(0, 1, 3, 4, 2, 5)
     width = min(g.x.out, max(1, RUN // taps.shape[3]))
     repeated = _repeated(call, taps, width)
     for n, rows in strips(g.batch, g.y.out, g.x.out * taps.shape[3] * taps.itemsize):
@@ -41,9 +42,16 @@ def _depthwise(call: Call) -> None:
         for first in range(0, g.x.out, width):
             columns = slice(first, min(g.x.out, first + width))
             weights = repeated[:, :, : columns.stop - first]
-            out = part[:, :, columns]
-            call.step(np.einsum, "nijabc,abjc->nijc", source[n, rows, columns], weights, out=out)
+            operands = _merged(source[n, rows, :, :, columns], weights, part[:, :, columns])
+            call.step(np.einsum, "niabjc,abjc->nijc", *operands[:2], out=operands[2])
         finish(call, part, part if result is view else view[n, rows])
+
+
+def _merged(source: Array, *others: Array) -> tuple[Array, ...]:
+    """All with their last two axes, pixels and channels, as one long axis, where that takes no copy of `source`."""
+    if source.strides[-2] != source.shape[-1] * source.strides[-1]:
+        return source, *others
+    return tuple(array.reshape(*array.shape[:-2], 1, -1) for array in (source, *others))
 
 
 def _repeated(call: Call, taps: Array, width: int) -> Array:
