@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ import numpy as np
 from ..operation import Array, Call, OperationType, Signature, same_as_input
 from ..types import Dimensions
 from .real import accumulator, activation_bounds, clamp, load, store
-from .sums import EXACT, LARGEST
+from .sums import EXACT, LARGEST, round_to
 from .window import NHWC_FROM_NCHW, Axis, explicit, image_shape, implicit, input_image, output_image, stored_shape
 
 EXPLICIT_INPUTS = 10
@@ -54,17 +55,34 @@ def _mean(squares: bool, call: Call) -> None:
     """Average the pixels of each window, or take the root of the average of their squares."""
     y, x, activation, nchw = _axes(call)
     view = output_image(call, nchw)
-    dtype = np.float64 if call.tensor(0).type.is_quantised and y.filter * x.filter * LARGEST >= EXACT else np.float32
+    out = call.outputs[0]
+    dtype = np.float64 if out.type.is_quantised and y.filter * x.filter * LARGEST >= EXACT else np.float32
     result = accumulator(call, view, dtype)
     image = load(call, 0, NHWC_FROM_NCHW if nchw else None, dtype)
     if squares:
         image, real = call.scratch(image.shape, dtype), image
         call.step(np.square, real, image)
     _gather(call, image, result, y, x, function=np.add, start=0.0)
-    call.step(np.divide, result, np.outer(y.counts(), x.counts()).astype(dtype)[:, :, None], result)
+    _divide(call, result, y.counts(), x.counts())
     if squares:
         call.step(np.sqrt, result, result)
-    store(call, result, view, activation)
+    if out.type.is_quantised:
+        round_to(call, result, view, out.zero_point, activation_bounds(activation, out))
+    else:
+        store(call, result, view, activation)
+
+
+def _divide(call: Call, sums: Array, rows: Array, columns: Array) -> None:
+    """Divide by the pixels that each window has: one number for each of `rows` times one for each of `columns`.
+
+    In one division, which is exact enough to round, over as many rows at once as have the same number.
+    """
+    counts = np.repeat(columns.astype(sums.dtype), sums.shape[3]).reshape(len(columns), -1)
+    edges = [0, *(np.flatnonzero(np.diff(rows)) + 1), len(rows)]
+    for top, bottom in pairwise(edges):
+        part = sums[:, top:bottom]
+        divisor = counts * rows[top]
+        call.step(np.divide, part, divisor if np.ptp(columns) else divisor.flat[0], part)
 
 
 def _max(call: Call) -> None:

@@ -8,7 +8,8 @@ import numpy as np
 from ..model import Operand
 from ..operation import Array, Call, OperationType, Signature, same_as_input
 from ..types import Dimensions, OperandType
-from .real import accumulator, load, store
+from .real import accumulator, activation_bounds, load, store
+from .sums import round_to, strips
 from .window import NHWC_FROM_NCHW, image_shape, input_image, output_image, stored_shape
 
 
@@ -54,26 +55,34 @@ def _neighbours(size: int, out: int, align: bool, half_pixel: bool) -> tuple[Arr
     return low, np.clip(high, 0, size - 1), (position - low).astype(np.float32)
 
 
+def _bilinear(call: Call) -> None:
+    nchw, align, half_pixel = call.flag(3), call.flag(4), call.flag(5)
+    view, out = output_image(call, nchw), call.outputs[0]
+    image = load(call, 0, NHWC_FROM_NCHW if nchw else None)
+    result = accumulator(call, view)
+    (batch, h, w, c), (height, width) = image.shape, view.shape[1:3]
+    down, across = _neighbours(h, height, align, half_pixel), _neighbours(w, width, align, half_pixel)
+    weights = np.repeat(across[2], c).reshape(width, c)
+    for n, rows in strips(batch, height, max(w, width) * c * image.itemsize):
+        part = result[n, rows]
+        lines = call.shared("lines", (len(part), part.shape[1], w, c), np.float32)
+        low, high, weight = (array[rows] for array in down)
+        _interpolate(call, image[n], 1, (low, high, weight[:, None, None]), lines)
+        _interpolate(call, lines, 2, (*across[:2], weights), part)
+        if out.type.is_quantised:
+            round_to(call, part, view[n, rows], out.zero_point, activation_bounds(0, out))
+        else:
+            store(call, part, part if result is view else view[n, rows], 0)
+
+
 def _interpolate(call: Call, source: Array, axis: int, neighbours: tuple[Array, Array, Array], result: Array) -> None:
     low, high, weight = neighbours
-    upper = call.scratch(result.shape)
+    upper = call.shared("upper", result.shape, np.float32)
     call.step(np.take, source, low, axis=axis, out=result, mode="clip")
     call.step(np.take, source, high, axis=axis, out=upper, mode="clip")
     call.step(np.subtract, upper, result, upper)
-    call.step(np.multiply, upper, weight.reshape([-1 if i == axis else 1 for i in range(4)]), upper)
+    call.step(np.multiply, upper, weight, upper)
     call.step(np.add, result, upper, result)
-
-
-def _bilinear(call: Call) -> None:
-    nchw, align, half_pixel = call.flag(3), call.flag(4), call.flag(5)
-    view = output_image(call, nchw)
-    image = load(call, 0, NHWC_FROM_NCHW if nchw else None)
-    n, h, w, c = image.shape
-    rows = call.scratch((n, view.shape[1], w, c))
-    result = accumulator(call, view)
-    _interpolate(call, image, 1, _neighbours(h, view.shape[1], align, half_pixel), rows)
-    _interpolate(call, rows, 2, _neighbours(w, view.shape[2], align, half_pixel), result)
-    store(call, result, view, 0)
 
 
 def _nearest_indices(size: int, out: int, align: bool, half_pixel: bool) -> Array:

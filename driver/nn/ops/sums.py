@@ -19,6 +19,9 @@ EXACT = 2**24
 LARGEST = 255
 """The largest magnitude of an 8-bit value without its zero point."""
 
+STEEP = 1e30
+"""Makes at least a half of every number that a half could round to anything but 0."""
+
 
 def strips(batch: int, rows: int, row_bytes: int) -> Iterator[tuple[slice, slice]]:
     """Cut images of `rows` rows into slices of about STRIP_BYTES: several images, or several rows of one."""
@@ -115,20 +118,29 @@ class Finish:
 
     def _requantise(self, call: Call, sums: Array, view: Array) -> None:
         """Scale in float64, round half away from zero, add the zero point, clamp."""
-        zero_point, (low, high) = self.out.zero_point, self.bounds
-        assert low is not None
-        assert high is not None
         wide = sums if sums.dtype == np.float64 else call.shared("wide", sums.shape, np.float64)
         call.step(np.add, sums, self.bias, wide)
         call.step(np.multiply, wide, self.factor, wide)
-        if low >= zero_point:
-            # Nothing negative stays in bounds: rounding half up is the same.
-            call.step(np.add, wide, 0.5, wide)
-        else:
-            half = call.shared("half", wide.shape, np.float64)
-            call.step(np.copysign, 0.5, wide, half)
-            call.step(np.add, wide, half, wide)
-        clamp(call, wide, (low - zero_point, high - zero_point))
-        whole = call.shared("whole", wide.shape, np.int16)
-        call.step(np.copyto, whole, wide, casting="unsafe")  # cuts fractions off
-        call.step(np.add, whole, np.int16(zero_point), view, casting="unsafe")
+        round_to(call, wide, view, self.out.zero_point, self.bounds)
+
+
+def round_to(call: Call, steps: Array, view: Array, zero_point: int, bounds: Bounds) -> None:
+    """Round `steps` above the zero point half away from zero and store them in `view`; `steps` are overwritten.
+
+    bounds: of the stored values, closed.
+    """
+    low, high = bounds
+    assert low is not None
+    assert high is not None
+    if low >= zero_point:
+        # Nothing negative stays in bounds: rounding half up is the same.
+        call.step(np.add, steps, 0.5, steps)
+    else:
+        half = call.shared("half", steps.shape, steps.dtype)
+        call.step(np.multiply, steps, STEEP, half)
+        call.step(half.clip, -0.5, 0.5, half)  # quicker than copysign
+        call.step(np.add, steps, half, steps)
+    clamp(call, steps, (low - zero_point, high - zero_point))
+    whole = call.shared("whole", steps.shape, np.int16)
+    call.step(np.copyto, whole, steps, casting="unsafe")  # cuts fractions off
+    call.step(np.add, whole, np.int16(zero_point), view, casting="unsafe")
