@@ -132,15 +132,17 @@ def round_to(call: Call, steps: Array, view: Array, zero_point: int, bounds: Bou
     low, high = bounds
     assert low is not None
     assert high is not None
-    if low >= zero_point:
-        # Nothing negative stays in bounds: rounding half up is the same.
-        call.step(np.add, steps, 0.5, steps)
-    else:
-        half = call.shared("half", steps.shape, steps.dtype)
-        call.step(np.multiply, steps, STEEP, half)
-        call.step(half.clip, -0.5, 0.5, half)  # quicker than copysign
-        call.step(np.add, steps, half, steps)
+    if low >= max(zero_point, 0):
+        # Nothing negative stays in bounds: rounding half up is the same, and the type cuts fractions off.
+        call.step(np.add, steps, zero_point + 0.5, steps)
+        clamp(call, steps, bounds)
+        call.step(np.copyto, view, steps, casting="unsafe")
+        return
+    half = call.shared("half", steps.shape, steps.dtype)
+    call.step(np.multiply, steps, STEEP, half)
+    call.step(half.clip, -0.5, 0.5, half)  # quicker than copysign
+    call.step(np.add, steps, half, steps)
     clamp(call, steps, (low - zero_point, high - zero_point))
     whole = call.shared("whole", steps.shape, np.int16)
-    call.step(np.copyto, whole, steps, casting="unsafe")  # cuts fractions off
+    call.step(np.copyto, whole, steps, casting="unsafe")
     call.step(np.add, whole, np.int16(zero_point), view, casting="unsafe")
