@@ -1,6 +1,6 @@
 """Pooling: first down the columns, then along the rows. Padded positions do not count."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -43,12 +43,24 @@ def _gather(call: Call, image: Array, result: Array, y: Axis, x: Axis, *, functi
     """Combine all pixels of each window of `image` into `result` by the associative `function`."""
     n, _, w, c = image.shape
     columns = call.scratch((n, y.out, w, c), image.dtype)
-    call.step(columns.fill, start)
-    for _, outputs, inputs in y.taps():
-        call.step(function, columns[:, outputs], image[:, inputs], out=columns[:, outputs])
-    call.step(result.fill, start)
-    for _, outputs, inputs in x.taps():
-        call.step(function, result[:, :, outputs], columns[:, :, inputs], out=result[:, :, outputs])
+    down = [(columns[:, outputs], image[:, inputs]) for _, outputs, inputs in y.taps()]
+    _combine(call, columns, down, function=function, start=start)
+    across = [(result[:, :, outputs], columns[:, :, inputs]) for _, outputs, inputs in x.taps()]
+    _combine(call, result, across, function=function, start=start)
+
+
+def _combine(call: Call, target: Array, taps: Sequence[tuple[Array, Array]], *, function: Any, start: float) -> None:
+    """Combine into `target` pairs of a part of it and what belongs there; those that fill it whole go first."""
+    whole = [source for part, source in taps if part.size == target.size]
+    if len(whole) > 1:
+        call.step(function, whole[0], whole[1], out=target)
+    elif whole:
+        call.step(np.copyto, target, whole[0])
+    else:
+        call.step(target.fill, start)
+    rest = [(target, source) for source in whole[2:]] + [tap for tap in taps if tap[0].size < target.size]
+    for part, source in rest:
+        call.step(function, part, source, out=part)
 
 
 def _mean(squares: bool, call: Call) -> None:
