@@ -43,7 +43,7 @@ def widen(tensor: Tensor, axes: tuple[int, ...]) -> Array:
     weights: Array = np.subtract(data, tensor.zero_point, dtype=np.float32)
     most = LARGEST * int(np.prod([data.shape[i] for i in axes]))
     if most * LARGEST >= EXACT and tensor.fixed:
-        most = int(np.abs(weights).sum(axes, np.float64).max(initial=0.0))
+        most = int(np.abs(weights).sum(axes).max(initial=0.0))  # exact as far as it matters
     return weights if most * LARGEST < EXACT else weights.astype(np.float64)
 
 
