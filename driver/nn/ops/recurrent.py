@@ -7,8 +7,8 @@ import numpy as np
 
 from ..operation import Array, Call, Signature
 from ..types import Dimensions
-from .conv import weight_matrix
 from .real import load
+from .sums import weight_matrix
 
 Activation = Callable[[Array, Array], Any]
 """Writes the activation of its first argument to its second, which may be the same array."""
