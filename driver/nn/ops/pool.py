@@ -9,8 +9,8 @@ import numpy as np
 
 from ..operation import Array, Call, OperationType, Signature, same_as_input
 from ..types import Dimensions
-from .real import accumulator, activation_bounds, clamp, load, store
-from .sums import EXACT, LARGEST, round_to
+from .real import accumulator, activation_bounds, clamp, load, round_to, store
+from .sums import EXACT, LARGEST
 from .window import NHWC_FROM_NCHW, Axis, explicit, image_shape, implicit, input_image, output_image, stored_shape
 
 EXPLICIT_INPUTS = 10

@@ -8,8 +8,8 @@ import numpy as np
 from ..model import Operand
 from ..operation import Array, Call, OperationType, Signature, same_as_input
 from ..types import Dimensions, OperandType
-from .real import accumulator, activation_bounds, load, store
-from .sums import round_to, strips
+from .real import accumulator, activation_bounds, load, round_to, store
+from .sums import strips
 from .window import NHWC_FROM_NCHW, image_shape, input_image, output_image, stored_shape
 
 

@@ -8,7 +8,7 @@ import numpy as np
 from ..model import Operand
 from ..operation import Array, Call, Tensor
 from ..types import OperandType
-from .real import Bounds, activation_bounds, clamp
+from .real import Bounds, activation_bounds, clamp, round_to
 
 STRIP_BYTES = 1 << 19
 """Work is cut into strips of about this size, so that what one step writes is still in cache for the next."""
@@ -18,9 +18,6 @@ EXACT = 2**24
 
 LARGEST = 255
 """The largest magnitude of an 8-bit value without its zero point."""
-
-STEEP = 1e30
-"""Makes at least a half of every number that a half could round to anything but 0."""
 
 
 def strips(batch: int, rows: int, row_bytes: int) -> Iterator[tuple[slice, slice]]:
@@ -125,27 +122,3 @@ class Finish:
         call.step(np.add, wide, self.bias, wide)
         call.step(np.multiply, wide, self.factor, wide)
         round_to(call, wide, view, self.out.zero_point, self.bounds)
-
-
-def round_to(call: Call, steps: Array, view: Array, zero_point: int, bounds: Bounds) -> None:
-    """Round `steps` above the zero point half away from zero and store them in `view`; `steps` are overwritten.
-
-    bounds: of the stored values, closed.
-    """
-    low, high = bounds
-    assert low is not None
-    assert high is not None
-    if low >= max(zero_point, 0):
-        # Nothing negative stays in bounds: rounding half up is the same, and the type cuts fractions off.
-        call.step(np.add, steps, zero_point + 0.5, steps)
-        clamp(call, steps, bounds)
-        call.step(np.copyto, view, steps, casting="unsafe")
-        return
-    half = call.shared("half", steps.shape, steps.dtype)
-    call.step(np.multiply, steps, STEEP, half)
-    call.step(half.clip, -0.5, 0.5, half)  # quicker than copysign
-    call.step(np.add, steps, half, steps)
-    clamp(call, steps, (low - zero_point, high - zero_point))
-    whole = call.shared("whole", steps.shape, np.int16)
-    call.step(np.copyto, whole, steps, casting="unsafe")
-    call.step(np.add, whole, np.int16(zero_point), view, casting="unsafe")
