@@ -8,7 +8,6 @@ import numpy as np
 from ..operation import Array, Call, OperationType, Signature
 from ..types import Dimensions
 from .cell import CELL, FORGET, INPUT, OUTPUT, Form, Places, examine
-from .conv import weight_matrix
 from .real import accumulator, load
 from .recurrent import (
     Activation,
@@ -28,6 +27,7 @@ from .recurrent import (
     weights,
     with_states,
 )
+from .sums import weight_matrix
 
 TINY = 1e-8
 """What layer normalisation adds to a variance, which may be 0."""

@@ -12,7 +12,6 @@ import numpy as np
 from ..operation import Array, Call, OperationType, Quantisation, Signature, Tensor
 from ..types import Dimensions
 from .cell import CELL, FORGET, INPUT, OUTPUT, Form, Places, examine
-from .conv import weight_matrix
 from .fixed_point import (
     INT8,
     INT16,
@@ -27,6 +26,7 @@ from .fixed_point import (
 )
 from .real import load
 from .recurrent import matrix_size, sized
+from .sums import weight_matrix
 
 Multiplier = tuple[int, int]
 

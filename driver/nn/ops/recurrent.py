@@ -7,8 +7,8 @@ import numpy as np
 
 from ..operation import Array, Call, Signature
 from ..types import Dimensions
-from .conv import weight_matrix
 from .real import load
+from .sums import weight_matrix
 
 Activation = Callable[[Array, Array], Any]
 """Writes the activation of its first argument to its second, which may be the same array."""
@@ -155,7 +155,7 @@ def add_products(call: Call, pairs: Sequence[tuple[Array, Array]], result: Array
 def stacked(call: Call, indices: Iterable[int]) -> Array:
     """Vectors one above the other, as float32 [vectors, 1, elements]."""
     vectors = [call.tensor(i) for i in indices]
-    stack = call.scratch((len(vectors), 1, *vectors[0].shape))
+    stack = np.empty((len(vectors), 1, *vectors[0].shape), np.float32)  # and no scratch: constants stay in it
     for row, vector in zip(stack, vectors, strict=True):
         if vector.fixed:
             np.copyto(row[0], vector.data)

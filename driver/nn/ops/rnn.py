@@ -7,7 +7,6 @@ import numpy as np
 
 from ..operation import Array, Call, OperationType, Signature
 from ..types import Dimensions
-from .conv import weight_matrix
 from .real import accumulator, load
 from .recurrent import (
     Activation,
@@ -28,6 +27,7 @@ from .recurrent import (
     weights,
     with_states,
 )
+from .sums import weight_matrix
 
 _AUX, _FORWARD_AUX, _BACKWARD_AUX = 9, 10, 11
 """Inputs of BIDIRECTIONAL_SEQUENCE_RNN."""

@@ -6,9 +6,9 @@ import numpy as np
 
 from ..operation import Array, Call, OperationType, Signature
 from ..types import Dimensions
-from .conv import weight_matrix
 from .real import accumulator, load
 from .recurrent import activation, give, matrix_size, ordered, sized, weights
+from .sums import weight_matrix
 
 
 def _shape(call: Call) -> Sequence[Dimensions]:
