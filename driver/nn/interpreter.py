@@ -15,12 +15,12 @@ from typing import Any
 
 import numpy as np
 
+from .calls import match_signature
 from .errors import ExecutionFailed, OutputInsufficientSize, OutputShapes
 from .model import Model, Operand, Operation
 from .operation import LOOP_TIMEOUT, MAX_BYTES, Array, Call, OperationType, Step, Tensor, steers
 from .ops import OPERATIONS
 from .types import Dimensions, OperandLifeTime, byte_size
-from .validate import match_signature
 
 _REFUSALS = (ValueError, ArithmeticError, LookupError, MemoryError)
 """What shape functions, kernel builders and numpy raise for values that cannot be computed."""

@@ -69,8 +69,8 @@ RESIZE_BILINEAR = OperationType(
     "RESIZE_BILINEAR",
     23,
     tuple(
-        Signature("f0 h2 q2 s3", f"T {sizes}", tails=((2, "BOOL"), (3, "BOOL"), (3, "BOOL")), ranks=(4,))
-        for sizes in ("INT32 INT32", "S S")
+        Signature(f"f{since} h2 q2 s3", f"T {sizes}", tails=((2, "BOOL"), (3, "BOOL"), (3, "BOOL")), ranks=(4,))
+        for since, sizes in ((0, "INT32 INT32"), (2, "S S"))
     ),
     _shape,
     _bilinear,
