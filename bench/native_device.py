@@ -93,10 +93,8 @@ class _Prepared:
     def __init__(self, reference: PreparedModel, function: Any) -> None:
         self._reference, self._function = reference, function
 
-    def bind(
-        self, inputs: Sequence[NDArray[Any] | None], outputs: Sequence[NDArray[Any]], pace: Callable[[], object]
-    ) -> Bound:
-        return _Bound(self._reference.bind(inputs, outputs, pace).shapes, self._function, inputs, outputs)
+    def bind(self, inputs: Sequence[NDArray[Any] | None], outputs: Sequence[NDArray[Any]], *more: Any) -> Bound:
+        return _Bound(self._reference.bind(inputs, outputs, *more).shapes, self._function, inputs, outputs)
 
 
 class _Bound:

@@ -158,11 +158,11 @@ class Controller:
         caller.deadline = _NO_DEADLINE
         return caller
 
-    def encode(self, request: Request, *, measure: bool = False, loop_timeout: int | None = None) -> Packet:
-        """The packet of a request whose pools are `Memory` or `DeviceBuffer`. `loop_timeout`: nanoseconds."""
+    def encode(self, request: Request, *, measure: bool = False) -> Packet:
+        """The packet of a request whose pools are `Memory` or `DeviceBuffer`."""
         with self._lock:
             slots = tuple(map(self._slot, request.pools))
-        fields = tuple(request.inputs), tuple(request.outputs), slots, measure, loop_timeout
+        fields = tuple(request.inputs), tuple(request.outputs), slots, measure, request.loop_timeout
         return Packet(encode_request(RequestPacket(*fields), self.version), measure, self._caller)
 
     def _slot(self, pool: Memory | DeviceBuffer) -> int | Token:

@@ -118,7 +118,8 @@ class CachedExecutor:
         """Checks and binds a request. Raises Malformed, StatusError, and whatever a device raises."""
         packet, bind = self._protocols.decode(raw)
         memories = self._mappings.resolve(list(map(_slot, packet.slots)), self._protocols.fetch)
-        return Plan(bind(Request(packet.inputs, packet.outputs, tuple(memories))), packet, self._protocols.encode)
+        request = Request(packet.inputs, packet.outputs, tuple(memories), packet.loop_timeout)
+        return Plan(bind(request), packet, self._protocols.encode)
 
     def refuse(self, error: Exception) -> bytes:
         """The answer to a request that failed. Never raises: whatever a client sends, it is answered."""

@@ -76,12 +76,14 @@ class Request(NamedTuple):
     """One execution: an argument for each input and output of the model, in its order, and the memory they lie in.
 
     `pools` holds memory objects; arguments name them by position. Give tuples: a request that cannot change can be
-    sent again without being encoded again.
+    sent again without being encoded again. `loop_timeout`: nanoseconds that each WHILE may take; None is the device's
+    own choice.
     """
 
     inputs: Sequence[RequestArgument]
     outputs: Sequence[RequestArgument]
     pools: Sequence[Any] = ()
+    loop_timeout: int | None = None
 
 
 @dataclass(slots=True, eq=False)

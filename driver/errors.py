@@ -5,6 +5,7 @@
     DriverError                        (driver.nn.errors)
     ├── InvalidModel (ValueError)      a model breaks a rule of the HAL; the operand or operation is named
     ├── ExecutionFailed                an operation could not be computed (inside a device)
+    ├── LoopTimeout                    a WHILE went on for too long (inside a device)
     ├── OutputInsufficientSize         an output's memory was too small (inside a device)
     ├── DeviceNotFound (LookupError)   no device of that name is installed
     └── DeviceFailed                   its process did not start, or ended while starting; its log is named
@@ -14,7 +15,7 @@ An execution's own errors are burst's (`burst.StatusError` and its classes, `bur
 
 from __future__ import annotations
 
-from driver.nn.errors import DriverError, ExecutionFailed, InvalidModel, OutputInsufficientSize
+from driver.nn.errors import DriverError, ExecutionFailed, InvalidModel, LoopTimeout, OutputInsufficientSize
 
 
 class DeviceNotFound(DriverError, LookupError):
@@ -25,4 +26,12 @@ class DeviceFailed(DriverError):
     """The device's process could not be started. Nothing was left behind; trying again is allowed."""
 
 
-__all__ = ["DeviceFailed", "DeviceNotFound", "DriverError", "ExecutionFailed", "InvalidModel", "OutputInsufficientSize"]
+__all__ = [
+    "DeviceFailed",
+    "DeviceNotFound",
+    "DriverError",
+    "ExecutionFailed",
+    "InvalidModel",
+    "LoopTimeout",
+    "OutputInsufficientSize",
+]

@@ -41,9 +41,15 @@ class PreparedModel(Protocol):
         """True when the shapes of all outputs follow from those of the inputs."""
 
     def bind(
-        self, inputs: Sequence[NDArray[Any] | None], outputs: Sequence[NDArray[Any]], pace: Callable[[], object]
+        self,
+        inputs: Sequence[NDArray[Any] | None],
+        outputs: Sequence[NDArray[Any]],
+        pace: Callable[[], object],
+        loop_timeout: float,
     ) -> Bound:
         """Inputs typed and shaped (None: omitted), outputs as raw uint8 memory; `pace` as in `Device.prepare`.
+
+        `loop_timeout`: seconds that each WHILE may take; then the execution ends with LoopTimeout.
 
         Raises ExecutionFailed, ValueError.
         """

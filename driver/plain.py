@@ -116,15 +116,15 @@ class PlainServer:
 
     def _decode(self, raw: bytes) -> Job:
         match Message(raw, []).body:
-            case ["execute", number, list(inputs), list(outputs), list(slots), bool(measure)] if all(
-                type(slot) is int for slot in slots
+            case ["execute", number, list(inputs), list(outputs), list(slots), bool(measure), int() | None as loop] if (
+                all(type(slot) is int for slot in slots)
             ):
                 packet = RequestPacket(
-                    tuple(map(_argument, inputs)), tuple(map(_argument, outputs)), tuple(slots), measure
+                    tuple(map(_argument, inputs)), tuple(map(_argument, outputs)), tuple(slots), measure, loop
                 )
                 return Job(packet, self._model(number))
             case _:
-                raise Malformed("the plain path takes execute(model, inputs, outputs, slots, measure)")
+                raise Malformed("the plain path takes execute(model, inputs, outputs, slots, measure, loop timeout)")
 
     def _fetch(self, slots: list[int]) -> list[Memory]:
         """Registered memory becomes mapped memory of the executor."""
@@ -148,7 +148,7 @@ def _mapped(plain: list[Any], fd: int) -> Memory | Malformed:
         return Malformed(str(error))  # without the frames that it came through
 
 
-_EXECUTE = pack(["execute", 0, 0, 0, 0, 0])[:9]  # how every request begins: the array's head and the method's name
+_EXECUTE = pack(["execute", 0, 0, 0, 0, 0, 0])[:9]  # how every request begins: the array's head and the method's name
 _NO_VALUE = RequestArgument(has_no_value=True)
 
 
@@ -202,7 +202,7 @@ class PlainClient:
             return last[3]
         slots = [self._slot(memory) for memory in request.pools]
         arguments = [[_plain(a) for a in side] for side in (request.inputs, request.outputs)]
-        raw = pack(["execute", model, *arguments, slots, measure])
+        raw = pack(["execute", model, *arguments, slots, measure, request.loop_timeout])
         self._last = model, request, measure, raw
         return raw
 
@@ -224,6 +224,11 @@ class PlainClient:
     def close(self) -> None:
         """Ends the connection and frees on the other side what belonged to it."""
         self._channel.close()
+
+
+def nanoseconds(seconds: float) -> int:
+    """As times travel."""
+    return int(seconds * 1e9)
 
 
 def _plain(a: RequestArgument) -> Any:

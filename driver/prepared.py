@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 from burst import Controller, ErrorStatus, PeerDied, Quarantined, Timeout, Trace
 from driver.errors import DriverError
 from driver.options import Options, Policy, Preference
+from driver.plain import nanoseconds
 from driver.recovery import Crash, Key, crash_in_preparation, digest_of, quarantine
 from driver.session import Burst
 from driver.workspace import InputSet, OutputSet, Workspace, input_shapes
@@ -78,12 +79,22 @@ class RemotePreparedModel:
             raise
         free.append(workspace)
 
-    def execute(self, request: Request, measure: bool = False, timeout: float | None = None) -> Result:
+    def execute(
+        self,
+        request: Request,
+        measure: bool = False,
+        timeout: float | None = None,
+        loop_timeout: float | None = None,
+    ) -> Result:
         """Executes an explicit request on the plain path, with any status; outputs are views of its pools.
+
+        `timeout`: seconds that we wait. `loop_timeout`: seconds that a WHILE may take; by default 2, at most 15.
 
         Raises PeerDied, Timeout, and Malformed for a request that cannot be said.
         """
         self.device.check_process()
+        if loop_timeout is not None:
+            request = request._replace(loop_timeout=nanoseconds(loop_timeout))
         home = self.present_home()
         with home.connection.plain_path() as path:
             result = path.execute(home.number, request, measure=measure, timeout=timeout)

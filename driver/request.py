@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from burst import ErrorStatus, GeneralFailure, InvalidArgument, OutputShape, Result
+from burst import ErrorStatus, GeneralFailure, InvalidArgument, MissedDeadlineTransient, OutputShape, Result
 from burst import OutputInsufficientSize as InsufficientSize
-from driver.errors import ExecutionFailed, OutputInsufficientSize
-from driver.nn import combine_dimensions
+from driver.errors import ExecutionFailed, LoopTimeout, OutputInsufficientSize
+from driver.nn import LONGEST_LOOP_TIMEOUT, LOOP_TIMEOUT, combine_dimensions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -43,7 +43,7 @@ class BoundRequest:
             _output(n, a, graph.operands[i], request) for n, (a, i) in enumerate(_pairs(request.outputs, graph.outputs))
         ]
         try:
-            self._bound = prepared.bind(inputs, outputs, pace)
+            self._bound = prepared.bind(inputs, outputs, pace, _loop_timeout(request))
         except ExecutionFailed as error:
             raise GeneralFailure(str(error)) from error
         except ValueError as error:
@@ -62,6 +62,10 @@ class BoundRequest:
         return _shapes(self._bound)
 
 
+def _loop_timeout(request: Request) -> float:
+    return LOOP_TIMEOUT if request.loop_timeout is None else min(request.loop_timeout / 1e9, LONGEST_LOOP_TIMEOUT)
+
+
 def _run(request: Request, bound: Bound) -> None:
     try:
         bound.run()
@@ -69,6 +73,8 @@ def _run(request: Request, bound: Bound) -> None:
     except OutputInsufficientSize as error:
         status = ErrorStatus.OUTPUT_INSUFFICIENT_SIZE
         raise InsufficientSize(str(error), Result(status, (), tuple(OutputShape(*s) for s in error.shapes))) from error
+    except LoopTimeout as error:
+        raise MissedDeadlineTransient(str(error)) from error
     except ExecutionFailed as error:
         raise GeneralFailure(str(error)) from error
 

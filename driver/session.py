@@ -9,6 +9,7 @@ from burst import Busy, ErrorStatus, GeneralFailure, NotSent, PeerDied, Request,
 from driver.buffers import Buffers, Shot
 from driver.future import Future
 from driver.pipeline import Pipeline, error_of
+from driver.plain import nanoseconds
 from driver.workspace import is_known
 
 if TYPE_CHECKING:
@@ -174,7 +175,9 @@ class Burst:
         Raises PeerDied, Timeout, Busy.
         """
         pipeline = self._pipeline
-        terms = measure, timeout, _nanoseconds(deadline), _nanoseconds(loop_timeout)
+        terms = measure, timeout, None if deadline is None else nanoseconds(deadline)
+        if loop_timeout is not None:
+            request = request._replace(loop_timeout=nanoseconds(loop_timeout))
         pipeline.check()
         while True:
             pipeline.advance(lambda: not self._flights, timeout)
@@ -189,13 +192,11 @@ class Burst:
                 if pipeline.loops:
                     pipeline.loops.rearm()
 
-    def _execute(
-        self, request: Request, measure: bool, timeout: float | None, deadline: int | None, loop_timeout: int | None
-    ) -> Result:
+    def _execute(self, request: Request, measure: bool, timeout: float | None, deadline: int | None) -> Result:
         pipeline = self._pipeline
         replies: list[ResultPacket] = []
         try:
-            packet = pipeline.controller.encode(request, measure=measure, loop_timeout=loop_timeout)
+            packet = pipeline.controller.encode(request, measure=measure)
             pipeline.as_receiver(-1, lambda: replies.append(pipeline.controller.send(packet, timeout, deadline)))
         except NotSent:
             pipeline.check()
@@ -232,10 +233,6 @@ class Burst:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _nanoseconds(seconds: float | None) -> int | None:
-    return None if seconds is None else int(seconds * 1e9)
 
 
 def _shapes(prepared: RemotePreparedModel, options: Options) -> Shapes:

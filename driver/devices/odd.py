@@ -145,10 +145,8 @@ class _Before:
         self._prepared, self._before = prepared, before
         self.is_static = prepared.is_static
 
-    def bind(
-        self, inputs: Sequence[NDArray[Any] | None], outputs: Sequence[NDArray[Any]], pace: Callable[[], object]
-    ) -> Bound:
-        return _BoundBefore(self._prepared.bind(inputs, outputs, pace), lambda: self._before(inputs))
+    def bind(self, inputs: Sequence[NDArray[Any] | None], outputs: Sequence[NDArray[Any]], *more: Any) -> Bound:
+        return _BoundBefore(self._prepared.bind(inputs, outputs, *more), lambda: self._before(inputs))
 
 
 class _BoundBefore:

@@ -4,20 +4,24 @@ A leaf: it imports nothing else of ours, and knows arrays but neither files nor 
 """
 
 from .builder import ModelBuilder, Value
-from .errors import DriverError, ExecutionFailed, InvalidModel, OutputInsufficientSize
+from .errors import DriverError, ExecutionFailed, InvalidModel, LoopTimeout, OutputInsufficientSize
 from .interpreter import Bound, Interpreter
 from .model import Model, Operand, Operation, Subgraph
+from .operation import LONGEST_LOOP_TIMEOUT, LOOP_TIMEOUT
 from .ops import OPERATIONS
 from .types import OperandLifeTime, OperandType, combine_dimensions
 from .validate import required_version, validate
 
 __all__ = [
+    "LONGEST_LOOP_TIMEOUT",
+    "LOOP_TIMEOUT",
     "OPERATIONS",
     "Bound",
     "DriverError",
     "ExecutionFailed",
     "Interpreter",
     "InvalidModel",
+    "LoopTimeout",
     "Model",
     "ModelBuilder",
     "Operand",

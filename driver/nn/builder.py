@@ -106,7 +106,7 @@ class ModelBuilder:
         """Add an operation and return the handle of its output, or a tuple of handles when it has several.
 
         args: its inputs in the order of the HAL: values of this builder, arrays and lists (constants), Python numbers
-            (INT32, FLOAT32 or BOOL scalars), None for an omitted input.
+            (INT32, FLOAT32 or BOOL scalars), models (the subgraphs of IF and WHILE), None for an omitted input.
         scale, zero_point, dtype, dimensions: of the outputs, where they do not follow from the inputs.
         outputs: how many, where the operation leaves that open.
         """
@@ -142,7 +142,8 @@ class ModelBuilder:
         """The model, validated."""
         if not self._outputs:
             raise InvalidModel("the model has no output; call output(value) before build()")
-        model = Model(Subgraph(self._operands, self._operations, self._inputs, self._outputs), relaxed=self.relaxed)
+        main = Subgraph(self._operands, self._operations, self._inputs, self._outputs)
+        model = _with_references(main, relaxed=self.relaxed)
         validate(model)
         return model
 
@@ -168,17 +169,26 @@ class ModelBuilder:
         if isinstance(arg, Value):
             self._check_own(arg)
             return arg
-        half = isinstance(args[0], Value) and args[0].operand.type == OperandType.TENSOR_FLOAT16
+        half = _is_half(args[0])
+        if isinstance(arg, Model):
+            return Operand(OperandType.SUBGRAPH, lifetime=OperandLifeTime.SUBGRAPH, value=arg)
         if arg is None:
-            return Operand(_omitted_type(kind, len(args), position), lifetime=OperandLifeTime.NO_VALUE)
+            return Operand(_omitted_type(kind, len(args), position, half), lifetime=OperandLifeTime.NO_VALUE)
         return constant_operand(arg, OperandType.FLOAT16 if half and isinstance(arg, float) else None)
 
 
-def _omitted_type(kind: OperationType, count: int, position: int) -> OperandType:
+def _is_half(arg: Any) -> bool:
+    if isinstance(arg, Value):
+        return arg.operand.type == OperandType.TENSOR_FLOAT16
+    return getattr(arg, "dtype", None) == np.float16
+
+
+def _omitted_type(kind: OperationType, count: int, position: int, half: bool) -> OperandType:
+    t = OperandType.TENSOR_FLOAT16 if half else OperandType.TENSOR_FLOAT32
     for signature in kind.signatures:
         found = signature.slots(count)
         if found is not None and found[0][position].endswith("?"):
-            return slot_types(found[0][position], OperandType.TENSOR_FLOAT32)[0]
+            return slot_types(found[0][position], t)[0]
     raise InvalidModel("cannot be omitted (None)")
 
 
@@ -195,6 +205,11 @@ class _Asked:
 
 def _outputs(kind: OperationType, inputs: Sequence[Operand], asked: _Asked) -> list[Operand]:
     """Declare the outputs of a call, from its inputs and from what the caller says."""
+    if len(inputs) > 1 and isinstance(inputs[1].value, Model):  # a branch of IF, the body of WHILE
+        graph = inputs[1].value.main
+        return [
+            _with_lifetime(graph.operands[i], OperandLifeTime.TEMPORARY_VARIABLE) for i in graph.outputs[: asked.count]
+        ]
     matched, slots = match_signature(kind, inputs)
     matched, types = _output_types(kind, matched, inputs, asked)
     source = Tensor.of(inputs[matched.of])
@@ -242,3 +257,27 @@ def _draft(kind: OperationType, number: int, result: OperandType, source: Tensor
 
 def _with_lifetime(operand: Operand, lifetime: OperandLifeTime) -> Operand:
     return Operand(operand.type, operand.dimensions, operand.scale, operand.zero_point, lifetime)
+
+
+def _with_references(main: Subgraph, *, relaxed: bool) -> Model:
+    """The model of `main`, whose SUBGRAPH operands hold models: each becomes a subgraph of its own, and a number."""
+    referenced: list[Subgraph] = []
+
+    def numbered(graph: Subgraph, numbers: dict[int, int]) -> Subgraph:
+        operands = [_numbered(o, numbers) if o.lifetime == OperandLifeTime.SUBGRAPH else o for o in graph.operands]
+        return Subgraph(operands, graph.operations, graph.inputs, graph.outputs)
+
+    models = {id(o.value): o.value for o in main.operands if isinstance(o.value, Model)}
+    places: dict[int, int] = {}
+    for model in models.values():
+        first = len(referenced) + 1
+        numbers = {n: first + n for n in range(len(model.referenced))}
+        places[id(model)] = first - 1
+        referenced += [numbered(graph, numbers) for graph in (model.main, *model.referenced)]
+    return Model(numbered(main, places), tuple(referenced), relaxed=relaxed)
+
+
+def _numbered(operand: Operand, numbers: dict[int, int]) -> Operand:
+    """A SUBGRAPH operand with the number that its subgraph gets."""
+    key = id(operand.value) if isinstance(operand.value, Model) else operand.value
+    return Operand(operand.type, lifetime=operand.lifetime, value=numbers[key])

@@ -3,6 +3,7 @@
 DriverError
 ├── InvalidModel (also ValueError)   the model breaks a rule; nothing was prepared
 ├── ExecutionFailed                  an operation could not be computed
+├── LoopTimeout                      a WHILE went on for too long
 └── OutputInsufficientSize           an output buffer is too short for its result
 """
 
@@ -35,6 +36,13 @@ class ExecutionFailed(DriverError):
         self.index = index
         self.operation = operation
         self.reason = reason
+
+
+class LoopTimeout(DriverError):
+    """A WHILE went on for longer than its loop timeout (HAL: MISSED_DEADLINE_TRANSIENT).
+
+    Raised by `Bound.run`. The interpreter and its bindings stay usable; nothing was written to the loop's outputs.
+    """
 
 
 class OutputInsufficientSize(DriverError):

@@ -1,45 +1,34 @@
 """Runs a model on numpy: the definition of every operation, and a useful speed besides.
 
-    Interpreter(model)            once per model: kernels chosen, constant weights transformed
-      .bind(inputs, outputs)      once per set of buffers: shapes computed, temporaries allocated, steps built
+    Interpreter(model)            once per model: constant weights transformed, shapes computed, temporaries laid out
+      .bind(inputs, outputs)      once per set of buffers: memory allocated, steps built
         .run()                    once per execution: calls the steps
 
-A model is *static* when no shape and no parameter of its operations depends on values that are only known when it runs;
-its steps are built by `bind`. The others compute shapes and build steps while they run, operation by operation.
+A model is *static* when no shape and no parameter of its operations depends on values that are only known when it runs.
+The others compute shapes and build steps while they run, operation by operation.
 """
 
+import operator
+from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 
+from . import arena
 from .calls import match_signature
 from .errors import ExecutionFailed, OutputInsufficientSize, OutputShapes
 from .model import Model, Operand, Operation
-from .operation import LOOP_TIMEOUT, MAX_BYTES, Array, Call, OperationType, Step, Tensor, steers
+from .operation import LOOP_TIMEOUT, Array, Call, OperationType, Step, Tensor, steers
 from .ops import OPERATIONS
+from .plan import REFUSALS, Plan, Prepared, Tensors, guarded, output_shapes
 from .types import Dimensions, OperandLifeTime, byte_size
 
-_REFUSALS = (ValueError, ArithmeticError, LookupError, MemoryError)
-"""What shape functions, kernel builders and numpy raise for values that cannot be computed."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Prepared:
-    """One operation of the model with all that is known about it before there is any input."""
-
-    index: int
-    operation: Operation
-    kind: OperationType
-    of: int
-    slots: tuple[str, ...]
-    packed: dict[int, Array]
-
-    def failure(self, error: Exception) -> ExecutionFailed:
-        """`error` with the operation that met it."""
-        return ExecutionFailed(self.index, self.kind.name, str(error) or type(error).__name__)
+_MAX_PLANS = 16
+"""Sets of input shapes that a model's plans are kept for."""
 
 
 class Interpreter:
@@ -58,14 +47,16 @@ class Interpreter:
         """`graphs`: subgraphs that were made ready before, by their numbers."""
         self.model = model
         self.is_static = True
-        self.constants: dict[int, Tensor] = {}
-        self.prepared: list[_Prepared] = []
+        self.constants: Tensors = {}
+        self._plans: dict[tuple[Dimensions | None, ...], Plan] = {}
+        self.prepared: list[Prepared] = []
         self._operands = model.main.operands
         self._graphs: dict[int, Interpreter] = {} if graphs is None else graphs
         for index, operation in enumerate(model.main.operations):
             self.prepared.append(self._prepare(index, operation))
             if pace is not None:
                 pace()
+        self._plan_ahead(pace)
 
     def bind(
         self,
@@ -85,10 +76,34 @@ class Interpreter:
         Raises `ExecutionFailed` when an operation cannot be computed whatever values the inputs will hold, `ValueError`
         for arrays that do not fit the model.
         """
-        frame = partial(_Frame, self, tuple(inputs), outputs, loop_timeout)
-        return Bound(self.prepared, frame(), pace) if self.is_static else DynamicBound(self.prepared, frame)
+        arrays = dict(zip(self.model.main.inputs, inputs, strict=True))
+        tensors = {i: None if a is None else _input(self._operands[i], a) for i, a in arrays.items()}
+        buffers = {} if outputs is None else dict(zip(self.model.main.outputs, outputs, strict=True))
+        if self.is_static:
+            return Bound(self, self._plan_for(tensors, pace), tensors, buffers, pace)
+        return DynamicBound(self, tensors, buffers, loop_timeout)
 
-    def _prepare(self, index: int, operation: Operation) -> _Prepared:
+    def _plan_for(self, inputs: Tensors, pace: Callable[[], Any] | None) -> Plan:
+        """The plan for inputs of these shapes."""
+        key = tuple(None if tensor is None else tensor.shape for tensor in inputs.values())
+        plan = self._plans.get(key)
+        if plan is None:
+            if len(self._plans) >= _MAX_PLANS:
+                self._plans.clear()
+            shapes = {i: None if t is None else replace(t, array=None) for i, t in inputs.items()}
+            tensors = self.constants | shapes
+            plan = self._plans[key] = Plan(self.prepared, self.model.main, tensors, pace or _at_once)
+        return plan
+
+    def _plan_ahead(self, pace: Callable[[], Any] | None) -> None:
+        """The plan that will be needed, when the model tells all shapes. What cannot be computed, `bind` refuses."""
+        inputs: Tensors = {i: Tensor.of(self._operands[i]) for i in self.model.main.inputs}
+        is_known = all(t and (t.type.is_scalar or (t.shape and 0 not in t.shape)) for t in inputs.values())
+        if self.is_static and is_known:
+            with suppress(ExecutionFailed):
+                self._plan_for(inputs, pace)
+
+    def _prepare(self, index: int, operation: Operation) -> Prepared:
         kind = OPERATIONS[operation.type]
         operands = [self._operands[i] for i in operation.inputs]
         signature, slots = match_signature(kind, operands)
@@ -100,7 +115,7 @@ class Interpreter:
                 self.constants[index_] = Tensor(operand.type, (), graph=self._graph(operand.value))
             elif steers(slot):
                 self._steer(index_, operand)
-        return _Prepared(index, operation, kind, signature.of, slots, self._packed(kind, operation))
+        return Prepared(index, operation, kind, signature.of, slots, self._packed(kind, operation))
 
     def _graph(self, number: int) -> "Interpreter":
         """A subgraph, made ready once however often the model refers to it."""
@@ -111,112 +126,24 @@ class Interpreter:
 
     def _packed(self, kind: OperationType, operation: Operation) -> dict[int, Array]:
         """The constant inputs that `kind` wants transformed; none when they make no sense, as the shapes will tell."""
-        constants = {i: self.constants[operation.inputs[i]] for i in kind.pack if operation.inputs[i] in self.constants}
+        constants = {i: self.constants.get(operation.inputs[i]) for i in kind.pack if i < len(operation.inputs)}
         try:
-            return {i: kind.pack[i](tensor) for i, tensor in constants.items()}
-        except _REFUSALS:
+            return {i: kind.pack[i](tensor) for i, tensor in constants.items() if tensor is not None}
+        except REFUSALS:
             return {}
 
     def _steer(self, index: int, operand: Operand) -> None:
         """Note what an operand that steers an operation means for the model."""
         if operand.lifetime.is_constant:
-            self.constants[index].keep_values()
+            tensor = self.constants[index]
+            assert tensor is not None
+            tensor.keep_values()
         elif operand.lifetime != OperandLifeTime.NO_VALUE:
             self.is_static = False
 
 
-class _Frame:
-    """The tensors of one binding or one dynamic run, filled in operation by operation."""
-
-    def __init__(
-        self,
-        interpreter: Interpreter,
-        inputs: Sequence[Array | None],
-        buffers: Sequence[Array] | None,
-        loop_timeout: float,
-    ) -> None:
-        graph = interpreter.model.main
-        self._operands, self._outputs, self._loop_timeout = graph.operands, graph.outputs, loop_timeout
-        self._buffers = {} if buffers is None else dict(zip(graph.outputs, buffers, strict=True))
-        self.tensors: dict[int, Tensor | None] = dict(interpreter.constants)
-        for index, array in zip(graph.inputs, inputs, strict=True):
-            self.tensors[index] = None if array is None else _input(self._operands[index], array)
-
-    def place(self, prepared: _Prepared) -> list[Step]:
-        """Compute the output shapes of one operation, give it output arrays and build its steps."""
-        try:
-            with np.errstate(all="ignore"):
-                return self._place(prepared)
-        except _REFUSALS as error:
-            raise prepared.failure(error) from error
-
-    def _place(self, prepared: _Prepared) -> list[Step]:
-        kind, operation = prepared.kind, prepared.operation
-        inputs = [self._read(i, slot, kind) for slot, i in zip(prepared.slots, operation.inputs, strict=True)]
-        outputs = [Tensor.of(self._operands[i]) for i in operation.outputs]
-        call = Call(inputs, outputs, prepared.packed, loop_timeout=self._loop_timeout)
-        shapes, source = kind.shape(call), inputs[prepared.of]
-        if len(shapes) != len(outputs):
-            raise ValueError(f"{len(outputs)} outputs are declared; it has {len(shapes)}")
-        for number, (index, tensor, shape) in enumerate(zip(operation.outputs, outputs, shapes, strict=True)):
-            self._define(index, tensor, shape)
-            if source is not None:
-                self._quantise(index, tensor, kind.quantise(number, source, tensor))
-            self.tensors[index] = tensor
-        if all(0 not in tensor.shape for tensor in call.outputs):
-            kind.build(call)
-        return call.steps
-
-    def _read(self, index: int, slot: str, kind: OperationType) -> Tensor | None:
-        tensor = self.tensors.get(index)
-        if tensor is None:
-            if not slot.endswith("?"):
-                raise ValueError(f"operand {index} is omitted but needed")
-            return None
-        if 0 in tensor.shape and not kind.takes_empty and not steers(slot):
-            raise ValueError(
-                f"operand {index} has dimensions {list(tensor.shape)}, and the operation takes no empty tensor"
-            )
-        if steers(slot) and tensor.values is None:
-            tensor = replace(tensor)
-            tensor.keep_values()
-        return tensor
-
-    def _define(self, index: int, tensor: Tensor, shape: Dimensions) -> None:
-        declared = self._operands[index].dimensions
-        if declared and (
-            len(declared) != len(shape) or any(d not in (0, s) for d, s in zip(declared, shape, strict=True))
-        ):
-            raise ValueError(f"output operand {index} is declared {list(declared)} but has dimensions {list(shape)}")
-        size = byte_size(tensor.type, shape)
-        if size > MAX_BYTES:
-            raise ValueError(f"output operand {index} with dimensions {list(shape)} is larger than 4 GiB")
-        tensor.shape = tuple(shape)
-        buffer = self._buffers.get(index)
-        if buffer is None or buffer.nbytes < size:
-            tensor.array = np.empty(shape, tensor.type.dtype)
-        else:
-            tensor.array = buffer[:size].view(tensor.type.dtype).reshape(shape)
-
-    def _quantise(self, index: int, tensor: Tensor, found: tuple[float, int]) -> None:
-        scale, zero_point = found
-        is_output = self._operands[index].lifetime == OperandLifeTime.SUBGRAPH_OUTPUT
-        if is_output and (scale, zero_point) != (tensor.scale, tensor.zero_point):
-            raise ValueError(f"output operand {index} has to have scale {scale} and zero point {zero_point}")
-        tensor.scale, tensor.zero_point = scale, zero_point
-
-    def results(self) -> list[Tensor]:
-        """The outputs."""
-        return [tensor for index in self._outputs if (tensor := self.tensors[index]) is not None]
-
-    def shapes(self) -> OutputShapes:
-        """Dimensions of every output so far, and whether its buffer is large enough; unknown sizes count as 0."""
-        result = []
-        for index, buffer in self._buffers.items():
-            tensor = self.tensors.get(index)
-            dimensions = tensor.shape if tensor is not None else self._operands[index].dimensions
-            result.append((dimensions, buffer.nbytes >= byte_size(self._operands[index].type, dimensions)))
-        return tuple(result)
+def _at_once() -> None:
+    """Nobody else is waiting."""
 
 
 def _input(operand: Operand, array: Array) -> Tensor:
@@ -231,6 +158,14 @@ def _input(operand: Operand, array: Array) -> Tensor:
     return tensor
 
 
+def _output(tensor: Tensor, buffer: Array | None) -> Array:
+    """The array of an output in its buffer; in memory of its own if there is none, or it does not suffice."""
+    size = byte_size(tensor.type, tensor.shape)
+    if buffer is None or buffer.nbytes < size:
+        return np.empty(tensor.shape, tensor.type.dtype)
+    return buffer[:size].view(tensor.type.dtype).reshape(tensor.shape)
+
+
 class Bound:
     """A static model tied to its buffers.
 
@@ -243,25 +178,56 @@ class Bound:
 
     __slots__ = ("results", "run", "shapes")
 
-    def __init__(self, prepared: Sequence[_Prepared], frame: _Frame, pace: Callable[[], Any] | None) -> None:
-        self.run = self._bind(prepared, frame, pace)
-        self.shapes, self.results = frame.shapes(), frame.results()
+    def __init__(
+        self,
+        interpreter: Interpreter,
+        plan: Plan,
+        tensors: Tensors,
+        buffers: dict[int, Array],
+        pace: Callable[[], Any] | None,
+    ) -> None:
+        graph = interpreter.model.main
+        self.shapes = output_shapes(graph.outputs, buffers, graph.operands, plan.tensors)
+        self.results: list[Tensor] = []
+        self.run: Callable[[], Any] = partial(_refuse, self.shapes)
+        if all(enough for _, enough in self.shapes):
+            tensors = interpreter.constants | tensors
+            self.run = _bound(interpreter.prepared, plan, tensors, buffers, pace)
+            self.results = [tensor for i in graph.outputs if (tensor := tensors[i]) is not None]
 
-    @staticmethod
-    def _bind(prepared: Sequence[_Prepared], frame: _Frame, pace: Callable[[], Any] | None) -> Callable[[], Any]:
-        steps: list[Step] = []
-        owners: list[_Prepared] = []
-        for operation in prepared:
-            placed = frame.place(operation)
-            steps += placed
-            owners += [operation] * len(placed)
-            if pace is not None:
-                pace()
-        if not all(enough for _, enough in frame.shapes()):
-            return partial(_refuse, frame.shapes())
-        if len(steps) == 1 and isinstance(steps[0].func, np.ufunc):
-            return steps[0]  # cannot fail, so that nothing has to stand around it
-        return partial(_run_steps, steps, owners)
+
+def _bound(
+    operations: Sequence[Prepared],
+    plan: Plan,
+    tensors: Tensors,
+    buffers: dict[int, Array],
+    pace: Callable[[], Any] | None,
+) -> Callable[[], Any]:
+    """The steps of all operations as one call; adds their results to `tensors`."""
+    steps: list[Step] = []
+    owners: list[Prepared] = []
+    block, scratch = arena.memory(plan.nbytes), arena.Scratch()
+    for prepared in operations:
+        outputs = [_planned(plan, i, block, buffers) for i in prepared.operation.outputs]
+        tensors.update(zip(prepared.operation.outputs, outputs, strict=True))
+        scratch.begin()
+        call = Call(prepared.inputs(tensors), outputs, prepared.packed, memory=scratch)
+        guarded(prepared, partial(prepared.build, call))
+        steps += call.steps
+        owners += [prepared] * len(call.steps)
+        if pace is not None:
+            pace()
+    if len(steps) == 1 and isinstance(steps[0].func, np.ufunc):
+        return steps[0]  # cannot fail, so that nothing has to stand around it
+    return partial(_run_steps, steps, owners)
+
+
+def _planned(plan: Plan, index: int, block: Array, buffers: dict[int, Array]) -> Tensor:
+    """An output of an operation, in its place."""
+    tensor = plan.tensors[index]
+    assert tensor is not None
+    buffer = block[plan.places[index] :] if index in plan.places else buffers.get(index)
+    return replace(tensor, array=_output(tensor, buffer))
 
 
 class DynamicBound:
@@ -270,34 +236,53 @@ class DynamicBound:
     `run` is a method, because one that is kept in an attribute would be a cycle that only the garbage collector ends.
     """
 
-    __slots__ = ("_frame", "_prepared", "results", "shapes")
+    __slots__ = ("_buffers", "_inputs", "_interpreter", "_loop_timeout", "results", "shapes")
 
-    def __init__(self, prepared: Sequence[_Prepared], frame: Callable[[], _Frame]) -> None:
-        self._prepared, self._frame = prepared, frame
-        self.shapes: OutputShapes = frame().shapes()
+    def __init__(
+        self, interpreter: Interpreter, inputs: Tensors, buffers: dict[int, Array], loop_timeout: float
+    ) -> None:
+        self._interpreter, self._inputs, self._buffers = interpreter, inputs, buffers
+        self._loop_timeout = loop_timeout
         self.results: list[Tensor] = []
+        self.shapes = self._shapes(inputs)
 
     def run(self) -> None:
-        """Executes the model once."""
-        frame = self._frame()
-        for operation in self._prepared:
-            steps = frame.place(operation)
-            _run_steps(steps, [operation] * len(steps))
-        self.shapes, self.results = frame.shapes(), frame.results()
+        """Executes the model once. Ends at an operation whose output does not fit its buffer."""
+        tensors = self._interpreter.constants | self._inputs
+        scratch = arena.Scratch()
+        for prepared in self._interpreter.prepared:
+            scratch.begin()
+            call = Call([], packed=prepared.packed, memory=scratch, loop_timeout=self._loop_timeout)
+            guarded(prepared, partial(self._place, prepared, call, tensors))
+            _run_steps(call.steps, [prepared] * len(call.steps))
+        self.shapes = self._shapes(tensors)
+        self.results = [tensor for i in self._interpreter.model.main.outputs if (tensor := tensors[i]) is not None]
+
+    def _place(self, prepared: Prepared, call: Call, tensors: Tensors) -> None:
+        operands, written = self._interpreter.model.main.operands, prepared.operation.outputs
+        call.inputs, call.outputs = prepared.inputs(tensors), [Tensor.of(operands[i]) for i in written]
+        prepared.place(call, operands)
+        tensors.update(zip(written, call.outputs, strict=True))
+        self.shapes = self._shapes(tensors)
         if not all(enough for _, enough in self.shapes):
             _refuse(self.shapes)
+        for index, tensor in zip(written, call.outputs, strict=True):
+            tensor.array = _output(tensor, self._buffers.get(index))
+        prepared.build(call)
+
+    def _shapes(self, tensors: Tensors) -> OutputShapes:
+        graph = self._interpreter.model.main
+        return output_shapes(graph.outputs, self._buffers, graph.operands, tensors)
 
 
-def _run_steps(steps: Sequence[Step], owners: Sequence[_Prepared]) -> None:
+def _run_steps(steps: Sequence[Step], owners: Sequence[Prepared]) -> None:
     """Call `steps` in order; `owners` are the operations they belong to."""
-    done = 0
+    left = iter(steps)
     try:
         with np.errstate(all="ignore"):
-            for step in steps:
-                step()
-                done += 1
-    except _REFUSALS as error:
-        raise owners[done].failure(error) from error
+            deque(map(operator.call, left), maxlen=0)  # a loop without a line of Python
+    except REFUSALS as error:
+        raise owners[len(steps) - operator.length_hint(left) - 1].failure(error) from error
 
 
 def _refuse(shapes: OutputShapes) -> None:

@@ -3,8 +3,8 @@
 import numpy as np
 
 from .model import Operand
-from .operation import ANY_RANK, MAX_BYTES
-from .types import ZERO_POINTS, OperandLifeTime, OperandType, byte_size
+from .operation import ANY_RANK
+from .types import MAX_BYTES, ZERO_POINTS, OperandLifeTime, OperandType, byte_size
 
 _L, _T = OperandLifeTime, OperandType
 SMALLEST_SCALE = float(np.finfo(np.float32).smallest_subnormal)

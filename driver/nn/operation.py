@@ -19,20 +19,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from .arena import Scratch
 from .model import ChannelQuant, Operand
 from .types import Dimensions, OperandType
 
 Array = NDArray[Any]
 Step = partial[Any]
 
-MAX_BYTES = 2**32 - 1
-"""Largest operand: the HAL counts bytes in 32 bits."""
-
 MAX_STEPS = 1 << 18
 """Longest kernel: a filter of absurd size is refused before its steps fill the memory."""
 
-LOOP_TIMEOUT = 2.0
-"""Seconds that a WHILE may take when nobody says otherwise."""
+LOOP_TIMEOUT, LONGEST_LOOP_TIMEOUT = 2.0, 15.0
+"""Seconds that a WHILE may take when nobody says otherwise, and at most."""
 
 LETTERS = {
     "f": OperandType.TENSOR_FLOAT32,
@@ -198,6 +196,7 @@ class Call:
     outputs: the declared tensors while shapes are looked at; with exact shapes and arrays while the kernel is built.
     packed: constants already transformed, by input.
     steps: the kernel so far.
+    memory: for scratch.
     results: what the shape function of an `is_dynamic` operation computed, in the stored form, for `copy_results`.
     loop_timeout: seconds that a WHILE may take.
     """
@@ -206,6 +205,7 @@ class Call:
     outputs: Sequence[Tensor] = ()
     packed: Mapping[int, Array] = field(default_factory=dict)
     steps: list[Step] = field(default_factory=list)
+    memory: Scratch = field(default_factory=Scratch)
     results: Sequence[Array] = ()
     loop_timeout: float = LOOP_TIMEOUT
     _shared: dict[str, Array] = field(default_factory=dict)
@@ -253,6 +253,12 @@ class Call:
         """The value of a steering FLOAT32 or FLOAT16 scalar."""
         return float(self.matrix(index).reshape(-1)[0])
 
+    def graph(self, index: int) -> Any:
+        """The interpreter of the subgraph that input `index` refers to."""
+        if self.tensor(index).graph is None:
+            raise UnknownValueError(index)
+        return self.tensor(index).graph
+
     def flag(self, index: int) -> bool:
         """The value of a trailing BOOL, false when it is not passed."""
         return index < len(self.inputs) and self.integer(index) != 0
@@ -264,10 +270,9 @@ class Call:
         self.steps.append(partial(function, *args, **kwargs))
 
     def scratch(self, shape: Sequence[int], dtype: DTypeLike = np.float32, *, zeros: bool = False) -> Array:
-        """An array of the kernel's own, kept from run to run; `zeros` says how it starts."""
-        if math.prod(shape) * np.dtype(dtype).itemsize > 4 * MAX_BYTES:
-            raise ValueError(f"scratch of dimensions {list(shape)} is too large")
-        return np.empty(shape, dtype) if not zeros else np.zeros(shape, dtype)
+        """An array that is the kernel's own while it runs. With `zeros` it is kept from run to run, and begins so."""
+        array = self.memory.array(shape, dtype)
+        return np.zeros(shape, dtype) if zeros else array
 
     def shared(self, name: str, shape: Sequence[int], dtype: DTypeLike) -> Array:
         """Scratch memory that all strips of a kernel use in turn: it holds its contents only until the next strip."""

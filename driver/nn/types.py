@@ -10,6 +10,8 @@ import numpy as np
 from .errors import InvalidModel, did_you_mean
 
 Dimensions = tuple[int, ...]
+MAX_BYTES = 2**32 - 1
+"""Largest operand: the HAL counts bytes in 32 bits."""
 LAST_BASE_CODE = 0xFFFF
 """Types and operations with codes above it belong to extensions."""
 

@@ -215,7 +215,7 @@ def test_sanitised(adding):
 @pytest.mark.parametrize("measure", [True, False])
 def test_dropped_arguments(adding, measure):
     """VTS 6: without any one of its inputs or its output a request is exactly an INVALID_ARGUMENT."""
-    inputs, outputs, pools = adding.request
+    inputs, outputs, pools, _ = adding.request
     drops = [(inputs[:n] + inputs[n + 1 :], outputs) for n in range(len(inputs))] + [(inputs, ())]
     for request in drops:
         result = adding.execute(adding.encode(Request(*request, pools), measure))

@@ -102,8 +102,8 @@ class Plain:
         for slot in (0, 1):
             self._server._registered[slot] = Memory.create(4096)
         one, two = [0, 0, 64, []], [1, 64, 64, [2, 3]]
-        bodies = [["execute", 1, [one, None], [two], [0, 1], True], ["execute", 1, [one], [], [1], False]]
-        self.seeds = [msgpack.packb(body) for body in [*bodies, ["execute", 2, [], [], [], False]]]
+        bodies = [["execute", 1, [one, None], [two], [0, 1], True, None], ["execute", 1, [one], [], [1], False, 5]]
+        self.seeds = [msgpack.packb(body) for body in [*bodies, ["execute", 2, [], [], [], False, None]]]
         self.mutate = MessageMutator(seed)
 
     def close(self):

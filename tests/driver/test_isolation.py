@@ -142,9 +142,9 @@ def test_descriptors_that_come_with_a_request_are_closed(connect, stranger, witn
     with open(os.devnull, "rb") as null, plain_path(stranger) as plain:
         before = len(os.listdir(engine))
         for _ in range(20):
-            plain.send(["execute", 0, [], [], [], False], [null.fileno()] * MAX_FDS)
+            plain.send(["execute", 0, [], [], [], False, None], [null.fileno()] * MAX_FDS)
             plain.receive(20).close()
-        plain.send(["execute", 0, [], [], [], False])
+        plain.send(["execute", 0, [], [], [], False, None])
         plain.receive(20).close()  # by now the one before has been dealt with
         assert len(os.listdir(engine)) <= before
     witness()

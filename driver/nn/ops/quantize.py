@@ -2,18 +2,26 @@
 
 import numpy as np
 
-from ..operation import Call, OperationType, Signature, Tensor
-from .elementwise import same_shape
-from .real import load, look_up, store, table
+from ..operation import ANY_RANK, Call, OperationType, Signature, Tensor
+from .elementwise import quietly, same_shape
+from .real import load, look_up, table
+
+BELOW_HALF = np.nextafter(np.float32(0.5), np.float32(0))
+"""Added to a float32 before it is truncated, this rounds half away from zero without lifting 0.49999997 to 1."""
 
 
 def _quantize(call: Call) -> None:
-    out = call.outputs[0]
-    source = load(call, 0)
-    # A copy, because rounding works in place and the input belongs to the caller.
-    result = call.scratch(out.shape)
-    call.step(np.divide, source, np.float32(out.scale), result)
-    store(call, result, out.data, 0)
+    """All in float32, as the definition has it; NaN becomes the smallest raw value."""
+    out, info = call.outputs[0], np.iinfo(call.outputs[0].data.dtype)
+    steps, half = call.scratch(out.shape), call.scratch(out.shape)
+    call.step(np.divide, load(call, 0), np.float32(out.scale), steps)
+    call.step(np.copysign, BELOW_HALF, steps, half)
+    call.step(np.add, steps, half, steps)
+    call.step(np.trunc, steps, steps)
+    call.step(np.add, steps, np.float32(out.zero_point), steps)
+    call.step(np.fmax, steps, np.float32(info.min), steps)
+    call.step(np.fmin, steps, np.float32(info.max), steps)
+    call.step(np.copyto, out.data, steps, casting="unsafe")
 
 
 def _channel_scales(tensor: Tensor) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
@@ -27,16 +35,13 @@ def _dequantize(call: Call) -> None:
     if source.channel_quant is None:
         look_up(call, source, table(source).astype(out.type.dtype), out.data)
     else:
-        call.step(np.multiply, source.data, _channel_scales(source), out.data, casting="unsafe")
+        call.step(quietly, np.multiply, source.data, _channel_scales(source), out.data, casting="unsafe")
 
 
 QUANTIZE = OperationType(
     "QUANTIZE",
     72,
-    tuple(
-        Signature("f2 h2", "T", outputs=f"TENSOR_QUANT8_ASYMM{suffix}", ranks=tuple(range(1, 33)))
-        for suffix in ("", "_SIGNED")
-    ),
+    tuple(Signature("f2 h2", "T", outputs=letter, ranks=ANY_RANK) for letter in "qs"),
     same_shape,
     _quantize,
     takes_empty=True,
@@ -44,10 +49,7 @@ QUANTIZE = OperationType(
 DEQUANTIZE = OperationType(
     "DEQUANTIZE",
     6,
-    (
-        Signature("q0 s2 y2 P2", "T", outputs="TENSOR_FLOAT32"),
-        Signature("q2 s2 y2 P2", "T", outputs="TENSOR_FLOAT16"),
-    ),
+    (Signature("q0 s2 y2 P2", "T", outputs="f"), Signature("q2 s2 y2 P2", "T", outputs="h")),
     same_shape,
     _dequantize,
     takes_empty=True,

@@ -26,7 +26,7 @@ def load(call: Call, index: int, axes: Sequence[int] | None = None, dtype: DType
     view = tensor.data if axes is None else tensor.data.transpose(axes)
     if view.dtype == dtype:
         return view
-    wide = call.scratch(view.shape, dtype)
+    wide: Array = np.empty(view.shape, dtype) if tensor.fixed else call.scratch(view.shape, dtype)
     if tensor.fixed:
         np.subtract(view, float(tensor.zero_point), out=wide, dtype=dtype, casting="unsafe")
     elif tensor.zero_point:

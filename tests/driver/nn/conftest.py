@@ -2,12 +2,14 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
 
-from driver.nn import Interpreter, Model, ModelBuilder
+from driver.nn import Interpreter, Model, ModelBuilder, arena
 from driver.nn.literal import constant_operand
 
 
@@ -29,11 +31,22 @@ class Quantised:
         return self.array * np.reshape(scales, [-1 if i == channel else 1 for i in range(self.array.ndim)])
 
 
-def run_model(model: Model, *inputs: Any, room: int = 1 << 16) -> tuple[np.ndarray, ...]:
-    """Outputs of one run, each written into a buffer of `room` bytes at an odd address."""
+def run_model(model: Model, *inputs: Any, room: int = 1 << 16, again: bool = True) -> tuple[np.ndarray, ...]:
+    """Outputs of one run, each written into a buffer of `room` bytes at an odd address.
+
+    again: a second run, over memory that holds something else by then, has to give the same.
+    """
     buffers = [np.full(room + 1, 0xAB, np.uint8)[1:] for _ in model.main.outputs]
-    bound = Interpreter(model).bind(inputs, buffers)
-    bound.run()
+    blocks: list[np.ndarray] = []
+    with mock.patch.object(arena, "memory", partial(_noted, blocks, arena.memory)):
+        bound = Interpreter(model).bind(inputs, buffers)
+        bound.run()
+        first = [buffer.copy() for buffer in buffers]
+        for block in (*blocks, *buffers) if again else ():
+            block[...] = 0xAB
+        bound.run()
+    for one, other in zip(first, buffers, strict=True):
+        assert not again or (one == other).all(), "what a run leaves in its memory changes the next one"
     results = []
     for index, buffer, (dimensions, is_sufficient) in zip(model.main.outputs, buffers, bound.shapes, strict=True):
         dtype = model.main.operands[index].type.dtype
@@ -42,6 +55,11 @@ def run_model(model: Model, *inputs: Any, room: int = 1 << 16) -> tuple[np.ndarr
         assert (buffer[size:] == 0xAB).all(), "bytes behind the result were written"
         results.append(buffer[:size].view(dtype).reshape(dimensions))
     return tuple(results)
+
+
+def _noted(blocks: list[np.ndarray], memory: Callable[[int], np.ndarray], nbytes: int) -> np.ndarray:
+    blocks.append(memory(nbytes))
+    return blocks[-1]
 
 
 @pytest.fixture(name="run_model")
@@ -55,11 +73,11 @@ def quantised() -> type[Quantised]:
 
 
 @pytest.fixture(params=["constants", "all inputs"])
-def evaluate(request: pytest.FixtureRequest) -> Callable[..., np.ndarray]:
-    """evaluate(operation, *inputs, **asked of the builder) -> output 0."""
+def evaluate(request: pytest.FixtureRequest) -> Callable[..., Any]:
+    """evaluate(operation, *inputs, **asked of the builder) -> its output, a tuple when there are several."""
     everything_fed = request.param == "all inputs"
 
-    def evaluate(operation: str, *args: Any, **asked: Any) -> np.ndarray:
+    def evaluate(operation: str, *args: Any, **asked: Any) -> Any:
         m, handles, feeds = ModelBuilder(), [], []
         for position, arg in enumerate(args):
             if arg is None:
@@ -73,8 +91,10 @@ def evaluate(request: pytest.FixtureRequest) -> Callable[..., np.ndarray]:
                 feeds.append(operand.value)
             else:
                 handles.append(m.constant(q.array, **parameters))
-        m.output(m.operation(operation, *handles, **asked))
-        return run_model(m.build(), *feeds)[0]
+        results = m.operation(operation, *handles, **asked)
+        m.output(*(results if isinstance(results, tuple) else (results,)))
+        outputs = run_model(m.build(), *feeds)
+        return outputs if len(outputs) > 1 else outputs[0]
 
     return evaluate
 

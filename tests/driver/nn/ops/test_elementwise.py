@@ -3,7 +3,17 @@ import math
 import numpy as np
 import pytest
 
-from driver.nn import ExecutionFailed, InvalidModel, ModelBuilder
+from driver.nn import (
+    ExecutionFailed,
+    Interpreter,
+    InvalidModel,
+    Model,
+    ModelBuilder,
+    Operand,
+    Operation,
+    Subgraph,
+    validate,
+)
 
 CLAMPS = {0: (-math.inf, math.inf), 1: (0, math.inf), 2: (-1, 1), 3: (0, 6)}
 
@@ -134,3 +144,104 @@ def test_logistic_output_parameters_are_not_free():
     x = m.input("quant8_asymm", (2,), scale=0.5)
     with pytest.raises(InvalidModel, match=r"scale=0.5 cannot be chosen here, it is 0.00390625"):
         m.operation("LOGISTIC", x, scale=0.5)
+
+
+def test_div_of_integers_beyond_arithmetic(evaluate):
+    """A divisor of 0, and the one quotient that does not fit, neither crash nor warn, nor touch their neighbours."""
+    x, y = np.array([7, -(2**31), 0, -7], np.int32), np.array([0, -1, 0, 2], np.int32)
+    assert evaluate("DIV", x, y, 0)[3] == -4
+
+
+@pytest.mark.parametrize("name", ["ADD", "SUB", "MUL", "DIV"])
+@pytest.mark.parametrize(
+    ("a", "b", "expected"), [((0, 3), (1, 3), (0, 3)), ((1, 3), (0, 1), (0, 3)), ((0,), (2, 1), (2, 0))]
+)
+def test_add_sub_mul_div_of_no_elements(run_model, name, a, b, expected):
+    """A dimension of 0 goes with 0 or 1 and gives 0."""
+    m = ModelBuilder()
+    m.output(m.operation(name, m.input("float32", a), m.input("float32", b), 0))
+    assert run_model(m.build(), np.zeros(a, np.float32), np.zeros(b, np.float32))[0].shape == expected
+
+
+def test_no_elements_do_not_broadcast_to_some(run_model):
+    """A dimension of 0 does not go with 2."""
+    m = ModelBuilder()
+    m.output(m.operation("ADD", m.input("float32", (0,)), m.input("float32", (2,)), 0))
+    with pytest.raises(ExecutionFailed, match="do not broadcast"):
+        run_model(m.build(), np.zeros(0, np.float32), np.zeros(2, np.float32))
+
+
+@pytest.mark.parametrize("name", ["ADD", "SUB", "MUL", "DIV"])
+def test_arithmetic_up_to_rank_4(name):
+    """Either operand of more than 4 dimensions is refused."""
+    for a, b in [((1,) * 5, (1,)), ((1,), (1,) * 5)]:
+        m = ModelBuilder()
+        with pytest.raises(InvalidModel, match="rank"):
+            m.operation(name, m.input("float32", a), m.input("float32", b), 0)
+
+
+FAR_APART = [(1e-40, 3e38, 1.0), (3e38, 3e38, 3.4e38), (1e-44, 1e-44, 1e-44), (1, 1, 1e-44)]
+
+
+@pytest.mark.parametrize(
+    ("name", "scales"),
+    [
+        *((name, scales) for name in ("ADD", "SUB") for scales in FAR_APART),
+        *(
+            ("MUL", scales)
+            for scales in [(1e-40, 3e38, 1.0), (1e-44, 1e-44, 1e-44), (1e-44, 1, 3.4e38), (1e19, 1e19, 3e38)]
+        ),
+    ],
+)
+def test_add_sub_mul_of_any_scales(evaluate, quantised, requantise, name, scales):
+    """Scales from one end of float32 to the other give what real arithmetic gives."""
+    a, b, out = (float(np.float32(s)) for s in scales)
+    raw = np.array([0, 1, 99, 100, 101, 255], np.uint8)
+    x, y = quantised(raw.reshape(-1, 1), a, 100), quantised(raw, b, 99)
+    expected = requantise(each(REAL[name], x.real, y.real), out, 10)
+    np.testing.assert_array_equal(evaluate(name, x, y, 0, scale=out, zero_point=10), expected)
+
+
+def two_inputs(name, kind, scales):
+    """A model of one binary operation on quantised inputs, put together without the builder's checks."""
+    operands = [Operand(kind, (2,), scale, 0, lifetime) for scale, lifetime in zip(scales, (1, 1, 2), strict=True)]
+    operands.insert(2, Operand("INT32", (), lifetime=3, value=np.array(0, np.int32)))
+    return Model(Subgraph(operands, [Operation(name, [0, 1, 2], [3])], [0, 1], [3]))
+
+
+@pytest.mark.parametrize("scales", [(1.0, 1.0, 1.0), (3e38, 3e38, 3e38)])
+def test_mul_scale_rule_by_sign(scales):
+    """An output too fine for its products: unsigned data is refused by validation, signed data when it runs."""
+    with pytest.raises(InvalidModel, match="product of the input scales"):
+        validate(two_inputs("MUL", "TENSOR_QUANT8_ASYMM", scales))
+    signed = two_inputs("MUL", "TENSOR_QUANT8_ASYMM_SIGNED", scales)
+    validate(signed)
+    with pytest.raises(ExecutionFailed, match="product of the input scales"):
+        Interpreter(signed).bind([np.zeros(2, np.int8)] * 2)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("RELU", [math.inf, 0, math.nan]),
+        ("RELU1", [1, -1, math.nan]),
+        ("RELU6", [6, 0, math.nan]),
+        ("LOGISTIC", [1, 0, math.nan]),
+        ("TANH", [1, -1, math.nan]),
+    ],
+)
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+def test_activations_of_the_extremes(evaluate, dtype, name, expected):
+    """Infinities reach the limits and NaN stays, without a warning."""
+    x = np.array([math.inf, -math.inf, math.nan], dtype)
+    np.testing.assert_array_equal(evaluate(name, x), np.array(expected, dtype))
+
+
+@pytest.mark.parametrize("name", ["RELU", "RELU1", "RELU6", "LOGISTIC", "TANH"])
+@pytest.mark.parametrize("kind", ["float32", "quant8_asymm"])
+def test_activations_of_no_elements(run_model, name, kind):
+    """A tensor without elements gives one without elements."""
+    m = ModelBuilder()
+    value = m.input(kind, (2, 0), scale=0.0 if kind == "float32" else 0.5)
+    m.output(m.operation(name, value))
+    assert run_model(m.build(), np.zeros((2, 0), value.operand.type.dtype))[0].shape == (2, 0)

@@ -1,0 +1,97 @@
+"""Functions of one tensor, element by element, and CAST."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from ..model import Operand
+from ..operation import ANY_RANK, Array, Call, OperationType, Signature
+from .elementwise import quietly, same_shape, smooth
+
+
+def _exact(function: Callable[..., Any], call: Call) -> None:
+    """Output 0 = function(input 0) on the stored numbers, for functions whose results every type can hold."""
+    call.step(function, call.array(0), call.outputs[0].data)
+
+
+def _not(call: Call) -> None:
+    call.step(np.logical_not, call.array(0), call.outputs[0].data.view(np.bool_))
+
+
+def _rsqrt(x: Array, result: Array) -> None:
+    np.sqrt(x, result)
+    np.reciprocal(result, result)
+
+
+def _hard_swish(x: Array, result: Array) -> None:
+    """Write x * clip(x + 3, 0, 6) / 6."""
+    np.add(x, 3.0, result)
+    np.maximum(result, 0.0, out=result)
+    np.minimum(result, 6.0, out=result)
+    np.multiply(result, x, result)
+    np.multiply(result, 1 / 6, result)
+
+
+def _elu(alpha: float, positive: Array, x: Array, result: Array) -> None:
+    """Write max(0, x) + min(0, alpha * (e^x - 1)); 0 * infinity on the right counts as 0, as it has no share."""
+    np.expm1(x, result)
+    np.multiply(result, alpha, result)
+    np.fmin(result, 0.0, result)
+    np.maximum(x, 0.0, out=positive)
+    np.add(result, positive, result)
+
+
+def _build_elu(call: Call) -> None:
+    smooth(partial(_elu, call.real(1), call.scratch(call.shape(0))), call)
+
+
+def _cast_check(inputs: Sequence[Operand], outputs: Sequence[Operand]) -> str | None:
+    source, result = inputs[0].dimensions, outputs[0].dimensions
+    is_known = source and result and 0 not in (*source, *result)
+    return f"dimensions {list(source)} cannot become {list(result)}" if is_known and source != result else None
+
+
+def _cast(call: Call) -> None:
+    """Integers saturate, and then lose their fraction; NaN becomes the smallest of them."""
+    source, out = call.tensor(0), call.outputs[0]
+    if out.data.dtype.kind == "f" or np.can_cast(source.data.dtype, out.data.dtype):
+        call.step(np.copyto, out.data, source.data, casting="unsafe")
+        return
+    info, wide = np.iinfo(out.data.dtype), call.scratch(out.shape, np.float64)
+    call.step(np.fmax, source.data, float(info.min), wide, dtype=np.float64)
+    call.step(np.fmin, wide, float(info.max), wide)
+    call.step(np.copyto, out.data, wide, casting="unsafe")
+
+
+def _unary(name: str, code: int, types: str, build: Callable[[Call], None], **more: Any) -> OperationType:
+    return OperationType(name, code, (Signature(types, "T", ranks=ANY_RANK),), same_shape, build, **more)
+
+
+def _of_floats(name: str, code: int, function: Callable[[Array, Array], Any]) -> OperationType:
+    return _unary(name, code, "f2 h2", partial(smooth, partial(quietly, function)))
+
+
+ABS = _unary("ABS", 38, "f2 h2 i3", partial(_exact, np.absolute))
+CAST = OperationType(
+    "CAST",
+    45,
+    (
+        *(Signature("f2 h2 i2 q2", "T", outputs=letter, ranks=ANY_RANK) for letter in "fhiq"),
+        Signature("b3 W3 w3 s3 y3", "T", ranks=ANY_RANK),
+    ),
+    same_shape,
+    _cast,
+    check=_cast_check,
+)
+ELU = OperationType("ELU", 98, (Signature("f3 h3", "T S", ranks=ANY_RANK),), same_shape, _build_elu)
+EXP = _of_floats("EXP", 49, np.exp)
+FLOOR = OperationType("FLOOR", 8, (Signature("f0 h2", "T"),), same_shape, partial(smooth, partial(quietly, np.floor)))
+HARD_SWISH = _unary("HARD_SWISH", 99, "f3 h3 q3 s3", partial(smooth, _hard_swish), takes_empty=True)
+LOG = _of_floats("LOG", 60, np.log)
+LOGICAL_NOT = _unary("LOGICAL_NOT", 62, "b2", _not)
+NEG = _unary("NEG", 67, "f2 h2 i2", partial(_exact, np.negative))
+RSQRT = _of_floats("RSQRT", 83, _rsqrt)
+SIN = _of_floats("SIN", 85, np.sin)
+SQRT = _of_floats("SQRT", 88, np.sqrt)
