@@ -84,13 +84,21 @@ def graphs(operations: Collection[str] | None = None, *, largest: int = 8) -> An
     if not names:
         raise ValueError(f"operations={operations!r}: none of them is drawn at random")
 
+    def step(draw: Callable[[Any], Any], sketch: Sketch, number: int) -> bool:
+        """One more operation, if any: a strategy of its own, so that it can be taken out as a whole."""
+        sketch.draw = draw
+        goes_on = sketch.integer(0, 4) > 0 or number == 0
+        if goes_on:
+            name = sketch.choice(names)
+            makers[name](sketch, name)
+        return goes_on
+
     def graph(draw: Callable[[Any], Any]) -> Graph:
         sketch = Sketch(draw)
         for n in range(largest):
-            if n and not sketch.integer(0, 3):
+            if not draw(st.composite(step)(sketch, n)):
                 break
-            name = sketch.choice(names)
-            makers[name](sketch, name)
+        sketch.draw = draw
         return Graph(_opened(sketch.model(), sketch), tuple(sketch.feeds), sketch.level)
 
     return st.composite(graph)()

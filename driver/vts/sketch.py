@@ -43,12 +43,13 @@ def data(kind: OperandType, shape: Dimensions, seed: int, low: float = -1.0, hig
 class Sketch:
     """A model in the making, and the feeds of its inputs.
 
-    draw: hypothesis's; every choice goes through it, the simplest first, so that what fails can be shrunk.
+    draw: hypothesis's, of the strategy at work; every choice goes through it, the simplest first, so that what fails
+        can be shrunk.
     level: the widest tolerance that its operations ask for.
     """
 
     def __init__(self, draw: Callable[[Any], Any]) -> None:
-        self._draw = draw
+        self.draw = draw
         self._builder = ModelBuilder()
         self._tensors: list[Value] = []
         self._exact: set[int] = set()
@@ -60,7 +61,7 @@ class Sketch:
         """A number from `low`, the simplest, to `high`."""
         from hypothesis import strategies as st
 
-        return int(self._draw(st.integers(low, high)))
+        return int(self.draw(st.integers(low, high)))
 
     def flag(self) -> bool:
         """False or true."""
