@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from driver.nn import OPERATIONS, Interpreter, Model, Operand, OperandLifeTime, OperandType
+from driver.nn import OPERATIONS, Interpreter, Model, Operand, OperandLifeTime, OperandType, Operation, Subgraph
 
 from .image_makers import IMAGE_MAKERS
 from .makers import MAKERS
@@ -182,6 +182,38 @@ def disagreement(run: Callable[[Graph], Sequence[Array]], graph: Graph) -> str |
     return None
 
 
+def without(graph: Graph, number: int) -> Graph | None:
+    """The graph less one operation, whose results are fed as the reference computes them; None when nothing is left."""
+    main = graph.model.main
+    rest = (*main.operations[:number], *main.operations[number + 1 :])
+    if not rest:
+        return None
+    read, written = {i for o in rest for i in o.inputs}, {i for o in rest for i in o.outputs}
+    fed = dict(zip(main.inputs, graph.feeds, strict=True)) | _computed(graph, main.operations[number].outputs)
+    inputs = [i for i in fed if i in read]
+    outputs = [i for i in sorted(written) if i not in read or i in main.outputs]
+    lifetimes = dict.fromkeys(inputs, _L.SUBGRAPH_INPUT) | dict.fromkeys(outputs, _L.SUBGRAPH_OUTPUT)
+    kept = sorted(read | written)
+    new = {old: place for place, old in enumerate(kept)}
+    operands = [replace(main.operands[i], lifetime=lifetimes.get(i, main.operands[i].lifetime)) for i in kept]
+    operations = [Operation(o.type, [new[i] for i in o.inputs], [new[i] for i in o.outputs]) for o in rest]
+    smaller = Subgraph(operands, operations, [new[i] for i in inputs], [new[i] for i in outputs])
+    return graph._replace(model=replace(graph.model, main=smaller), feeds=tuple(fed[i] for i in inputs))
+
+
+def _computed(graph: Graph, indices: Sequence[int]) -> dict[int, Array]:
+    """What the reference computes for these operands."""
+    main = graph.model.main
+    operands = [
+        replace(operand, lifetime=_L.SUBGRAPH_OUTPUT) if i in indices else operand
+        for i, operand in enumerate(main.operands)
+    ]
+    outputs = (*main.outputs, *(i for i in indices if i not in main.outputs))
+    shown = replace(main, operands=tuple(operands), outputs=outputs)
+    values = dict(zip(outputs, reference(graph._replace(model=replace(graph.model, main=shown))), strict=True))
+    return {i: values[i] for i in indices}
+
+
 def smallest_difference(
     run: Callable[[Graph], Sequence[Array]],
     *,
@@ -192,21 +224,56 @@ def smallest_difference(
     """The smallest graph found on which a device differs from the reference, and how; None when all agree.
 
     run: gives the device's outputs, in the order of the model's. examples: how many graphs are tried.
+
+    A graph that shows a difference loses the operations that it can do without; then the same operations are drawn
+    again, in smaller and smaller sizes.
     """
+    from hypothesis import Phase
+
+    found = _found(run, graphs(operations), examples, seed, (Phase.generate,))
+    if found is None:
+        return None
+    kinds = [o.type for o in found.model.main.operations]
+    again = graphs(kinds, largest=len(kinds))
+    smaller = _found(run, again, examples, seed, (Phase.generate, Phase.shrink)) or found
+    if len(smaller.model.main.operations) <= len(kinds):
+        found = smaller
+    return found, disagreement(run, found) or "no difference when it ran again"
+
+
+def _found(
+    run: Callable[[Graph], Sequence[Array]], strategy: Any, examples: int, seed: int, phases: tuple[Any, ...]
+) -> Graph | None:
+    """A graph with a difference, and with no operation that it can do without."""
     import random
 
     import hypothesis
 
     settings = hypothesis.settings(
-        max_examples=examples, database=None, deadline=None, suppress_health_check=list(hypothesis.HealthCheck)
+        max_examples=examples,
+        phases=phases,
+        database=None,
+        deadline=None,
+        suppress_health_check=list(hypothesis.HealthCheck),
     )
     try:
-        found = hypothesis.find(
-            graphs(operations),
+        found: Graph = hypothesis.find(
+            strategy,
             lambda graph: disagreement(run, graph) is not None,
             settings=settings,
             random=random.Random(seed),  # noqa: S311 (to be repeatable is the point)
         )
     except hypothesis.errors.NoSuchExample:
         return None
-    return found, disagreement(run, found) or "no difference when it ran again"
+    while smaller := next(filter(None, (_still_wrong(run, found, n) for n in _operations(found))), None):
+        found = smaller
+    return found
+
+
+def _operations(graph: Graph) -> range:
+    return range(len(graph.model.main.operations))
+
+
+def _still_wrong(run: Callable[[Graph], Sequence[Array]], graph: Graph, number: int) -> Graph | None:
+    smaller = without(graph, number)
+    return smaller if smaller is not None and disagreement(run, smaller) is not None else None

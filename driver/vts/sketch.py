@@ -118,7 +118,7 @@ class Sketch:
         array = data(kind, shape, self.integer(0, 255), low, high)
         if kind in ZERO_POINTS and not quant:
             quant = self.quantisation(kind)
-        if self.feeds and self.flag():
+        if self.flag() and self.feeds:
             value = self._builder.constant(array, dtype=kind, **quant)
         else:
             value = self._builder.input(kind, shape, **quant)
