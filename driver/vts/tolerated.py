@@ -35,6 +35,9 @@ _INPUT_TYPES: dict[str, tuple[int, frozenset[OperandType]]] = {
 
 _OUTPUT_TYPES = {"CAST": _ANY, "DEQUANTIZE": _FLOATS, "QUANTIZE": _BYTES}
 
+_OTHER_FORMS = {"CONV_2D": (10, 7), "DEPTHWISE_CONV_2D": (11, 8)}
+"""With so many inputs, this one tells implicit paddings (BOOL, the layout) from explicit ones (INT32)."""
+
 _TAILS: dict[str, dict[int, tuple[int, ...]]] = {
     "AVERAGE_POOL_2D": {8: (7,), 11: (10,)},
     "BATCH_TO_SPACE_ND": {3: (2,)},
@@ -68,6 +71,9 @@ def may_have_type(graph: Subgraph, operation: Operation, index: int, kind: Opera
     position, types = _INPUT_TYPES.get(operation.type, (0, frozenset()))
     if operation.inputs.count(index) > 1:  # every input that has to be of one type changes
         return True
+    count, telling = _OTHER_FORMS.get(operation.type, (0, 0))
+    if len(operation.inputs) == count and operation.inputs[telling] == index:
+        return kind in {OperandType.BOOL, OperandType.INT32}
     if position < len(operation.inputs) and operation.inputs[position] == index:
         return {kind, graph.operands[index].type} <= types
     return index in operation.outputs and kind in _OUTPUT_TYPES.get(operation.type, frozenset())
@@ -83,7 +89,7 @@ def may_lose_input(operation: Operation, position: int) -> bool:
 def may_lose(operation: Operation, index: int) -> bool:
     """Whether a call without operand `index`, wherever it stands, may be legal."""
     if index in operation.outputs:
-        return operation.type == "SPLIT" or operation.type in _SEQUENCES
+        return operation.type in {"SPLIT", "WHILE"} or operation.type in _SEQUENCES
     positions = [n for n, i in enumerate(operation.inputs) if i == index]
     return len(positions) > 1 or all(may_lose_input(operation, n) for n in positions)
 

@@ -5,11 +5,15 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
 
 import driver
 from burst import ErrorStatus, Memory, Request, RequestArgument
 from driver.encoding import encode
-from driver.nn import InvalidModel, ModelBuilder, validate
+from driver.nn import OPERATIONS, InvalidModel, ModelBuilder, validate
+from driver.vts.graphs import graphs
+from driver.vts.image_makers import IMAGE_MAKERS
+from driver.vts.makers import MAKERS
 from driver.vts.mutations import model_mutations, request_mutations
 
 F, Q = "float32", "quant8_asymm"
@@ -128,6 +132,18 @@ def test_every_mutation_of_a_model_is_refused(build):
     mutations = list(model_mutations(model))
     assert len({m.name for m in mutations}) == len(mutations) > 100
     assert survivors(mutations) == []
+
+
+@pytest.mark.parametrize("name", sorted((MAKERS | IMAGE_MAKERS).keys() & OPERATIONS.keys()))
+def test_every_mutation_of_every_operation_is_refused(name):
+    """So it is for calls of each operation that is drawn at random, in several forms and types."""
+
+    @settings(max_examples=5, deadline=None, database=None, derandomize=True, suppress_health_check=list(HealthCheck))
+    @given(graphs([name], largest=1))
+    def check(graph):
+        assert [m.name for m in model_mutations(graph.model) if verdict(m) is None] == []
+
+    check()
 
 
 def test_the_list_is_that_of_vts():

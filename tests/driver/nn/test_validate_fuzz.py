@@ -137,6 +137,9 @@ def feed(operand):
     return data(operand.type, tuple(d or 1 for d in shape), 0)
 
 
+SAID = {"refused": r"operand|operation", "failed": r"^operation \d+ \(\w+\): .", "computed": r"^$"}
+
+
 def outcome(model):
     """What becomes of a model: refused, failed or computed, and what was said. Anything else is raised."""
     try:
@@ -167,9 +170,7 @@ def fuzz(count):
             main = edited(rng, main)
         what, said = outcome(replace(graph.model, main=main))
         outcomes[what] += 1
-        assert re.search(
-            {"refused": "operand|operation", "failed": r"^operation \d+ \(\w+\): .", "computed": "^$"}[what], said
-        )
+        assert re.search(SAID[what], said)
 
     corrupt()
     return outcomes
