@@ -36,6 +36,7 @@ bench: $(VENV)/bench
 	$(BIN)/python bench/burst_many.py
 	$(BIN)/python bench/burst_interference.py
 	$(BIN)/python bench/prepare_interference.py
+	$(BIN)/python bench/ops.py
 
 # One stamp per set of extras. The sources of the extension are listed so that editing C rebuilds it.
 CORE := $(wildcard csrc/*.c csrc/*.h csrc/CMakeLists.txt)

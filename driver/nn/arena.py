@@ -90,11 +90,13 @@ class Scratch:
         """The next operation, which may have the same memory."""
         self._chunk = self._used = 0
 
-    def array(self, shape: Sequence[int], dtype: DTypeLike) -> NDArray[Any]:
-        """Uninitialised, and valid until the next operation runs."""
+    def array(self, shape: Sequence[int], dtype: DTypeLike, *, zeros: bool = False) -> NDArray[Any]:
+        """Uninitialised, and valid until the next operation runs; or zeros, and nobody else's."""
         size = math.prod(shape) * np.dtype(dtype).itemsize
         if size > 4 * MAX_BYTES:
             raise ValueError(f"scratch of dimensions {list(shape)} is too large")
+        if zeros:
+            return np.zeros(shape, dtype)
         room = self._room(_aligned(size))
         return room[:size].view(dtype).reshape(shape)
 

@@ -271,8 +271,7 @@ class Call:
 
     def scratch(self, shape: Sequence[int], dtype: DTypeLike = np.float32, *, zeros: bool = False) -> Array:
         """An array that is the kernel's own while it runs. With `zeros` it is kept from run to run, and begins so."""
-        array = self.memory.array(shape, dtype)
-        return np.zeros(shape, dtype) if zeros else array
+        return self.memory.array(shape, dtype, zeros=zeros)
 
     def shared(self, name: str, shape: Sequence[int], dtype: DTypeLike) -> Array:
         """Scratch memory that all strips of a kernel use in turn: it holds its contents only until the next strip."""

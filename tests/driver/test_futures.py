@@ -205,48 +205,58 @@ class TestCtrlC:
 
     @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # it came while Python tidied up
     @pytest.mark.parametrize("presses", [150, pytest.param(5000, marks=pytest.mark.stress)])
-    def test_at_any_moment(self, fast, kit, presses):
+    def test_at_any_moment(self, fast, kit, pressing, presses):
         """Whenever it comes, in whichever call: no later result belongs to another request, and nothing locks up."""
-        chance, stop, pressed = random.Random(1), threading.Event(), []
-        main = threading.main_thread().ident
-
-        def press():
-            pauses = random.Random(2)
-            while not stop.wait(pauses.random() * 2e-3):
-                signal.pthread_kill(main, signal.SIGINT)
-
+        chance, pressed, n = random.Random(1), 0, 0
+        waiting = []
         with fast.burst(depth=4) as burst:
-            thread, n = threading.Thread(target=press), 0
-            waiting = []
-            thread.start()
-            while len(pressed) < presses:
+            while pressed < presses:
                 n += 1
                 try:
-                    if chance.random() < 0.2:
-                        assert number_of(burst.run(frame(0, n % 1000))) == n % 1000
-                    waiting.append((n % 1000, burst.submit(frame(0, n % 1000))))
-                    while len(waiting) > 3:
-                        k, future = waiting[0]
-                        if number_of(future.result(kit.patience)) != k:
-                            pressed.append(AssertionError(k))
-                            break
-                        del waiting[0], future
+                    pressing.append("may come")
+                    self.use(burst, n % 1000, waiting, chance.random() < 0.2, kit.patience)
+                    pressing.clear()
                 except KeyboardInterrupt:
-                    pressed.append(None)
-                except concurrent.futures.CancelledError:
-                    del waiting[0]  # the interrupt came while it was being sent
-            end_pressing(stop, thread)
-            assert not any(pressed)
+                    pressed += 1
             for k in range(40):
                 assert number_of(burst.run(frame(0, k))) == number_of(burst.submit(frame(0, k)).result()) == k
             assert burst.stats()["in_flight"] == 0
 
-
-def end_pressing(stop, thread):
-    """One that is still on its way is awaited."""
-    while thread.is_alive():
+    @staticmethod
+    def use(burst, number, waiting, run, patience):
+        """One request, or two, and the results of those before the last three."""
         try:
-            stop.set()
-            thread.join()
-        except KeyboardInterrupt:
-            pass
+            if run:
+                assert number_of(burst.run(frame(0, number))) == number
+            waiting.append((number, burst.submit(frame(0, number))))
+            while len(waiting) > 3:
+                k, future = waiting[0]
+                assert number_of(future.result(patience)) == k
+                del waiting[0], future
+        except concurrent.futures.CancelledError:
+            del waiting[0]  # the interrupt came while it was being sent
+
+
+@pytest.fixture
+def pressing():
+    """Presses Ctrl-C all the time; it comes while this list has an entry, and takes it."""
+    allowed, stop, pauses = [], threading.Event(), random.Random(2)
+    main = threading.main_thread().ident
+
+    def press():
+        while not stop.wait(pauses.random() * 2e-3):
+            signal.pthread_kill(main, signal.SIGINT)
+
+    def interrupt(*_):
+        if allowed:
+            allowed.clear()
+            raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGINT, interrupt)
+    thread = threading.Thread(target=press)
+    thread.start()
+    yield allowed
+    allowed.clear()
+    stop.set()
+    thread.join()
+    signal.signal(signal.SIGINT, before)

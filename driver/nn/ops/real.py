@@ -11,7 +11,8 @@ from numpy.typing import DTypeLike
 
 from ..operation import Array, Call, Tensor
 
-NO_BIAS = 0.0
+STEEP = 1e30
+"""Makes at least a half of every number that a half could round to anything but 0."""
 SMALL = 1 << 12
 """Elements up to which two plain calls are quicker than `ndarray.clip`, which begins with some Python."""
 
@@ -75,44 +76,53 @@ def accumulator(call: Call, view: Array, dtype: DTypeLike = np.float32) -> Array
     return call.scratch(view.shape, dtype)
 
 
-def store(
-    call: Call, result: Array, view: Array, code: int, *, factor: float | Array = 1.0, bias: float | Array = NO_BIAS
-) -> None:
+def store(call: Call, result: Array, view: Array, code: int, *, factor: float | Array = 1.0) -> None:
     """Finish `result` into `view`, which shows output 0: fused activation, then the stored form.
 
-    Quantised: view = clamp(zero point + round((result + bias) * factor)); else factor and bias are not looked at.
+    Quantised: view = clamp(zero point + round(result * factor)), and `result` may be overwritten; else factor is not
+    looked at.
     """
     tensor = call.outputs[0]
     bounds = activation_bounds(code, tensor)
     if tensor.type.is_quantised:
-        result = _scaled(call, result, factor, bias)
-        _round(call, result, tensor.zero_point, bounds)
+        round_to(call, _scaled(call, result, factor), view, tensor.zero_point, bounds)
+        return
     clamp(call, result, bounds)
     if result is not view:
         call.step(np.copyto, view, result, casting="unsafe")
 
 
-def _scaled(call: Call, result: Array, factor: float | Array, bias: float | Array) -> Array:
-    """(result + bias) * factor in float64; in place when `result` is float64."""
+def _scaled(call: Call, result: Array, factor: float | Array) -> Array:
+    """result * factor in float64; in place when `result` is float64."""
+    if isinstance(factor, float) and factor == 1.0:
+        return result
     wide = result if result.dtype == np.float64 else call.shared("wide", result.shape, np.float64)
-    if wide is not result or bias is not NO_BIAS:
-        call.step(np.add, result, bias, wide)
-    call.step(np.multiply, wide, factor, wide)
+    call.step(np.multiply, result, factor, wide)
     return wide
 
 
-def _round(call: Call, array: Array, zero_point: int, bounds: Bounds) -> None:
-    """Round `array` in place, half away from zero, and add the zero point; exact for what stays in bounds."""
-    if bounds[0] is not None and bounds[0] >= zero_point:
-        # Nothing negative stays in bounds, and for the rest rounding half up is the same and takes two passes less.
-        call.step(np.add, array, zero_point + 0.5, array)
-        call.step(np.floor, array, array)
+def round_to(call: Call, steps: Array, view: Array, zero_point: int, bounds: Bounds) -> None:
+    """Round `steps` above the zero point half away from zero and store them in `view`; `steps` are overwritten.
+
+    bounds: of the stored values, closed.
+    """
+    low, high = bounds
+    assert low is not None
+    assert high is not None
+    if low >= max(zero_point, 0):
+        # Nothing negative stays in bounds: rounding half up is the same, and the type cuts fractions off.
+        call.step(np.add, steps, zero_point + 0.5, steps)
+        clamp(call, steps, bounds)
+        call.step(np.copyto, view, steps, casting="unsafe")
         return
-    half = call.shared("half", array.shape, np.float64)
-    call.step(np.copysign, 0.5, array, half)
-    call.step(np.add, array, half, array)
-    call.step(np.trunc, array, array)
-    call.step(np.add, array, float(zero_point), array)
+    half = call.shared("half", steps.shape, steps.dtype)
+    call.step(np.multiply, steps, STEEP, half)
+    call.step(half.clip, -0.5, 0.5, half)  # quicker than copysign
+    call.step(np.add, steps, half, steps)
+    clamp(call, steps, (low - zero_point, high - zero_point))
+    whole = call.shared("whole", steps.shape, np.int16 if view.itemsize == 1 else np.int32)
+    call.step(np.copyto, whole, steps, casting="unsafe")
+    call.step(np.add, whole, whole.dtype.type(zero_point), view, casting="unsafe")
 
 
 def table(tensor: Tensor, dtype: DTypeLike = np.float64) -> Array:

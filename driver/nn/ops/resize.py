@@ -1,13 +1,16 @@
-"""RESIZE_BILINEAR: rows first, then columns, each an interpolation between two gathered copies."""
+"""RESIZE_BILINEAR and RESIZE_NEAREST_NEIGHBOR: rows first, then columns, gathered from a table of positions."""
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
+from ..model import Operand
 from ..operation import Array, Call, OperationType, Signature, same_as_input
 from ..types import Dimensions, OperandType
-from .real import accumulator, load, store
-from .window import NHWC_FROM_NCHW, image_shape, output_image, stored_shape
+from .real import accumulator, activation_bounds, load, round_to, store
+from .sums import strips
+from .window import NHWC_FROM_NCHW, image_shape, input_image, output_image, stored_shape
 
 
 def _extent(call: Call, index: int, size: int) -> int:
@@ -32,48 +35,96 @@ def _shape(call: Call) -> tuple[Dimensions]:
     return (stored_shape(n, _extent(call, 2, h), _extent(call, 1, w), c, nchw),)
 
 
+def _size_gate(inputs: Sequence[Operand], _outputs: Sequence[Operand]) -> int:
+    """Before HAL 1.2 sizes were no factors."""
+    return 0 if inputs[1].type == OperandType.INT32 else 2
+
+
+def _scale(size: int, out: int, align: bool) -> np.float32:
+    """Source positions per output position."""
+    return np.float32((size - 1) / (out - 1) if align and out > 1 else size / out)
+
+
 def _neighbours(size: int, out: int, align: bool, half_pixel: bool) -> tuple[Array, Array, Array]:
     """For every output position the two source positions it lies between, and the weight of the second."""
-    scale = np.float32((size - 1) / (out - 1) if align and out > 1 else size / out)
     centre = np.float32(0.5 if half_pixel else 0.0)
-    position = (np.arange(out, dtype=np.float32) + centre) * scale - centre
+    position = (np.arange(out, dtype=np.float32) + centre) * _scale(size, out, align) - centre
     low = np.maximum(np.floor(position), 0).astype(np.intp)
     high = np.ceil(position).astype(np.intp) if half_pixel else low + 1
     low = np.minimum(low, size - 1)
     return low, np.clip(high, 0, size - 1), (position - low).astype(np.float32)
 
 
+def _bilinear(call: Call) -> None:
+    nchw, align, half_pixel = call.flag(3), call.flag(4), call.flag(5)
+    view, out = output_image(call, nchw), call.outputs[0]
+    image = load(call, 0, NHWC_FROM_NCHW if nchw else None)
+    result = accumulator(call, view)
+    (batch, h, w, c), (height, width) = image.shape, view.shape[1:3]
+    down, across = _neighbours(h, height, align, half_pixel), _neighbours(w, width, align, half_pixel)
+    weights = np.repeat(across[2], c).reshape(width, c)
+    for n, rows in strips(batch, height, max(w, width) * c * image.itemsize):
+        part = result[n, rows]
+        lines = call.shared("lines", (len(part), part.shape[1], w, c), np.float32)
+        low, high, weight = (array[rows] for array in down)
+        _interpolate(call, image[n], 1, (low, high, weight[:, None, None]), lines)
+        _interpolate(call, lines, 2, (*across[:2], weights), part)
+        if out.type.is_quantised:
+            round_to(call, part, view[n, rows], out.zero_point, activation_bounds(0, out))
+        else:
+            store(call, part, part if result is view else view[n, rows], 0)
+
+
 def _interpolate(call: Call, source: Array, axis: int, neighbours: tuple[Array, Array, Array], result: Array) -> None:
     low, high, weight = neighbours
-    upper = call.scratch(result.shape)
+    upper = call.shared("upper", result.shape, np.float32)
     call.step(np.take, source, low, axis=axis, out=result, mode="clip")
     call.step(np.take, source, high, axis=axis, out=upper, mode="clip")
     call.step(np.subtract, upper, result, upper)
-    call.step(np.multiply, upper, weight.reshape([-1 if i == axis else 1 for i in range(4)]), upper)
+    call.step(np.multiply, upper, weight, upper)
     call.step(np.add, result, upper, result)
 
 
-def _bilinear(call: Call) -> None:
+def _nearest_indices(size: int, out: int, align: bool, half_pixel: bool) -> Array:
+    """For every output position the source position that it copies."""
+    centre = np.float32(0.5 if half_pixel else 0.0)
+    position = (np.arange(out, dtype=np.float32) + centre) * _scale(size, out, align)
+    nearest = np.floor(position + np.float32(0.5) if align else position)
+    indices: Array = np.clip(nearest, 0, size - 1).astype(np.intp)
+    return indices
+
+
+def _nearest(call: Call) -> None:
     nchw, align, half_pixel = call.flag(3), call.flag(4), call.flag(5)
-    view = output_image(call, nchw)
-    image = load(call, 0, NHWC_FROM_NCHW if nchw else None)
+    view, image = output_image(call, nchw), input_image(call, nchw)
     n, h, w, c = image.shape
-    rows = call.scratch((n, view.shape[1], w, c))
-    result = accumulator(call, view)
-    _interpolate(call, image, 1, _neighbours(h, view.shape[1], align, half_pixel), rows)
-    _interpolate(call, rows, 2, _neighbours(w, view.shape[2], align, half_pixel), result)
-    store(call, result, view, 0)
+    rows = call.scratch((n, view.shape[1], w, c), image.dtype)
+    call.step(np.take, image, _nearest_indices(h, view.shape[1], align, half_pixel), axis=1, out=rows, mode="clip")
+    call.step(np.take, rows, _nearest_indices(w, view.shape[2], align, half_pixel), axis=2, out=view, mode="clip")
 
 
+def _signatures(types: str, layout: str, tails: tuple[tuple[int, str], ...]) -> tuple[Signature, ...]:
+    """With the output extents, and with factors."""
+    return tuple(Signature(types, f"T {sizes} {layout}", tails=tails, ranks=(4,)) for sizes in ("2*INT32", "2*S"))
+
+
+_FLAGS = ((3, "BOOL"), (3, "BOOL"))
 RESIZE_BILINEAR = OperationType(
     "RESIZE_BILINEAR",
     23,
-    tuple(
-        Signature(f"f{since} h2 q2 s3", f"T {sizes}", tails=((2, "BOOL"), (3, "BOOL"), (3, "BOOL")), ranks=(4,))
-        for since, sizes in ((0, "INT32 INT32"), (2, "S S"))
-    ),
+    _signatures("f0 h2 q2 s3", "", ((2, "BOOL"), *_FLAGS)),
     _shape,
     _bilinear,
+    quantisation=same_as_input,
+    takes_empty=True,
+    gate=_size_gate,
+)
+RESIZE_NEAREST_NEIGHBOR = OperationType(
+    "RESIZE_NEAREST_NEIGHBOR",
+    94,
+    _signatures("f2 h2 q2 s3", "BOOL", _FLAGS),
+    _shape,
+    _nearest,
     quantisation=same_as_input,
     takes_empty=True,
 )

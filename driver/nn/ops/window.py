@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
+from numpy.typing import DTypeLike
 
 from ..operation import Array, Call
 from ..types import Dimensions
@@ -90,6 +91,11 @@ def implicit(scheme: int, size: int, filter_: int, stride: int, dilation: int) -
     return Axis(size, filter_, stride, dilation, total // 2, total - total // 2).checked()
 
 
+def transposed(size: int, filter_: int, stride: int, out: int, *, head: int) -> Axis:
+    """An axis of which every *input* of the `out` spreads its filter over a result of extent `size`."""
+    return Axis(size, filter_, stride, 1, head, (out - 1) * stride + filter_ - size - head)
+
+
 def image_shape(shape: Dimensions, nchw: bool) -> Dimensions:
     """Dimensions of an image tensor as [batch, height, width, channels]."""
     if len(shape) != 4:
@@ -108,14 +114,45 @@ def output_image(call: Call, nchw: bool) -> Array:
     return data.transpose(NHWC_FROM_NCHW) if nchw else data
 
 
-def padded(call: Call, image: Array, y: Axis, x: Axis) -> Array:
-    """`image` with its paddings as zeros, in scratch memory that every run fills again; itself when there are none."""
-    if not (y.head or y.tail or x.head or x.tail):
+def input_image(call: Call, nchw: bool) -> Array:
+    """Input 0 as [batch, height, width, channels], as stored."""
+    data = call.array(0)
+    return data.transpose(NHWC_FROM_NCHW) if nchw else data
+
+
+def widened(call: Call, part: Array, dtype: DTypeLike) -> Array:
+    """`part` of input 0 as floats without its zero point: itself, or scratch that holds it until the next part."""
+    if part.dtype == dtype:
+        return part
+    wide = call.shared("widened", part.shape, dtype)
+    _widen(call, part, wide)
+    return wide
+
+
+def _widen(call: Call, part: Array, wide: Array) -> None:
+    zero_point = call.tensor(0).zero_point
+    if zero_point:
+        call.step(np.subtract, part, float(zero_point), out=wide, dtype=wide.dtype, casting="unsafe")
+    else:
+        call.step(np.copyto, wide, part, casting="unsafe")
+
+
+def padded_image(call: Call, nchw: bool, y: Axis, x: Axis, *, dtype: DTypeLike, fan: int = 1) -> Array:
+    """Input 0 as floats [batch, padded height, padded width, channels * fan], without its zero point, padded by zeros.
+
+    Every channel stands there `fan` times. Nothing is copied when nothing has to be.
+    """
+    image = input_image(call, nchw)
+    if image.dtype == dtype and fan == 1 and not (y.head or y.tail or x.head or x.tail):
         return image
     n, h, w, c = image.shape
-    result = call.scratch((n, h + y.head + y.tail, w + x.head + x.tail, c), image.dtype, zeros=True)
-    call.step(np.copyto, result[:, y.head : y.head + h, x.head : x.head + w], image)
-    return result
+    result = call.scratch((n, h + y.head + y.tail, w + x.head + x.tail, c, fan), dtype, zeros=True)
+    inner = result[:, y.head : y.head + h, x.head : x.head + w]
+    if fan == 1:
+        _widen(call, image, inner[..., 0])
+    else:
+        _widen(call, np.broadcast_to(image[..., None], inner.shape), inner)
+    return result.reshape(*result.shape[:3], c * fan)
 
 
 def windows(image: Array, y: Axis, x: Axis) -> Array:

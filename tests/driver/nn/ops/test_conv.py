@@ -158,7 +158,8 @@ def test_conv_2d_works_in_strips(run_model, monkeypatch):
     model = m.build()
     whole = run_model(model, x)[0].copy()
     for size in (1, 4000, 20000):
-        monkeypatch.setattr("driver.nn.ops.conv.STRIP_BYTES", size)
+        monkeypatch.setattr("driver.nn.ops.sums.STRIP_BYTES", size)
+        monkeypatch.setattr("driver.nn.ops.depthwise.RUN", size // 100)
         np.testing.assert_allclose(run_model(model, x)[0], whole, rtol=1e-5, atol=1e-5)
 
 
@@ -215,6 +216,98 @@ def test_conv_2d_bias_scale_has_to_match(evaluate, quantised):
     x, w = (quantised(np.ones((1, 1, 1, 1), np.uint8), 0.5) for _ in range(2))
     with pytest.raises((ExecutionFailed, InvalidModel), match=r"bias scale 0\.5"):
         evaluate("CONV_2D", x, w, quantised(np.ones(1, np.int32), 0.5), SAME, 1, 1, 0, scale=1.0)
+
+
+def test_conv_2d_per_channel_bias_has_no_scale(evaluate, quantised):
+    """Beside a per-channel filter a bias scale fails: each channel has its own."""
+    x = quantised(np.ones((1, 1, 1, 1), np.uint8), 0.5)
+    w, bias = quantised(np.ones((1, 1, 1, 1), np.int8), 0.0, 0, ((0.5,), 0)), quantised(np.ones(1, np.int32), 0.25)
+    with pytest.raises((ExecutionFailed, InvalidModel), match=r"bias scale 0\.25"):
+        evaluate("CONV_2D", x, w, bias, SAME, 1, 1, 0, scale=1.0)
+
+
+@pytest.mark.parametrize("code", CLAMPS)
+@pytest.mark.parametrize("dtype", [np.uint8, np.int8])
+def test_conv_2d_rounds_half_away_from_zero(evaluate, quantised, requantise, dtype, code):
+    """Sums that lie between two steps go to the one farther from zero, on both sides of it."""
+    info = np.iinfo(dtype)
+    x = quantised(np.arange(info.min, info.max + 1).astype(dtype).reshape(1, 16, 16, 1), 0.5, info.min + 128)
+    w, bias = quantised(np.full((1, 1, 1, 1), info.min + 1, dtype), 1.0, info.min), quantised(np.ones(1, np.int32), 0.5)
+    real = np.clip(x.real + 0.5, *CLAMPS[code])
+    y = evaluate("CONV_2D", x, w, bias, SAME, 1, 1, code, scale=1.0, zero_point=info.min + 100)
+    np.testing.assert_array_equal(y, requantise(real, 1.0, info.min + 100, dtype))
+
+
+@pytest.mark.parametrize(("count", "name"), [(9, "CONV_2D"), (12, "CONV_2D"), (10, "D"), (13, "D")])
+def test_conv_2d_and_depthwise_conv_2d_dilate_in_pairs(evaluate, count, name):
+    """One dilation alone is no form of the operation."""
+    depthwise = name == "D"
+    pads = (SAME,) if count < 11 else (0, 0, 0, 0)
+    x, w = np.ones((1, 3, 3, 1), np.float32), np.ones((1, 1, 1, 1), np.float32)
+    arguments = (x, w, np.ones(1, np.float32), *pads, 1, 1, *((1,) if depthwise else ()), 0, False, 1)
+    assert len(arguments) == count
+    with pytest.raises(InvalidModel, match=f"{count} inputs"):
+        evaluate("DEPTHWISE_CONV_2D" if depthwise else "CONV_2D", *arguments)
+
+
+def grouped(x, w, bias, groups, **more):
+    """Every group of channels by itself."""
+    width, outputs = w.shape[3], len(w) // groups
+    parts = (
+        convolve(x[..., g * width : (g + 1) * width], w[g * outputs : (g + 1) * outputs], 0, dilations=(1, 1), **more)
+        for g in range(groups)
+    )
+    return np.concatenate(list(parts), axis=3) + bias
+
+
+@pytest.mark.parametrize("nchw", [False, True])
+@pytest.mark.parametrize("groups", [1, 2, 3])
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+@pytest.mark.parametrize(("kernel", "strides", "pads"), [((3, 2), (2, 1), SAME), ((1, 1), (1, 1), (0, 0, 0, 0))])
+def test_grouped_conv_2d_of_floats(evaluate, *, kernel, strides, pads, dtype, groups, nchw):
+    """GROUPED_CONV_2D keeps groups of channels apart, with windows and without, padded by scheme and by numbers."""
+    rng = np.random.default_rng(11)
+    x = rng.standard_normal((2, 4, 5, 6)).astype(dtype)
+    w, bias = rng.standard_normal((6, *kernel, 6 // groups)).astype(dtype), rng.standard_normal(6).astype(dtype)
+    padding = {"scheme": SAME} if pads == SAME else {"pads": pads}
+    real = [v.astype(np.float64) for v in (x, w, bias)]
+    expected = np.clip(grouped(*real, groups, strides=strides, **padding), 0, 6)
+    source = x.transpose(0, 3, 1, 2).copy() if nchw else x
+    pads = (SAME,) if pads == SAME else pads
+    y = evaluate("GROUPED_CONV_2D", source, w, bias, *pads, strides[1], strides[0], groups, 3, nchw)
+    limit = 1e-5 if dtype == np.float32 else 1e-2
+    np.testing.assert_allclose(y.transpose(0, 2, 3, 1) if nchw else y, expected, rtol=limit, atol=limit)
+
+
+@pytest.mark.parametrize("per_channel", [False, True])
+@pytest.mark.parametrize("dtype", [np.uint8, np.int8])
+def test_grouped_conv_2d_of_quantised(evaluate, quantised, requantise, dtype, per_channel):
+    """Quantised groups are exact, also with a scale for each output channel."""
+    rng, info = np.random.default_rng(12), np.iinfo(dtype)
+    x = quantised(rng.integers(info.min, info.max, (1, 4, 4, 4), dtype, endpoint=True), 0.5, info.min + 7)
+    if per_channel:
+        scales = (0.25, 0.5, 1.0, 2.0)
+        w = quantised(rng.integers(-127, 127, (4, 2, 2, 2), np.int8), 0.0, 0, (scales, 0))
+        bias = quantised(np.array([100, -100, 7, 0], np.int32))
+        real_bias = bias.array * 0.5 * np.array(scales)
+    else:
+        w = quantised(rng.integers(info.min, info.max, (4, 2, 2, 2), dtype, endpoint=True), 0.25, info.min + 99)
+        bias = quantised(np.array([100, -100, 7, 0], np.int32), 0.125)
+        real_bias = bias.real
+    real = grouped(x.real, w.real, real_bias, 2, strides=(1, 1), scheme=VALID)
+    y = evaluate("GROUPED_CONV_2D", x, w, bias, VALID, 1, 1, 2, 0, False, scale=16.0, zero_point=info.min + 90)
+    np.testing.assert_array_equal(y, requantise(real, 16.0, info.min + 90, dtype))
+
+
+@pytest.mark.parametrize(
+    ("filter_", "groups", "reason"),
+    [((4, 1, 1, 2), 3, "4 channels"), ((3, 1, 1, 2), 2, "3 output channels"), ((4, 1, 1, 2), 0, "groups of 0")],
+)
+def test_grouped_conv_2d_refuses(evaluate, filter_, groups, reason):
+    """Groups that do not divide the channels on both sides fail."""
+    x, w, bias = np.ones((1, 2, 2, 4), np.float32), np.ones(filter_, np.float32), np.ones(filter_[0], np.float32)
+    with pytest.raises((ExecutionFailed, InvalidModel), match=reason):
+        evaluate("GROUPED_CONV_2D", x, w, bias, SAME, 1, 1, groups, 0, False)
 
 
 def test_conv_2d_of_no_images(run_model):

@@ -26,7 +26,14 @@ def mean(values):
     return sum(values) / len(values)
 
 
+def root_mean_square(values):
+    return mean([v * v for v in values]) ** 0.5
+
+
 POOLS = pytest.mark.parametrize(("name", "function"), [("AVERAGE_POOL_2D", mean), ("MAX_POOL_2D", max)])
+ALL = pytest.mark.parametrize(
+    ("name", "function"), [("AVERAGE_POOL_2D", mean), ("L2_POOL_2D", root_mean_square), ("MAX_POOL_2D", max)]
+)
 CASES = [
     pytest.param((3, 2), (1, 1), (0, 0, 0, 0), id="no padding"),
     pytest.param((3, 3), (2, 2), (1, 1, 1, 1), id="strided"),
@@ -35,11 +42,13 @@ CASES = [
 ]
 
 
-@POOLS
+@ALL
 @pytest.mark.parametrize("nchw", [False, True])
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])
 @pytest.mark.parametrize(("filters", "strides", "pads"), CASES)
-def test_average_pool_2d_max_pool_2d_of_floats(evaluate, *, name, function, filters, strides, pads, dtype, nchw):
+def test_average_pool_2d_l2_pool_2d_max_pool_2d_of_floats(
+    evaluate, *, name, function, filters, strides, pads, dtype, nchw
+):
     """Pooling looks only at pixels of the image, in both layouts, with different paddings on all sides."""
     x = np.random.default_rng(1).standard_normal((2, 5, 6, 3)).astype(dtype)
     expected = pool(x.astype(np.float64), function, filters, strides, pads)
@@ -61,13 +70,30 @@ def test_average_pool_2d_max_pool_2d_of_quantised(evaluate, quantised, requantis
     np.testing.assert_array_equal(evaluate(name, x, SAME, 1, 1, 2, 2, 1), expected)
 
 
-@POOLS
+@ALL
 @pytest.mark.parametrize(("scheme", "pads"), [(SAME, (0, 1, 0, 1)), (VALID, (0, 0, 0, 0))])
-def test_average_pool_2d_max_pool_2d_schemes(evaluate, name, function, scheme, pads):
+def test_average_pool_2d_l2_pool_2d_max_pool_2d_schemes(evaluate, name, function, scheme, pads):
     """SAME puts the odd padding behind the image, VALID pads nothing."""
     x = np.random.default_rng(3).standard_normal((1, 4, 4, 1)).astype(np.float32)
     expected = np.clip(pool(x, function, (2, 2), (1, 1), pads), 0, 6)
     np.testing.assert_allclose(evaluate(name, x, scheme, 1, 1, 2, 2, 3), expected, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.int8])
+def test_max_pool_2d_clamps_what_is_stored(evaluate, quantised, dtype):
+    """MAX_POOL_2D of quantised values clamps them to the activation in their own steps."""
+    info = np.iinfo(dtype)
+    x = quantised(np.arange(info.min, info.max + 1).astype(dtype).reshape(1, 1, 256, 1), 1.0, info.min + 10)
+    y = evaluate("MAX_POOL_2D", x, VALID, 1, 1, 1, 1, 3)
+    np.testing.assert_array_equal(y, x.array.clip(info.min + 10, info.min + 16))
+
+
+def test_average_pool_2d_of_many_quantised(evaluate, quantised):
+    """A sum that float32 could not hold is averaged exactly all the same."""
+    x = np.full((1, 300, 300, 1), 255, np.uint8)
+    x[0, 0, ::2] = 0
+    y = evaluate("AVERAGE_POOL_2D", quantised(x, 1.0), VALID, 1, 1, 300, 300, 0)
+    assert y.item() == int(x.mean() + 0.5)
 
 
 def test_max_pool_2d_of_a_filter_far_larger_than_the_image(evaluate):

@@ -69,3 +69,46 @@ def test_resize_bilinear_refuses(evaluate, arguments, reason):
     """Empty results and contradicting conventions fail."""
     with pytest.raises((ExecutionFailed, InvalidModel), match=reason):
         evaluate("RESIZE_BILINEAR", np.ones((1, 3, 3, 1), np.float32), *arguments)
+
+
+def nearest(x, h, w, align, half_pixel):
+    """The source pixel of each output pixel, one at a time."""
+
+    def index(i, size, out):
+        scale = (size - 1) / (out - 1) if align and out > 1 else size / out
+        v = (i + 0.5 * half_pixel) * scale
+        return min(math.floor(v + 0.5) if align else math.floor(v), size - 1)
+
+    rows, columns = ([index(i, size, out) for i in range(out)] for size, out in ((x.shape[1], h), (x.shape[2], w)))
+    return x[:, rows][:, :, columns]
+
+
+@FLAGS
+@SIZES
+@pytest.mark.parametrize("nchw", [False, True])
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, np.uint8, np.int8])
+def test_resize_nearest_neighbor(evaluate, quantised, *, dtype, h, w, align, half_pixel, nchw):
+    """RESIZE_NEAREST_NEIGHBOR copies values as they are stored, with every convention for corners and centres."""
+    x = np.random.default_rng(5).integers(0, 100, (2, 3, 5, 2)).astype(dtype)
+    source = x.transpose(0, 3, 1, 2).copy() if nchw else x
+    if np.dtype(dtype).itemsize == 1:
+        source = quantised(source, 0.5, 3)
+    y = evaluate("RESIZE_NEAREST_NEIGHBOR", source, w, h, nchw, align, half_pixel)
+    np.testing.assert_array_equal(y.transpose(0, 2, 3, 1) if nchw else y, nearest(x, h, w, align, half_pixel))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+def test_resize_nearest_neighbor_by_factors(evaluate, dtype):
+    """Floating point sizes are factors, width first."""
+    x = np.random.default_rng(6).standard_normal((1, 3, 4, 1)).astype(dtype)
+    y = evaluate("RESIZE_NEAREST_NEIGHBOR", x, dtype(1.9), dtype(0.7), False)
+    np.testing.assert_array_equal(y, nearest(x, 2, 7, False, False))
+
+
+def test_resize_nearest_neighbor_refuses(evaluate):
+    """Empty results and a missing layout fail."""
+    x = np.ones((1, 3, 3, 1), np.float32)
+    with pytest.raises((ExecutionFailed, InvalidModel), match="extent 0"):
+        evaluate("RESIZE_NEAREST_NEIGHBOR", x, 0, 2, False)
+    with pytest.raises(InvalidModel, match="3 inputs"):
+        evaluate("RESIZE_NEAREST_NEIGHBOR", x, 2, 2)

@@ -1,0 +1,179 @@
+"""LiteRT as a peer of single operations and whole models: writes a model as a .tflite, and runs it in one thread.
+
+Knows the operations that the benchmarks use, with padding schemes instead of paddings and in the NHWC layout.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from measure import NotMeasured
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from driver import Model, Operand, Operation
+
+try:
+    import flatbuffers
+    from ai_edge_litert import schema_py_generated as schema
+    from ai_edge_litert.interpreter import Interpreter
+except ImportError:
+    schema = None
+
+TYPES = {
+    "TENSOR_FLOAT32": "FLOAT32",
+    "TENSOR_INT32": "INT32",
+    "TENSOR_QUANT8_ASYMM": "UINT8",
+    "TENSOR_QUANT8_ASYMM_SIGNED": "INT8",
+}
+WINDOW = ("padding", "strideW", "strideH")
+POOL = (*WINDOW, "filterWidth", "filterHeight", "fusedActivationFunction")
+Fields = tuple[str, ...]
+
+RULES: dict[str, tuple[str, Sequence[int], str, Fields]] = {
+    "ADD": ("ADD", (0, 1), "Add", ("fusedActivationFunction",)),
+    "SUB": ("SUB", (0, 1), "Sub", ("fusedActivationFunction",)),
+    "MUL": ("MUL", (0, 1), "Mul", ("fusedActivationFunction",)),
+    "DIV": ("DIV", (0, 1), "Div", ("fusedActivationFunction",)),
+    "AVERAGE_POOL_2D": ("AVERAGE_POOL_2D", (0,), "Pool2D", POOL),
+    "L2_POOL_2D": ("L2_POOL_2D", (0,), "Pool2D", POOL),
+    "MAX_POOL_2D": ("MAX_POOL_2D", (0,), "Pool2D", POOL),
+    "CONV_2D": ("CONV_2D", (0, 1, 2), "Conv2D", (*WINDOW, "fusedActivationFunction")),
+    "DEPTHWISE_CONV_2D": (
+        "DEPTHWISE_CONV_2D",
+        (0, 1, 2),
+        "DepthwiseConv2D",
+        (*WINDOW, "depthMultiplier", "fusedActivationFunction"),
+    ),
+    "TRANSPOSE_CONV_2D": (
+        "TRANSPOSE_CONV",
+        (3, 1, 0, 2),
+        "TransposeConv",
+        (*WINDOW, "fusedActivationFunction", "layout"),
+    ),
+    "FULLY_CONNECTED": ("FULLY_CONNECTED", (0, 1, 2), "FullyConnected", ("fusedActivationFunction",)),
+    "L2_NORMALIZATION": ("L2_NORMALIZATION", (0,), "L2Norm", ()),
+    "LOCAL_RESPONSE_NORMALIZATION": (
+        "LOCAL_RESPONSE_NORMALIZATION",
+        (0,),
+        "LocalResponseNormalization",
+        ("radius", "bias", "alpha", "beta"),
+    ),
+    "LOGISTIC": ("LOGISTIC", (0,), "", ()),
+    "LOG_SOFTMAX": ("LOG_SOFTMAX", (0,), "LogSoftmax", ("beta", "axis")),
+    "MEAN": ("MEAN", (0, 1), "Reducer", ("keepDims",)),
+    "PAD": ("PAD", (0, 1), "Pad", ()),
+    "RELU": ("RELU", (0,), "", ()),
+    "RELU6": ("RELU6", (0,), "", ()),
+    "RESHAPE": ("RESHAPE", (0, 1), "Reshape", ()),
+    "RESIZE_BILINEAR": ("RESIZE_BILINEAR", (0, -1), "ResizeBilinear", ("width", "height")),
+    "RESIZE_NEAREST_NEIGHBOR": (
+        "RESIZE_NEAREST_NEIGHBOR",
+        (0, -1),
+        "ResizeNearestNeighbor",
+        ("width", "height", "layout"),
+    ),
+    "SOFTMAX": ("SOFTMAX", (0,), "Softmax", ("beta",)),
+    "TANH": ("TANH", (0,), "", ()),
+    "TRANSPOSE": ("TRANSPOSE", (0, 1), "Transpose", ()),
+}
+"""By operation: the builtin, which inputs it takes (-1: the size, as a tensor), the table of its options, and what the
+inputs that it does not take are called there, in order. Names that the table lacks have no counterpart."""
+
+
+class _Writer:
+    """One subgraph as it grows."""
+
+    def __init__(self, operands: Sequence[Operand]) -> None:
+        self.operands = operands
+        self.graph, self.model = schema.SubGraphT(), schema.ModelT()
+        self.graph.tensors, self.graph.operators = [], []
+        self.model.version, self.model.operatorCodes = 3, []
+        self.model.subgraphs, self.model.buffers = [self.graph], [schema.BufferT()]
+        self._tensors: dict[int, int] = {}
+
+    def tensor(self, index: int) -> int:
+        """The number of the tensor of an operand."""
+        if index not in self._tensors:
+            o = self.operands[index]
+            if o.type.name not in TYPES:
+                raise NotMeasured(f"no {o.type.name} here")
+            value = o.value if o.lifetime.is_constant else None
+            self._tensors[index] = self.add(TYPES[o.type.name], o.dimensions, value, (o.scale, o.zero_point))
+        return self._tensors[index]
+
+    def add(self, kind: str, shape: Sequence[int], value: Any = None, quantised: tuple[float, int] = (0.0, 0)) -> int:
+        """A new tensor; its number."""
+        tensor = schema.TensorT()
+        tensor.shape, tensor.type, tensor.name = list(shape), getattr(schema.TensorType, kind), b"t"
+        if quantised[0]:
+            tensor.quantization = schema.QuantizationParametersT()
+            tensor.quantization.scale, tensor.quantization.zeroPoint = [quantised[0]], [quantised[1]]
+        if value is not None:
+            buffer = schema.BufferT()
+            buffer.data = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
+            tensor.buffer = len(self.model.buffers)
+            self.model.buffers.append(buffer)
+        self.graph.tensors.append(tensor)
+        return len(self.graph.tensors) - 1
+
+    def operator(self, operation: Operation) -> None:
+        """One operation."""
+        if operation.type not in RULES:
+            raise NotMeasured(f"no {operation.type} here")
+        builtin, taken, table, names = RULES[operation.type]
+        left = [i for k, i in enumerate(operation.inputs) if k not in taken]
+        if len(left) > len(names):
+            raise NotMeasured(f"no such form of {operation.type} here")
+        values = {name: self.operands[i].value.item() for name, i in zip(names, left, strict=False)}
+        op = schema.OperatorT()
+        size = [self.add("INT32", (2,), np.array([values["height"], values["width"]], np.int32))] if -1 in taken else []
+        op.inputs = [self.tensor(operation.inputs[k]) for k in taken if k >= 0] + size
+        op.outputs = [self.tensor(i) for i in operation.outputs]
+        if table:
+            op.builtinOptionsType = getattr(schema.BuiltinOptions, f"{table}Options")
+            op.builtinOptions = _options(table, values)
+        code = schema.OperatorCodeT()
+        code.builtinCode = getattr(schema.BuiltinOperator, builtin)
+        code.deprecatedBuiltinCode, code.version = min(code.builtinCode, 127), 1
+        op.opcodeIndex = len(self.model.operatorCodes)
+        self.model.operatorCodes.append(code)
+        self.graph.operators.append(op)
+
+
+def _options(table: str, values: dict[str, Any]) -> Any:
+    options = getattr(schema, f"{table}OptionsT")()
+    for name, value in values.items():
+        if hasattr(options, name):
+            setattr(options, name, value - 1 if name == "padding" else value)  # SAME and VALID count from 0 there
+    return options
+
+
+def written(model: Model) -> bytes:
+    """`model` as the contents of a .tflite file."""
+    graph = model.main
+    writer = _Writer(graph.operands)
+    for operation in graph.operations:
+        writer.operator(operation)
+    writer.graph.inputs = [writer.tensor(i) for i in graph.inputs]
+    writer.graph.outputs = [writer.tensor(i) for i in graph.outputs]
+    builder = flatbuffers.Builder(1 << 20)
+    builder.Finish(writer.model.Pack(builder), b"TFL3")
+    return bytes(builder.Output())
+
+
+def prepared(model: Model, feeds: Sequence[np.ndarray]) -> tuple[Callable[[], None], Callable[[], np.ndarray]]:
+    """What runs `model` once in one thread, its inputs being in place already, and what then copies output 0."""
+    if schema is None:
+        raise NotMeasured("not installed")
+    try:
+        interpreter = Interpreter(model_content=written(model), num_threads=1)
+        interpreter.allocate_tensors()
+    except (ValueError, RuntimeError) as error:
+        raise NotMeasured(str(error).splitlines()[0]) from error
+    for detail, feed in zip(interpreter.get_input_details(), feeds, strict=True):
+        interpreter.set_tensor(detail["index"], feed)
+    result = interpreter.get_output_details()[0]["index"]
+    return interpreter.invoke, lambda: interpreter.get_tensor(result)

@@ -1,0 +1,201 @@
+"""How fast is the reference device's arithmetic: single operations, a whole network, and what stands around them?
+
+    OPENBLAS_NUM_THREADS=1 python bench/ops.py [--pairs 9] [--only CONV_2D ...] [--json FILE] [--plot FILE] [--markdown]
+
+Every operation at a size that networks give it, and MobileNetV1 1.0 for images of 224 x 224, in this process and in one
+thread: the interpreter of the reference device (numpy) beside LiteRT with XNNPACK, its default. Inputs and outputs are
+in place on both sides; what is timed is the execution alone. Each round runs both, one right after the other, in turns.
+Outputs are compared once, before anything is timed.
+
+What the interpreter itself costs is the difference between a chain of additions of 4 floats and the same calls of
+np.add written out by hand, for one operation.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import litert
+import numpy as np
+from measure import Estimate, NotMeasured, Runs, block_of, conditions, estimate, pin_client, ratio
+from models import CASES, feeds_of, mobilenet, single
+from second_process import chain
+from verdict import Budget, Report, arguments, parse, progress, publish, spell
+
+from driver.nn import Interpreter
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Callable
+
+    from measure import Block
+
+    from driver import Model
+
+QUESTION = "How fast is the reference device's arithmetic?"
+NETWORKS = {f"MobileNetV1 {dtype}": dtype for dtype in ("float32", "quant8")}
+CHAIN, BY_HAND = "chain of ADD", "np.add by hand"
+HEAD = ("in one thread", "ours, us", "LiteRT, us", "ours to LiteRT")
+CHAIN_HEAD = ("operations of 4 floats", "us", "of them each, ns")
+LIMITS = {"MobileNetV1 float32": 2.5, "MobileNetV1 quant8": 3.0}
+STEP = 1  # quantised results may differ by so much, floats by TOLERANCE
+TOLERANCE = 1e-3
+
+
+def models(only: list[str] | None) -> dict[str, Model]:
+    """What is run on both sides."""
+    every = {**CASES, **NETWORKS}
+    names = [name for name in every if not only or any(word in name for word in only)]
+    return {name: mobilenet(NETWORKS[name]) if name in NETWORKS else single(name) for name in names}
+
+
+def ours(model: Model, feeds: list[np.ndarray]) -> tuple[Callable[[], Any], Callable[[], np.ndarray]]:
+    """The interpreter bound to memory of its own, and what reads output 0."""
+    bound = Interpreter(model).bind(feeds)
+    return bound.run, lambda: np.array(bound.results[0].data)
+
+
+def pair(model: Model, milliseconds: float) -> tuple[Callable[[], Block], Callable[[], Block] | None, str]:
+    """A block of each side, about so long; for theirs None and the reason where there is none."""
+    feeds = feeds_of(model)
+    run, read = ours(model, feeds)
+    run()
+    count = max(3, int(milliseconds * 1e3 / max(1.0, block_of(run, 3)()["p50_us"])))
+    try:
+        peer, answer = litert.prepared(model, feeds)
+        peer()
+        compare(read(), answer())
+    except NotMeasured as why:
+        return block_of(run, count), None, str(why)
+    return block_of(run, count), block_of(peer, count), ""
+
+
+def compare(mine: np.ndarray, theirs: np.ndarray) -> None:
+    """Both have to compute the same: anything else is no peer."""
+    difference = float(np.abs(mine.astype(np.float64) - theirs.reshape(mine.shape)).max())
+    limit = STEP if mine.dtype.itemsize == 1 else TOLERANCE * max(1.0, float(np.abs(mine).max()))
+    if not difference <= limit:
+        raise NotMeasured(f"computes something else: off by {difference:.3g}")
+
+
+def by_hand(count: int) -> Callable[[], None]:
+    """What a chain of additions does, written out."""
+    x, y = np.ones((1, 4), np.float32), np.ones((1, 4), np.float32)
+    arrays = [x, *(np.empty((1, 4), np.float32) for _ in range(count))]
+    calls = list(pairwise(arrays))
+
+    def run() -> None:
+        add = np.add
+        for source, result in calls:
+            add(source, y, result)
+
+    return run
+
+
+def measure(args: argparse.Namespace) -> Runs:
+    """All rounds of all pairs."""
+    runs, blocks = Runs(), {}
+    for name, model in models(args.only).items():
+        progress("prepares", name)
+        mine, theirs, why = pair(model, args.milliseconds)
+        blocks[name] = [(name, mine)]
+        if theirs is None:
+            runs.errors[peer_of(name)] = why
+        else:
+            blocks[name].append((peer_of(name), theirs))
+    if not args.only:
+        model = chain(args.operations)
+        run = ours(model, feeds_of(model))[0]
+        blocks[CHAIN] = [(CHAIN, block_of(run, args.count)), (BY_HAND, block_of(by_hand(args.operations), args.count))]
+    for number in range(args.pairs):
+        for name in blocks:
+            progress(f"round {number + 1} of {args.pairs}", name)
+            for side, block in blocks[name][:: -1 if number % 2 else 1]:
+                runs.blocks.setdefault(side, []).append(block())
+    progress("")
+    return runs
+
+
+def peer_of(name: str) -> str:
+    """The name of LiteRT's side."""
+    return f"{name}, LiteRT"
+
+
+def to_litert(runs: Runs, name: str) -> Estimate | None:
+    """Ours to theirs in the same round."""
+    return ratio(runs, name, peer_of(name)) if runs.has(name, peer_of(name)) else None
+
+
+def line_of(runs: Runs, name: str) -> tuple[str, ...]:
+    """One line of the table."""
+    mine = f"{np.median(runs.values(name)):.1f}"
+    if not runs.has(peer_of(name)):
+        return name, mine, "-", runs.errors[peer_of(name)][:60]
+    return name, mine, f"{np.median(runs.values(peer_of(name))):.1f}", spell(to_litert(runs, name))
+
+
+def row(runs: Runs, name: str) -> dict[str, Any]:
+    """One side of one pair, for the JSON."""
+    found = to_litert(runs, name)
+    against = {"to_litert": found._asdict()} if found else {}
+    return {"name": name, "p50_us": float(np.median(runs.values(name))), **against, "rounds": runs.blocks[name]}
+
+
+def overhead(runs: Runs, operations: int) -> Estimate | None:
+    """Nanoseconds that the interpreter takes for one operation besides numpy's call."""
+    if not runs.has(CHAIN, BY_HAND):
+        return None
+    return estimate((runs.values(CHAIN) - runs.values(BY_HAND)) * 1e3 / operations)
+
+
+def options() -> argparse.Namespace:
+    """The command line."""
+    parser = arguments(__doc__)
+    parser.add_argument("--only", nargs="+", metavar="WORD", help="only what has one of these words in its name")
+    args = parse(parser)
+    if os.environ.get("OPENBLAS_NUM_THREADS") != "1":
+        parser.error("one thread each: set OPENBLAS_NUM_THREADS=1 before numpy is loaded")
+    args.milliseconds, args.operations, args.count = (2.0, 10, 20) if args.quick else (60.0, 100, 500)
+    return args
+
+
+def main() -> None:
+    """Measures, prints, writes."""
+    args = options()
+    pin_client()
+    found = conditions()
+    runs = measure(args)
+    names = [name for name in (*CASES, *NETWORKS) if runs.has(name)]
+    if not names:
+        sys.exit(f"bench: --only {' '.join(args.only)} names nothing; there are {', '.join((*CASES, *NETWORKS))}")
+    cost, each = overhead(runs, args.operations), args.operations
+    budgets = [
+        Budget(f"{name} <= {limit} x LiteRT", to_litert(runs, name), limit)
+        for name, limit in LIMITS.items()
+        if name in names
+    ]
+    more = []
+    if cost is not None:
+        sides = [
+            (
+                f"{each}: {side}",
+                f"{np.median(runs.values(side)):.1f}",
+                f"{np.median(runs.values(side)) * 1e3 / each:.0f}",
+            )
+            for side in (CHAIN, BY_HAND)
+        ]
+        more.append(((*sides, ("the interpreter itself", "", spell(cost, "ns"))), CHAIN_HEAD))
+    body = {"subjects": [row(runs, name) for name in runs.blocks], "errors": runs.errors}
+    publish(args, Report(QUESTION, found, [line_of(runs, name) for name in names], budgets, body, HEAD, more))
+    if args.plot:
+        import plots
+
+        ratios = {name: found.median for name in names if (found := to_litert(runs, name))}
+        plots.bars(args.plot, ratios, "time of ours to LiteRT's, one thread each", QUESTION)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,170 @@
+"""What the recurrent operations share: activations, the axis of time, auxiliary inputs, products with weights."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ..operation import Array, Call, Signature
+from ..types import Dimensions
+from .real import load
+from .sums import weight_matrix
+
+Activation = Callable[[Array, Array], Any]
+"""Writes the activation of its first argument to its second, which may be the same array."""
+
+Products = Sequence[tuple[int, int]]
+"""(input, weights) pairs by their numbers: what is multiplied and added up before the recurrence."""
+
+
+def sigmoid(x: Array, out: Array) -> None:
+    """Write 1 / (1 + e^-x); e^-x may overflow to infinity, which gives the right limit."""
+    np.negative(x, out)
+    np.exp(out, out)
+    np.add(out, 1.0, out)
+    np.reciprocal(out, out)
+
+
+def _relu(x: Array, out: Array) -> None:
+    np.maximum(x, 0.0, out=out)
+
+
+def _relu6(x: Array, out: Array) -> None:
+    x.clip(0.0, 6.0, out)
+
+
+_ACTIVATIONS: dict[int, Activation] = {
+    0: np.positive,
+    1: _relu,
+    3: _relu6,
+    4: np.tanh,
+    6: sigmoid,
+}
+
+
+def activation(code: int) -> Activation:
+    """The function of an activation code as recurrent operations count them."""
+    if code not in _ACTIVATIONS:
+        raise ValueError(
+            f"activation {code} does not exist; use 0 (NONE), 1 (RELU), 3 (RELU6), 4 (TANH) or 6 (SIGMOID)"
+        )
+    return _ACTIVATIONS[code]
+
+
+def sized(call: Call, expected: Mapping[int, Dimensions]) -> None:
+    """Refuse inputs that are given with other dimensions than `expected`."""
+    for index, dimensions in expected.items():
+        if call.given(index) and call.shape(index) != dimensions:
+            raise ValueError(f"input {index} has dimensions {list(call.shape(index))} instead of {list(dimensions)}")
+
+
+def matrix_size(call: Call, index: int) -> tuple[int, int]:
+    """The dimensions of an input that has to be a matrix."""
+    shape = call.shape(index)
+    if len(shape) != 2:
+        raise ValueError(f"input {index} has dimensions {list(shape)}; it has to be a matrix")
+    return shape[0], shape[1]
+
+
+def ranked(call: Call, rank: int) -> None:
+    """Refuse an input 0 of another rank, which may have been unknown until now."""
+    if len(call.shape(0)) != rank:
+        raise ValueError(f"input 0 has dimensions {list(call.shape(0))}; its rank has to be {rank}")
+
+
+def time_axis(time_major: bool) -> int:
+    """The axis of time, counted from the end so that it is the same whatever stands before."""
+    return -3 if time_major else -2
+
+
+def batch_size(call: Call, axis: int) -> int:
+    """How many sequences input 0 holds when `axis` is that of time; a matrix holds one step of each."""
+    return call.shape(0)[-5 - axis]
+
+
+def with_states(inputs: str, outputs: Iterable[tuple[str, str]]) -> tuple[Signature, ...]:
+    """Signatures of an operation on sequences: pairs of outputs without and, since HAL 1.3, with the final states."""
+    return tuple(
+        Signature(types, inputs, slots, ranks=(3,))
+        for pair in outputs
+        for types, slots in zip(("f2 h2", "f3 h3"), pair, strict=True)
+    )
+
+
+def linked(call: Call, aux: int, weights: tuple[int, int]) -> tuple[bool, int]:
+    """How the auxiliary input of a bidirectional operation is used, by what is given of it and its two weights.
+
+    Returns whether both directions add its product with their auxiliary weights, and the input that the backward
+    direction reads.
+    """
+    has_aux, forward, backward = (call.given(i) for i in (aux, *weights))
+    if forward != backward or forward > has_aux:
+        raise ValueError(
+            f"auxiliary weights {list(weights)} go with auxiliary input {aux}: give all three, the input alone, or none"
+        )
+    if has_aux and call.shape(aux)[:-1] != call.shape(0)[:-1]:
+        raise ValueError(
+            f"input {aux} of dimensions {list(call.shape(aux))} differs from {list(call.shape(0))} in its sequences"
+        )
+    return forward, aux if has_aux and not forward else 0
+
+
+def both_outputs(call: Call, is_merged: bool, forward: int, backward: int) -> tuple[Dimensions, ...]:
+    """Dimensions of the sequences that a bidirectional operation gives: one with both results in it, or two."""
+    if is_merged != len(call.outputs) % 2:
+        raise ValueError(f"merge is {is_merged}, which does not go with {len(call.outputs)} outputs")
+    head = call.shape(0)[:2]
+    return ((*head, forward + backward),) if is_merged else ((*head, forward), (*head, backward))
+
+
+def halves(call: Call, is_merged: bool, forward: int) -> tuple[Array, Array]:
+    """Where the two directions write their sequences, the forward one `forward` wide."""
+    first = call.outputs[0].data
+    return (first[..., :forward], first[..., forward:]) if is_merged else (first, call.outputs[1].data)
+
+
+def ordered(call: Call, index: int) -> Array:
+    """Input `index` as float32, its elements in order."""
+    source = load(call, index)
+    if source.flags.c_contiguous:
+        return source
+    copy = call.scratch(source.shape)
+    call.step(np.copyto, copy, source)
+    return copy
+
+
+def flat(array: Array) -> Array:
+    """`array`, its elements in order, as a matrix with a row for each step of each sequence."""
+    return array.reshape(-1, array.shape[-1])
+
+
+def weights(call: Call, index: int) -> Array:
+    """Weights [outputs, inputs] transposed, as float32; laid out anew only where that is done once."""
+    return call.pack(index, weight_matrix) if call.tensor(index).fixed else load(call, index).T
+
+
+def add_products(call: Call, pairs: Sequence[tuple[Array, Array]], result: Array) -> None:
+    """Write the sum of the products of all `pairs`, [.., inputs] and [inputs, outputs], to `result` [.., outputs]."""
+    for n, (source, matrix) in enumerate(pairs):
+        part = result if n == 0 else call.shared("product", result.shape, np.float32)
+        call.step(np.matmul, source, matrix, part)
+        if n:
+            call.step(np.add, result, part, result)
+
+
+def stacked(call: Call, indices: Iterable[int]) -> Array:
+    """Vectors one above the other, as float32 [vectors, 1, elements]."""
+    vectors = [call.tensor(i) for i in indices]
+    stack = np.empty((len(vectors), 1, *vectors[0].shape), np.float32)  # and no scratch: constants stay in it
+    for row, vector in zip(stack, vectors, strict=True):
+        if vector.fixed:
+            np.copyto(row[0], vector.data)
+        else:
+            call.step(np.copyto, row[0], vector.data)
+    return stack
+
+
+def give(call: Call, view: Array, result: Array) -> None:
+    """Copy `result` to its place in an output unless it is there already."""
+    if result is not view:
+        call.step(np.copyto, view, result, casting="unsafe")

@@ -1,0 +1,124 @@
+"""What convolutions and dense layers share: weights as floats, exact sums of products, and what follows the sums."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..model import Operand
+from ..operation import Array, Call, Tensor
+from ..types import OperandType
+from .real import Bounds, activation_bounds, clamp, round_to
+
+STRIP_BYTES = 1 << 19
+"""Work is cut into strips of about this size, so that what one step writes is still in cache for the next."""
+
+EXACT = 2**24
+"""Below this float32 holds every integer."""
+
+LARGEST = 255
+"""The largest magnitude of an 8-bit value without its zero point."""
+
+
+def strips(batch: int, rows: int, row_bytes: int) -> Iterator[tuple[slice, slice]]:
+    """Cut images of `rows` rows into slices of about STRIP_BYTES: several images, or several rows of one."""
+    images = max(1, STRIP_BYTES // max(1, rows * row_bytes))
+    height = rows if images > 1 else min(rows, max(1, STRIP_BYTES // max(1, row_bytes)))
+    for n in range(0, batch, images):
+        for top in range(0, rows, height):
+            yield slice(n, n + images), slice(top, min(rows, top + height))
+
+
+def widen(tensor: Tensor, axes: tuple[int, ...]) -> Array:
+    """Weights as floats without their zero point, in a type that sums their products over `axes` exactly.
+
+    8-bit data leaves 16 bits of float32 for the weights of one sum; weights that may change count as the largest.
+    """
+    data = tensor.data
+    if data.dtype.itemsize > 1:
+        return data.astype(np.float32, copy=False)
+    weights: Array = np.subtract(data, tensor.zero_point, dtype=np.float32)
+    most = LARGEST * int(np.prod([data.shape[i] for i in axes]))
+    if most * LARGEST >= EXACT and tensor.fixed:
+        most = int(np.abs(weights).sum(axes).max(initial=0.0))  # exact as far as it matters
+    return weights if most * LARGEST < EXACT else weights.astype(np.float64)
+
+
+def weight_matrix(tensor: Tensor) -> Array:
+    """A filter [outputs, ...] as a matrix [terms of one product, outputs], in the order BLAS likes."""
+    weights = widen(tensor, tuple(range(1, len(tensor.shape))))
+    return np.ascontiguousarray(weights.reshape(tensor.shape[0], -1).T)
+
+
+def bias_vector(tensor: Tensor) -> Array:
+    """A bias as floats; float64 for quantised sums, whose biases use all 32 bits."""
+    return tensor.data.astype(np.float64 if tensor.type == OperandType.TENSOR_INT32 else np.float32)
+
+
+def output_factor(call: Call) -> float | Array:
+    """What turns one unit of an integer sum into steps of the output; per output channel when the filter is."""
+    source, weights, bias, out = call.tensor(0), call.tensor(1), call.tensor(2), call.outputs[0]
+    if not out.type.is_quantised:
+        return 1.0
+    if weights.channel_quant is not None:
+        if bias.scale:
+            raise ValueError(f"bias scale {bias.scale} has to be 0 beside a filter with a scale per channel")
+        return np.array(weights.channel_quant[0], np.float32).astype(np.float64) * source.scale / out.scale
+    product = source.scale * weights.scale
+    if abs(product - bias.scale) > 1e-6 * min(product, bias.scale):
+        raise ValueError(f"bias scale {bias.scale} has to be input scale * filter scale = {product}")
+    return product / out.scale
+
+
+def channel_check(channel: int, inputs: Sequence[Operand], _outputs: Sequence[Operand]) -> str | None:
+    """Refuse filters whose scales do not belong to the outputs."""
+    quant = inputs[1].channel_quant
+    if quant is not None and quant[1] != channel:
+        return f"the filter counts channels along dimension {quant[1]}; it has to be {channel}"
+    return None
+
+
+def requantisation_gate(inputs: Sequence[Operand], outputs: Sequence[Operand]) -> int:
+    """Before HAL 1.2 a quantised output had to be coarser than the products it sums."""
+    source, weights, out = inputs[0], inputs[1], outputs[0]
+    return 2 if out.type.is_quantised and out.scale <= source.scale * weights.scale else 0
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """What follows the sums: bias, fused activation, the stored form.
+
+    bias: one number per output channel, the last axis of the sums.
+    factor: steps of a quantised output per unit of the sums.
+    """
+
+    out: Tensor
+    bias: Array
+    factor: float | Array
+    bounds: Bounds
+
+    @classmethod
+    def of(cls, call: Call, activation: int) -> "Finish":
+        """For a call whose inputs 0, 1 and 2 are data, weights and bias."""
+        out = call.outputs[0]
+        return cls(out, call.pack(2, bias_vector), output_factor(call), activation_bounds(activation, out))
+
+    def __call__(self, call: Call, sums: Array, view: Array) -> None:
+        """Turn `sums`, which may be overwritten, into `view`, a part of the output."""
+        if self.out.type.is_quantised:
+            self._requantise(call, sums, view)
+            return
+        call.step(np.add, sums, self.bias, sums)
+        clamp(call, sums, self.bounds)
+        if sums is not view:
+            call.step(np.copyto, view, sums, casting="unsafe")
+
+    def _requantise(self, call: Call, sums: Array, view: Array) -> None:
+        """Scale in float64, round half away from zero, add the zero point, clamp."""
+        wide = sums
+        if sums.dtype != np.float64:
+            wide = call.shared("wide", sums.shape, np.float64)
+            call.step(np.copyto, wide, sums)  # and then add: quicker than to add two types
+        call.step(np.add, wide, self.bias, wide)
+        call.step(np.multiply, wide, self.factor, wide)
+        round_to(call, wide, view, self.out.zero_point, self.bounds)
