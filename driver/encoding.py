@@ -125,18 +125,21 @@ class _Decoder:
         n_operands, n_operations, inputs, outputs = self._next()
         if max(n_operands, n_operations) > _MAX_COUNT:
             raise ValueError(f"{n_operands} operands and {n_operations} operations; at most {_MAX_COUNT} are allowed")
-        operands = [self._operand(*self._next()) for _ in range(n_operands)]
+        operands = [self._operand(n, *self._next()) for n in range(n_operands)]
         operations = [self._operation(*self._next()) for _ in range(n_operations)]
         return Subgraph(operands, operations, inputs, outputs)
 
     def _operand(
-        self, kind: int, dims: Any, scale: float, zero: int, life: int, value: Any, quant: Any, uses: Any
+        self, n: int, kind: int, dims: Any, scale: float, zero: int, life: int, value: Any, quant: Any, uses: Any
     ) -> Operand:
         if not isinstance(kind, int):
             raise TypeError(f"an operand's type is a number, not {type(kind).__name__}")
         if OperandLifeTime(life).is_constant:
             value = self._constant(*value)
-        return Operand(kind, dims, scale, zero, life, value, quant, uses)
+        try:
+            return Operand(kind, dims, scale, zero, life, value, quant, uses)
+        except InvalidModel as error:
+            raise InvalidModel(f"operand {n}: {error}") from None
 
     @staticmethod
     def _operation(kind: str, inputs: Any, outputs: Any) -> Operation:

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from .calls import check_call, match_signature
 from .errors import InvalidModel, did_you_mean
 from .infer import output_dimensions
 from .literal import checked, constant_operand, operand_type
@@ -13,7 +14,7 @@ from .model import Model, Operand, Operation, Subgraph
 from .operation import OperationType, Signature, Tensor, slot_types
 from .ops import OPERATIONS
 from .types import Dimensions, OperandLifeTime, OperandType
-from .validate import check_call, match_signature, validate
+from .validate import validate
 
 
 @dataclass(frozen=True, slots=True)

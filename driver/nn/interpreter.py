@@ -19,13 +19,13 @@ from typing import Any
 import numpy as np
 
 from . import arena
+from .calls import match_signature
 from .errors import ExecutionFailed, OutputInsufficientSize, OutputShapes
 from .model import Model, Operand, Operation
 from .operation import LOOP_TIMEOUT, Array, Call, OperationType, Step, Tensor, steers
 from .ops import OPERATIONS
 from .plan import REFUSALS, Plan, Prepared, Tensors, guarded, output_shapes
 from .types import Dimensions, OperandLifeTime, byte_size
-from .validate import match_signature
 
 _MAX_PLANS = 16
 """Sets of input shapes that a model's plans are kept for."""

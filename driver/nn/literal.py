@@ -7,8 +7,8 @@ import numpy as np
 
 from .errors import InvalidModel, did_you_mean
 from .model import Operand
+from .operands import operand_fault
 from .types import OperandLifeTime, OperandType
-from .validate import operand_fault
 
 _SHORT_NAMES = {
     "float32": OperandType.TENSOR_FLOAT32,

@@ -12,6 +12,8 @@ from .errors import InvalidModel, did_you_mean
 Dimensions = tuple[int, ...]
 MAX_BYTES = 2**32 - 1
 """Largest operand: the HAL counts bytes in 32 bits."""
+LAST_BASE_CODE = 0xFFFF
+"""Types and operations with codes above it belong to extensions."""
 
 
 class OperandType(IntEnum):
@@ -72,6 +74,8 @@ class OperandType(IntEnum):
         try:
             return cls[name] if isinstance(name, str) else cls(name)
         except (KeyError, ValueError):
+            if isinstance(name, int) and name > LAST_BASE_CODE:
+                raise InvalidModel(f"operand type {name} belongs to an extension; none is supported") from None
             hint = did_you_mean(name, cls.__members__) if isinstance(name, str) else ""
             raise InvalidModel(f"{name!r} is no operand type of the HAL{hint}") from None
 

@@ -53,6 +53,16 @@ def test_misspelt_names_are_corrected():
         OperandType.parse("TENSOR_FLOAT_32")
 
 
+def test_extension_types_are_refused():
+    """A code above 0xFFFF is called what it is, and any other that the HAL lacks is refused as well."""
+    for code in (0x10000, 0xFFFFFFFF):
+        with pytest.raises(InvalidModel, match=f"operand type {code} belongs to an extension"):
+            OperandType.parse(code)
+    for code in (-1, 16, 9999, 10002):
+        with pytest.raises(InvalidModel, match=f"^{code} is no operand type"):
+            OperandType.parse(code)
+
+
 @pytest.mark.parametrize(
     ("a", "b", "both"),
     [

@@ -71,7 +71,12 @@ BROKEN_OPERANDS = [
     (2, {"value": np.ones((2, 2))}, "dtype float64; convert it to float32"),
     (2, {"value": np.ones(3, np.float32)}, "12 bytes, the dimensions need 16"),
     (2, {"dimensions": (2, 0)}, "16 bytes, the dimensions need 0"),
-    (2, {"dimensions": (2**31, 2**31)}, "need 18446744073709551616"),
+    (2, {"dimensions": (2**31, 2**31)}, "operand 2 .*need 18446744073709551616 bytes"),
+    (0, {"dimensions": (2**30,)}, r"need 4294967296 bytes; the largest operand has 4294967295"),
+    (1, {"dimensions": (2**16, 2**14)}, "operand 1 .*need 4294967296 bytes"),
+    (4, {"dimensions": (2**32 - 1,) * 32}, "operand 4 .*bytes"),
+    (0, {"dimensions": (1,) * 33}, "rank 33; at most 32"),
+    (2, {"lifetime": "NO_VALUE", "value": None}, "operation 1 .*input 1 is omitted but needed"),
     (2, {"dimensions": ()}, "a rank of at least 1"),
     (3, {"dimensions": (1,)}, "operand 3 .*a scalar has no dimensions"),
     (0, {"lifetime": "CONSTANT", "value": np.ones((2, 2), np.float32)}, "input operand 0 has lifetime CONSTANT_COPY"),
@@ -120,7 +125,9 @@ def test_per_channel_rules(quant, reason):
 
 BROKEN_OPERATIONS = [
     (0, {"type": "RELUX"}, r"operation 0 \(RELUX\): no such operation here; did you mean 'RELU'"),
-    (0, {"type": "OEM_OPERATION"}, "no such operation"),
+    (0, {"type": "102"}, r"operation 0 \(102\): no such operation"),
+    (0, {"type": "OEM_OPERATION"}, "OEM operations are not supported"),
+    (0, {"type": str(7 << 16)}, "extension operations are not supported"),
     (0, {"inputs": (5,)}, "operand 5 does not exist, there are 5"),
     (0, {"inputs": (-1,)}, "operand -1 does not exist"),
     (0, {"outputs": (9,)}, "operand 9 does not exist"),
@@ -207,12 +214,21 @@ def test_reference_cycles_are_refused(graph, length):
         validate(Model(graph, (*graphs[1:], graphs[0])))
 
 
-def test_huge_dimensions_cost_nothing(graph):
-    """A model that claims enormous tensors is looked at without allocating them."""
-    huge = (2**32 - 1,) * 4
-    for index in (0, 1, 4):
-        graph = with_operand(graph, index, dimensions=huge)
-    validate(Model(graph))
+def test_the_largest_operand_costs_nothing(graph):
+    """A model of the largest tensors there are is looked at without allocating them, and so is one of unknown ones."""
+    for dimensions in ((2**30 - 1,), (2**32 - 1, 0, 2**32 - 1)):
+        for index in (0, 1, 4):
+            graph = with_operand(graph, index, dimensions=dimensions)
+        validate(Model(graph))
+
+
+def pool(m, *tail):
+    return m.operation("MAX_POOL_2D", m.input("float32", (1, 2, 2, 1)), 1, 1, 1, 1, 1, 0, *tail)
+
+
+def conv(m, *tail):
+    x, w = m.input("float32", (1, 2, 2, 1)), np.ones((1, 1, 1, 1), np.float32)
+    return m.operation("CONV_2D", x, w, np.zeros(1, np.float32), 1, 1, 1, 0, *tail)
 
 
 @pytest.mark.parametrize(
@@ -224,8 +240,21 @@ def test_huge_dimensions_cost_nothing(graph):
         (lambda m: m.operation("ADD", m.input("int32", (2,)), [1], 0), 3),
         (lambda m: m.operation("RELU", m.input("quant8_asymm_signed", (2,), scale=1.0)), 3),
         (lambda m: m.operation("RELU", m.input("float32", ())), 2),
-        (lambda m: m.operation("MAX_POOL_2D", m.input("float32", (1, 2, 2, 1)), 1, 1, 1, 1, 1, 0), 0),
-        (lambda m: m.operation("MAX_POOL_2D", m.input("float32", (1, 2, 2, 1)), 1, 1, 1, 1, 1, 0, False), 2),
+        (pool, 0),
+        (lambda m: m.operation("MAX_POOL_2D", m.input("float32", (1, 2, 2, 1)), 1, 1, 1, 1, 1, 0, False), 0),
+        (lambda m: m.operation("MAX_POOL_2D", m.input("float32", (1, 2, 2, 1)), 1, 1, 1, 1, 1, 0, True), 2),
+        (
+            lambda m: m.operation(
+                "MAX_POOL_2D", m.input("float32", (1, 2, 2, 1)), 1, 1, 1, 1, 1, 0, m.input("BOOL", ())
+            ),
+            2,
+        ),
+        (lambda m: m.operation("RESIZE_BILINEAR", m.input("float32", (1, 2, 2, 1)), 1, 1, False, False, False), 0),
+        (lambda m: m.operation("RESIZE_BILINEAR", m.input("float32", (1, 2, 2, 1)), 1.0, 1.0, False), 2),
+        (lambda m: conv(m, False, 1, 1), 0),
+        (lambda m: conv(m, False, 1, 2), 2),
+        (lambda m: m.operation("SOFTMAX", m.input("float32", (2, 2)), 1.0, -1), 0),
+        (lambda m: m.operation("SOFTMAX", m.input("float32", (2, 2)), 1.0, 1), 2),
         (lambda m: m.operation("RESIZE_BILINEAR", m.input("float32", (1, 2, 2, 1)), 1, 1, False, True), 3),
         (lambda m: m.operation("SOFTMAX", m.input("float32", (2, 2)), 1.0), 0),
         (lambda m: m.operation("SOFTMAX", m.input("float32", (2,)), 1.0), 2),
@@ -234,7 +263,15 @@ def test_huge_dimensions_cost_nothing(graph):
     ],
 )
 def test_required_version(build, version):
-    """The oldest HAL version a model can be put to follows from types, forms and quantisation."""
+    """The oldest HAL version a model can be put to follows from types, forms, quantisation and trailing defaults."""
     m = ModelBuilder()
     m.output(build(m))
     assert required_version(m.build()) == version
+
+
+def test_a_relaxed_model_needs_1_1(graph):
+    """Relaxed computation came with HAL 1.1, control flow with 1.3; what nothing reads does not count."""
+    assert required_version(Model(graph)) == 0
+    assert required_version(Model(graph, relaxed=True)) == 1
+    unread = constant("TENSOR_FLOAT16", np.ones(1, np.float16))
+    assert required_version(Model(edit(graph, operands=(*graph.operands, unread)))) == 0

@@ -1,0 +1,98 @@
+"""The rules that an operand has to keep by itself: dimensions, quantisation, lifetime and value."""
+
+import numpy as np
+
+from .model import Operand
+from .operation import ANY_RANK
+from .types import MAX_BYTES, ZERO_POINTS, OperandLifeTime, OperandType, byte_size
+
+_L, _T = OperandLifeTime, OperandType
+SMALLEST_SCALE = float(np.finfo(np.float32).smallest_subnormal)
+LARGEST_SCALE = float(np.finfo(np.float32).max)
+
+
+def operand_fault(operand: Operand, referenced: int) -> str | None:
+    """What is wrong with an operand by itself, or None. `referenced` subgraphs exist."""
+    return (
+        _dimensions_fault(operand)
+        or _size_fault(operand)
+        or _quantisation_fault(operand)
+        or _channel_fault(operand)
+        or _value_fault(operand, referenced)
+    )
+
+
+def _dimensions_fault(operand: Operand) -> str | None:
+    dimensions = list(operand.dimensions)
+    if operand.type in (_T.OEM, _T.TENSOR_OEM_BYTE):
+        return "OEM operands are not supported"
+    if operand.type.is_scalar and dimensions:
+        return f"a scalar has no dimensions, not {dimensions}"
+    if operand.lifetime.is_constant and not operand.type.is_scalar and not dimensions:
+        return "a constant tensor needs a rank of at least 1"
+    return None
+
+
+def _size_fault(operand: Operand) -> str | None:
+    """The HAL counts bytes in 32 bits, and numpy has a largest rank."""
+    dimensions, size = list(operand.dimensions), byte_size(operand.type, operand.dimensions)
+    if len(dimensions) > ANY_RANK[-1]:
+        return f"rank {len(dimensions)}; at most {ANY_RANK[-1]} is supported"
+    if any(not 0 <= d < 2**32 for d in dimensions):
+        return f"dimensions {dimensions} have to be in 0..2^32-1"
+    return (
+        f"dimensions {dimensions} need {size} bytes; the largest operand has {MAX_BYTES}" if size > MAX_BYTES else None
+    )
+
+
+def _quantisation_fault(operand: Operand) -> str | None:
+    scale, zero_point = operand.scale, operand.zero_point
+    if operand.type in ZERO_POINTS:
+        first, last = ZERO_POINTS[operand.type]
+        if not SMALLEST_SCALE <= scale <= LARGEST_SCALE:
+            return f"scale {scale} has to be above 0 and a finite float32"
+        if not first <= zero_point <= last:
+            return f"zero point {zero_point} has to be in {first}..{last}"
+        return None
+    if operand.type == _T.TENSOR_INT32:
+        if not 0 <= scale <= LARGEST_SCALE:
+            return f"scale {scale} has to be at least 0 and a finite float32"
+    elif scale != 0:
+        return f"scale {scale} has to be 0"
+    return f"zero point {zero_point} has to be 0" if zero_point else None
+
+
+def _channel_fault(operand: Operand) -> str | None:
+    if operand.type != _T.TENSOR_QUANT8_SYMM_PER_CHANNEL:
+        return "only TENSOR_QUANT8_SYMM_PER_CHANNEL has channel_quant" if operand.channel_quant is not None else None
+    if operand.channel_quant is None:
+        return "channel_quant is missing"
+    scales, channel = operand.channel_quant
+    if not 0 <= channel < len(operand.dimensions):
+        return f"channel dimension {channel} has to be below the rank {len(operand.dimensions)}"
+    if operand.dimensions[channel] == 0 or operand.dimensions[channel] != len(scales):
+        return f"{len(scales)} scales for {operand.dimensions[channel]} channels"
+    fine = all(SMALLEST_SCALE <= s <= LARGEST_SCALE for s in scales)
+    return None if fine else "every channel scale has to be above 0 and a finite float32"
+
+
+def _value_fault(operand: Operand, referenced: int) -> str | None:
+    lifetime, value = operand.lifetime, operand.value
+    if (operand.type == _T.SUBGRAPH) != (lifetime == _L.SUBGRAPH):
+        return f"lifetime {lifetime.name} does not belong to type {operand.type.name}"
+    if lifetime == _L.SUBGRAPH:
+        known = isinstance(value, int) and 0 <= value < referenced
+        return None if known else f"subgraph {value!r} is not one of the {referenced} referenced subgraphs"
+    if not lifetime.is_constant:
+        return f"an operand of lifetime {lifetime.name} has no value" if value is not None else None
+    return _constant_fault(operand)
+
+
+def _constant_fault(operand: Operand) -> str | None:
+    value, dtype = operand.value, operand.type.dtype
+    if not isinstance(value, np.ndarray | np.generic):
+        return f"the value of a constant has to be an ndarray, not {type(value).__name__}"
+    if value.dtype not in (dtype, np.dtype(np.uint8)) and not (value.dtype == np.bool_ and dtype.itemsize == 1):
+        return f"the value has dtype {value.dtype}; convert it to {dtype}"
+    size = byte_size(operand.type, operand.dimensions)
+    return None if value.nbytes == size else f"the value has {value.nbytes} bytes, the dimensions need {size}"

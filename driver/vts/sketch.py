@@ -1,0 +1,158 @@
+"""A model that is being drawn at random: its operands, and the choices, which hypothesis makes and shrinks."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from driver.nn import OPERATIONS, Model, ModelBuilder, OperandType, Value
+from driver.nn.operation import LETTERS, declared
+from driver.nn.types import ZERO_POINTS, Dimensions
+
+Array = NDArray[Any]
+LEVELS = ("strict", "medium", "relaxed", "conv")
+"""How far devices may be apart, from what is only moved to what is summed up."""
+SCALES = (1.0, 0.5, 0.25, 0.1)
+LONGEST = 4
+"""Elements along one axis of a fresh tensor, at most."""
+RANKS = (1, 2, 3, 4)
+_DRAWN_TYPES = tuple(LETTERS[letter] for letter in "fhqsib")
+_Item = TypeVar("_Item")
+
+
+def types_of(operation: str) -> list[OperandType]:
+    """The types that T of an operation may be, of those that are drawn."""
+    known = {t for signature in OPERATIONS[operation].signatures for t in signature.versions()}
+    return [t for t in _DRAWN_TYPES if t in known]
+
+
+def data(kind: OperandType, shape: Dimensions, seed: int, low: float = -1.0, high: float = 1.0) -> Array:
+    """Elements that keep sums and products of several operations well within every type."""
+    rng = np.random.default_rng(seed)
+    if kind.is_quantised or kind == OperandType.TENSOR_QUANT8_SYMM_PER_CHANNEL:
+        info = np.iinfo(kind.dtype)
+        return rng.integers(info.min, info.max + 1, shape).astype(kind.dtype)
+    if kind == OperandType.TENSOR_BOOL8:
+        return rng.integers(0, 2, shape).astype(np.uint8)
+    if kind.dtype.kind == "i":
+        return rng.integers(int(5 * low), int(5 * high) + 1, shape).astype(kind.dtype)
+    return rng.uniform(low, high, shape).astype(kind.dtype)
+
+
+class Sketch:
+    """A model in the making, and the feeds of its inputs.
+
+    draw: hypothesis's, of the strategy at work; every choice goes through it, the simplest first, so that what fails
+        can be shrunk.
+    level: the widest tolerance that its operations ask for.
+    """
+
+    def __init__(self, draw: Callable[[Any], Any]) -> None:
+        self.draw = draw
+        self._builder = ModelBuilder()
+        self._tensors: list[Value] = []
+        self._exact: set[int] = set()
+        self._unread: list[Value] = []
+        self.feeds: list[Array] = []
+        self.level = LEVELS[0]
+
+    def integer(self, low: int, high: int) -> int:
+        """A number from `low`, the simplest, to `high`."""
+        from hypothesis import strategies as st
+
+        return int(self.draw(st.integers(low, high)))
+
+    def flag(self) -> bool:
+        """False or true."""
+        return self.integer(0, 1) == 1
+
+    def choice(self, items: Sequence[_Item]) -> _Item:
+        """One of `items`; the first is the simplest."""
+        return items[self.integer(0, len(items) - 1)]
+
+    def axis(self, rank: int) -> int:
+        """An axis of a tensor, from the front or from the back."""
+        return self.integer(0, rank - 1) - rank * self.flag()
+
+    def tensor(
+        self,
+        types: Sequence[OperandType],
+        ranks: Sequence[int] = RANKS,
+        *,
+        exact: bool = False,
+        fits: Callable[[Dimensions], bool] = lambda _shape: True,
+        shape: Callable[[], Dimensions] | None = None,
+    ) -> Value:
+        """A tensor of one of `types`: one that is there and `fits`, or a fresh one.
+
+        exact: only one that all devices agree on to the last bit, for operations that jump.
+        shape: draws the dimensions of a fresh one.
+        """
+        known = [
+            v
+            for v in self._tensors
+            if v.operand.type in types
+            and len(v.operand.dimensions) in ranks
+            and (not exact or v.index in self._exact)
+            and fits(v.operand.dimensions)
+        ]
+        chosen = self.integer(0, len(known))
+        if chosen:
+            return known[-chosen]
+        kind = self.choice(types)
+        return self.fresh(kind, shape() if shape else self.shape(self.choice(ranks)))
+
+    def shape(self, rank: int) -> Dimensions:
+        """Dimensions of a fresh tensor."""
+        return tuple(self.integer(1, LONGEST) for _ in range(rank))
+
+    def image(self) -> Dimensions:
+        """Dimensions of a fresh tensor for operations on images, in either layout."""
+        return (self.integer(1, 2), *(self.integer(1, 5) for _ in range(3)))
+
+    def fresh(
+        self, kind: OperandType, shape: Dimensions, *, low: float = -1.0, high: float = 1.0, **quant: Any
+    ) -> Value:
+        """A new input or constant. quant: scale, zero_point or channel_quant where they are not to be drawn."""
+        array = data(kind, shape, self.integer(0, 255), low, high)
+        if kind in ZERO_POINTS and not quant:
+            quant = self.quantisation(kind)
+        if self.flag() and self.feeds:
+            value = self._builder.constant(array, dtype=kind, **quant)
+        else:
+            value = self._builder.input(kind, shape, **quant)
+            self.feeds.append(array)
+        self._tensors.append(value)
+        self._exact.add(value.index)
+        return value
+
+    def quantisation(self, kind: OperandType) -> dict[str, Any]:
+        """A scale and a zero point for a tensor of this type; nothing where there are none."""
+        if kind not in ZERO_POINTS:
+            return {}
+        first, last = ZERO_POINTS[kind]
+        return {"scale": self.choice(SCALES), "zero_point": self.choice(((first + last + 1) // 2, first, last - 3))}
+
+    def result(self, operation: str, kind: OperandType, above: float = 0.0) -> dict[str, Any]:
+        """What to ask for a result of this type: its quantisation, where that is free. above: limit of the scale."""
+        if OPERATIONS[operation].quantisation is not declared or kind not in ZERO_POINTS:
+            return {}
+        asked = self.quantisation(kind)
+        return {**asked, "scale": asked["scale"] if asked["scale"] > above else above * 2}
+
+    def add(self, operation: str, *args: Any, level: str = "strict", **asked: Any) -> None:
+        """Add an operation. level: how far devices may be apart over it."""
+        read = [a for a in args if isinstance(a, Value)]
+        results = self._builder.operation(operation, *args, **asked)
+        results = results if isinstance(results, tuple) else (results,)
+        if level == LEVELS[0] and all(v.index in self._exact for v in read):
+            self._exact.update(v.index for v in results)
+        self.level = max(self.level, level, key=LEVELS.index)
+        self._unread = [v for v in self._unread if v not in read] + list(results)
+        self._tensors += [v for v in results if not v.operand.type.is_scalar]
+
+    def model(self) -> Model:
+        """The model; whatever nothing reads is an output."""
+        self._builder.output(*self._unread)
+        return self._builder.build()
