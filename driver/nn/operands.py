@@ -40,9 +40,7 @@ def _size_fault(operand: Operand) -> str | None:
         return f"rank {len(dimensions)}; at most {ANY_RANK[-1]} is supported"
     if any(not 0 <= d < 2**32 for d in dimensions):
         return f"dimensions {dimensions} have to be in 0..2^32-1"
-    return (
-        f"dimensions {dimensions} need {size} bytes; the largest operand has {MAX_BYTES}" if size > MAX_BYTES else None
-    )
+    return f"dimensions {dimensions} need {size} bytes, larger than 4 GiB" if size > MAX_BYTES else None
 
 
 def _quantisation_fault(operand: Operand) -> str | None:

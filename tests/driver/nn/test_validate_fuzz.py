@@ -21,6 +21,7 @@ from driver.nn import (
     required_version,
     validate,
 )
+from driver.nn.types import byte_size
 from driver.vts.graphs import graphs
 from driver.vts.sketch import data
 
@@ -137,17 +138,21 @@ def feed(operand):
     return data(operand.type, tuple(d or 1 for d in shape), 0)
 
 
-SAID = {"refused": r"operand|operation", "failed": r"^operation \d+ \(\w+\): .", "computed": r"^$"}
+SAID = {"refused": r"operand|operation", "failed": r"^operation \d+ \(\w+\): .", "computed": r"^$", "untried": r"^$"}
+LARGEST_INPUT = 1 << 20
+"""Bytes of an input that are fed."""
 
 
 def outcome(model):
-    """What becomes of a model: refused, failed or computed, and what was said. Anything else is raised."""
+    """What becomes of a model (refused, failed, computed, too large to try) and what was said; all else is raised."""
     try:
         validate(model)
     except InvalidModel as error:
         return "refused", str(error)
     assert 0 <= required_version(model) <= 3
     main = model.main
+    if any(byte_size(main.operands[i].type, main.operands[i].dimensions) > LARGEST_INPUT for i in main.inputs):
+        return "untried", ""
     try:
         bound = Interpreter(model).bind([feed(main.operands[i]) for i in main.inputs])
         bound.run()
