@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from driver.vts import burst, caching, device, memory, model, operations, qos, request
+from driver.vts import burst, caching, device, memory, model, operations, qos, random_graphs, request
 from driver.vts.forms import generated
 
 if TYPE_CHECKING:
@@ -22,16 +22,21 @@ _EVERYTHING = 10**9
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """How much is tested: of how many samples the mutations, how many cases of an operation, how many in bursts."""
+    """How much is tested: of how many samples the mutations, how many cases of an operation, how many in bursts.
+
+    mixed, alone: how many random graphs, of all operations together and of each one alone.
+    """
 
     samples: int
     cases: int
     in_bursts: int
+    mixed: int
+    alone: int
 
 
-SMOKE = Scope(samples=1, cases=1, in_bursts=1)
-USUAL = Scope(samples=3, cases=_EVERYTHING, in_bursts=2)
-ALL = Scope(samples=_EVERYTHING, cases=_EVERYTHING, in_bursts=_EVERYTHING)
+SMOKE = Scope(samples=1, cases=1, in_bursts=1, mixed=20, alone=0)
+USUAL = Scope(samples=3, cases=_EVERYTHING, in_bursts=2, mixed=200, alone=5)
+ALL = Scope(samples=_EVERYTHING, cases=_EVERYTHING, in_bursts=_EVERYTHING, mixed=3000, alone=100)
 
 
 def catalogue(cases: Iterable[Case] = (), scope: Scope = USUAL) -> Iterator[Test]:
@@ -42,6 +47,7 @@ def catalogue(cases: Iterable[Case] = (), scope: Scope = USUAL) -> Iterator[Test
         model.tests(scope.samples),
         request.tests(scope.samples),
         operations.tests(_some(chain(cases, generated()), scope.cases), scope.in_bursts),
+        random_graphs.tests(scope.mixed, scope.alone),
         burst.tests(),
         memory.tests(),
         caching.tests(),

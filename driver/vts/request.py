@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from functools import partial
-from importlib import import_module
-from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from burst import ErrorStatus, Malformed, Memory
 from driver.vts import bench
 from driver.vts.bench import Place, output_sizes, request
 from driver.vts.kit import Test, check, skip
+from driver.vts.mutations import request_mutations
 from driver.vts.operations import check_bare, prepared
 from driver.vts.samples import SAMPLES, sample
 
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
     from driver.vts.bench import Execute
     from driver.vts.target import Target
 
-_MUTATIONS = "driver.vts.mutations"
 _ROOM = 4096  # bytes for each argument
 
 
@@ -32,14 +30,6 @@ def tests(samples: int) -> Iterator[Test]:
         yield Test(f"request/{name}/valid", partial(execute, name))
         for mutation, _ in request_mutations(valid(name)):
             yield Test(f"request/{name}/{mutation}", partial(refuse, name, mutation))
-
-
-def request_mutations(request: Request) -> Iterator[tuple[str, Request]]:
-    """Broken variations of a request, each with its name."""
-    if find_spec(_MUTATIONS) is None:
-        return iter(())
-    mutations: Iterator[tuple[str, Request]] = import_module(_MUTATIONS).request_mutations(request)
-    return mutations
 
 
 def valid(name: str) -> Request:
