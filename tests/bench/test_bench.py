@@ -86,7 +86,7 @@ def run(script, tmp_path, *options):
     [
         ("burst_roundtrip.py", ["--peers", "none"], BURST_ROWS, 6),
         ("burst_frame.py", ["--peers", "none"], FRAME_ROWS, 1),
-        ("burst_depth.py", [], DEPTH_ROWS, 2),
+        pytest.param("burst_depth.py", [], DEPTH_ROWS, 2, marks=pytest.mark.stress),
         ("queue_roundtrip.py", ["--peers", "none"], QUEUE_ROWS, 6),
         pytest.param(
             "queue_roundtrip.py",
@@ -95,7 +95,7 @@ def run(script, tmp_path, *options):
             6,
             marks=pytest.mark.stress,
         ),
-        ("prepare_interference.py", [], INTERFERENCE_ROWS, 2),
+        pytest.param("prepare_interference.py", [], INTERFERENCE_ROWS, 2, marks=pytest.mark.stress),
     ],
 )
 def test_a_script_measures_every_row_it_promises(tmp_path, script, options, rows, budgets):

@@ -45,26 +45,15 @@ def race(emulated, program, seed, milliseconds):
     return out
 
 
-@pytest.mark.parametrize("program", PROGRAMS)
-def test_a_program_runs_on_aarch64(emulated, program):
-    """Its claims hold there too, for as long as a test may take."""
-    race(emulated, program, 1, 600)
-
-
-def test_no_schedule_loses_a_wake_up_on_aarch64(emulated):
-    """The explorer of schedules, which has futexes of its own, finds nothing there either."""
-    emulated("schedules.c", SCHEDULED, ("-include", "scheduled.h"))("1")
-
-
 @pytest.mark.stress
 @pytest.mark.parametrize("program", PROGRAMS)
-def test_a_program_runs_on_aarch64_for_long(emulated, program):
-    """The same for half a minute, from a printed seed."""
+def test_a_program_runs_on_aarch64(emulated, program):
+    """Its claims hold there too, for half a minute, from a printed seed."""
     seed = random.randrange(2**32)
     print(f"seed {seed}, 30 s:", race(emulated, program, seed, 30_000))
 
 
 @pytest.mark.stress
-def test_no_schedule_loses_a_wake_up_on_aarch64_with_three_preemptions(emulated):
-    """The same with every schedule of up to three preemptions."""
+def test_no_schedule_loses_a_wake_up_on_aarch64(emulated):
+    """The explorer of schedules finds nothing there either, with every schedule of up to three preemptions."""
     print(emulated("schedules.c", SCHEDULED, ("-include", "scheduled.h"))("3", timeout=600))

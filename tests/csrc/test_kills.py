@@ -61,9 +61,9 @@ def available_megabytes():
 
 
 def test_a_kill_between_instructions_strands_nobody(build):
-    """Killed in a write, read, commit, exchange, wake, stop or release, after every third instruction of it, a process
+    """Killed in a write, read, commit, exchange, wake, stop or release, after every fifth instruction of it, a process
     leaves nobody asleep for more than 100 ms, and a queue that a successor can use."""
-    print(stepped(build, 3, random.randrange(3)))
+    print(stepped(build, 5, random.randrange(5)))
 
 
 @pytest.mark.stress

@@ -369,8 +369,8 @@ def unreached(out):
 
 
 @pytest.mark.parametrize(
-    "model", [pytest.param(name, marks=pytest.mark.stress if name == "queue" else ()) for name in SMALL]
-)  # eight seconds
+    "model", [pytest.param(name, marks=pytest.mark.stress if name in {"queue", "overwrite"} else ()) for name in SMALL]
+)  # eight seconds, and six
 def test_a_model_holds_in_small_bounds(explore, model):
     """Every execution is tried and none breaks an assertion or leaves anybody asleep; together the configurations take
     every step that the model has."""

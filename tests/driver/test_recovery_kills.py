@@ -180,11 +180,11 @@ def _patient(monkeypatch):
 
 
 def test_random_kills(place, kit):
-    """Twenty kills of an engine, a service, both or a client (seed 4): every result comes once, and is right."""
-    kills, results, slow, _ = random_kills(kit, place, 4, 20)
-    assert kills == 20
+    """Eight kills of an engine, a service, both or a client (seed 4): every result comes once, and is right."""
+    kills, results, slow, _ = random_kills(kit, place, 4, 8)
+    assert kills == 8
     assert results > kills
-    assert len(slow) > 5
+    assert len(slow) > 2
     assert max(slow) < BOUND
 
 

@@ -81,7 +81,7 @@ def test_network_finds_the_objects_of_scenes_it_never_saw():
     agreement, frame = Agreement(), np.empty(FRAME, np.uint8)
     outputs = [np.empty(shape, np.float32) for shape in OUTPUTS]
     network = Interpreter(build_model()).bind([frame], [output.reshape(-1).view(np.uint8) for output in outputs])
-    for seed in range(UNSEEN_SCENE, UNSEEN_SCENE + 6):
+    for seed in range(UNSEEN_SCENE, UNSEEN_SCENE + 3):
         scene = Scene(seed)
         for _ in range(10):
             scene.advance(19)
