@@ -147,6 +147,23 @@ def one(operator, *inputs, result=(2, 3), **fields):
     return w.file(outputs if isinstance(outputs, list) else [outputs])
 
 
+def lstm_of_vectors():
+    w = Writer()
+    x, vector = w.input((2, 3)), w.random((4,))
+    states = [w.variable((2, 4)), w.variable((2, 4))]
+    gates = [vector] * 8 + [-1] * 3 + [vector] * 4
+    return w.file([w.operator("LSTM", [x, *gates, -1, -1, *states], (2, 4), FusedActivationFunction=4)])
+
+
+def dense_of(rows, units):
+    w = Writer()
+    x = w.tensor((rows, 8, 4), "int8", scale=0.5)
+    w.inputs.append(x)
+    weights = w.random((units, 4), "int8", scale=[0.5] * units)
+    fields = {"scale": 1.0, "KeepNumDims": True}
+    return w.file([w.operator("FULLY_CONNECTED", [x, weights], (rows, 8, units), "int8", **fields)])
+
+
 F, I, B = ((2, 3), "float32"), ((2, 3), "int32"), ((2, 3), "bool")
 Q8 = {"scale": 0.5, "zero_point": 0}
 REFUSED = {
@@ -180,6 +197,13 @@ REFUSED = {
     ),
     "a padding that is none": (lambda: one("MAX_POOL_2D", Padding=7), "MAX_POOL_2D", "padding 7"),
     "too few inputs": (lambda: one("ADD", F), "ADD", "input 1 is missing"),
+    "a slope that is no number": (
+        lambda: one("LEAKY_RELU", I, dtype="int32", Alpha=np.nan),
+        "LEAKY_RELU",
+        "no such PRELU",
+    ),
+    "weights that are no matrix": (lstm_of_vectors, "LSTM", "there have to be 2"),
+    "more rows than 32 bits count": (lambda: dense_of(2**28, units=16), "FULLY_CONNECTED", "fit into 32 bits"),
     "the main subgraph inside itself": (lambda: one("IF", B, ThenSubgraphIndex=0), "IF", "main subgraph"),
     "a subgraph that does not exist": (lambda: one("IF", B, ThenSubgraphIndex=3), "IF", "subgraph 3 does not exist"),
 }
@@ -250,3 +274,9 @@ def test_the_page_lists_every_operator():
     (count, listed) = re.search(r"(\d+) builtin\s+operators:\n([A-Z0-9_,\s]+)\.", page).groups()
     assert int(count) == len(TABLE)
     assert re.split(r",\s+", listed.strip()) == sorted(TABLE)
+
+
+def test_a_slope_that_float16_cannot_hold(load):
+    """It is infinite, and nobody is warned of it."""
+    model = load(one("LEAKY_RELU", ((2, 3), "float16"), dtype="float16", Alpha=1e30))
+    assert np.isinf(model.main.operands[model.main.operations[0].inputs[1]].value).all()
