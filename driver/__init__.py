@@ -13,7 +13,8 @@ from burst.errors import (
 )
 from burst.memory import Memory
 from driver.devices import devices
-from driver.errors import DeviceFailed, DeviceNotFound, DriverError, InvalidModel
+from driver.errors import DeviceFailed, DeviceNotFound, DriverError, ImportFailed, InvalidModel
+from driver.importers import load
 from driver.interface import Device, DeviceInfo, PreparedModel
 from driver.nn import Model, ModelBuilder, Operand, Operation, Subgraph
 from driver.prepared import RemotePreparedModel
@@ -29,6 +30,7 @@ __all__ = [
     "DeviceUnavailable",
     "DriverError",
     "GeneralFailure",
+    "ImportFailed",
     "InvalidArgument",
     "InvalidModel",
     "Memory",
@@ -48,4 +50,5 @@ __all__ = [
     "Subgraph",
     "connect",
     "devices",
+    "load",
 ]

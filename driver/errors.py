@@ -7,6 +7,7 @@
     ├── ExecutionFailed                an operation could not be computed (inside a device)
     ├── LoopTimeout                    a WHILE went on for too long (inside a device)
     ├── OutputInsufficientSize         an output's memory was too small (inside a device)
+    ├── ImportFailed (ValueError)      a model file is damaged, or holds what the HAL cannot say; the operator is named
     ├── DeviceNotFound (LookupError)   no device of that name is installed
     └── DeviceFailed                   its process did not start, or ended while starting; its log is named
 
@@ -16,6 +17,17 @@ An execution's own errors are burst's (`burst.StatusError` and its classes, `bur
 from __future__ import annotations
 
 from driver.nn.errors import DriverError, ExecutionFailed, InvalidModel, LoopTimeout, OutputInsufficientSize
+
+
+class ImportFailed(DriverError, ValueError):
+    """A model file is damaged, of an unknown format, or holds what the HAL cannot say. Nothing was kept of it.
+
+    operator, index: which one could not be mapped and its place in the file; None when it is about the file itself.
+    """
+
+    def __init__(self, reason: str, operator: str | None = None, index: int | None = None) -> None:
+        super().__init__(reason if operator is None else f"operator {index} ({operator}): {reason}")
+        self.operator, self.index = operator, index
 
 
 class DeviceNotFound(DriverError, LookupError):
@@ -31,6 +43,7 @@ __all__ = [
     "DeviceNotFound",
     "DriverError",
     "ExecutionFailed",
+    "ImportFailed",
     "InvalidModel",
     "LoopTimeout",
     "OutputInsufficientSize",

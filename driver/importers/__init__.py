@@ -1,0 +1,5 @@
+"""Model files of other frameworks, read as models of the HAL. A file is untrusted input."""
+
+from driver.importers.files import load
+
+__all__ = ["load"]

@@ -1,0 +1,230 @@
+"""One operator of a .tflite file on its way to operations of the HAL.
+
+A function of the table gets a `Call` and emits what the operator becomes:
+
+    def _square(call: Call) -> None:
+        call.emit("MUL", call.input(0), call.input(0), 0)
+
+Arguments of `emit` are references to operands, numbers (INT32, FLOAT32 or BOOL scalars), arrays (constants) or None (an
+omitted tensor). A result whose scale the HAL fixes, and the file wants otherwise, is brought to the file's.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from driver.errors import ImportFailed, InvalidModel
+from driver.nn import OPERATIONS, Operand, OperandLifeTime, OperandType, Operation
+from driver.nn.operation import Tensor as Shaped
+from driver.nn.types import Dimensions
+from driver.nn.validate import check_call, match_signature
+
+from .guarded import Array
+from .tflite_file import Operator, Tensor
+from .tflite_graph import FLOATS, Graph, Ref
+
+_ACTIVATIONS = {1: "RELU", 2: "RELU1", 3: "RELU6", 4: "TANH"}
+
+
+class Call:
+    """One operator and the graph that it becomes part of."""
+
+    def __init__(self, graph: Graph, operator: Operator, options: Any) -> None:
+        self.graph, self.operator, self.options = graph, operator, options
+        self._after: list[tuple[str, Ref, Ref]] = []
+
+    def __len__(self) -> int:
+        return len(self.operator.inputs)
+
+    def given(self, position: int) -> bool:
+        """Whether the operator has an input at `position`."""
+        return position < len(self) and self.operator.inputs[position] != -1
+
+    def number(self, position: int) -> int:
+        """The tensor that input `position` is."""
+        if not self.given(position):
+            raise ImportFailed(f"input {position} is missing")
+        return self.operator.inputs[position]
+
+    def tensor(self, position: int) -> Tensor:
+        """Input `position` as the file describes it."""
+        return self.graph.source.tensor(self.number(position))
+
+    def result(self, position: int) -> Tensor:
+        """Output `position` as the file describes it."""
+        if position >= len(self.operator.outputs):
+            raise ImportFailed(f"output {position} is missing")
+        return self.graph.source.tensor(self.operator.outputs[position])
+
+    def input(self, position: int) -> Ref:
+        """The operand of input `position`."""
+        return self.graph.read(self.number(position))
+
+    def optional(self, position: int) -> Ref | None:
+        """The operand of an input that may be omitted."""
+        return self.input(position) if self.given(position) else None
+
+    def weights(self, position: int, x: int = 0) -> Ref:
+        """Input `position`, in float32 when input `x` is; the file may store such weights smaller."""
+        is_float = self.tensor(x).type == "FLOAT32"
+        return self.graph.floats(self.number(position)) if is_float else self.input(position)
+
+    def optional_weights(self, position: int) -> Ref | None:
+        """Weights that may be omitted."""
+        return self.weights(position) if self.given(position) else None
+
+    def output(self, position: int = 0, then: str | None = None) -> Ref:
+        """The operand to write output `position` to. then: the operation that shall still be applied to it."""
+        target = self.graph.write(self.result(position).index)
+        if then is None:
+            return target
+        if then == "TANH" and self.result(position).type not in FLOATS:
+            raise ImportFailed("TANH is fused into it, and the file does not say the scale in between")
+        before = self.graph.like(target)
+        self._after.append((then, before, target))
+        return before
+
+    def finish(self) -> None:
+        """Apply what was put off."""
+        for kind, before, target in self._after:
+            self.emit(kind, before, to=[target])
+
+    def values(self, position: int) -> Array:
+        """The values of input `position`, which has to be constant, for what the HAL wants to know beforehand."""
+        number = self.number(position)
+        info = self.graph.source.tensor(number)
+        if info.data is None and not (info.is_empty and not self.graph.is_computed(number)):
+            raise ImportFailed(f"input {position}, {info}, has to be a constant")
+        return np.zeros(0, np.int32) if info.data is None else info.data
+
+    def integers(self, position: int) -> list[int]:
+        """A constant input as a list of integers."""
+        if self.tensor(position).type not in ("INT32", "INT64"):
+            raise ImportFailed(f"input {position}, {self.tensor(position)}, has to hold integers")
+        return [int(v) for v in self.values(position).reshape(-1)]
+
+    def integer(self, position: int) -> int:
+        """A constant input as one integer."""
+        values = self.integers(position)
+        if len(values) != 1:
+            raise ImportFailed(f"input {position} has {len(values)} values; it has to be one")
+        return values[0]
+
+    def rank(self, position: int) -> int:
+        """The rank of input `position`, which has to be known."""
+        shape = self.tensor(position).shape
+        if shape is None:
+            raise ImportFailed(f"input {position}, {self.tensor(position)}, has to be of a known rank")
+        return len(shape)
+
+    def shape(self, position: int, rank: int | None = None) -> Dimensions:
+        """The dimensions of input `position`, all of them known, and as many as `rank` says."""
+        shape = known(self.tensor(position))
+        if rank not in (None, len(shape)):
+            raise ImportFailed(f"input {position} has dimensions {list(shape)}; there have to be {rank}")
+        return shape
+
+    def result_shape(self, position: int = 0) -> Dimensions:
+        """The dimensions of output `position`, all of them known."""
+        return known(self.result(position))
+
+    def activation(self) -> tuple[int, str | None]:
+        """The fused activation: the HAL's code for it, and the operation to apply afterwards where it has none."""
+        code = self.options.FusedActivationFunction()
+        if code in (0, 1, 2, 3):
+            return code, None
+        return 0, self.following_activation()
+
+    def following_activation(self) -> str | None:
+        """The fused activation as an operation of its own."""
+        code = self.options.FusedActivationFunction()
+        if code and code not in _ACTIVATIONS:
+            raise ImportFailed(f"fused activation {code} has no counterpart in the HAL")
+        return _ACTIVATIONS.get(code)
+
+    def temporary(self, ref: Ref, dimensions: Sequence[int]) -> Ref:
+        """A temporary that is as `ref` but for its dimensions."""
+        return self.graph.like(ref, dimensions=tuple(dimensions))
+
+    def zeros(self, count: int, like: Ref) -> Array:
+        """As many zeros as an operator expects but the file leaves out, for data of the type of `like`."""
+        self.graph.source.file.bytes.makes.charge(4 * count)
+        kind = self.graph.operand(like).type
+        return np.zeros(count, np.int32 if kind.is_quantised else kind.dtype)
+
+    def reshape(self, source: Ref, shape: Sequence[int], target: Ref | None = None) -> Ref:
+        """`source` in another shape, one dimension of which may be unknown (0)."""
+        if list(shape).count(0) > 1 or any(d >= 2**31 for d in shape):
+            raise ImportFailed(
+                f"of {list(shape)}, more than one dimension is unknown, or one does not fit into 32 bits"
+            )
+        result = self.temporary(source, shape) if target is None else target
+        self.emit("RESHAPE", source, np.array([d or -1 for d in shape] or [1], np.int32), to=[result])
+        return result
+
+    def emit(self, kind: str, *arguments: Any, to: Sequence[Ref] | None = None) -> None:
+        """Add an operation. to: the operands that it writes, by default the operator's own outputs."""
+        outputs = [self.output(i) for i in range(len(self.operator.outputs))] if to is None else list(to)
+        inputs = [self._argument(kind, arguments, argument) for argument in arguments]
+        if kind not in OPERATIONS:
+            raise ImportFailed(f"the operation {kind} does not exist here")
+        before = [self._as_it_gives(kind, inputs, i, ref) for i, ref in enumerate(outputs)]
+        self._append(kind, inputs, before)
+        for ref, wanted in zip(before, outputs, strict=True):
+            if ref != wanted:
+                self.requantise(ref, wanted)
+
+    def requantise(self, source: Ref, target: Ref) -> None:
+        """Bring quantised data to another scale and zero point."""
+        real = self.graph.like(source, type=OperandType.TENSOR_FLOAT32, scale=0.0, zero_point=0)
+        self._append("DEQUANTIZE", [source], [real])
+        self._append("QUANTIZE", [real], [target])
+
+    def _append(self, kind: str, inputs: Sequence[Ref], outputs: Sequence[Ref]) -> None:
+        operation = Operation(kind, [r.index for r in inputs], [r.index for r in outputs])
+        try:
+            check_call(OPERATIONS[kind], [*map(self.graph.operand, inputs)], [*map(self.graph.operand, outputs)])
+        except InvalidModel as error:
+            raise ImportFailed(f"{kind}: {error}") from None
+        self.graph.operations.append(operation)
+
+    def _argument(self, kind: str, arguments: Sequence[Any], argument: Any) -> Ref:
+        if isinstance(argument, Ref):
+            return argument
+        first = arguments[0]
+        is_half = isinstance(first, Ref) and self.graph.operand(first).type == OperandType.TENSOR_FLOAT16
+        if argument is None:
+            omitted = OperandType.TENSOR_FLOAT16 if is_half else OperandType.TENSOR_FLOAT32
+            return self.graph.add(Operand(omitted, lifetime=OperandLifeTime.NO_VALUE))
+        return self.graph.constant(argument, OperandType.FLOAT16 if is_half and isinstance(argument, float) else None)
+
+    def _as_it_gives(self, kind: str, inputs: Sequence[Ref], number: int, wanted: Ref) -> Ref:
+        """The operand for output `number` with the scale and zero point that the operation gives it."""
+        operand = self.graph.operand(wanted)
+        if not operand.type.is_quantised:
+            return wanted
+        signature, _ = match_signature(OPERATIONS[kind], [self.graph.operand(ref) for ref in inputs])
+        source, result = _shaped(self.graph.operand(inputs[signature.of])), _shaped(operand)
+        scale, zero_point = OPERATIONS[kind].quantise(number, source, result)
+        if (np.float32(scale), zero_point) == (np.float32(operand.scale), operand.zero_point) or not scale > 0:
+            return wanted
+        return self.graph.like(wanted, scale=scale, zero_point=zero_point)
+
+
+def _shaped(operand: Operand) -> Shaped:
+    return Shaped(operand.type, operand.dimensions, operand.scale, operand.zero_point)
+
+
+def axis_of(axis: int, rank: int) -> int:
+    """An axis counted from the front."""
+    if not -rank <= axis < rank:
+        raise ImportFailed(f"axis {axis} has to be in {-rank}..{rank - 1}")
+    return axis % rank
+
+
+def known(info: Tensor) -> Dimensions:
+    """The dimensions of a tensor; `ImportFailed` unless all of them are known."""
+    if info.shape is None or 0 in info.shape:
+        raise ImportFailed(f"{info} has dimensions {list(info.shape or ())}; all of them have to be known")
+    return info.shape

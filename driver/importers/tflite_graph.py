@@ -1,0 +1,218 @@
+"""One subgraph of a .tflite file on its way to one of the HAL: a tensor becomes an operand when it is first used."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from driver.errors import ImportFailed
+from driver.nn import Operand, OperandLifeTime, OperandType, Operation
+from driver.nn import Subgraph as HalSubgraph
+from driver.nn.literal import checked, constant_operand
+
+from .guarded import Array
+from .tflite_file import Subgraph, Tensor
+
+_TYPES = {
+    "FLOAT32": OperandType.TENSOR_FLOAT32,
+    "FLOAT16": OperandType.TENSOR_FLOAT16,
+    "INT32": OperandType.TENSOR_INT32,
+    "INT64": OperandType.TENSOR_INT32,
+    "UINT8": OperandType.TENSOR_QUANT8_ASYMM,
+    "INT8": OperandType.TENSOR_QUANT8_ASYMM_SIGNED,
+    "BOOL": OperandType.TENSOR_BOOL8,
+}
+FLOATS = ("FLOAT32", "FLOAT16")
+_L = OperandLifeTime
+
+
+@dataclass(frozen=True, slots=True)
+class Ref:
+    """An operand of the subgraph under construction."""
+
+    index: int
+
+
+class Graph:
+    """The operands and operations so far.
+
+    refer: from the number of a subgraph in the file to its place in `Model.referenced`.
+    """
+
+    def __init__(self, source: Subgraph, refer: Callable[[int], int]) -> None:
+        self.source, self.refer = source, refer
+        self.operands: list[Operand] = []
+        self.operations: list[Operation] = []
+        self._places: dict[int, Ref] = {}
+        self._floats: dict[int, Ref] = {}
+        self._states: dict[int, Ref] = {}
+        self._inputs = [self._input(tensor) for tensor in source.inputs]
+
+    def finish(self, names: tuple[dict[int, str], dict[int, str]], *, is_main: bool) -> HalSubgraph:
+        """The subgraph, with the states behind its own inputs and outputs. names: of inputs and outputs, by tensor."""
+        if self._states and not is_main:
+            raise ImportFailed(f"{self.source.tensor(min(self._states))} keeps its value inside of control flow")
+        for tensor, ref in zip(self.source.inputs, self._inputs, strict=True):
+            self.operands[ref.index] = replace(self.operand(ref), extra=self._extra(tensor, names[0].get(tensor)))
+        outputs = [self._output(self.read(t), self._extra(t, names[1].get(t))) for t in self.source.outputs]
+        states = [self._places[tensor] for tensor in self._states]
+        finals = [
+            self._output(self._states[t], self._extra(t, None) | {"state": n}) for n, t in enumerate(self._states)
+        ]
+        return HalSubgraph(
+            self.operands,
+            self.operations,
+            [ref.index for ref in (*self._inputs, *states)],
+            [ref.index for ref in (*outputs, *finals)],
+        )
+
+    def operand(self, ref: Ref) -> Operand:
+        """The operand as declared so far."""
+        return self.operands[ref.index]
+
+    def add(self, operand: Operand) -> Ref:
+        """A further operand; `InvalidModel` when it breaks a rule that concerns it alone."""
+        self.operands.append(operand if operand.type == OperandType.SUBGRAPH else checked(operand))
+        return Ref(len(self.operands) - 1)
+
+    def constant(self, value: Any, dtype: OperandType | None = None, scale: float = 0.0, zero_point: int = 0) -> Ref:
+        """A constant that is not in the file."""
+        return self.add(constant_operand(value, dtype, scale=scale, zero_point=zero_point))
+
+    def read(self, tensor: int) -> Ref:
+        """The operand of a tensor that is read: a constant, or what was written before."""
+        if tensor in self._states:
+            return self._states[tensor]
+        if tensor not in self._places:
+            info = self.source.tensor(tensor)
+            if info.is_variable:
+                raise ImportFailed(f"{info} keeps its value from run to run; only recurrent operators may have such")
+            self._places[tensor] = self.add(self._constant(info) if info.data is not None else declared(info))
+        return self._places[tensor]
+
+    def is_computed(self, tensor: int) -> bool:
+        """Whether an operator, or the caller, gives a tensor its value."""
+        place = self._places.get(tensor)
+        return place is not None and not self.operand(place).lifetime.is_constant
+
+    def write(self, tensor: int) -> Ref:
+        """The operand of a tensor that is written for the first time."""
+        info = self.source.tensor(tensor)
+        if tensor in self._places or info.data is not None or info.type == "INT64":
+            reason = "the HAL computes no 64-bit integers" if info.type == "INT64" else "it has a value already"
+            raise ImportFailed(f"cannot write {info}: {reason}")
+        self._places[tensor] = self.add(declared(info))
+        return self._places[tensor]
+
+    def define(self, tensor: int, value: Array) -> None:
+        """Let a tensor that is written be a constant."""
+        info = self.source.tensor(tensor)
+        if tensor in self._places:
+            raise ImportFailed(f"cannot write {info}: it has a value already")
+        self._places[tensor] = self.add(
+            replace(declared(info), dimensions=value.shape, lifetime=_L.CONSTANT_COPY, value=value)
+        )
+
+    def floats(self, tensor: int) -> Ref:
+        """A constant as TENSOR_FLOAT32: itself, or a copy that stands for the same numbers."""
+        info = self.source.tensor(tensor)
+        if info.data is None or info.type == "FLOAT32":
+            return self.read(tensor)
+        if tensor not in self._floats:
+            self.source.file.bytes.makes.charge(4 * info.data.size)
+            self._floats[tensor] = self.constant(dequantised(info))
+        return self._floats[tensor]
+
+    def state(self, tensor: int) -> tuple[Ref, Ref]:
+        """The value that a variable has before an operator, and its operand for the one after."""
+        info = self.source.tensor(tensor)
+        if not info.is_variable:
+            now = self.read(tensor)
+            return now, self.like(now)
+        if tensor not in self._places:
+            extra = {"name": info.name, "state": len(self._states)}
+            self._places[tensor] = self.add(replace(declared(info), lifetime=_L.SUBGRAPH_INPUT, extra=extra))
+            self._states[tensor] = self._places[tensor]
+        now = self.read(tensor)
+        self._states[tensor] = self.like(now)
+        return now, self._states[tensor]
+
+    def like(self, ref: Ref, **changes: Any) -> Ref:
+        """A temporary of the same kind, but for `changes`."""
+        free = {"lifetime": _L.TEMPORARY_VARIABLE, "value": None, "location": None, "extra": None}
+        return self.add(replace(self.operand(ref), **(free | changes)))
+
+    def _input(self, tensor: int) -> Ref:
+        info = self.source.tensor(tensor)
+        if tensor in self._places or info.type == "INT64":
+            reason = "the HAL has no 64-bit integers" if info.type == "INT64" else "it is listed twice"
+            raise ImportFailed(f"cannot take {info} as an input: {reason}")
+        self._places[tensor] = self.add(replace(declared(info), lifetime=_L.SUBGRAPH_INPUT))
+        return self._places[tensor]
+
+    def _constant(self, info: Tensor) -> Operand:
+        """A constant as a view of the file; 64-bit integers become 32-bit copies."""
+        assert info.data is not None
+        operand, data = declared(info), info.data
+        if info.type != "INT64":
+            place = (info.offset, data.nbytes)
+            values = data.reshape(operand.dimensions)
+            return replace(operand, lifetime=_L.CONSTANT_REFERENCE, value=values, location=place)
+        if data.size and not -(2**31) <= data.min() <= data.max() < 2**31:
+            raise ImportFailed(f"{info} does not fit into 32 bits")
+        self.source.file.bytes.makes.charge(data.nbytes)
+        values = data.astype(np.int32).reshape(operand.dimensions)
+        return replace(operand, lifetime=_L.CONSTANT_COPY, value=values)
+
+    def _extra(self, tensor: int, name: str | None) -> dict[str, Any]:
+        """What an input or an output is called: by the signature if there is one, and by the tensor itself."""
+        own = self.source.tensor(tensor).name
+        return {"name": own} if name is None else {"name": name, "tensor": own}
+
+    def _output(self, ref: Ref, extra: dict[str, Any]) -> Ref:
+        """An output: what was written, or a copy of what cannot be one, or not again."""
+        if self.operand(ref).lifetime != _L.TEMPORARY_VARIABLE:
+            source, ref = ref, self.like(ref)
+            self.operations.append(Operation("CAST", [source.index], [ref.index]))
+        self.operands[ref.index] = replace(self.operand(ref), lifetime=_L.SUBGRAPH_OUTPUT, extra=extra)
+        return ref
+
+
+def dequantised(info: Tensor) -> Array:
+    """The numbers that a constant stands for, in float32; at least of rank 1."""
+    assert info.data is not None
+    values = np.atleast_1d(info.data.astype(np.float32))
+    if info.type in FLOATS:
+        return values
+    if info.type not in ("INT8", "UINT8") or not info.scales:
+        raise ImportFailed(f"{info} cannot stand for floats")
+    along = [-1 if i == info.channel else 1 for i in range(values.ndim)]
+    count, channels = len(info.scales), dict(enumerate(values.shape)).get(info.channel)
+    if count > 1 and count != channels:
+        raise ImportFailed(f"{info} has {count} scales, for dimension {info.channel} of {list(values.shape)}")
+    if len(info.zero_points) not in (0, 1, len(info.scales)):
+        raise ImportFailed(f"{info} has {len(info.zero_points)} zero points and {len(info.scales)} scales")
+    scales, zero_points = (
+        np.reshape(np.asarray(v, np.float32), along if len(v) > 1 else ())
+        for v in (info.scales, info.zero_points or (0,))
+    )
+    return np.asarray((values - zero_points) * scales, np.float32)
+
+
+def declared(info: Tensor) -> Operand:
+    """A temporary as the file describes the tensor. A scalar has one element, of rank 1."""
+    kind, scale, zero_point, channels = _TYPES[info.type], 0.0, 0, None
+    if info.type == "INT8" and len(info.scales) > 1:
+        if any(info.zero_points):
+            raise ImportFailed(f"{info} has a zero point per channel; the HAL has zero points of 0 there")
+        kind, channels = OperandType.TENSOR_QUANT8_SYMM_PER_CHANNEL, (info.scales, info.channel)
+    elif info.type in ("INT8", "UINT8"):
+        if len(info.scales) > 1 or len(info.zero_points) > 1:
+            raise ImportFailed(f"{info} has {len(info.scales)} scales; the HAL has one")
+        scale, zero_point = (info.scales or (1.0,))[0] or 1.0, (info.zero_points or (0,))[0]
+    elif info.type == "INT32" and len(info.scales) == 1:
+        scale = info.scales[0]
+    dimensions = info.shape if info.shape is None or info.shape else (1,)
+    extra = {"name": info.name}
+    return Operand(kind, dimensions or (), scale, zero_point, channel_quant=channels, extra=extra)

@@ -1,0 +1,159 @@
+"""Builtin operators that move data about, and what is known of a shape when the file is read."""
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+
+from driver.errors import ImportFailed
+
+from .guarded import integers
+from .tflite_call import Call, axis_of, known
+
+
+def reshape(call: Call) -> None:
+    """RESHAPE to what an input, the options or the result say."""
+    if call.given(1) and call.tensor(1).data is None and not call.tensor(1).is_empty:
+        call.emit("RESHAPE", call.input(0), call.input(1))
+        return
+    sizes = call.integers(1) if call.given(1) else integers(call.options, "NewShape") or call.result_shape()
+    call.emit("RESHAPE", call.input(0), np.array(sizes or [1]))
+
+
+def squeeze(call: Call) -> None:
+    """SQUEEZE; without axes, all of size 1."""
+    axes = integers(call.options, "SqueezeDims") or [i for i, d in enumerate(call.shape(0)) if d == 1]
+    if axes:
+        call.emit("SQUEEZE", call.input(0), np.array(axes))
+    else:
+        call.reshape(call.input(0), call.shape(0), call.output())
+
+
+def expand_dims(call: Call) -> None:
+    """EXPAND_DIMS."""
+    call.emit("EXPAND_DIMS", call.input(0), call.integer(1))
+
+
+def concatenation(call: Call) -> None:
+    """CONCATENATION."""
+    then = call.following_activation()
+    axis = axis_of(call.options.Axis(), call.rank(0))
+    call.emit("CONCATENATION", *map(call.input, range(len(call))), axis, to=[call.output(0, then)])
+
+
+def pack(call: Call) -> None:
+    """CONCATENATION along the axis, then a RESHAPE that makes it two. A new last axis is given to each input first."""
+    shape, rank, inputs = call.tensor(0).shape or (), call.rank(0), [*map(call.input, range(len(call)))]
+    axis, target = axis_of(call.options.Axis(), rank + 1), call.output()
+    if axis == rank:
+        inputs = [call.reshape(x, (*shape, 1)) for x in inputs] if rank else inputs
+        call.emit("CONCATENATION", *inputs, axis, to=[target])
+        return
+    joined = call.temporary(target, (*shape[:axis], shape[axis] * len(call), *shape[axis + 1 :]))
+    call.emit("CONCATENATION", *inputs, axis, to=[joined])
+    call.reshape(joined, call.result(0).shape or (), target)
+
+
+def unpack(call: Call) -> None:
+    """SPLIT, then a RESHAPE of each piece."""
+    shape = call.tensor(0).shape or ()
+    axis, count = axis_of(call.options.Axis(), call.rank(0)), len(call.operator.outputs)
+    piece = (*shape[:axis], 1, *shape[axis + 1 :])
+    pieces = [call.temporary(call.input(0), piece) for _ in range(count)]
+    call.emit("SPLIT", call.input(0), axis, count, to=pieces)
+    for i, part in enumerate(pieces):
+        call.reshape(part, (*shape[:axis], *shape[axis + 1 :]), call.output(i))
+
+
+def split(call: Call) -> None:
+    """SPLIT."""
+    call.emit("SPLIT", call.input(1), call.integer(0), call.options.NumSplits())
+
+
+def split_v(call: Call) -> None:
+    """A SLICE for each piece."""
+    shape, sizes = call.shape(0), call.integers(1)
+    axis = axis_of(call.integer(2), len(shape))
+    if len(sizes) != len(call.operator.outputs) or sizes.count(-1) > 1:
+        raise ImportFailed(f"sizes {sizes[:8]} for {len(call.operator.outputs)} outputs")
+    rest = shape[axis] - sum(size for size in sizes if size != -1)
+    start, begin, size = 0, [0] * len(shape), [-1] * len(shape)
+    for i, length in enumerate(sizes):
+        begin[axis], size[axis] = start, rest if length == -1 else length
+        start += size[axis]
+        call.emit("SLICE", call.input(0), np.array(begin), np.array(size), to=[call.output(i)])
+
+
+def strided_slice(call: Call) -> None:
+    """The HAL wants a place for every dimension; those that the file leaves out are kept whole."""
+    o = call.options
+    if o.EllipsisMask() or o.NewAxisMask() or o.Offset():
+        raise ImportFailed("the HAL knows neither an ellipsis, nor new axes, nor ends counted from the beginning")
+    rank, masks = call.rank(0), (o.BeginMask(), o.EndMask(), o.ShrinkAxisMask())
+    missing = rank - math.prod(call.tensor(1).shape or ())
+    if missing <= 0:
+        call.emit("STRIDED_SLICE", *map(call.input, range(4)), *masks)
+        return
+    places = [np.array(call.integers(i) + [fill] * missing) for i, fill in ((1, 0), (2, 0), (3, 1))]
+    whole = sum(1 << i for i in range(rank - missing, rank))
+    call.emit("STRIDED_SLICE", call.input(0), *places, masks[0] | whole, masks[1] | whole, masks[2])
+
+
+def pad_v2(call: Call) -> None:
+    """PAD_V2."""
+    fill = call.values(2)
+    if fill.size != 1:
+        raise ImportFailed(f"input 2 has {fill.size} values; it has to be one")
+    call.emit("PAD_V2", call.input(0), call.input(1), fill.reshape(-1)[0].item())
+
+
+def gather(call: Call) -> None:
+    """One index alone is a list of one for the HAL."""
+    if call.options.BatchDims():
+        raise ImportFailed(f"batch_dims {call.options.BatchDims()}; the HAL has 0")
+    axis = axis_of(call.options.Axis(), call.rank(0))
+    if call.tensor(1).shape != ():
+        call.emit("GATHER", call.input(0), axis, call.input(1))
+        return
+    shape = call.tensor(0).shape or ()
+    row = call.temporary(call.input(0), (*shape[:axis], 1, *shape[axis + 1 :]))
+    call.emit("GATHER", call.input(0), axis, call.input(1), to=[row])
+    call.reshape(row, call.result(0).shape or (), call.output())
+
+
+def batch_to_space(call: Call) -> None:
+    """What the file crops is a SLICE in the HAL."""
+    crops = call.integers(2)
+    if not any(crops):
+        call.emit("BATCH_TO_SPACE_ND", call.input(0), call.input(1))
+        return
+    shape = call.result_shape()
+    if len(crops) != 4 or len(shape) != 4:
+        raise ImportFailed(f"crops {crops[:8]} of a result of dimensions {list(shape)}; there have to be 2 x 2 of 4")
+    target = call.output()
+    whole = call.temporary(target, (shape[0], shape[1] + sum(crops[:2]), shape[2] + sum(crops[2:]), shape[3]))
+    call.emit("BATCH_TO_SPACE_ND", call.input(0), call.input(1), to=[whole])
+    call.emit("SLICE", whole, np.array([0, crops[0], crops[2], 0]), np.array(shape), to=[target])
+
+
+def blocks(kind: str) -> Callable[[Call], None]:
+    """DEPTH_TO_SPACE or SPACE_TO_DEPTH."""
+    return lambda call: call.emit(kind, call.input(0), call.options.BlockSize())
+
+
+def fill(call: Call) -> None:
+    """FILL."""
+    value = call.values(1)
+    if value.size != 1:
+        raise ImportFailed(f"input 1 has {value.size} values; it has to be one")
+    call.emit("FILL", call.input(0), value.reshape(-1)[0].item())
+
+
+def shape(call: Call) -> None:
+    """Known when the file is read."""
+    call.graph.define(call.result(0).index, np.array(known(call.tensor(0)), np.int32))
+
+
+def rank_of(call: Call) -> None:
+    """As SHAPE; the HAL's own RANK gives a scalar, which no other operation takes for a tensor."""
+    call.graph.define(call.result(0).index, np.array([call.rank(0)], np.int32))
