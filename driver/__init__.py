@@ -13,15 +13,20 @@ from burst.errors import (
 )
 from burst.memory import Memory
 from driver.devices import devices
-from driver.errors import DeviceFailed, DeviceNotFound, DriverError, InvalidModel
-from driver.interface import Device, DeviceInfo, PreparedModel
+from driver.errors import DeviceFailed, DeviceNotFound, DriverError, InvalidModel, NotPlaced
+from driver.interface import Capabilities, Device, DeviceInfo, Performance, PreparedModel
 from driver.nn import Model, ModelBuilder, Operand, Operation, Subgraph
 from driver.prepared import RemotePreparedModel
 from driver.remote import RemoteDevice, connect
+from driver.runtime.chain import Chain
+from driver.runtime.compilation import CompiledModel, compile  # noqa: A004 (the name that users look for)
 from driver.session import Burst
 
 __all__ = [
     "Burst",
+    "Capabilities",
+    "Chain",
+    "CompiledModel",
     "Device",
     "DeviceFailed",
     "DeviceInfo",
@@ -36,9 +41,11 @@ __all__ = [
     "MissedDeadlineTransient",
     "Model",
     "ModelBuilder",
+    "NotPlaced",
     "Operand",
     "Operation",
     "OutputInsufficientSize",
+    "Performance",
     "PreparedModel",
     "RemoteDevice",
     "RemotePreparedModel",
@@ -46,6 +53,7 @@ __all__ = [
     "ResourceExhaustedTransient",
     "StatusError",
     "Subgraph",
+    "compile",
     "connect",
     "devices",
 ]

@@ -8,7 +8,8 @@
     ├── LoopTimeout                    a WHILE went on for too long (inside a device)
     ├── OutputInsufficientSize         an output's memory was too small (inside a device)
     ├── DeviceNotFound (LookupError)   no device of that name is installed
-    └── DeviceFailed                   its process did not start, or ended while starting; its log is named
+    ├── DeviceFailed                   its process did not start, or ended while starting; its log is named
+    └── NotPlaced                      no device that was asked for may execute an operation
 
 An execution's own errors are burst's (`burst.StatusError` and its classes, `burst.PeerDied`, `burst.Timeout`).
 """
@@ -26,6 +27,13 @@ class DeviceFailed(DriverError):
     """The device's process could not be started. Nothing was left behind; trying again is allowed."""
 
 
+class NotPlaced(DriverError):
+    """None of the devices asked for can have an operation, or not the one that `require_device` demands.
+
+    Nothing was prepared; the message names the operations.
+    """
+
+
 __all__ = [
     "DeviceFailed",
     "DeviceNotFound",
@@ -33,5 +41,6 @@ __all__ = [
     "ExecutionFailed",
     "InvalidModel",
     "LoopTimeout",
+    "NotPlaced",
     "OutputInsufficientSize",
 ]

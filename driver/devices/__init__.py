@@ -20,8 +20,10 @@ GROUP = "burst.devices"
 
 def devices() -> list[DeviceInfo]:
     """All that are installed. Nothing is started by asking."""
-    found = [_load(entry) for entry in sorted(entry_points(group=GROUP))]
-    return [DeviceInfo(kind.name, kind.version, kind.type) for kind in found]
+    from driver.runtime.capabilities import stored  # which needs to connect to devices, and so us
+
+    found = [(entry.name, _load(entry)) for entry in sorted(entry_points(group=GROUP))]
+    return [DeviceInfo(kind.name, kind.version, kind.type, stored(name, kind.version)) for name, kind in found]
 
 
 def device_class(name: str) -> type[Device]:
