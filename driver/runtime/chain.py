@@ -17,15 +17,13 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
-from burst import Busy, ErrorStatus, GeneralFailure, PeerDied, Result, Timeout
+from burst import Busy, ErrorStatus, GeneralFailure, Result, Timeout
 from driver.buffers import Buffers
 from driver.errors import DriverError
 from driver.future import Future
-from driver.prepared import RemotePreparedModel
 from driver.runtime.fallback import FAILURES, is_retryable
-from driver.runtime.local import LocalBurst
-from driver.runtime.places import Aimed, Frame, StepInputs, with_temporaries
-from driver.session import Burst
+from driver.runtime.link import Link
+from driver.runtime.places import Frame, StepInputs, with_temporaries
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable
@@ -34,7 +32,9 @@ if TYPE_CHECKING:
 
     from burst import Memory, Request
     from driver.options import Options
-    from driver.runtime.plan import Part, Planned
+    from driver.runtime.local import LocalBurst
+    from driver.runtime.plan import Planned
+    from driver.session import Burst
 
 _CLOSED = "this burst is closed; open another"
 
@@ -51,7 +51,7 @@ class Chain:
         if options.input_shapes is not None:
             raise ValueError("input_shapes: a model on several devices knows the shapes of its inputs; leave it out")
         self._planned, self._options = planned, options
-        self._links = [_Link(part, options) for part in planned.parts]
+        self._links = [Link(part, options) for part in planned.parts]
         graph = with_temporaries(planned.model, planned.temporaries).main
         shapes = tuple(graph.operands[i].dimensions for i in graph.inputs)
         self._buffers = Buffers(with_temporaries(planned.model, planned.temporaries), shapes, options.depth)
@@ -122,7 +122,7 @@ class Chain:
         frame.outputs.is_busy = True
         self._late.append(frame)
 
-    def _instead(self, link: _Link, frame: Frame, error: BaseException) -> bool:
+    def _instead(self, link: Link, frame: Frame, error: BaseException) -> bool:
         """The step on the CPU, or else the whole: True. Raises what cannot be helped."""
         if self._is_closed or not is_retryable(error):
             raise error
@@ -373,60 +373,6 @@ class _Flight(Future):
         super().__init__(chain)
         self.frame, self.at = frame, 0
         self.step: Future | None = None  #: that is being executed
-
-
-class _StepBurst(Burst):
-    """A burst of a chain."""
-
-    def look(self) -> None:
-        """Takes the results that have arrived, and calls back."""
-        self._pipeline.look()
-
-
-class _Link:
-    """A step's burst, and what takes its place."""
-
-    def __init__(self, part: Part, options: Options) -> None:
-        self.part, self._options, self.aimed = part, options._replace(policy="block"), Aimed()
-        prepared = part.guarded.prepared
-        self.burst: _StepBurst | LocalBurst
-        if isinstance(prepared, RemotePreparedModel):
-            prepared.check_quarantine()
-            self.burst = _StepBurst(prepared, self._options, self.aimed)
-        else:
-            self.burst = LocalBurst(prepared, self._options, self.aimed)
-
-    @property
-    def device(self) -> str:
-        """Where the step is executed now."""
-        return "cpu" if isinstance(self.burst, LocalBurst) else self.part.device
-
-    def look(self) -> None:
-        """Takes what has arrived."""
-        if isinstance(self.burst, _StepBurst):
-            self.burst.look()
-
-    def did_instead(self, error: BaseException, reads: StepInputs, writes: Any) -> bool:
-        """Executes the step on the CPU, if it was not there that it failed. From now on, if its device has died."""
-        guarded = self.part.guarded
-        if guarded.spare is None or isinstance(self.burst, LocalBurst):
-            return False
-        spare = guarded.spare.after(error) if guarded.is_replaced else guarded.instead(error)
-        burst = LocalBurst(spare, self._options, _aimed_at(reads, writes))
-        if isinstance(error, PeerDied):
-            old, self.burst = self.burst, LocalBurst(spare, self._options, self.aimed)
-            old.close()
-        try:
-            burst.run()
-        except FAILURES:
-            return False
-        return True
-
-
-def _aimed_at(reads: StepInputs, writes: Any) -> Aimed:
-    aimed = Aimed()
-    aimed.aim(reads, writes)
-    return aimed
 
 
 async def _settled(future: Future) -> None:

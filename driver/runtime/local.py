@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self, get_args
 
 import numpy as np
 
-from burst import BurstError, ErrorStatus, Result, StatusError, Timeout, Timing
+from burst import BurstError, ErrorStatus, GeneralFailure, Result, StatusError, Timeout, Timing
 from driver.buffers import Buffers
 from driver.devices.reference import ReferenceDevice
+from driver.errors import ExecutionFailed
 from driver.future import Future
 from driver.nn import validate
 from driver.options import Options, Preference
@@ -103,8 +104,7 @@ class LocalPrepared:
         begin = time.monotonic()
         try:
             execution = self.bind(request)
-            with np.errstate(all="ignore"):
-                execution.run()
+            run_here(execution)
         except StatusError as error:
             return error.result or Result(error.status, message=str(error))
         check_time(begin, timeout)
@@ -175,8 +175,7 @@ class LocalBurst:
         """Executes, once more if it lacked only room for its outputs. Raises StatusError."""
         try:
             execution = self._execution(inputs, outputs)
-            with np.errstate(all="ignore"):
-                execution.run()
+            run_here(execution)
         except StatusError as error:
             if not (error.result and self._buffers.grow(outputs, error.result.output_shapes)):
                 raise
@@ -261,6 +260,15 @@ def options_of(preference: Preference, **options: Any) -> Options:
         raise TypeError(f"burst() takes {', '.join(Options._fields)}, and not {', '.join(sorted(unknown))}")
     given = {name: value for name, value in options.items() if name != "spin" or value is not None}
     return defaults._replace(**given).checked()
+
+
+def run_here(execution: BoundRequest) -> None:
+    """As a device process does it. Raises StatusError."""
+    try:
+        with np.errstate(all="ignore"):
+            execution.run()
+    except ExecutionFailed as error:
+        raise GeneralFailure(str(error)) from error
 
 
 def check_time(begin: float, timeout: float | None) -> None:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import driver
+from driver.devices import device_class
 from driver.runtime import capabilities
 
 FIGURES = ("FLOAT32", "TENSOR_FLOAT32", "TENSOR_INT32", "TENSOR_BOOL8")
@@ -63,7 +64,7 @@ def settled(shared, monkeypatch, kit):
 
     def settled(name, exec_time=0.5, power_usage=None):
         address = name if name.islower() else kit.odd(name)
-        version = driver.devices.device_class(address).version
+        version = device_class(address).version
         capabilities.store(address, version, speed(exec_time, power_usage))
         return address
 
