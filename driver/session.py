@@ -35,11 +35,20 @@ class Burst:
     too, and yours as long as you hold them, or views of them.
     """
 
-    def __init__(self, prepared: RemotePreparedModel, options: Options, buffers: Buffers | None = None) -> None:
-        """Use `prepared.burst()`. `buffers`: in place of its own, for who places requests in other memory."""
+    def __init__(
+        self,
+        prepared: RemotePreparedModel,
+        options: Options,
+        buffers: Buffers | None = None,
+        kind: type[Pipeline] = Pipeline,
+    ) -> None:
+        """Use `prepared.burst()`. `buffers`: in place of its own, for who places requests in other memory.
+
+        `kind`: of its requests in flight, for who does something about those that fail.
+        """
         self._prepared, self._measure = prepared, options.measure
         self._buffers = buffers or Buffers(prepared.model, shapes_of(prepared.model, options), options.depth)
-        self._pipeline = Pipeline(prepared, options, self._buffers)
+        self._pipeline = kind(prepared, options, self._buffers)
         self._flights, self._statistics = self._pipeline.flights, self._pipeline.statistics
 
     @property
