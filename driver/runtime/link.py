@@ -52,7 +52,7 @@ class Link:
         guarded = self.part.guarded
         if guarded.spare is None or isinstance(self.burst, LocalBurst):
             return False
-        spare = guarded.spare.after(error) if guarded.is_replaced else guarded.instead(error)
+        spare = guarded.again(error)
         burst = LocalBurst(spare, self._options, _aimed_at(reads, writes))
         if isinstance(error, PeerDied):
             old, self.burst = self.burst, LocalBurst(spare, self._options, self.aimed)

@@ -1,6 +1,8 @@
 """What a device fails to do is done by the CPU in this process: the same results, counted, logged once, or refused."""
 
+import asyncio
 import logging
+from concurrent.futures import CancelledError
 
 import numpy as np
 import pytest
@@ -80,14 +82,18 @@ def failing(settled, kit):
 def test_a_failed_execution_is_done_again_here(failing, kit, caplog):
     """On the plain path and in a burst, each time; the device stays in use, and the log says it once."""
     good, bad = np.ones((1, 4), np.float32), np.full((1, 4), -2, np.float32)
-    with caplog.at_level(logging.WARNING, "driver.runtime"), failing.burst() as burst:
+    with caplog.at_level(logging.WARNING, "driver.runtime"), failing.burst(depth=4) as burst:
         for array in (good, bad, good, bad):
             equal(failing.run(array), [array + 1])
             equal(burst.run(array).outputs, [array + 1])
+        futures = [burst.submit(array) for array in (good, bad, good, bad, good)]
+        for future, array in zip(futures, (good, bad, good, bad, good), strict=True):
+            equal(future.result(kit.patience).outputs, [array + 1])
+        equal(asyncio.run(asynchronously(burst, bad)).outputs, [bad + 1])
         request, _ = kit.request([bad], 64)
         equal(failing.execute(request).outputs, [bad + 1])
-        assert burst.stats()["fallbacks"]["whole"] == 5
-    assert counts(failing) == {"whole": 5}
+        assert burst.stats()["fallbacks"]["whole"] == 8
+    assert counts(failing) == {"whole": 8}
     assert failing.placement() == [(kit.odd("Failing"), (0,))]
     assert len(caplog.records) == 1
 
@@ -102,18 +108,60 @@ def test_without_a_spare_the_error_is_the_callers(settled, kit):
         assert not counts(compiled)
 
 
-@pytest.mark.parametrize("how", ["plain", "burst"])
+async def asynchronously(burst, array):
+    return await burst.run_async(array)
+
+
+WAYS = {
+    "plain": lambda compiled, _, x: compiled.run(x),
+    "run": lambda _, burst, x: burst.run(x).outputs,
+    "submit": lambda _, burst, x: burst.submit(x).result(20).outputs,
+    "asyncio": lambda _, burst, x: asyncio.run(asynchronously(burst, x)).outputs,
+}
+
+
+@pytest.mark.parametrize("how", WAYS)
 def test_a_device_that_dies_is_replaced_for_good(settled, kit, how):
     """The execution that killed it gets its result, the next ones run here at once, and placement() says so."""
     x = np.ones((1, 4), np.float32)
     with driver.compile(kit.add_model(), [settled("Crashing"), "cpu"]) as compiled, compiled.burst() as burst:
-        for _ in range(2):
-            equal(compiled.run(x) if how == "plain" else burst.run(x).outputs, [x + 1])
+        for n in range(3):
+            equal(WAYS[how](compiled, burst, x + n), [x + n + 1])
         assert compiled.placement() == [("cpu", (0,))]
         equal(compiled.run(x), [x + 1])
         with compiled.burst() as another:
             equal(another.run(x).outputs, [x + 1])
         assert counts(compiled)["whole"] >= 1
+
+
+@pytest.mark.parametrize("policy", ["block", "latest"])
+def test_frames_in_flight_on_a_device_that_dies_are_executed_here(settled, kit, policy):
+    """Each future has the result of its own frame, those sent after the death too; with "latest", or was replaced."""
+    x = np.ones((1, 4), np.float32)
+    with (
+        driver.compile(kit.add_model(), [settled("Crashing"), "cpu"]) as compiled,
+        compiled.burst(depth=3, policy=policy) as burst,
+    ):
+        futures = [burst.submit(x + n) for n in range(9)]
+        for n, future in enumerate(futures):
+            if policy == "block" or not isinstance(future.exception(kit.patience), CancelledError):
+                equal(future.result(kit.patience).outputs, [x + n + 1])
+        assert futures[-1].exception() is None
+        equal(burst.run(x).outputs, [x + 1])
+        assert burst.stats()["in_flight"] == 0
+
+
+def test_a_closed_burst_does_not_fall_back(settled, kit):
+    """What was in flight is told that it was closed, and nothing is executed here."""
+    slow = np.full((1, 4), 0.3, np.float32)
+    with driver.compile(kit.add_model(), [settled("Slow"), "cpu"]) as compiled:
+        with compiled.burst() as burst:
+            future = burst.submit(slow)
+        with pytest.raises(driver.GeneralFailure, match="closed"):
+            future.result()
+        with pytest.raises(ValueError, match="closed"):
+            burst.run(slow)
+        assert not counts(compiled)
 
 
 def test_what_is_the_same_everywhere_is_not_done_again(failing, settled, kit):
