@@ -7,8 +7,8 @@ from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, get_args
 
 from burst import MissedDeadlinePersistent, PeerDied, StatusError
-from driver.devices import devices as installed
-from driver.errors import DriverError, NotPlaced
+from driver.devices import names as installed
+from driver.errors import DeviceNotFound, DriverError, NotPlaced
 from driver.nn import validate
 from driver.options import Preference
 from driver.remote import RemoteDevice, connect
@@ -68,7 +68,8 @@ def compile(  # noqa: A001 (the name that users look for)
             raise ValueError(f"{name}={cache!r}: compilations are not cached; leave it out")
     validate(model)
     names = _candidates(devices, require_device)
-    terms = _Terms(model, preference, priority, require_device, NAME in names and require_device is None)
+    may_fall_back = NAME in names and require_device is None
+    terms = _Terms(model, preference, priority, require_device, may_fall_back, takes_any=devices is None)
     with ExitStack() as stack:
         compilation = _Compilation(terms, stack, _Clock(timeout, progress))
         compiled = compilation.compiled(names)
@@ -78,7 +79,7 @@ def compile(  # noqa: A001 (the name that users look for)
 
 def _candidates(devices: Sequence[str | RemoteDevice] | None, required: str | None) -> list[str | RemoteDevice]:
     if devices is None:
-        return [required] if required else [*(d.name for d in installed() if d.name != _SAME_AS_CPU), NAME]
+        return [required] if required else [*(name for name in installed() if name != _SAME_AS_CPU), NAME]
     if isinstance(devices, str) or not devices:
         raise ValueError(f"devices={devices!r}: give a list of at least one name, or None for all")
     found = list(devices)
@@ -99,6 +100,7 @@ class _Terms(NamedTuple):
     priority: Priority
     required: str | None
     may_fall_back: bool
+    takes_any: bool  #: that is installed, and works
 
 
 class _Clock:
@@ -160,8 +162,9 @@ class _Compilation:
             self._clock.begin(f"ask {_name(name)}", 0.5 * n / len(names))
             try:
                 found.append(self._candidate(name, measure=len(names) > 1))
-            except FAILURES as error:
-                if isinstance(error, MissedDeadlinePersistent) or len(names) == 1 or self._terms.required:
+            except (*FAILURES, DeviceNotFound) as error:
+                is_asked_for = isinstance(error, DeviceNotFound) and not self._terms.takes_any
+                if is_asked_for or len(names) == 1 or self._terms.required:
                     raise
                 self._fallbacks.note("dropped", _name(name), error)
         if not found:

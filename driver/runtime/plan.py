@@ -53,7 +53,10 @@ class Planned:
         """As `RemotePreparedModel.run`."""
         shapes = input_shapes(self.model, arrays)
         free = self._spaces.setdefault(shapes, [])
-        workspace, room = free.pop() if free else (self._workspace(shapes), self._new_room())
+        try:
+            workspace, room = free.pop()
+        except IndexError:
+            workspace, room = Workspace(InputSet(self.model, shapes), OutputSet(self.model)), Memory.create(self._room)
         workspace.inputs.fill(arrays)
         try:
             result = self._execute(workspace.request, room, measure=False, timeout=timeout, loop_timeout=None)
@@ -67,12 +70,6 @@ class Planned:
         free.append((workspace, room))
         result.raise_for_status()
         return outputs
-
-    def _workspace(self, shapes: Any) -> Workspace:
-        return Workspace(InputSet(self.model, shapes), OutputSet(self.model))
-
-    def _new_room(self) -> Memory:
-        return Memory.create(self._room)
 
     def execute(
         self,
@@ -89,7 +86,10 @@ class Planned:
 
     @contextmanager
     def _temporary_room(self) -> Iterator[Memory]:
-        room = self._rooms.pop() if self._rooms else self._new_room()
+        try:
+            room = self._rooms.pop()
+        except IndexError:
+            room = Memory.create(self._room)
         yield room
         self._rooms.append(room)  # not after an error: who was too slow may still write there
 

@@ -110,6 +110,29 @@ def test_the_cpu_makes_room_for_open_shapes(kit):
             assert burst.run(x, np.array(shape, np.int32)).outputs[0].shape == shape
 
 
+@pytest.mark.parametrize("seed", range(12))
+def test_any_graph_on_any_devices_gives_the_same(settled, seed):
+    """Random graphs on three devices, on the plain path and in a chain: what the whole model gives here, bit by bit."""
+    random = np.random.default_rng(seed)
+    builder = driver.ModelBuilder()
+    values = [builder.input("float32", (4,)) for _ in range(2)]
+    for _ in range(int(random.integers(4, 20))):
+        a, b = (values[random.integers(len(values))] for _ in range(2))
+        kind = random.choice(["ADD", "MUL", "SUB", "NEG"])
+        values.append(builder.operation(kind, a) if kind == "NEG" else builder.operation(kind, a, b, 0))
+    builder.output(values[int(random.integers(2, len(values) - 1))], values[-1])
+    model = builder.build()
+    arrays = [random.standard_normal(4, np.float32) for _ in range(2)]
+    with driver.compile(model, ["cpu"]) as here:
+        expected = here.run(*arrays)
+    devices = [settled("Picky", 0.5), [settled("reference", 0.9), "cpu"][seed % 2]]
+    with driver.compile(model, devices) as compiled, compiled.burst() as burst:
+        for _ in range(2):
+            equal(compiled.run(*arrays), expected)
+            equal(burst.run(*arrays).outputs, expected)
+            equal(burst.submit(*arrays).result(20).outputs, expected)
+
+
 def test_control_flow_runs_on_one_of_several_devices(settled, runtime_kit):
     """IF with known sizes stays whole on the device that has it."""
     with driver.compile(runtime_kit.if_model(), [settled("Picky"), "cpu"]) as compiled:
