@@ -69,7 +69,8 @@ def compile(  # noqa: A001 (the name that users look for)
     validate(model)
     names = _candidates(devices, require_device)
     may_fall_back = NAME in names and require_device is None
-    terms = _Terms(model, preference, priority, require_device, may_fall_back, takes_any=devices is None)
+    asked = tuple(map(_name, names))
+    terms = _Terms(model, preference, priority, asked, require_device, may_fall_back, takes_any=devices is None)
     with ExitStack() as stack:
         compilation = _Compilation(terms, stack, _Clock(timeout, progress))
         compiled = compilation.compiled(names)
@@ -98,6 +99,7 @@ class _Terms(NamedTuple):
     model: Model
     preference: Preference
     priority: Priority
+    names: tuple[str, ...]
     required: str | None
     may_fall_back: bool
     takes_any: bool  #: that is installed, and works
@@ -242,7 +244,7 @@ class CompiledModel(Guarded):
         """Use `compile`. `devices`: connections to be closed with it."""
         self.model, self.preference, self.priority = terms.model, terms.preference, terms.priority
         self._parts, self._devices, self._fallbacks = parts, devices, fallbacks
-        self._is_closed = False
+        self._is_closed, self._terms = False, terms
         if len(parts) == 1:
             super().__init__(parts[0].guarded.prepared, parts[0].guarded.spare)
         else:
@@ -301,6 +303,10 @@ class CompiledModel(Guarded):
         """
         return {"placement": self.placement(), "fallbacks": self._fallbacks.report()}
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A recipe: compiles the model again, for devices of the same names, wherever it is unpickled."""
+        return _compile_again, (self._terms,)
+
     def close(self) -> None:
         """Frees the model on its devices. Bursts end with the connections that `compile` made."""
         self._is_closed = True
@@ -314,3 +320,8 @@ class CompiledModel(Guarded):
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _compile_again(terms: _Terms) -> CompiledModel:
+    names = None if terms.takes_any else list(terms.names)
+    return compile(terms.model, names, terms.preference, terms.priority, require_device=terms.required)

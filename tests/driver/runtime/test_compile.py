@@ -1,5 +1,7 @@
 """driver.compile: what runs where, and that it computes the model."""
 
+import pickle
+
 import numpy as np
 import pytest
 
@@ -184,6 +186,22 @@ def test_a_connected_device_stays_connected(connect, settled, runtime_kit):
     assert device.supported_operations(runtime_kit.mixed_model()) == [True, False, True]
     with pytest.raises(ValueError, match="closed"):
         compiled.burst()
+
+
+def test_a_compiled_model_is_pickled_as_a_recipe(mixed, runtime_kit):
+    """What comes out is compiled for the same devices, and a connection of its own."""
+    with pickle.loads(pickle.dumps(mixed)) as again:
+        assert again.placement() == mixed.placement()
+        mixed.close()
+        equal(again.run(X), runtime_kit.mixed(X))
+
+
+def test_a_burst_is_not_pickled(mixed):
+    """The error says what to do instead, on the CPU and in a chain."""
+    with driver.compile(mixed.model, ["cpu"]) as here:
+        for model in (mixed, here):
+            with model.burst() as burst, pytest.raises(TypeError, match="compile it where"):
+                pickle.dumps(burst)
 
 
 def test_time_and_progress(settled, runtime_kit):
