@@ -27,6 +27,7 @@ from driver.errors import DeviceFailed
 from driver.future import Future
 from driver.pipeline import Pipeline
 from driver.runtime.local import LocalDevice, LocalPrepared
+from driver.runtime.places import check_shapes
 from driver.session import Burst
 
 if TYPE_CHECKING:
@@ -147,6 +148,8 @@ class Guarded:
         failure: BaseException
         try:
             result: Result = self.prepared.execute(request, **terms)
+            graph = self.prepared.model.main
+            check_shapes([graph.operands[i] for i in graph.outputs], result.output_shapes)
             if not self._can_move or is_bound or result.status in _FINAL:
                 return result
             failure = status_error(result.status, result.message)

@@ -39,6 +39,15 @@ def arguments(step: Step, where: Mapping[int, RequestArgument]) -> tuple[Any, An
     return tuple(where[i] for i in step.inputs), tuple(where[i] for i in step.outputs)
 
 
+def check_shapes(operands: Sequence[Operand], shapes: Sequence[OutputShape]) -> None:
+    """Raises GeneralFailure where a device says other shapes of outputs than the model."""
+    for n, (operand, shape) in enumerate(zip(operands, shapes, strict=False)):
+        if combine_dimensions(operand.dimensions, shape.dimensions) is None:
+            raise GeneralFailure(
+                f"the device says that output {n} has shape {shape.dimensions}, and the model {operand.dimensions}"
+            )
+
+
 class StepInputs(InputSet):
     """What a step reads, in memory that others own."""
 
@@ -60,12 +69,7 @@ class StepOutputs(Outputs):
     def arrays(self, shapes: Sequence[OutputShape]) -> tuple[NDArray[Any], ...]:
         """None: who reads them knows where they are. Raises GeneralFailure for shapes that contradict the model."""
         if self.shapes is not shapes:
-            for n, (operand, shape) in enumerate(zip(self._operands, shapes, strict=False)):
-                if combine_dimensions(operand.dimensions, shape.dimensions) != operand.dimensions:
-                    raise GeneralFailure(
-                        f"the device says that output {n} of a step has shape {shape.dimensions}, and the model "
-                        f"{operand.dimensions}"
-                    )
+            check_shapes(self._operands, shapes)
             self.shapes = shapes
         return ()
 

@@ -59,13 +59,29 @@ def test_without_the_cpu_in_the_list_a_failure_is_raised(settled, runtime_kit, k
 
 
 def test_a_device_that_does_not_start_is_left_out(settled, runtime_kit, kit):
-    """The others get its share; alone, it is an error."""
+    """The others get its share."""
     devices = [kit.odd("Broken"), settled("Picky"), "cpu"]
     with driver.compile(runtime_kit.mixed_model(), devices) as compiled:
         assert [device for device, _ in compiled.placement()] == [devices[1], "cpu", devices[1]]
         assert counts(compiled) == {"dropped": 1}
-    with pytest.raises(driver.DeviceFailed):
-        driver.compile(runtime_kit.mixed_model(), devices[:1])
+
+
+def test_a_device_that_dies_while_it_is_measured_is_left_out(place, kit):
+    """What cannot even do that gets nothing, and has no figures."""
+    with driver.compile(kit.add_model(), [kit.odd("Crashing"), "cpu"]) as compiled:
+        assert compiled.placement() == [("cpu", (0,))]
+        assert counts(compiled) == {"dropped": 1}
+    assert not (place.path / "capabilities").exists()
+
+
+def test_an_installed_device_that_cannot_be_loaded_is_left_out(monkeypatch, kit):
+    """By default; who asks for it by name is told."""
+    monkeypatch.setattr("driver.runtime.compilation.installed", lambda: ["no.such:Device"])
+    with driver.compile(kit.add_model()) as compiled:
+        assert compiled.placement() == [("cpu", (0,))]
+        assert counts(compiled) == {"dropped": 1}
+    with pytest.raises(driver.DeviceNotFound, match=r"no\.such"):
+        driver.compile(kit.add_model(), ["no.such:Device", "cpu"])
 
 
 # ---- when executing, on one device
@@ -248,12 +264,13 @@ def test_frames_in_flight_survive_a_death(in_steps, kit):
 
 
 def test_a_device_that_lies_about_shapes_is_not_believed(in_steps, kit):
-    """A shape that contradicts the model is a failure of the device, in a chain, and the step is done again here."""
+    """A shape that contradicts the model is a failure of the device, and the step is done again here."""
     compiled = in_steps("Liar", "cpu")
     with compiled.burst() as burst:
         equal(burst.run(X).outputs, expected(X))
         equal(burst.submit(X).result(kit.patience).outputs, expected(X))
-    assert counts(compiled) == {"step": 2}
+        equal(compiled.run(X), expected(X))
+    assert counts(compiled) == {"step": 3}
 
 
 def test_a_failing_step_without_a_spare_fails(in_steps, kit):
