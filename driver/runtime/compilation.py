@@ -134,6 +134,7 @@ class _Compilation:
         """`stack`: closes what was opened, if that fails."""
         self._terms, self._stack, self._clock, self._fallbacks = terms, stack, clock, Fallbacks()
         self._own: list[RemoteDevice] = []  # connections of ours
+        self._at = "none in particular"  # that is at work
 
     def compiled(self, names: Sequence[str | RemoteDevice]) -> CompiledModel:
         """All of it."""
@@ -214,6 +215,7 @@ class _Compilation:
 
     def _part(self, candidate: _Candidate, step: Step, n: int, count: int) -> Part:
         device, preference = candidate.device, self._terms.preference
+        self._at = device.address
         self._clock.begin(f"prepare {len(step.operations)} operations on {device.address}", 0.5 + 0.5 * n / count)
         prepared = device.prepare(step.model, preference=preference)
         if isinstance(prepared, LocalPrepared) or not self._terms.may_fall_back:
@@ -225,8 +227,7 @@ class _Compilation:
     def _on_cpu(self, error: Exception) -> Part:
         """The whole model, after that."""
         model = self._terms.model
-        failed = ", ".join(device.address for device in self._own) or NAME
-        self._fallbacks.note("compile", failed, error)
+        self._fallbacks.note("compile", self._at, error)
         prepared = LocalDevice().prepare(model, preference=self._terms.preference)
         whole = Step(0, tuple(range(len(model.main.operations))), model, model.main.inputs, model.main.outputs)
         return Part(whole, NAME, Guarded(prepared, None))
@@ -248,23 +249,16 @@ class CompiledModel(Guarded):
         if len(parts) == 1:
             super().__init__(parts[0].guarded.prepared, parts[0].guarded.spare)
         else:
-            spare = (
-                Spare(
-                    terms.model,
-                    terms.preference,
-                    "whole",
-                    " + ".join(dict.fromkeys(p.device for p in parts)),
-                    fallbacks,
-                )
-                if terms.may_fall_back
-                else None
-            )
+            spare = None
+            if terms.may_fall_back:
+                names = " + ".join(dict.fromkeys(part.device for part in parts))
+                spare = Spare(terms.model, terms.preference, "whole", names, fallbacks)
             super().__init__(Planned(terms.model, parts, terms.preference, spare), spare)
 
     def placement(self) -> list[tuple[str, tuple[int, ...]]]:
         """What runs where now: (device, indices of operations of the main subgraph) of each step, in order."""
-        if len(self._parts) == 1:
-            return [(NAME if self.is_replaced else self._parts[0].device, self._parts[0].step.operations)]
+        if self.is_replaced:
+            return [(NAME, tuple(range(len(self.model.main.operations))))]
         return [(NAME if p.guarded.is_replaced else p.device, p.step.operations) for p in self._parts]
 
     def burst(self, **options: Any) -> Burst | Chain | LocalBurst:
