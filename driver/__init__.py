@@ -13,16 +13,21 @@ from burst.errors import (
 )
 from burst.memory import Memory
 from driver.devices import devices
-from driver.errors import DeviceFailed, DeviceNotFound, DriverError, ImportFailed, InvalidModel
+from driver.errors import DeviceFailed, DeviceNotFound, DriverError, ImportFailed, InvalidModel, NotPlaced
 from driver.importers import load
-from driver.interface import Device, DeviceInfo, PreparedModel
+from driver.interface import Capabilities, Device, DeviceInfo, Performance, PreparedModel
 from driver.nn import Model, ModelBuilder, Operand, Operation, Subgraph
 from driver.prepared import RemotePreparedModel
 from driver.remote import RemoteDevice, connect
+from driver.runtime.chain import Chain
+from driver.runtime.compilation import CompiledModel, compile  # noqa: A004 (the name that users look for)
 from driver.session import Burst
 
 __all__ = [
     "Burst",
+    "Capabilities",
+    "Chain",
+    "CompiledModel",
     "Device",
     "DeviceFailed",
     "DeviceInfo",
@@ -38,9 +43,11 @@ __all__ = [
     "MissedDeadlineTransient",
     "Model",
     "ModelBuilder",
+    "NotPlaced",
     "Operand",
     "Operation",
     "OutputInsufficientSize",
+    "Performance",
     "PreparedModel",
     "RemoteDevice",
     "RemotePreparedModel",
@@ -48,6 +55,7 @@ __all__ = [
     "ResourceExhaustedTransient",
     "StatusError",
     "Subgraph",
+    "compile",
     "connect",
     "devices",
     "load",

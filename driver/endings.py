@@ -100,16 +100,21 @@ class Endings(Sending):
             self._finished.append(future.fail(error))
 
     def _fail(self, error: Exception) -> None:
-        waiting = [flight.future for flight in self.flights]
-        if self.staged:
-            waiting.append(self.staged[1])
-            self.buffers.give_back(self.staged[0])
-            self.staged = None
-        for _, shot, _ in self.flights:
+        for _, shot, future in self.flights:
+            self.give_up(shot, future, error)
+            self._finished.append(future)
             shot.outputs.is_busy = False
             self.buffers.give_back(shot.inputs)
         self.flights.clear()
-        self._finished.extend(future.fail(error) for future in waiting)
+        if self.staged:
+            inputs, future = self.staged
+            self._finished.append(future.fail(error))
+            self.buffers.give_back(inputs)
+            self.staged = None
+
+    def give_up(self, shot: Shot, future: Future, error: BaseException) -> None:
+        """The device will not answer this request, which still has its memory: whoever waits is told."""
+        future.fail(error)
 
     def recover(self, error: PeerDied, request: Request) -> None:
         """After the device died over an explicit request, which may be sent again. Raises what it cannot get over."""

@@ -9,7 +9,8 @@
     ├── OutputInsufficientSize         an output's memory was too small (inside a device)
     ├── ImportFailed (ValueError)      a model file is damaged, or holds what the HAL cannot say; the operator is named
     ├── DeviceNotFound (LookupError)   no device of that name is installed
-    └── DeviceFailed                   its process did not start, or ended while starting; its log is named
+    ├── DeviceFailed                   its process did not start, or ended while starting; its log is named
+    └── NotPlaced                      no device that was asked for may execute an operation
 
 An execution's own errors are burst's (`burst.StatusError` and its classes, `burst.PeerDied`, `burst.Timeout`).
 """
@@ -38,6 +39,13 @@ class DeviceFailed(DriverError):
     """The device's process could not be started. Nothing was left behind; trying again is allowed."""
 
 
+class NotPlaced(DriverError):
+    """None of the devices asked for can have an operation, or not the one that `require_device` demands.
+
+    Nothing was prepared; the message names the operations.
+    """
+
+
 __all__ = [
     "DeviceFailed",
     "DeviceNotFound",
@@ -46,5 +54,6 @@ __all__ = [
     "ImportFailed",
     "InvalidModel",
     "LoopTimeout",
+    "NotPlaced",
     "OutputInsufficientSize",
 ]

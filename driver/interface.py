@@ -6,10 +6,10 @@ Caching, remoting and fallback are other implementations of the same two protoco
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -69,6 +69,23 @@ class Device(Protocol):
         """Compiles a valid, fully supported model. Calls `pace` often: it lets running bursts through."""
 
 
+class Performance(NamedTuple):
+    """What something takes on a device, relative to the CPU in the client's process: lower is better, 1.0 the same."""
+
+    exec_time: float
+    power_usage: float | None = None  #: None where it cannot be measured
+
+
+class Capabilities(NamedTuple):
+    """How fast a device is on this machine, as measured. What is missing, or None, it could not do."""
+
+    operands: Mapping[str, Performance]  #: by HAL name of the type of an operation's first input
+    relaxed_scalar: Performance | None = None  #: FLOAT32 in models that allow the precision of float16
+    relaxed_tensor: Performance | None = None  #: TENSOR_FLOAT32 in those
+    if_performance: Performance | None = None
+    while_performance: Performance | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class DeviceInfo:
     """What is known about an installed device without starting it."""
@@ -76,3 +93,4 @@ class DeviceInfo:
     name: str
     version: str
     type: str
+    capabilities: Capabilities | None = None  #: None until `driver.compile` has measured it, once per version

@@ -163,9 +163,9 @@ class Pipeline(Endings):
             try:
                 future.finish(self.result_of(shot, reply))
             except GeneralFailure as error:
-                future.fail(error)
+                self.give_up(shot, future, error)
         else:
-            future.fail(error_of(reply))
+            self.give_up(shot, future, error_of(reply))
         self._finished.append(future)
 
     def drop(self, future: Future) -> bool:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from burst import Memory
     from burst.wire import ResultPacket
+    from driver.nn import Model
     from driver.options import Options
     from driver.prepared import RemotePreparedModel
     from driver.workspace import Shapes
@@ -34,11 +35,20 @@ class Burst:
     too, and yours as long as you hold them, or views of them.
     """
 
-    def __init__(self, prepared: RemotePreparedModel, options: Options) -> None:
-        """Use `prepared.burst()`."""
+    def __init__(
+        self,
+        prepared: RemotePreparedModel,
+        options: Options,
+        buffers: Buffers | None = None,
+        kind: type[Pipeline] = Pipeline,
+    ) -> None:
+        """Use `prepared.burst()`. `buffers`: in place of its own, for who places requests in other memory.
+
+        `kind`: of its requests in flight, for who does something about those that fail.
+        """
         self._prepared, self._measure = prepared, options.measure
-        self._buffers = Buffers(prepared.model, _shapes(prepared, options), options.depth)
-        self._pipeline = Pipeline(prepared, options, self._buffers)
+        self._buffers = buffers or Buffers(prepared.model, shapes_of(prepared.model, options), options.depth)
+        self._pipeline = kind(prepared, options, self._buffers)
         self._flights, self._statistics = self._pipeline.flights, self._pipeline.statistics
 
     @property
@@ -235,10 +245,11 @@ class Burst:
         self.close()
 
 
-def _shapes(prepared: RemotePreparedModel, options: Options) -> Shapes:
+def shapes_of(model: Model, options: Options) -> Shapes:
+    """Of the inputs of a burst's requests. Raises ValueError when nobody says them."""
     if options.input_shapes is not None:
         return tuple(options.input_shapes)
-    operands = [prepared.model.main.operands[i] for i in prepared.model.main.inputs]
+    operands = [model.main.operands[i] for i in model.main.inputs]
     for n, operand in enumerate(operands):
         if not is_known(operand):
             raise ValueError(f"input {n} has the open shape {operand.dimensions}; say it with burst(input_shapes=…)")

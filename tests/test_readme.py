@@ -15,6 +15,9 @@ EXPECTED = {  # of each block, in order: lines of its output
         ["[1.0, 2.0, 3.0, 4.0, 5.0, 6.0]\n1.0 2.0 3.0 4.0 5.0 6.0 1.0"],
         ["{'burst': 300, 'plain': 0} ['encode', 'queue', 'wake', 'bind', 'execute', 'return', 'total']\n2"],
     ],
+    "docs/runtime.md": [
+        ["[0, 1]\n(array([ 0.,  2.,  6., 12.], dtype=float32),)\n[ 2.  6. 12. 20.] 0\n[('reference', (0, 1))]"]
+    ],
     "docs/queues.md": [
         ["[1 2]\n[3 4]\nthe writer has left"],
         ["6 0 15.0", "2 2"],

@@ -20,20 +20,25 @@ GROUP = "burst.devices"
 
 def devices() -> list[DeviceInfo]:
     """All that are installed. Nothing is started by asking."""
-    found = [_load(entry) for entry in sorted(entry_points(group=GROUP))]
-    return [DeviceInfo(kind.name, kind.version, kind.type) for kind in found]
+    from driver.runtime.capabilities import stored  # which needs to connect to devices, and so us
+
+    found = [(entry.name, _load(entry)) for entry in sorted(entry_points(group=GROUP))]
+    return [DeviceInfo(kind.name, kind.version, kind.type, stored(name, kind.version)) for name, kind in found]
+
+
+def names() -> list[str]:
+    """Of all that are installed. Not even their code is loaded."""
+    return sorted(entry.name for entry in entry_points(group=GROUP))
 
 
 def device_class(name: str) -> type[Device]:
     """The class behind a device's name, or behind "module:Class". Raises DeviceNotFound."""
-    for entry in entry_points(group=GROUP):
-        if entry.name == name:
-            return _load(entry)
-    installed = ", ".join(sorted(entry.name for entry in entry_points(group=GROUP))) or "none"
-    if ":" not in name:
+    installed = ", ".join(names()) or "none"
+    found = next((entry for entry in entry_points(group=GROUP) if entry.name == name), None)
+    if found is None and ":" not in name:
         raise DeviceNotFound(f"name={name!r}: no such device; installed are {installed}")
     try:
-        return _load(EntryPoint(name, name, GROUP))
+        return _load(found or EntryPoint(name, name, GROUP))
     except (ImportError, AttributeError) as error:
         raise DeviceNotFound(f"name={name!r}: {error}; installed are {installed}") from error
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from driver.devices.reference import ReferenceDevice
+from driver.errors import ExecutionFailed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -49,6 +50,34 @@ class Picky(ReferenceDevice):
     def supported_operations(self, model: Model) -> list[bool]:
         """True for everything else."""
         return [operation.type != "MUL" for operation in model.main.operations]
+
+
+class Refusing(ReferenceDevice):
+    """Promises everything, and prepares no MUL."""
+
+    def prepare(self, model: Model, pace: Callable[[], object]) -> PreparedModel:
+        """Prepares what has none."""
+        if any(operation.type == "MUL" for operation in model.main.operations):
+            raise RuntimeError("this device refuses on purpose")
+        return super().prepare(model, pace)
+
+
+class Failing(ReferenceDevice):
+    """Fails an execution whose first input begins below 0."""
+
+    def prepare(self, model: Model, pace: Callable[[], object]) -> PreparedModel:
+        """Prepares everything."""
+        return _Before(super().prepare(model, pace), _fail)
+
+
+class Liar(ReferenceDevice):
+    """Says that each output has one row more than it has."""
+
+    def prepare(self, model: Model, pace: Callable[[], object]) -> PreparedModel:
+        """Prepares everything."""
+        prepared = _Before(super().prepare(model, pace), lambda _: None, more=1)
+        prepared.is_static = False  # so that what it says is sent
+        return prepared
 
 
 class Slow(ReferenceDevice):
@@ -130,6 +159,12 @@ def _break(inputs: Sequence[NDArray[Any] | None]) -> None:
         time.sleep(-first * 1e-3)
 
 
+def _fail(inputs: Sequence[NDArray[Any] | None]) -> None:
+    first = inputs[0]
+    if first is not None and float(first.flat[0]) < 0:
+        raise ExecutionFailed(0, "odd", "it begins below 0")
+
+
 def _wait(inputs: Sequence[NDArray[Any] | None]) -> None:
     first = inputs[0]
     assert first is not None
@@ -139,23 +174,26 @@ def _wait(inputs: Sequence[NDArray[Any] | None]) -> None:
 
 
 class _Before:
-    """A prepared model that does something before each execution."""
+    """A prepared model that does something before each execution, and says that outputs have so many rows more."""
 
-    def __init__(self, prepared: PreparedModel, before: Callable[[Sequence[NDArray[Any] | None]], None]) -> None:
-        self._prepared, self._before = prepared, before
+    def __init__(
+        self, prepared: PreparedModel, before: Callable[[Sequence[NDArray[Any] | None]], None], more: int = 0
+    ) -> None:
+        self._prepared, self._before, self._more = prepared, before, more
         self.is_static = prepared.is_static
 
     def bind(self, inputs: Sequence[NDArray[Any] | None], outputs: Sequence[NDArray[Any]], *more: Any) -> Bound:
-        return _BoundBefore(self._prepared.bind(inputs, outputs, *more), lambda: self._before(inputs))
+        return _BoundBefore(self._prepared.bind(inputs, outputs, *more), lambda: self._before(inputs), self._more)
 
 
 class _BoundBefore:
-    def __init__(self, bound: Bound, before: Callable[[], None]) -> None:
-        self._bound, self._before = bound, before
+    def __init__(self, bound: Bound, before: Callable[[], None], more: int) -> None:
+        self._bound, self._before, self._more = bound, before, more
 
     @property
     def shapes(self) -> Sequence[tuple[tuple[int, ...], bool]]:
-        return self._bound.shapes
+        shapes = self._bound.shapes
+        return [((d[0] + self._more, *d[1:]), enough) for d, enough in shapes] if self._more else shapes
 
     def run(self) -> None:
         self._before()

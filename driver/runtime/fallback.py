@@ -1,0 +1,270 @@
+"""The safety net: what a device fails to do is done by the CPU in this process, with the same result.
+
+Only what another device might do better is done again. An output that is too small, an argument that is wrong and a
+deadline that has passed are the same everywhere, and go to the caller. Every fallback is counted, and logged once for
+each device and kind.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from burst import (
+    BuffersLost,
+    BurstError,
+    DeviceBuffer,
+    ErrorStatus,
+    PeerDied,
+    Result,
+    ResultsHeld,
+    StatusError,
+)
+from burst.errors import status_error
+from driver.errors import DeviceFailed
+from driver.future import Future
+from driver.pipeline import Pipeline
+from driver.runtime.local import LocalDevice, LocalPrepared
+from driver.runtime.places import check_shapes
+from driver.session import Burst
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from burst import Request
+    from burst.wire import ResultPacket
+    from driver.buffers import Shot
+    from driver.nn import Model
+    from driver.options import Options, Preference
+    from driver.prepared import RemotePreparedModel
+
+_log = logging.getLogger("driver.runtime")
+FAILURES = (StatusError, PeerDied, DeviceFailed)
+_FINAL = frozenset(
+    {
+        ErrorStatus.NONE,
+        ErrorStatus.OUTPUT_INSUFFICIENT_SIZE,
+        ErrorStatus.INVALID_ARGUMENT,
+        ErrorStatus.MISSED_DEADLINE_TRANSIENT,
+        ErrorStatus.MISSED_DEADLINE_PERSISTENT,
+    }
+)
+
+
+def is_retryable(error: BaseException) -> bool:
+    """Whether the same request may succeed elsewhere."""
+    if isinstance(error, StatusError):
+        return error.status not in _FINAL
+    return isinstance(error, FAILURES) and not isinstance(error, BuffersLost)
+
+
+class Fallbacks:
+    """Counts of one compiled model, by kind: `_WORDS` has them all. Any thread."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[str] = Counter()
+        self._last: dict[tuple[str, str], str] = {}
+        self._lock = threading.Lock()
+
+    def note(self, kind: str, device: str, error: BaseException) -> None:
+        """One more."""
+        reason = f"{type(error).__name__}: {error}"
+        with self._lock:
+            self._counts[kind] += 1
+            is_first = (kind, device) not in self._last
+            self._last[kind, device] = reason
+        if is_first:
+            _log.warning("device %r failed (%s); %s", device, reason, _WORDS[kind])
+
+    def report(self) -> dict[str, Any]:
+        """How often, and why last."""
+        with self._lock:
+            reasons = {f"{kind}, {device}": reason for (kind, device), reason in self._last.items()}
+            return {kind: self._counts[kind] for kind in _WORDS} | {"reasons": reasons}
+
+
+_WORDS = {
+    "dropped": "nothing is compiled for it",
+    "compile": "the whole model runs on the CPU in this process",
+    "step": "its part of the model was executed on the CPU in this process",
+    "whole": "the whole model was executed on the CPU in this process",
+}
+
+
+class Spare:
+    """The CPU in the place of one device, for one model: made ready there when it is first needed."""
+
+    def __init__(self, model: Model, preference: Preference, kind: str, device: str, fallbacks: Fallbacks) -> None:
+        self._model, self._preference = model, preference
+        self._kind, self._device, self._fallbacks = kind, device, fallbacks
+        self._lock = threading.Lock()
+        self._prepared: LocalPrepared | None = None
+
+    def after(self, error: BaseException) -> LocalPrepared:
+        """What executes instead, after a failure that is counted here."""
+        self._fallbacks.note(self._kind, self._device, error)
+        return self.prepared
+
+    def report(self) -> dict[str, Any]:
+        """All fallbacks of the compiled model."""
+        return self._fallbacks.report()
+
+    @property
+    def prepared(self) -> LocalPrepared:
+        """The model on the CPU."""
+        with self._lock:
+            if self._prepared is None:
+                self._prepared = LocalDevice().prepare(self._model, preference=self._preference)
+            return self._prepared
+
+
+class Guarded:
+    """A prepared model on a device, with the CPU behind it. When the device has died, the CPU takes its place."""
+
+    def __init__(self, prepared: Any, spare: Spare | None) -> None:
+        """`prepared`: remote, local or in steps. `spare`: None where nothing may fall back."""
+        self.prepared, self.spare = prepared, spare
+        self.is_replaced = False
+
+    def run(self, *arrays: Any, timeout: float | None = None) -> tuple[NDArray[Any], ...]:
+        """As `RemotePreparedModel.run`."""
+        try:
+            return self.prepared.run(*arrays, timeout=timeout)  # type: ignore[no-any-return]
+        except FAILURES as error:
+            return self.instead(error).run(*arrays, timeout=timeout)
+
+    def execute(
+        self,
+        request: Request,
+        measure: bool = False,
+        timeout: float | None = None,
+        loop_timeout: float | None = None,
+    ) -> Result:
+        """As `RemotePreparedModel.execute`. A request on buffers of the device does not fall back."""
+        terms: dict[str, Any] = {"measure": measure, "timeout": timeout, "loop_timeout": loop_timeout}
+        is_bound = any(isinstance(pool, DeviceBuffer) for pool in request.pools)
+        failure: BaseException
+        try:
+            result: Result = self.prepared.execute(request, **terms)
+            graph = self.prepared.model.main
+            check_shapes([graph.operands[i] for i in graph.outputs], result.output_shapes)
+            if not self._can_move or is_bound or result.status in _FINAL:
+                return result
+            failure = status_error(result.status, result.message)
+        except FAILURES as error:
+            if is_bound:
+                raise
+            failure = error
+        return self.instead(failure).execute(request, **terms)
+
+    @property
+    def _can_move(self) -> bool:
+        return self.spare is not None and not self.is_replaced
+
+    def instead(self, error: BaseException) -> LocalPrepared:
+        """What executes after that failure. Raises it when there is nothing, or it would only fail again."""
+        if self.spare is None or not self._can_move or not is_retryable(error):
+            raise error
+        spare = self.spare.after(error)
+        if isinstance(error, PeerDied):
+            self.prepared, self.is_replaced = spare, True
+        return spare
+
+    def again(self, error: BaseException) -> LocalPrepared:
+        """The same for a burst of the device, which may outlive its place here."""
+        if self.spare and self.is_replaced and is_retryable(error):
+            return self.spare.after(error)
+        return self.instead(error)
+
+
+class SafePipeline(Pipeline):
+    """Requests that the device does not answer are executed here, on the same memory.
+
+    The device is done with it by then: it has answered with an error, or is dead.
+    """
+
+    guarded: Guarded
+
+    def here(self, shot: Shot, error: BaseException, timeout: float | None = None) -> Result:
+        """On the CPU, after that error. Raises it when it would only come again, and what comes instead."""
+        self.check_process()
+        if self.is_closed:
+            raise error
+        spare = self.guarded.again(error)
+        result = spare.execute(shot.request, measure=self.options.measure, timeout=timeout)
+        if result.status and self.buffers.grow(shot.outputs, result.output_shapes):
+            shot = self.shot(shot.inputs, shot.outputs)
+            result = spare.execute(shot.request, measure=self.options.measure, timeout=timeout)
+        result.raise_for_status()
+        result.outputs = shot.outputs.arrays(result.output_shapes)
+        return result
+
+    def run_plain(self, shot: Shot, timeout: float | None) -> Result:
+        """One execution on the plain path, or here."""
+        try:
+            return super().run_plain(shot, timeout)
+        except FAILURES as error:
+            if self.is_to_recover(error):
+                raise
+            return self.here(shot, error, timeout)
+
+    def launch(self, shot: Shot, future: Future) -> None:
+        """Sends it, under the lock, or executes it here: nobody else can have got its memory."""
+        try:
+            super().launch(shot, future)
+        except FAILURES as error:
+            future.finish(self.here(shot, error))
+            self._finished.append(future)
+
+    def _fail(self, error: Exception) -> None:
+        """All that were in flight, and the one that was kept until there is room."""
+        kept = None
+        if not self.is_closed:
+            kept, self.staged = self.staged, None
+        super()._fail(error)
+        if kept:
+            inputs, future = kept
+            try:
+                self.give_up(self.shot(inputs, self.buffers.outputs_for(inputs)), future, error)
+            except ResultsHeld as held:
+                future.fail(held)
+            self._finished.append(future)
+            self.buffers.give_back(inputs)
+
+    def give_up(self, shot: Shot, future: Future, error: BaseException) -> None:
+        """The device will not answer this request, which still has its memory."""
+        if not future.done():
+            try:
+                future.finish(self.here(shot, error))
+            except BurstError as final:
+                future.fail(final)
+
+
+class SafeBurst(Burst):
+    """The device's burst: another way is taken only after an error."""
+
+    _pipeline: SafePipeline
+
+    def __init__(self, prepared: RemotePreparedModel, options: Options, guarded: Guarded) -> None:
+        super().__init__(prepared, options, kind=SafePipeline)
+        self._pipeline.guarded = guarded
+
+    def _after(self, error: BaseException, shot: Shot, timeout: float | None) -> Future:
+        try:
+            return super()._after(error, shot, timeout)
+        except FAILURES as failure:
+            return Future(self._pipeline).finish(self._pipeline.here(shot, failure, timeout))
+
+    def _again(self, shot: Shot, reply: ResultPacket, timeout: float | None) -> Future:
+        try:
+            return super()._again(shot, reply, timeout)
+        except FAILURES as failure:
+            return Future(self._pipeline).finish(self._pipeline.here(shot, failure, timeout))
+
+    def stats(self) -> dict[str, Any]:
+        """As `Burst.stats`; `fallbacks` are those of the compiled model."""
+        spare = self._pipeline.guarded.spare
+        assert spare
+        return super().stats() | {"fallbacks": spare.report()}

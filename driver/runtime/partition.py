@@ -1,0 +1,159 @@
+"""Cuts a model into steps: runs of operations that one device executes, each a model of its own.
+
+Pure: a model, what each device supports and what each operation costs there come in, steps go out. Which device an
+operation gets is decided for each by itself (`choose`); then the operations are put into an order that obeys their
+dependencies and changes devices as seldom as can be (`partition`). IF and WHILE stay whole, with their subgraphs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import chain
+from typing import TYPE_CHECKING, NamedTuple
+
+from driver.errors import NotPlaced
+from driver.nn import Model, OperandLifeTime, Operation, Subgraph
+from driver.workspace import is_known
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from driver.nn import Operand
+
+_CONTROL = ("IF", "WHILE")
+_BEAM = 64  # orders that are followed up at the same time; two devices need two
+
+
+class Step(NamedTuple):
+    """Operations that one device executes together."""
+
+    device: int  #: as in `chosen`
+    operations: tuple[int, ...]  #: of the whole model's main subgraph, in executable order
+    model: Model  #: they alone
+    inputs: tuple[int, ...]  #: operands of the whole model, in the order of the step's inputs
+    outputs: tuple[int, ...]
+
+
+def choose(
+    model: Model, supported: Sequence[Sequence[bool]], costs: Sequence[Sequence[float]], cpu: int | None
+) -> list[int]:
+    """The device of each operation: the cheapest that supports it, at the same cost the earliest, but the CPU first.
+
+    `supported`, `costs`: a row per device, a column per operation. `cpu`: which device is the CPU in this process, if
+    any; IF and WHILE with operands of unknown size go there. Raises NotPlaced.
+    """
+    chosen = []
+    for index, operation in enumerate(model.main.operations):
+        able = [d for d, row in enumerate(supported) if row[index]]
+        if cpu in able and operation.type in _CONTROL and not _sizes_are_known(model.main, operation):
+            able = [d for d in able if d == cpu]
+        if not able:
+            raise NotPlaced(
+                f"operation {index} ({operation.type}) is supported by none of the devices; add 'cpu' to them"
+            )
+        chosen.append(min(able, key=lambda d: (costs[d][index], d != cpu, d)))
+    return chosen
+
+
+def _sizes_are_known(graph: Subgraph, operation: Operation) -> bool:
+    operands = [graph.operands[i] for i in (*operation.inputs, *operation.outputs)]
+    return all(is_known(operand) for operand in operands if operand.lifetime != OperandLifeTime.NO_VALUE)
+
+
+def partition(model: Model, chosen: Sequence[int]) -> list[Step]:
+    """The steps of a valid model, in executable order; `chosen` has the device of each operation.
+
+    With one device there is one step, and its model is the model itself. Raises NotPlaced when a step would give
+    something of unknown size.
+    """
+    graph = model.main
+    if len(set(chosen)) == 1:
+        return [Step(chosen[0], tuple(range(len(chosen))), model, graph.inputs, graph.outputs)]
+    order = _order(graph, chosen)
+    return [_step(model, device, group, _ends(graph, group)) for device, group in order]
+
+
+def _order(graph: Subgraph, chosen: Sequence[int]) -> list[tuple[int, tuple[int, ...]]]:
+    """Groups of operations, each on one device.
+
+    A group takes all that its device can do by then: to leave something for later never saves a group. So what has
+    been done says all about an order so far, and a search by the number of groups finds the fewest; with very many
+    devices, only the most promising orders are followed.
+    """
+    needs = _needs(graph)
+    everything = (1 << len(chosen)) - 1
+    beam: dict[int, list[tuple[int, tuple[int, ...]]]] = {0: []}
+    while everything not in beam:
+        found: dict[int, list[tuple[int, tuple[int, ...]]]] = {}
+        for done, groups in beam.items():
+            for device in sorted({d for n, d in enumerate(chosen) if not done >> n & 1 and not needs[n] & ~done}):
+                group = _drain(done, device, chosen, needs)
+                found.setdefault(done | sum(1 << n for n in group), [*groups, (device, group)])
+        beam = dict(sorted(found.items(), key=lambda item: -item[0].bit_count())[:_BEAM])
+    return beam[everything]
+
+
+def _needs(graph: Subgraph) -> list[int]:
+    """The operations that each needs results of, as bits."""
+    writer = {i: n for n, operation in enumerate(graph.operations) for i in operation.outputs}
+    return [sum({1 << writer[i] for i in operation.inputs if i in writer}) for operation in graph.operations]
+
+
+def _drain(done: int, device: int, chosen: Sequence[int], needs: Sequence[int]) -> tuple[int, ...]:
+    """All operations of a device that can be executed now, one after the other."""
+    group = []
+    for n, (its, need) in enumerate(zip(chosen, needs, strict=True)):  # operations stand in executable order
+        if its == device and not done >> n & 1 and not need & ~done:
+            group.append(n)
+            done |= 1 << n
+    return tuple(group)
+
+
+def _ends(graph: Subgraph, group: Sequence[int]) -> tuple[list[int], list[int]]:
+    """The operands that go in and out of a group: those of the model first, then what other groups make or need."""
+    members, operations = set(group), graph.operations
+    written = {i for n in group for i in operations[n].outputs}
+    read = {i for n in group for i in operations[n].inputs} - written
+    elsewhere = {i for n, operation in enumerate(operations) if n not in members for i in operation.inputs}
+    made = sorted(i for i in read if graph.operands[i].lifetime.is_written)
+    inputs = [i for i in graph.inputs if i in read]
+    inputs += [i for i in made if i not in graph.outputs] + [i for i in made if i in graph.outputs]
+    outputs = [i for i in graph.outputs if i in written]
+    outputs += sorted((written & elsewhere).difference(graph.outputs))
+    return inputs, outputs or [min(written)]  # what nobody reads is computed all the same
+
+
+def _step(model: Model, device: int, group: tuple[int, ...], ends: tuple[list[int], list[int]]) -> Step:
+    graph, (inputs, outputs) = model.main, ends
+    for i in outputs:
+        if not is_known(graph.operands[i]):
+            raise NotPlaced(
+                f"operand {i} has the open shape {list(graph.operands[i].dimensions)}, and goes from one device to "
+                "another or out of a model on several; give the model all shapes, or one device that supports all of it"
+            )
+    operations = [graph.operations[n] for n in group]
+    used = sorted({*chain.from_iterable((*o.inputs, *o.outputs) for o in operations)})
+    numbers = {i: n for n, i in enumerate(used)}
+    main = Subgraph(
+        [_operand(graph.operands[i], is_input=i in inputs, is_output=i in outputs) for i in used],
+        [Operation(o.type, _renumbered(o.inputs, numbers), _renumbered(o.outputs, numbers)) for o in operations],
+        _renumbered(inputs, numbers),
+        _renumbered(outputs, numbers),
+    )
+    refers = any(operand.lifetime == OperandLifeTime.SUBGRAPH for operand in main.operands)
+    part = Model(main, model.referenced if refers else (), relaxed=model.relaxed)
+    return Step(device, group, part, tuple(inputs), tuple(outputs))
+
+
+def _renumbered(indices: Iterable[int], numbers: dict[int, int]) -> list[int]:
+    return [numbers[i] for i in indices]
+
+
+def _operand(operand: Operand, *, is_input: bool, is_output: bool) -> Operand:
+    """As it appears in a step."""
+    lifetime = operand.lifetime
+    if is_input:
+        lifetime = OperandLifeTime.SUBGRAPH_INPUT
+    elif is_output:
+        lifetime = OperandLifeTime.SUBGRAPH_OUTPUT
+    return replace(operand, lifetime=lifetime, number_of_consumers=None)

@@ -1,0 +1,158 @@
+"""A model in several steps: each is executed by its device, and what goes between them stays where it is."""
+
+from __future__ import annotations
+
+import time
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from burst import ErrorStatus, Memory, OutputShape, PeerDied, Request, Result, Timeout
+from driver.runtime.places import arguments, between, with_temporaries
+from driver.workspace import InputSet, OutputSet, Workspace, input_shapes, nbytes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from numpy.typing import ArrayLike, NDArray
+
+    from driver.nn import Model
+    from driver.options import Options, Preference
+    from driver.runtime.chain import Chain
+    from driver.runtime.fallback import Guarded, Spare
+    from driver.runtime.partition import Step
+
+
+class Part(NamedTuple):
+    """A step, and where it is prepared."""
+
+    step: Step
+    device: str
+    guarded: Guarded
+
+
+class Planned:
+    """As `RemotePreparedModel`, in steps. Any thread may use it, several at once.
+
+    `spare`: what `Guarded` has for the whole, for the bursts that are made here.
+    """
+
+    def __init__(self, model: Model, parts: Sequence[Part], preference: Preference, spare: Spare | None) -> None:
+        self.model, self.parts, self.preference, self.spare = model, tuple(parts), preference, spare
+        self.temporaries = between(model, [part.step for part in parts])
+        self._spaces: dict[Any, list[tuple[Workspace, Memory]]] = {}
+        self._rooms: list[Memory] = []
+        # The layout alone: each execution has temporaries of its own.
+        graph = with_temporaries(model, self.temporaries).main
+        laid = InputSet(
+            with_temporaries(model, self.temporaries),
+            (*(None for _ in model.main.inputs), *(graph.operands[i].dimensions for i in self.temporaries)),
+        )
+        self._room, self._places = laid.memory.nbytes, laid.arguments[len(model.main.inputs) :]
+
+    def run(self, *arrays: ArrayLike | None, timeout: float | None = None) -> tuple[NDArray[Any], ...]:
+        """As `RemotePreparedModel.run`."""
+        shapes = input_shapes(self.model, arrays)
+        free = self._spaces.setdefault(shapes, [])
+        try:
+            workspace, room = free.pop()
+        except IndexError:
+            workspace, room = Workspace(InputSet(self.model, shapes), OutputSet(self.model)), Memory.create(self._room)
+        workspace.inputs.fill(arrays)
+        try:
+            result = self._execute(workspace.request, room, measure=False, timeout=timeout, loop_timeout=None)
+        except (Timeout, PeerDied):  # who was too slow may still write
+            raise
+        except Exception:
+            free.append((workspace, room))
+            raise
+        outputs = tuple(output.copy() for output in result.outputs)
+        result.outputs = ()
+        free.append((workspace, room))
+        result.raise_for_status()
+        return outputs
+
+    def execute(
+        self,
+        request: Request,
+        measure: bool = False,
+        timeout: float | None = None,
+        loop_timeout: float | None = None,
+    ) -> Result:
+        """As `RemotePreparedModel.execute`; without timing, which no one device could tell."""
+        if refusal := self._refusal(request):
+            return refusal
+        with self._temporary_room() as room:
+            return self._execute(request, room, measure=measure, timeout=timeout, loop_timeout=loop_timeout)
+
+    @contextmanager
+    def _temporary_room(self) -> Iterator[Memory]:
+        try:
+            room = self._rooms.pop()
+        except IndexError:
+            room = Memory.create(self._room)
+        yield room
+        self._rooms.append(room)  # not after an error: who was too slow may still write there
+
+    def _execute(self, request: Request, room: Memory, *, timeout: float | None, **terms: Any) -> Result:
+        """Step by step; ends at the first that fails."""
+        end = None if timeout is None else time.monotonic() + timeout
+        for part, its in zip(self.parts, self._requests(request, room), strict=True):
+            left = None if end is None else end - time.monotonic()
+            if left is not None and left <= 0:
+                raise Timeout(f"the steps before that on {part.device!r} took longer than {timeout} s")
+            result = part.guarded.execute(its, timeout=left, **terms)
+            if result.status:
+                return Result(result.status, message=f"operations {list(part.step.operations)}: {result.message}")
+        return Result(ErrorStatus.NONE, self._views(request), self._shapes(request))
+
+    def _requests(self, request: Request, room: Memory) -> list[Request]:
+        graph, pools = self.model.main, (*request.pools, room)
+        where = dict(zip(graph.inputs, request.inputs, strict=True))
+        where |= {i: a._replace(pool=len(pools) - 1) for i, a in zip(self.temporaries, self._places, strict=True)}
+        where |= zip(graph.outputs, request.outputs, strict=True)
+        return [Request(*arguments(part.step, where), pools, request.loop_timeout) for part in self.parts]
+
+    def _refusal(self, request: Request) -> Result | None:
+        """What no step could say as it should be said."""
+        graph = self.model.main
+        sides = ("inputs", request.inputs, graph.inputs), ("outputs", request.outputs, graph.outputs)
+        for what, given, expected in sides:
+            if len(given) != len(expected):
+                message = f"{len(given)} {what}; the model has {len(expected)}"
+                return Result(ErrorStatus.INVALID_ARGUMENT, message=message)
+        shapes = self._shapes(request)
+        if all(shape.is_sufficient for shape in shapes):
+            return None
+        return Result(ErrorStatus.OUTPUT_INSUFFICIENT_SIZE, output_shapes=shapes)
+
+    def _shapes(self, request: Request) -> tuple[OutputShape, ...]:
+        operands = [self.model.main.operands[i] for i in self.model.main.outputs]
+        return tuple(
+            OutputShape(o.dimensions, a.has_no_value or a.length >= nbytes(o, o.dimensions))
+            for o, a in zip(operands, request.outputs, strict=True)
+        )
+
+    def _views(self, request: Request) -> tuple[NDArray[Any], ...]:
+        operands = [self.model.main.operands[i] for i in self.model.main.outputs]
+        return tuple(
+            request.pools[a.pool].asarray(o.type.dtype, o.dimensions, a.offset)
+            for o, a in zip(operands, request.outputs, strict=True)
+        )
+
+    def burst(self, options: Options) -> Chain:
+        """A burst for each step, one after the other."""
+        from driver.runtime.chain import Chain
+
+        return Chain(self, options)
+
+    def close(self) -> None:
+        """Frees the steps on their devices; bursts go on until they are closed."""
+        spaces = [space for free in self._spaces.values() for space in free]
+        used = [m for w, room in spaces for m in (w.inputs.memory, w.outputs.memory, room)] + self._rooms
+        self._spaces.clear()
+        self._rooms.clear()
+        for part in self.parts:
+            with suppress(PeerDied):  # with its device, all of that is gone too
+                for memory in used:
+                    part.guarded.prepared.device.free_memory(memory)
+                part.guarded.prepared.close()
