@@ -16,9 +16,9 @@ import numpy as np
 
 from driver.errors import ImportFailed, InvalidModel
 from driver.nn import OPERATIONS, Operand, OperandLifeTime, OperandType, Operation
+from driver.nn.calls import check_call, match_signature
 from driver.nn.operation import Tensor as Shaped
 from driver.nn.types import Dimensions
-from driver.nn.validate import check_call, match_signature
 
 from .guarded import Array
 from .tflite_file import Operator, Tensor
