@@ -132,14 +132,14 @@ def test_one_long_constant_copied_many_times():
     refuse(w.file(outputs), "over and over")
 
 
-def test_a_bias_of_two_thousand_million_zeros():
+def test_a_bias_of_five_hundred_million_zeros():
     """Filters that are no constant may claim any number of channels."""
     w = Writer()
     w.input((1, 1, 1, 1))
-    filters = w.tensor((2**31 - 1, 1, 1, 1))
+    filters = w.tensor((2**29, 1, 1, 1))
     w.inputs.append(filters)
     fields = {"StrideW": 1, "StrideH": 1, "DilationWFactor": 1, "DilationHFactor": 1}
-    refuse(w.file([w.operator("CONV_2D", [0, filters], (1, 1, 1, 2**31 - 1), **fields)]), "over and over")
+    refuse(w.file([w.operator("CONV_2D", [0, filters], (1, 1, 1, 2**29), **fields)]), "over and over")
 
 
 @pytest.mark.parametrize("place", [(2, 2**63), (2**63, 2), (2**64 - 1, 2**64 - 1), (64, 1 << 20)])

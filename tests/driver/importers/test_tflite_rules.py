@@ -203,7 +203,7 @@ REFUSED = {
         "no such PRELU",
     ),
     "weights that are no matrix": (lstm_of_vectors, "LSTM", "there have to be 2"),
-    "more rows than 32 bits count": (lambda: dense_of(2**28, units=16), "FULLY_CONNECTED", "fit into 32 bits"),
+    "a result larger than the HAL counts": (lambda: dense_of(2**26, units=16), "FULLY_CONNECTED", "larger than 4 GiB"),
     "the main subgraph inside itself": (lambda: one("IF", B, ThenSubgraphIndex=0), "IF", "main subgraph"),
     "a subgraph that does not exist": (lambda: one("IF", B, ThenSubgraphIndex=3), "IF", "subgraph 3 does not exist"),
 }
@@ -246,8 +246,9 @@ def test_subgraphs_that_refer_to_each_other(load):
     for other in (2, 1):
         g = w.graph()
         flag = g.input((), "bool")
-        g.outputs = [g.operator("IF", [flag], (1,), "bool", ThenSubgraphIndex=other, ElseSubgraphIndex=other)]
-    y = w.operator("IF", [w.input((), "bool")], (1,), "bool", ThenSubgraphIndex=1, ElseSubgraphIndex=2)
+        g.outputs = [g.operator("IF", [flag, flag], (1,), "bool", ThenSubgraphIndex=other, ElseSubgraphIndex=other)]
+    flag = w.input((), "bool")
+    y = w.operator("IF", [flag, flag], (1,), "bool", ThenSubgraphIndex=1, ElseSubgraphIndex=2)
     with pytest.raises(driver.ImportFailed, match="refers to itself"):
         load(w.file([y]))
 
