@@ -154,6 +154,27 @@ void burst_drop_plans(burst_listener *listener);
 /* From the listener's thread: the request in `buffer` is plan i from now on, and runs. */
 int burst_learn(burst_listener *listener, uint32_t i, const void *answer, uint64_t bytes, void *function, void *context, int measure);
 int burst_forget(burst_listener *listener, uint32_t i); /* from any thread; true: it runs, and -ESTALE comes after it */
+/* foreign: a library's call as a burst_function. Calls that share a turn are made one after the other. */
+typedef int foreign_function(void *object, uint64_t number, uint64_t n_inputs, void *inputs, uint64_t n_outputs, void *outputs);
+typedef struct {
+    uint64_t reserved[8];
+} burst_turn;
+typedef struct {
+    void *to;
+    const void *from;
+    uint64_t bytes;
+} burst_copy;
+typedef struct {
+    foreign_function *function;
+    void *object, *inputs, *outputs;
+    uint64_t number, n_inputs, n_outputs;
+    burst_copy *before, *after;
+    uint64_t n_before, n_after;
+    burst_turn *turn;
+    int32_t status; /* of the last call: 0 is success, all else the library's own word */
+} burst_foreign;
+void burst_turn_init(burst_turn *turn);
+int32_t burst_foreign_run(void *foreign); /* copies, calls, copies; GENERAL_FAILURE when the call failed */
 int burst_blame(void); /* fatal signals are noted in the trace of the burst whose listener they hit */
 void burst_blame_on(burst_trace *trace); /* from now on those that hit this thread are noted there; NULL: nowhere */
 
