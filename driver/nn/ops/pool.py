@@ -16,7 +16,7 @@ from .window import NHWC_FROM_NCHW, Axis, explicit, image_shape, implicit, input
 EXPLICIT_INPUTS = 10
 
 
-def _axes(call: Call) -> tuple[Axis, Axis, int, bool]:
+def window_axes(call: Call) -> tuple[Axis, Axis, int, bool]:
     """The vertical and the horizontal window, the fused activation and the layout."""
     at = 5 if len(call.inputs) >= EXPLICIT_INPUTS else 2
     nchw = call.flag(at + 5)
@@ -33,7 +33,7 @@ def _axes(call: Call) -> tuple[Axis, Axis, int, bool]:
 
 
 def _shape(call: Call) -> tuple[Dimensions]:
-    y, x, activation, nchw = _axes(call)
+    y, x, activation, nchw = window_axes(call)
     activation_bounds(activation)
     n, _, _, c = image_shape(call.shape(0), nchw)
     return (stored_shape(n, y.out, x.out, c, nchw),)
@@ -65,7 +65,7 @@ def _combine(call: Call, target: Array, taps: Sequence[tuple[Array, Array]], *, 
 
 def _mean(squares: bool, call: Call) -> None:
     """Average the pixels of each window, or take the root of the average of their squares."""
-    y, x, activation, nchw = _axes(call)
+    y, x, activation, nchw = window_axes(call)
     view = output_image(call, nchw)
     out = call.outputs[0]
     dtype = np.float64 if out.type.is_quantised and y.filter * x.filter * LARGEST >= EXACT else np.float32
@@ -99,7 +99,7 @@ def _divide(call: Call, sums: Array, rows: Array, columns: Array) -> None:
 
 def _max(call: Call) -> None:
     """The largest pixel of each window; quantised ones compare as they are stored."""
-    y, x, activation, nchw = _axes(call)
+    y, x, activation, nchw = window_axes(call)
     image, out = input_image(call, nchw), call.outputs[0]
     view = output_image(call, nchw)
     lowest = np.iinfo(image.dtype).min if out.type.is_quantised else -np.inf

@@ -43,7 +43,7 @@ def _axis_to(extent: int, size: int, filter_: int, stride: int, *, scheme: int) 
     return _axis(size, filter_, stride, pads=(head, tail))
 
 
-def _geometry(call: Call) -> tuple[Axis, Axis, int, bool]:
+def geometry(call: Call) -> tuple[Axis, Axis, int, bool]:
     """The vertical and the horizontal axis, the fused activation and the layout."""
     at = 7 if _is_explicit(call) else 5
     stride_w, stride_h, activation = (call.integer(i) for i in range(at, at + 3))
@@ -70,7 +70,7 @@ def _geometry(call: Call) -> tuple[Axis, Axis, int, bool]:
 
 
 def _shape(call: Call) -> tuple[Dimensions]:
-    y, x, _, nchw = _geometry(call)
+    y, x, _, nchw = geometry(call)
     batch, *_ = call.shape(0)
     return (stored_shape(batch, y.size, x.size, call.shape(1)[0], nchw),)
 
@@ -82,7 +82,7 @@ def _spread(tensor: Tensor) -> Array:
 
 
 def _transpose_conv(call: Call) -> None:
-    y, x, activation, nchw = _geometry(call)
+    y, x, activation, nchw = geometry(call)
     weights = call.pack(1, _spread)
     finish, view, image = Finish.of(call, activation), output_image(call, nchw), input_image(call, nchw)
     batch, outputs = len(image), view.shape[3]
