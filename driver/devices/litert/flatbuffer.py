@@ -1,0 +1,159 @@
+"""Writes the flatbuffer of a model of one subgraph, by the schema that comes with LiteRT.
+
+Constants are not part of it: they follow behind, where its buffers point to.
+"""
+
+from __future__ import annotations
+
+import struct
+from functools import cache
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from .library import ALIGNMENT, aligned
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from types import ModuleType
+
+    from numpy.typing import NDArray
+
+_VERSION = 3
+_IDENTIFIER = b"TFL3"
+_OFFSET_FIELD = 6  # of Buffer.offset in its table
+_LONGEST_OLD_CODE = 127
+_MAX_RANK = 8
+
+
+class Quantisation(NamedTuple):
+    """Scales (one, or one for each channel along `axis`) and zero point."""
+
+    scales: tuple[float, ...]
+    zero_point: int = 0
+    axis: int = 0
+
+
+@cache
+def schema() -> ModuleType:
+    """TFLite's schema; loaded when a model is written, which is rare, and not when a device is listed."""
+    return import_module("ai_edge_litert.schema_py_generated")
+
+
+class Writer:
+    """Collects tensors and operations; `finish` makes bytes of them. Tensors are known by their numbers."""
+
+    def __init__(self) -> None:
+        self._tensors: list[Any] = []
+        self._operations: list[Any] = []
+        self._codes: dict[str, int] = {}
+        self._constants: list[NDArray[Any]] = []
+
+    def tensor(self, type_: str, dimensions: Sequence[int], quantisation: Quantisation | None = None) -> int:
+        """A tensor that an operation writes or the model is given."""
+        s = schema()
+        tensor = s.TensorT()
+        tensor.type, tensor.shape = getattr(s.TensorType, type_), np.array(dimensions, np.int32)
+        tensor.name, tensor.hasRank = f"t{len(self._tensors)}", True
+        if quantisation is not None:
+            found = tensor.quantization = s.QuantizationParametersT()
+            found.scale = np.array(quantisation.scales, np.float32)
+            found.zeroPoint = np.full(len(quantisation.scales), quantisation.zero_point, np.int64)
+            found.quantizedDimension = quantisation.axis
+        self._tensors.append(tensor)
+        return len(self._tensors) - 1
+
+    def constant(self, type_: str, array: NDArray[Any], quantisation: Quantisation | None = None) -> int:
+        """A tensor with a value. The array must not change until the model is written."""
+        index = self.tensor(type_, array.shape, quantisation)
+        self._constants.append(array)
+        self._tensors[index].buffer = len(self._constants)  # buffer 0 is empty
+        return index
+
+    def operation(
+        self, name: str, inputs: Sequence[int], outputs: Sequence[int], options: str | None = None, **fields: Any
+    ) -> None:
+        """An operation by TFLite's name; `fields` of the table `options`, by the schema's names."""
+        s = schema()
+        operation = s.OperatorT()
+        operation.opcodeIndex = self._codes.setdefault(name, len(self._codes))
+        operation.inputs, operation.outputs = np.array(inputs, np.int32), np.array(outputs, np.int32)
+        if options is not None:
+            table = getattr(s, f"{options}T")()
+            for key, value in fields.items():
+                setattr(table, key, value)
+            operation.builtinOptionsType = getattr(s.BuiltinOptions, options)
+            operation.builtinOptions = table
+        self._operations.append(operation)
+
+    def finish(
+        self, inputs: Sequence[int], outputs: Sequence[int], pace: Callable[[], object] = lambda: None
+    ) -> NDArray[np.uint8]:
+        """The model, aligned for LiteRT. `pace`: called often."""
+        import flatbuffers
+
+        builder = flatbuffers.Builder(1 << 16)
+        builder.Finish(self._model(inputs, outputs, pace).Pack(builder), _IDENTIFIER)
+        head = np.frombuffer(builder.Output(), np.uint8)
+        places = _places([array.nbytes for array in self._constants], head.nbytes)
+        result = aligned(places[-1])
+        result[: head.nbytes] = head
+        self._point(result[: head.nbytes], places)
+        for array, place in zip(self._constants, places, strict=False):
+            result[place : place + array.nbytes] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+            pace()
+        return result
+
+    def _model(self, inputs: Sequence[int], outputs: Sequence[int], pace: Callable[[], object]) -> Any:
+        s = schema()
+        graph, model = s.SubGraphT(), s.ModelT()
+        graph.tensors, graph.operators = _paced(self._tensors, pace), _paced(self._operations, pace)
+        graph.inputs, graph.outputs = np.array(inputs, np.int32), np.array(outputs, np.int32)
+        model.version, model.subgraphs, model.buffers = _VERSION, [graph], [s.BufferT()]
+        model.operatorCodes = [_code(name) for name in self._codes]
+        for array in self._constants:
+            buffer = s.BufferT()
+            buffer.offset, buffer.size = 2, max(1, array.nbytes)  # 0 and 1 mean that the data are inside
+            model.buffers.append(buffer)
+        return model
+
+    def _point(self, head: NDArray[np.uint8], places: Sequence[int]) -> None:
+        """Sets the offsets, which can only be known when the flatbuffer's size is."""
+        model = schema().Model.GetRootAs(head.data)
+        for index, place in enumerate(places[:-1]):
+            table = model.Buffers(index + 1)._tab  # the generated classes have no setters
+            struct.pack_into("<Q", head.data, table.Pos + table.Offset(_OFFSET_FIELD), place)
+
+
+def _places(sizes: Sequence[int], start: int) -> list[int]:
+    """Where each constant begins behind `start` bytes, and where the last one ends."""
+    places = []
+    for size in sizes:
+        start += -start % ALIGNMENT
+        places.append(start)
+        start += max(1, size)
+    return [*places, start]
+
+
+def _code(name: str) -> Any:
+    s = schema()
+    code = s.OperatorCodeT()
+    code.builtinCode, code.version = getattr(s.BuiltinOperator, name), 1
+    code.deprecatedBuiltinCode = min(code.builtinCode, _LONGEST_OLD_CODE)
+    return code
+
+
+class _Paced:
+    """A table that pauses before it is packed: a model has many, and others want to run meanwhile."""
+
+    def __init__(self, table: Any, pace: Callable[[], object]) -> None:
+        self._table, self._pace = table, pace
+
+    def Pack(self, builder: Any) -> Any:  # noqa: N802 (the schema's name)
+        self._pace()
+        return self._table.Pack(builder)
+
+
+def _paced(tables: Sequence[Any], pace: Callable[[], object]) -> list[_Paced]:
+    return [_Paced(table, pace) for table in tables]

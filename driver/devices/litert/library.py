@@ -1,0 +1,195 @@
+"""LiteRT's C API: the few of its functions that a device needs, out of the wheel whose version is pinned.
+
+That library is young and has no version in its name, so nothing but the pinned wheel is loaded.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from cffi import FFI
+
+from driver.errors import DriverError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+WHEEL, VERSION = "ai-edge-litert", "2.3.0"
+ALIGNMENT = 64
+"""Of memory that the library uses in place."""
+
+_REMEDY = "pip install 'burst-engine[litert]'"
+_CPU = 1  # of its hardware accelerators
+_OPTION_TYPE_INT, _LOG_SEVERITY, _REGISTERED, _ERRORS = 2, 25, 24, 3  # environment options
+_ELEMENTS = {"FLOAT32": 1, "INT32": 2, "UINT8": 3, "BOOL": 6, "INT16": 7, "INT8": 9, "FLOAT16": 10}
+_IDENTIFIERS = (b"xnnpack", b"cpu_delegate")  # the delegate reads the first, the interpreter's set-up the second
+
+ffi = FFI()
+ffi.cdef(
+    """
+    typedef int LiteRtStatus;
+    typedef struct { uint32_t rank; int32_t dimensions[8]; uint32_t strides[8]; } Layout;
+    typedef struct { int32_t element; Layout layout; } TensorType;
+    typedef struct { int32_t type; int64_t value; } Any;
+    typedef struct { int32_t tag; Any value; } EnvironmentOption;
+
+    LiteRtStatus LiteRtCreateEnvironment(int count, const EnvironmentOption *options, void **environment);
+    LiteRtStatus LiteRtCreateModelFromBuffer(void *environment, const void *buffer, size_t size, void **model);
+    void LiteRtDestroyModel(void *model);
+    LiteRtStatus LiteRtCreateOptions(void **options);
+    LiteRtStatus LiteRtSetOptionsHardwareAccelerators(void *options, int accelerators);
+    LiteRtStatus LiteRtCreateOpaqueOptions(const char *name, void *payload, void (*free)(void *), void **opaque);
+    LiteRtStatus LiteRtAddOpaqueOptions(void *options, void *opaque);
+    void LiteRtDestroyOptions(void *options);
+    LiteRtStatus LiteRtCreateCompiledModel(void *environment, void *model, void *options, void **compiled);
+    void LiteRtDestroyCompiledModel(void *compiled);
+    LiteRtStatus LiteRtRunCompiledModel(void *compiled, size_t signature, size_t n_inputs, void **inputs,
+                                        size_t n_outputs, void **outputs);
+    LiteRtStatus LiteRtCompiledModelIsFullyAccelerated(void *compiled, bool *fully);
+    LiteRtStatus LiteRtCreateTensorBufferFromHostMemory(const TensorType *type, void *address, size_t size,
+                                                        void (*free)(void *), void **buffer);
+    void LiteRtDestroyTensorBuffer(void *buffer);
+    const char *LiteRtGetStatusString(LiteRtStatus status);
+
+    void *malloc(size_t size);
+    void free(void *memory);
+    """
+)
+
+
+class LibraryMissing(DriverError, ImportError):
+    """LiteRT is not installed, or not in the version that this device was made for. Nothing was loaded."""
+
+
+class LibraryFailed(DriverError):
+    """A call of LiteRT failed. What it was to make was not made."""
+
+
+@cache
+def library() -> Any:
+    """LiteRT, as cffi shows it. Raises LibraryMissing."""
+    try:
+        found = importlib.metadata.version(WHEEL)
+        spec = importlib.util.find_spec("ai_edge_litert")
+    except (ImportError, importlib.metadata.PackageNotFoundError):
+        found, spec = "none", None
+    if found != VERSION or spec is None or not spec.submodule_search_locations:
+        raise LibraryMissing(f"{WHEEL}: version {found} is installed, and {VERSION} is needed; {_REMEDY}")
+    path = Path(spec.submodule_search_locations[0], "libLiteRt.so")
+    try:
+        return ffi.dlopen(str(path))
+    except OSError as error:
+        raise LibraryMissing(f"{path} cannot be loaded: {error}; {_REMEDY}") from error
+
+
+@cache
+def _libc() -> Any:
+    return ffi.dlopen(None)
+
+
+@cache
+def _environment() -> Any:
+    """The process's one; with the CPU alone, as the others look for hardware and print what they miss."""
+    options = [(_LOG_SEVERITY, (_OPTION_TYPE_INT, _ERRORS)), (_REGISTERED, (_OPTION_TYPE_INT, _CPU))]
+    return _new(library().LiteRtCreateEnvironment, len(options), ffi.new("EnvironmentOption[]", options))
+
+
+def status_text(status: int) -> str:
+    """What a status of the library means."""
+    text: Any = ffi.string(library().LiteRtGetStatusString(status))
+    return f"status {status} ({text.decode()})"
+
+
+def _check(status: int, what: str) -> None:
+    if status:
+        raise LibraryFailed(f"{what}: {status_text(status)}")
+
+
+def _new(function: Any, *arguments: Any) -> Any:
+    """What `function` makes. Raises LibraryFailed."""
+    handle = ffi.new("void **")
+    _check(function(*arguments, handle), str(ffi.typeof(function)))
+    return handle[0]
+
+
+def aligned(nbytes: int) -> NDArray[np.uint8]:
+    """Memory that the library can use in place."""
+    block = np.empty(nbytes + ALIGNMENT, np.uint8)
+    start = -block.ctypes.data % ALIGNMENT
+    return block[start : start + nbytes]
+
+
+def _options(threads: int) -> Any:
+    """Options for a compiled model. XNNPACK is on unless they say otherwise."""
+    api, libc = library(), _libc()
+    options = _new(api.LiteRtCreateOptions)
+    _check(api.LiteRtSetOptionsHardwareAccelerators(options, _CPU), "accelerators")
+    text = f"num_threads = {threads}\n".encode() + b"\0"
+    for identifier in _IDENTIFIERS:
+        payload = libc.malloc(len(text))
+        ffi.memmove(payload, text, len(text))
+        opaque = _new(api.LiteRtCreateOpaqueOptions, identifier, payload, ffi.addressof(libc, "free"))
+        _check(api.LiteRtAddOpaqueOptions(options, opaque), "options")
+    return options
+
+
+class Compiled:
+    """A flatbuffer made ready to run. It runs in one thread at a time; `handle` is what the library calls it."""
+
+    def __init__(self, flatbuffer: NDArray[np.uint8], threads: int) -> None:
+        """`flatbuffer`: at an address that is a multiple of ALIGNMENT. Raises LibraryFailed."""
+        api = library()
+        self._api, self._memory = api, flatbuffer  # which the library goes on reading
+        address = ffi.cast("void *", flatbuffer.ctypes.data)
+        self._model = self.handle = ffi.NULL
+        self._model = _new(api.LiteRtCreateModelFromBuffer, _environment(), address, flatbuffer.nbytes)
+        options = _options(threads)
+        try:
+            self.handle = _new(api.LiteRtCreateCompiledModel, _environment(), self._model, options)
+        finally:
+            api.LiteRtDestroyOptions(options)
+
+    @property
+    def is_fully_accelerated(self) -> bool:
+        """True when XNNPACK runs all of it."""
+        answer = ffi.new("bool *")
+        _check(self._api.LiteRtCompiledModelIsFullyAccelerated(self.handle, answer), "accelerated")
+        return bool(answer[0])
+
+    def __del__(self) -> None:
+        if self.handle:
+            self._api.LiteRtDestroyCompiledModel(self.handle)
+        if self._model:
+            self._api.LiteRtDestroyModel(self._model)
+
+
+class TensorBuffers:
+    """Memory of tensors as the library takes it: `handles` is an array of them."""
+
+    def __init__(self, arrays: Sequence[tuple[str, tuple[int, ...], NDArray[np.uint8]]]) -> None:
+        """`arrays`: TFLite type, dimensions and memory of each tensor. Raises LibraryFailed."""
+        api = library()
+        self._api, self._arrays, self._count = api, arrays, 0
+        self.handles = ffi.new("void *[]", max(1, len(arrays)))
+        for type_, dimensions, memory in arrays:
+            description: Any = ffi.new("TensorType *", {"element": _ELEMENTS[type_]})
+            description.layout.rank = len(dimensions)
+            description.layout.dimensions[0 : len(dimensions)] = dimensions
+            address = ffi.cast("void *", memory.ctypes.data)
+            create = api.LiteRtCreateTensorBufferFromHostMemory
+            self.handles[self._count] = _new(create, description, address, memory.nbytes, ffi.NULL)
+            self._count += 1
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __del__(self) -> None:
+        for i in range(self._count):
+            self._api.LiteRtDestroyTensorBuffer(self.handles[i])

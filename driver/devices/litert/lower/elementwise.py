@@ -1,0 +1,162 @@
+"""Arithmetic, activations, comparisons and choices."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from driver.devices.litert.lower.node import MAX_RANK, Node, require
+from driver.nn.types import OperandType
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+LARGEST_RATIO = 256.0
+"""Between the scales of a quantised sum: far beyond, TFLite's fixed-point arithmetic overflows."""
+
+FLOATS = (OperandType.TENSOR_FLOAT32, OperandType.TENSOR_FLOAT16)
+
+
+def arithmetic(options: str, node: Node) -> None:
+    """ADD, SUB, MUL, DIV: with a fused activation, the codes of which are TFLite's."""
+    a, b, out = node.input(0), node.input(1), node.output()
+    name = node.operation.type
+    if out.type.is_quantised:
+        scales = [t.scale for t in (a, b, out)]
+        require(name == "MUL" or max(scales) <= LARGEST_RATIO * min(scales), "its scales are too far apart")
+    require(name != "DIV" or out.type in FLOATS, "TFLite divides integers towards zero")
+    activation = node.call.integer(2)
+    node.emit(name, [node.read(0), node.read(1)], [node.write()], options, fusedActivationFunction=activation)
+
+
+def simple(name: str, node: Node) -> None:
+    """A function of one tensor."""
+    node.emit(name, [node.read(0)], [node.write()])
+
+
+def with_options(name: str, options: str, node: Node) -> None:
+    """A function of one tensor, whose table of options TFLite insists on."""
+    node.emit(name, [node.read(0)], [node.write()], options)
+
+
+def elu(node: Node) -> None:
+    """TFLite knows no factor but 1."""
+    require(node.call.real(1) == 1.0, "its alpha is not 1")
+    simple("ELU", node)
+
+
+def pair(options: str, node: Node) -> None:
+    """Functions of two tensors whose result has no other scale than they."""
+    require(max(len(node.input(i).shape) for i in (0, 1)) <= MAX_RANK, "its rank is above 4")
+    sources = [node.requantised(0), node.requantised(1)]
+    node.emit(node.operation.type, sources, [node.write()], options)
+
+
+def logical(node: Node) -> None:
+    """LOGICAL_AND, LOGICAL_OR."""
+    require(max(len(node.input(i).shape) for i in (0, 1)) <= MAX_RANK, "its rank is above 4")
+    options = {"LOGICAL_AND": "LogicalAnd", "LOGICAL_OR": "LogicalOr"}[node.operation.type]
+    node.emit(node.operation.type, [node.read(0), node.read(1)], [node.write()], options)
+
+
+def compare(options: str, node: Node) -> None:
+    """Quantised data is compared as integers, which is exact when both sides are scaled alike."""
+    a, b = node.input(0), node.input(1)
+    require(max(len(a.shape), len(b.shape)) <= MAX_RANK, "its rank is above 4")
+    require((a.scale, a.zero_point) == (b.scale, b.zero_point), "TFLite compares differently scaled data roughly")
+    sources = [node.read(0), node.read(1)]
+    if a.type.is_quantised or a.type == OperandType.TENSOR_BOOL8:
+        sources = [_as_integers(node, source, node.input(i).shape) for i, source in enumerate(sources)]
+    node.emit(node.operation.type, sources, [node.write()], options)
+
+
+def _as_integers(node: Node, source: int, shape: tuple[int, ...]) -> int:
+    result = node.graph.writer.tensor("INT32", shape)
+    node.graph.convert(source, result, "CAST")
+    return result
+
+
+def prelu(node: Node) -> None:
+    """TFLite broadcasts the slopes, and not what they are multiplied with."""
+    require(node.input(0).shape == node.output().shape, "its input is broadcast")
+    node.emit("PRELU", [node.read(0), node.read(1)], [node.write()])
+
+
+def select(node: Node) -> None:
+    """All three of one shape."""
+    node.emit("SELECT", [node.read(0), node.requantised(1), node.requantised(2)], [node.write()], "Select")
+
+
+def quantise(node: Node) -> None:
+    """QUANTIZE and DEQUANTIZE."""
+    name = node.operation.type
+    node.emit(name, [node.read(0)], [node.write()], name.capitalize())
+
+
+def cast(node: Node) -> None:
+    """Stored numbers, without their scales. TFLite does not saturate, so what may not fit is clamped before."""
+    source, out = node.input(0), node.output()
+    if source.type == out.type:
+        node.reshape(node.read(0), node.write(), out.shape)
+        return
+    read = {OperandType.TENSOR_QUANT8_ASYMM: "UINT8", OperandType.TENSOR_FLOAT16: "FLOAT16"}.get(source.type)
+    write = {OperandType.TENSOR_QUANT8_ASYMM: "UINT8", OperandType.TENSOR_FLOAT16: "FLOAT16"}.get(out.type)
+    tensor = node.read(0, read)
+    is_float = source.type in FLOATS
+    if out.type == OperandType.TENSOR_QUANT8_ASYMM:
+        require(not is_float, "TFLite does not saturate")
+        tensor = _clamped(node, tensor, 0, 255)
+    require(not (is_float and out.type == OperandType.TENSOR_INT32), "TFLite does not saturate")
+    node.graph.convert(tensor, node.write(0, write), "CAST")
+
+
+def _clamped(node: Node, tensor: int, low: int, high: int) -> int:
+    """int32 in a range."""
+    for name, bound in (("MAXIMUM", low), ("MINIMUM", high)):
+        result = node.graph.writer.tensor("INT32", node.input(0).shape)
+        limit = node.graph.writer.constant("INT32", np.array([bound], np.int32))
+        node.emit(name, [tensor, limit], [result], "MaximumMinimum")
+        tensor = result
+    return tensor
+
+
+TABLE: dict[str, Callable[[Node], None]] = {
+    "ADD": partial(arithmetic, "Add"),
+    "SUB": partial(arithmetic, "Sub"),
+    "MUL": partial(arithmetic, "Mul"),
+    "DIV": partial(arithmetic, "Div"),
+    "RELU": partial(simple, "RELU"),
+    "RELU1": partial(simple, "RELU_N1_TO_1"),
+    "RELU6": partial(simple, "RELU6"),
+    "LOGISTIC": partial(simple, "LOGISTIC"),
+    "TANH": partial(simple, "TANH"),
+    "ABS": partial(with_options, "ABS", "Abs"),
+    "EXP": partial(with_options, "EXP", "Exp"),
+    "FLOOR": partial(simple, "FLOOR"),
+    "HARD_SWISH": partial(with_options, "HARD_SWISH", "HardSwish"),
+    "LOG": partial(simple, "LOG"),
+    "LOGICAL_NOT": partial(with_options, "LOGICAL_NOT", "LogicalNot"),
+    "NEG": partial(with_options, "NEG", "Neg"),
+    "RSQRT": partial(simple, "RSQRT"),
+    "SIN": partial(simple, "SIN"),
+    "SQRT": partial(simple, "SQRT"),
+    "ELU": elu,
+    "MAXIMUM": partial(pair, "MaximumMinimum"),
+    "MINIMUM": partial(pair, "MaximumMinimum"),
+    "POW": partial(pair, "Pow"),
+    "LOGICAL_AND": logical,
+    "LOGICAL_OR": logical,
+    "EQUAL": partial(compare, "Equal"),
+    "NOT_EQUAL": partial(compare, "NotEqual"),
+    "GREATER": partial(compare, "Greater"),
+    "GREATER_EQUAL": partial(compare, "GreaterEqual"),
+    "LESS": partial(compare, "Less"),
+    "LESS_EQUAL": partial(compare, "LessEqual"),
+    "PRELU": prelu,
+    "SELECT": select,
+    "QUANTIZE": quantise,
+    "DEQUANTIZE": quantise,
+    "CAST": cast,
+}

@@ -1,0 +1,279 @@
+"""What lowering an operation works with: operands in the forms that TFLite's kernels take.
+
+An operand can have several forms: 8-bit data with and without a sign, float16 widened to float32, an image with its
+channels last. A form is made once, when something first asks for it, so that neighbours that agree on one never
+convert.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from driver.devices.litert.flatbuffer import Quantisation, Writer
+from driver.nn.types import OperandLifeTime, OperandType
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import ArrayLike, NDArray
+
+    from driver.nn import Operation, Subgraph
+    from driver.nn.operation import Call, Tensor
+
+NHWC_FROM_NCHW, NCHW_FROM_NHWC = (0, 2, 3, 1), (0, 3, 1, 2)
+MAX_RANK = 4
+"""Most kernels take no more dimensions."""
+
+_STORED = {
+    OperandType.TENSOR_FLOAT32: "FLOAT32",
+    OperandType.TENSOR_FLOAT16: "FLOAT16",
+    OperandType.TENSOR_INT32: "INT32",
+    OperandType.INT32: "INT32",
+    OperandType.TENSOR_QUANT8_ASYMM: "UINT8",
+    OperandType.TENSOR_QUANT8_ASYMM_SIGNED: "INT8",
+    OperandType.TENSOR_QUANT8_SYMM: "INT8",
+    OperandType.TENSOR_QUANT8_SYMM_PER_CHANNEL: "INT8",
+    OperandType.TENSOR_BOOL8: "UINT8",
+}
+_COMPUTED = {"FLOAT16": "FLOAT32"}
+_CONVERSIONS = {
+    ("UINT8", "INT8"): "QUANTIZE",
+    ("INT8", "UINT8"): "QUANTIZE",
+    ("FLOAT16", "FLOAT32"): "CAST",
+    ("FLOAT32", "FLOAT16"): "CAST",
+    ("UINT8", "BOOL"): "CAST",
+}
+
+
+class UnsupportedError(Exception):
+    """TFLite cannot compute this operation exactly. Never leaves the device."""
+
+
+def require(condition: object, reason: str) -> None:
+    """Raises UnsupportedError unless `condition` holds."""
+    if not condition:
+        raise UnsupportedError(reason)
+
+
+class Form(NamedTuple):
+    """TFLite type of an operand's data, and whether its channels were moved behind its pixels."""
+
+    type: str
+    moved: bool = False
+
+
+def stored_type(tensor: Tensor) -> str:
+    """The TFLite type of an operand as a client sees it. Any byte but 0 is true, so bytes are no TFLite booleans."""
+    require(tensor.type in _STORED, f"no TFLite type for {tensor.type.name}")
+    return _STORED[tensor.type]
+
+
+class Graph:
+    """A subgraph on its way to TFLite: its tensors, whose shapes are known, and their forms."""
+
+    def __init__(self, subgraph: Subgraph, tensors: dict[int, Tensor | None]) -> None:
+        """`tensors`: of all operands; None for those that are omitted."""
+        self.writer, self.tensors = Writer(), tensors
+        self._operands = subgraph.operands
+        self._forms: dict[int, dict[Form, int]] = {}
+        self.copied: set[int] = set()  #: inputs whose values choose an address: they are looked at in private memory
+        self.work = 0  #: products that an execution adds up
+
+    def tensor(self, index: int) -> Tensor:
+        """Operand `index`."""
+        tensor = self.tensors[index]
+        require(tensor is not None, "an operand is omitted")
+        assert tensor is not None
+        require(0 not in tensor.shape, "an operand is empty")
+        return tensor
+
+    def input(self, index: int) -> int:
+        """The tensor that the model is given for an operand."""
+        form = Form(stored_type(self.tensor(index)))
+        return self.write(index, form)
+
+    def output(self, index: int) -> int:
+        """The tensor that holds an output in the form its client sees."""
+        stored = stored_type(self.tensor(index))
+        is_truth = self.tensor(index).type == OperandType.TENSOR_BOOL8
+        return self.read(index, Form("BOOL" if is_truth else stored))
+
+    def is_input(self, index: int) -> bool:
+        """True for what the client provides."""
+        return self._operands[index].lifetime == OperandLifeTime.SUBGRAPH_INPUT
+
+    def is_output(self, index: int) -> bool:
+        """True for what the client gets."""
+        return self._operands[index].lifetime == OperandLifeTime.SUBGRAPH_OUTPUT
+
+    def has(self, index: int, form: Form) -> bool:
+        """True when that form needs no conversion."""
+        return form in self._forms.get(index, {}) or self.tensor(index).fixed
+
+    def write(self, index: int, form: Form) -> int:
+        """A new tensor, which an operation fills with operand `index`."""
+        created = self.like(index, form)
+        self._forms.setdefault(index, {})[form] = created
+        return created
+
+    def like(self, index: int, form: Form, shape: Sequence[int] | None = None) -> int:
+        """A tensor with the type and the quantisation of operand `index`, and its shape unless another is given."""
+        tensor = self.tensor(index)
+        shape = _moved(tensor.shape, form.moved) if shape is None else shape
+        return self.writer.tensor(form.type, shape, quantisation(tensor, form.type))
+
+    def read(self, index: int, form: Form) -> int:
+        """Operand `index` in that form."""
+        forms, tensor = self._forms.setdefault(index, {}), self.tensor(index)
+        if form not in forms:
+            forms[form] = self._constant(tensor, form) if tensor.fixed else self._converted(index, form)
+        return forms[form]
+
+    def _constant(self, tensor: Tensor, form: Form) -> int:
+        array = _retyped(tensor, form.type)
+        array = array.transpose(NHWC_FROM_NCHW) if form.moved else array
+        return self.writer.constant(form.type, array, quantisation(tensor, form.type))
+
+    def _converted(self, index: int, form: Form) -> int:
+        """From a form of the same type if there is one: it has to be in the other layout. Else the type comes first."""
+        forms = self._forms[index]
+        other = Form(form.type, not form.moved)
+        if other in forms:
+            order = NHWC_FROM_NCHW if form.moved else NCHW_FROM_NHWC
+            source = forms[other]
+            result = self.like(index, form)
+            self.writer.operation("TRANSPOSE", [source, self.integers(order)], [result], "TransposeOptions")
+            return result
+        source_form = min(forms, key=lambda found: found.moved != form.moved)
+        if source_form.moved != form.moved:
+            self.read(index, Form(form.type, source_form.moved))
+            return self._converted(index, form)
+        name = _CONVERSIONS.get((source_form.type, form.type))
+        require(name, f"no conversion from {source_form.type} to {form.type}")
+        result = self.like(index, form)
+        self.convert(forms[source_form], result, str(name))
+        return result
+
+    def convert(self, source: int, result: int, name: str) -> None:
+        """A CAST or QUANTIZE between two tensors."""
+        self.writer.operation(name, [source], [result], f"{name.capitalize()}Options")
+
+    def integers(self, values: ArrayLike) -> int:
+        """A constant of int32."""
+        return self.writer.constant("INT32", np.array(values, np.int32))
+
+
+def quantisation(tensor: Tensor, type_: str) -> Quantisation | None:
+    """What TFLite is told of a tensor's scale in that form; None for what is not scaled."""
+    if tensor.channel_quant is not None:
+        return Quantisation(*tensor.channel_quant[:1], 0, tensor.channel_quant[1])
+    if tensor.type == OperandType.TENSOR_INT32:
+        return Quantisation((tensor.scale,)) if tensor.scale else None
+    if not tensor.type.is_quantised or type_ not in ("INT8", "UINT8"):
+        return None
+    is_shifted = tensor.type == OperandType.TENSOR_QUANT8_ASYMM and type_ == "INT8"
+    return Quantisation((tensor.scale,), tensor.zero_point - 128 * is_shifted)
+
+
+def _moved(shape: Sequence[int], moved: bool) -> Sequence[int]:
+    return [shape[i] for i in NHWC_FROM_NCHW] if moved else shape
+
+
+def _retyped(tensor: Tensor, type_: str) -> NDArray[Any]:
+    """A constant's data in a TFLite type."""
+    stored = stored_type(tensor)
+    if type_ == stored:
+        return tensor.data
+    if (stored, type_) == ("UINT8", "INT8"):
+        shifted: NDArray[Any] = tensor.data ^ 0x80
+        return shifted.view(np.int8)
+    if (stored, type_) == ("UINT8", "BOOL"):
+        return (tensor.data != 0).view(np.uint8)
+    require((stored, type_) == ("FLOAT16", "FLOAT32"), f"a constant of {stored} as {type_}")
+    return tensor.data.astype(np.float32)
+
+
+class Node:
+    """One operation: its parameters (`call`), and its operands as tensors in the forms it asks for.
+
+    `byte`: the form of 8-bit data without a sign that costs least here: with a sign when an operand has got one before.
+    """
+
+    def __init__(self, graph: Graph, operation: Operation, call: Call) -> None:
+        self.graph, self.operation, self.call = graph, operation, call
+        self._inputs, self._outputs = operation.inputs, operation.outputs
+        self.byte = "UINT8"
+        eights = [i for i in self._inputs if self._is_byte(i)]
+        if any(graph.has(i, Form("INT8", moved)) for i in eights for moved in (False, True) if not self._fixed(i)):
+            self.byte = "INT8"
+
+    def _is_byte(self, index: int) -> bool:
+        tensor = self.graph.tensors[index]
+        return tensor is not None and tensor.type == OperandType.TENSOR_QUANT8_ASYMM
+
+    def _fixed(self, index: int) -> bool:
+        return self.graph.tensor(index).fixed
+
+    def input(self, i: int) -> Tensor:
+        """Input `i`."""
+        return self.graph.tensor(self._inputs[i])
+
+    def output(self, n: int = 0) -> Tensor:
+        """Output `n`."""
+        return self.graph.tensor(self._outputs[n])
+
+    def type_of(self, tensor: Tensor) -> str:
+        """The TFLite type in which kernels compute with it."""
+        if tensor.type == OperandType.TENSOR_BOOL8:
+            return "BOOL"
+        if tensor.type == OperandType.TENSOR_QUANT8_ASYMM:
+            return self.byte
+        stored = stored_type(tensor)
+        return _COMPUTED.get(stored, stored)
+
+    def read(self, i: int, type_: str | None = None, *, moved: bool = False) -> int:
+        """Input `i`; `moved`: an image whose channels come first, with its channels last."""
+        return self.graph.read(self._inputs[i], Form(type_ or self.type_of(self.input(i)), moved))
+
+    def read_private(self, i: int) -> int:
+        """Input `i`, whose values choose addresses: nobody else may write them between a kernel's check and its use."""
+        index = self._inputs[i]
+        require(not self.graph.is_output(index), "its indices lie in memory that the client may write")
+        if self.graph.is_input(index):
+            self.graph.copied.add(index)
+        return self.read(i)
+
+    def write(self, n: int = 0, type_: str | None = None, *, moved: bool = False) -> int:
+        """Output `n`."""
+        return self.graph.write(self._outputs[n], Form(type_ or self.type_of(self.output(n)), moved))
+
+    def like_input(self, i: int, shape: Sequence[int]) -> int:
+        """A tensor like input `i`, but for its shape."""
+        return self.graph.like(self._inputs[i], Form(self.type_of(self.input(i))), shape)
+
+    def like_output(self, n: int, shape: Sequence[int]) -> int:
+        """A tensor like output `n`, but for its shape."""
+        return self.graph.like(self._outputs[n], Form(self.type_of(self.output(n))), shape)
+
+    def emit(self, name: str, inputs: Sequence[int], outputs: Sequence[int], options: str = "", **fields: Any) -> None:
+        """A TFLite operation; `options`: the schema's table for `fields`, without its "Options"."""
+        self.graph.writer.operation(name, inputs, outputs, f"{options}Options" if options else None, **fields)
+
+    def integers(self, values: ArrayLike) -> int:
+        """A constant of int32."""
+        return self.graph.integers(values)
+
+    def reshape(self, source: int, result: int, shape: Sequence[int]) -> None:
+        """The elements of one tensor in the shape of another."""
+        self.emit("RESHAPE", [source, self.integers(shape)], [result], "Reshape", newShape=np.array(shape, np.int32))
+
+    def requantised(self, i: int, n: int = 0) -> int:
+        """Input `i` in the scale and zero point of output `n`."""
+        source, result = self.input(i), self.output(n)
+        if (source.scale, source.zero_point) == (result.scale, result.zero_point) or not result.type.is_quantised:
+            return self.read(i)
+        converted = self.like_output(n, source.shape)
+        self.graph.convert(self.read(i), converted, "QUANTIZE")
+        return converted

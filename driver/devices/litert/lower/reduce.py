@@ -1,0 +1,137 @@
+"""Reductions, normalisations and the fully connected layer."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from driver.devices.litert.lower.node import MAX_RANK, Node, require
+from driver.devices.litert.lower.window import check_products
+from driver.nn.ops.axes import all_axes, one_axis
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+def reduction(name: str, node: Node) -> None:
+    """TFLite's reductions keep the axes here; whether the HAL's do is a matter of the shape only."""
+    shape = node.input(0).shape
+    axes = all_axes(node.call.values(1), len(shape))
+    if not axes:
+        node.reshape(node.read(0), node.write(), node.output().shape)
+        return
+    kept = tuple(1 if i in axes else d for i, d in enumerate(shape))
+    source, is_direct = node.read(0), kept == node.output().shape
+    result = node.write() if is_direct else node.like_output(0, kept)
+    node.emit(name, [source, node.integers(axes)], [result], "Reducer", keepDims=True)
+    if not is_direct:
+        node.reshape(result, node.write(), node.output().shape)
+
+
+def extreme(name: str, options: str, node: Node) -> None:
+    """ARGMAX, ARGMIN."""
+    shape = node.input(0).shape
+    axis = one_axis(node.call.integer(1), len(shape))
+    found = (*shape[:axis], *shape[axis + 1 :])
+    is_direct = found == node.output().shape
+    result = node.write() if is_direct else node.like_output(0, found)
+    node.emit(name, [node.read(0), node.integers(np.array(axis))], [result], options, outputType=2)
+    if not is_direct:
+        node.reshape(result, node.write(), node.output().shape)
+
+
+def fully_connected(node: Node) -> None:
+    """Inputs of any shape are rows of as many elements as a unit has weights."""
+    check_products(node)
+    rows, (units, size) = node.output().shape[0], node.input(1).shape
+    source = node.read(0)
+    if node.input(0).shape != (rows, size):
+        flat = node.like_input(0, (rows, size))
+        node.reshape(source, flat, (rows, size))
+        source = flat
+    node.graph.work += rows * units * size
+    inputs = [source, node.read(1), node.read(2)]
+    activation = node.call.integer(3)
+    node.emit("FULLY_CONNECTED", inputs, [node.write()], "FullyConnected", fusedActivationFunction=activation)
+
+
+def along(axis: int, node: Node, emit: Callable[[int, int], None]) -> None:
+    """An operation that TFLite does along the last axis, done along another: that one is moved there and back."""
+    shape, out = node.input(0).shape, node.output().shape
+    last = len(shape) - 1
+    if axis == last:
+        emit(node.read(0), node.write())
+        return
+    order = [i for i in range(len(shape)) if i != axis] + [axis]
+    back = [order.index(i) for i in range(len(shape))]
+    require(len(shape) <= MAX_RANK, "its rank is above 4")
+    source = node.like_input(0, [shape[i] for i in order])
+    result = node.like_output(0, [out[i] for i in order])
+    node.emit("TRANSPOSE", [node.read(0), node.integers(order)], [source], "Transpose")
+    emit(source, result)
+    node.emit("TRANSPOSE", [result, node.integers(back)], [node.write()], "Transpose")
+
+
+def _axis(node: Node, i: int) -> int:
+    return one_axis(node.call.integer(i) if node.call.given(i) else -1, len(node.input(0).shape))
+
+
+def softmax(node: Node) -> None:
+    """Along any axis."""
+    beta = node.call.real(1)
+
+    def emit(source: int, result: int) -> None:
+        node.emit("SOFTMAX", [source], [result], "Softmax", beta=beta)
+
+    along(_axis(node, 2), node, emit)
+
+
+def log_softmax(node: Node) -> None:
+    """TFLite's knows no beta."""
+    require(node.call.real(1) == 1.0, "its beta is not 1")
+
+    def emit(source: int, result: int) -> None:
+        node.emit("LOG_SOFTMAX", [source], [result], "LogSoftmax")
+
+    along(_axis(node, 2), node, emit)
+
+
+def l2_normalisation(node: Node) -> None:
+    """Along any axis."""
+
+    def emit(source: int, result: int) -> None:
+        node.emit("L2_NORMALIZATION", [source], [result], "L2Norm", fusedActivationFunction=0)
+
+    along(_axis(node, 1), node, emit)
+
+
+def response_normalisation(node: Node) -> None:
+    """TFLite's takes four dimensions."""
+    require(len(node.input(0).shape) == MAX_RANK, "its rank is not 4")
+    bias, alpha, beta = (node.call.real(i) for i in (2, 3, 4))
+    fields = {"radius": node.call.integer(1), "bias": bias, "alpha": alpha, "beta": beta}
+
+    def emit(source: int, result: int) -> None:
+        node.emit("LOCAL_RESPONSE_NORMALIZATION", [source], [result], "LocalResponseNormalization", **fields)
+
+    along(_axis(node, 5), node, emit)
+
+
+TABLE: dict[str, Callable[[Node], None]] = {
+    "MEAN": partial(reduction, "MEAN"),
+    "REDUCE_ALL": partial(reduction, "REDUCE_ALL"),
+    "REDUCE_ANY": partial(reduction, "REDUCE_ANY"),
+    "REDUCE_MAX": partial(reduction, "REDUCE_MAX"),
+    "REDUCE_MIN": partial(reduction, "REDUCE_MIN"),
+    "REDUCE_PROD": partial(reduction, "REDUCE_PROD"),
+    "REDUCE_SUM": partial(reduction, "SUM"),
+    "ARGMAX": partial(extreme, "ARG_MAX", "ArgMax"),
+    "ARGMIN": partial(extreme, "ARG_MIN", "ArgMin"),
+    "FULLY_CONNECTED": fully_connected,
+    "SOFTMAX": softmax,
+    "LOG_SOFTMAX": log_softmax,
+    "L2_NORMALIZATION": l2_normalisation,
+    "LOCAL_RESPONSE_NORMALIZATION": response_normalisation,
+}

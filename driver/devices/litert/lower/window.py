@@ -1,0 +1,205 @@
+"""Windows over images: convolutions, pooling, resizing, blocks. TFLite's images have their channels last."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from driver.devices.litert.flatbuffer import Quantisation
+from driver.devices.litert.lower.node import Node, quantisation, require
+from driver.nn.ops.conv import geometry
+from driver.nn.ops.pool import window_axes
+from driver.nn.ops.slices import paddings
+from driver.nn.ops.transposed import geometry as transposed_geometry
+from driver.nn.ops.window import Axis, image_shape, implicit
+from driver.nn.types import OperandType
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+SAME, VALID = 0, 1  # TFLite's; the HAL counts from 1
+LARGEST_FACTOR = 256.0
+"""Of a quantised sum of products to the steps of the output."""
+_MIDDLE = 128
+
+
+def _scheme(y: Axis, x: Axis) -> int | None:
+    """The padding scheme that gives these paddings, or None."""
+    if not (y.head or y.tail or x.head or x.tail):
+        return VALID
+    same = [implicit(1, a.size, a.filter, a.stride, a.dilation) for a in (y, x)]
+    return SAME if same == [y, x] else None
+
+
+def _window(node: Node, source: int, y: Axis, x: Axis, nchw: bool, fill: Any = None) -> tuple[int, int]:
+    """The image, and the padding scheme for it. Paddings that no scheme gives are added: zeros, or `fill`."""
+    scheme = _scheme(y, x)
+    if scheme is not None:
+        return source, scheme
+    n, h, w, c = image_shape(node.input(0).shape, nchw)
+    pads = node.integers([[0, 0], [y.head, y.tail], [x.head, x.tail], [0, 0]])
+    result = node.like_input(0, (n, h + y.head + y.tail, w + x.head + x.tail, c))
+    if fill is None:
+        node.emit("PAD", [source, pads], [result], "Pad")
+    else:
+        node.emit("PADV2", [source, pads, fill], [result], "PadV2")
+    return result, VALID
+
+
+def check_products(node: Node) -> None:
+    """Whether TFLite can sum the quantised products of inputs 0 and 1; settles the sign of bytes that have none.
+
+    Kernels with a sign take no zero point of weights, so bytes become signed where the weights' zero is the middle.
+    """
+    data, weights, out = node.input(0), node.input(1), node.output()
+    if not out.type.is_quantised:
+        return
+    middle = _MIDDLE if data.type == OperandType.TENSOR_QUANT8_ASYMM else 0
+    is_centred = weights.channel_quant is not None or weights.zero_point == middle
+    node.byte = "INT8" if is_centred else "UINT8"
+    require(is_centred or middle, "its weights have a zero point")
+    scales = weights.channel_quant[0] if weights.channel_quant else [weights.scale]
+    require(min(scales) > 0, "a scale of its weights is 0")
+    require(data.scale * max(scales) <= LARGEST_FACTOR * out.scale, "its output is too fine")
+
+
+def _bias(node: Node) -> int:
+    """Input 2, which has a scale for each channel when the weights have."""
+    channels, bias = node.input(1).channel_quant, node.input(2)
+    if channels is None:
+        return node.read(2)
+    require(bias.fixed, "its bias is computed, and its weights have many scales")
+    scales = tuple(node.input(0).scale * scale for scale in channels[0])
+    return node.graph.writer.constant("INT32", bias.data, Quantisation(scales))
+
+
+def convolution(name: str, has_fan: bool, node: Node) -> None:
+    """CONV_2D, GROUPED_CONV_2D, DEPTHWISE_CONV_2D."""
+    g = geometry(node.call, has_fan)
+    check_products(node)
+    source, scheme = _window(node, node.read(0, moved=g.nchw), g.y, g.x, g.nchw)
+    fields: dict[str, Any] = {
+        "padding": scheme,
+        "strideH": g.y.stride,
+        "strideW": g.x.stride,
+        "dilationHFactor": g.y.dilation,
+        "dilationWFactor": g.x.dilation,
+        "fusedActivationFunction": g.activation,
+    }
+    if name == "DEPTHWISE_CONV_2D":
+        fields["depthMultiplier"] = g.fan
+    options = "DepthwiseConv2D" if name == "DEPTHWISE_CONV_2D" else "Conv2D"
+    weights = node.read(1)
+    node.graph.work += math.prod(node.output().shape) * math.prod(node.input(1).shape[1:3])
+    node.emit(name, [source, weights, _bias(node)], [node.write(moved=g.nchw)], options, **fields)
+
+
+def transposed(node: Node) -> None:
+    """TRANSPOSE_CONV_2D: TFLite takes a scheme, which has to give the paddings."""
+    y, x, activation, nchw = transposed_geometry(node.call)
+    check_products(node)
+    schemes = [scheme for scheme in (SAME, VALID) if all(_fits(a, scheme) for a in (y, x))]
+    require(schemes, "no padding scheme gives its paddings")
+    n, *_ = node.input(0).shape
+    shape = (n, y.size, x.size, node.input(1).shape[0])
+    inputs = [node.integers(shape), node.read(1), node.read(0, moved=nchw), _bias(node)]
+    node.emit(
+        "TRANSPOSE_CONV",
+        inputs,
+        [node.write(moved=nchw)],
+        "TransposeConv",
+        padding=schemes[0],
+        strideH=y.stride,
+        strideW=x.stride,
+        fusedActivationFunction=activation,
+    )
+
+
+def _fits(axis: Axis, scheme: int) -> bool:
+    """Whether TFLite, which sees a convolution the other way round, pads this axis alike."""
+    if axis.filter > axis.size and scheme == VALID:
+        return False
+    needed = max(0, (axis.out - 1) * axis.stride + axis.filter - axis.size)
+    out = -(-axis.size // axis.stride) if scheme == SAME else -(-(axis.size - axis.filter + 1) // axis.stride)
+    return axis.out == out and axis.head == (needed // 2 if scheme == SAME else 0)
+
+
+def pool(name: str, node: Node) -> None:
+    """MAX_POOL_2D, AVERAGE_POOL_2D, L2_POOL_2D. Padded positions do not count."""
+    y, x, activation, nchw = window_axes(node.call)
+    source, fill = node.read(0, moved=nchw), None
+    if _scheme(y, x) is None:
+        require(name == "MAX_POOL_2D", "no padding scheme gives its paddings")
+        fill = _lowest(node)
+    source, scheme = _window(node, source, y, x, nchw, fill)
+    node.emit(
+        name,
+        [source],
+        [node.write(moved=nchw)],
+        "Pool2D",
+        padding=scheme,
+        strideH=y.stride,
+        strideW=x.stride,
+        filterHeight=y.filter,
+        filterWidth=x.filter,
+        fusedActivationFunction=activation,
+    )
+
+
+def _lowest(node: Node) -> int:
+    """The least value of input 0's type, as a constant like it."""
+    type_ = node.type_of(node.input(0))
+    lowest = {"FLOAT32": -np.inf, "INT8": -128, "UINT8": 0}[type_]
+    array = np.array([lowest], np.dtype(type_.lower()))
+    return node.graph.writer.constant(type_, array, quantisation(node.input(0), type_))
+
+
+def resize(name: str, node: Node) -> None:
+    """RESIZE_BILINEAR, RESIZE_NEAREST_NEIGHBOR."""
+    nchw, align, half_pixel = (node.call.flag(i) for i in (3, 4, 5))
+    _, height, width, _ = image_shape(node.output().shape, nchw)
+    options = {"RESIZE_BILINEAR": "ResizeBilinear", "RESIZE_NEAREST_NEIGHBOR": "ResizeNearestNeighbor"}[name]
+    inputs = [node.read(0, moved=nchw), node.integers([height, width])]
+    node.emit(name, inputs, [node.write(moved=nchw)], options, alignCorners=align, halfPixelCenters=half_pixel)
+
+
+def block(name: str, options: str, node: Node) -> None:
+    """DEPTH_TO_SPACE, SPACE_TO_DEPTH."""
+    nchw = node.call.flag(2)
+    source, result = node.read(0, moved=nchw), node.write(moved=nchw)
+    node.emit(name, [source], [result], options, blockSize=node.call.integer(1))
+
+
+def batch_to_space(node: Node) -> None:
+    """Without cropping."""
+    nchw = node.call.flag(2)
+    inputs = [node.read(0, moved=nchw), node.integers(node.call.values(1)), node.integers(np.zeros((2, 2)))]
+    node.emit("BATCH_TO_SPACE_ND", inputs, [node.write(moved=nchw)], "BatchToSpaceND")
+
+
+def space_to_batch(node: Node) -> None:
+    """With paddings."""
+    nchw = node.call.flag(3)
+    sizes, pads = node.integers(node.call.values(1)), node.integers(paddings(node.call, 2, 2))
+    inputs = [node.read(0, moved=nchw), sizes, pads]
+    node.emit("SPACE_TO_BATCH_ND", inputs, [node.write(moved=nchw)], "SpaceToBatchND")
+
+
+TABLE: dict[str, Callable[[Node], None]] = {
+    "CONV_2D": partial(convolution, "CONV_2D", False),
+    "GROUPED_CONV_2D": partial(convolution, "CONV_2D", True),
+    "DEPTHWISE_CONV_2D": partial(convolution, "DEPTHWISE_CONV_2D", True),
+    "TRANSPOSE_CONV_2D": transposed,
+    "AVERAGE_POOL_2D": partial(pool, "AVERAGE_POOL_2D"),
+    "MAX_POOL_2D": partial(pool, "MAX_POOL_2D"),
+    "L2_POOL_2D": partial(pool, "L2_POOL_2D"),
+    "RESIZE_BILINEAR": partial(resize, "RESIZE_BILINEAR"),
+    "RESIZE_NEAREST_NEIGHBOR": partial(resize, "RESIZE_NEAREST_NEIGHBOR"),
+    "DEPTH_TO_SPACE": partial(block, "DEPTH_TO_SPACE", "DepthToSpace"),
+    "SPACE_TO_DEPTH": partial(block, "SPACE_TO_DEPTH", "SpaceToDepth"),
+    "BATCH_TO_SPACE_ND": batch_to_space,
+    "SPACE_TO_BATCH_ND": space_to_batch,
+}
