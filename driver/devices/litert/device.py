@@ -84,9 +84,9 @@ class LiteRtDevice:
 
     def prepare(self, model: Model, pace: Callable[[], object]) -> PreparedModel:
         """Lowered and compiled. A model whose inputs leave dimensions open is so whenever it is bound to new shapes."""
-        return PreparedModel(model, pace, self._threads_for)
+        return PreparedModel(model, pace, self.threads_for)
 
-    def _threads_for(self, work: int) -> int:
+    def threads_for(self, work: int) -> int:
         """As many as an execution of `work` products should have. Clients need processors, too."""
         if self._threads is not None:
             return self._threads
@@ -122,6 +122,10 @@ class PreparedModel:
             _check_input(number, graph.operands[index], array)
         program = self._program([None if a is None else a.shape for a in inputs], pace)
         return Bound(program, inputs, outputs)
+
+    def operations(self) -> list[str]:
+        """The TFLite operations of the program that was compiled last, in order."""
+        return [name for program in [*self._programs.values()][-1:] for name in program.operations]
 
     def _program(self, shapes: Sequence[tuple[int, ...] | None], pace: Callable[[], object]) -> Program:
         key = tuple(shapes)
@@ -182,7 +186,7 @@ class Bound:
         if self._context is None:
             raise OutputInsufficientSize(self.shapes)
         if lib.burst_foreign_run(self._context):
-            raise ExecutionFailed(0, "the model", f"litert: {status_text(self._context.status)}")
+            raise ExecutionFailed(0, "the model", status_text(self._context.status))
 
 
 def _context(program: Program, inputs: TensorBuffers, outputs: TensorBuffers, before: Any, after: Any) -> Any:

@@ -49,6 +49,7 @@ class Writer:
         self._operations: list[Any] = []
         self._codes: dict[str, int] = {}
         self._constants: list[NDArray[Any]] = []
+        self.names: list[str] = []  #: of the operations, in order
 
     def tensor(self, type_: str, dimensions: Sequence[int], quantisation: Quantisation | None = None) -> int:
         """A tensor that an operation writes or the model is given."""
@@ -86,6 +87,7 @@ class Writer:
             operation.builtinOptionsType = getattr(s.BuiltinOptions, options)
             operation.builtinOptions = table
         self._operations.append(operation)
+        self.names.append(name)
 
     def finish(
         self, inputs: Sequence[int], outputs: Sequence[int], pace: Callable[[], object] = lambda: None

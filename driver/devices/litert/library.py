@@ -29,6 +29,7 @@ _REMEDY = "pip install 'burst-engine[litert]'"
 _CPU = 1  # of its hardware accelerators
 _OPTION_TYPE_INT, _LOG_SEVERITY, _REGISTERED, _ERRORS = 2, 25, 24, 3  # environment options
 _ELEMENTS = {"FLOAT32": 1, "INT32": 2, "UINT8": 3, "BOOL": 6, "INT16": 7, "INT8": 9, "FLOAT16": 10}
+_STATUSES = {1: "invalid argument", 2: "out of memory", 3: "runtime failure", 4: "missing argument", 5: "unsupported"}
 _IDENTIFIERS = (b"xnnpack", b"cpu_delegate")  # the delegate reads the first, the interpreter's set-up the second
 
 ffi = FFI()
@@ -56,8 +57,6 @@ ffi.cdef(
     LiteRtStatus LiteRtCreateTensorBufferFromHostMemory(const TensorType *type, void *address, size_t size,
                                                         void (*free)(void *), void **buffer);
     void LiteRtDestroyTensorBuffer(void *buffer);
-    const char *LiteRtGetStatusString(LiteRtStatus status);
-
     void *malloc(size_t size);
     void free(void *memory);
     """
@@ -103,8 +102,7 @@ def _environment() -> Any:
 
 def status_text(status: int) -> str:
     """What a status of the library means."""
-    text: Any = ffi.string(library().LiteRtGetStatusString(status))
-    return f"status {status} ({text.decode()})"
+    return f"LiteRT's status {status} ({_STATUSES.get(status, 'unknown')})"
 
 
 def _check(status: int, what: str) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 from driver.devices.litert.library import Compiled
 from driver.devices.litert.lower import LOWERINGS, Graph, Node, UnsupportedError
 from driver.devices.litert.lower.node import require, stored_type
-from driver.nn import OPERATIONS, ExecutionFailed
+from driver.nn import OPERATIONS, ExecutionFailed, OperandLifeTime
 from driver.nn.operation import Call, Tensor
 from driver.nn.plan import REFUSALS, Prepared
 from driver.nn.types import OperandType
@@ -37,8 +37,9 @@ def prepared(graph: Subgraph) -> list[Prepared]:
 
 
 def constants(graph: Subgraph) -> Tensors:
-    """By operand."""
-    return {i: Tensor.of(o) for i, o in enumerate(graph.operands) if o.lifetime.is_constant}
+    """By operand; None for those that are omitted."""
+    found: Tensors = {i: Tensor.of(o) for i, o in enumerate(graph.operands) if o.lifetime.is_constant}
+    return found | {i: None for i, o in enumerate(graph.operands) if o.lifetime == OperandLifeTime.NO_VALUE}
 
 
 def place(operation: Prepared, graph: Subgraph, tensors: Tensors) -> Call:
@@ -125,6 +126,7 @@ class Program:
             port._replace(type="BOOL") if lowered.tensor(i).type == OperandType.TENSOR_BOOL8 else port
             for port, i in zip(self.outputs, graph.outputs, strict=True)
         ]
+        self.operations = lowered.writer.names
         self.threads = threads(lowered.work)
         self.compiled = Compiled(lowered.writer.finish(inputs, outputs, pace), self.threads)
         self.turn = ffi.new("burst_turn *")

@@ -188,9 +188,9 @@ def _retyped(tensor: Tensor, type_: str) -> NDArray[Any]:
         return tensor.data
     if (stored, type_) == ("UINT8", "INT8"):
         shifted: NDArray[Any] = tensor.data ^ 0x80
-        return shifted.view(np.int8)
+        return shifted.view(np.int8)  # its zero point moves with it
     if (stored, type_) == ("UINT8", "BOOL"):
-        return (tensor.data != 0).view(np.uint8)
+        return np.not_equal(tensor.data, 0).view(np.uint8)
     require((stored, type_) == ("FLOAT16", "FLOAT32"), f"a constant of {stored} as {type_}")
     return tensor.data.astype(np.float32)
 

@@ -62,7 +62,8 @@ def check_products(node: Node) -> None:
     node.byte = "INT8" if is_centred else "UINT8"
     require(is_centred or middle, "its weights have a zero point")
     scales = weights.channel_quant[0] if weights.channel_quant else [weights.scale]
-    require(min(scales) > 0, "a scale of its weights is 0")
+    fits = weights.channel_quant or math.isclose(node.input(2).scale, data.scale * weights.scale, rel_tol=1e-6)
+    require(fits and min(scales) > 0, "its bias is not in steps of its products")
     require(data.scale * max(scales) <= LARGEST_FACTOR * out.scale, "its output is too fine")
 
 
