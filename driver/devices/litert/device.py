@@ -14,17 +14,16 @@ import numpy as np
 
 from driver.devices.litert.flatbuffer import Writer
 from driver.devices.litert.library import (
-    ALIGNMENT,
     VERSION,
     Compiled,
     LibraryFailed,
     TensorBuffers,
-    aligned,
     library,
     status_text,
 )
 from driver.devices.litert.library import ffi as library_ffi
 from driver.devices.litert.program import Program, constants, prepared, supported
+from driver.devices.litert.weights import ALIGNMENT, aligned
 from driver.errors import ExecutionFailed, OutputInsufficientSize
 from driver.nn.operation import Tensor
 from fmq._core import ffi, lib
@@ -103,6 +102,7 @@ class PreparedModel:
         self._model, self._threads = model, threads
         self._operations = prepared(model.main)
         self._constants = constants(model.main)
+        self.copied_weights = 0  #: bytes that were copied when it was compiled last; all others stayed where they were
         self._programs: dict[tuple[tuple[int, ...] | None, ...], Program] = {}
         operands = [model.main.operands[i] for i in model.main.inputs]
         if all(_is_known(o) for o in operands):
@@ -139,6 +139,7 @@ class PreparedModel:
                 tensors[index] = None if shape is None else replace(operand, shape=shape)
             program = Program(self._model, self._operations, tensors, self._threads, pace)
             self._programs[key] = program
+            self.copied_weights = program.copied_weights
         return program
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from .library import ALIGNMENT, aligned
+from .weights import ALIGNMENT, Image, offset_in, shared_root
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -89,23 +89,34 @@ class Writer:
         self._operations.append(operation)
         self.names.append(name)
 
-    def finish(
-        self, inputs: Sequence[int], outputs: Sequence[int], pace: Callable[[], object] = lambda: None
-    ) -> NDArray[np.uint8]:
-        """The model, aligned for LiteRT. `pace`: called often."""
+    def finish(self, inputs: Sequence[int], outputs: Sequence[int], pace: Callable[[], object] = lambda: None) -> Image:
+        """The model and its constants, as LiteRT reads them. `pace`: called often."""
         import flatbuffers
 
         builder = flatbuffers.Builder(1 << 16)
         builder.Finish(self._model(inputs, outputs, pace).Pack(builder), _IDENTIFIER)
         head = np.frombuffer(builder.Output(), np.uint8)
-        places = _places([array.nbytes for array in self._constants], head.nbytes)
-        result = aligned(places[-1])
-        result[: head.nbytes] = head
-        self._point(result[: head.nbytes], places)
-        for array, place in zip(self._constants, places, strict=False):
-            result[place : place + array.nbytes] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        try:
+            return self._placed(head, shared_root(self._constants), pace)
+        except OSError:  # what is private cannot be mapped twice
+            return self._placed(head, None, pace)
+
+    def _placed(self, head: NDArray[np.uint8], root: NDArray[np.uint8] | None, pace: Callable[[], object]) -> Image:
+        """With the constants that lie in `root` where they are, and copies of the others. Raises OSError."""
+        there = [offset_in(root, array) for array in self._constants]
+        copied = [
+            0 if offset is not None else array.nbytes for offset, array in zip(there, self._constants, strict=True)
+        ]
+        places, front = _places(copied, head.nbytes)
+        image = Image(front, root if any(offset is not None for offset in there) else None)
+        places = [p if offset is None else image.behind + offset for p, offset in zip(places, there, strict=True)]
+        image.bytes[: head.nbytes] = head
+        self._point(image.bytes[: head.nbytes], places)
+        for array, place, nbytes in zip(self._constants, places, copied, strict=True):
+            if nbytes:
+                image.bytes[place : place + nbytes] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
             pace()
-        return result
+        return image
 
     def _model(self, inputs: Sequence[int], outputs: Sequence[int], pace: Callable[[], object]) -> Any:
         s = schema()
@@ -123,19 +134,19 @@ class Writer:
     def _point(self, head: NDArray[np.uint8], places: Sequence[int]) -> None:
         """Sets the offsets, which can only be known when the flatbuffer's size is."""
         model = schema().Model.GetRootAs(head.data)
-        for index, place in enumerate(places[:-1]):
+        for index, place in enumerate(places):
             table = model.Buffers(index + 1)._tab  # the generated classes have no setters
             struct.pack_into("<Q", head.data, table.Pos + table.Offset(_OFFSET_FIELD), place)
 
 
-def _places(sizes: Sequence[int], start: int) -> list[int]:
+def _places(sizes: Sequence[int], start: int) -> tuple[list[int], int]:
     """Where each constant begins behind `start` bytes, and where the last one ends."""
     places = []
     for size in sizes:
         start += -start % ALIGNMENT
         places.append(start)
         start += max(1, size)
-    return [*places, start]
+    return places, start
 
 
 def _code(name: str) -> Any:

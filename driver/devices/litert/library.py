@@ -11,7 +11,6 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from cffi import FFI
 
 from driver.errors import DriverError
@@ -19,11 +18,12 @@ from driver.errors import DriverError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    import numpy as np
     from numpy.typing import NDArray
 
+    from driver.devices.litert.weights import Image
+
 WHEEL, VERSION = "ai-edge-litert", "2.3.0"
-ALIGNMENT = 64
-"""Of memory that the library uses in place."""
 
 _REMEDY = "pip install 'burst-engine[litert]'"
 _CPU = 1  # of its hardware accelerators
@@ -117,13 +117,6 @@ def _new(function: Any, *arguments: Any) -> Any:
     return handle[0]
 
 
-def aligned(nbytes: int) -> NDArray[np.uint8]:
-    """Memory that the library can use in place."""
-    block = np.empty(nbytes + ALIGNMENT, np.uint8)
-    start = -block.ctypes.data % ALIGNMENT
-    return block[start : start + nbytes]
-
-
 def _options(threads: int) -> Any:
     """Options for a compiled model. XNNPACK is on unless they say otherwise."""
     api, libc = library(), _libc()
@@ -141,13 +134,13 @@ def _options(threads: int) -> Any:
 class Compiled:
     """A flatbuffer made ready to run. It runs in one thread at a time; `handle` is what the library calls it."""
 
-    def __init__(self, flatbuffer: NDArray[np.uint8], threads: int) -> None:
-        """`flatbuffer`: at an address that is a multiple of ALIGNMENT. Raises LibraryFailed."""
+    def __init__(self, image: Image, threads: int) -> None:
+        """`image`: a flatbuffer and its constants. Raises LibraryFailed."""
         api = library()
-        self._api, self._memory = api, flatbuffer  # which the library goes on reading
-        address = ffi.cast("void *", flatbuffer.ctypes.data)
+        self._api, self._image = api, image  # which the library goes on reading
         self._model = self.handle = ffi.NULL
-        self._model = _new(api.LiteRtCreateModelFromBuffer, _environment(), address, flatbuffer.nbytes)
+        address = ffi.cast("void *", image.address)
+        self._model = _new(api.LiteRtCreateModelFromBuffer, _environment(), address, image.nbytes)
         options = _options(threads)
         try:
             self.handle = _new(api.LiteRtCreateCompiledModel, _environment(), self._model, options)

@@ -128,7 +128,9 @@ class Program:
         ]
         self.operations = lowered.writer.names
         self.threads = threads(lowered.work)
-        self.compiled = Compiled(lowered.writer.finish(inputs, outputs, pace), self.threads)
+        image = lowered.writer.finish(inputs, outputs, pace)
+        self.copied_weights = image.bytes.nbytes
+        self.compiled = Compiled(image, self.threads)
         self.turn = ffi.new("burst_turn *")
         lib.burst_turn_init(self.turn)
 

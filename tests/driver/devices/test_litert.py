@@ -1,20 +1,24 @@
 """The litert device around its operations: what it refuses, memory, threads, processes, options."""
 
 import ctypes
+import gc
 import importlib.metadata
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 import driver
+from driver.encoding import decode, encode
 from driver.errors import ExecutionFailed, OutputInsufficientSize
 from driver.nn import Interpreter
 
 pytest.importorskip("ai_edge_litert", reason="needs the extra 'litert'")
 
 from driver.devices.litert import LiteRtDevice, device, library
-from driver.devices.litert.library import LibraryFailed, LibraryMissing, aligned
+from driver.devices.litert.library import LibraryFailed, LibraryMissing
+from driver.devices.litert.weights import aligned
 
 
 @pytest.fixture(scope="module")
@@ -279,6 +283,39 @@ def test_without_the_lock(litert):
     while thread.is_alive():
         turns += 1
     assert turns > 1000
+
+
+def test_weights_stay_where_they_are(litert, kit):
+    """The weights of a model that came in sealed memory are not copied, and outlive the model; private ones are copied."""
+    builder = driver.ModelBuilder()
+    random = np.random.default_rng(4)
+    x, weights = builder.input("float32", (1, 200)), random.standard_normal((500, 200), np.float32)
+    builder.output(builder.operation("FULLY_CONNECTED", x, weights, np.zeros(500, np.float32), 0))
+    model = builder.build()
+    sent = decode(*encode(model))
+    private, shared = prepare(litert, model), prepare(litert, sent)
+    assert private.copied_weights > weights.nbytes
+    assert shared.copied_weights < 10_000
+    del sent
+    x, found, expected = memory(random.standard_normal((1, 200), np.float32)), aligned(2000), aligned(2000)
+    for prepared, result in ((private, expected), (shared, found)):
+        prepared.bind([x], [result]).run()
+    assert np.array_equal(found, expected)
+    np.testing.assert_allclose(found.view(np.float32), (weights @ x[0]), atol=1e-3)
+
+
+def test_weights_are_unmapped(litert, kit):
+    """A prepared model that is gone leaves no mapping of its weights behind."""
+    sent = decode(*encode(kit.conv_model()))
+    before = _mappings()
+    for _ in range(20):
+        prepare(litert, sent)
+    assert _mappings() - before < 10
+
+
+def _mappings():
+    gc.collect()
+    return len(Path("/proc/self/maps").read_text().splitlines())
 
 
 def test_binding_lives_alone(litert, kit):

@@ -332,6 +332,8 @@ CASES = {
         ("qs", transposed((1,), size=[1, 8, 10, 2], channel=0)),
         ("fq", transposed((2,), size=[1, 2, 9, 11], nchw=True)),
         ("fs", transposed((0, 0, 0, 0))),
+        ("fqs", transposed((1, 0, 0, 2), channel=None)),
+        ("fq", transposed((2, 1, 2, 2), nchw=True)),
     ],
 }
 FORMS = [

@@ -70,9 +70,8 @@ def check_products(node: Node) -> None:
 def _bias(node: Node) -> int:
     """Input 2, which has a scale for each channel when the weights have."""
     channels, bias = node.input(1).channel_quant, node.input(2)
-    if channels is None:
+    if channels is None or not bias.fixed:
         return node.read(2)
-    require(bias.fixed, "its bias is computed, and its weights have many scales")
     scales = tuple(node.input(0).scale * scale for scale in channels[0])
     return node.graph.writer.constant("INT32", bias.data, Quantisation(scales))
 
@@ -99,24 +98,33 @@ def convolution(name: str, has_fan: bool, node: Node) -> None:
 
 
 def transposed(node: Node) -> None:
-    """TRANSPOSE_CONV_2D: TFLite takes a scheme, which has to give the paddings."""
+    """TRANSPOSE_CONV_2D: with the scheme that gives its paddings; if none does, what they cut off is cut off after."""
     y, x, activation, nchw = transposed_geometry(node.call)
     check_products(node)
-    schemes = [scheme for scheme in (SAME, VALID) if all(_fits(a, scheme) for a in (y, x))]
-    require(schemes, "no padding scheme gives its paddings")
     n, *_ = node.input(0).shape
-    shape = (n, y.size, x.size, node.input(1).shape[0])
-    inputs = [node.integers(shape), node.read(1), node.read(0, moved=nchw), _bias(node)]
+    wanted = (n, y.size, x.size, node.input(1).shape[0])
+    schemes = [scheme for scheme in (SAME, VALID) if _fits(y, scheme) and _fits(x, scheme)]
+    whole = wanted if schemes else (n, _whole(y), _whole(x), wanted[3])
+    require(schemes or all(a.head + a.size <= _whole(a) for a in (y, x)), "its output is larger than its windows reach")
+    result = node.write(moved=nchw)
+    target = result if schemes else node.like_output(0, whole)
     node.emit(
         "TRANSPOSE_CONV",
-        inputs,
-        [node.write(moved=nchw)],
+        [node.integers(whole), node.read(1), node.read(0, moved=nchw), _bias(node)],
+        [target],
         "TransposeConv",
-        padding=schemes[0],
+        padding=schemes[0] if schemes else VALID,
         strideH=y.stride,
         strideW=x.stride,
         fusedActivationFunction=activation,
     )
+    if not schemes:
+        node.emit("SLICE", [target, node.integers((0, y.head, x.head, 0)), node.integers(wanted)], [result], "Slice")
+
+
+def _whole(axis: Axis) -> int:
+    """How far the windows reach, which are set by the input here."""
+    return (axis.out - 1) * axis.stride + axis.filter
 
 
 def _fits(axis: Axis, scheme: int) -> bool:

@@ -1,0 +1,102 @@
+"""Memory for a model as LiteRT reads it: the flatbuffer, its small constants, and behind them the client's own pages.
+
+A model comes to a device in sealed shared memory, with its weights in it. The library wants one range of addresses, so
+those pages are mapped a second time, behind the flatbuffer: no weight is copied.
+"""
+
+from __future__ import annotations
+
+import mmap
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from cffi import FFI
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+ALIGNMENT = 64
+"""Of memory that LiteRT uses in place."""
+
+_FIXED = 1 | 2  # MREMAP_MAYMOVE, MREMAP_FIXED
+
+_ffi = FFI()
+_ffi.cdef(
+    """
+    void *mmap(void *address, size_t bytes, int protection, int flags, int fd, long offset);
+    void *mremap(void *old, size_t old_bytes, size_t bytes, int flags, void *address);
+    int munmap(void *address, size_t bytes);
+    """
+)
+_libc: Any = _ffi.dlopen(None)
+_FAILED = 2 ** (8 * _ffi.sizeof("void *")) - 1
+
+
+def aligned(nbytes: int) -> NDArray[np.uint8]:
+    """Memory that LiteRT can use in place."""
+    block = np.empty(nbytes + ALIGNMENT, np.uint8)
+    start = -block.ctypes.data % ALIGNMENT
+    return block[start : start + nbytes]
+
+
+def shared_root(arrays: Sequence[NDArray[Any]]) -> NDArray[np.uint8] | None:
+    """The read-only memory that most of these arrays show parts of, or None when there is none."""
+    roots = [_root(array) for array in arrays if array.nbytes]
+    found = max(roots, key=lambda root: root.nbytes, default=None)
+    if found is None or found.flags.writeable or found.dtype != np.uint8:
+        return None
+    return found
+
+
+def _root(array: NDArray[Any]) -> NDArray[Any]:
+    while isinstance(array.base, np.ndarray):
+        array = array.base
+    return array
+
+
+def offset_in(root: NDArray[np.uint8] | None, array: NDArray[Any]) -> int | None:
+    """Where the array begins in `root`, if it lies there as LiteRT needs it; else None."""
+    if root is None or not array.flags.c_contiguous or array.ctypes.data % ALIGNMENT:
+        return None
+    offset = array.ctypes.data - root.ctypes.data
+    return offset if array.nbytes and 0 <= offset <= root.nbytes - array.nbytes else None
+
+
+class Image:
+    """`front` bytes to write into, and behind them, from the next page on, the pages of `root`.
+
+    bytes: the front. nbytes: of everything. behind: where `root` begins.
+    """
+
+    def __init__(self, front: int, root: NDArray[np.uint8] | None) -> None:
+        """Raises OSError when those pages cannot be mapped twice: they are private, or there is no room."""
+        if root is None:
+            self.bytes, self.nbytes, self.behind = aligned(front), front, front
+            return
+        skew = root.ctypes.data % mmap.PAGESIZE
+        pages = -(-front // mmap.PAGESIZE) * mmap.PAGESIZE
+        self.behind, self.nbytes = pages + skew, pages + skew + root.nbytes
+        self._mapping = _mapped_twice(pages, root.ctypes.data - skew, skew + root.nbytes)
+        memory: Any = _ffi.buffer(self._mapping, front)
+        self.bytes = np.frombuffer(memory, np.uint8)
+
+    @property
+    def address(self) -> int:
+        """Of the first byte."""
+        return self.bytes.ctypes.data
+
+
+def _mapped_twice(front: int, address: int, nbytes: int) -> Any:
+    """`front` zeroed bytes, and behind them the shared pages from `address` on. Raises OSError."""
+    total = front + nbytes
+    private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    base = _libc.mmap(_ffi.NULL, total, mmap.PROT_READ | mmap.PROT_WRITE, private, -1, 0)
+    if int(_ffi.cast("uintptr_t", base)) == _FAILED:
+        raise OSError(_ffi.errno, f"no room for {total} bytes of addresses")
+    mapping = _ffi.gc(_ffi.cast("unsigned char *", base), lambda p: _libc.munmap(p, total))
+    target, source = mapping + front, _ffi.cast("void *", address)
+    if int(_ffi.cast("uintptr_t", _libc.mremap(source, 0, nbytes, _FIXED, target))) == _FAILED:
+        raise OSError(_ffi.errno, f"{nbytes} bytes of weights cannot be mapped twice")
+    return mapping
