@@ -38,7 +38,7 @@ BLOCK = 1 << 19
 _ORDER = (CELL, INPUT, FORGET, OUTPUT)
 """The gates as they are computed: one that takes the activation, then those that take the sigmoid."""
 
-_LSTM = Places(first=1, states=18, norm=23)
+SINGLE = Places(first=1, states=18, norm=23)
 _SEQUENCE = Places(first=1, states=18, norm=24)
 _FORWARD = Places(first=1, states=35, norm=53, aux=40)
 _BACKWARD = Places(first=18, states=37, norm=57, aux=44)
@@ -63,7 +63,7 @@ class _Settings:
 
 
 @dataclass(frozen=True)
-class _Direction:
+class Direction:
     """One pass over a sequence: the cell, the inputs it reads, the axis of time and whether time runs backward."""
 
     places: Places
@@ -195,7 +195,7 @@ def _cell(call: Call, places: Places, form: Form, order: Sequence[int], settings
 
 
 def _pass(
-    call: Call, sources: Mapping[int, Array], way: _Direction, settings: _Settings, view: Array
+    call: Call, sources: Mapping[int, Array], way: Direction, settings: _Settings, view: Array
 ) -> tuple[Array, Array]:
     """Append one pass over a sequence that writes to `view` [.., .., units], and return its final states.
 
@@ -233,53 +233,55 @@ def _aligned(pairs: list[tuple[Array, Array]], total: Array) -> tuple[list[tuple
 def _single_shape(call: Call) -> Sequence[Dimensions]:
     _Settings.of(call, 20)
     ranked(call, 2)
-    form = _Direction(_LSTM, time_axis(True)).form(call)
+    form = Direction(SINGLE, time_axis(True)).form(call)
     state, cell = (form.batch, form.units), (form.batch, form.cells)
     return ((form.batch, len(form.gates) * form.cells), state, cell, state)
 
 
 def _single(call: Call) -> None:
     scratch, state_out, cell_out, output = (tensor.data for tensor in call.outputs)
-    way = _Direction(_LSTM, time_axis(True))
+    way = Direction(SINGLE, time_axis(True))
     state, cell = _pass(call, {0: ordered(call, 0)[None]}, way, _Settings.of(call, 20), output[None])
     give(call, state_out, state)
     give(call, cell_out, cell)
     call.step(scratch.fill, 0)
 
 
-def _sequence_way(call: Call) -> _Direction:
-    return _Direction(_SEQUENCE, time_axis(call.flag(23)))
+def sequence_way(call: Call) -> Direction:
+    """The pass of UNIDIRECTIONAL_SEQUENCE_LSTM."""
+    return Direction(_SEQUENCE, time_axis(call.flag(23)))
 
 
 def _sequence_shape(call: Call) -> Sequence[Dimensions]:
     _Settings.of(call, 20)
     ranked(call, 3)
-    form = _sequence_way(call).form(call)
+    form = sequence_way(call).form(call)
     return ((*call.shape(0)[:2], form.units), call.shape(18), call.shape(19))[: len(call.outputs)]
 
 
 def _sequence(call: Call) -> None:
-    states = _pass(call, {0: ordered(call, 0)}, _sequence_way(call), _Settings.of(call, 20), call.outputs[0].data)
+    states = _pass(call, {0: ordered(call, 0)}, sequence_way(call), _Settings.of(call, 20), call.outputs[0].data)
     for tensor, state in zip(call.outputs[1:], states, strict=False):
         give(call, tensor.data, state)
 
 
-def _both_ways(call: Call) -> tuple[_Direction, _Direction]:
+def both_ways(call: Call) -> tuple[Direction, Direction]:
+    """The two passes of BIDIRECTIONAL_SEQUENCE_LSTM."""
     is_crossed, source = linked(call, _AUX, (40 + FORGET, 44 + FORGET))
     axis, aux = time_axis(call.flag(52)), _AUX if is_crossed else None
-    return _Direction(_FORWARD, axis, 0, aux), _Direction(_BACKWARD, axis, source, aux, backward=True)
+    return Direction(_FORWARD, axis, 0, aux), Direction(_BACKWARD, axis, source, aux, backward=True)
 
 
 def _both_shape(call: Call) -> Sequence[Dimensions]:
     _Settings.of(call, 48)
     ranked(call, 3)
-    forward, backward = (way.form(call).units for way in _both_ways(call))
+    forward, backward = (way.form(call).units for way in both_ways(call))
     sequences = both_outputs(call, call.flag(51), forward, backward)
     return (*sequences, *(call.shape(i) for i in range(35, 39)))[: len(call.outputs)]
 
 
 def _both(call: Call) -> None:
-    settings, ways = _Settings.of(call, 48), _both_ways(call)
+    settings, ways = _Settings.of(call, 48), both_ways(call)
     sources = {i: ordered(call, i) for i in {i for way in ways for i, _ in way.products(FORGET)}}
     views = halves(call, call.flag(51), call.shape(35)[-1])
     passes = [_pass(call, sources, way, settings, view) for way, view in zip(ways, views, strict=True)]

@@ -34,7 +34,7 @@ _AUX, _FORWARD_AUX, _BACKWARD_AUX = 9, 10, 11
 
 
 @dataclass(frozen=True)
-class _Direction:
+class Direction:
     """One pass over a sequence, by the numbers of its inputs: recurrent weights, bias and state follow the weights.
 
     products: what enters every step.
@@ -69,7 +69,7 @@ def _run(steps: Array, first: Array, recurrent: Array, act: Activation, scratch:
         state = step
 
 
-def _pass(call: Call, sources: Mapping[int, Array], way: _Direction, act: Activation, view: Array) -> Array:
+def _pass(call: Call, sources: Mapping[int, Array], way: Direction, act: Activation, view: Array) -> Array:
     """Append one pass over a sequence that writes to `view` [.., .., units], and return its final state."""
     own, result = way.first, accumulator(call, view)
     entering = flat(result)
@@ -82,59 +82,61 @@ def _pass(call: Call, sources: Mapping[int, Array], way: _Direction, act: Activa
     return final
 
 
-_SINGLE = _Direction(((0, 1),), time_axis(True))
+SINGLE = Direction(((0, 1),), time_axis(True))
 
 
 def _single_shape(call: Call) -> Sequence[Dimensions]:
     activation(call.integer(5))
     ranked(call, 2)
-    return ((call.shape(0)[0], _SINGLE.units(call)),) * 2
+    return ((call.shape(0)[0], SINGLE.units(call)),) * 2
 
 
 def _single(call: Call) -> None:
     sources = {0: ordered(call, 0)}
-    state = _pass(call, sources, _SINGLE, activation(call.integer(5)), call.outputs[1].data[None])
+    state = _pass(call, sources, SINGLE, activation(call.integer(5)), call.outputs[1].data[None])
     give(call, call.outputs[0].data, state)
 
 
-def _sequence_way(call: Call) -> _Direction:
+def sequence_way(call: Call) -> Direction:
+    """The pass of UNIDIRECTIONAL_SEQUENCE_RNN."""
     major = call.integer(6)
     if major not in (0, 1):
         raise ValueError(f"time-major is {major}; use 0 (batch first) or 1 (time first)")
-    return _Direction(((0, 1),), time_axis(major == 1))
+    return Direction(((0, 1),), time_axis(major == 1))
 
 
 def _sequence_shape(call: Call) -> Sequence[Dimensions]:
     activation(call.integer(5))
     ranked(call, 3)
-    units = _sequence_way(call).units(call)
+    units = sequence_way(call).units(call)
     return ((*call.shape(0)[:2], units), call.shape(4))[: len(call.outputs)]
 
 
 def _sequence(call: Call) -> None:
     sources, act = {0: ordered(call, 0)}, activation(call.integer(5))
-    state = _pass(call, sources, _sequence_way(call), act, call.outputs[0].data)
+    state = _pass(call, sources, sequence_way(call), act, call.outputs[0].data)
     if len(call.outputs) > 1:
         give(call, call.outputs[1].data, state)
 
 
-def _both_ways(call: Call) -> tuple[_Direction, _Direction]:
+def both_ways(call: Call) -> tuple[Direction, Direction]:
+    """The two passes of BIDIRECTIONAL_SEQUENCE_RNN."""
     is_crossed, source = linked(call, _AUX, (_FORWARD_AUX, _BACKWARD_AUX))
     forward, backward = ((_AUX, _FORWARD_AUX),) * is_crossed, ((_AUX, _BACKWARD_AUX),) * is_crossed
     axis = time_axis(call.flag(13))
-    return _Direction(((0, 1), *forward), axis), _Direction(((source, 5), *backward), axis, backward=True)
+    return Direction(((0, 1), *forward), axis), Direction(((source, 5), *backward), axis, backward=True)
 
 
 def _both_shape(call: Call) -> Sequence[Dimensions]:
     activation(call.integer(12))
     ranked(call, 3)
-    forward, backward = (way.units(call) for way in _both_ways(call))
+    forward, backward = (way.units(call) for way in both_ways(call))
     return (*both_outputs(call, call.flag(14), forward, backward), call.shape(4), call.shape(8))[: len(call.outputs)]
 
 
 def _both(call: Call) -> None:
     act, is_merged = activation(call.integer(12)), call.flag(14)
-    ways = _both_ways(call)
+    ways = both_ways(call)
     sources = {i: ordered(call, i) for i in {source for way in ways for source, _ in way.products}}
     views = halves(call, is_merged, call.shape(4)[-1])
     for n, (way, view) in enumerate(zip(ways, views, strict=True)):
