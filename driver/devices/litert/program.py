@@ -60,12 +60,14 @@ def supported(model: Model) -> list[bool]:
 
 
 def _supported(graph: Subgraph, probe: int) -> list[bool]:
-    tensors = constants(graph)
+    tensors, operations = constants(graph), prepared(graph)
+    needed = {i for op in operations for i, slot in zip(op.operation.inputs, op.slots, strict=True) if slot[-1] != "?"}
     for i in graph.inputs:
         tensor = Tensor.of(graph.operands[i])
+        is_known = tensor.type.is_scalar or (tensor.shape and (i in needed or 0 not in tensor.shape))
         tensor.shape = tuple(d or probe for d in tensor.shape)
-        tensors[i] = tensor if tensor.shape or tensor.type.is_scalar else None
-    return [_can_lower(operation, graph, tensors) for operation in prepared(graph)]
+        tensors[i] = tensor if is_known else None  # what may be omitted and is not described is taken to be
+    return [_can_lower(operation, graph, tensors) for operation in operations]
 
 
 def _can_lower(operation: Prepared, graph: Subgraph, tensors: Tensors) -> bool:

@@ -286,7 +286,7 @@ def test_without_the_lock(litert):
 
 
 def test_weights_stay_where_they_are(litert, kit):
-    """The weights of a model that came in sealed memory are not copied, and outlive the model; private ones are copied."""
+    """Weights of a model that came in sealed memory are not copied, and outlive the model; private ones are copied."""
     builder = driver.ModelBuilder()
     random = np.random.default_rng(4)
     x, weights = builder.input("float32", (1, 200)), random.standard_normal((500, 200), np.float32)

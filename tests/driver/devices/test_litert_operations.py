@@ -170,6 +170,105 @@ def dequantise(to):
 
 
 OVER = {"f": (1, 3, 5, 6), "g": (2, 2, 3, 2)}
+
+
+def cell(net, width, units):
+    """Input weights, recurrent weights, bias and state of an RNN."""
+    return (
+        net.constant(units, width),
+        net.constant(units, units, low=-0.4, high=0.4),
+        net.constant(units),
+        net.x(2, units),
+    )
+
+
+def rnn(code):
+    return lambda net: net.run("RNN", net.x(2, 3), *cell(net, 3, 4), code)
+
+
+def rnn_sequence(code, major):
+    return lambda net: net.run(
+        "UNIDIRECTIONAL_SEQUENCE_RNN", net.x(*((5, 2, 3) if major else (2, 5, 3))), *cell(net, 3, 4), code, major
+    )
+
+
+def rnn_both(aux, merged):
+    def build(net):
+        x = net.x(2, 5, 3)
+        cells = *cell(net, 3, 4), *cell(net, 3, 2)
+        more = {"crossed": (4, 2), "linked": None}.get(aux)
+        found = [None] * 3 if aux is None else [net.x(2, 5, 3)]
+        found += [net.constant(u, 3) for u in more] if more else [None] * (3 - len(found))
+        return net.run("BIDIRECTIONAL_SEQUENCE_RNN", x, *cells, *found, 4, False, merged, outputs=1 if merged else 2)
+
+    return build
+
+
+def lstm_parts(net, *, width=3, cells=4, units=4, cifg=False, peephole=False, projection=False):
+    """The 17 inputs of a cell that stand together."""
+    own = [net.constant(cells, width, low=-0.5, high=0.5) for _ in range(4)]
+    recurrent = [net.constant(cells, units, low=-0.5, high=0.5) for _ in range(4)]
+    seen, biases = (
+        [net.constant(cells) if peephole else None for _ in range(3)],
+        [net.constant(cells) for _ in range(4)],
+    )
+    for parts in (own, recurrent, seen, biases):
+        parts[0] = None if cifg else parts[0]
+    last = (net.constant(units, cells), net.constant(units)) if projection else (None, None)
+    return *own, *recurrent, *seen, *biases, *last
+
+
+def norms(net, has_norm, cifg=False):
+    return [net.constant(4, low=0.5) if has_norm and not (cifg and n == 0) else None for n in range(4)]
+
+
+PLAIN, FULL = {}, {"cifg": True, "peephole": True, "projection": True, "units": 2}
+CLIPS = {False: (0.0, 0.0), True: (0.4, 0.3)}
+
+
+def lstm(form, has_norm=False):
+    def build(net):
+        units, parts = form.get("units", 4), lstm_parts(net, **form)
+        clips = CLIPS[bool(form)]
+        states = net.x(2, units), net.x(2, 4)
+        return net.run("LSTM", net.x(2, 3), *parts, *states, 4, *clips, *norms(net, has_norm, "cifg" in form))
+
+    return build
+
+
+def lstm_sequence(form, major, has_norm):
+    def build(net):
+        x = net.x(*((5, 2, 3) if major else (2, 5, 3)))
+        parts, states = lstm_parts(net, **form), (net.x(2, form.get("units", 4)), net.x(2, 4))
+        more = 4, *CLIPS[bool(form)], major, *norms(net, has_norm, "cifg" in form)
+        return net.run("UNIDIRECTIONAL_SEQUENCE_LSTM", x, *parts, *states, *more, outputs=3)
+
+    return build
+
+
+def lstm_both(form, aux, merged):
+    def build(net):
+        x, cells = net.x(5, 2, 3), (*lstm_parts(net, **form), *lstm_parts(net, **form))
+        units = form.get("units", 4)
+        states = [net.x(2, n) for n in (units, 4, units, 4)]
+        found = [net.x(5, 2, 3)] if aux else [None]
+        found += [net.constant(4, 3) if aux else None for _ in range(8)]
+        flags = 4, *CLIPS[bool(form)], merged, True
+        inputs = x, *cells, *states, *found, *flags, *[None] * 8
+        return net.run("BIDIRECTIONAL_SEQUENCE_LSTM", *inputs, outputs=1 if merged else 2)
+
+    return build
+
+
+def svdf(memory, code, has_bias):
+    def build(net):
+        bias = net.constant(4) if has_bias else None
+        weights = net.constant(8, 3), net.constant(8, memory), bias
+        return net.run("SVDF", net.x(2, 3), *weights, net.x(2, 8 * memory), 2, code)
+
+    return build
+
+
 CASES = {
     "ABS": [("fhi", unary("ABS"))],
     "ADD": [
@@ -187,6 +286,12 @@ CASES = {
         ("fs", pool("AVERAGE_POOL_2D", (1, 1, 1, 1, 1, 1, 3, 3, 0))),
     ],
     "BATCH_TO_SPACE_ND": [("fhqs", moved("BATCH_TO_SPACE_ND", (4, 2, 3, 2), [2, 2]))],
+    "BIDIRECTIONAL_SEQUENCE_LSTM": [("fh", lstm_both(PLAIN, False, True)), ("f", lstm_both(PLAIN, True, False))],
+    "BIDIRECTIONAL_SEQUENCE_RNN": [
+        ("fh", rnn_both(None, True)),
+        ("f", rnn_both("crossed", False)),
+        ("f", rnn_both("linked", False)),
+    ],
     "CAST": [
         ("i", cast("float32")),
         ("i", cast("float16")),
@@ -264,6 +369,7 @@ CASES = {
     "LOGICAL_OR": [("b", pair("LOGICAL_OR"))],
     "LOGISTIC": [("fhqs", unary("LOGISTIC"))],
     "LOG_SOFTMAX": [("fh", moved("LOG_SOFTMAX", (2, 5, 3), 1.0, 1))],
+    "LSTM": [("fh", lstm(PLAIN)), ("f", lstm(FULL)), ("f", lstm(FULL, True)), ("f", lstm({"peephole": True}, True))],
     "MAXIMUM": [("fhiqs", pair("MAXIMUM", scale=0.06, zero=110))],
     "MAX_POOL_2D": [
         ("fhqs", pool("MAX_POOL_2D", (1, 2, 2, 3, 3, 0))),
@@ -305,6 +411,7 @@ CASES = {
         ("fq", resize("RESIZE_NEAREST_NEIGHBOR", (8, 7, False, True, False))),
         ("fs", resize("RESIZE_NEAREST_NEIGHBOR", (8, 7, True, False, True), (2, 3, 4, 5))),
     ],
+    "RNN": [(letters, rnn(code)) for letters, code in (("fh", 4), ("f", 0), ("f", 1), ("f", 3), ("f", 6))],
     "RSQRT": [("fh", unary("RSQRT", low=0.1))],
     "SELECT": [("fhiqs", select)],
     "SIN": [("fh", unary("SIN"))],
@@ -324,6 +431,7 @@ CASES = {
         ("fq", moved("STRIDED_SLICE", (4, 5), [1, 4], [3, 0], [1, -1], 1, 2, 0)),
     ],
     "SUB": [("fhqs", binary("SUB")), ("i", binary("SUB"))],
+    "SVDF": [("fh", svdf(5, 0, True)), ("f", svdf(1, 1, False)), ("f", svdf(2, 4, True))],
     "TANH": [("fhqs", unary("TANH"))],
     "TILE": [("fhiqs", moved("TILE", (2, 3), [2, 3]))],
     "TRANSPOSE": [("fhqs", moved("TRANSPOSE", (2, 3, 4), [2, 0, 1])), ("fq", moved("TRANSPOSE", (2, 3), None))],
@@ -335,6 +443,11 @@ CASES = {
         ("fqs", transposed((1, 0, 0, 2), channel=None)),
         ("fq", transposed((2, 1, 2, 2), nchw=True)),
     ],
+    "UNIDIRECTIONAL_SEQUENCE_LSTM": [
+        ("fh", lstm_sequence(PLAIN, True, False)),
+        ("f", lstm_sequence(FULL, False, True)),
+    ],
+    "UNIDIRECTIONAL_SEQUENCE_RNN": [("fh", rnn_sequence(4, 1)), ("f", rnn_sequence(3, 0))],
 }
 FORMS = [
     pytest.param(letter, build, id=f"{name}-{number}-{letter}")

@@ -6,12 +6,13 @@ these would not compute exactly what the HAL says. A new operation is a function
 
 from collections.abc import Callable
 
-from . import elementwise, movement, reduce, window
+from . import elementwise, movement, recurrent, reduce, window
 from .node import Graph, Node, UnsupportedError
 
 LOWERINGS: dict[str, Callable[[Node], None]] = {
     **elementwise.TABLE,
     **movement.TABLE,
+    **recurrent.TABLE,
     **reduce.TABLE,
     **window.TABLE,
 }
