@@ -65,6 +65,10 @@ class Writer:
         self._tensors.append(tensor)
         return len(self._tensors) - 1
 
+    def dimensions(self, index: int) -> tuple[int, ...]:
+        """Of a tensor."""
+        return tuple(int(d) for d in self._tensors[index].shape)
+
     def constant(self, type_: str, array: NDArray[Any], quantisation: Quantisation | None = None) -> int:
         """A tensor with a value. The array must not change until the model is written."""
         index = self.tensor(type_, array.shape, quantisation)

@@ -172,6 +172,25 @@ def dequantise(to):
 OVER = {"f": (1, 3, 5, 6), "g": (2, 2, 3, 2)}
 
 
+def _special(net):
+    """Inputs far out of the range of integers, in place of some of those that follow."""
+    data = net.data
+    net.data = lambda shape, *more: np.resize(
+        [1e20, -1e20, np.inf, -np.inf, 2.9, -2.9, 255.5, 2147483648], shape
+    ).astype(data(shape, *more).dtype)
+    return net
+
+
+def floor_divided(net):
+    return net.run("DIV", net.x(2, 4), np.array([3, -7, 1, -1], np.int32), 0)
+
+
+def equal_ones(net):
+    x = net.x(4, 8)
+    net.feeds[0][:] = net.random.integers(-1, 2, (4, 8))
+    return net.run("TOPK_V2", x, 5)
+
+
 def cell(net, width, units):
     """Input weights, recurrent weights, bias and state of an RNN."""
     return (
@@ -284,6 +303,8 @@ CASES = {
         ("fhqs", pool("AVERAGE_POOL_2D", (1, 1, 1, 3, 3, 0))),
         ("fq", pool("AVERAGE_POOL_2D", (2, 2, 2, 2, 3, 1), nchw=True)),
         ("fs", pool("AVERAGE_POOL_2D", (1, 1, 1, 1, 1, 1, 3, 3, 0))),
+        ("fh", pool("AVERAGE_POOL_2D", (2, 0, 1, 1, 2, 1, 3, 3, 1))),
+        ("f", pool("AVERAGE_POOL_2D", (2, 0, 1, 1, 2, 1, 3, 3, 0), nchw=True)),
     ],
     "BATCH_TO_SPACE_ND": [("fhqs", moved("BATCH_TO_SPACE_ND", (4, 2, 3, 2), [2, 2]))],
     "BIDIRECTIONAL_SEQUENCE_LSTM": [("fh", lstm_both(PLAIN, False, True)), ("f", lstm_both(PLAIN, True, False))],
@@ -295,7 +316,10 @@ CASES = {
     "CAST": [
         ("i", cast("float32")),
         ("i", cast("float16")),
-        ("i", cast("quant8_asymm")),
+        ("fhi", cast("quant8_asymm")),
+        ("fh", cast("int32")),
+        ("f", lambda net: _cast(_special(net), "int32", {})),
+        ("f", lambda net: _cast(_special(net), "quant8_asymm", {"scale": 1.0})),
         ("f", cast("float16")),
         ("h", cast("float32")),
         ("q", cast("float32")),
@@ -331,7 +355,7 @@ CASES = {
         ("fq", moved("DEPTH_TO_SPACE", (1, 8, 2, 3), 2, True)),
     ],
     "DEQUANTIZE": [("qs", dequantise("float32")), ("qs", dequantise("float16"))],
-    "DIV": [("fh", binary("DIV", low=0.5))],
+    "DIV": [("fh", binary("DIV", low=0.5)), ("i", floor_divided)],
     "ELU": [("fh", lambda net: net.run("ELU", net.x(3, 5), 1.0))],
     "EMBEDDING_LOOKUP": [("fhiqs", embedding)],
     "EQUAL": [("bfhiqs", pair("EQUAL", alike=True))],
@@ -349,6 +373,10 @@ CASES = {
     "GROUPED_CONV_2D": [("fhqs", grouped()), ("qs", grouped(channel=0)), ("fq", grouped(nchw=True))],
     "HARD_SWISH": [("fhqs", unary("HARD_SWISH", (3, 100), -6, 6, scale=0.04, zero=100))],
     "HASHTABLE_LOOKUP": [("fiq", hashtable)],
+    "INSTANCE_NORMALIZATION": [
+        ("fh", moved("INSTANCE_NORMALIZATION", (2, 3, 4, 5), 1.5, 0.3, 1e-3, False)),
+        ("f", moved("INSTANCE_NORMALIZATION", (2, 3, 4, 5), 0.5, 0.0, 1e-4, True)),
+    ],
     "L2_NORMALIZATION": [
         ("fhqs", moved("L2_NORMALIZATION", (1, 2, 3, 6))),
         ("fhqs", moved("L2_NORMALIZATION", (2, 3, 4), 1)),
@@ -356,6 +384,7 @@ CASES = {
     "L2_POOL_2D": [
         ("fh", pool("L2_POOL_2D", (1, 2, 2, 3, 3, 0))),
         ("f", pool("L2_POOL_2D", (2, 1, 1, 2, 2, 0), nchw=True)),
+        ("fh", pool("L2_POOL_2D", (2, 0, 1, 1, 2, 1, 3, 3, 1))),
     ],
     "LESS": [("bfhiqs", pair("LESS", alike=True))],
     "LESS_EQUAL": [("bfhiqs", pair("LESS_EQUAL", alike=True))],
@@ -368,7 +397,7 @@ CASES = {
     "LOGICAL_NOT": [("b", unary("LOGICAL_NOT"))],
     "LOGICAL_OR": [("b", pair("LOGICAL_OR"))],
     "LOGISTIC": [("fhqs", unary("LOGISTIC"))],
-    "LOG_SOFTMAX": [("fh", moved("LOG_SOFTMAX", (2, 5, 3), 1.0, 1))],
+    "LOG_SOFTMAX": [("fh", moved("LOG_SOFTMAX", (2, 5, 3), 2.5, 1)), ("fh", moved("LOG_SOFTMAX", (2, 5, 3), 1.0, 1))],
     "LSTM": [("fh", lstm(PLAIN)), ("f", lstm(FULL)), ("f", lstm(FULL, True)), ("f", lstm({"peephole": True}, True))],
     "MAXIMUM": [("fhiqs", pair("MAXIMUM", scale=0.06, zero=110))],
     "MAX_POOL_2D": [
@@ -434,6 +463,7 @@ CASES = {
     "SVDF": [("fh", svdf(5, 0, True)), ("f", svdf(1, 1, False)), ("f", svdf(2, 4, True))],
     "TANH": [("fhqs", unary("TANH"))],
     "TILE": [("fhiqs", moved("TILE", (2, 3), [2, 3]))],
+    "TOPK_V2": [("fhiqs", moved("TOPK_V2", (3, 9), 4)), ("fi", equal_ones)],
     "TRANSPOSE": [("fhqs", moved("TRANSPOSE", (2, 3, 4), [2, 0, 1])), ("fq", moved("TRANSPOSE", (2, 3), None))],
     "TRANSPOSE_CONV_2D": [
         ("fhqs", transposed((1,), size=[1, 8, 10, 2])),

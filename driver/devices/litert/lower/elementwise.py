@@ -26,7 +26,10 @@ def arithmetic(options: str, node: Node) -> None:
     if out.type.is_quantised:
         scales = [t.scale for t in (a, b, out)]
         require(name == "MUL" or max(scales) <= LARGEST_RATIO * min(scales), "its scales are too far apart")
-    require(name != "DIV" or out.type in FLOATS, "TFLite divides integers towards zero")
+    if name == "DIV" and out.type == OperandType.TENSOR_INT32:
+        require(b.fixed and np.all(b.data), "TFLite fails where an integer is divided by 0")
+        node.emit("FLOOR_DIV", [node.read(0), node.read(1)], [node.write()], "FloorDiv")
+        return
     activation = node.call.integer(2)
     node.emit(name, [node.read(0), node.read(1)], [node.write()], options, fusedActivationFunction=activation)
 
@@ -96,7 +99,7 @@ def quantise(node: Node) -> None:
 
 
 def cast(node: Node) -> None:
-    """Stored numbers, without their scales. TFLite does not saturate, so what may not fit is clamped before."""
+    """Stored numbers, without their scales. Integers that may not fit are clamped before; reals saturate in TFLite."""
     source, out = node.input(0), node.output()
     if source.type == out.type:
         node.reshape(node.read(0), node.write(), out.shape)
@@ -104,11 +107,14 @@ def cast(node: Node) -> None:
     read = {OperandType.TENSOR_QUANT8_ASYMM: "UINT8", OperandType.TENSOR_FLOAT16: "FLOAT16"}.get(source.type)
     write = {OperandType.TENSOR_QUANT8_ASYMM: "UINT8", OperandType.TENSOR_FLOAT16: "FLOAT16"}.get(out.type)
     tensor = node.read(0, read)
-    is_float = source.type in FLOATS
+    if source.type in FLOATS and out.type not in FLOATS:
+        tensor = node.read(0)
+        if out.type == OperandType.TENSOR_QUANT8_ASYMM:
+            integers = node.graph.writer.tensor("INT32", out.shape)
+            node.graph.convert(tensor, integers, "CAST")
+            tensor = integers
     if out.type == OperandType.TENSOR_QUANT8_ASYMM:
-        require(not is_float, "TFLite does not saturate")
         tensor = _clamped(node, tensor, 0, 255)
-    require(not (is_float and out.type == OperandType.TENSOR_INT32), "TFLite does not saturate")
     node.graph.convert(tensor, node.write(0, write), "CAST")
 
 

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from driver.devices.litert.lower.node import MAX_RANK, Node, require
+from driver.devices.litert.lower.sums import Sums
 from driver.devices.litert.lower.window import check_products
 from driver.nn.ops.axes import all_axes, one_axis
+from driver.nn.ops.window import image_shape
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -89,13 +91,44 @@ def softmax(node: Node) -> None:
 
 
 def log_softmax(node: Node) -> None:
-    """TFLite's knows no beta."""
-    require(node.call.real(1) == 1.0, "its beta is not 1")
+    """TFLite's knows no beta, so what is not 1 is multiplied with before."""
+    beta = node.call.real(1)
 
     def emit(source: int, result: int) -> None:
+        if beta != 1.0:
+            scaled = node.graph.writer.tensor("FLOAT32", node.graph.writer.dimensions(source))
+            factor = node.graph.writer.constant("FLOAT32", np.array([beta], np.float32))
+            node.emit("MUL", [source, factor], [scaled], "Mul", fusedActivationFunction=0)
+            source = scaled
         node.emit("LOG_SOFTMAX", [source], [result], "LogSoftmax")
 
     along(_axis(node, 2), node, emit)
+
+
+def instance_normalisation(node: Node) -> None:
+    """(x - mean) * gamma / sqrt(variance + epsilon) + beta, for each channel of each image."""
+    nchw, (gamma, beta, epsilon) = node.call.flag(4), (node.call.real(i) for i in (1, 2, 3))
+    sums = Sums(node)
+    shape = image_shape(node.input(0).shape, nchw)
+    column, axes, source = (shape[0], 1, 1, shape[3]), node.integers((1, 2)), node.read(0, moved=nchw)
+    mean = sums.emit("MEAN", [source, axes], column, "Reducer", keepDims=True)
+    apart = sums.subtract(source, mean, shape)
+    squares = sums.multiply(apart, apart, shape)
+    spread = sums.emit("MEAN", [squares, axes], column, "Reducer", keepDims=True)
+    factor = sums.emit("RSQRT", [sums.add(spread, sums.constant(epsilon), column)], column)
+    scaled = sums.multiply(apart, sums.multiply(factor, sums.constant(gamma), column), shape)
+    result = node.write(moved=nchw)
+    node.emit("ADD", [scaled, sums.constant(beta)], [result], "Add", fusedActivationFunction=0)
+
+
+def top(node: Node) -> None:
+    """TOPK_V2: of equal ones TFLite lists the first, and the HAL the last, so TFLite gets them in reverse."""
+    shape = node.input(0).shape
+    values, last = node.write(0), node.graph.writer.constant("INT32", np.array([shape[-1] - 1], np.int32))
+    turned, found = node.like_input(0, shape), node.graph.writer.tensor("INT32", node.output(1).shape)
+    node.emit("REVERSE_V2", [node.read(0), node.integers([len(shape) - 1])], [turned], "ReverseV2")
+    node.emit("TOPK_V2", [turned, node.integers(np.array(node.call.integer(1)))], [values, found], "TopKV2")
+    node.emit("SUB", [last, found], [node.write(1)], "Sub", fusedActivationFunction=0)
 
 
 def l2_normalisation(node: Node) -> None:
@@ -132,6 +165,8 @@ TABLE: dict[str, Callable[[Node], None]] = {
     "FULLY_CONNECTED": fully_connected,
     "SOFTMAX": softmax,
     "LOG_SOFTMAX": log_softmax,
+    "INSTANCE_NORMALIZATION": instance_normalisation,
+    "TOPK_V2": top,
     "L2_NORMALIZATION": l2_normalisation,
     "LOCAL_RESPONSE_NORMALIZATION": response_normalisation,
 }

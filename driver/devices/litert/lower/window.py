@@ -10,6 +10,7 @@ import numpy as np
 
 from driver.devices.litert.flatbuffer import Quantisation
 from driver.devices.litert.lower.node import Node, quantisation, require
+from driver.devices.litert.lower.sums import Sums
 from driver.nn.ops.conv import geometry
 from driver.nn.ops.pool import window_axes
 from driver.nn.ops.slices import paddings
@@ -19,6 +20,8 @@ from driver.nn.types import OperandType
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from numpy.typing import NDArray
 
 SAME, VALID = 0, 1  # TFLite's; the HAL counts from 1
 LARGEST_FACTOR = 256.0
@@ -139,11 +142,16 @@ def _fits(axis: Axis, scheme: int) -> bool:
 def pool(name: str, node: Node) -> None:
     """MAX_POOL_2D, AVERAGE_POOL_2D, L2_POOL_2D. Padded positions do not count."""
     y, x, activation, nchw = window_axes(node.call)
-    source, fill = node.read(0, moved=nchw), None
+    source, fill, factor = node.read(0, moved=nchw), None, None
     if _scheme(y, x) is None:
-        require(name == "MAX_POOL_2D", "no padding scheme gives its paddings")
-        fill = _lowest(node)
+        is_real = node.input(0).type in (OperandType.TENSOR_FLOAT32, OperandType.TENSOR_FLOAT16)
+        require(name == "MAX_POOL_2D" or is_real, "no padding scheme gives its paddings, which count as data then")
+        fill = _lowest(node) if name == "MAX_POOL_2D" else None
+        factor = None if name == "MAX_POOL_2D" else _share(y, x)
     source, scheme = _window(node, source, y, x, nchw, fill)
+    if factor is not None:
+        _padded_mean(node, name, source, factor, (y, x, activation, nchw))
+        return
     node.emit(
         name,
         [source],
@@ -156,6 +164,27 @@ def pool(name: str, node: Node) -> None:
         filterWidth=x.filter,
         fusedActivationFunction=activation,
     )
+
+
+def _share(y: Axis, x: Axis) -> NDArray[np.float32]:
+    """The positions of each window, by those of them that are no padding."""
+    return (y.filter * x.filter / np.outer(y.counts(), x.counts())).astype(np.float32)[None, :, :, None]
+
+
+def _padded_mean(
+    node: Node, name: str, source: int, factor: NDArray[np.float32], window: tuple[Axis, Axis, int, bool]
+) -> None:
+    """A mean over zeros, too, which is made larger by the share of these; of squares before the root is drawn."""
+    y, x, activation, nchw = window
+    sums, shape = Sums(node), image_shape(node.output().shape, nchw)
+    if name == "L2_POOL_2D":
+        source = sums.multiply(source, source, node.graph.writer.dimensions(source))
+    fields = {"strideH": y.stride, "strideW": x.stride, "filterHeight": y.filter, "filterWidth": x.filter}
+    mean = sums.emit("AVERAGE_POOL_2D", [source], shape, "Pool2D", padding=VALID, **fields)
+    result = sums.multiply(mean, node.graph.writer.constant("FLOAT32", factor), shape)
+    if name == "L2_POOL_2D":
+        result = sums.emit("SQRT", [result], shape)
+    node.emit("ADD", [result, sums.constant(0.0)], [node.write(moved=nchw)], "Add", fusedActivationFunction=activation)
 
 
 def _lowest(node: Node) -> int:
