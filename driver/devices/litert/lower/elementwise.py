@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from driver.devices.litert.lower.node import MAX_RANK, Node, require
+from driver.nn.ops.real import table
 from driver.nn.types import OperandType
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from numpy.typing import NDArray
+
+    from driver.nn.operation import Tensor
 
 LARGEST_RATIO = 256.0
 """Between the scales of a quantised sum: far beyond, TFLite's fixed-point arithmetic overflows."""
@@ -65,19 +70,42 @@ def logical(node: Node) -> None:
 
 
 def compare(options: str, node: Node) -> None:
-    """Quantised data is compared as integers, which is exact when both sides are scaled alike."""
+    """Quantised data is compared as it is stored, or by its ranks when the sides are scaled differently."""
     a, b = node.input(0), node.input(1)
     require(max(len(a.shape), len(b.shape)) <= MAX_RANK, "its rank is above 4")
-    require((a.scale, a.zero_point) == (b.scale, b.zero_point), "TFLite compares differently scaled data roughly")
     sources = [node.read(0), node.read(1)]
     if a.type.is_quantised or a.type == OperandType.TENSOR_BOOL8:
         sources = [_as_integers(node, source, node.input(i).shape) for i, source in enumerate(sources)]
+    if (a.scale, a.zero_point) != (b.scale, b.zero_point):
+        sources = [
+            _ranked(node, i, source, ranks) for i, source, ranks in zip((0, 1), sources, _ranks(a, b), strict=True)
+        ]
     node.emit(node.operation.type, sources, [node.write()], options)
 
 
 def _as_integers(node: Node, source: int, shape: tuple[int, ...]) -> int:
     result = node.graph.writer.tensor("INT32", shape)
     node.graph.convert(source, result, "CAST")
+    return result
+
+
+def _ranks(a: Tensor, b: Tensor) -> NDArray[Any]:
+    """The places of the 256 values of each side in the order of all of them; equal ones have the same."""
+    reals = [np.roll(table(t), 128 if t.type.dtype == np.int8 else 0) for t in (a, b)]  # ascending
+    _, ranks = np.unique(np.concatenate(reals), return_inverse=True)
+    return ranks.reshape(2, 256).astype(np.int32)
+
+
+def _ranked(node: Node, i: int, source: int, ranks: NDArray[Any]) -> int:
+    """The ranks of stored integers, the least of which is 0 or -128."""
+    shape, writer = node.input(i).shape, node.graph.writer
+    if node.type_of(node.input(i)) == "INT8":
+        index = writer.tensor("INT32", shape)
+        least = writer.constant("INT32", np.array([128], np.int32))
+        node.emit("ADD", [source, least], [index], "Add", fusedActivationFunction=0)
+        source = index
+    result = writer.tensor("INT32", shape)
+    node.emit("GATHER", [writer.constant("INT32", ranks), source], [result], "Gather", axis=0)
     return result
 
 
