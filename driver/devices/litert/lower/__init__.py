@@ -4,17 +4,7 @@ A function reads its operands in the forms that it needs, emits TFLite operation
 these would not compute exactly what the HAL says. A new operation is a function, and its line in its family's table.
 """
 
-from collections.abc import Callable
-
-from . import elementwise, movement, recurrent, reduce, window
 from .node import Graph, Node, UnsupportedError
-
-LOWERINGS: dict[str, Callable[[Node], None]] = {
-    **elementwise.TABLE,
-    **movement.TABLE,
-    **recurrent.TABLE,
-    **reduce.TABLE,
-    **window.TABLE,
-}
+from .table import LOWERINGS
 
 __all__ = ["LOWERINGS", "Graph", "Node", "UnsupportedError"]
