@@ -75,7 +75,7 @@ def _can_lower(operation: Prepared, graph: Subgraph, tensors: Tensors) -> bool:
     try:
         require(kind in LOWERINGS, "TFLite has no such operation")
         call = place(operation, graph, tensors)
-        lowered = Graph(graph, tensors)
+        lowered = Graph(graph, tensors, is_draft=True)
         for i in operation.operation.inputs:
             if (tensor := tensors.get(i)) is not None and not tensor.fixed:
                 lowered.input(i)

@@ -60,6 +60,11 @@ def convolution(net, zero=128, bias_scale=None):
     return net.run("CONV_2D", x, weights, bias, 1, 1, 1, 0, scale=0.3)
 
 
+def huge(net):
+    net.builder.output(net.builder.operation("ABS", net.builder.input("float32", (2**15, 2**14))))
+    return net
+
+
 def boxes(net):
     return net.x(1, 4), net.x(1, 8), net.indices([0]), net.x(1, 2)
 
@@ -79,6 +84,7 @@ REFUSED = [
     refused("signed weights with a zero point", "s", lambda m: convolution(m, zero=77)),
     refused("bias in other steps", "q", lambda m: convolution(m, bias_scale=0.5)),
     refused("padded average", "q", lambda m: m.run("AVERAGE_POOL_2D", m.x(1, 4, 4, 1), 1, 0, 1, 0, 1, 1, 2, 2, 0)),
+    refused("more than TFLite counts", "f", huge),
     refused("no kernel", "f", lambda m: m.run("AXIS_ALIGNED_BBOX_TRANSFORM", *boxes(m))),
 ]
 

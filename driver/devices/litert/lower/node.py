@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from driver.devices.litert.flatbuffer import Quantisation, Writer
-from driver.nn.types import OperandLifeTime, OperandType
+from driver.nn.types import OperandLifeTime, OperandType, byte_size
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from driver.nn.operation import Call, Tensor
 
 NHWC_FROM_NCHW, NCHW_FROM_NHWC = (0, 2, 3, 1), (0, 3, 1, 2)
+MOST_BYTES = 2**30
+"""TFLite counts elements in 32 bits with a sign, and float16 becomes twice as large."""
+
 MAX_RANK = 4
 """Most kernels take no more dimensions."""
 
@@ -73,9 +76,11 @@ def stored_type(tensor: Tensor) -> str:
 class Graph:
     """A subgraph on its way to TFLite: its tensors, whose shapes are known, and their forms."""
 
-    def __init__(self, subgraph: Subgraph, tensors: dict[int, Tensor | None]) -> None:
-        """`tensors`: of all operands; None for those that are omitted."""
-        self.writer, self.tensors = Writer(), tensors
+    def __init__(self, subgraph: Subgraph, tensors: dict[int, Tensor | None], *, is_draft: bool = False) -> None:
+        """`tensors`: of all operands; None for those that are omitted. `is_draft`: it is for a look only, so that no
+        constant is converted.
+        """
+        self.writer, self.tensors, self._is_draft = Writer(), tensors, is_draft
         self._operands = subgraph.operands
         self._forms: dict[int, dict[Form, int]] = {}
         self.copied: set[int] = set()  #: inputs whose values choose an address: they are looked at in private memory
@@ -87,6 +92,7 @@ class Graph:
         require(tensor is not None, "an operand is omitted")
         assert tensor is not None
         require(0 not in tensor.shape, "an operand is empty")
+        require(byte_size(tensor.type, tensor.shape) <= MOST_BYTES, "an operand is larger than TFLite can count")
         return tensor
 
     def input(self, index: int) -> int:
@@ -132,6 +138,8 @@ class Graph:
         return forms[form]
 
     def _constant(self, tensor: Tensor, form: Form) -> int:
+        if self._is_draft:
+            return self.writer.tensor(form.type, _moved(tensor.shape, form.moved), quantisation(tensor, form.type))
         array = _retyped(tensor, form.type)
         array = array.transpose(NHWC_FROM_NCHW) if form.moved else array
         return self.writer.constant(form.type, array, quantisation(tensor, form.type))
