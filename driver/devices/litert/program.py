@@ -10,10 +10,10 @@ from driver.devices.litert.library import Compiled
 from driver.devices.litert.lower import LOWERINGS, Graph, Node, UnsupportedError
 from driver.devices.litert.lower.node import require, stored_type
 from driver.nn import OPERATIONS, ExecutionFailed, OperandLifeTime
+from driver.nn.calls import match_signature
 from driver.nn.operation import Call, Tensor
 from driver.nn.plan import REFUSALS, Prepared
 from driver.nn.types import OperandType
-from driver.nn.validate import match_signature
 from fmq._core import ffi, lib
 
 if TYPE_CHECKING:
