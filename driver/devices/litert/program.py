@@ -13,7 +13,7 @@ from driver.nn import OPERATIONS, ExecutionFailed, OperandLifeTime
 from driver.nn.calls import match_signature
 from driver.nn.operation import Call, Tensor
 from driver.nn.plan import REFUSALS, Prepared
-from driver.nn.types import OperandType
+from driver.nn.types import byte_size
 from fmq._core import ffi, lib
 
 if TYPE_CHECKING:
@@ -122,15 +122,14 @@ class Program:
             pace()
         outputs = [lowered.output(i) for i in graph.outputs]
         self.shapes = [lowered.tensor(i).shape for i in graph.outputs]
-        self.inputs = [_port(n, lowered.tensor(i), i in lowered.copied) for n, i in given]
-        self.outputs = [_port(n, lowered.tensor(i)) for n, i in enumerate(graph.outputs)]
+        self.inputs = [_port(n, lowered.tensor(i), copied=i in lowered.copied) for n, i in given]
         self.outputs = [
-            port._replace(type="BOOL") if lowered.tensor(i).type == OperandType.TENSOR_BOOL8 else port
-            for port, i in zip(self.outputs, graph.outputs, strict=True)
+            _port(n, lowered.tensor(i), type_)
+            for n, (i, (_, type_)) in enumerate(zip(graph.outputs, outputs, strict=True))
         ]
         self.operations = lowered.writer.names
         self.threads = threads(lowered.work)
-        image = lowered.writer.finish(inputs, outputs, pace)
+        image = lowered.writer.finish(inputs, [tensor for tensor, _ in outputs], pace)
         self.copied_weights = image.bytes.nbytes
         self.compiled = Compiled(image, self.threads)
         self.turn = ffi.new("burst_turn *")
@@ -147,6 +146,5 @@ def _lower(operation: Prepared, graph: Subgraph, lowered: Graph, tensors: Tensor
         raise ExecutionFailed(operation.index, operation.operation.type, f"litert: {error}") from error
 
 
-def _port(number: int, tensor: Tensor, copied: bool = False) -> Port:
-    nbytes = int(np.prod(tensor.shape, dtype=np.int64)) * tensor.type.element_size
-    return Port(number, stored_type(tensor), tensor.shape, nbytes, copied)
+def _port(number: int, tensor: Tensor, type_: str | None = None, *, copied: bool = False) -> Port:
+    return Port(number, type_ or stored_type(tensor), tensor.shape, byte_size(tensor.type, tensor.shape), copied)

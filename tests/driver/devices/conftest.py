@@ -117,9 +117,7 @@ def disagreement(model, found, expected):
 
 def _excess(kind, found, expected, halves):
     absolute, relative = (1, 0) if kind.is_quantised else (0, 0)
-    if kind == OperandType.TENSOR_BOOL8:  # any byte but 0 is true
-        found, expected = found != 0, expected != 0
-    elif kind in (OperandType.TENSOR_FLOAT32, OperandType.TENSOR_FLOAT16):
+    if kind in (OperandType.TENSOR_FLOAT32, OperandType.TENSOR_FLOAT16):
         absolute, relative = (5 * 2**-10,) * 2 if halves else (1e-5, 5 * 2**-23)
     got, want = found.astype(np.float64), expected.astype(np.float64)
     difference = np.abs(np.where(got == want, 0, got - want))  # of infinities, too

@@ -85,6 +85,7 @@ REFUSED = [
     refused("bias in other steps", "q", lambda m: convolution(m, bias_scale=0.5)),
     refused("padded average", "q", lambda m: m.run("AVERAGE_POOL_2D", m.x(1, 4, 4, 1), 1, 0, 1, 0, 1, 1, 2, 2, 0)),
     refused("more than TFLite counts", "f", huge),
+    refused("nothing but constants", "f", lambda m: m.run("TILE", m.constant(2, 3), np.array([1, 2], np.int32))),
     refused("no kernel", "f", lambda m: m.run("AXIS_ALIGNED_BBOX_TRANSFORM", *boxes(m))),
 ]
 

@@ -130,7 +130,8 @@ def cast(node: Node) -> None:
     """Stored numbers, without their scales. Integers that may not fit are clamped before; reals saturate in TFLite."""
     source, out = node.input(0), node.output()
     if source.type == out.type:
-        node.reshape(node.read(0), node.write(), out.shape)
+        raw = "UINT8" if source.type == OperandType.TENSOR_BOOL8 else None
+        node.reshape(node.read(0, raw), node.write(0, raw), out.shape)
         return
     read = {OperandType.TENSOR_QUANT8_ASYMM: "UINT8", OperandType.TENSOR_FLOAT16: "FLOAT16"}.get(source.type)
     write = {OperandType.TENSOR_QUANT8_ASYMM: "UINT8", OperandType.TENSOR_FLOAT16: "FLOAT16"}.get(out.type)

@@ -47,6 +47,7 @@ _CONVERSIONS = {
     ("FLOAT16", "FLOAT32"): "CAST",
     ("FLOAT32", "FLOAT16"): "CAST",
     ("UINT8", "BOOL"): "CAST",
+    ("BOOL", "UINT8"): "CAST",
 }
 
 
@@ -100,11 +101,12 @@ class Graph:
         form = Form(stored_type(self.tensor(index)))
         return self.write(index, form)
 
-    def output(self, index: int) -> int:
-        """The tensor that holds an output in the form its client sees."""
+    def output(self, index: int) -> tuple[int, str]:
+        """The tensor that holds an output in the form its client sees, and its type."""
         stored = stored_type(self.tensor(index))
-        is_truth = self.tensor(index).type == OperandType.TENSOR_BOOL8
-        return self.read(index, Form("BOOL" if is_truth else stored))
+        if self.tensor(index).type == OperandType.TENSOR_BOOL8 and not self.has(index, Form(stored)):
+            stored = "BOOL"  # bytes of 0 and 1
+        return self.read(index, Form(stored)), stored
 
     def is_input(self, index: int) -> bool:
         """True for what the client provides."""
@@ -212,6 +214,8 @@ class Node:
     def __init__(self, graph: Graph, operation: Operation, call: Call) -> None:
         self.graph, self.operation, self.call = graph, operation, call
         self._inputs, self._outputs = operation.inputs, operation.outputs
+        given = [tensor for i in self._inputs if (tensor := graph.tensors[i]) is not None]
+        require(not all(tensor.fixed for tensor in given), "TFLite keeps what follows from constants to itself")
         self.byte = "UINT8"
         eights = [i for i in self._inputs if self._is_byte(i)]
         if any(graph.has(i, Form("INT8", moved)) for i in eights for moved in (False, True) if not self._fixed(i)):

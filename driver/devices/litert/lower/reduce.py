@@ -141,13 +141,19 @@ def l2_normalisation(node: Node) -> None:
 
 
 def response_normalisation(node: Node) -> None:
-    """TFLite's takes four dimensions."""
-    require(len(node.input(0).shape) == MAX_RANK, "its rank is not 4")
+    """TFLite's takes four dimensions, so there are more of size 1 before."""
     bias, alpha, beta = (node.call.real(i) for i in (2, 3, 4))
     fields = {"radius": node.call.integer(1), "bias": bias, "alpha": alpha, "beta": beta}
 
     def emit(source: int, result: int) -> None:
-        node.emit("LOCAL_RESPONSE_NORMALIZATION", [source], [result], "LocalResponseNormalization", **fields)
+        shape = node.graph.writer.dimensions(source)
+        four = (1,) * (MAX_RANK - len(shape)) + shape
+        images = [source, result] if four == shape else [node.like_input(0, four), node.like_output(0, four)]
+        if four != shape:
+            node.reshape(source, images[0], four)
+        node.emit("LOCAL_RESPONSE_NORMALIZATION", images[:1], images[1:], "LocalResponseNormalization", **fields)
+        if four != shape:
+            node.reshape(images[1], result, shape)
 
     along(_axis(node, 5), node, emit)
 
