@@ -1,0 +1,104 @@
+"""A library's call as a burst_function: copies around it, its status, and calls that take turns."""
+
+import ctypes
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fmq._core import ffi, lib
+
+PATIENCE = 20.0
+CALL = ctypes.CFUNCTYPE(
+    ctypes.c_int,
+    ctypes.c_void_p,
+    ctypes.c_uint64,
+    ctypes.c_uint64,
+    ctypes.c_void_p,
+    ctypes.c_uint64,
+    ctypes.c_void_p,
+)
+
+
+@pytest.fixture
+def foreign():
+    """Contexts for Python functions, each with copies (to, from) before and after; they share a turn."""
+    turn, kept = ffi.new("burst_turn *"), []
+    lib.burst_turn_init(turn)
+
+    def foreign(function, before=(), after=()):
+        context, call = ffi.new("burst_foreign *"), CALL(function)
+        address = ctypes.cast(call, ctypes.c_void_p).value
+        context.function, context.turn = ffi.cast("foreign_function *", address), turn
+        context.object, context.number = ffi.cast("void *", 11), 12
+        context.inputs, context.n_inputs = ffi.cast("void *", 13), 14
+        context.outputs, context.n_outputs = ffi.cast("void *", 15), 16
+        lists = [[(pointer(to), pointer(source), source.nbytes) for to, source in pairs] for pairs in (before, after)]
+        copies = [ffi.new("burst_copy[]", found) for found in lists]
+        context.before, context.n_before = copies[0], len(before)
+        context.after, context.n_after = copies[1], len(after)
+        kept.append((call, copies, before, after))
+        return context
+
+    return foreign
+
+
+def pointer(array):
+    return ffi.cast("void *", array.ctypes.data)
+
+
+def test_arguments_and_copies(foreign):
+    """The call gets its six arguments between the copies before and the copies after it."""
+    source, place, result, target = (np.zeros(4, np.int32) for _ in range(4))
+    source[:] = range(4)
+    seen = []
+
+    def call(*arguments):
+        seen.append(arguments)
+        result[:] = place * 2
+        return 0
+
+    context = foreign(call, before=[(place, source)], after=[(target, result)])
+    assert lib.burst_foreign_run(context) == 0
+    assert seen == [(11, 12, 14, 13, 16, 15)]
+    assert target.tolist() == [0, 2, 4, 6]
+
+
+@pytest.mark.parametrize("status", [1, 3, -5])
+def test_a_failed_call(foreign, status):
+    """The library's word is kept, the answer is GENERAL_FAILURE, and nothing is copied out of what was not computed."""
+    result, target = np.ones(2, np.int32), np.zeros(2, np.int32)
+    context = foreign(lambda *_: status, after=[(target, result)])
+    assert lib.burst_foreign_run(context) == 2
+    assert (context.status, target.tolist()) == (status, [0, 0])
+
+
+def test_turns(foreign):
+    """A call begins when no other of its turn runs."""
+    inside, may_leave, entered = threading.Event(), threading.Event(), []
+
+    def call(*_):
+        entered.append(threading.get_native_id())
+        inside.set()
+        may_leave.wait(PATIENCE)
+        return 0
+
+    contexts = [foreign(call), foreign(call)]
+    threads = [threading.Thread(target=lib.burst_foreign_run, args=(context,)) for context in contexts]
+    threads[0].start()
+    assert inside.wait(PATIENCE)
+    threads[1].start()
+    end = time.monotonic() + PATIENCE
+    while not _waits_for_lock(threads[1].native_id):
+        assert time.monotonic() < end, "the second call does not wait"
+    assert len(entered) == 1
+    may_leave.set()
+    for thread in threads:
+        thread.join(PATIENCE)
+    assert len(entered) == 2
+
+
+def _waits_for_lock(thread):
+    return thread is not None and Path(f"/proc/self/task/{thread}/stat").read_text().split()[2] == "S"
