@@ -100,8 +100,8 @@ class PreparedModel:
     def __init__(self, model: Model, pace: Callable[[], object], threads: Callable[[int], int]) -> None:
         """Raises LibraryFailed."""
         self._model, self._threads = model, threads
-        self._operations = prepared(model.main)
-        self._constants = constants(model.main)
+        self._operations = prepared(model.main, pace)
+        self._constants = constants(model.main, pace)
         self.copied_weights = 0  #: bytes that were copied when it was compiled last; all others stayed where they were
         self._programs: dict[tuple[tuple[int, ...] | None, ...], Program] = {}
         operands = [model.main.operands[i] for i in model.main.inputs]
@@ -166,7 +166,7 @@ class Bound:
         for port in program.inputs:
             array = inputs[port.number]
             assert array is not None
-            memory = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+            memory = array.reshape(-1).view(np.uint8)
             place = aligned(port.nbytes) if port.copied or memory.ctypes.data % ALIGNMENT else memory
             if place is not memory:
                 before.append((place, memory))
@@ -234,6 +234,8 @@ def _check_input(number: int, operand: Operand, array: NDArray[Any] | None) -> N
     fits = len(declared) == array.ndim and all(d in (0, s) for d, s in zip(declared, array.shape, strict=True))
     if 0 in array.shape or (declared and not fits):
         raise ValueError(f"input {number}: dimensions {list(array.shape)} for {list(declared)}, none of which may be 0")
+    if not array.flags.c_contiguous:
+        raise ValueError(f"input {number}: strides {array.strides}; its elements have to lie in order")
 
 
 @cache

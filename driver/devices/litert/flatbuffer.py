@@ -115,7 +115,7 @@ class Writer:
         image = Image(front, root if any(offset is not None for offset in there) else None)
         places = [p if offset is None else image.behind + offset for p, offset in zip(places, there, strict=True)]
         image.bytes[: head.nbytes] = head
-        self._point(image.bytes[: head.nbytes], places)
+        self._point(image.bytes[: head.nbytes], places, pace)
         for array, place, nbytes in zip(self._constants, places, copied, strict=True):
             if nbytes:
                 image.bytes[place : place + nbytes] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
@@ -127,20 +127,20 @@ class Writer:
         graph, model = s.SubGraphT(), s.ModelT()
         graph.tensors, graph.operators = _paced(self._tensors, pace), _paced(self._operations, pace)
         graph.inputs, graph.outputs = np.array(inputs, np.int32), np.array(outputs, np.int32)
-        model.version, model.subgraphs, model.buffers = _VERSION, [graph], [s.BufferT()]
+        model.version, model.subgraphs = _VERSION, [graph]
         model.operatorCodes = [_code(name) for name in self._codes]
-        for array in self._constants:
-            buffer = s.BufferT()
-            buffer.offset, buffer.size = 2, max(1, array.nbytes)  # 0 and 1 mean that the data are inside
-            model.buffers.append(buffer)
+        # An offset of 0 or 1 means that the data are inside.
+        buffers = [s.BufferT(offset=2, size=max(1, array.nbytes)) for array in self._constants]
+        model.buffers = _paced([s.BufferT(), *buffers], pace)
         return model
 
-    def _point(self, head: NDArray[np.uint8], places: Sequence[int]) -> None:
+    def _point(self, head: NDArray[np.uint8], places: Sequence[int], pace: Callable[[], object]) -> None:
         """Sets the offsets, which can only be known when the flatbuffer's size is."""
         model = schema().Model.GetRootAs(head.data)
         for index, place in enumerate(places):
             table = model.Buffers(index + 1)._tab  # the generated classes have no setters
             struct.pack_into("<Q", head.data, table.Pos + table.Offset(_OFFSET_FIELD), place)
+            pace()
 
 
 def _places(sizes: Sequence[int], start: int) -> tuple[list[int], int]:

@@ -26,20 +26,31 @@ _PROBES = (5, 8)
 """Stand-ins for unknown dimensions."""
 
 
-def prepared(graph: Subgraph) -> list[Prepared]:
+def _at_once() -> None:
+    """Nobody else is waiting."""
+
+
+def prepared(graph: Subgraph, pace: Callable[[], object] = _at_once) -> list[Prepared]:
     """What is known of the operations before there are shapes. `graph` is valid."""
     result = []
     for index, operation in enumerate(graph.operations):
         kind = OPERATIONS[operation.type]
         signature, slots = match_signature(kind, [graph.operands[i] for i in operation.inputs])
         result.append(Prepared(index, operation, kind, signature.of, slots, {}))
+        pace()
     return result
 
 
-def constants(graph: Subgraph) -> Tensors:
+def constants(graph: Subgraph, pace: Callable[[], object] = _at_once) -> Tensors:
     """By operand; None for those that are omitted."""
-    found: Tensors = {i: Tensor.of(o) for i, o in enumerate(graph.operands) if o.lifetime.is_constant}
-    return found | {i: None for i, o in enumerate(graph.operands) if o.lifetime == OperandLifeTime.NO_VALUE}
+    found: Tensors = {}
+    for index, operand in enumerate(graph.operands):
+        if operand.lifetime.is_constant:
+            found[index] = Tensor.of(operand)
+            pace()
+        elif operand.lifetime == OperandLifeTime.NO_VALUE:
+            found[index] = None
+    return found
 
 
 def place(operation: Prepared, graph: Subgraph, tensors: Tensors) -> Call:

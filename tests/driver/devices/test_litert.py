@@ -178,7 +178,15 @@ def test_too_small_an_output(litert, kit):
     assert getattr(bound, "native", None) is None
 
 
-@pytest.mark.parametrize("array", [np.zeros((1, 5), np.float32), np.zeros(4, np.float32), np.zeros((1, 4), np.float16)])
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.zeros((1, 5), np.float32),
+        np.zeros(4, np.float32),
+        np.zeros((1, 4), np.float16),
+        np.zeros((1, 8), np.float32)[:, ::2],
+    ],
+)
 def test_wrong_arrays(litert, kit, array):
     """An array that is not one of the model's input is named."""
     with pytest.raises(ValueError, match="input 0"):
@@ -230,6 +238,19 @@ def test_indices_are_private(litert):
     indices[1] = 1
     bound.run()
     assert np.array_equal(result.view(np.float32).reshape(4, 2), x[indices])
+
+
+def test_indices_of_indices(litert):
+    """Indices that an operation rearranged may lie where the client's do, so these are copied, too."""
+    builder = driver.ModelBuilder()
+    x, rows = builder.input("float32", (3, 2)), builder.input("int32", (2, 2))
+    builder.output(builder.operation("GATHER", x, 0, builder.operation("EXPAND_DIMS", rows, 0)))
+    model = builder.build()
+    x, rows, result = memory(np.eye(3, 2, dtype=np.float32)), memory(np.array([[2, 1], [0, 1]], np.int32)), aligned(32)
+    bound = prepare(litert, model).bind([x, rows], [result])
+    bound.run()
+    assert bound.copied_bytes == rows.nbytes
+    assert np.array_equal(result.view(np.float32).reshape(1, 2, 2, 2), x[rows][None])
 
 
 def test_native(litert, kit):

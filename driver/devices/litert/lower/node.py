@@ -108,9 +108,13 @@ class Graph:
             stored = "BOOL"  # bytes of 0 and 1
         return self.read(index, Form(stored)), stored
 
-    def is_input(self, index: int) -> bool:
-        """True for what the client provides."""
-        return self._operands[index].lifetime == OperandLifeTime.SUBGRAPH_INPUT
+    def keep_private(self, index: int) -> None:
+        """Let nobody else write operand `index` while it is used: TFLite may compute it where an input lies."""
+        inputs = {i for i, o in enumerate(self._operands) if o.lifetime == OperandLifeTime.SUBGRAPH_INPUT}
+        if index in inputs:
+            self.copied.add(index)
+        elif not self.tensor(index).fixed:
+            self.copied |= {i for i in inputs if self._operands[i].type == self._operands[index].type}
 
     def is_output(self, index: int) -> bool:
         """True for what the client gets."""
@@ -253,8 +257,7 @@ class Node:
         """Input `i`, whose values choose addresses: nobody else may write them between a kernel's check and its use."""
         index = self._inputs[i]
         require(not self.graph.is_output(index), "its indices lie in memory that the client may write")
-        if self.graph.is_input(index):
-            self.graph.copied.add(index)
+        self.graph.keep_private(index)
         return self.read(i)
 
     def write(self, n: int = 0, type_: str | None = None, *, moved: bool = False) -> int:
