@@ -5,6 +5,7 @@ Constants are not part of it: they follow behind, where its buffers point to.
 
 from __future__ import annotations
 
+import math
 import struct
 from functools import cache
 from importlib import import_module
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
     from types import ModuleType
 
     from numpy.typing import NDArray
+
+MOST_ELEMENTS = 2**28
+"""TFLite counts bytes in 32 bits with a sign here and there; float32 has four for each element."""
 
 _VERSION = 3
 _IDENTIFIER = b"TFL3"
@@ -52,7 +56,9 @@ class Writer:
         self.names: list[str] = []  #: of the operations, in order
 
     def tensor(self, type_: str, dimensions: Sequence[int], quantisation: Quantisation | None = None) -> int:
-        """A tensor that an operation writes or the model is given."""
+        """A tensor that an operation writes or the model is given. Raises ValueError when it is too large."""
+        if math.prod(dimensions) > MOST_ELEMENTS:
+            raise ValueError(f"a tensor of {list(dimensions)} has more than {MOST_ELEMENTS} elements")
         s = schema()
         tensor = s.TensorT()
         tensor.type, tensor.shape = getattr(s.TensorType, type_), np.array(dimensions, np.int32)

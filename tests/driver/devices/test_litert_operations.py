@@ -392,6 +392,7 @@ CASES = {
         ("fh", moved("LOCAL_RESPONSE_NORMALIZATION", (1, 2, 3, 9), 2, 1.5, 0.4, 0.5)),
         ("fh", moved("LOCAL_RESPONSE_NORMALIZATION", (1, 9, 3, 2), 2, 1.5, 0.4, 0.5, 1)),
         ("f", moved("LOCAL_RESPONSE_NORMALIZATION", (3, 4), 1, 1.0, 0.3, 0.75, 0)),
+        ("f", moved("LOCAL_RESPONSE_NORMALIZATION", (3, 4), 2**31 - 1, 1.0, 0.3, 0.75)),
     ],
     "LOG": [("fh", unary("LOG", low=0.1))],
     "LOGICAL_AND": [("b", pair("LOGICAL_AND"))],

@@ -51,7 +51,7 @@ def with_options(name: str, options: str, node: Node) -> None:
 
 def elu(node: Node) -> None:
     """TFLite knows no factor but 1."""
-    require(node.call.real(1) == 1.0, "its alpha is not 1")
+    require(node.real(1) == 1.0, "its alpha is not 1")
     simple("ELU", node)
 
 

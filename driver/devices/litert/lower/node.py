@@ -7,12 +7,13 @@ convert.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from driver.devices.litert.flatbuffer import Quantisation, Writer
-from driver.nn.types import OperandLifeTime, OperandType, byte_size
+from driver.nn.types import OperandLifeTime, OperandType
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,9 +24,6 @@ if TYPE_CHECKING:
     from driver.nn.operation import Call, Tensor
 
 NHWC_FROM_NCHW, NCHW_FROM_NHWC = (0, 2, 3, 1), (0, 3, 1, 2)
-MOST_BYTES = 2**30
-"""TFLite counts elements in 32 bits with a sign, and float16 becomes twice as large."""
-
 MAX_RANK = 4
 """Most kernels take no more dimensions."""
 
@@ -93,7 +91,6 @@ class Graph:
         require(tensor is not None, "an operand is omitted")
         assert tensor is not None
         require(0 not in tensor.shape, "an operand is empty")
-        require(byte_size(tensor.type, tensor.shape) <= MOST_BYTES, "an operand is larger than TFLite can count")
         return tensor
 
     def input(self, index: int) -> int:
@@ -248,6 +245,12 @@ class Node:
             return self.byte
         stored = stored_type(tensor)
         return _COMPUTED.get(stored, stored)
+
+    def real(self, i: int) -> float:
+        """The value of scalar input `i`, which is finite."""
+        value = self.call.real(i)
+        require(math.isfinite(value), f"its input {i} is {value}")
+        return value
 
     def read(self, i: int, type_: str | None = None, *, moved: bool = False) -> int:
         """Input `i`; `moved`: an image whose channels come first, with its channels last."""

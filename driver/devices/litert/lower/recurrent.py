@@ -143,7 +143,11 @@ class _Cell:
         call = sums.node.call
         self.sums, self.way, self.places = sums, way, way.places
         self.form: Form = way.form(call)
-        self.code, self.cell_clip, self.clip = call.integer(scalars), call.real(scalars + 1), call.real(scalars + 2)
+        self.code, self.cell_clip, self.clip = (
+            call.integer(scalars),
+            sums.node.real(scalars + 1),
+            sums.node.real(scalars + 2),
+        )
         self.shape = (self.form.batch, self.form.cells)
 
     def entering(self, gate: int) -> int:

@@ -82,7 +82,7 @@ def _axis(node: Node, i: int) -> int:
 
 def softmax(node: Node) -> None:
     """Along any axis."""
-    beta = node.call.real(1)
+    beta = node.real(1)
 
     def emit(source: int, result: int) -> None:
         node.emit("SOFTMAX", [source], [result], "Softmax", beta=beta)
@@ -92,7 +92,7 @@ def softmax(node: Node) -> None:
 
 def log_softmax(node: Node) -> None:
     """TFLite's knows no beta, so what is not 1 is multiplied with before."""
-    beta = node.call.real(1)
+    beta = node.real(1)
 
     def emit(source: int, result: int) -> None:
         if beta != 1.0:
@@ -107,7 +107,7 @@ def log_softmax(node: Node) -> None:
 
 def instance_normalisation(node: Node) -> None:
     """(x - mean) * gamma / sqrt(variance + epsilon) + beta, for each channel of each image."""
-    nchw, (gamma, beta, epsilon) = node.call.flag(4), (node.call.real(i) for i in (1, 2, 3))
+    nchw, (gamma, beta, epsilon) = node.call.flag(4), (node.real(i) for i in (1, 2, 3))
     sums = Sums(node)
     shape = image_shape(node.input(0).shape, nchw)
     column, axes, source = (shape[0], 1, 1, shape[3]), node.integers((1, 2)), node.read(0, moved=nchw)
@@ -142,8 +142,10 @@ def l2_normalisation(node: Node) -> None:
 
 def response_normalisation(node: Node) -> None:
     """TFLite's takes four dimensions, so there are more of size 1 before."""
-    bias, alpha, beta = (node.call.real(i) for i in (2, 3, 4))
-    fields = {"radius": node.call.integer(1), "bias": bias, "alpha": alpha, "beta": beta}
+    bias, alpha, beta = (node.real(i) for i in (2, 3, 4))
+    axis = _axis(node, 5)
+    radius = min(node.call.integer(1), node.input(0).shape[axis] - 1)  # a larger one sees no more
+    fields = {"radius": radius, "bias": bias, "alpha": alpha, "beta": beta}
 
     def emit(source: int, result: int) -> None:
         shape = node.graph.writer.dimensions(source)
@@ -155,7 +157,7 @@ def response_normalisation(node: Node) -> None:
         if four != shape:
             node.reshape(images[1], result, shape)
 
-    along(_axis(node, 5), node, emit)
+    along(axis, node, emit)
 
 
 TABLE: dict[str, Callable[[Node], None]] = {

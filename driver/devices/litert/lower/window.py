@@ -195,10 +195,20 @@ def _lowest(node: Node) -> int:
     return node.graph.writer.constant(type_, array, quantisation(node.input(0), type_))
 
 
+def _is_exact(size: int, out: int) -> bool:
+    """Whether the nearest positions are the same in TFLite's arithmetic with 16 bits behind the point."""
+    positions = np.arange(out)
+    nearest = (positions.astype(np.float32) * np.float32(size / out)).astype(np.int64)
+    return size < 1 << 15 and bool((np.minimum(positions * ((size << 16) // out + 1) >> 16, size - 1) == nearest).all())
+
+
 def resize(name: str, node: Node) -> None:
     """RESIZE_BILINEAR, RESIZE_NEAREST_NEIGHBOR."""
     nchw, align, half_pixel = (node.call.flag(i) for i in (3, 4, 5))
+    _, h, w, _ = image_shape(node.input(0).shape, nchw)
     _, height, width, _ = image_shape(node.output().shape, nchw)
+    if name == "RESIZE_NEAREST_NEIGHBOR" and not (align or half_pixel):
+        require(_is_exact(h, height) and _is_exact(w, width), "TFLite's fixed-point positions are too rough")
     options = {"RESIZE_BILINEAR": "ResizeBilinear", "RESIZE_NEAREST_NEIGHBOR": "ResizeNearestNeighbor"}[name]
     inputs = [node.read(0, moved=nchw), node.integers([height, width])]
     node.emit(name, inputs, [node.write(moved=nchw)], options, alignCorners=align, halfPixelCenters=half_pixel)
