@@ -88,6 +88,7 @@ REFUSED = [
     refused("nothing but constants", "f", lambda m: m.run("TILE", m.constant(2, 3), np.array([1, 2], np.int32))),
     refused("infinite", "f", lambda m: m.run("SOFTMAX", m.x(2, 3), float("inf"))),
     refused("rough positions", "f", lambda m: m.run("RESIZE_NEAREST_NEIGHBOR", m.x(1, 5, 5, 1), 9, 65536, False)),
+    refused("a vast window", "f", lambda m: m.run("MAX_POOL_2D", m.x(1, 4, 4, 1), 1, 1, 1, 2, 2**31 - 1, 0)),
     refused("no kernel", "f", lambda m: m.run("AXIS_ALIGNED_BBOX_TRANSFORM", *boxes(m))),
 ]
 

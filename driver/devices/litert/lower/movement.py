@@ -69,6 +69,7 @@ def slice_(node: Node) -> None:
 def strided_slice(node: Node) -> None:
     """The bits of the masks mean the same in TFLite."""
     call, rank = node.call, len(node.input(0).shape)
+    require(min(call.values(3)) > -(2**31), "TFLite cannot turn its stride around")
     inputs = [node.read(0), *(node.integers(call.values(i)) for i in (1, 2, 3))]
     kept = (1 << rank) - 1
     masks = {"beginMask": call.integer(4) & kept, "endMask": call.integer(5) & kept}

@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 SAME, VALID = 0, 1  # TFLite's; the HAL counts from 1
 LARGEST_FACTOR = 256.0
 """Of a quantised sum of products to the steps of the output."""
+LARGEST_WINDOW = 1 << 20
+"""Extents and strides with which TFLite's positions stay in 32 bits."""
+
 _MIDDLE = 128
 
 
@@ -39,6 +42,7 @@ def _scheme(y: Axis, x: Axis) -> int | None:
 
 def _window(node: Node, source: int, y: Axis, x: Axis, nchw: bool, fill: Any = None) -> tuple[int, int]:
     """The image, and the padding scheme for it. Paddings that no scheme gives are added: zeros, or `fill`."""
+    require(all(max(a.filter, a.stride, a.dilation) <= LARGEST_WINDOW for a in (y, x)), "its windows are too large")
     scheme = _scheme(y, x)
     if scheme is not None:
         return source, scheme
