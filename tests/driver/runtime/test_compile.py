@@ -88,8 +88,9 @@ def test_on_one_device_nothing_stands_between(settled, runtime_kit):
         assert type(burst) is driver.Burst
 
 
-def test_the_cpu_is_this_process(runtime_kit, place):
+def test_the_cpu_is_this_process(runtime_kit, place, monkeypatch):
     """By default, with nothing faster installed, no process is started; run, bursts and futures are direct calls."""
+    monkeypatch.setattr("driver.runtime.compilation.installed", lambda: ["reference"])
     with driver.compile(runtime_kit.mixed_model()) as compiled, compiled.burst() as burst:
         assert compiled.placement() == [("cpu", (0, 1, 2))]
         equal(compiled.run(X), runtime_kit.mixed(X))
