@@ -1,11 +1,10 @@
-import gc
-
 """What libfmq's own tests verify, item by item; libfmq.md says which are kept as they are, which changed, and why.
 
 Most run over both flavours, one memory or two, transfers by copy or in place, and with the reader here or in another
 process.
 """
 
+import gc
 import multiprocessing
 import os
 import resource
