@@ -11,7 +11,7 @@ demo: $(VENV)/demo
 	$(BIN)/python examples/camera.py
 
 test: $(VENV)/test
-	$(BIN)/python -m pytest -m "not stress"
+	$(BIN)/python -m pytest -m "not stress" -n 2 --dist loadfile --no-loadscope-reorder
 
 check: $(VENV)/check
 	$(BIN)/ruff check
