@@ -99,14 +99,14 @@ def test_seconds(fast, apart):
         assert spent(sleeping, 20, 8e-3, np.min)[1] < 1.5e-3
 
 
-def test_zero_sleeps(fast):
-    """With spin=0 the listener sleeps before every request, however fast they come."""
+def test_zero_sleeps(fast, apart):
+    """With spin=0 the listener sleeps before every request, however fast they come, when it has a CPU of its own."""
     with fast.burst(spin=0) as burst:
-        burst.run(X)
+        apart(burst)
         before = listener_switches(burst)
         for _ in range(200):
             burst.run(X)
-        assert listener_switches(burst) - before > 150
+        assert listener_switches(burst) - before > 100
 
 
 def test_adaptive(fast, apart):

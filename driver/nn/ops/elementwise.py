@@ -29,10 +29,11 @@ def broadcast(a: Dimensions, b: Dimensions) -> Dimensions:
 
 def real_values(call: Call, index: int) -> Array:
     """A quantised input as real numbers in float64."""
-    values = load(call, index, dtype=np.float64)
-    scaled = call.scratch(values.shape, np.float64)
-    call.step(np.multiply, values, call.tensor(index).scale, scaled)
-    return scaled
+    tensor, values = call.tensor(index), load(call, index, dtype=np.float64)
+    if tensor.fixed:
+        return values * tensor.scale
+    call.step(np.multiply, values, tensor.scale, values)
+    return values
 
 
 def combine(call: Call, function: Callable[..., Any], code: int = 0) -> None:
