@@ -76,7 +76,7 @@ def _outputs_fit(signature: Signature, inputs: Sequence[Operand], outputs: Seque
 def _inputs_fault(signature: Signature, inputs: Sequence[Operand]) -> str | None:
     found = signature.slots(len(inputs))
     if found is None:
-        return f"{len(inputs)} inputs are not one of its forms"
+        return f"{len(inputs)} inputs are not one of its forms, which have {signature.counts()}"
     of, types = signature.of, signature.versions()
     t = inputs[of].type
     if t not in types:

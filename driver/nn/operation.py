@@ -146,6 +146,16 @@ class Signature:
                 return repeated, since
         return None
 
+    def counts(self) -> str:
+        """How many inputs it takes, for people."""
+        numbers, slots = [], _spread(self.inputs)
+        for _, tail in ((0, ""), *self.tails):
+            slots += _spread(tail)
+            repeated = next((slot for slot in slots if slot.endswith("...")), None)
+            least = len(slots) - (repeated is not None and repeated != "T...")
+            numbers.append(f"{least} or more" if repeated else str(least))
+        return " or ".join(numbers)
+
     def result_slots(self, count: int) -> tuple[str, ...] | None:
         """The slots of `count` outputs, or None when it does not have so many."""
         return _repeat(_spread(self.outputs), count)

@@ -132,7 +132,7 @@ BROKEN_OPERATIONS = [
     (0, {"inputs": (-1,)}, "operand -1 does not exist"),
     (0, {"outputs": (9,)}, "operand 9 does not exist"),
     (0, {"inputs": ()}, "0 inputs"),
-    (0, {"inputs": (0, 3)}, "2 inputs are not one of its forms"),
+    (0, {"inputs": (0, 3)}, "2 inputs are not one of its forms, which have 1"),
     (0, {"outputs": ()}, "cannot give nothing"),
     (0, {"outputs": (1, 4)}, "cannot give TENSOR_FLOAT32, TENSOR_FLOAT32"),
     (0, {"outputs": (4,)}, "written|before"),

@@ -104,7 +104,7 @@ def test_if_needs_an_input_for_every_argument_of_a_branch():
         ((0, 3, 4), (2,), "the then branch has 1 inputs; it has to have 0"),
         ((0, 3, 4, 1, 1), (2,), "the then branch has 1 inputs; it has to have 2"),
         ((0, 3, 4, 1), (), "4 inputs and 0 outputs"),
-        ((0, 3), (2,), "2 inputs are not one of its forms"),
+        ((0, 3), (2,), "2 inputs are not one of its forms, which have 3 or more"),
         ((0, 3, 1, 1), (2,), "input 2 has type TENSOR_FLOAT32 and should have SUBGRAPH"),
         ((0, 3, 4, 5), (2,), "input 3 is omitted"),
     ):
