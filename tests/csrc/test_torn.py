@@ -56,7 +56,7 @@ def test_no_torn_element_is_delivered(build):
     overtakes it; or -EOVERFLOW."""
     counts = run(build, seed(), 1000, ENOUGH)
     assert counts["torn"] == 0
-    assert min(counts["ok"], counts["overruns"]) > 10_000
+    assert min(counts["ok"], counts["overruns"]) > 100
 
 
 @pytest.mark.stress
