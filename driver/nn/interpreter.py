@@ -206,13 +206,11 @@ def _bound(
     """The steps of all operations as one call; adds their results to `tensors`."""
     steps: list[Step] = []
     owners: list[Prepared] = []
-    block, scratch = arena.memory(plan.nbytes), arena.Scratch()
+    scratch, block = arena.Scratch(), _block(operations[0], plan.nbytes)
     for prepared in operations:
-        outputs = [_planned(plan, i, block, buffers) for i in prepared.operation.outputs]
-        tensors.update(zip(prepared.operation.outputs, outputs, strict=True))
         scratch.begin()
-        call = Call(prepared.inputs(tensors), outputs, prepared.packed, memory=scratch)
-        guarded(prepared, partial(prepared.build, call))
+        call = Call([], packed=prepared.packed, memory=scratch)
+        guarded(prepared, partial(_build, prepared, call, plan, block, tensors=tensors, buffers=buffers))
         steps += call.steps
         owners += [prepared] * len(call.steps)
         if pace is not None:
@@ -220,6 +218,24 @@ def _bound(
     if len(steps) == 1 and isinstance(steps[0].func, np.ufunc):
         return steps[0]  # cannot fail, so that nothing has to stand around it
     return partial(_run_steps, steps, owners)
+
+
+def _block(first: Prepared, nbytes: int) -> Array:
+    """Memory for the temporaries. Raises ExecutionFailed."""
+    try:
+        return arena.memory(nbytes)
+    except MemoryError:
+        raise first.failure(MemoryError(f"{nbytes} bytes for temporaries are not to be had")) from None
+
+
+def _build(
+    prepared: Prepared, call: Call, plan: Plan, block: Array, *, tensors: Tensors, buffers: dict[int, Array]
+) -> None:
+    """Gives one operation its inputs, and its outputs their places, and builds its kernel."""
+    call.outputs = [_planned(plan, i, block, buffers) for i in prepared.operation.outputs]
+    tensors.update(zip(prepared.operation.outputs, call.outputs, strict=True))
+    call.inputs = prepared.inputs(tensors)
+    prepared.build(call)
 
 
 def _planned(plan: Plan, index: int, block: Array, buffers: dict[int, Array]) -> Tensor:

@@ -2,8 +2,11 @@
 
 import random
 import re
+import resource
 from collections import Counter
+from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,6 +18,7 @@ from driver.nn import (
     ExecutionFailed,
     Interpreter,
     InvalidModel,
+    ModelBuilder,
     OperandLifeTime,
     OperandType,
     Operation,
@@ -177,8 +181,32 @@ def fuzz(count):
         outcomes[what] += 1
         assert re.search(SAID[what], said)
 
-    corrupt()
+    with at_most(4 * 2**30):
+        corrupt()
     return outcomes
+
+
+@contextmanager
+def at_most(nbytes):
+    """Of memory: operands of up to 4 GiB each are valid, and several of them are not to be had."""
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    present = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (present + nbytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
+
+
+def test_memory_that_is_not_to_be_had():
+    """A model whose temporaries do not fit fails to bind, and says how much it wanted."""
+    m = ModelBuilder()
+    x = m.input("float32", (1,))
+    for _ in range(3):
+        x = m.operation("TILE", x, [800])
+    m.output(m.operation("MEAN", x, [0], 1))
+    with at_most(2**30), pytest.raises(ExecutionFailed, match=r"operation 0 \(TILE\): 20505\d+ bytes for temporaries"):
+        Interpreter(m.build()).bind([np.ones(1, np.float32)])
 
 
 def test_corrupted_models_are_refused_or_run():
