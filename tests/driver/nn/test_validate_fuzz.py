@@ -158,7 +158,11 @@ def outcome(model):
     if any(byte_size(main.operands[i].type, main.operands[i].dimensions) > LARGEST_INPUT for i in main.inputs):
         return "untried", ""
     try:
-        bound = Interpreter(model).bind([feed(main.operands[i]) for i in main.inputs])
+        feeds = [feed(main.operands[i]) for i in main.inputs]
+    except MemoryError:
+        return "untried", ""
+    try:
+        bound = Interpreter(model).bind(feeds)
         bound.run()
     except ExecutionFailed as error:
         return "failed", str(error)
