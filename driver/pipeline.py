@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from burst import BurstError
+    from burst.controller import Packet
     from burst.wire import ResultPacket
     from driver.buffers import Shot
     from driver.future import Future
@@ -83,6 +84,12 @@ class Pipeline(Endings):
                 if is_mine:
                     self._receiving.release()
         return is_mine
+
+    def exchange(self, packet: Packet, timeout: float | None, deadline: int | None = None) -> ResultPacket:
+        """One execution while no event loop looks at the results; who holds `submitting` calls this."""
+        replies: list[ResultPacket] = []
+        self.as_receiver(-1, lambda: replies.append(self.controller.send(packet, timeout, deadline)))
+        return replies[0]
 
     def watch_fd(self) -> int:
         """Readable when there is something to `look` at; -1 when somebody receives, who calls `rearm` afterwards."""

@@ -231,5 +231,10 @@ def nanoseconds(seconds: float) -> int:
     return int(seconds * 1e9)
 
 
+def with_loop_timeout(request: Request, seconds: float | None) -> Request:
+    """The request with that loop timeout; as it is for None."""
+    return request if seconds is None else request._replace(loop_timeout=nanoseconds(seconds))
+
+
 def _plain(a: RequestArgument) -> Any:
     return None if a.has_no_value else [a.pool, a.offset, a.length, a.dimensions]

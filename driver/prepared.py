@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 from burst import Controller, ErrorStatus, PeerDied, Quarantined, Timeout, Trace
 from driver.errors import DriverError
 from driver.options import Options, Policy, Preference
-from driver.plain import nanoseconds
+from driver.plain import with_loop_timeout
 from driver.recovery import Crash, Key, crash_in_preparation, digest_of, quarantine
 from driver.session import Burst
-from driver.workspace import InputSet, OutputSet, Workspace, input_shapes
+from driver.workspace import InputSet, OutputSet, Workspace, input_shapes, output_views
 from fmq.end import DEFAULT_SPIN
 
 if TYPE_CHECKING:
@@ -93,8 +93,7 @@ class RemotePreparedModel:
         Raises PeerDied, Timeout, and Malformed for a request that cannot be said.
         """
         self.device.check_process()
-        if loop_timeout is not None:
-            request = request._replace(loop_timeout=nanoseconds(loop_timeout))
+        request = with_loop_timeout(request, loop_timeout)
         home = self.present_home()
         with home.connection.plain_path() as path:
             result = path.execute(home.number, request, measure=measure, timeout=timeout)
@@ -121,16 +120,9 @@ class RemotePreparedModel:
         last = self._last
         if last[0] is request and last[1] == shapes:
             return last[2]
-        outputs = self._views(request, shapes)
+        outputs = output_views(self.model, request, shapes)
         self._last = request, shapes, outputs
         return outputs
-
-    def _views(self, request: Request, shapes: Sequence[OutputShape]) -> tuple[NDArray[Any], ...]:
-        operands = [self.model.main.operands[i] for i in self.model.main.outputs]
-        return tuple(
-            request.pools[a.pool].asarray(o.type.dtype, shapes[n].dimensions if shapes else o.dimensions, a.offset)
-            for n, (o, a) in enumerate(zip(operands, request.outputs, strict=True))
-        )
 
     def burst(
         self,

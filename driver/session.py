@@ -9,7 +9,7 @@ from burst import Busy, ErrorStatus, GeneralFailure, NotSent, PeerDied, Request,
 from driver.buffers import Buffers, Shot
 from driver.future import Future
 from driver.pipeline import Pipeline, error_of
-from driver.plain import nanoseconds
+from driver.plain import nanoseconds, with_loop_timeout
 from driver.workspace import is_known
 
 if TYPE_CHECKING:
@@ -118,15 +118,13 @@ class Burst:
 
     def _behind(self, shot: Shot, timeout: float | None) -> Future:
         """Sends it and waits for its result when no event loop looks at the results. Done."""
-        replies: list[ResultPacket] = []
-        controller = self._pipeline.controller
         try:
-            self._pipeline.as_receiver(-1, lambda: replies.append(controller.send(shot.packet, timeout)))
+            reply = self._pipeline.exchange(shot.packet, timeout)
         except BaseException as error:  # noqa: BLE001 (raised again, unless there is another way)
             return self._after(error, shot, timeout)
-        if replies[0].status is not _NONE:
-            return self._again(shot, replies[0], timeout)
-        return Future(self._pipeline).finish(self._pipeline.result_of(shot, replies[0]))
+        if reply.status is not _NONE:
+            return self._again(shot, reply, timeout)
+        return Future(self._pipeline).finish(self._pipeline.result_of(shot, reply))
 
     def _after(self, error: BaseException, shot: Shot, timeout: float | None) -> Future:
         """When `run` did not get its result: another way to it, which has led there, or the error."""
@@ -186,8 +184,7 @@ class Burst:
         """
         pipeline = self._pipeline
         terms = measure, timeout, None if deadline is None else nanoseconds(deadline)
-        if loop_timeout is not None:
-            request = request._replace(loop_timeout=nanoseconds(loop_timeout))
+        request = with_loop_timeout(request, loop_timeout)
         pipeline.check()
         while True:
             pipeline.advance(lambda: not self._flights, timeout)
@@ -204,15 +201,13 @@ class Burst:
 
     def _execute(self, request: Request, measure: bool, timeout: float | None, deadline: int | None) -> Result:
         pipeline = self._pipeline
-        replies: list[ResultPacket] = []
         try:
             packet = pipeline.controller.encode(request, measure=measure)
-            pipeline.as_receiver(-1, lambda: replies.append(pipeline.controller.send(packet, timeout, deadline)))
+            reply = pipeline.exchange(packet, timeout, deadline)
         except NotSent:
             pipeline.check()
             self._statistics.plain += 1
             return self._prepared.execute(request, measure=measure, timeout=timeout)
-        reply = replies[0]
         outputs = self._prepared.outputs(request, reply.output_shapes) if reply.status == 0 else ()
         return Result(reply.status, outputs, reply.output_shapes, reply.timing)
 

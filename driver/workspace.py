@@ -147,6 +147,15 @@ class Workspace:
         return old
 
 
+def output_views(model: Model, request: Request, shapes: Sequence[OutputShape]) -> tuple[NDArray[Any], ...]:
+    """Typed views of a request's outputs in its pools; `shapes` may be empty when the model knows them all."""
+    operands = [model.main.operands[i] for i in model.main.outputs]
+    return tuple(
+        request.pools[a.pool].asarray(o.type.dtype, shapes[n].dimensions if shapes else o.dimensions, a.offset)
+        for n, (o, a) in enumerate(zip(operands, request.outputs, strict=True))
+    )
+
+
 def input_shapes(model: Model, given: Sequence[Any]) -> Shapes:
     """The shape of each input: the model's, or the given array's where that leaves it open. Raises ValueError."""
     operands = [model.main.operands[i] for i in model.main.inputs]

@@ -19,15 +19,15 @@ from driver.errors import ExecutionFailed
 from driver.future import Future
 from driver.nn import validate
 from driver.options import Options, Preference
-from driver.plain import nanoseconds
+from driver.plain import with_loop_timeout
 from driver.request import BoundRequest
 from driver.session import shapes_of
-from driver.workspace import InputSet, OutputSet, Workspace, input_shapes
+from driver.workspace import InputSet, OutputSet, Workspace, input_shapes, output_views
 from fmq.end import DEFAULT_SPIN
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import AsyncIterator, Iterable, Sequence
+    from collections.abc import AsyncIterator, Iterable
 
     from numpy.typing import ArrayLike, NDArray
 
@@ -99,8 +99,7 @@ class LocalPrepared:
         loop_timeout: float | None = None,
     ) -> Result:
         """As `RemotePreparedModel.execute`. Raises Timeout when the result comes later than in `timeout` seconds."""
-        if loop_timeout is not None:
-            request = request._replace(loop_timeout=nanoseconds(loop_timeout))
+        request = with_loop_timeout(request, loop_timeout)
         begin = time.monotonic()
         try:
             execution = self.bind(request)
@@ -109,18 +108,13 @@ class LocalPrepared:
             return error.result or Result(error.status, message=str(error))
         check_time(begin, timeout)
         shapes = tuple(execution.shapes)
-        return Result(ErrorStatus.NONE, self._views(request, shapes), shapes, timing_since(begin, measure=measure))
+        return Result(
+            ErrorStatus.NONE, output_views(self.model, request, shapes), shapes, timing_since(begin, measure=measure)
+        )
 
     def bind(self, request: Request) -> BoundRequest:
         """Checks a request and binds it. Raises InvalidArgument, GeneralFailure."""
         return BoundRequest(self.model, self._prepared, request)
-
-    def _views(self, request: Request, shapes: Sequence[Any]) -> tuple[NDArray[Any], ...]:
-        operands = [self.model.main.operands[i] for i in self.model.main.outputs]
-        return tuple(
-            request.pools[a.pool].asarray(operand.type.dtype, shape.dimensions, a.offset)
-            for operand, a, shape in zip(operands, request.outputs, shapes, strict=True)
-        )
 
     def burst(self, **options: Any) -> LocalBurst:
         """As `RemotePreparedModel.burst`; what says how to wait, how deep, and how to recover has nothing to say."""

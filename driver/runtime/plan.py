@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from burst import ErrorStatus, Memory, OutputShape, PeerDied, Request, Result, Timeout
 from driver.runtime.places import arguments, between, with_temporaries
-from driver.workspace import InputSet, OutputSet, Workspace, input_shapes, nbytes
+from driver.workspace import InputSet, OutputSet, Workspace, input_shapes, nbytes, output_views
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -103,7 +103,7 @@ class Planned:
             result = part.guarded.execute(its, timeout=left, **terms)
             if result.status:
                 return Result(result.status, message=f"operations {list(part.step.operations)}: {result.message}")
-        return Result(ErrorStatus.NONE, self._views(request), self._shapes(request))
+        return Result(ErrorStatus.NONE, output_views(self.model, request, ()), self._shapes(request))
 
     def _requests(self, request: Request, room: Memory) -> list[Request]:
         graph, pools = self.model.main, (*request.pools, room)
@@ -129,13 +129,6 @@ class Planned:
         operands = [self.model.main.operands[i] for i in self.model.main.outputs]
         return tuple(
             OutputShape(o.dimensions, a.has_no_value or a.length >= nbytes(o, o.dimensions))
-            for o, a in zip(operands, request.outputs, strict=True)
-        )
-
-    def _views(self, request: Request) -> tuple[NDArray[Any], ...]:
-        operands = [self.model.main.operands[i] for i in self.model.main.outputs]
-        return tuple(
-            request.pools[a.pool].asarray(o.type.dtype, o.dimensions, a.offset)
             for o, a in zip(operands, request.outputs, strict=True)
         )
 
