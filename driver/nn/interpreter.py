@@ -21,7 +21,7 @@ import numpy as np
 from . import arena
 from .calls import match_signature
 from .errors import ExecutionFailed, OutputInsufficientSize, OutputShapes
-from .model import Model, Operand, Operation
+from .model import Model, Operand, Operation, Subgraph
 from .operation import LOOP_TIMEOUT, Array, Call, OperationType, Step, Tensor, steers
 from .ops import OPERATIONS
 from .plan import REFUSALS, Plan, Prepared, Tensors, guarded, output_shapes
@@ -158,6 +158,10 @@ def _input(operand: Operand, array: Array) -> Tensor:
     return tensor
 
 
+def _results(graph: Subgraph, tensors: Tensors) -> list[Tensor]:
+    return [tensor for i in graph.outputs if (tensor := tensors[i]) is not None]
+
+
 def _output(tensor: Tensor, buffer: Array | None) -> Array:
     """The array of an output in its buffer; in memory of its own if there is none, or it does not suffice."""
     size = byte_size(tensor.type, tensor.shape)
@@ -193,7 +197,7 @@ class Bound:
         if all(enough for _, enough in self.shapes):
             tensors = interpreter.constants | tensors
             self.run = _bound(interpreter.prepared, plan, tensors, buffers, pace)
-            self.results = [tensor for i in graph.outputs if (tensor := tensors[i]) is not None]
+            self.results = _results(graph, tensors)
 
 
 def _bound(
@@ -272,7 +276,7 @@ class DynamicBound:
             guarded(prepared, partial(self._place, prepared, call, tensors))
             _run_steps(call.steps, [prepared] * len(call.steps))
         self.shapes = self._shapes(tensors)
-        self.results = [tensor for i in self._interpreter.model.main.outputs if (tensor := tensors[i]) is not None]
+        self.results = _results(self._interpreter.model.main, tensors)
 
     def _place(self, prepared: Prepared, call: Call, tensors: Tensors) -> None:
         operands, written = self._interpreter.model.main.operands, prepared.operation.outputs

@@ -53,7 +53,6 @@ ffi.cdef(
     void LiteRtDestroyCompiledModel(void *compiled);
     LiteRtStatus LiteRtRunCompiledModel(void *compiled, size_t signature, size_t n_inputs, void **inputs,
                                         size_t n_outputs, void **outputs);
-    LiteRtStatus LiteRtCompiledModelIsFullyAccelerated(void *compiled, bool *fully);
     LiteRtStatus LiteRtCreateTensorBufferFromHostMemory(const TensorType *type, void *address, size_t size,
                                                         void (*free)(void *), void **buffer);
     void LiteRtDestroyTensorBuffer(void *buffer);
@@ -146,13 +145,6 @@ class Compiled:
             self.handle = _new(api.LiteRtCreateCompiledModel, _environment(), self._model, options)
         finally:
             api.LiteRtDestroyOptions(options)
-
-    @property
-    def is_fully_accelerated(self) -> bool:
-        """True when XNNPACK runs all of it."""
-        answer = ffi.new("bool *")
-        _check(self._api.LiteRtCompiledModelIsFullyAccelerated(self.handle, answer), "accelerated")
-        return bool(answer[0])
 
     def __del__(self) -> None:
         if self.handle:
