@@ -22,8 +22,9 @@ from driver.devices.litert.library import (
     status_text,
 )
 from driver.devices.litert.library import ffi as library_ffi
-from driver.devices.litert.program import Program, constants, prepared, supported
+from driver.devices.litert.program import Program, supported
 from driver.devices.litert.weights import ALIGNMENT, aligned
+from driver.devices.lowering import check_input, constants, is_known, prepared
 from driver.errors import ExecutionFailed, OutputInsufficientSize
 from driver.nn.operation import Tensor
 from fmq._core import ffi, lib
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from driver.nn import Model, Operand
+    from driver.nn import Model
 
 _MAX_PROGRAMS = 16
 """Sets of input shapes that a model is kept compiled for."""
@@ -105,7 +106,7 @@ class PreparedModel:
         self.copied_weights = 0  #: bytes that were copied when it was compiled last; all others stayed where they were
         self._programs: dict[tuple[tuple[int, ...] | None, ...], Program] = {}
         operands = [model.main.operands[i] for i in model.main.inputs]
-        if all(_is_known(o) for o in operands):
+        if all(is_known(o) for o in operands):
             with suppress(ExecutionFailed):  # as a binding will say
                 self._program([o.dimensions for o in operands], pace)
 
@@ -119,7 +120,7 @@ class PreparedModel:
         """As in the protocol."""
         graph = self._model.main
         for number, (index, array) in enumerate(zip(graph.inputs, inputs, strict=True)):
-            _check_input(number, graph.operands[index], array)
+            check_input(number, graph.operands[index], array)
         program = self._program([None if a is None else a.shape for a in inputs], pace)
         return Bound(program, inputs, outputs)
 
@@ -218,24 +219,6 @@ def _copies(pairs: Sequence[tuple[NDArray[Any], NDArray[Any]]]) -> Any:
             for to, source in pairs
         ],
     )
-
-
-def _is_known(operand: Operand) -> bool:
-    return operand.type.is_scalar or bool(operand.dimensions and 0 not in operand.dimensions)
-
-
-def _check_input(number: int, operand: Operand, array: NDArray[Any] | None) -> None:
-    """Raises ValueError for an array that is not one of the operand."""
-    if array is None:
-        return
-    declared = operand.dimensions
-    if array.dtype.itemsize != operand.type.element_size:
-        raise ValueError(f"input {number}: {array.dtype} for {operand.type.name}; give it {operand.type.dtype}")
-    fits = len(declared) == array.ndim and all(d in (0, s) for d, s in zip(declared, array.shape, strict=True))
-    if 0 in array.shape or (declared and not fits):
-        raise ValueError(f"input {number}: dimensions {list(array.shape)} for {list(declared)}, none of which may be 0")
-    if not array.flags.c_contiguous:
-        raise ValueError(f"input {number}: strides {array.strides}; its elements have to lie in order")
 
 
 @cache

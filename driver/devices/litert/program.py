@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-import numpy as np
-
+from driver.devices import lowering
 from driver.devices.litert.library import Compiled
-from driver.devices.litert.lower import LOWERINGS, Graph, Node, UnsupportedError
-from driver.devices.litert.lower.node import require, stored_type
-from driver.nn import OPERATIONS, ExecutionFailed, OperandLifeTime
-from driver.nn.calls import match_signature
-from driver.nn.operation import Call, Tensor
+from driver.devices.litert.lower import LOWERINGS, Graph, Node
+from driver.devices.litert.lower.node import stored_type
+from driver.devices.lowering import Tensors, UnsupportedError, place, require
+from driver.nn import ExecutionFailed
 from driver.nn.plan import REFUSALS, Prepared
 from driver.nn.types import byte_size
 from fmq._core import ffi, lib
@@ -20,86 +18,24 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from driver.nn import Model, Subgraph
-
-Tensors = dict[int, "Tensor | None"]
-_PROBES = (5, 8)
-"""Stand-ins for unknown dimensions."""
-
-
-def _at_once() -> None:
-    """Nobody else is waiting."""
-
-
-def prepared(graph: Subgraph, pace: Callable[[], object] = _at_once) -> list[Prepared]:
-    """What is known of the operations before there are shapes. `graph` is valid."""
-    result = []
-    for index, operation in enumerate(graph.operations):
-        kind = OPERATIONS[operation.type]
-        signature, slots = match_signature(kind, [graph.operands[i] for i in operation.inputs])
-        result.append(Prepared(index, operation, kind, signature.of, slots, {}))
-        pace()
-    return result
-
-
-def constants(graph: Subgraph, pace: Callable[[], object] = _at_once) -> Tensors:
-    """By operand; None for those that are omitted."""
-    found: Tensors = {}
-    for index, operand in enumerate(graph.operands):
-        if operand.lifetime.is_constant:
-            found[index] = Tensor.of(operand)
-            pace()
-        elif operand.lifetime == OperandLifeTime.NO_VALUE:
-            found[index] = None
-    return found
-
-
-def place(operation: Prepared, graph: Subgraph, tensors: Tensors) -> Call:
-    """The operation with the shapes of its operands; its outputs are added to `tensors`. Raises one of REFUSALS."""
-    outputs = [Tensor.of(graph.operands[i]) for i in operation.operation.outputs]
-    call = Call(operation.inputs(tensors), outputs)
-    with np.errstate(all="ignore"):
-        operation.place(call, graph.operands)
-    tensors.update(zip(operation.operation.outputs, outputs, strict=True))
-    return call
+    from driver.nn.operation import Call, Tensor
 
 
 def supported(model: Model) -> list[bool]:
     """For each operation of the main subgraph, whether it can be lowered; for every size of dimensions left open."""
-    dimensions = [d for i in model.main.inputs for d in model.main.operands[i].dimensions]
-    probes = _PROBES if 0 in dimensions else _PROBES[:1]
-    return [all(found) for found in zip(*(_supported(model.main, probe) for probe in probes), strict=True)]
+    return lowering.supported(model, _draft)
 
 
-def _supported(graph: Subgraph, probe: int) -> list[bool]:
-    tensors, operations = constants(graph), prepared(graph)
-    needed = {i for op in operations for i, slot in zip(op.operation.inputs, op.slots, strict=True) if slot[-1] != "?"}
-    for i in graph.inputs:
-        tensor = Tensor.of(graph.operands[i])
-        is_known = tensor.type.is_scalar or (tensor.shape and (i in needed or 0 not in tensor.shape))
-        tensor.shape = tuple(d or probe for d in tensor.shape)
-        tensors[i] = tensor if is_known else None  # what may be omitted and is not described is taken to be
-    return [_can_lower(operation, graph, tensors) for operation in operations]
-
-
-def _can_lower(operation: Prepared, graph: Subgraph, tensors: Tensors) -> bool:
-    kind, written = operation.operation.type, operation.operation.outputs
-    try:
-        require(kind in LOWERINGS, "TFLite has no such operation")
-        call = place(operation, graph, tensors)
-        lowered = Graph(graph, tensors, is_draft=True)
-        for i in operation.operation.inputs:
-            if (tensor := tensors.get(i)) is not None and not tensor.fixed:
-                lowered.input(i)
-        LOWERINGS[kind](Node(lowered, operation.operation, call))
-        for i in written:
-            lowered.output(i)
-    except (UnsupportedError, *REFUSALS):
-        for i in written:
-            declared = Tensor.of(graph.operands[i])
-            is_known = declared.shape and 0 not in declared.shape
-            tensors.setdefault(i, declared if is_known else None)
-        return False
-    return True
+def _draft(operation: Prepared, call: Call, graph: Subgraph, tensors: Tensors) -> None:
+    kind = operation.operation.type
+    require(kind in LOWERINGS, "TFLite has no such operation")
+    lowered = Graph(graph, tensors, is_draft=True)
+    for i in operation.operation.inputs:
+        if (tensor := tensors.get(i)) is not None and not tensor.fixed:
+            lowered.input(i)
+    LOWERINGS[kind](Node(lowered, operation.operation, call))
+    for i in operation.operation.outputs:
+        lowered.output(i)
 
 
 class Port(NamedTuple):

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from driver.devices.litert.lower.node import MAX_RANK, Node, quantisation, require
+from driver.devices.litert.lower.node import MAX_RANK, Node, quantisation
+from driver.devices.lowering import require
 from driver.nn.ops.axes import one_axis
 from driver.nn.ops.slices import paddings
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from driver.devices.litert.flatbuffer import Quantisation, Writer
+from driver.devices.lowering import require
 from driver.nn.types import OperandLifeTime, OperandType
 
 if TYPE_CHECKING:
@@ -47,16 +48,6 @@ _CONVERSIONS = {
     ("UINT8", "BOOL"): "CAST",
     ("BOOL", "UINT8"): "CAST",
 }
-
-
-class UnsupportedError(Exception):
-    """TFLite cannot compute this operation exactly. Never leaves the device."""
-
-
-def require(condition: object, reason: str) -> None:
-    """Raises UnsupportedError unless `condition` holds."""
-    if not condition:
-        raise UnsupportedError(reason)
 
 
 class Form(NamedTuple):

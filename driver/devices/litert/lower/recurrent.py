@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from driver.devices.litert.lower.node import Node, require
 from driver.devices.litert.lower.sums import FUSED, NONE, Sums
+from driver.devices.lowering import require
 from driver.nn.ops.cell import CELL, FORGET, INPUT, OUTPUT, Form
 from driver.nn.ops.lstm import SINGLE as LSTM_PLACES
 from driver.nn.ops.lstm import TINY
@@ -22,6 +22,8 @@ from driver.nn.ops.rnn import sequence_way as rnn_sequence_way
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+    from driver.devices.litert.lower.node import Node
 
 
 MOST_STEPS = 128

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from driver.devices.litert.lower.node import MAX_RANK, Node, require
+from driver.devices.litert.lower.node import MAX_RANK, Node
 from driver.devices.litert.lower.sums import Sums
 from driver.devices.litert.lower.window import check_products
+from driver.devices.lowering import require
 from driver.nn.ops.axes import all_axes, one_axis
 from driver.nn.ops.window import image_shape
 

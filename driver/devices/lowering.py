@@ -1,0 +1,125 @@
+"""What devices that hand models to another library have in common: operations with the shapes of their operands, one
+after the other, and the question which of them can be lowered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from driver.nn import OPERATIONS, OperandLifeTime, Subgraph
+from driver.nn.calls import match_signature
+from driver.nn.operation import Call, Tensor
+from driver.nn.plan import REFUSALS, Prepared
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from driver.nn import Model, Operand
+
+Tensors = dict[int, "Tensor | None"]
+_PROBES = (5, 8)
+"""Stand-ins for unknown dimensions."""
+
+
+def _at_once() -> None:
+    """Nobody else is waiting."""
+
+
+def prepared(graph: Subgraph, pace: Callable[[], object] = _at_once) -> list[Prepared]:
+    """What is known of the operations before there are shapes. `graph` is valid."""
+    result = []
+    for index, operation in enumerate(graph.operations):
+        kind = OPERATIONS[operation.type]
+        signature, slots = match_signature(kind, [graph.operands[i] for i in operation.inputs])
+        result.append(Prepared(index, operation, kind, signature.of, slots, {}))
+        pace()
+    return result
+
+
+def constants(graph: Subgraph, pace: Callable[[], object] = _at_once) -> Tensors:
+    """By operand; None for those that are omitted."""
+    found: Tensors = {}
+    for index, operand in enumerate(graph.operands):
+        if operand.lifetime.is_constant:
+            found[index] = Tensor.of(operand)
+            pace()
+        elif operand.lifetime == OperandLifeTime.NO_VALUE:
+            found[index] = None
+    return found
+
+
+def place(operation: Prepared, graph: Subgraph, tensors: Tensors) -> Call:
+    """The operation with the shapes of its operands; its outputs are added to `tensors`. Raises one of REFUSALS."""
+    outputs = [Tensor.of(graph.operands[i]) for i in operation.operation.outputs]
+    call = Call(operation.inputs(tensors), outputs)
+    with np.errstate(all="ignore"):
+        operation.place(call, graph.operands)
+    tensors.update(zip(operation.operation.outputs, outputs, strict=True))
+    return call
+
+
+class UnsupportedError(Exception):
+    """The library cannot compute this operation exactly. Never leaves the device."""
+
+
+def require(condition: object, reason: str) -> None:
+    """Raises UnsupportedError unless `condition` holds."""
+    if not condition:
+        raise UnsupportedError(reason)
+
+
+Draft = Callable[[Prepared, Call, Subgraph, Tensors], None]
+"""Lowers an operation for a look only. Raises UnsupportedError."""
+
+
+def supported(model: Model, draft: Draft) -> list[bool]:
+    """For each operation of the main subgraph, whether it can be lowered; for every size of dimensions left open."""
+    dimensions = [d for i in model.main.inputs for d in model.main.operands[i].dimensions]
+    probes = _PROBES if 0 in dimensions else _PROBES[:1]
+    return [all(found) for found in zip(*(_supported(model.main, draft, probe) for probe in probes), strict=True)]
+
+
+def _supported(graph: Subgraph, draft: Draft, probe: int) -> list[bool]:
+    tensors, operations = constants(graph), prepared(graph)
+    needed = {i for op in operations for i, slot in zip(op.operation.inputs, op.slots, strict=True) if slot[-1] != "?"}
+    for i in graph.inputs:
+        tensor = Tensor.of(graph.operands[i])
+        is_known = tensor.type.is_scalar or (tensor.shape and (i in needed or 0 not in tensor.shape))
+        tensor.shape = tuple(d or probe for d in tensor.shape)
+        tensors[i] = tensor if is_known else None  # what may be omitted and is not described is taken to be
+    return [_can_lower(operation, graph, tensors, draft) for operation in operations]
+
+
+def _can_lower(operation: Prepared, graph: Subgraph, tensors: Tensors, draft: Draft) -> bool:
+    try:
+        call = place(operation, graph, tensors)
+        draft(operation, call, graph, tensors)
+    except (UnsupportedError, *REFUSALS):
+        for i in operation.operation.outputs:
+            declared = Tensor.of(graph.operands[i])
+            is_known = declared.shape and 0 not in declared.shape
+            tensors.setdefault(i, declared if is_known else None)
+        return False
+    return True
+
+
+def is_known(operand: Operand) -> bool:
+    """Whether all its dimensions are given."""
+    return operand.type.is_scalar or bool(operand.dimensions and 0 not in operand.dimensions)
+
+
+def check_input(number: int, operand: Operand, array: NDArray[Any] | None) -> None:
+    """Raises ValueError for an array that is not one of the operand."""
+    if array is None:
+        return
+    declared = operand.dimensions
+    if array.dtype.itemsize != operand.type.element_size:
+        raise ValueError(f"input {number}: {array.dtype} for {operand.type.name}; give it {operand.type.dtype}")
+    fits = len(declared) == array.ndim and all(d in (0, s) for d, s in zip(declared, array.shape, strict=True))
+    if 0 in array.shape or (declared and not fits):
+        raise ValueError(f"input {number}: dimensions {list(array.shape)} for {list(declared)}, none of which may be 0")
+    if not array.flags.c_contiguous:
+        raise ValueError(f"input {number}: strides {array.strides}; its elements have to lie in order")
