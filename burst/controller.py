@@ -38,6 +38,7 @@ CHANNEL_LENGTH = 1024  # elements of each queue
 _callbacks = ChannelLoop("burst-callbacks")
 os.register_at_fork(after_in_child=_callbacks.forget)
 
+_MOST_PACKETS = 16  # that `packet` keeps
 _HOLD = 10e-6  # seconds that an execution keeps the GIL at least: a busy thread does not delay its result
 _NO_DEADLINE = NOT_MEASURED
 _call, _receive = hot.fmq_hot_exchange, lib.burst_receive
@@ -121,6 +122,7 @@ class Controller:
         """
         self.counts, self.trace = Counts(), Trace.create()
         self._slots, self._lock = SlotTable(), threading.Lock()
+        self._packets: dict[int, tuple[Request, Packet]] = {}
         self._invalid: str | None = None
         self.last = ResultPacket(ErrorStatus.GENERAL_FAILURE, (), NO_TIMING)  #: the result that came last
         with (
@@ -157,6 +159,17 @@ class Controller:
         caller.hold_ns = int(_HOLD * 1e9)
         caller.deadline = _NO_DEADLINE
         return caller
+
+    def packet(self, request: Request, *, measure: bool = False) -> Packet:
+        """As `encode`; requests cannot change, so the last few are not encoded again."""
+        known = self._packets.get(id(request))
+        if known and known[0] is request and known[1].measure == measure:
+            return known[1]
+        if len(self._packets) >= _MOST_PACKETS:
+            self._packets.clear()
+        packet = self.encode(request, measure=measure)
+        self._packets[id(request)] = request, packet
+        return packet
 
     def encode(self, request: Request, *, measure: bool = False) -> Packet:
         """The packet of a request whose pools are `Memory` or `DeviceBuffer`."""
@@ -334,6 +347,7 @@ class Controller:
         """The device may unmap it. Packets that name it are of no more use. Unknown memory is no error."""
         with self._lock:
             slot = self._slots.forget(memory)
+        self._packets.clear()
         if slot is not None:
             self._context.send(["free_memory", slot])
 

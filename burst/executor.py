@@ -12,7 +12,7 @@ import logging
 import threading
 from typing import TYPE_CHECKING, NamedTuple, NoReturn, Protocol
 
-from burst.errors import InternalError, InvalidArgument, Malformed, StatusError
+from burst.errors import InternalError, Malformed, StatusError
 from burst.memory import MappingCache, Memory
 from burst.messages import NO_TIMING, ErrorStatus, OutputShape, Request
 from burst.wire import ResultPacket, Token
@@ -48,7 +48,7 @@ class Execution(Protocol):
 
 
 class Job(NamedTuple):
-    """A request as it was decoded, and the model that it is for."""
+    """A request as it was decoded, and the model that it is for. Its pools are `Memory`, and `Token` for buffers."""
 
     packet: RequestPacket
     bind: Callable[[Request], Execution]
@@ -97,12 +97,6 @@ class Plan:
         return self._encode(ResultPacket(ErrorStatus.NONE, tuple(self.execution.shapes), NO_TIMING), "")
 
 
-def _slot(slot: int | Token) -> int:
-    if isinstance(slot, Token):
-        raise InvalidArgument(f"token {slot.token}: this device manages no buffers")
-    return slot
-
-
 class CachedExecutor:
     """Plans of one client. Its owner holds `lock` while it binds and until the plan is where `forget` finds it."""
 
@@ -117,8 +111,10 @@ class CachedExecutor:
     def plan(self, raw: bytes) -> Plan:
         """Checks and binds a request. Raises Malformed, StatusError, and whatever a device raises."""
         packet, bind = self._protocols.decode(raw)
-        memories = self._mappings.resolve(list(map(_slot, packet.slots)), self._protocols.fetch)
-        request = Request(packet.inputs, packet.outputs, tuple(memories), packet.loop_timeout)
+        slots = [slot for slot in packet.slots if not isinstance(slot, Token)]
+        memories = iter(self._mappings.resolve(slots, self._protocols.fetch))
+        pools = tuple(slot if isinstance(slot, Token) else next(memories) for slot in packet.slots)
+        request = Request(packet.inputs, packet.outputs, pools, packet.loop_timeout)
         return Plan(bind(request), packet, self._protocols.encode)
 
     def refuse(self, error: Exception) -> bytes:

@@ -47,7 +47,7 @@ class Memory(Region):
                 raise Malformed(f"{plain!r:.80} does not describe memory")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False)
 class DeviceBuffer:
     """Memory that the device manages, where a request could name a `Memory`. Its token means something to it alone."""
 

@@ -92,7 +92,7 @@ class Result:
 
     Attributes:
         status: NONE, or why there is no result.
-        outputs: one array per output, empty unless `status` is NONE.
+        outputs: one array per output, empty unless `status` is NONE; None where it is in a buffer of the device.
         output_shapes: one per output when `status` is OUTPUT_INSUFFICIENT_SIZE, and when it is NONE and the model
             leaves a shape open; may be empty when all shapes are known beforehand, and is for any other status.
         message: what the device says about an error, for people; a burst has no room for it.

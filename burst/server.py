@@ -71,7 +71,7 @@ class BurstServer:
         on_end: Callable[[], None] = _nothing,
         terms: Terms = _DEFAULTS,
     ) -> None:
-        """Attaches the client's queues. `bind` gets requests whose pools are `Memory`, mapped once per slot.
+        """Attaches the client's queues. `bind` gets requests on pools that are `Memory`, mapped once per slot, or `Token`.
 
         Raises InvalidDescriptor, RoleTaken, Malformed. `on_end` runs in the listener when it has freed all.
         """
@@ -144,6 +144,10 @@ class BurstServer:
     def free_memory(self, slot: int) -> None:
         """The client needs that slot no more. Returns at once; memory in use is let go after the run."""
         self._executor.free_memory(slot)
+
+    def forget_plans(self) -> None:
+        """What requests were bound to has changed."""
+        self._executor.forget_plans()
 
     def join(self, timeout: float | None = None) -> None:
         """Waits until the listener has freed everything."""

@@ -13,6 +13,7 @@ from burst.errors import (
 )
 from burst.memory import Memory
 from driver.devices import devices
+from driver.domains import Buffer, BufferDesc, BufferRole
 from driver.errors import DeviceFailed, DeviceNotFound, DriverError, ImportFailed, InvalidModel, NotPlaced
 from driver.importers import load
 from driver.interface import Capabilities, Device, DeviceInfo, Performance, PreparedModel
@@ -24,6 +25,9 @@ from driver.runtime.compilation import CompiledModel, compile  # noqa: A004 (the
 from driver.session import Burst
 
 __all__ = [
+    "Buffer",
+    "BufferDesc",
+    "BufferRole",
     "Burst",
     "Capabilities",
     "Chain",

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import threading
-from contextlib import contextmanager
+from collections import deque
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
+from burst import PeerDied, StatusError
 from burst.channel import Channel
 from driver.plain import PlainClient
 from driver.rpc import PROTOCOL, call
@@ -23,19 +26,35 @@ class Connection:
 
     def __init__(self, channel: Channel) -> None:
         """Says hello. Raises StatusError, PeerDied; the channel stays the caller's then."""
-        self.channel, self._lock = channel, threading.Lock()
+        self.channel, self._lock, self._pid = channel, threading.Lock(), os.getpid()
+        self._released: deque[int] = deque()
+        self._is_over = False
         values, fds = self.call("hello", PROTOCOL, timeout=_START_TIMEOUT)
         channel.watch(fds[0])
         _, self.name, self.version, self.type, self.service_pid, self.engine_pid = values
         self._idle: list[PlainClient] = []
-        self._is_over = False
 
     def call(
         self, method: str, *arguments: object, fds: Sequence[int] = (), timeout: float | None = None
     ) -> tuple[list[Any], list[int]]:
         """One call to the service. Raises StatusError, PeerDied."""
         with self._lock:
+            self._release()
             return call(self.channel, method, *arguments, fds=fds, timeout=timeout)
+
+    def release(self, token: int) -> None:
+        """The device frees a buffer: now, or with the next call while another goes on. Finalizers may come here."""
+        self._released.append(token)
+        if self._lock.acquire(blocking=False):
+            try:
+                self._release()
+            finally:
+                self._lock.release()
+
+    def _release(self) -> None:
+        with suppress(PeerDied, StatusError, ValueError):  # gone with the device, or with this connection
+            while self._released and not self._is_over and os.getpid() == self._pid:
+                call(self.channel, "release", self._released.popleft())
 
     @contextmanager
     def plain_path(self) -> Iterator[PlainClient]:

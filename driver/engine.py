@@ -16,7 +16,7 @@ import warnings
 from contextlib import ExitStack
 from functools import partial
 from itertools import count
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from burst import BurstServer, GeneralFailure, InvalidArgument, Malformed, Memory, PeerDied, Terms, Trace
 from burst.channel import Channel, ChannelLoop, Message
@@ -24,8 +24,9 @@ from burst.trace import blamed, note_crashes
 from burst.wire import VERSIONS
 from driver.devices import device_class
 from driver.encoding import decode
+from driver.limits import limits
+from driver.managed import Loaded, ManagedBuffers
 from driver.plain import PlainServer
-from driver.request import BoundRequest
 from driver.rpc import Reply, serve, take_fd
 from fmq import Descriptor, FmqError, LifePage
 from fmq.region import guard
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from driver.nn import Model
 
 _log = logging.getLogger(__name__)
+_MOST_ROLES = 256  # of one buffer
 _TRACES_AT_ONCE = 32  # descriptors in one answer
 # Seconds. A request that meets a slice of work waits for its end, so slices have to be short and rare: with these, a
 # burst that runs back to back meets one in some 200 requests, which leaves its p99 alone.
@@ -116,7 +118,8 @@ class Client:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._numbers = count(1)
-        self._models: dict[int, Callable[[Request], Execution]] = {}
+        self._models: dict[int, Loaded] = {}
+        self._buffers = ManagedBuffers(limits().buffer_bytes)
         self._bursts: set[BurstServer] = set()
         self._plain: list[PlainServer] = []
         self.handlers: dict[str, Callable[..., Reply]] = {
@@ -125,6 +128,10 @@ class Client:
             "channel": self.channel,
             "burst": self.burst,
             "traces": self.traces,
+            "allocate": self.allocate,
+            "release": self.release,
+            "copy_from": self.copy_from,
+            "copy_to": self.copy_to,
         }
 
     def load(self, message: Message, where: object) -> Reply:
@@ -135,7 +142,7 @@ class Client:
         if memory:
             memory.close()  # what is mapped stays
         model, prepared = self._engine.prepare(take_fd(message), where, Trace(memory) if memory else None)
-        self._models[number] = lambda request: BoundRequest(model, prepared, request, self._engine.pace.for_others)
+        self._models[number] = Loaded(number, model, prepared)
         return Reply([number])
 
     def free(self, _: Message, number: int) -> Reply:
@@ -147,12 +154,47 @@ class Client:
 
     def model(self, number: int) -> Callable[[Request], Execution]:
         """Binds requests to a prepared model. Raises InvalidArgument."""
+        loaded = self._loaded(number)
+        return lambda request: self._buffers.execution(loaded, request, self._engine.pace.for_others)
+
+    def _loaded(self, number: int) -> Loaded:
         try:
             return self._models[number]
         except (KeyError, TypeError):
             raise InvalidArgument(
                 f"prepared model {number!r:.20}: there is none of that number; it was closed"
             ) from None
+
+    def allocate(
+        self, _: Message, dimensions: list[int], numbers: list[int], inputs: list[Any], outputs: list[Any]
+    ) -> Reply:
+        """A buffer for roles [model index, input or output index, frequency]; answers its token."""
+        if not all(type(d) is int and 0 <= d < 2**32 for d in dimensions):
+            raise Malformed(f"dimensions={dimensions!r:.80}: whole numbers of 32 bits")
+        if len(numbers) + len(inputs) + len(outputs) > _MOST_ROLES:
+            raise InvalidArgument(f"{len(inputs) + len(outputs)} roles; at most {_MOST_ROLES} with their models")
+        models = [self._loaded(number) for number in numbers]
+        return Reply([self._buffers.allocate(tuple(dimensions), models, inputs, outputs).token])
+
+    def release(self, _: Message, token: int) -> Reply:
+        """Frees a buffer, and whatever was bound to it."""
+        self._buffers.release(token)
+        for plain in list(self._plain):
+            plain.forget_plans()
+        for burst in list(self._bursts):
+            burst.forget_plans()
+        return Reply()
+
+    def copy_from(self, message: Message, token: int, dimensions: list[int], plain: object) -> Reply:
+        """The memory in the descriptor becomes the value of a buffer."""
+        memory = Memory.from_wire(plain, take_fd(message))
+        self._buffers[token].copy_from(memory, tuple(dimensions))
+        return Reply()
+
+    def copy_to(self, message: Message, token: int, plain: object) -> Reply:
+        """The value of a buffer fills the memory in the descriptor."""
+        self._buffers[token].copy_to(Memory.from_wire(plain, take_fd(message)))
+        return Reply()
 
     def channel(self, _: Message) -> Reply:
         """A plain path of its own: one call at a time each, so a client opens as many as it wants in flight."""
@@ -225,7 +267,7 @@ class Client:
         for plain in self._plain:
             plain.stop()
         # The handlers refer to us, as above.
-        for held in (self._models, self._plain, self.handlers):
+        for held in (self._models, self._buffers, self._plain, self.handlers):
             held.clear()
 
 

@@ -10,6 +10,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from burst import (
+    DeviceBuffer,
     ErrorStatus,
     InvalidArgument,
     Malformed,
@@ -24,7 +25,7 @@ from burst.channel import Channel, Message, pack
 from burst.executor import CachedExecutor, Execution, Job, Plan, Protocols
 from burst.memory import SlotTable
 from burst.server import MAX_PLANS
-from burst.wire import RequestPacket, ResultPacket
+from burst.wire import RequestPacket, ResultPacket, Token
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -116,12 +117,9 @@ class PlainServer:
 
     def _decode(self, raw: bytes) -> Job:
         match Message(raw, []).body:
-            case ["execute", number, list(inputs), list(outputs), list(slots), bool(measure), int() | None as loop] if (
-                all(type(slot) is int for slot in slots)
-            ):
-                packet = RequestPacket(
-                    tuple(map(_argument, inputs)), tuple(map(_argument, outputs)), tuple(slots), measure, loop
-                )
+            case ["execute", number, list(inputs), list(outputs), list(slots), bool(measure), int() | None as loop]:
+                arguments = tuple(map(_argument, inputs)), tuple(map(_argument, outputs))
+                packet = RequestPacket(*arguments, tuple(map(_pool, slots)), measure, loop)
                 return Job(packet, self._model(number))
             case _:
                 raise Malformed("the plain path takes execute(model, inputs, outputs, slots, measure, loop timeout)")
@@ -150,6 +148,15 @@ def _mapped(plain: list[Any], fd: int) -> Memory | Malformed:
 
 _EXECUTE = pack(["execute", 0, 0, 0, 0, 0, 0])[:9]  # how every request begins: the array's head and the method's name
 _NO_VALUE = RequestArgument(has_no_value=True)
+
+
+def _pool(plain: object) -> int | Token:
+    match plain:
+        case int(slot) if type(slot) is int:
+            return slot
+        case [int(token)]:
+            return Token(token)
+    raise Malformed(f"{plain!r:.60} is no pool: a slot, or [token]")
 
 
 def _argument(plain: object) -> RequestArgument:
@@ -200,7 +207,7 @@ class PlainClient:
         last = self._last
         if last and last[1] is request and (last[0], last[2]) == (model, measure):
             return last[3]
-        slots = [self._slot(memory) for memory in request.pools]
+        slots = [[p.token] if isinstance(p, DeviceBuffer) else self._slot(p) for p in request.pools]
         arguments = [[_plain(a) for a in side] for side in (request.inputs, request.outputs)]
         raw = pack(["execute", model, *arguments, slots, measure, request.loop_timeout])
         self._last = model, request, measure, raw

@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from burst import Controller, ErrorStatus, PeerDied, Quarantined, Timeout, Trace
+from driver.domains import check_buffers
 from driver.errors import DriverError
 from driver.options import Options, Policy, Preference
 from driver.plain import with_loop_timeout
@@ -95,6 +96,7 @@ class RemotePreparedModel:
         self.device.check_process()
         request = with_loop_timeout(request, loop_timeout)
         home = self.present_home()
+        check_buffers(request.pools, home.connection)
         with home.connection.plain_path() as path:
             result = path.execute(home.number, request, measure=measure, timeout=timeout)
         if result.status == 0:

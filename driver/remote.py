@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any, Self, get_args
 
 import numpy as np
 
-from burst import Memory, PeerDied, Trace
+from burst import InvalidArgument, Memory, PeerDied, Trace
 from driver import rendezvous
 from driver.connection import Connection
+from driver.domains import Buffer
 from driver.encoding import encode
 from driver.errors import DeviceFailed, DriverError
 from driver.nn import validate
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
     from burst import Result
     from burst.channel import Channel
+    from driver.domains import BufferDesc, BufferRole
     from driver.nn import Model
     from driver.plain import PlainClient
 
@@ -151,6 +153,28 @@ class RemoteDevice:
             quarantine.check(prepared.key)
         prepared.home = self.home_of(model)
         return prepared
+
+    def allocate(
+        self,
+        desc: BufferDesc,
+        prepared_models: Sequence[RemotePreparedModel],
+        input_roles: Sequence[BufferRole] = (),
+        output_roles: Sequence[BufferRole] = (),
+    ) -> Buffer:
+        """Memory on the device for inputs and outputs of these models, to be named in requests.
+
+        Raises StatusError: INVALID_ARGUMENT for models of another device, roles that are given twice, do not exist or
+        contradict each other; RESOURCE_EXHAUSTED_PERSISTENT when the device has no room. PeerDied.
+        """
+        connection = self.connection
+        homes = [prepared.present_home() for prepared in prepared_models]
+        for n, home in enumerate(homes):
+            if home.connection is not connection:
+                raise InvalidArgument(f"prepared_models[{n}] was prepared on another device or connection than this")
+        (token,), _ = connection.call(
+            "allocate", desc.dimensions, [home.number for home in homes], list(input_roles), list(output_roles)
+        )
+        return Buffer(connection, token)
 
     def home_of(self, model: Model, trace: Trace | None = None) -> Home:
         """Prepares a valid model. A crash while that goes on is noted in the trace."""

@@ -26,6 +26,7 @@ from burst.controller import CHANNEL_LENGTH
 from burst.datum import DATUM
 from driver import forked
 from driver.buffers import Buffers, Outputs, Shot
+from driver.domains import check_buffers
 from driver.future import Driver, Future
 from driver.recovery import Deaths, quarantine
 from driver.statistics import Statistics
@@ -65,10 +66,14 @@ class Sending(Driver):
         self._finished: deque[Future] = deque()  # whose callbacks are due
         self.is_closed = False
         self._deaths = Deaths(prepared, options)
-        self.bind = self._deaths.bind
         self._home, self.controller = self._deaths.begin()
         quarantine.watch(self, lambda: prepared.key)
         forked.tell(self)
+
+    def bind(self, request: Request) -> None:
+        """The burst depends on the buffers that this request names. Raises BuffersLost, ValueError."""
+        check_buffers(request.pools, self._home.connection)
+        self._deaths.bind(request)
 
     def _new_locks(self) -> None:
         self.submitting, self._receiving, self._lock = threading.RLock(), threading.Lock(), threading.RLock()

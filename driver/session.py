@@ -202,7 +202,7 @@ class Burst:
     def _execute(self, request: Request, measure: bool, timeout: float | None, deadline: int | None) -> Result:
         pipeline = self._pipeline
         try:
-            packet = pipeline.controller.encode(request, measure=measure)
+            packet = pipeline.controller.packet(request, measure=measure)
             reply = pipeline.exchange(packet, timeout, deadline)
         except NotSent:
             pipeline.check()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from burst import GeneralFailure, Memory, OutputShape, Request, RequestArgument
+from burst import DeviceBuffer, GeneralFailure, Memory, OutputShape, Request, RequestArgument
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -148,12 +148,19 @@ class Workspace:
 
 
 def output_views(model: Model, request: Request, shapes: Sequence[OutputShape]) -> tuple[NDArray[Any], ...]:
-    """Typed views of a request's outputs in its pools; `shapes` may be empty when the model knows them all."""
+    """Typed views of a request's outputs in its pools, None where that is a buffer of the device.
+
+    `shapes` may be empty when the model knows them all.
+    """
     operands = [model.main.operands[i] for i in model.main.outputs]
     return tuple(
-        request.pools[a.pool].asarray(o.type.dtype, shapes[n].dimensions if shapes else o.dimensions, a.offset)
+        _view(request.pools[a.pool], o.type.dtype, shapes[n].dimensions if shapes else o.dimensions, a.offset)
         for n, (o, a) in enumerate(zip(operands, request.outputs, strict=True))
     )
+
+
+def _view(pool: Memory | DeviceBuffer, *where: Any) -> Any:
+    return None if isinstance(pool, DeviceBuffer) else pool.asarray(*where)
 
 
 def input_shapes(model: Model, given: Sequence[Any]) -> Shapes:
