@@ -71,7 +71,7 @@ class BurstServer:
         on_end: Callable[[], None] = _nothing,
         terms: Terms = _DEFAULTS,
     ) -> None:
-        """Attaches the client's queues. `bind` gets requests on pools that are `Memory`, mapped once per slot, or `Token`.
+        """Attaches the client's queues. `bind` gets requests; their pools are `Memory`, mapped once a slot, or `Token`.
 
         Raises InvalidDescriptor, RoleTaken, Malformed. `on_end` runs in the listener when it has freed all.
         """

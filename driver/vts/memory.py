@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from burst import ErrorStatus, Memory
+from driver.vts import domains
 from driver.vts.bench import JUNK, Place, answer, output_sizes, refusal, request
 from driver.vts.burst import plain
-from driver.vts.kit import Test, check, skip
+from driver.vts.kit import Test, check
 from driver.vts.operations import check_bare, prepared
 from driver.vts.samples import sample
 
@@ -28,11 +29,6 @@ if TYPE_CHECKING:
 
 _ROOM = 4096  # bytes for each argument: a page
 _SAMPLES = ("add", "quantised", "chain")
-_OTHER_THINGS = {
-    "allocate": "device buffers (Device.allocate)",
-    "copy": "device buffers (Device.allocate)",
-    "execute_with_buffers": "device buffers (Device.allocate)",
-}
 
 
 def _one_pool(offset: int, count: int) -> list[Place]:
@@ -67,12 +63,7 @@ def tests() -> Iterator[Test]:
     yield Test("memory/shared_input", shared_input)
     yield Test("memory/out_of_bounds", out_of_bounds)
     yield Test("memory/freed", freed)
-    for name, what in _OTHER_THINGS.items():
-        yield Test(f"memory/{name}", partial(_missing, what))
-
-
-def _missing(what: str, _: Target) -> None:
-    skip(f"this driver version has no {what}")
+    yield from domains.tests()
 
 
 def lay_out(layout: str, name: str, target: Target) -> None:
