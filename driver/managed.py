@@ -10,6 +10,7 @@ Requests name a buffer by its token, which means something to one client alone, 
 from __future__ import annotations
 
 import math
+import mmap
 import threading
 import weakref
 from itertools import chain, count
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from driver.nn import Model, Operand, OperandType
 
 _ALIGNMENT = 64
+_LARGE = 2**18
 _tokens = count(1)
 
 
@@ -89,8 +91,8 @@ class Quota:
                 )
             self._free -= nbytes
         try:
-            block = np.zeros(nbytes + _ALIGNMENT, np.uint8)
-        except MemoryError:
+            block = _block(nbytes)
+        except (MemoryError, OSError):
             self._give_back(nbytes)
             raise ResourceExhaustedPersistent(f"the machine has no memory for a buffer of {nbytes} bytes") from None
         weakref.finalize(block, self._give_back, nbytes).atexit = False
@@ -100,6 +102,14 @@ class Quota:
     def _give_back(self, nbytes: int) -> None:
         with self._lock:
             self._free += nbytes
+
+
+def _block(nbytes: int) -> NDArray[np.uint8]:
+    """Zeroed, with room to align it. Large ones are pages of their own: the system has them back at once."""
+    if nbytes >= _LARGE:
+        pages: Any = mmap.mmap(-1, nbytes)
+        return np.frombuffer(pages, np.uint8)
+    return np.zeros(nbytes + _ALIGNMENT, np.uint8)
 
 
 class ManagedBuffer:

@@ -48,7 +48,7 @@ def _pair() -> Model:
 def _scaled() -> Model:
     """A scalar as input 1."""
     m = ModelBuilder()
-    m.output(m.operation("ADD", m.input("float32", _SHAPE), np.ones(_SHAPE, np.float32), m.input("int32", ())))
+    m.output(m.operation("ADD", m.input("float32", _SHAPE), np.ones(_SHAPE, np.float32), m.input("INT32", ())))
     return m.build()
 
 

@@ -1,0 +1,296 @@
+"""Buffers that the device manages: whose they are, what they cost, and when they end.
+
+What executions and copies do with them is tested by the `memory` category of `burst vts` (driver/vts/domains.py).
+"""
+
+import gc
+import os
+import subprocess
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import driver
+from burst import (
+    BuffersLost,
+    DeviceBuffer,
+    InvalidArgument,
+    Memory,
+    PeerDied,
+    Request,
+    RequestArgument,
+    ResourceExhaustedPersistent,
+    StatusError,
+)
+from driver import BufferDesc, BufferRole
+from driver.limits import limits
+from driver.managed import Quota
+
+ROLES = [BufferRole(0, 0)], [BufferRole(0, 0)]
+X = np.array([[1, 2, 3, 4]], np.float32)
+
+
+def sum_model(shape=(1, 4)):
+    """x + y."""
+    builder = driver.ModelBuilder()
+    x, y = (builder.input("float32", shape) for _ in range(2))
+    builder.output(builder.operation("ADD", x, y, 0))
+    return builder.build()
+
+
+@pytest.fixture
+def prepared(device):
+    """x + y on the shared reference device."""
+    with device.prepare(sum_model()) as found:
+        yield found
+
+
+def buffer_of(prepared, *, roles=ROLES, dimensions=()):
+    return prepared.device.allocate(BufferDesc(dimensions), [prepared], *roles)
+
+
+def reading(pool, nbytes=16):
+    """x from a buffer, y = x, and the output in a memory."""
+    return Request(
+        (RequestArgument(pool=1), RequestArgument(pool=1)),
+        (RequestArgument(length=nbytes),),
+        (Memory.create(nbytes), pool),
+    )
+
+
+class TestTwoClients:
+    """A client can name what is its own, and nothing else."""
+
+    def test_no_token_of_another(self, prepared, connect):
+        """None of a hundred tokens around another client's is known, to executions, copies and releases."""
+        with buffer_of(prepared, roles=([BufferRole(0, 0), BufferRole(0, 1)], [])) as buffer:
+            buffer.copy_from(X)
+            other = connect()
+            with other.prepare(sum_model()) as theirs, theirs.burst() as burst:
+                for token in range(max(1, buffer.token - 50), buffer.token + 50):
+                    for execute in (theirs.execute, burst.execute):
+                        assert execute(reading(DeviceBuffer(token))).status == InvalidArgument.status
+                memory = Memory.create(16)
+                for method, *arguments in (("copy_from", []), ("copy_to",)):
+                    with pytest.raises(InvalidArgument, match="no buffer of this client"):
+                        other.call(method, buffer.token, *arguments, memory.to_wire(), fds=[memory.fd])
+                with pytest.raises(InvalidArgument, match="no buffer of this client"):
+                    other.call("release", buffer.token)
+            assert prepared.execute(reading(buffer)).outputs[0].tolist() == (X + X).tolist()
+
+    def test_no_model_of_another(self, prepared, connect):
+        """A buffer is made for prepared models of the client that asks."""
+        other = connect()
+        with pytest.raises(InvalidArgument, match=r"prepared_models\[0\]"):
+            other.allocate(BufferDesc(), [prepared], *ROLES)
+        with pytest.raises(InvalidArgument, match="none of that number"):
+            other.call("allocate", [], [prepared.home.number], [[0, 0, 1.0]], [])
+
+    def test_their_buffers_end_with_them(self, place, kit):
+        """Clients that are killed while they hold buffers leave the device with as much memory as before."""
+        program = """
+import sys, driver, numpy as np
+from driver import BufferDesc, BufferRole
+device = driver.connect()
+m = driver.ModelBuilder(); x = m.input("float32", (1 << 18,)); m.output(m.operation("RELU", x))
+prepared = device.prepare(m.build())
+buffers = [device.allocate(BufferDesc(), [prepared], [BufferRole(0, 0)], []) for _ in range(8)]
+for buffer in buffers: buffer.copy_from(np.ones(1 << 18, np.float32))
+print("ready", flush=True); sys.stdin.read()
+"""
+        with driver.connect() as device, device.prepare(sum_model()) as prepared:
+
+            def kill_one():
+                with kit.python(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as client:
+                    assert client.stdout.readline() == "ready\n"
+                    client.kill()
+                    client.wait()
+
+            resident = lambda: int(Path(f"/proc/{device.engine_pid}/statm").read_text().split()[1])  # noqa: E731
+            kill_one()
+            before = resident()
+            for _ in range(5):
+                kill_one()
+            pages_of_one = 8 * (4 << 18) // os.sysconf("SC_PAGE_SIZE")
+            kit.until(lambda: resident() < before + pages_of_one // 2)
+            assert prepared.run(X, X)[0].tolist() == (X + X).tolist()
+
+
+class TestTheirLife:
+    """From `allocate` until it is closed, let go, or lost."""
+
+    def test_closed(self, prepared):
+        """A closed buffer is refused before anything is sent, and closing it again does nothing."""
+        buffer = buffer_of(prepared)
+        buffer.close()
+        buffer.close()
+        with pytest.raises(ValueError, match="closed; allocate another"):
+            buffer.copy_from(X)
+        with pytest.raises(ValueError, match="closed; allocate another"):
+            prepared.execute(reading(buffer))
+
+    def test_let_go(self, prepared):
+        """A buffer that nobody has any more is released: a quota for one is enough for a hundred, one by one."""
+        size = limits().buffer_bytes * 2 // 3
+        elements = size // 4
+        with prepared.device.prepare(sum_model((elements,))) as large:
+            for _ in range(100):
+                buffer_of(large)
+                gc.collect()
+
+    def test_quota(self, prepared):
+        """More than the quota is refused with the bytes that are needed and free, and what there is stays usable."""
+        elements = limits().buffer_bytes // 4 * 2 // 3
+        with prepared.device.prepare(sum_model((elements,))) as large, buffer_of(large), buffer_of(prepared) as small:
+            with pytest.raises(ResourceExhaustedPersistent, match=rf"needs {4 * elements} bytes, and \d+ of the \d+"):
+                buffer_of(large)
+            small.copy_from(X)
+            found = np.zeros_like(X)
+            small.copy_to(found)
+            assert found.tolist() == X.tolist()
+
+    def test_the_device_dies(self, place, kit):
+        """A buffer is lost with its device: executions and copies say so, and so do they on the device's next life."""
+        with driver.connect() as device, device.prepare(sum_model()) as prepared:
+            buffer = buffer_of(prepared, roles=([BufferRole(0, 0), BufferRole(0, 1)], []))
+            buffer.copy_from(X)
+            os.kill(device.engine_pid, 9)
+            with pytest.raises(PeerDied):
+                buffer.copy_from(X)
+            device.revive(device.connection)
+            with pytest.raises(BuffersLost, match="belongs to a device that died"):
+                prepared.execute(reading(buffer))
+            with prepared.burst() as burst, pytest.raises(BuffersLost, match="belongs to a device that died"):
+                burst.execute(reading(buffer))
+            buffer.close()
+
+    def test_after_a_fork(self, prepared):
+        """A child that drops its copy of a buffer leaves the parent's alone."""
+        with buffer_of(prepared, roles=([BufferRole(0, 0), BufferRole(0, 1)], [])) as buffer:
+            buffer.copy_from(X)
+            if not (pid := os.fork()):
+                buffer.close()
+                os._exit(0)
+            assert os.waitpid(pid, 0)[1] == 0
+            assert prepared.execute(reading(buffer)).outputs[0].tolist() == (X + X).tolist()
+
+
+class TestRaces:
+    """What two threads of one client do to one buffer harms nobody but them."""
+
+    def test_writer_and_readers(self, prepared, connect):
+        """While one thread copies into a buffer, others read it in bursts: every answer comes, and each is a sum of
+        values that were written at some time; another client notices nothing.
+        """
+        bystander = connect().prepare(sum_model())
+        with buffer_of(prepared, roles=([BufferRole(0, 0), BufferRole(0, 1)], [])) as buffer:
+            buffer.copy_from(X)
+            stop, seen = threading.Event(), []
+
+            def read():
+                with prepared.burst() as burst:
+                    request = reading(buffer)
+                    while not stop.is_set():
+                        result = burst.execute(request)
+                        seen.append(result.outputs[0].copy() if result.status == 0 else None)
+
+            readers = [threading.Thread(target=read) for _ in range(2)]
+            for reader in readers:
+                reader.start()
+            for n in range(300):
+                buffer.copy_from(np.full((1, 4), n, np.float32))
+                assert bystander.run(X, X)[0].tolist() == (X + X).tolist()
+            stop.set()
+            for reader in readers:
+                reader.join()
+        assert len(seen) > 2
+        values = {float(v) for array in seen for v in array.ravel()}
+        assert all(0 <= v <= 598 for v in values)
+
+    def test_released_while_used(self, prepared):
+        """A buffer that is released while bursts execute on it: they are refused from then on, and nothing crashes."""
+        for _ in range(20):
+            buffer = buffer_of(prepared, roles=([BufferRole(0, 0), BufferRole(0, 1)], []))
+            buffer.copy_from(X)
+            token, begun, statuses = DeviceBuffer(buffer.token), threading.Event(), []
+
+            request = reading(token)
+
+            def use(request=request, begun=begun, statuses=statuses):
+                with prepared.burst() as burst:
+                    while not (statuses and statuses[-1]):
+                        statuses.append(burst.execute(request).status)
+                        begun.set()
+
+            user = threading.Thread(target=use)
+            user.start()
+            assert begun.wait(20)
+            buffer.close()
+            user.join(20)
+            assert not user.is_alive()
+            assert statuses[-1] in (InvalidArgument.status, 2)
+
+
+@pytest.mark.stress
+class TestEndurance:
+    """Nothing grows."""
+
+    def test_a_million_cycles(self, place):
+        """Allocate, copy, execute, release, a million times: the engine's memory stays what it was after a thousand."""
+        with driver.connect() as device, device.prepare(sum_model()) as prepared, prepared.burst() as burst:
+            page = Path(f"/proc/{device.engine_pid}/statm")
+            memory = Memory.create(16)
+            for n in range(1_000_000):
+                with buffer_of(prepared, roles=([BufferRole(0, 0), BufferRole(0, 1)], [])) as buffer:
+                    buffer.copy_from(memory)
+                    assert not burst.execute(reading(buffer)).status
+                if n == 1000:
+                    before = int(page.read_text().split()[1])
+            assert int(page.read_text().split()[1]) < before + 1000
+
+
+class TestQuota:
+    """Bytes are counted while an array on them lives."""
+
+    def test_given_back(self):
+        """When the last view is gone, and not before."""
+        quota = Quota(100)
+        room = quota.room(60)
+        view = room[10:20]
+        del room
+        with pytest.raises(ResourceExhaustedPersistent, match="needs 60 bytes, and 40 of the 100"):
+            quota.room(60)
+        del view
+        assert quota.room(100).ctypes.data % 64 == 0
+
+
+class TestLimits:
+    """~/.config/burst/limits.toml."""
+
+    @pytest.mark.parametrize("text", ["buffer_bytes = 0", "buffer_bytes = true", "buffers = 3", "buffer_bytes ="])
+    def test_refused(self, tmp_path, monkeypatch, text):
+        """What makes no sense is refused with the file's name."""
+        monkeypatch.setenv("HOME", str(tmp_path))
+        path = tmp_path / ".config/burst/limits.toml"
+        path.parent.mkdir(parents=True)
+        path.write_text(text)
+        with pytest.raises(ValueError, match=r"limits\.toml"):
+            limits()
+
+    def test_configured(self, tmp_path, monkeypatch):
+        """What is there counts; without a file there is a default."""
+        monkeypatch.setenv("HOME", str(tmp_path))
+        assert limits().buffer_bytes > 2**20
+        path = tmp_path / ".config/burst/limits.toml"
+        path.parent.mkdir(parents=True)
+        path.write_text("buffer_bytes = 4096")
+        assert limits().buffer_bytes == 4096
+
+
+def test_errors_are_status_errors(prepared):
+    """What the device refuses names the argument, and the device goes on."""
+    with pytest.raises(StatusError, match="frequency=2"):
+        prepared.device.allocate(BufferDesc(), [prepared], [BufferRole(0, 0, 2.0)], [])
+    assert prepared.run(X, X)[0].tolist() == (X + X).tolist()
