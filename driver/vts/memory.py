@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from burst import ErrorStatus, Memory
-from driver.vts import domains
+from driver.vts import buffers, domains
 from driver.vts.bench import JUNK, Place, answer, output_sizes, refusal, request
 from driver.vts.burst import plain
 from driver.vts.kit import Test, check
@@ -64,6 +64,7 @@ def tests() -> Iterator[Test]:
     yield Test("memory/out_of_bounds", out_of_bounds)
     yield Test("memory/freed", freed)
     yield from domains.tests()
+    yield from buffers.tests()
 
 
 def lay_out(layout: str, name: str, target: Target) -> None:
