@@ -27,7 +27,7 @@ _MAX_STRUCTURE = 64 * 2**20
 _MAX_COUNT = 2**18  # of operands or operations in a subgraph: a bit for each fits into a message
 _MAX_NAME = 100
 _UNREADABLE = (ValueError, TypeError, LookupError, ArithmeticError, msgpack.UnpackException, InvalidDescriptor)
-_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SEAL
+_FROZEN = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 
 
 def encode(model: Model) -> tuple[int, list[int]]:
@@ -44,7 +44,7 @@ def encode(model: Model) -> tuple[int, list[int]]:
             structure = b"".join(packer.pack(o) for o in (header, *objects))
             offset = file.tell()
             file.write(structure)
-        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _FROZEN | fcntl.F_SEAL_SEAL)
     except BaseException:
         os.close(fd)
         raise
@@ -70,26 +70,30 @@ def _operand(operand: Operand, file: Any) -> list[Any]:
     ]
 
 
-def decode(fd: int, where: object, pace: Callable[[], object] = lambda: None) -> Model:
-    """The model in a memfd that somebody sent. Owns `fd`. Constants are views of its pages and keep them mapped.
+def decode(region: Region, where: object, pace: Callable[[], object] = lambda: None) -> Model:
+    """The model in memory that was `sealed`. Constants are views of it and keep it mapped.
 
     Checks only that the bytes make a model; `driver.nn.validate` checks the model. Raises InvalidModel.
     """
     try:
-        return _Decoder(_sealed(fd), where, pace).model()
+        return _Decoder(region, where, pace).model()
     except _UNREADABLE as error:
         raise InvalidModel(f"the model's bytes cannot be read: {error or type(error).__name__}") from error
 
 
-def _sealed(fd: int) -> Region:
+def sealed(fd: int) -> Region:
+    """The memory of a model that somebody sent, which nobody can change any more. Owns `fd`. Raises InvalidModel."""
     try:
         seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
     except OSError:
         seals = 0
-    if not seals & fcntl.F_SEAL_WRITE:
+    if seals & _FROZEN != _FROZEN:
         os.close(fd)
-        raise InvalidModel("the model's memory is not sealed against writing")
-    region = Region.from_fd(fd, os.fstat(fd).st_size, writable=False)
+        raise InvalidModel("the model's memory is not sealed against writing, shrinking and growing")
+    try:
+        region = Region.from_fd(fd, os.fstat(fd).st_size, writable=False)
+    except _UNREADABLE as error:
+        raise InvalidModel(f"the model's memory cannot be used: {error}") from error
     region.close()
     return region
 

@@ -22,8 +22,8 @@ from burst import BurstServer, GeneralFailure, InvalidArgument, Malformed, Memor
 from burst.channel import Channel, ChannelLoop, Message
 from burst.trace import blamed, note_crashes
 from burst.wire import VERSIONS
+from driver.constants import Kept, Models
 from driver.devices import device_class
-from driver.encoding import decode
 from driver.limits import limits
 from driver.managed import Loaded, ManagedBuffers
 from driver.plain import PlainServer
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from burst import Request
     from burst.executor import Execution
     from driver.interface import Device, PreparedModel
-    from driver.nn import Model
 
 _log = logging.getLogger(__name__)
 _MOST_ROLES = 256  # of one buffer
@@ -76,16 +75,16 @@ class Engine:
     def __init__(self, name: str, service: Channel) -> None:
         self.device: Device = device_class(name)()
         self._service = service
-        self.pace = Pacer()
+        self.pace, self.models = Pacer(), Models()
         self.contexts = ChannelLoop("burst-contexts")
         self.traces: dict[BurstServer, Memory] = {}  #: of all bursts
         self._preparing, self._counting = threading.Lock(), threading.Lock()
 
-    def prepare(self, fd: int, where: object, trace: Trace | None) -> tuple[Model, PreparedModel]:
+    def prepare(self, fd: int, where: object, trace: Trace | None) -> tuple[Kept, PreparedModel]:
         """One at a time, so that the pauses are not filled by another's work. Owns `fd`; notes a crash in the trace."""
         with self._preparing, blamed(trace):
-            model = decode(fd, where, self.pace)
-            return model, self.device.prepare(model, self.pace)
+            kept = self.models.decode(fd, where, self.pace)
+            return kept, self.device.prepare(kept.model, self.pace)
 
     def count_burst(self, change: int) -> None:
         """One more or one less. The last one out cleans up: while a burst lives, garbage is not collected."""
@@ -141,8 +140,8 @@ class Client:
         memory = _trace(more)
         if memory:
             memory.close()  # what is mapped stays
-        model, prepared = self._engine.prepare(take_fd(message), where, Trace(memory) if memory else None)
-        self._models[number] = Loaded(number, model, prepared)
+        kept, prepared = self._engine.prepare(take_fd(message), where, Trace(memory) if memory else None)
+        self._models[number] = Loaded(number, kept, prepared)
         return Reply([number])
 
     def free(self, _: Message, number: int) -> Reply:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from burst import OutputShape, Request, RequestArgument
+    from driver.constants import Kept
     from driver.interface import PreparedModel
     from driver.nn import Model, Operand, OperandType
 
@@ -63,8 +64,13 @@ class Loaded(NamedTuple):
     """A prepared model of a client."""
 
     number: int
-    model: Model
+    kept: Kept
     prepared: PreparedModel
+
+    @property
+    def model(self) -> Model:
+        """As it was sent."""
+        return self.kept.model
 
     def operand(self, role: Role) -> Operand:
         """Raises InvalidArgument for an index that the model does not have."""

@@ -27,7 +27,7 @@ from burst import InvalidArgument, Malformed, PeerDied
 from burst.channel import Channel, Message, close_all
 from driver import engine
 from driver.devices import device_class
-from driver.encoding import decode
+from driver.encoding import decode, sealed
 from driver.nn import validate
 from driver.rendezvous import Place, runtime_dir
 from driver.rpc import PROTOCOL, Reply, call, serve, take_fd
@@ -130,7 +130,7 @@ class Service:
         return self._heavy.submit(self._check, fd, where).result()
 
     def _check(self, fd: int, where: object) -> tuple[Model, list[bool]]:
-        model = decode(fd, where)
+        model = decode(sealed(fd), where)
         validate(model)
         return model, self._device.supported_operations(model)
 
