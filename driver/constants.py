@@ -1,4 +1,4 @@
-"""The models of all clients of a device: equal ones are one, so that their weights are in memory once.
+"""The models of all clients of a device: equal ones are one, prepared once, so that their weights are in memory once.
 
 A model comes in memory that nobody can change any more (sealed against writing, shrinking and growing), so what was
 equal once stays equal. Bytes are compared, not their digests: that takes a hundredth of a second for 100 MB, and only
@@ -7,7 +7,6 @@ when a model of the same size is there.
 
 from __future__ import annotations
 
-import threading
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
@@ -18,6 +17,7 @@ from driver.encoding import decode, sealed
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from driver.interface import Device, PreparedModel
     from driver.nn import Model
     from fmq import Region
 
@@ -27,12 +27,12 @@ _libc: Any = _ffi.dlopen(None)  # calls give up the GIL
 
 
 class Kept:
-    """A model, as long as somebody has it."""
+    """A model, and what the device made of it, as long as somebody has it."""
 
-    __slots__ = ("__weakref__", "model", "region", "where")
+    __slots__ = ("__weakref__", "model", "prepared", "region", "where")
 
-    def __init__(self, region: Region, where: object, model: Model) -> None:
-        self.region, self.where, self.model = region, where, model
+    def __init__(self, region: Region, where: object, model: Model, prepared: PreparedModel) -> None:
+        self.region, self.where, self.model, self.prepared = region, where, model, prepared
 
     def is_of(self, region: Region, where: object) -> bool:
         """Whether the same bytes lie there."""
@@ -47,19 +47,21 @@ def _address(region: Region) -> Any:
 
 
 class Models:
-    """Those that a device has decoded and somebody still has."""
+    """Those that a device has prepared and somebody still has. One thread at a time."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: Device) -> None:
+        self._device = device
         self._kept: WeakSet[Kept] = WeakSet()
-        self._lock = threading.Lock()
 
-    def decode(self, fd: int, where: object, pace: Callable[[], object]) -> Kept:
-        """The model in a memfd that somebody sent, or the equal one that is there. Owns `fd`. Raises InvalidModel."""
+    def prepare(self, fd: int, where: object, pace: Callable[[], object]) -> Kept:
+        """The model in a memfd that somebody sent, or the equal one that is there. Owns `fd`.
+
+        Raises InvalidModel, and what the device raises.
+        """
         region = sealed(fd)
-        with self._lock:
-            known = next((kept for kept in self._kept if kept.is_of(region, where)), None)
+        known = next((kept for kept in self._kept if kept.is_of(region, where)), None)
         if known is None:
-            known = Kept(region, where, decode(region, where, pace))
-            with self._lock:
-                self._kept.add(known)
+            model = decode(region, where, pace)
+            known = Kept(region, where, model, self._device.prepare(model, pace))
+            self._kept.add(known)
         return known

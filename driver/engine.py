@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from burst import Request
     from burst.executor import Execution
-    from driver.interface import Device, PreparedModel
+    from driver.interface import Device
 
 _log = logging.getLogger(__name__)
 _MOST_ROLES = 256  # of one buffer
@@ -75,16 +75,15 @@ class Engine:
     def __init__(self, name: str, service: Channel) -> None:
         self.device: Device = device_class(name)()
         self._service = service
-        self.pace, self.models = Pacer(), Models()
+        self.pace, self._models = Pacer(), Models(self.device)
         self.contexts = ChannelLoop("burst-contexts")
         self.traces: dict[BurstServer, Memory] = {}  #: of all bursts
         self._preparing, self._counting = threading.Lock(), threading.Lock()
 
-    def prepare(self, fd: int, where: object, trace: Trace | None) -> tuple[Kept, PreparedModel]:
+    def prepare(self, fd: int, where: object, trace: Trace | None) -> Kept:
         """One at a time, so that the pauses are not filled by another's work. Owns `fd`; notes a crash in the trace."""
         with self._preparing, blamed(trace):
-            kept = self.models.decode(fd, where, self.pace)
-            return kept, self.device.prepare(kept.model, self.pace)
+            return self._models.prepare(fd, where, self.pace)
 
     def count_burst(self, change: int) -> None:
         """One more or one less. The last one out cleans up: while a burst lives, garbage is not collected."""
@@ -140,8 +139,8 @@ class Client:
         memory = _trace(more)
         if memory:
             memory.close()  # what is mapped stays
-        kept, prepared = self._engine.prepare(take_fd(message), where, Trace(memory) if memory else None)
-        self._models[number] = Loaded(number, kept, prepared)
+        kept = self._engine.prepare(take_fd(message), where, Trace(memory) if memory else None)
+        self._models[number] = Loaded(number, kept)
         return Reply([number])
 
     def free(self, _: Message, number: int) -> Reply:

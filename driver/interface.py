@@ -66,7 +66,10 @@ class Device(Protocol):
         """For each operation of the main subgraph of a valid model: True is a promise."""
 
     def prepare(self, model: Model, pace: Callable[[], object]) -> PreparedModel:
-        """Compiles a valid, fully supported model. Calls `pace` often: it lets running bursts through."""
+        """Compiles a valid, fully supported model. Calls `pace` often: it lets running bursts through.
+
+        Once for all clients that have an equal one at a time.
+        """
 
 
 class Performance(NamedTuple):

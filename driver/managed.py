@@ -65,12 +65,16 @@ class Loaded(NamedTuple):
 
     number: int
     kept: Kept
-    prepared: PreparedModel
 
     @property
     def model(self) -> Model:
         """As it was sent."""
         return self.kept.model
+
+    @property
+    def prepared(self) -> PreparedModel:
+        """What the device made of it, which other clients may use, too."""
+        return self.kept.prepared
 
     def operand(self, role: Role) -> Operand:
         """Raises InvalidArgument for an index that the model does not have."""
