@@ -1,4 +1,4 @@
-"""The models of all clients of a device: equal ones are one, prepared once, so that their weights are in memory once.
+"""The models of all clients of a device: equal ones are one, so that their weights are in memory once.
 
 A model comes in memory that nobody can change any more (sealed against writing, shrinking and growing), so what was
 equal once stays equal. Bytes are compared, not their digests: that takes a hundredth of a second for 100 MB, and only
@@ -60,8 +60,10 @@ class Models:
         """
         region = sealed(fd)
         known = next((kept for kept in self._kept if kept.is_of(region, where)), None)
-        if known is None:
-            model = decode(region, where, pace)
-            known = Kept(region, where, model, self._device.prepare(model, pace))
-            self._kept.add(known)
-        return known
+        if known and getattr(known.prepared, "serves_all", False):
+            return known
+        source = known.region if known else region
+        model = known.model if known else decode(region, where, pace)
+        kept = Kept(source, where, model, self._device.prepare(model, pace))
+        self._kept.add(kept)
+        return kept

@@ -34,7 +34,10 @@ class Bound(Protocol):
 
 
 class PreparedModel(Protocol):
-    """A model made ready to run on a device. Any number of threads may bind and run."""
+    """A model made ready to run on a device. Any number of threads may bind and run.
+
+    It may have an attribute `serves_all`: True, and clients with equal models share it. Else each client has its own.
+    """
 
     @property
     def is_static(self) -> bool:
@@ -66,10 +69,7 @@ class Device(Protocol):
         """For each operation of the main subgraph of a valid model: True is a promise."""
 
     def prepare(self, model: Model, pace: Callable[[], object]) -> PreparedModel:
-        """Compiles a valid, fully supported model. Calls `pace` often: it lets running bursts through.
-
-        Once for all clients that have an equal one at a time.
-        """
+        """Compiles a valid, fully supported model. Calls `pace` often: it lets running bursts through."""
 
 
 class Performance(NamedTuple):

@@ -41,6 +41,8 @@ class Interpreter:
     Any number of threads may bind, and run their bindings, at the same time.
     """
 
+    serves_all = True  #: as in driver.interface
+
     def __init__(
         self, model: Model, pace: Callable[[], Any] | None = None, *, graphs: "dict[int, Interpreter] | None" = None
     ) -> None:

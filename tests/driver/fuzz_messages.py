@@ -20,6 +20,7 @@ from mutator import MessageMutator
 import fmq
 from burst import ErrorStatus, InvalidArgument, Malformed, Memory, OutputShape, PeerDied, channel, memory
 from burst.channel import Channel, Message
+from burst.wire import Token
 from driver import plain, rpc
 
 ANSWERS = set(ErrorStatus) - {ErrorStatus.GENERAL_FAILURE}
@@ -103,6 +104,7 @@ class Plain:
             self._server._registered[slot] = Memory.create(4096)
         one, two = [0, 0, 64, []], [1, 64, 64, [2, 3]]
         bodies = [["execute", 1, [one, None], [two], [0, 1], True, None], ["execute", 1, [one], [], [1], False, 5]]
+        bodies.append(["execute", 1, [one], [[1, 0, 0, []]], [0, [7]], False, None])
         self.seeds = [msgpack.packb(body) for body in [*bodies, ["execute", 2, [], [], [], False, None]]]
         self.mutate = MessageMutator(seed)
 
@@ -118,7 +120,7 @@ class Plain:
         for argument in (*request.inputs, *request.outputs):
             assert min(argument.pool, argument.offset, argument.length, *argument.dimensions, 0) == 0
             assert all(isinstance(number, int) for number in (*argument[1:4], *argument.dimensions))
-        assert all(isinstance(pool, Memory) for pool in request.pools)
+        assert all(isinstance(pool, Memory | Token) for pool in request.pools)
         return self._execution
 
     def check(self, data):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import driver
-from driver.encoding import decode, encode
+from driver.encoding import decode, encode, sealed
 from driver.errors import ExecutionFailed, OutputInsufficientSize
 from driver.nn import Interpreter
 
@@ -318,7 +318,8 @@ def test_weights_stay_where_they_are(litert, kit):
     x, weights = builder.input("float32", (1, 200)), random.standard_normal((500, 200), np.float32)
     builder.output(builder.operation("FULLY_CONNECTED", x, weights, np.zeros(500, np.float32), 0))
     model = builder.build()
-    sent = decode(*encode(model))
+    fd, where = encode(model)
+    sent = decode(sealed(fd), where)
     private, shared = prepare(litert, model), prepare(litert, sent)
     assert private.copied_weights > weights.nbytes
     assert shared.copied_weights < 10_000
@@ -332,7 +333,8 @@ def test_weights_stay_where_they_are(litert, kit):
 
 def test_weights_are_unmapped(litert, kit):
     """A prepared model that is gone leaves no mapping of its weights behind."""
-    sent = decode(*encode(kit.conv_model()))
+    fd, where = encode(kit.conv_model())
+    sent = decode(sealed(fd), where)
     before = _mappings()
     for _ in range(20):
         prepare(litert, sent)
