@@ -240,6 +240,11 @@ def budgets(runs: Runs, args: argparse.Namespace) -> list[Budget]:
     return found
 
 
+def is_network(row: dict[str, Any]) -> bool:
+    """True for what was measured beside LiteRT in process."""
+    return "rounds" in row and row["name"] != row["floor"] != SPIN
+
+
 def options() -> argparse.Namespace:
     """The command line."""
     parser = arguments(__doc__, pairs=15)
@@ -266,7 +271,8 @@ def main() -> None:
     if args.plot:
         import plots
 
-        plots.latencies(args.plot, table, [], QUESTION)
+        ratios = {one["name"]: one["times_floor"]["median"] for one in table if is_network(one)}
+        plots.bars(args.plot, ratios, "time to LiteRT's in process", QUESTION)
 
 
 if __name__ == "__main__":

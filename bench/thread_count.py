@@ -173,7 +173,7 @@ def main() -> None:
         import plots
 
         ratios = {budget.text.partition(":")[0]: budget.found.median for budget in budgets if budget.found}
-        plots.bars(args.plot, ratios, "time on as many threads as are chosen, to the best", QUESTION)
+        plots.bars(args.plot, ratios, "time as chosen, to the best", QUESTION)
 
 
 if __name__ == "__main__":
