@@ -37,6 +37,10 @@ bench: $(VENV)/bench
 	$(BIN)/python bench/burst_interference.py
 	$(BIN)/python bench/prepare_interference.py
 	$(BIN)/python bench/ops.py
+	$(BIN)/python bench/mobilenet.py
+	$(BIN)/python bench/mobilenet.py --threads 2
+	$(BIN)/python bench/thread_count.py
+	$(BIN)/python bench/cold_start.py
 
 # One stamp per set of extras. The sources of the extension are listed so that editing C rebuilds it.
 CORE := $(wildcard csrc/*.c csrc/*.h csrc/CMakeLists.txt)

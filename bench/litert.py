@@ -5,7 +5,7 @@ Knows the operations that the benchmarks use, with padding schemes instead of pa
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from measure import NotMeasured
@@ -27,6 +27,7 @@ TYPES = {
     "TENSOR_INT32": "INT32",
     "TENSOR_QUANT8_ASYMM": "UINT8",
     "TENSOR_QUANT8_ASYMM_SIGNED": "INT8",
+    "TENSOR_QUANT8_SYMM_PER_CHANNEL": "INT8",
 }
 WINDOW = ("padding", "strideW", "strideH")
 POOL = (*WINDOW, "filterWidth", "filterHeight", "fusedActivationFunction")
@@ -83,6 +84,14 @@ RULES: dict[str, tuple[str, Sequence[int], str, Fields]] = {
 inputs that it does not take are called there, in order. Names that the table lacks have no counterpart."""
 
 
+class Steps(NamedTuple):
+    """How a tensor is quantised: a scale for all of it, or for each index along `axis`; none when it is not."""
+
+    scales: Sequence[float] = ()
+    zero_point: int = 0
+    axis: int = 0
+
+
 class _Writer:
     """One subgraph as it grows."""
 
@@ -101,16 +110,18 @@ class _Writer:
             if o.type.name not in TYPES:
                 raise NotMeasured(f"no {o.type.name} here")
             value = o.value if o.lifetime.is_constant else None
-            self._tensors[index] = self.add(TYPES[o.type.name], o.dimensions, value, (o.scale, o.zero_point))
+            scales, axis = o.channel_quant or ((o.scale,) if o.scale else (), 0)
+            self._tensors[index] = self.add(TYPES[o.type.name], o.dimensions, value, Steps(scales, o.zero_point, axis))
         return self._tensors[index]
 
-    def add(self, kind: str, shape: Sequence[int], value: Any = None, quantised: tuple[float, int] = (0.0, 0)) -> int:
+    def add(self, kind: str, shape: Sequence[int], value: Any = None, steps: Steps | None = None) -> int:
         """A new tensor; its number."""
         tensor = schema.TensorT()
         tensor.shape, tensor.type, tensor.name = list(shape), getattr(schema.TensorType, kind), b"t"
-        if quantised[0]:
-            tensor.quantization = schema.QuantizationParametersT()
-            tensor.quantization.scale, tensor.quantization.zeroPoint = [quantised[0]], [quantised[1]]
+        if steps is not None and steps.scales:
+            found = tensor.quantization = schema.QuantizationParametersT()
+            found.scale, found.zeroPoint = list(steps.scales), [steps.zero_point] * len(steps.scales)
+            found.quantizedDimension = steps.axis
         if value is not None:
             buffer = schema.BufferT()
             buffer.data = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
@@ -129,6 +140,8 @@ class _Writer:
             raise NotMeasured(f"no such form of {operation.type} here")
         values = {name: self.operands[i].value.item() for name, i in zip(names, left, strict=False)}
         op = schema.OperatorT()
+        if operation.type in {"CONV_2D", "DEPTHWISE_CONV_2D"}:
+            self._scale_bias(operation)
         size = [self.add("INT32", (2,), np.array([values["height"], values["width"]], np.int32))] if -1 in taken else []
         op.inputs = [self.tensor(operation.inputs[k]) for k in taken if k >= 0] + size
         op.outputs = [self.tensor(i) for i in operation.outputs]
@@ -141,6 +154,13 @@ class _Writer:
         op.opcodeIndex = len(self.model.operatorCodes)
         self.model.operatorCodes.append(code)
         self.graph.operators.append(op)
+
+    def _scale_bias(self, operation: Operation) -> None:
+        """A bias has a scale for each channel where the weights have: here it is written, there they imply it."""
+        source, weights, bias = (self.operands[i] for i in operation.inputs[:3])
+        if weights.channel_quant is not None:
+            scales = [source.scale * scale for scale in weights.channel_quant[0]]
+            self._tensors[operation.inputs[2]] = self.add("INT32", bias.dimensions, bias.value, Steps(scales))
 
 
 def _options(table: str, values: dict[str, Any]) -> Any:

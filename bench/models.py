@@ -22,6 +22,9 @@ CLASSES = 1001
 BLOCKS = ((64, 1), (128, 2), (128, 1), (256, 2), (256, 1), (512, 2), *[(512, 1)] * 5, (1024, 2), (1024, 1))
 """Of MobileNetV1 1.0: channels after each pair of a depthwise and a pointwise convolution, and its stride."""
 
+Terms = tuple[Any, Any]
+"""Weights and bias, as `ModelBuilder.operation` takes them."""
+
 PIXEL = (1 / 128, 128)  # scale and zero point of quantised images, of what RELU6 leaves, of the last layer, of SOFTMAX
 CLAMPED, LOGIT, PROBABILITY = (6 / 255, 0), (0.1, 128), (1 / 256, 0)
 
@@ -36,8 +39,8 @@ class Layer:
     depthwise: bool = False
 
 
-def layers(seed: int = 7) -> Iterator[Layer]:
-    """The convolutions of MobileNetV1 1.0, with weights under which signals neither die nor explode."""
+def layers(seed: int = 7, width: float = 1.0) -> Iterator[Layer]:
+    """The convolutions of MobileNetV1, its channels times `width`; signals neither die in their weights nor explode."""
     rng = np.random.default_rng(seed)
 
     def layer(shape: tuple[int, ...], stride: int = 1, *, depthwise: bool = False) -> Layer:
@@ -46,50 +49,90 @@ def layers(seed: int = 7) -> Iterator[Layer]:
         bias = rng.standard_normal(outputs) * 0.1
         return Layer(weights.astype(np.float32), bias.astype(np.float32), stride, depthwise)
 
-    yield layer((32, 3, 3, 3), 2)
-    channels = 32
-    for outputs, stride in BLOCKS:
+    channels = int(32 * width)
+    yield layer((channels, 3, 3, 3), 2)
+    for full, stride in BLOCKS:
+        outputs = int(full * width)
         yield layer((1, 3, 3, channels), stride, depthwise=True)
         yield layer((outputs, 1, 1, channels))
         channels = outputs
     yield layer((CLASSES, 1, 1, channels))
 
 
-def mobilenet(dtype: str) -> driver.Model:
-    """MobileNetV1 1.0 for images of 224 x 224, as "float32" or "quant8" (asymmetric, unsigned, a scale per tensor)."""
-    if dtype not in ("float32", "quant8"):
-        raise ValueError(f"dtype {dtype!r}; give 'float32' or 'quant8'")
-    m, quantised = driver.ModelBuilder(), dtype == "quant8"
-    x = m.input("quant8_asymm" if quantised else "float32", IMAGE, **(_parameters(PIXEL) if quantised else {}))
-    *body, last = layers()
+def mobilenet(dtype: str, width: float = 1.0, pixels: int = IMAGE[1]) -> driver.Model:
+    """MobileNetV1 as one of FORMS: its channels times `width`, for images of `pixels` x `pixels` (multiples of 32)."""
+    if dtype not in FORMS:
+        raise ValueError(f"dtype {dtype!r}; give one of {', '.join(FORMS)}")
+    m, form = driver.ModelBuilder(), FORMS[dtype]
+    x = m.input(form.data, (1, pixels, pixels, 3), **form.parameters(PIXEL))
+    *body, last = layers(width=width)
     scale = PIXEL[0]
     for layer in body:
-        x = _convolution(m, x, layer, RELU6, scale, CLAMPED, quantised=quantised)
+        x = _convolution(m, x, layer, RELU6, scale, CLAMPED, form)
         scale = CLAMPED[0]
-    x = m.operation("AVERAGE_POOL_2D", x, VALID, 1, 1, 7, 7, 0)
-    x = _convolution(m, x, last, 0, scale, LOGIT, quantised=quantised)
+    x = m.operation("AVERAGE_POOL_2D", x, VALID, 1, 1, pixels // 32, pixels // 32, 0)
+    x = _convolution(m, x, last, 0, scale, LOGIT, form)
     x = m.operation("RESHAPE", x, np.array([1, CLASSES], np.int32))
     m.output(m.operation("SOFTMAX", x, 1.0))
     return m.build()
 
 
-def _parameters(of: tuple[float, int]) -> dict[str, Any]:
-    return {"scale": of[0], "zero_point": of[1]}
+def _float_terms(_m: Any, layer: Layer, _scale: float) -> Terms:
+    return layer.weights, layer.bias
+
+
+def _tensor_terms(m: Any, layer: Layer, scale: float) -> Terms:
+    stored, step, zero_point = quantise(layer.weights)
+    product = float(np.float32(scale)) * float(np.float32(step))
+    bias = m.constant(np.round(layer.bias / product).astype(np.int32), scale=product)
+    return m.constant(stored, scale=step, zero_point=zero_point), bias
+
+
+def _channel_terms(m: Any, layer: Layer, scale: float) -> Terms:
+    axis = 3 if layer.depthwise else 0
+    stored, steps = quantise_channels(layer.weights, axis)
+    kind = "TENSOR_QUANT8_SYMM_PER_CHANNEL"
+    weights = m.constant(stored, dtype=kind, channel_quant=(steps.tolist(), axis))
+    return weights, m.constant(np.round(layer.bias / (np.float32(scale) * steps)).astype(np.int32))
+
+
+@dataclass(frozen=True)
+class Form:
+    """How data and weights are stored. `terms` adds a layer's weights and bias, for data of a given scale."""
+
+    data: str
+    terms: Callable[[Any, Layer, float], Terms]
+    offset: int = 0  #: of zero points to those of bytes without a sign
+
+    def parameters(self, of: tuple[float, int]) -> dict[str, Any]:
+        """Scale and zero point as a builder takes them: none of floats."""
+        return {} if self.data == "float32" else {"scale": of[0], "zero_point": of[1] + self.offset}
+
+
+FORMS = {
+    "float32": Form("float32", _float_terms),
+    "quant8": Form("quant8_asymm", _tensor_terms),
+    "per-channel": Form("quant8_asymm_signed", _channel_terms, -128),
+}
+"""Floats; bytes without a sign, a scale for each tensor; bytes with a sign, a scale for each channel of the weights."""
+
+QUANT8 = FORMS["quant8"]
 
 
 def _convolution(
-    m: Any, x: Any, layer: Layer, activation: int, scale: float, result: tuple[float, int], *, quantised: bool
+    m: Any, x: Any, layer: Layer, activation: int, scale: float, result: tuple[float, int], form: Form
 ) -> Any:
     """One layer; `scale` is that of x, `result` the scale and zero point of what it gives."""
     name, fan = ("DEPTHWISE_CONV_2D", (1,)) if layer.depthwise else ("CONV_2D", ())
     numbers = (SAME, layer.stride, layer.stride, *fan, activation)
-    if not quantised:
-        return m.operation(name, x, layer.weights, layer.bias, *numbers)
-    stored, step, zero_point = quantise(layer.weights)
-    weights = m.constant(stored, scale=step, zero_point=zero_point)
-    product = float(np.float32(scale)) * float(np.float32(step))
-    bias = m.constant(np.round(layer.bias / product).astype(np.int32), scale=product)
-    return m.operation(name, x, weights, bias, *numbers, **_parameters(result))
+    return m.operation(name, x, *form.terms(m, layer, scale), *numbers, **form.parameters(result))
+
+
+def quantise_channels(weights: NDArray[np.float32], axis: int) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
+    """Weights in 255 steps around 0, and the steps along `axis`."""
+    others = tuple(i for i in range(weights.ndim) if i != axis)
+    steps = np.abs(weights).max(axis=others, keepdims=True) / np.float32(127)
+    return np.round(weights / steps).astype(np.int8), steps.reshape(-1)
 
 
 def quantise(weights: NDArray[np.float32]) -> tuple[NDArray[np.uint8], float, int]:
@@ -115,7 +158,7 @@ def _float(m: driver.ModelBuilder, shape: tuple[int, ...] = FEATURES) -> Handle:
 
 
 def _quant(m: driver.ModelBuilder, shape: tuple[int, ...] = FEATURES) -> Handle:
-    return m.input("quant8_asymm", shape, **_parameters(PIXEL))
+    return m.input("quant8_asymm", shape, **QUANT8.parameters(PIXEL))
 
 
 def _weights(*shape: int) -> NDArray[np.float32]:
@@ -128,7 +171,7 @@ def _layer(*shape: int, depthwise: bool = False, quantised: bool = False) -> Bui
 
     def build(m: driver.ModelBuilder) -> Handle:
         x = _quant(m) if quantised else _float(m)
-        return _convolution(m, x, layer, RELU6, PIXEL[0], CLAMPED, quantised=quantised)
+        return _convolution(m, x, layer, RELU6, PIXEL[0], CLAMPED, QUANT8 if quantised else FORMS["float32"])
 
     return build
 
@@ -150,7 +193,7 @@ def _dense_of_quantised(m: driver.ModelBuilder) -> Handle:
     stored, step, zero_point = quantise(_weights(1001, 1024))
     bias = m.constant(np.zeros(1001, np.int32), scale=PIXEL[0] * step)
     weights = m.constant(stored, scale=step, zero_point=zero_point)
-    return m.operation("FULLY_CONNECTED", _quant(m, (1, 1024)), weights, bias, 0, **_parameters(LOGIT))
+    return m.operation("FULLY_CONNECTED", _quant(m, (1, 1024)), weights, bias, 0, **QUANT8.parameters(LOGIT))
 
 
 def _transposed(m: driver.ModelBuilder) -> Handle:
