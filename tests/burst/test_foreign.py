@@ -24,22 +24,26 @@ CALL = ctypes.CFUNCTYPE(
 
 @pytest.fixture
 def foreign():
-    """Contexts for Python functions, each with copies (to, from) before and after; they share a turn."""
+    """Contexts for Python functions, each with copies (to, from) before and after, and a step for each limit in ns.
+
+    They share a turn.
+    """
     turn, kept = ffi.new("burst_turn *"), []
     lib.burst_turn_init(turn)
 
-    def foreign(function, before=(), after=()):
+    def foreign(function, before=(), after=(), limits=(0,)):
         context, call = ffi.new("burst_foreign *"), CALL(function)
         address = ctypes.cast(call, ctypes.c_void_p).value
         context.function, context.turn = ffi.cast("foreign_function *", address), turn
-        context.object, context.number = ffi.cast("void *", 11), 12
-        context.inputs, context.n_inputs = ffi.cast("void *", 13), 14
-        context.outputs, context.n_outputs = ffi.cast("void *", 15), 16
+        context.object = ffi.cast("void *", 11)
+        given, results = ffi.cast("void *", 13), ffi.cast("void *", 15)
+        table = ffi.new("burst_step[]", [(12 + n, 14, 16, given, results, limit) for n, limit in enumerate(limits)])
+        context.steps, context.n_steps = table, len(table)
         lists = [[(pointer(to), pointer(source), source.nbytes) for to, source in pairs] for pairs in (before, after)]
         copies = [ffi.new("burst_copy[]", found) for found in lists]
         context.before, context.n_before = copies[0], len(before)
         context.after, context.n_after = copies[1], len(after)
-        kept.append((call, copies, before, after))
+        kept.append((call, copies, before, after, table))
         return context
 
     return foreign
