@@ -72,9 +72,11 @@ def _within(begin: int, end: int, done: Sequence[int], crossing: Sequence[int]) 
         least, most = done[begin] + _LEAST * SEGMENT, done[begin] + _MOST * SEGMENT
         first = bisect_left(done, least, begin + 1, end)  # after which enough was done
         last = bisect_right(done, min(most, done[end] - _LEAST * SEGMENT), begin + 1, end)
-        begin = min(range(first, last), key=lambda i: (crossing[i], -i), default=first)  # it may be one operation
-        if begin < end:
-            found.append(begin)
+        ideal = done[begin] + SEGMENT
+        begin = min(range(first, last), key=lambda i: (crossing[i], abs(done[i] - ideal)), default=first)
+        if done[end] - done[begin] < _LEAST * SEGMENT:  # behind one operation that takes longer
+            break
+        found.append(begin)
     return found
 
 
