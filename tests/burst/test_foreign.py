@@ -11,6 +11,7 @@ import pytest
 from fmq._core import ffi, lib
 
 PATIENCE = 20.0
+GENERAL_FAILURE, MISSED_DEADLINE_TRANSIENT = 2, 5
 CALL = ctypes.CFUNCTYPE(
     ctypes.c_int,
     ctypes.c_void_p,
@@ -106,3 +107,70 @@ def test_turns(foreign):
 
 def _waits_for_lock(thread):
     return thread is not None and Path(f"/proc/self/task/{thread}/stat").read_text().split()[2] == "S"
+
+
+def test_steps(foreign):
+    """Calls are made one after the other, until one fails."""
+    seen, statuses = [], [0, 0, 7]
+
+    def call(_, number, *_more):
+        seen.append(number)
+        return statuses[number - 12]
+
+    context = foreign(call, limits=(0, 0, 0, 0))
+    assert lib.burst_foreign_run(context) == GENERAL_FAILURE
+    assert (seen, context.status, context.ended) == ([12, 13, 14], 7, 0)
+    statuses[2:] = [0, 0]
+    assert lib.burst_foreign_run(context) == 0
+    assert (seen[3:], context.status) == ([12, 13, 14, 15], 0)
+
+
+def test_cancelled_between_steps(foreign):
+    """No step begins after a cancel, nothing is copied out, and that is so for good; others of the turn go on."""
+    seen, result, target = [], np.ones(2, np.int32), np.zeros(2, np.int32)
+
+    def call(_, number, *_more):
+        seen.append(number)
+        if number == 13:
+            lib.burst_foreign_cancel(context)
+        return 0
+
+    context = foreign(call, after=[(target, result)], limits=(0, 0, 0))
+    for _ in range(2):
+        assert lib.burst_foreign_run(context) == GENERAL_FAILURE
+        assert (seen, context.ended, context.status) == ([12, 13], lib.BURST_CANCELLED, 0)
+    assert target.tolist() == [0, 0]
+    assert lib.burst_foreign_run(foreign(lambda *_: 0)) == 0
+
+
+def test_cancelled_in_the_midst_of_a_step(foreign):
+    """A library that asks is told to end once the run is cancelled."""
+    told = []
+
+    def call(*_):
+        told.append(lib.burst_foreign_ends(context.turn))
+        lib.burst_foreign_cancel(context)
+        told.append(lib.burst_foreign_ends(context.turn))
+        return 3
+
+    context = foreign(call)
+    assert lib.burst_foreign_run(context) == GENERAL_FAILURE
+    assert (told, context.ended) == ([False, True], lib.BURST_CANCELLED)
+
+
+def test_a_limit(foreign):
+    """A step that may take so long is told to end after that, which is another status; its time begins with it."""
+    limit, begins = 20_000_000, []
+
+    def call(_, number, *_more):
+        begins.append(lib.fmq_now())
+        while number == 13 and not lib.burst_foreign_ends(context.turn):
+            assert lib.fmq_now() < begins[0] + PATIENCE * 1e9
+        return 3 if number == 13 else 0
+
+    context = foreign(call, limits=(0, limit))
+    for _ in range(2):
+        begins.clear()
+        assert lib.burst_foreign_run(context) == MISSED_DEADLINE_TRANSIENT
+        assert context.ended == lib.BURST_TIMED_OUT
+        assert lib.fmq_now() - begins[1] >= limit

@@ -62,11 +62,15 @@ static void let_go(job *j) {
     if (atomic_fetch_add(&j->gone, 1)) free(j);
 }
 
-static void check(job *j, int32_t status, bool was_cancelled) {
-    if (!status) MUST(!was_cancelled && j->calls == STEPS && !j->f.ended), atomic_fetch_add(&whole, 1);
-    else MUST(status == GENERAL_FAILURE && j->f.ended == BURST_CANCELLED);
-    if (status && !j->calls) atomic_fetch_add(&before, 1);
-    else if (status) MUST(!was_cancelled), atomic_fetch_add(j->was_told ? &within : &between, 1);
+static void check(const job *j, int32_t status, bool was_cancelled) {
+    if (!status) {
+        MUST(!was_cancelled && j->calls == STEPS && !j->f.ended);
+        atomic_fetch_add(&whole, 1);
+        return;
+    }
+    MUST(status == GENERAL_FAILURE && j->f.ended == BURST_CANCELLED);
+    MUST(!was_cancelled || !j->calls);
+    atomic_fetch_add(!j->calls ? &before : j->was_told ? &within : &between, 1);
 }
 
 static void *run(void *argument) {

@@ -12,6 +12,7 @@ from driver.devices import lowering as lowerings
 from driver.devices.litert.cuts import cost, crossing, cuts, products
 from driver.devices.litert.library import Compiled, TensorBuffers
 from driver.devices.litert.lower import LOWERINGS, Graph, Lowering, Node
+from driver.devices.litert.lower.control import TABLE as CONTROL
 from driver.devices.litert.lower.control import looping
 from driver.devices.litert.lower.node import Crossing, Form, stored_type
 from driver.devices.litert.weights import aligned
@@ -148,7 +149,9 @@ def _ports(graphs: Sequence[Graph]) -> tuple[list[Port], list[Port], dict[Crossi
     last, main = graphs[-1], graphs[-1].subgraph
     private = last.lowering.private
     taken = {key for graph in graphs for key in graph.takes}
-    read = {i for operation in main.operations for i in operation.inputs}
+    # TFLite may leave in an output what is still to be read, or goes round a loop.
+    exposed = {i for operation in main.operations for i in operation.inputs}
+    exposed |= {i for operation in main.operations if operation.type in CONTROL for i in operation.outputs}
     ports: tuple[list[Port], list[Port]] = [], []
     places: dict[Crossing, int] = {}
     for n, i in enumerate(main.inputs):
@@ -159,7 +162,7 @@ def _ports(graphs: Sequence[Graph]) -> tuple[list[Port], list[Port], dict[Crossi
     for n, i in enumerate(main.outputs):
         tensor, form = last.tensor(i), last.results[i]
         places[i, form] = len(places)
-        ports[1].append(_port(n, tensor, form.type, copied=i in read and tensor.type in private))
+        ports[1].append(_port(n, tensor, form.type, copied=i in exposed and tensor.type in private))
     return *ports, places
 
 

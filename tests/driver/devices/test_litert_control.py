@@ -425,3 +425,25 @@ def test_in_a_process(connect, kit, path):
         found = burst.run(*arrays).outputs if path == "burst" else prepared.run(*arrays)
         assert found[0].item() == 5
         np.testing.assert_array_equal(found[1], arrays[1])
+
+
+def test_indices_in_a_loop(litert):
+    """Indices that go round a loop lie where no client can change them: inputs and outputs of their type are copied."""
+    m = ModelBuilder()
+    i, rows, x = m.input("int32", (1,)), m.input("int32", (2,)), m.input("float32", (4, 2))
+    m.output(m.operation("LESS", i, np.array([3], np.int32)))
+    condition = m.build()
+    m = ModelBuilder()
+    i, rows, x = m.input("int32", (1,)), m.input("int32", (2,)), m.input("float32", (4, 2))
+    found = m.operation("GATHER", x, 0, m.operation("EXPAND_DIMS", rows, 0))
+    found = m.operation("TILE", m.operation("RESHAPE", found, np.array([2, 2], np.int32)), np.array([2, 1], np.int32))
+    one = np.ones(1, np.int32)
+    m.output(m.operation("ADD", i, one, 0), m.operation("SUB", np.full(2, 3, np.int32), rows, 0), found)
+    body = m.build()
+    m = ModelBuilder()
+    given = m.input("int32", (1,)), m.input("int32", (2,)), m.input("float32", (4, 2))
+    m.output(*m.operation("WHILE", condition, body, *given))
+    feeds = np.zeros(1, np.int32), np.array([0, 2], np.int32), np.arange(8, dtype=np.float32).reshape(4, 2)
+    check(litert, m.build(), *feeds)
+    bound, _ = bind(litert, m.build(), feeds)
+    assert bound.copied_bytes >= 2 * (4 + 8)
