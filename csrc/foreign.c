@@ -25,11 +25,11 @@ void burst_turn_init(burst_turn *turn) {
 
 static _Atomic uint32_t *cancelled(burst_foreign *f) { return (_Atomic uint32_t *)&f->cancelled; }
 
-/* Nothing is handed over with it, and nobody waits for it. */
 void burst_foreign_cancel(burst_foreign *f) { atomic_store(cancelled(f), 1); }
 
+/* Relaxed, because nothing is handed over with it. */
 static bool is_cancelled(burst_foreign *f) {
-    if (atomic_load_explicit(cancelled(f), memory_order_relaxed)) f->ended = BURST_CANCELLED; /* relaxed: as above */
+    if (atomic_load_explicit(cancelled(f), memory_order_relaxed)) f->ended = BURST_CANCELLED;
     return f->ended;
 }
 

@@ -46,14 +46,37 @@ def schema() -> ModuleType:
     return import_module("ai_edge_litert.schema_py_generated")
 
 
+class Shared:
+    """What the subgraphs of a model have in common. It knows none of them, so that no cycle keeps constants alive."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []  #: of all operations, in the order in which they were added
+        self.codes: dict[str, int] = {}
+        self.constants: list[NDArray[Any]] = []
+        self._buffers: dict[tuple[Any, ...], int] = {}
+
+    def buffer(self, array: NDArray[Any]) -> int:
+        """The number of a constant, which several tensors may have. Arrays are kept, so addresses tell them apart."""
+        key = array.__array_interface__["data"][0], array.shape, array.strides, array.dtype
+        if key not in self._buffers:
+            self.constants.append(array)
+            self._buffers[key] = len(self.constants)  # buffer 0 is empty
+        return self._buffers[key]
+
+    def code(self, name: str) -> int:
+        """The number of an operator's code."""
+        self.names.append(name)
+        return self.codes.setdefault(name, len(self.codes))
+
+
 class Section:
     """A subgraph in the making: collects tensors and operations. Tensors are known by their numbers."""
 
-    def __init__(self, writer: Writer, number: int) -> None:
+    def __init__(self, shared: Shared, number: int) -> None:
         self.number = number  #: among the model's subgraphs
         self.inputs: list[int] = []
         self.outputs: list[int] = []
-        self._writer = writer
+        self._shared = shared
         self._tensors: list[Any] = []
         self._operations: list[Any] = []
 
@@ -80,7 +103,7 @@ class Section:
     def constant(self, type_: str, array: NDArray[Any], quantisation: Quantisation | None = None) -> int:
         """A tensor with a value. The array must not change until the model is written."""
         index = self.tensor(type_, array.shape, quantisation)
-        self._tensors[index].buffer = self._writer.buffer(array)
+        self._tensors[index].buffer = self._shared.buffer(array)
         return index
 
     def operation(
@@ -89,7 +112,7 @@ class Section:
         """An operation by TFLite's name; `fields` of the table `options`, by the schema's names."""
         s = schema()
         operation = s.OperatorT()
-        operation.opcodeIndex = self._writer.code(name)
+        operation.opcodeIndex = self._shared.code(name)
         operation.inputs, operation.outputs = np.array(inputs, np.int32), np.array(outputs, np.int32)
         if options is not None:
             table = getattr(s, f"{options}T")()
@@ -112,28 +135,17 @@ class Writer:
 
     def __init__(self) -> None:
         self.sections: list[Section] = []
-        self.names: list[str] = []  #: of the operations, in the order in which they were added
-        self._codes: dict[str, int] = {}
-        self._constants: list[NDArray[Any]] = []
-        self._buffers: dict[tuple[Any, ...], int] = {}
+        self._shared = Shared()
+
+    @property
+    def names(self) -> list[str]:
+        """Of the operations of all subgraphs, in the order in which they were added."""
+        return self._shared.names
 
     def section(self) -> Section:
         """One more subgraph. The first one is what runs unless it is said otherwise."""
-        self.sections.append(Section(self, len(self.sections)))
+        self.sections.append(Section(self._shared, len(self.sections)))
         return self.sections[-1]
-
-    def buffer(self, array: NDArray[Any]) -> int:
-        """The number of a constant, which several tensors may have. Arrays are kept, so addresses tell them apart."""
-        key = array.__array_interface__["data"][0], array.shape, array.strides, array.dtype
-        if key not in self._buffers:
-            self._constants.append(array)
-            self._buffers[key] = len(self._constants)  # buffer 0 is empty
-        return self._buffers[key]
-
-    def code(self, name: str) -> int:
-        """The number of an operator's code."""
-        self.names.append(name)
-        return self._codes.setdefault(name, len(self._codes))
 
     def finish(self, entries: Sequence[Section] = (), pace: Callable[[], object] = lambda: None) -> Image:
         """The model and its constants, as LiteRT reads them.
@@ -147,22 +159,23 @@ class Writer:
         builder.Finish(self._model(entries, pace).Pack(builder), _IDENTIFIER)
         head = np.frombuffer(builder.Output(), np.uint8)
         try:
-            return self._placed(head, shared_root(self._constants), pace)
+            return self._placed(head, shared_root(self._shared.constants), pace)
         except OSError:  # what is private cannot be mapped twice
             return self._placed(head, None, pace)
 
     def _placed(self, head: NDArray[np.uint8], root: NDArray[np.uint8] | None, pace: Callable[[], object]) -> Image:
         """With the constants that lie in `root` where they are, and copies of the others. Raises OSError."""
-        there = [offset_in(root, array) for array in self._constants]
+        there = [offset_in(root, array) for array in self._shared.constants]
         copied = [
-            0 if offset is not None else array.nbytes for offset, array in zip(there, self._constants, strict=True)
+            0 if offset is not None else array.nbytes
+            for offset, array in zip(there, self._shared.constants, strict=True)
         ]
         places, front = _places(copied, head.nbytes)
         image = Image(front, root if any(offset is not None for offset in there) else None)
         places = [p if offset is None else image.behind + offset for p, offset in zip(places, there, strict=True)]
         image.bytes[: head.nbytes] = head
         self._point(image.bytes[: head.nbytes], places, pace)
-        for array, place, nbytes in zip(self._constants, places, copied, strict=True):
+        for array, place, nbytes in zip(self._shared.constants, places, copied, strict=True):
             if nbytes:
                 image.bytes[place : place + nbytes] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
             pace()
@@ -173,9 +186,9 @@ class Writer:
         model = s.ModelT()
         model.version, model.subgraphs = _VERSION, [section.table(pace) for section in self.sections]
         model.signatureDefs = [_signature(n, section) for n, section in enumerate(entries)]
-        model.operatorCodes = [_code(name) for name in self._codes]
+        model.operatorCodes = [_code(name) for name in self._shared.codes]
         # An offset of 0 or 1 means that the data are inside.
-        buffers = [s.BufferT(offset=2, size=max(1, array.nbytes)) for array in self._constants]
+        buffers = [s.BufferT(offset=2, size=max(1, array.nbytes)) for array in self._shared.constants]
         model.buffers = _paced([s.BufferT(), *buffers], pace)
         return model
 

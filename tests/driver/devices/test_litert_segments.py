@@ -1,5 +1,6 @@
 """Models in segments: where they are cut, that it changes nothing, and that an execution can be ended between them."""
 
+import gc
 import os
 import signal
 import subprocess
@@ -120,25 +121,39 @@ def test_segments(litert, monkeypatch):
     assert program.operations == ["CONV_2D"] * 24
 
 
-@settings(max_examples=120, deadline=None, database=None, suppress_health_check=list(HealthCheck))
-@seed(3)
-@given(graphs())
-def test_random_graphs_in_pieces(graph):
-    """Random graphs, each operation of which is a segment, give what the reference gives."""
-    assume(len(graph.model.main.operations) > 1)
+def examples(count):
+    """`count` graphs, the same in every run."""
+    quiet = settings(max_examples=count, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+    return lambda test: quiet(seed(count)(given(graphs())(test)))
+
+
+def check_in_pieces(graph):
+    """It has a segment for each operation, and gives what the reference gives."""
     litert = LiteRtDevice(threads=1)
-    assume(all(litert.supported_operations(graph.model)))
+    assume(len(graph.model.main.operations) > 1 and all(litert.supported_operations(graph.model)))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cuts, "SEGMENT", 1e-3)
         prepared = litert.prepare(graph.model, lambda: None)
-        shapes = prepared.bind(graph.feeds, [aligned(0) for _ in graph.model.main.outputs]).shapes
+        shapes = [shape for shape, _ in prepared.bind(graph.feeds, [aligned(0)] * len(graph.model.main.outputs)).shapes]
         types = [graph.model.main.operands[i].type for i in graph.model.main.outputs]
-        outputs = [aligned(int(np.prod(shape)) * t.element_size) for (shape, _), t in zip(shapes, types, strict=True)]
+        outputs = [aligned(int(np.prod(shape)) * t.element_size) for shape, t in zip(shapes, types, strict=True)]
         prepared.bind(graph.feeds, outputs).run()
-    found = next(iter(prepared._programs.values()))
-    assert len(found.segments) == len(graph.model.main.operations)
-    arrays = [raw.view(t.dtype).reshape(s) for raw, t, (s, _) in zip(outputs, types, shapes, strict=True)]
+    assert len(next(iter(prepared._programs.values())).segments) == len(graph.model.main.operations)
+    arrays = [raw.view(t.dtype).reshape(shape) for raw, t, shape in zip(outputs, types, shapes, strict=True)]
     assert disagreement(lambda _: arrays, graph) is None, graph
+
+
+@examples(60)
+def test_random_graphs_in_pieces(graph):
+    """Random graphs in as many segments as they have operations."""
+    check_in_pieces(graph)
+
+
+@pytest.mark.stress
+@examples(3000)
+def test_a_great_many_graphs_in_pieces(graph):
+    """The same, for long."""
+    check_in_pieces(graph)
 
 
 @pytest.mark.usefixtures("everywhere")
@@ -344,3 +359,26 @@ def processor_time(pid):
     """Seconds that a process has computed."""
     words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
+
+
+@pytest.mark.usefixtures("everywhere")
+def test_no_garbage(litert, kit):
+    """What was prepared, looked at and bound is gone with its last reference: in a device garbage is not collected
+    while a burst lives.
+    """
+    models = [chain(3), kit.quantised_model()]
+    for model in models:  # caches fill
+        litert.supported_operations(model), litert.prepare(model, lambda: None)
+    gc.collect()
+    gc.disable()
+    try:
+        for model in models:
+            assert all(litert.supported_operations(model))
+            prepared = litert.prepare(model, lambda: None)
+            operand = model.main.operands[model.main.inputs[0]]
+            x = np.zeros(operand.dimensions, operand.type.dtype)
+            prepared.bind([x], [aligned(10_000)]).run()
+            del prepared
+        assert gc.collect() == 0
+    finally:
+        gc.enable()

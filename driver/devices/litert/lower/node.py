@@ -99,6 +99,10 @@ Crossing = tuple[int, Form]
 """An operand in a form, on its way from one segment to another."""
 
 
+There = dict[Form, "tuple[dict[Crossing, int], int] | None"]
+"""The forms of an operand that can be taken, each with what its giver gives and its tensor there; None: the client."""
+
+
 class Graph:
     """A subgraph, or a segment of the main one, on its way to TFLite: its tensors, whose shapes are known, and their
     forms.
@@ -125,7 +129,7 @@ class Graph:
         self.results: dict[int, Form] = before.results if before else {}  #: outputs, as clients get them
         self._operands = subgraph.operands
         self._forms: dict[int, dict[Form, int]] = {}
-        self._there: dict[int, dict[Form, Graph | None]] = before.close() if before else {}
+        self._there: dict[int, There] = before.close() if before else {}
 
     def tensor(self, index: int) -> Tensor:
         """Operand `index`."""
@@ -150,7 +154,7 @@ class Graph:
             stored = "BOOL"  # bytes of 0 and 1
         return self.read(index, Form(stored)), stored
 
-    def close(self) -> dict[int, dict[Form, Graph | None]]:
+    def close(self) -> dict[int, There]:
         """Ends the segment: outputs get the form that clients see. Returns the forms that are there for later ones."""
         for index in self.subgraph.outputs:
             if index in self._forms and index not in self._there:
@@ -160,7 +164,7 @@ class Graph:
         for index, forms in self._forms.items():
             if not self.tensor(index).fixed:
                 there = self._there.setdefault(index, {})
-                there |= dict.fromkeys(forms.keys() - there.keys(), self)
+                there |= {form: (self.gives, tensor) for form, tensor in forms.items() if form not in there}
         return self._there
 
     def keep_private(self, index: int) -> None:
@@ -184,9 +188,9 @@ class Graph:
 
     def _take(self, index: int, form: Form) -> int:
         """Operand `index` from before, in a form in which it is there."""
-        giver = self._there.get(index, {}).get(form)
-        if giver is not None:
-            giver.gives[index, form] = giver.read(index, form)
+        if giver := self._there.get(index, {}).get(form):
+            gives, tensor = giver
+            gives[index, form] = tensor
         created = self.takes[index, form] = self.write(index, form)
         return created
 
