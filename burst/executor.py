@@ -32,6 +32,9 @@ class Execution(Protocol):
     does, and of its context. If the shapes never change, the listener then calls that, without Python and without the
     GIL, one call at a time. It returns an ErrorStatus and lives as long as the execution. None is the same as no such
     attribute.
+
+    It may have an attribute `cancel`, to be called in any thread: the run in progress ends as soon as it can, and later
+    ones at once; which nobody will see, as it is called when the client is gone. None is the same as no such attribute.
     """
 
     @property
@@ -88,6 +91,12 @@ class Plan:
         self.slots = frozenset(slot for slot in packet.slots if not isinstance(slot, Token))
         self.execution, self.run, self.measure, self._encode = execution, execution.run, packet.measure, encode
         self.success = self._answer() if execution.is_static else None
+
+    def cancel(self) -> None:
+        """Ends its run as soon as it can, if it can; nobody wants its result any more."""
+        cancel = getattr(self.execution, "cancel", None)
+        if cancel is not None:
+            cancel()
 
     def answer(self) -> bytes:
         """To an execution that succeeded just now; its times are not in it yet."""

@@ -60,7 +60,9 @@ _DEFAULTS = Terms()
 
 
 class BurstServer:
-    """One burst. `start` begins listening; `stop` ends it from any thread and does not wait for a running execution."""
+    """One burst. `start` begins listening; `stop` ends it from any thread and does not wait for a running execution,
+    which it cancels if that can be cancelled.
+    """
 
     def __init__(
         self,
@@ -99,6 +101,7 @@ class BurstServer:
         )
         self._executor = CachedExecutor(protocols, self._forget)
         self._starting, self._is_stopped = threading.Lock(), False
+        self._is_ending = False
         self._thread = threading.Thread(target=self._listen, name="burst-listener", daemon=True)
 
     def _new_listener(self, nbytes: int) -> Any:
@@ -131,7 +134,11 @@ class BurstServer:
                 self._thread.start()
 
     def stop(self) -> None:
-        """Ends the burst. A running execution finishes first; its result is dropped."""
+        """Ends the burst. A running execution is cancelled, or finishes first; its result is dropped."""
+        self._is_ending = True  # before we look: a plan that is made meanwhile is cancelled by who made it
+        for plan in list(self._plans):
+            if plan is not None:
+                plan.cancel()
         self._callback.shutdown()
         self._writer.close()  # first: the listener may be waiting for room in it
         self._reader.close()
@@ -229,6 +236,8 @@ class BurstServer:
             raise_errno(code, "learn")
         self._stale.discard(i)
         self._plans[i] = plan
+        if self._is_ending:
+            plan.cancel()
 
     def _forget(self, slot: int | None) -> None:
         """Drops the plans that use a slot, or all; one that runs is dropped after its run."""

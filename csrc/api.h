@@ -154,10 +154,12 @@ void burst_drop_plans(burst_listener *listener);
 /* From the listener's thread: the request in `buffer` is plan i from now on, and runs. */
 int burst_learn(burst_listener *listener, uint32_t i, const void *answer, uint64_t bytes, void *function, void *context, int measure);
 int burst_forget(burst_listener *listener, uint32_t i); /* from any thread; true: it runs, and -ESTALE comes after it */
-/* foreign: a library's call as a burst_function. Calls that share a turn are made one after the other. */
+/* foreign: a library's calls as a burst_function. Contexts that share a turn run one after the other. */
 typedef int foreign_function(void *object, uint64_t number, uint64_t n_inputs, void *inputs, uint64_t n_outputs, void *outputs);
 typedef struct {
-    uint64_t reserved[8];
+    uint64_t reserved[8]; /* a mutex */
+    struct burst_foreign *running;
+    uint64_t until; /* when the loop that runs has taken too long; 0: whenever */
 } burst_turn;
 typedef struct {
     void *to;
@@ -165,16 +167,26 @@ typedef struct {
     uint64_t bytes;
 } burst_copy;
 typedef struct {
-    foreign_function *function;
-    void *object, *inputs, *outputs;
     uint64_t number, n_inputs, n_outputs;
+    void *inputs, *outputs;
+    uint64_t limit_ns; /* that this call may take; 0: as long as it likes */
+} burst_step;
+enum { BURST_CANCELLED = 1, BURST_TIMED_OUT = 2 };
+typedef struct burst_foreign {
+    foreign_function *function;
+    void *object;
+    burst_step *steps;
     burst_copy *before, *after;
-    uint64_t n_before, n_after;
+    uint64_t n_steps, n_before, n_after;
     burst_turn *turn;
-    int32_t status; /* of the last call: 0 is success, all else the library's own word */
+    int32_t status;     /* of the last call: 0 is success, all else the library's own word */
+    uint32_t ended;     /* why the last run ended early, of the above; 0: it did not, or the call failed */
+    uint32_t cancelled; /* for good */
 } burst_foreign;
 void burst_turn_init(burst_turn *turn);
-int32_t burst_foreign_run(void *foreign); /* copies, calls, copies; GENERAL_FAILURE when the call failed */
+int32_t burst_foreign_run(void *foreign);          /* copies, calls step by step, copies; returns an error status */
+void burst_foreign_cancel(burst_foreign *foreign); /* ends its run before the next step, and all later ones at once */
+_Bool burst_foreign_ends(void *turn); /* for the library to ask in the midst of a step: whether it has to end */
 int burst_blame(void); /* fatal signals are noted in the trace of the burst whose listener they hit */
 void burst_blame_on(burst_trace *trace); /* from now on those that hit this thread are noted there; NULL: nowhere */
 

@@ -1,30 +1,72 @@
-/* A burst_function out of a library's call that takes more than one argument: what a device needs to offer `native`
- * without Python between the listener and the library. What the library cannot use where it lies is copied for it. */
+/* A burst_function out of a library's calls that take more than one argument: what a device needs to offer `native`
+ * without Python between the listener and the library. What the library cannot use where it lies is copied for it.
+ *
+ * A run can be ended: between two calls, and in the midst of one when the library asks burst_foreign_ends.
+ */
 #include <stdint.h>
 
 #include "api.h"
+#include "futex.h"
 #include "packet.h"
 
 #include <pthread.h>
+#include <stddef.h>
 #include <string.h>
 
-_Static_assert(sizeof(pthread_mutex_t) <= sizeof(burst_turn), "a turn is a mutex");
-_Static_assert(_Alignof(pthread_mutex_t) <= _Alignof(burst_turn), "a turn is a mutex");
+_Static_assert(sizeof(pthread_mutex_t) <= offsetof(burst_turn, running), "a turn begins with a mutex");
+_Static_assert(_Alignof(pthread_mutex_t) <= _Alignof(burst_turn), "a turn begins with a mutex");
 
-void burst_turn_init(burst_turn *turn) { pthread_mutex_init((pthread_mutex_t *)(void *)turn, NULL); }
+static pthread_mutex_t *mutex(burst_turn *turn) { return (pthread_mutex_t *)(void *)turn; }
+
+void burst_turn_init(burst_turn *turn) {
+    *turn = (burst_turn){0};
+    pthread_mutex_init(mutex(turn), NULL);
+}
+
+static _Atomic uint32_t *cancelled(burst_foreign *f) { return (_Atomic uint32_t *)&f->cancelled; }
+
+void burst_foreign_cancel(burst_foreign *f) { atomic_store(cancelled(f), 1); }
+
+/* Relaxed, because nothing is handed over with it. */
+static bool is_cancelled(burst_foreign *f) {
+    if (atomic_load_explicit(cancelled(f), memory_order_relaxed)) f->ended = BURST_CANCELLED;
+    return f->ended;
+}
+
+/* In the thread that runs, which alone writes to its turn. */
+_Bool burst_foreign_ends(void *context) {
+    const burst_turn *turn = context;
+    burst_foreign *f = turn->running;
+    if (is_cancelled(f)) return true;
+    if (turn->until && futex_now() > turn->until) f->ended = BURST_TIMED_OUT;
+    return f->ended;
+}
 
 static void copy(const burst_copy *copies, uint64_t n) {
     for (uint64_t i = 0; i < n; i++) memcpy(copies[i].to, copies[i].from, copies[i].bytes);
 }
 
+/* In our turn. */
+static void run_steps(burst_foreign *f) {
+    burst_turn *turn = f->turn;
+    turn->running = f;
+    const burst_step *end = f->steps + f->n_steps;
+    for (const burst_step *s = f->steps; s < end && !f->status && !is_cancelled(f); s++) {
+        turn->until = s->limit_ns ? futex_now() + s->limit_ns : 0;
+        f->status = f->function(f->object, s->number, s->n_inputs, s->inputs, s->n_outputs, s->outputs);
+    }
+}
+
 int32_t burst_foreign_run(void *context) {
     burst_foreign *f = context;
-    pthread_mutex_t *turn = (pthread_mutex_t *)(void *)f->turn;
+    f->status = 0;
+    f->ended = 0;
     copy(f->before, f->n_before);
-    pthread_mutex_lock(turn);
-    f->status = f->function(f->object, f->number, f->n_inputs, f->inputs, f->n_outputs, f->outputs);
-    pthread_mutex_unlock(turn);
-    if (f->status) return GENERAL_FAILURE;
+    pthread_mutex_lock(mutex(f->turn));
+    run_steps(f);
+    pthread_mutex_unlock(mutex(f->turn));
+    if (f->ended == BURST_TIMED_OUT) return MISSED_DEADLINE_TRANSIENT;
+    if (f->ended || f->status) return GENERAL_FAILURE;
     copy(f->after, f->n_after);
     return 0;
 }

@@ -22,6 +22,11 @@ class Bound(Protocol):
     It may have an attribute `native`, (function, context): the addresses of a C function `int32_t f(void *context)`
     that does what `run` does and returns an ErrorStatus, and of what it gets. The listener of a burst then calls that,
     without Python and its lock; both must live as long as this object.
+
+    It may have a method `cancel()`, which any thread may call at any time, as often as it likes, and which returns at
+    once. A run in progress, by `run` or by `native`, ends with ExecutionFailed or GENERAL_FAILURE at the next point
+    where the device looks, unless it is done before; every run that begins later does so at once. There is no way back:
+    who wants to run again binds again. It is called for clients that are gone.
     """
 
     @property

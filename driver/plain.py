@@ -43,6 +43,7 @@ class PlainServer:
         self._registered: dict[int, Memory | Malformed] = {}
         self._executor = CachedExecutor(Protocols(self._decode, _encode, self._fetch), self._forget)
         self._plans: dict[bytes, Plan] = {}
+        self._is_ending = False
         self._thread = threading.Thread(target=self._serve, name="plain", daemon=True)
         self.start = self._thread.start
         self.forget_plans = self._executor.forget_plans
@@ -53,7 +54,10 @@ class PlainServer:
         return self._thread.is_alive()
 
     def stop(self) -> None:
-        """Ends the connection; a running execution finishes first."""
+        """Ends the connection; a running execution is cancelled, or finishes first."""
+        self._is_ending = True  # before we look, as for a burst
+        for plan in list(self._plans.values()):
+            plan.cancel()
         self._channel.shutdown()
 
     def _serve(self) -> None:
@@ -99,6 +103,8 @@ class PlainServer:
         if len(self._plans) >= MAX_PLANS:
             self._plans.clear()
         self._plans[raw] = plan = self._executor.plan(raw)
+        if self._is_ending:
+            plan.cancel()
         return plan
 
     def _forget(self, slot: int | None) -> None:

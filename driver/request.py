@@ -51,10 +51,12 @@ class BoundRequest:
         self.is_static = prepared.is_static
         if self.is_static:
             _check_shapes(request, self._bound)
-        cannot_fail = self.is_static and all(enough for _, enough in self._bound.shapes)
-        self.run: Callable[[], object] = self._bound.run if cannot_fail else partial(_run, request, self._bound)
-
-        self.native = getattr(self._bound, "native", None) if cannot_fail else None
+        is_fit = self.is_static and all(enough for _, enough in self._bound.shapes)
+        self.native = getattr(self._bound, "native", None) if is_fit else None
+        self.cancel: Callable[[], None] | None = getattr(self._bound, "cancel", None)
+        # numpy's steps on shapes that fit cannot fail, so that nothing stands around them; a library can.
+        is_bare = is_fit and self.native is None and self.cancel is None
+        self.run: Callable[[], object] = self._bound.run if is_bare else partial(_run, request, self._bound)
 
     @property
     def shapes(self) -> Sequence[OutputShape]:

@@ -23,6 +23,8 @@ Tensors = dict[int, "Tensor | None"]
 _PROBES = (5, 8)
 """Stand-ins for unknown dimensions."""
 
+_CONTROL = ("IF", "WHILE")
+
 
 def _at_once() -> None:
     """Nobody else is waiting."""
@@ -48,15 +50,25 @@ def constants(graph: Subgraph, pace: Callable[[], object] = _at_once) -> Tensors
             pace()
         elif operand.lifetime == OperandLifeTime.NO_VALUE:
             found[index] = None
+        elif operand.lifetime == OperandLifeTime.SUBGRAPH:
+            found[index] = Tensor.of(operand)
     return found
 
 
 def place(operation: Prepared, graph: Subgraph, tensors: Tensors) -> Call:
-    """The operation with the shapes of its operands; its outputs are added to `tensors`. Raises one of REFUSALS."""
+    """The operation with the shapes of its operands; its outputs are added to `tensors`. Raises one of REFUSALS,
+    UnsupportedError.
+
+    What control flow gives has the shapes that it declares: its lowering has to look whether that is so.
+    """
     outputs = [Tensor.of(graph.operands[i]) for i in operation.operation.outputs]
-    call = Call(operation.inputs(tensors), outputs)
-    with np.errstate(all="ignore"):
-        operation.place(call, graph.operands)
+    if operation.kind.name in _CONTROL:
+        require(all(is_known(graph.operands[i]) for i in operation.operation.outputs), "its shapes are not declared")
+        call = Call([tensors.get(i) for i in operation.operation.inputs], outputs)
+    else:
+        call = Call(operation.inputs(tensors), outputs)
+        with np.errstate(all="ignore"):
+            operation.place(call, graph.operands)
     tensors.update(zip(operation.operation.outputs, outputs, strict=True))
     return call
 

@@ -1,6 +1,7 @@
 """A burst at work: what a device is told, what a client gets back, and what is remembered in between."""
 
 import logging
+import threading
 import time
 
 import pytest
@@ -24,6 +25,7 @@ from fmq.end import DEFAULT_SPIN
 
 NONE, GENERAL_FAILURE = ErrorStatus.NONE, ErrorStatus.GENERAL_FAILURE
 BINDING = 0.03  # seconds
+PATIENCE = 20.0
 FAILED = (GENERAL_FAILURE, (), (None, None), 0)
 
 
@@ -330,3 +332,49 @@ def test_a_device_that_refuses(burst):
 
     with pytest.raises(errors.DeviceUnavailable, match="not today"):
         burst(refuse)
+
+
+@pytest.fixture
+def cancellable(increment, gate):
+    """An execution that runs until it is cancelled, and then fails."""
+
+    found = []
+
+    class Cancellable(increment):
+        def __init__(self, request):
+            super().__init__(request)
+            self.cancelled = threading.Event()
+            self.cancel = self.cancelled.set
+            if len(self.source) == 5:
+                gate()
+
+        def run(self):
+            gate.entered.release()
+            found.append(self.cancelled.wait(PATIENCE))
+            raise GeneralFailure("it was cancelled")
+
+    Cancellable.found = found
+    return Cancellable
+
+
+def test_what_runs_is_cancelled(host, burst, memory, cancellable, gate):
+    """The end of a burst cancels what it runs: its client is gone, and nobody wants the result."""
+    device, pool = host(cancellable), memory()
+    client = burst(device)
+    client.start(client.encode(cancellable.request(pool)))
+    assert gate.entered.acquire(timeout=PATIENCE)
+    device.server.stop()
+    device.wait_ended()
+    assert cancellable.found == [True]
+
+
+def test_what_is_bound_meanwhile_is_cancelled(host, burst, memory, cancellable, gate):
+    """An execution that is being bound when its burst ends runs no longer than others."""
+    device, pool = host(cancellable), memory(16)
+    client = burst(device)
+    client.start(client.encode(cancellable.request(pool, 5)))
+    assert gate.entered.acquire(timeout=PATIENCE)
+    device.server.stop()
+    gate.open.release()
+    device.wait_ended()
+    assert cancellable.found == [True]

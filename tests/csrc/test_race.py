@@ -1,4 +1,4 @@
-"""Real threads under the sanitizers: ring_race.c, plan_race.c and hostile.c."""
+"""Real threads under the sanitizers: ring_race.c, plan_race.c, foreign_race.c and hostile.c."""
 
 import random
 import re
@@ -19,6 +19,11 @@ def race(build, flags, milliseconds, seed):
 def race_of_plans(build, flags, milliseconds, seed):
     names = {"answered", "learnt", "runs", "caught"}
     return counted(build("plan_race.c", *BURST, flags=flags), milliseconds, seed, names)
+
+
+def race_of_cancels(build, flags, milliseconds, seed):
+    program = build("foreign_race.c", "foreign.c", "futex.c", flags=flags)
+    return counted(program, milliseconds, seed, {"whole", "before", "between", "within"})
 
 
 def counted(program, milliseconds, seed, names):
@@ -54,6 +59,14 @@ def test_plans_are_forgotten_while_they_run(build, flags):
     race_of_plans(build, flags, 800, 1)
 
 
+@pytest.mark.parametrize("flags", [THREAD, ADDRESS], ids=["thread", "address,undefined"])
+def test_runs_are_cancelled(build, flags):
+    """Runs of one turn are cancelled before they begin, between two calls and within one, and no call follows; who is
+    not cancelled makes all calls, alone.
+    """
+    race_of_cancels(build, flags, 800, 1)
+
+
 @pytest.mark.parametrize("flavour", FLAVOURS)
 def test_a_hostile_peer_gets_documented_errors_only(build, flavour):
     """Random words over the whole control page crash nothing, hang nothing, and reach no memory outside the ring."""
@@ -66,6 +79,14 @@ def test_two_threads_race_for_long(build, flags):
     """The same for a minute, from a printed seed."""
     seed = random.randrange(2**32)
     print(f"seed {seed}, 60 s:", race(build, flags, 60_000, seed))
+
+
+@pytest.mark.stress
+@pytest.mark.parametrize("flags", [THREAD, ADDRESS], ids=["thread", "address,undefined"])
+def test_runs_are_cancelled_for_long(build, flags):
+    """The same for half a minute, from a printed seed."""
+    seed = random.randrange(2**32)
+    print(f"seed {seed}, 30 s:", race_of_cancels(build, flags, 30_000, seed))
 
 
 @pytest.mark.stress

@@ -22,10 +22,11 @@ from driver.devices.litert.library import (
     status_text,
 )
 from driver.devices.litert.library import ffi as library_ffi
-from driver.devices.litert.program import Program, supported
+from driver.devices.litert.program import Port, Program, supported
 from driver.devices.litert.weights import ALIGNMENT, aligned
 from driver.devices.lowering import check_input, constants, is_known, prepared
-from driver.errors import ExecutionFailed, OutputInsufficientSize
+from driver.errors import ExecutionFailed, LoopTimeout, OutputInsufficientSize
+from driver.nn import LOOP_TIMEOUT
 from driver.nn.operation import Tensor
 from fmq._core import ffi, lib
 
@@ -115,14 +116,14 @@ class PreparedModel:
         inputs: Sequence[NDArray[Any] | None],
         outputs: Sequence[NDArray[Any]],
         pace: Callable[[], object] = lambda: None,
-        loop_timeout: float = 0.0,
+        loop_timeout: float = LOOP_TIMEOUT,
     ) -> Bound:
         """As in the protocol."""
         graph = self._model.main
         for number, (index, array) in enumerate(zip(graph.inputs, inputs, strict=True)):
             check_input(number, graph.operands[index], array)
         program = self._program([None if a is None else a.shape for a in inputs], pace)
-        return Bound(program, inputs, outputs)
+        return Bound(program, inputs, outputs, loop_timeout)
 
     def operations(self) -> list[str]:
         """The TFLite operations of the program that was compiled last, in order."""
@@ -145,16 +146,24 @@ class PreparedModel:
 
 
 class Bound:
-    """An execution on its memory. `copied_bytes`: what each copies, because it lies where LiteRT cannot use it."""
+    """An execution on its memory. `copied_bytes`: what each copies, because it lies where LiteRT cannot use it.
+
+    `cancel`, `native`: as in the protocol; there when the outputs have room.
+    """
 
     def __init__(
-        self, program: Program, inputs: Sequence[NDArray[Any] | None], outputs: Sequence[NDArray[Any]]
+        self,
+        program: Program,
+        inputs: Sequence[NDArray[Any] | None],
+        outputs: Sequence[NDArray[Any]],
+        loop_timeout: float,
     ) -> None:
         self.shapes = tuple(
             (shape, memory.nbytes >= port.nbytes)
             for shape, memory, port in zip(program.shapes, outputs, program.outputs, strict=True)
         )
         self.copied_bytes = 0
+        self._loop_timeout = loop_timeout
         self._context: Any = None
         if all(is_sufficient for _, is_sufficient in self.shapes):
             self._program = program  # lives as long as what refers to it
@@ -163,47 +172,79 @@ class Bound:
     def _bind(self, program: Program, inputs: Sequence[NDArray[Any] | None], outputs: Sequence[NDArray[Any]]) -> None:
         before: list[tuple[Any, Any]] = []
         after: list[tuple[Any, Any]] = []
-        sources, targets = [], []
+        found = []
         for port in program.inputs:
             array = inputs[port.number]
             assert array is not None
             memory = array.reshape(-1).view(np.uint8)
-            place = aligned(port.nbytes) if port.copied or memory.ctypes.data % ALIGNMENT else memory
+            place = _place(port, memory)
             if place is not memory:
                 before.append((place, memory))
-            sources.append((port.type, port.shape, place))
+            found.append((port.type, port.shape, place))
         for port in program.outputs:
             memory = outputs[port.number][: port.nbytes]
-            place = aligned(port.nbytes) if memory.ctypes.data % ALIGNMENT else memory
+            place = _place(port, memory)
             if place is not memory:
                 after.append((memory, place))
-            targets.append((port.type, port.shape, place))
+            found.append((port.type, port.shape, place))
         self.copied_bytes = sum(memory.nbytes for memory, _ in (*before, *after))
-        self._kept = TensorBuffers(sources), TensorBuffers(targets), _copies(before), _copies(after), before, after
-        self._context = _context(program, *self._kept[:4])
+        ports, copies = TensorBuffers(found), (_copies(before), _copies(after))
+        self._context, *more = _context(program, ports, *copies, self._loop_timeout)
+        self._kept = ports, copies, before, after, more
         self.native = _address(ffi.addressof(lib, "burst_foreign_run")), _address(self._context)
 
     def run(self) -> None:
-        """Executes once, without Python's lock. Raises OutputInsufficientSize, ExecutionFailed."""
+        """Executes once, without Python's lock. Raises OutputInsufficientSize, LoopTimeout, ExecutionFailed."""
         if self._context is None:
             raise OutputInsufficientSize(self.shapes)
         if lib.burst_foreign_run(self._context):
-            raise ExecutionFailed(0, "the model", status_text(self._context.status))
+            raise self._failure()
+
+    def _failure(self) -> LoopTimeout | ExecutionFailed:
+        if self._context.ended == lib.BURST_TIMED_OUT:
+            return LoopTimeout(f"a WHILE took longer than its loop timeout of {self._loop_timeout} s")
+        was_cancelled = self._context.ended == lib.BURST_CANCELLED
+        return ExecutionFailed(
+            0, "the model", "it was cancelled" if was_cancelled else status_text(self._context.status)
+        )
+
+    def cancel(self) -> None:
+        """Ends the run in progress at its next segment, and all later ones before their first."""
+        if self._context is not None:
+            lib.burst_foreign_cancel(self._context)
 
 
-def _context(program: Program, inputs: TensorBuffers, outputs: TensorBuffers, before: Any, after: Any) -> Any:
-    """What burst_foreign_run needs."""
+def _place(port: Port, memory: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Where LiteRT finds what lies in `memory`: there, if it can."""
+    return aligned(port.nbytes) if port.copied or memory.ctypes.data % ALIGNMENT else memory
+
+
+def _context(
+    program: Program, ports: TensorBuffers, before: Any, after: Any, loop_timeout: float
+) -> tuple[Any, Any, Any]:
+    """What burst_foreign_run needs, and what lives as long as that."""
     context = ffi.new("burst_foreign *")
     run = library_ffi.addressof(library(), "LiteRtRunCompiledModel")
     context.function = ffi.cast("foreign_function *", _address(run, library_ffi))
     context.object = ffi.cast("void *", _address(program.compiled.handle, library_ffi))
-    context.inputs = ffi.cast("void *", _address(inputs.handles, library_ffi))
-    context.outputs = ffi.cast("void *", _address(outputs.handles, library_ffi))
-    context.n_inputs, context.n_outputs = len(inputs), len(outputs)
+    handles = [
+        _address(buffers.handles[k], library_ffi) for buffers in (ports, program.between) for k in range(len(buffers))
+    ]
+    lists, steps = [], []
+    for number, segment in enumerate(program.segments):
+        given, results = (
+            ffi.new("void *[]", [ffi.cast("void *", handles[k]) for k in places])
+            for places in (segment.inputs, segment.outputs)
+        )
+        lists += [given, results]
+        limit = max(1, int(segment.loops * loop_timeout * 1e9)) if segment.loops else 0
+        steps.append((number, len(given), len(results), given, results, limit))
+    context.steps = table = ffi.new("burst_step[]", steps)
+    context.n_steps = len(steps)
     context.before, context.n_before = before, len(before)
     context.after, context.n_after = after, len(after)
     context.turn = program.turn
-    return context
+    return context, table, lists
 
 
 def _address(pointer: Any, of: Any = ffi) -> int:
@@ -228,10 +269,12 @@ def _self_test() -> None:
     Raises LibraryMissing, LibraryFailed.
     """
     writer = Writer()
-    x, y = (writer.tensor("FLOAT32", (4,)) for _ in range(2))
-    one = writer.constant("FLOAT32", np.ones(4, np.float32))
-    writer.operation("ADD", [x, one], [y], "AddOptions", fusedActivationFunction=0)
-    compiled = Compiled(writer.finish([x], [y]), 1)
+    graph = writer.section()
+    x, y = (graph.tensor("FLOAT32", (4,)) for _ in range(2))
+    one = graph.constant("FLOAT32", np.ones(4, np.float32))
+    graph.operation("ADD", [x, one], [y], "AddOptions", fusedActivationFunction=0)
+    graph.inputs, graph.outputs = [x], [y]
+    compiled = Compiled(writer.finish(), 1)
     source, result = aligned(16), aligned(16)
     source.view(np.float32)[:] = range(4)
     inputs, outputs = (TensorBuffers([("FLOAT32", (4,), memory)]) for memory in (source, result))

@@ -1,6 +1,7 @@
-"""Writes the flatbuffer of a model of one subgraph, by the schema that comes with LiteRT.
+"""Writes the flatbuffer of a model, by the schema that comes with LiteRT.
 
-Constants are not part of it: they follow behind, where its buffers point to.
+Its subgraphs share operators' codes and constants. The latter are not part of it: they follow behind, where its buffers
+point to.
 """
 
 from __future__ import annotations
@@ -45,18 +46,42 @@ def schema() -> ModuleType:
     return import_module("ai_edge_litert.schema_py_generated")
 
 
-class Writer:
-    """Collects tensors and operations; `finish` makes bytes of them. Tensors are known by their numbers."""
+class Shared:
+    """What the subgraphs of a model have in common. It knows none of them, so that no cycle keeps constants alive."""
 
     def __init__(self) -> None:
+        self.names: list[str] = []  #: of all operations, in the order in which they were added
+        self.codes: dict[str, int] = {}
+        self.constants: list[NDArray[Any]] = []
+        self._buffers: dict[tuple[Any, ...], int] = {}
+
+    def buffer(self, array: NDArray[Any]) -> int:
+        """The number of a constant, which several tensors may have. Arrays are kept, so addresses tell them apart."""
+        key = array.__array_interface__["data"][0], array.shape, array.strides, array.dtype
+        if key not in self._buffers:
+            self.constants.append(array)
+            self._buffers[key] = len(self.constants)  # buffer 0 is empty
+        return self._buffers[key]
+
+    def code(self, name: str) -> int:
+        """The number of an operator's code."""
+        self.names.append(name)
+        return self.codes.setdefault(name, len(self.codes))
+
+
+class Section:
+    """A subgraph in the making: collects tensors and operations. Tensors are known by their numbers."""
+
+    def __init__(self, shared: Shared, number: int) -> None:
+        self.number = number  #: among the model's subgraphs
+        self.inputs: list[int] = []
+        self.outputs: list[int] = []
+        self._shared = shared
         self._tensors: list[Any] = []
         self._operations: list[Any] = []
-        self._codes: dict[str, int] = {}
-        self._constants: list[NDArray[Any]] = []
-        self.names: list[str] = []  #: of the operations, in order
 
     def tensor(self, type_: str, dimensions: Sequence[int], quantisation: Quantisation | None = None) -> int:
-        """A tensor that an operation writes or the model is given. Raises ValueError when it is too large."""
+        """A tensor that an operation writes or the subgraph is given. Raises ValueError when it is too large."""
         if math.prod(dimensions) > MOST_ELEMENTS:
             raise ValueError(f"a tensor of {list(dimensions)} has more than {MOST_ELEMENTS} elements")
         s = schema()
@@ -78,8 +103,7 @@ class Writer:
     def constant(self, type_: str, array: NDArray[Any], quantisation: Quantisation | None = None) -> int:
         """A tensor with a value. The array must not change until the model is written."""
         index = self.tensor(type_, array.shape, quantisation)
-        self._constants.append(array)
-        self._tensors[index].buffer = len(self._constants)  # buffer 0 is empty
+        self._tensors[index].buffer = self._shared.buffer(array)
         return index
 
     def operation(
@@ -88,7 +112,7 @@ class Writer:
         """An operation by TFLite's name; `fields` of the table `options`, by the schema's names."""
         s = schema()
         operation = s.OperatorT()
-        operation.opcodeIndex = self._codes.setdefault(name, len(self._codes))
+        operation.opcodeIndex = self._shared.code(name)
         operation.inputs, operation.outputs = np.array(inputs, np.int32), np.array(outputs, np.int32)
         if options is not None:
             table = getattr(s, f"{options}T")()
@@ -97,46 +121,74 @@ class Writer:
             operation.builtinOptionsType = getattr(s.BuiltinOptions, options)
             operation.builtinOptions = table
         self._operations.append(operation)
-        self.names.append(name)
 
-    def finish(self, inputs: Sequence[int], outputs: Sequence[int], pace: Callable[[], object] = lambda: None) -> Image:
-        """The model and its constants, as LiteRT reads them. `pace`: called often."""
+    def table(self, pace: Callable[[], object]) -> Any:
+        """As the schema has it."""
+        graph = schema().SubGraphT()
+        graph.tensors, graph.operators = _paced(self._tensors, pace), _paced(self._operations, pace)
+        graph.inputs, graph.outputs = np.array(self.inputs, np.int32), np.array(self.outputs, np.int32)
+        return graph
+
+
+class Writer:
+    """Collects the subgraphs of a model; `finish` makes bytes of them."""
+
+    def __init__(self) -> None:
+        self.sections: list[Section] = []
+        self._shared = Shared()
+
+    @property
+    def names(self) -> list[str]:
+        """Of the operations of all subgraphs, in the order in which they were added."""
+        return self._shared.names
+
+    def section(self) -> Section:
+        """One more subgraph. The first one is what runs unless it is said otherwise."""
+        self.sections.append(Section(self._shared, len(self.sections)))
+        return self.sections[-1]
+
+    def finish(self, entries: Sequence[Section] = (), pace: Callable[[], object] = lambda: None) -> Image:
+        """The model and its constants, as LiteRT reads them.
+
+        entries: the subgraphs that can be run, by their places here; the first one alone when there are none.
+        pace: called often.
+        """
         import flatbuffers
 
         builder = flatbuffers.Builder(1 << 16)
-        builder.Finish(self._model(inputs, outputs, pace).Pack(builder), _IDENTIFIER)
+        builder.Finish(self._model(entries, pace).Pack(builder), _IDENTIFIER)
         head = np.frombuffer(builder.Output(), np.uint8)
         try:
-            return self._placed(head, shared_root(self._constants), pace)
+            return self._placed(head, shared_root(self._shared.constants), pace)
         except OSError:  # what is private cannot be mapped twice
             return self._placed(head, None, pace)
 
     def _placed(self, head: NDArray[np.uint8], root: NDArray[np.uint8] | None, pace: Callable[[], object]) -> Image:
         """With the constants that lie in `root` where they are, and copies of the others. Raises OSError."""
-        there = [offset_in(root, array) for array in self._constants]
+        there = [offset_in(root, array) for array in self._shared.constants]
         copied = [
-            0 if offset is not None else array.nbytes for offset, array in zip(there, self._constants, strict=True)
+            0 if offset is not None else array.nbytes
+            for offset, array in zip(there, self._shared.constants, strict=True)
         ]
         places, front = _places(copied, head.nbytes)
         image = Image(front, root if any(offset is not None for offset in there) else None)
         places = [p if offset is None else image.behind + offset for p, offset in zip(places, there, strict=True)]
         image.bytes[: head.nbytes] = head
         self._point(image.bytes[: head.nbytes], places, pace)
-        for array, place, nbytes in zip(self._constants, places, copied, strict=True):
+        for array, place, nbytes in zip(self._shared.constants, places, copied, strict=True):
             if nbytes:
                 image.bytes[place : place + nbytes] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
             pace()
         return image
 
-    def _model(self, inputs: Sequence[int], outputs: Sequence[int], pace: Callable[[], object]) -> Any:
+    def _model(self, entries: Sequence[Section], pace: Callable[[], object]) -> Any:
         s = schema()
-        graph, model = s.SubGraphT(), s.ModelT()
-        graph.tensors, graph.operators = _paced(self._tensors, pace), _paced(self._operations, pace)
-        graph.inputs, graph.outputs = np.array(inputs, np.int32), np.array(outputs, np.int32)
-        model.version, model.subgraphs = _VERSION, [graph]
-        model.operatorCodes = [_code(name) for name in self._codes]
+        model = s.ModelT()
+        model.version, model.subgraphs = _VERSION, [section.table(pace) for section in self.sections]
+        model.signatureDefs = [_signature(n, section) for n, section in enumerate(entries)]
+        model.operatorCodes = [_code(name) for name in self._shared.codes]
         # An offset of 0 or 1 means that the data are inside.
-        buffers = [s.BufferT(offset=2, size=max(1, array.nbytes)) for array in self._constants]
+        buffers = [s.BufferT(offset=2, size=max(1, array.nbytes)) for array in self._shared.constants]
         model.buffers = _paced([s.BufferT(), *buffers], pace)
         return model
 
@@ -157,6 +209,19 @@ def _places(sizes: Sequence[int], start: int) -> tuple[list[int], int]:
         places.append(start)
         start += max(1, size)
     return places, start
+
+
+def _signature(number: int, section: Section) -> Any:
+    s = schema()
+    signature = s.SignatureDefT()
+    signature.signatureKey, signature.subgraphIndex = f"s{number:05}", section.number
+    signature.inputs, signature.outputs = _map("i", section.inputs), _map("o", section.outputs)
+    return signature
+
+
+def _map(letter: str, tensors: Sequence[int]) -> list[Any]:
+    """Names that sort in the order of the tensors."""
+    return [schema().TensorMapT(name=f"{letter}{n:05}", tensorIndex=tensor) for n, tensor in enumerate(tensors)]
 
 
 def _code(name: str) -> Any:

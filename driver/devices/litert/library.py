@@ -51,6 +51,7 @@ ffi.cdef(
     void LiteRtDestroyOptions(void *options);
     LiteRtStatus LiteRtCreateCompiledModel(void *environment, void *model, void *options, void **compiled);
     void LiteRtDestroyCompiledModel(void *compiled);
+    LiteRtStatus LiteRtSetCompiledModelCancellationFunction(void *compiled, void *data, _Bool (*is_cancelled)(void *));
     LiteRtStatus LiteRtRunCompiledModel(void *compiled, size_t signature, size_t n_inputs, void **inputs,
                                         size_t n_outputs, void **outputs);
     LiteRtStatus LiteRtCreateTensorBufferFromHostMemory(const TensorType *type, void *address, size_t size,
@@ -145,6 +146,15 @@ class Compiled:
             self.handle = _new(api.LiteRtCreateCompiledModel, _environment(), self._model, options)
         finally:
             api.LiteRtDestroyOptions(options)
+
+    def ask(self, function: int, data: int) -> None:
+        """Has the library ask `function`, a _Bool (*)(void *data), before each node whether to end.
+
+        Both are addresses, and live as long as this object. Raises LibraryFailed.
+        """
+        asked = ffi.cast("_Bool (*)(void *)", function)
+        status = self._api.LiteRtSetCompiledModelCancellationFunction(self.handle, ffi.cast("void *", data), asked)
+        _check(status, "the question whether to end")
 
     def __del__(self) -> None:
         if self.handle:

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+import math
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from driver.devices import lowering
-from driver.devices.litert.library import Compiled
-from driver.devices.litert.lower import LOWERINGS, Graph, Node
-from driver.devices.litert.lower.node import stored_type
+import numpy as np
+
+from driver.devices import lowering as lowerings
+from driver.devices.litert.cuts import cost, crossing, cuts, products
+from driver.devices.litert.library import Compiled, TensorBuffers
+from driver.devices.litert.lower import LOWERINGS, Graph, Lowering, Node
+from driver.devices.litert.lower.control import TABLE as CONTROL
+from driver.devices.litert.lower.control import looping
+from driver.devices.litert.lower.node import Crossing, Form, stored_type
+from driver.devices.litert.weights import aligned
 from driver.devices.lowering import Tensors, UnsupportedError, place, require
-from driver.nn import ExecutionFailed
+from driver.nn import ExecutionFailed, OperandType
+from driver.nn.arena import lay_out
 from driver.nn.plan import REFUSALS, Prepared
 from driver.nn.types import byte_size
 from fmq._core import ffi, lib
@@ -20,19 +29,21 @@ if TYPE_CHECKING:
     from driver.nn import Model, Subgraph
     from driver.nn.operation import Call, Tensor
 
+T = TypeVar("T")
+
 
 def supported(model: Model) -> list[bool]:
     """For each operation of the main subgraph, whether it can be lowered; for every size of dimensions left open."""
-    return lowering.supported(model, _draft)
+    return lowerings.supported(model, partial(_draft, Lowering(model, LOWERINGS, is_draft=True)))
 
 
-def _draft(operation: Prepared, call: Call, graph: Subgraph, tensors: Tensors) -> None:
+def _draft(lowering: Lowering, operation: Prepared, call: Call, graph: Subgraph, tensors: Tensors) -> None:
     kind = operation.operation.type
     require(kind in LOWERINGS, "TFLite has no such operation")
-    lowered = Graph(graph, tensors, is_draft=True)
+    lowered = Graph(graph, tensors, lowering)
     for i in operation.operation.inputs:
-        if (tensor := tensors.get(i)) is not None and not tensor.fixed:
-            lowered.input(i)
+        if (tensor := tensors.get(i)) is not None and not tensor.fixed and tensor.type != OperandType.SUBGRAPH:
+            lowered.expect(i)
     LOWERINGS[kind](Node(lowered, operation.operation, call))
     for i in operation.operation.outputs:
         lowered.output(i)
@@ -45,11 +56,22 @@ class Port(NamedTuple):
     type: str
     shape: tuple[int, ...]
     nbytes: int
-    copied: bool = False  #: it is looked at in private memory
+    copied: bool  #: it is looked at in private memory
+
+
+class Segment(NamedTuple):
+    """What runs in one go: its tensors, by their places among the inputs, the outputs and what lies between."""
+
+    inputs: list[int]
+    outputs: list[int]
+    loops: int  #: WHILEs that it runs one after the other, at most
 
 
 class Program:
-    """The compiled model, its ports, and the turn that executions of it wait for."""
+    """The compiled model, its segments and ports, and the turn that executions of it wait for.
+
+    between: memory of what goes from one segment to another. All executions share it, as they take turns.
+    """
 
     def __init__(
         self,
@@ -60,38 +82,107 @@ class Program:
         pace: Callable[[], object],
     ) -> None:
         """`tensors`: constants and inputs, None for omitted ones. Raises ExecutionFailed, LibraryFailed."""
-        graph = model.main
-        lowered = Graph(graph, tensors)
-        given = [(n, i) for n, i in enumerate(graph.inputs) if tensors.get(i) is not None]
-        inputs = [lowered.input(i) for _, i in given]
-        for operation in operations:
-            _lower(operation, graph, lowered, tensors)
-            pace()
-        outputs = [lowered.output(i) for i in graph.outputs]
-        self.shapes = [lowered.tensor(i).shape for i in graph.outputs]
-        self.inputs = [_port(n, lowered.tensor(i), copied=i in lowered.copied) for n, i in given]
-        self.outputs = [
-            _port(n, lowered.tensor(i), type_)
-            for n, (i, (_, type_)) in enumerate(zip(graph.outputs, outputs, strict=True))
-        ]
-        self.operations = lowered.writer.names
-        self.threads = threads(lowered.work)
-        image = lowered.writer.finish(inputs, [tensor for tensor, _ in outputs], pace)
+        lowering = Lowering(model, LOWERINGS)
+        graphs = _lowered(lowering, operations, tensors, pace)
+        self.shapes = [graphs[-1].tensor(i).shape for i in model.main.outputs]
+        self.inputs, self.outputs, places = _ports(graphs)
+        count = len(places)
+        self.segments = [_segment(graph, places) for graph in graphs]
+        self.between = _between(graphs, self.segments, count, places)
+        self.operations = lowering.writer.names
+        self.threads = threads(lowering.products)
+        for graph in graphs:
+            graph.writer.inputs, graph.writer.outputs = list(graph.takes.values()), list(graph.gives.values())
+        is_plain = len(lowering.writer.sections) == 1
+        image = lowering.writer.finish([] if is_plain else [graph.writer for graph in graphs], pace)
         self.copied_weights = image.bytes.nbytes
-        self.compiled = Compiled(image, self.threads)
         self.turn = ffi.new("burst_turn *")
         lib.burst_turn_init(self.turn)
+        self.compiled = Compiled(image, self.threads)
+        self.compiled.ask(_address(ffi.addressof(lib, "burst_foreign_ends")), _address(self.turn))
 
 
-def _lower(operation: Prepared, graph: Subgraph, lowered: Graph, tensors: Tensors) -> None:
+def _address(pointer: Any) -> int:
+    return int(ffi.cast("uintptr_t", pointer))
+
+
+def _lowered(
+    lowering: Lowering, operations: Sequence[Prepared], tensors: Tensors, pace: Callable[[], object]
+) -> list[Graph]:
+    """The segments of the main subgraph."""
+    main, calls = lowering.model.main, []
+    for operation in operations:
+        calls.append(_named(operation, partial(place, operation, main, tensors)))
+        lowering.products += products(operation.operation, calls[-1])
+        pace()
+    costs = [cost(o, call) for o, call in zip(main.operations, calls, strict=True)]
+    begins = set(cuts(costs, crossing(main, calls), looping(lowering.model)))
+    graphs = [Graph(main, tensors, lowering)]
+    for i in main.inputs:
+        if tensors.get(i) is not None:
+            _named(operations[0], partial(graphs[0].expect, i))
+    for operation, call in zip(operations, calls, strict=True):
+        if operation.index in begins:
+            graphs.append(Graph(main, tensors, lowering, graphs[-1]))
+        _named(operation, partial(_lower, graphs[-1], operation, call))
+        pace()
+    graphs[-1].close()
+    return graphs
+
+
+def _lower(graph: Graph, operation: Prepared, call: Call) -> None:
+    LOWERINGS[operation.operation.type](Node(graph, operation.operation, call))
+
+
+def _named(operation: Prepared, work: Callable[[], T]) -> T:
+    """Does that; a failure names the operation. Raises ExecutionFailed."""
     try:
-        call = place(operation, graph, tensors)
-        LOWERINGS[operation.operation.type](Node(lowered, operation.operation, call))
+        return work()
     except REFUSALS as error:
         raise operation.failure(error) from error
     except UnsupportedError as error:
         raise ExecutionFailed(operation.index, operation.operation.type, f"litert: {error}") from error
 
 
-def _port(number: int, tensor: Tensor, type_: str | None = None, *, copied: bool = False) -> Port:
-    return Port(number, type_ or stored_type(tensor), tensor.shape, byte_size(tensor.type, tensor.shape), copied)
+def _ports(graphs: Sequence[Graph]) -> tuple[list[Port], list[Port], dict[Crossing, int]]:
+    """Inputs that are read, outputs, and where in this order each is."""
+    last, main = graphs[-1], graphs[-1].subgraph
+    private = last.lowering.private
+    taken = {key for graph in graphs for key in graph.takes}
+    # TFLite may leave in an output what is still to be read, or goes round a loop.
+    exposed = {i for operation in main.operations for i in operation.inputs}
+    exposed |= {i for operation in main.operations if operation.type in CONTROL for i in operation.outputs}
+    ports: tuple[list[Port], list[Port]] = [], []
+    places: dict[Crossing, int] = {}
+    for n, i in enumerate(main.inputs):
+        if last.tensors.get(i) is not None and (i, Form(stored_type(last.tensor(i)))) in taken:
+            tensor = last.tensor(i)
+            places[i, Form(stored_type(tensor))] = len(places)
+            ports[0].append(_port(n, tensor, stored_type(tensor), copied=i in last.copied or tensor.type in private))
+    for n, i in enumerate(main.outputs):
+        tensor, form = last.tensor(i), last.results[i]
+        places[i, form] = len(places)
+        ports[1].append(_port(n, tensor, form.type, copied=i in exposed and tensor.type in private))
+    return *ports, places
+
+
+def _port(number: int, tensor: Tensor, type_: str, *, copied: bool) -> Port:
+    return Port(number, type_, tensor.shape, byte_size(tensor.type, tensor.shape), copied)
+
+
+def _segment(graph: Graph, places: dict[Crossing, int]) -> Segment:
+    """Adds to `places` what it gives to others."""
+    outputs = [places.setdefault(key, len(places)) for key in graph.gives]
+    return Segment([places[key] for key in graph.takes], outputs, graph.loops)
+
+
+def _between(
+    graphs: Sequence[Graph], segments: Sequence[Segment], first: int, places: dict[Crossing, int]
+) -> TensorBuffers:
+    """Memory of what crosses, from place `first` on."""
+    crossing = {places[key]: (graph, key[1], tensor) for graph in graphs for key, tensor in graph.gives.items()}
+    found = {k: (form.type, graph.writer.dimensions(t)) for k, (graph, form, t) in crossing.items() if k >= first}
+    sizes = {k: math.prod(shape) * np.dtype(type_.lower()).itemsize for k, (type_, shape) in found.items()}
+    offsets, nbytes = lay_out([(segment.inputs, segment.outputs) for segment in segments], sizes)
+    block = aligned(nbytes)
+    return TensorBuffers([(*found[k], block[offsets[k] :][: sizes[k]]) for k in sorted(found)])

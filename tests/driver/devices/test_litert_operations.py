@@ -490,8 +490,8 @@ FORMS = [
 
 
 def test_all_are_tried():
-    """Each operation that can be lowered has its cases here."""
-    assert set(CASES) == set(LOWERINGS)
+    """Each operation that can be lowered has its cases here; control flow has a file of its own."""
+    assert set(CASES) == set(LOWERINGS) - {"IF", "WHILE"}
 
 
 @pytest.mark.parametrize(("letter", "build"), FORMS)

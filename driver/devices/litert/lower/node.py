@@ -3,11 +3,15 @@
 An operand can have several forms: 8-bit data with and without a sign, float16 widened to float32, an image with its
 channels last. A form is made once, when something first asks for it, so that neighbours that agree on one never
 convert.
+
+A model is lowered in segments, each a graph of its own. One takes what it reads from those before, form by form, and
+they give it. A subgraph that control flow runs is one graph.
 """
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -17,11 +21,12 @@ from driver.devices.lowering import require
 from driver.nn.types import OperandLifeTime, OperandType
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from numpy.typing import ArrayLike, NDArray
 
-    from driver.nn import Operation, Subgraph
+    from driver.devices.litert.flatbuffer import Section
+    from driver.nn import Model, Operation, Subgraph
     from driver.nn.operation import Call, Tensor
 
 NHWC_FROM_NCHW, NCHW_FROM_NHWC = (0, 2, 3, 1), (0, 3, 1, 2)
@@ -63,18 +68,68 @@ def stored_type(tensor: Tensor) -> str:
     return _STORED[tensor.type]
 
 
-class Graph:
-    """A subgraph on its way to TFLite: its tensors, whose shapes are known, and their forms."""
+class Nested(NamedTuple):
+    """A subgraph that control flow refers to, as it was lowered."""
 
-    def __init__(self, subgraph: Subgraph, tensors: dict[int, Tensor | None], *, is_draft: bool = False) -> None:
-        """`tensors`: of all operands; None for those that are omitted. `is_draft`: it is for a look only, so that no
-        constant is converted.
+    number: int  #: among those of the flatbuffer
+    loops: int  #: WHILEs that it runs one after the other, at most
+    shapes: tuple[tuple[int, ...], ...]  #: of its results
+
+
+@dataclass
+class Lowering:
+    """What all graphs of a model share.
+
+    model: whose subgraphs control flow refers to. table: the lowering of each operation.
+    is_draft: it is for a look only, so that no constant is converted.
+    private: types of operands among which are some whose values choose addresses, and whose memory is not known.
+    nested: subgraphs that were lowered, by how they are used; None for those that cannot be.
+    """
+
+    model: Model
+    table: Mapping[str, Callable[[Node], None]]
+    is_draft: bool = False
+    writer: Writer = field(default_factory=Writer)
+    private: set[OperandType] = field(default_factory=set)
+    nested: dict[tuple[Any, ...], Nested | None] = field(default_factory=dict)
+    products: int = 0  #: that an execution adds up; what control flow runs counts once
+
+
+Crossing = tuple[int, Form]
+"""An operand in a form, on its way from one segment to another."""
+
+
+There = dict[Form, "tuple[dict[Crossing, int], int] | None"]
+"""The forms of an operand that can be taken, each with what its giver gives and its tensor there; None: the client."""
+
+
+class Graph:
+    """A subgraph, or a segment of the main one, on its way to TFLite: its tensors, whose shapes are known, and their
+    forms.
+    """
+
+    def __init__(
+        self,
+        subgraph: Subgraph,
+        tensors: dict[int, Tensor | None],
+        lowering: Lowering,
+        before: Graph | None = None,
+        depth: int = 0,
+    ) -> None:
+        """`tensors`: of all operands; None for those that are omitted. `before`: the segment before this one. `depth`:
+        of control flow.
         """
-        self.writer, self.tensors, self._is_draft = Writer(), tensors, is_draft
+        self.lowering, self.subgraph, self.tensors = lowering, subgraph, tensors
+        self.writer: Section = lowering.writer.section()
+        self.depth = depth
+        self.loops = 0  #: WHILEs that it runs one after the other, at most
+        self.takes: dict[Crossing, int] = {}  #: tensors that it is given
+        self.gives: dict[Crossing, int] = {}  #: tensors that others need
+        self.copied: set[int] = before.copied if before else set()  #: inputs whose values choose an address
+        self.results: dict[int, Form] = before.results if before else {}  #: outputs, as clients get them
         self._operands = subgraph.operands
         self._forms: dict[int, dict[Form, int]] = {}
-        self.copied: set[int] = set()  #: inputs whose values choose an address: they are looked at in private memory
-        self.work = 0  #: products that an execution adds up
+        self._there: dict[int, There] = before.close() if before else {}
 
     def tensor(self, index: int) -> Tensor:
         """Operand `index`."""
@@ -84,10 +139,13 @@ class Graph:
         require(0 not in tensor.shape, "an operand is empty")
         return tensor
 
+    def expect(self, index: int) -> None:
+        """Operand `index` is there from the beginning, as a client sees it."""
+        self._there[index] = {Form(stored_type(self.tensor(index))): None}
+
     def input(self, index: int) -> int:
-        """The tensor that the model is given for an operand."""
-        form = Form(stored_type(self.tensor(index)))
-        return self.write(index, form)
+        """The tensor that the graph is given for an operand, whether it reads it or not."""
+        return self._take(index, Form(stored_type(self.tensor(index))))
 
     def output(self, index: int) -> tuple[int, str]:
         """The tensor that holds an output in the form its client sees, and its type."""
@@ -96,21 +154,45 @@ class Graph:
             stored = "BOOL"  # bytes of 0 and 1
         return self.read(index, Form(stored)), stored
 
+    def close(self) -> dict[int, There]:
+        """Ends the segment: outputs get the form that clients see. Returns the forms that are there for later ones."""
+        for index in self.subgraph.outputs:
+            if index in self._forms and index not in self._there:
+                tensor, type_ = self.output(index)
+                self.results[index] = Form(type_)
+                self.gives[index, self.results[index]] = tensor
+        for index, forms in self._forms.items():
+            if not self.tensor(index).fixed:
+                there = self._there.setdefault(index, {})
+                there |= {form: (self.gives, tensor) for form, tensor in forms.items() if form not in there}
+        return self._there
+
     def keep_private(self, index: int) -> None:
         """Let nobody else write operand `index` while it is used: TFLite may compute it where an input lies."""
-        inputs = {i for i, o in enumerate(self._operands) if o.lifetime == OperandLifeTime.SUBGRAPH_INPUT}
-        if index in inputs:
+        tensor = self.tensor(index)
+        if not self.depth and self._operands[index].lifetime == OperandLifeTime.SUBGRAPH_INPUT:
             self.copied.add(index)
-        elif not self.tensor(index).fixed:
-            self.copied |= {i for i in inputs if self._operands[i].type == self._operands[index].type}
+        elif not tensor.fixed:
+            self.lowering.private.add(tensor.type)
 
     def is_output(self, index: int) -> bool:
         """True for what the client gets."""
-        return self._operands[index].lifetime == OperandLifeTime.SUBGRAPH_OUTPUT
+        return not self.depth and self._operands[index].lifetime == OperandLifeTime.SUBGRAPH_OUTPUT
 
     def has(self, index: int, form: Form) -> bool:
         """True when that form needs no conversion."""
-        return form in self._forms.get(index, {}) or self.tensor(index).fixed
+        return form in self._forms.get(index, {}) or self._is_there(index, form) or self.tensor(index).fixed
+
+    def _is_there(self, index: int, form: Form) -> bool:
+        return form in self._there.get(index, {})
+
+    def _take(self, index: int, form: Form) -> int:
+        """Operand `index` from before, in a form in which it is there."""
+        if giver := self._there.get(index, {}).get(form):
+            gives, tensor = giver
+            gives[index, form] = tensor
+        created = self.takes[index, form] = self.write(index, form)
+        return created
 
     def write(self, index: int, form: Form) -> int:
         """A new tensor, which an operation fills with operand `index`."""
@@ -128,11 +210,14 @@ class Graph:
         """Operand `index` in that form."""
         forms, tensor = self._forms.setdefault(index, {}), self.tensor(index)
         if form not in forms:
-            forms[form] = self._constant(tensor, form) if tensor.fixed else self._converted(index, form)
+            if tensor.fixed:
+                forms[form] = self._constant(tensor, form)
+            else:
+                forms[form] = self._take(index, form) if self._is_there(index, form) else self._converted(index, form)
         return forms[form]
 
     def _constant(self, tensor: Tensor, form: Form) -> int:
-        if self._is_draft:
+        if self.lowering.is_draft:
             return self.writer.tensor(form.type, _moved(tensor.shape, form.moved), quantisation(tensor, form.type))
         array = _retyped(tensor, form.type)
         array = array.transpose(NHWC_FROM_NCHW) if form.moved else array
@@ -140,22 +225,21 @@ class Graph:
 
     def _converted(self, index: int, form: Form) -> int:
         """From a form of the same type if there is one: it has to be in the other layout. Else the type comes first."""
-        forms = self._forms[index]
+        known = [*self._forms[index], *self._there.get(index, ())]
         other = Form(form.type, not form.moved)
-        if other in forms:
+        if other in known:
             order = NHWC_FROM_NCHW if form.moved else NCHW_FROM_NHWC
-            source = forms[other]
-            result = self.like(index, form)
+            source, result = self.read(index, other), self.like(index, form)
             self.writer.operation("TRANSPOSE", [source, self.integers(order)], [result], "TransposeOptions")
             return result
-        source_form = min(forms, key=lambda found: found.moved != form.moved)
-        if source_form.moved != form.moved:
-            self.read(index, Form(form.type, source_form.moved))
+        nearest = min(known, key=lambda found: found.moved != form.moved)
+        if nearest.moved != form.moved:
+            self.read(index, Form(form.type, nearest.moved))
             return self._converted(index, form)
-        name = _CONVERSIONS.get((source_form.type, form.type))
-        require(name, f"no conversion from {source_form.type} to {form.type}")
-        result = self.like(index, form)
-        self.convert(forms[source_form], result, str(name))
+        name = _CONVERSIONS.get((nearest.type, form.type))
+        require(name, f"no conversion from {nearest.type} to {form.type}")
+        source, result = self.read(index, nearest), self.like(index, form)
+        self.convert(source, result, str(name))
         return result
 
     def convert(self, source: int, result: int, name: str) -> None:

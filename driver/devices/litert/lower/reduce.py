@@ -48,13 +48,12 @@ def extreme(name: str, options: str, node: Node) -> None:
 def fully_connected(node: Node) -> None:
     """Inputs of any shape are rows of as many elements as a unit has weights."""
     check_products(node)
-    rows, (units, size) = node.output().shape[0], node.input(1).shape
+    rows, size = node.output().shape[0], node.input(1).shape[1]
     source = node.read(0)
     if node.input(0).shape != (rows, size):
         flat = node.like_input(0, (rows, size))
         node.reshape(source, flat, (rows, size))
         source = flat
-    node.graph.work += rows * units * size
     inputs = [source, node.read(1), node.read(2)]
     activation = node.call.integer(3)
     node.emit("FULLY_CONNECTED", inputs, [node.write()], "FullyConnected", fusedActivationFunction=activation)

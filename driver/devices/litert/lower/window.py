@@ -101,7 +101,6 @@ def convolution(name: str, has_fan: bool, node: Node) -> None:
         fields["depthMultiplier"] = g.fan
     options = "DepthwiseConv2D" if name == "DEPTHWISE_CONV_2D" else "Conv2D"
     weights = node.read(1)
-    node.graph.work += math.prod(node.output().shape) * math.prod(node.input(1).shape[1:3])
     node.emit(name, [source, weights, _bias(node)], [node.write(moved=g.nchw)], options, **fields)
 
 
