@@ -126,7 +126,20 @@ class Writer:
             if nbytes:
                 image.bytes[place : place + nbytes] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
             pace()
+        image.shareable = self._reads_weights_once(places, pace)
         return image
+
+    def _reads_weights_once(self, places: Sequence[int], pace: Callable[[], object]) -> bool:
+        """Whether no two operations read constants of more than one dimension that begin at the same place."""
+        read: set[int] = set()
+        for operation in self._operations:
+            tensors = [self._tensors[i] for i in operation.inputs.tolist() if i >= 0]
+            found = {places[tensor.buffer - 1] for tensor in tensors if tensor.buffer and len(tensor.shape) > 1}
+            if not read.isdisjoint(found):
+                return False
+            read |= found
+            pace()
+        return True
 
     def _model(self, inputs: Sequence[int], outputs: Sequence[int], pace: Callable[[], object]) -> Any:
         s = schema()

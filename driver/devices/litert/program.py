@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from driver.devices import lowering
-from driver.devices.litert.library import Compiled
 from driver.devices.litert.lower import LOWERINGS, Graph, Node
 from driver.devices.litert.lower.node import stored_type
 from driver.devices.lowering import Tensors, UnsupportedError, place, require
@@ -17,6 +16,8 @@ from fmq._core import ffi, lib
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from driver.devices.litert.library import Compiled
+    from driver.devices.litert.weights import Image
     from driver.nn import Model, Subgraph
     from driver.nn.operation import Call, Tensor
 
@@ -57,6 +58,7 @@ class Program:
         operations: Sequence[Prepared],
         tensors: Tensors,
         threads: Callable[[int], int],
+        compiled: Callable[[Image, int], Compiled],
         pace: Callable[[], object],
     ) -> None:
         """`tensors`: constants and inputs, None for omitted ones. Raises ExecutionFailed, LibraryFailed."""
@@ -78,7 +80,7 @@ class Program:
         self.threads = threads(lowered.work)
         image = lowered.writer.finish(inputs, [tensor for tensor, _ in outputs], pace)
         self.copied_weights = image.bytes.nbytes
-        self.compiled = Compiled(image, self.threads)
+        self.compiled = compiled(image, self.threads)
         self.turn = ffi.new("burst_turn *")
         lib.burst_turn_init(self.turn)
 
