@@ -25,6 +25,7 @@ import struct
 import threading
 import weakref
 from contextlib import contextmanager, suppress
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -103,7 +104,7 @@ class Packing:
 
     def _shared(self, image: Image, threads: int) -> Compiled:
         memory, key = self._of_same(image), b""
-        if memory is None and self._cache is not None:
+        if memory is None and self._cache:
             key = self._cache.key(image)
             memory = self._cache.read(key)
         if memory is not None:
@@ -114,7 +115,7 @@ class Packing:
             if not memory.nbytes:
                 return compiled  # nothing that XNNPACK takes
             memory.freeze()
-            if self._cache is not None:
+            if self._cache:
                 self._cache.write(key, memory)
         with self._lock:
             self._live.add(compiled)
@@ -131,7 +132,7 @@ class Cache:
     """Packed weights in files: of this user alone, the latest used ones, up to so many bytes."""
 
     def __init__(self, folder: Path, most: int) -> None:
-        """`most`: bytes. Nothing is made before there is something to keep. Raises LibraryMissing."""
+        """`most`: bytes. Raises LibraryMissing."""
         try:
             import_module("blake3")
         except ImportError:
@@ -250,13 +251,16 @@ def _copy(source: int, start: int, target: int, nbytes: int) -> None:
 
 
 def _digest(*parts: Any) -> bytes:
-    """Made for trust, as clients choose the models; BLAKE3 is the only such one that is quicker than packing."""
+    """BLAKE3: clients choose the models, so it has to be one for which nobody finds two of the same digest, and of those
+    it is by far the quickest.
+    """
     hasher = import_module("blake3").blake3()
     for part in parts:
         hasher.update(part)
     return bytes(hasher.digest())
 
 
+@cache
 def _processor() -> bytes:
     """What XNNPACK chooses its kernels by: kind and abilities of the processors."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()

@@ -46,9 +46,9 @@ def now():
     """No burst wants to run."""
 
 
-def litert(cache=None):
+def litert(cache=None, threads=1):
     """A device with its own memory of what it has compiled, as another process would have it."""
-    found = LiteRtDevice(threads=1)
+    found = LiteRtDevice(threads=threads)
     found._packing = Packing(cache)
     return found
 
@@ -261,14 +261,14 @@ def test_small_models_are_left_alone(monkeypatch):
 
 @pytest.mark.parametrize("make", ["conv_model", "quantised_model"])
 def test_another_process_takes_it(kit, cache, folder, make):
-    """A later process finds what one has kept, and computes to the last bit what that does, and one without a cache."""
+    """A later process finds what one has kept, and computes to the last bit what that does, whatever the number of threads."""
     model = decode(*encode(getattr(kit, make)()))
     first, memory = prepare(litert(cache), model)
     kept = files(folder)
     taken = cache.read(bytes.fromhex(kept[0].removesuffix(".packed")))
     assert len(kept) == 1
     assert taken.digest() == memory.digest()
-    second, found = prepare(litert(Cache(folder, MOST)), model)
+    second, found = prepare(litert(Cache(folder, MOST), threads=2), model)
     assert found is not memory
     assert found.digest() == memory.digest()
     plain = LiteRtDevice(threads=2).prepare(model, now)
@@ -495,6 +495,37 @@ def test_only_one_writes(cache, folder):
     prepare(litert(cache), model)
     assert len(files(folder)) == 1
     assert excess(prepared, model) < 1e-4
+
+
+PREPARER = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from pathlib import Path
+import test_litert_packed as tests
+tests.packed.SMALLEST = 0
+models = [tests.dense(seed) for seed in range(20)]
+print("ready", flush=True)
+sys.stdin.readline()
+on = tests.litert(tests.Cache(Path(sys.argv[2]), tests.MOST))
+print(max(tests.excess(tests.prepare(on, model)[0], model) for model in models))
+"""
+
+
+def test_two_processes_at_once(cache, folder):
+    """Two processes that prepare the same models at the same time are both right, and leave only whole entries."""
+    arguments = [sys.executable, "-c", PREPARER, Path(__file__).parent, folder]
+    both = [subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    for process in both:
+        assert process.stdout.readline() == "ready\n"
+    for process in both:
+        process.stdin.write("\n")
+        process.stdin.flush()
+    for process in both:
+        assert float(process.communicate()[0]) < 1e-4
+        assert process.returncode == 0
+    entries = [name for name in files(folder) if name.endswith(".packed")]
+    assert entries
+    assert all(cache.read(bytes.fromhex(name.removesuffix(".packed"))) for name in entries)
 
 
 def test_many_at_once(folder):
