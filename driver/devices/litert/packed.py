@@ -251,8 +251,8 @@ def _copy(source: int, start: int, target: int, nbytes: int) -> None:
 
 
 def _digest(*parts: Any) -> bytes:
-    """BLAKE3: clients choose the models, so it has to be one for which nobody finds two of the same digest, and of those
-    it is by far the quickest.
+    """BLAKE3: clients choose the models, so it has to be one for which nobody finds two of the same digest; of those it
+    is by far the quickest.
     """
     hasher = import_module("blake3").blake3()
     for part in parts:

@@ -261,7 +261,7 @@ def test_small_models_are_left_alone(monkeypatch):
 
 @pytest.mark.parametrize("make", ["conv_model", "quantised_model"])
 def test_another_process_takes_it(kit, cache, folder, make):
-    """A later process finds what one has kept, and computes to the last bit what that does, whatever the number of threads."""
+    """A later process finds what one has kept, and computes what that does to the last bit."""
     model = decode(*encode(getattr(kit, make)()))
     first, memory = prepare(litert(cache), model)
     kept = files(folder)
