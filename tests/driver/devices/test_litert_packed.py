@@ -220,6 +220,19 @@ def test_why(monkeypatch):
     assert excess(prepared, model) > 50
 
 
+def test_biases_that_are_read_twice():
+    """Layers with weights of their own may have one bias: such a model shares, and is right packed and found."""
+    model = shared_weights(
+        lambda builder, raw: tuple(
+            builder.constant(each, dtype="quant8_asymm_signed", scale=0.02, zero_point=0) for each in (raw, raw[::-1])
+        )
+    )
+    on = litert()
+    kept = [prepare(on, model) for _ in range(2)]
+    assert kept[0][1] is kept[1][1] is not None
+    assert all(excess(prepared, model) <= 1 for prepared, _ in kept)
+
+
 def test_weights_at_the_same_place():
     """Two operands of which a client says that they lie at the same place are the same weights."""
     two = shared_weights(
