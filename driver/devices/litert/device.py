@@ -22,6 +22,7 @@ from driver.devices.litert.library import (
     status_text,
 )
 from driver.devices.litert.library import ffi as library_ffi
+from driver.devices.litert.packed import Cache, Packing
 from driver.devices.litert.program import Port, Program, supported
 from driver.devices.litert.weights import ALIGNMENT, aligned
 from driver.devices.lowering import check_input, constants, is_known, prepared
@@ -45,22 +46,35 @@ LARGE = 20_000_000
 
 MOST_THREADS = 4
 
+CACHE_MB = 512
+"""Of files with packed weights, unless the configuration says otherwise."""
+
+_MOST_OPTION = 2**31 - 1
+
 
 def configuration() -> Path:
     """The file with the device's options. A device's environment is fixed, so that no client shapes what others get."""
     return Path("~/.config/burst/litert.toml").expanduser()
 
 
-def _configured_threads() -> int | None:
-    """`threads` of the configuration; None when it says nothing. Raises ValueError."""
+def cache_folder() -> Path:
+    """Where packed weights are kept between processes, if the user wants that."""
+    return Path("~/.cache/burst/litert").expanduser()
+
+
+def _configured() -> dict[str, Any]:
+    """The options that the configuration names. Raises ValueError."""
     try:
-        found = tomllib.loads(configuration().read_text()).get("threads")
+        found = tomllib.loads(configuration().read_text())
     except FileNotFoundError:
-        return None
+        return {}
     except (OSError, ValueError) as error:
         raise ValueError(f"{configuration()}: {error}") from error
-    if found is not None and (type(found) is not int or found < 1):
-        raise ValueError(f"{configuration()}: threads = {found!r} has to be a whole number above 0")
+    for name in ("threads", "cache_mb"):
+        if name in found and (type(found[name]) is not int or not 1 <= found[name] <= _MOST_OPTION):
+            raise ValueError(f"{configuration()}: {name} = {found[name]!r} has to be a whole number above 0")
+    if type(found.get("cache", False)) is not bool:
+        raise ValueError(f"{configuration()}: cache = {found['cache']!r} has to be true or false")
     return found
 
 
@@ -76,7 +90,10 @@ class LiteRtDevice:
 
         Raises LibraryMissing, LibraryFailed; ValueError for options that make no sense.
         """
-        self._threads = _configured_threads() if threads is None else threads
+        options = _configured()
+        self._threads = options.get("threads") if threads is None else threads
+        most = options.get("cache_mb", CACHE_MB) * 10**6
+        self._packing = Packing(Cache(cache_folder(), most) if options.get("cache", False) else None)
         _self_test()
 
     def supported_operations(self, model: Model) -> list[bool]:
@@ -85,7 +102,7 @@ class LiteRtDevice:
 
     def prepare(self, model: Model, pace: Callable[[], object]) -> PreparedModel:
         """Lowered and compiled. A model whose inputs leave dimensions open is so whenever it is bound to new shapes."""
-        return PreparedModel(model, pace, self.threads_for)
+        return PreparedModel(model, pace, self.threads_for, self._packing)
 
     def threads_for(self, work: int) -> int:
         """As many as an execution of `work` products should have. Clients need processors, too."""
@@ -99,9 +116,11 @@ class PreparedModel:
 
     is_static = True
 
-    def __init__(self, model: Model, pace: Callable[[], object], threads: Callable[[int], int]) -> None:
+    def __init__(
+        self, model: Model, pace: Callable[[], object], threads: Callable[[int], int], packing: Packing
+    ) -> None:
         """Raises LibraryFailed."""
-        self._model, self._threads = model, threads
+        self._model, self._threads, self._packing = model, threads, packing
         self._operations = prepared(model.main, pace)
         self._constants = constants(model.main, pace)
         self.copied_weights = 0  #: bytes that were copied when it was compiled last; all others stayed where they were
@@ -139,7 +158,7 @@ class PreparedModel:
             for index, shape in zip(self._model.main.inputs, shapes, strict=True):
                 operand = Tensor.of(self._model.main.operands[index])
                 tensors[index] = None if shape is None else replace(operand, shape=shape)
-            program = Program(self._model, self._operations, tensors, self._threads, pace)
+            program = Program(self._model, self._operations, tensors, self._threads, self._packing.compiled, pace)
             self._programs[key] = program
             self.copied_weights = program.copied_weights
         return program

@@ -10,6 +10,7 @@ import math
 import struct
 from functools import cache
 from importlib import import_module
+from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -17,7 +18,7 @@ import numpy as np
 from .weights import ALIGNMENT, Image, offset_in, shared_root
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from types import ModuleType
 
     from numpy.typing import NDArray
@@ -122,6 +123,12 @@ class Section:
             operation.builtinOptions = table
         self._operations.append(operation)
 
+    def weights(self) -> Iterator[set[int]]:
+        """For each operation, the buffers of its constants that have more than one dimension."""
+        for operation in self._operations:
+            tensors = [self._tensors[i] for i in operation.inputs.tolist() if i >= 0]
+            yield {tensor.buffer for tensor in tensors if tensor.buffer and len(tensor.shape) > 1}
+
     def table(self, pace: Callable[[], object]) -> Any:
         """As the schema has it."""
         graph = schema().SubGraphT()
@@ -179,7 +186,19 @@ class Writer:
             if nbytes:
                 image.bytes[place : place + nbytes] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
             pace()
+        image.shareable = self._reads_weights_once(places, pace)
         return image
+
+    def _reads_weights_once(self, places: Sequence[int], pace: Callable[[], object]) -> bool:
+        """Whether no two operations read constants of more than one dimension that begin at the same place."""
+        read: set[int] = set()
+        for buffers in chain.from_iterable(section.weights() for section in self.sections):
+            found = {places[buffer - 1] for buffer in buffers}
+            if not read.isdisjoint(found):
+                return False
+            read |= found
+            pace()
+        return True
 
     def _model(self, entries: Sequence[Section], pace: Callable[[], object]) -> Any:
         s = schema()

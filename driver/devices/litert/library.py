@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from driver.devices.litert.packed import PackedMemory
     from driver.devices.litert.weights import Image
 
 WHEEL, VERSION = "ai-edge-litert", "2.3.0"
@@ -117,12 +118,13 @@ def _new(function: Any, *arguments: Any) -> Any:
     return handle[0]
 
 
-def _options(threads: int) -> Any:
+def _options(threads: int, packed: PackedMemory | None) -> Any:
     """Options for a compiled model. XNNPACK is on unless they say otherwise."""
     api, libc = library(), _libc()
     options = _new(api.LiteRtCreateOptions)
     _check(api.LiteRtSetOptionsHardwareAccelerators(options, _CPU), "accelerators")
-    text = f"num_threads = {threads}\n".encode() + b"\0"
+    where = f'weight_cache_file_path = "{packed.path}"\n' if packed else ""
+    text = f"num_threads = {threads}\n{where}".encode() + b"\0"
     for identifier in _IDENTIFIERS:
         payload = libc.malloc(len(text))
         ffi.memmove(payload, text, len(text))
@@ -134,14 +136,16 @@ def _options(threads: int) -> Any:
 class Compiled:
     """A flatbuffer made ready to run. It runs in one thread at a time; `handle` is what the library calls it."""
 
-    def __init__(self, image: Image, threads: int) -> None:
-        """`image`: a flatbuffer and its constants. Raises LibraryFailed."""
+    def __init__(self, image: Image, threads: int, packed: PackedMemory | None = None) -> None:
+        """`image`: a flatbuffer and its constants. `packed`: memory for its packed weights: those that lie there are
+        used unseen, and if it is empty, they are written into it; None: the library's own. Raises LibraryFailed.
+        """
         api = library()
-        self._api, self._image = api, image  # which the library goes on reading
+        self._api, self.image, self.packed = api, image, packed  # which the library goes on reading
         self._model = self.handle = ffi.NULL
         address = ffi.cast("void *", image.address)
         self._model = _new(api.LiteRtCreateModelFromBuffer, _environment(), address, image.nbytes)
-        options = _options(threads)
+        options = _options(threads, packed)
         try:
             self.handle = _new(api.LiteRtCreateCompiledModel, _environment(), self._model, options)
         finally:

@@ -10,7 +10,7 @@ import numpy as np
 
 from driver.devices import lowering as lowerings
 from driver.devices.litert.cuts import cost, crossing, cuts, products
-from driver.devices.litert.library import Compiled, TensorBuffers
+from driver.devices.litert.library import TensorBuffers
 from driver.devices.litert.lower import LOWERINGS, Graph, Lowering, Node
 from driver.devices.litert.lower.control import TABLE as CONTROL
 from driver.devices.litert.lower.control import looping
@@ -26,6 +26,8 @@ from fmq._core import ffi, lib
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from driver.devices.litert.library import Compiled
+    from driver.devices.litert.weights import Image
     from driver.nn import Model, Subgraph
     from driver.nn.operation import Call, Tensor
 
@@ -79,6 +81,7 @@ class Program:
         operations: Sequence[Prepared],
         tensors: Tensors,
         threads: Callable[[int], int],
+        compiled: Callable[[Image, int], Compiled],
         pace: Callable[[], object],
     ) -> None:
         """`tensors`: constants and inputs, None for omitted ones. Raises ExecutionFailed, LibraryFailed."""
@@ -98,7 +101,7 @@ class Program:
         self.copied_weights = image.bytes.nbytes
         self.turn = ffi.new("burst_turn *")
         lib.burst_turn_init(self.turn)
-        self.compiled = Compiled(image, self.threads)
+        self.compiled = compiled(image, self.threads)
         self.compiled.ask(_address(ffi.addressof(lib, "burst_foreign_ends")), _address(self.turn))
 
 

@@ -28,6 +28,7 @@ _ffi.cdef(
     void *mmap(void *address, size_t bytes, int protection, int flags, int fd, long offset);
     void *mremap(void *old, size_t old_bytes, size_t bytes, int flags, void *address);
     int munmap(void *address, size_t bytes);
+    int memcmp(const void *a, const void *b, size_t bytes);
     """
 )
 _libc: Any = _ffi.dlopen(None)
@@ -67,13 +68,16 @@ def offset_in(root: NDArray[np.uint8] | None, array: NDArray[Any]) -> int | None
 class Image:
     """`front` bytes to write into, and behind them, from the next page on, the pages of `root`.
 
-    bytes: the front. nbytes: of everything. behind: where `root` begins.
+    bytes: the front. nbytes: of everything. behind: where `root` begins. shareable: no two operations read the same
+    weights, so that XNNPACK can tell packed ones apart.
     """
 
     def __init__(self, front: int, root: NDArray[np.uint8] | None) -> None:
         """Raises OSError when those pages cannot be mapped twice: they are private, or there is no room."""
+        self.shareable = False
         if root is None:
             self.bytes, self.nbytes, self.behind = aligned(front), front, front
+            self.bytes[:] = 0  # between constants, too: models are compared
             return
         skew = root.ctypes.data % mmap.PAGESIZE
         pages = -(-front // mmap.PAGESIZE) * mmap.PAGESIZE
@@ -86,6 +90,17 @@ class Image:
     def address(self) -> int:
         """Of the first byte."""
         return self.bytes.ctypes.data
+
+    def buffer(self) -> Any:
+        """All of it, to be read."""
+        return _ffi.buffer(_ffi.cast("char *", self.address), self.nbytes)
+
+    def equals(self, other: Image) -> bool:
+        """Whether all bytes are the same."""
+        if self.nbytes != other.nbytes:
+            return False
+        mine, theirs = (_ffi.cast("void *", image.address) for image in (self, other))
+        return bool(_libc.memcmp(mine, theirs, self.nbytes) == 0)
 
 
 def _mapped_twice(front: int, address: int, nbytes: int) -> Any:
