@@ -89,14 +89,34 @@ def strided_slice(call: Call) -> None:
     o = call.options
     if o.EllipsisMask() or o.NewAxisMask() or o.Offset():
         raise ImportFailed("the HAL knows neither an ellipsis, nor new axes, nor ends counted from the beginning")
-    rank, masks = call.rank(0), (o.BeginMask(), o.EndMask(), o.ShrinkAxisMask())
+    rank, masks = call.rank(0), [o.BeginMask(), o.EndMask(), o.ShrinkAxisMask()]
     missing = rank - math.prod(call.tensor(1).shape or ())
-    if missing <= 0:
+    is_constant = all(call.tensor(i).data is not None for i in (1, 2, 3))
+    if missing <= 0 and not (is_constant and masks[2]):
         call.emit("STRIDED_SLICE", *map(call.input, range(4)), *masks)
         return
-    places = [np.array(call.integers(i) + [fill] * missing) for i, fill in ((1, 0), (2, 0), (3, 1))]
+    begin, end, strides = (call.integers(i) + [fill] * missing for i, fill in ((1, 0), (2, 0), (3, 1)))
     whole = sum(1 << i for i in range(rank - missing, rank))
-    call.emit("STRIDED_SLICE", call.input(0), *places, masks[0] | whole, masks[1] | whole, masks[2])
+    masks[0], masks[1] = masks[0] | whole, masks[1] | whole
+    for axis in (i for i in range(min(rank, len(end))) if masks[2] >> i & 1):
+        masks[1] = _end_behind(begin, end, masks, axis)
+    call.emit("STRIDED_SLICE", call.input(0), np.array(begin), np.array(end), np.array(strides), *masks)
+
+
+def _end_behind(begin: list[int], end: list[int], masks: list[int], axis: int) -> int:
+    """Let an axis of which one element is taken end behind it, whatever the file says; the mask of ends for it."""
+    start = 0 if masks[0] >> axis & 1 else begin[axis]
+    end[axis] = min(start + 1, 2**31 - 1)
+    return masks[1] | 1 << axis if start == -1 else masks[1] & ~(1 << axis)
+
+
+def reverse(call: Call) -> None:
+    """REVERSE_V2 as a STRIDED_SLICE that goes backwards along the axes."""
+    rank = call.rank(0)
+    axes = {axis_of(axis, rank) for axis in call.integers(1)}
+    strides = [-1 if i in axes else 1 for i in range(rank)]
+    places, everything = np.zeros(rank, np.int32), (1 << rank) - 1
+    call.emit("STRIDED_SLICE", call.input(0), places, places, np.array(strides), everything, everything, 0)
 
 
 def pad_v2(call: Call) -> None:

@@ -12,6 +12,7 @@ import numpy as np
 from driver.errors import ImportFailed
 from driver.nn import Operand, OperandLifeTime, OperandType
 
+from . import tflite_products as products
 from . import tflite_recurrent as recurrent
 from . import tflite_shapes as shapes
 from . import tflite_windows as windows
@@ -122,6 +123,23 @@ def _unit_relu(call: Call) -> None:
     call.emit("MINIMUM", positive, _like(call, 1.0))
 
 
+def _gelu(call: Call) -> None:
+    """By its approximation: x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x^3)))."""
+    _only(FLOATS, call, "the file does not say the scales of the steps in between")
+    if not call.options.Approximate():
+        raise ImportFailed("the HAL has no error function; convert the model with the approximation by TANH")
+    x = call.input(0)
+
+    def step(kind: str, *arguments: Ref | float) -> Ref:
+        result, operands = call.graph.like(x), [_like(call, a) if isinstance(a, float) else a for a in arguments]
+        call.emit(kind, *operands, *((0,) if kind != "TANH" else ()), to=[result])
+        return result
+
+    cubic = step("MUL", step("MUL", step("MUL", x, x), x), 0.044715)
+    inner = step("MUL", step("ADD", x, cubic), math.sqrt(2 / math.pi))
+    call.emit("MUL", step("MUL", x, 0.5), step("ADD", step("TANH", inner), 1.0), 0)
+
+
 def _leaky_relu(call: Call) -> None:
     """PRELU with one slope. A quantised one is 0 or +-1 at a scale of |slope|."""
     _only((*FLOATS, *_QUANTISED), call, "the HAL has no such PRELU")
@@ -220,6 +238,7 @@ TABLE: dict[str, Entry] = {
     "ARG_MIN": Entry(_arg("ARGMIN")),
     "AVERAGE_POOL_2D": Entry(windows.pool("AVERAGE_POOL_2D"), "Pool2DOptions"),
     "BATCH_TO_SPACE_ND": Entry(shapes.batch_to_space),
+    "BATCH_MATMUL": Entry(products.batch_matmul, "BatchMatMulOptions"),
     "BIDIRECTIONAL_SEQUENCE_LSTM": Entry(recurrent.bidirectional_lstm, "BidirectionalSequenceLSTMOptions"),
     "BIDIRECTIONAL_SEQUENCE_RNN": Entry(recurrent.bidirectional_rnn, "BidirectionalSequenceRNNOptions"),
     "CAST": Entry(_same("CAST")),
@@ -241,6 +260,7 @@ TABLE: dict[str, Entry] = {
     "FLOOR_DIV": Entry(_floor_div),
     "FULLY_CONNECTED": Entry(windows.dense, "FullyConnectedOptions"),
     "GATHER": Entry(shapes.gather, "GatherOptions"),
+    "GELU": Entry(_gelu, "GeluOptions"),
     "GREATER": Entry(_same("GREATER")),
     "GREATER_EQUAL": Entry(_same("GREATER_EQUAL")),
     "HARD_SWISH": Entry(_same("HARD_SWISH")),
@@ -286,6 +306,7 @@ TABLE: dict[str, Entry] = {
     "RESHAPE": Entry(shapes.reshape, "ReshapeOptions"),
     "RESIZE_BILINEAR": Entry(windows.resize("RESIZE_BILINEAR"), "ResizeBilinearOptions"),
     "RESIZE_NEAREST_NEIGHBOR": Entry(windows.resize("RESIZE_NEAREST_NEIGHBOR"), "ResizeNearestNeighborOptions"),
+    "REVERSE_V2": Entry(shapes.reverse),
     "RNN": Entry(recurrent.rnn, "RNNOptions"),
     "RSQRT": Entry(_same("RSQRT")),
     "SELECT": Entry(_select),

@@ -181,6 +181,23 @@ REFUSED = {
     "integer division": (lambda: one("DIV", I, I, dtype="int32"), "DIV", "towards minus infinity"),
     "types that the HAL does not take": (lambda: one("EXP", I, dtype="int32"), "EXP", "TENSOR_INT32"),
     "a choice that is broadcast": (lambda: one("SELECT_V2", B, F, ((3,), "float32")), "SELECT_V2", "of one shape"),
+    "batches that do not go together": (
+        lambda: one("BATCH_MATMUL", ((2, 3, 4), "float32"), ((3, 4, 5), "float32"), result=(2, 3, 5)),
+        "BATCH_MATMUL",
+        "do not go together",
+    ),
+    "more pairs of matrices than can be unrolled": (
+        lambda: one("BATCH_MATMUL", *[((513, 1, 1), "float32")] * 2, result=(513, 1, 1)),
+        "BATCH_MATMUL",
+        "513 pairs of matrices",
+    ),
+    "a factor that is a vector": (
+        lambda: one("BATCH_MATMUL", ((4,), "float32"), ((4, 5), "float32"), result=(5,)),
+        "BATCH_MATMUL",
+        "two or more",
+    ),
+    "the exact GELU": (lambda: one("GELU", F), "GELU", "no error function"),
+    "a quantised GELU": (lambda: one("GELU", ((2, 3), "int8"), dtype="int8", Approximate=True), "GELU", "scales"),
     "an axis that is computed": (lambda: one("ARG_MAX", F, ((1,), "int32"), result=(2,)), "ARG_MAX", "be a constant"),
     "an axis that is none": (lambda: one("UNPACK", F, Axis=5, Num=1), "UNPACK", "axis 5"),
     "batches of a GATHER": (lambda: one("GATHER", F, I, BatchDims=1), "GATHER", "batch_dims 1"),

@@ -83,6 +83,14 @@ for one in ("ADD", "SUB", "MUL"):
 for one in ("MAXIMUM", "MINIMUM"):
     simple(one, S, (4,))
     simple(one, SIGNED, SIGNED, dtype="int8", **Q, name=" int8")
+simple("GELU", Approximate=True)
+M = {"scale": 0.3, "zero_point": -4}
+simple("BATCH_MATMUL", (2, 3, 4), (2, 4, 5), shape=(2, 3, 5))
+simple("BATCH_MATMUL", (3, 4), (5, 4), shape=(3, 5), AdjY=True, name=" of two matrices")
+simple("BATCH_MATMUL", (2, 3, 4, 2), (3, 2, 5), shape=(2, 3, 4, 5), name=" that is broadcast")
+simple("BATCH_MATMUL", (2, 4, 3), (1, 4, 5), shape=(2, 3, 5), AdjX=True, name=" turned, with a single matrix")
+fixed("BATCH_MATMUL", S, np.float32(range(40)).reshape(2, 4, 5) - 20, shape=(2, 3, 5), name=" with a constant")
+simple("BATCH_MATMUL", SIGNED, ((2, 4, 5), "int8", Q), shape=(2, 3, 5), dtype="int8", **M, name=" int8")
 simple("POW", POSITIVE, S)
 simple("SQUARED_DIFFERENCE", S, S)
 simple("ADD_N", S, S, S)
@@ -123,6 +131,13 @@ fixed("BATCH_TO_SPACE_ND", (4, 2, 3, 2), np.int32([2, 2]), np.int32([[0, 0], [0,
 fixed(
     "BATCH_TO_SPACE_ND", (4, 2, 3, 2), np.int32([2, 2]), np.int32([[1, 0], [2, 1]]), shape=(1, 3, 3, 2), name=" cropped"
 )
+for name, (start, masks) in {
+    " of the last, which ends before it begins": (-1, {"ShrinkAxisMask": 2, "EndMask": 1}),
+    " of one, with an end far behind": (1, {"ShrinkAxisMask": 3, "BeginMask": 1, "EndMask": 3}),
+}.items():
+    shape = (2, 4) if start == -1 else (4,)
+    fixed("STRIDED_SLICE", S, np.int32([0, start]), np.int32([0, 0]), np.int32([1, 1]), shape=shape, name=name, **masks)
+fixed("REVERSE_V2", S, np.int32([-1, 1]), shape=S)
 simple("SPACE_TO_DEPTH", (1, 4, 4, 2), shape=(1, 2, 2, 8), BlockSize=2)
 simple("DEPTH_TO_SPACE", (1, 2, 2, 8), shape=(1, 4, 4, 2), BlockSize=2)
 simple("CONCATENATION", S, S, shape=(2, 6, 4), Axis=-2)

@@ -26,6 +26,7 @@ OPTIONS = {
     **dict.fromkeys(("AVERAGE_POOL_2D", "L2_POOL_2D", "MAX_POOL_2D"), "Pool2DOptions"),
     **dict.fromkeys(("MEAN", "SUM"), "ReducerOptions"),
     **dict.fromkeys((f"REDUCE_{name}" for name in ("PROD", "MAX", "MIN", "ANY", "ALL")), "ReducerOptions"),
+    "BATCH_MATMUL": "BatchMatMulOptions",
     "BATCH_TO_SPACE_ND": "BatchToSpaceNDOptions",
     "BIDIRECTIONAL_SEQUENCE_LSTM": "BidirectionalSequenceLSTMOptions",
     "BIDIRECTIONAL_SEQUENCE_RNN": "BidirectionalSequenceRNNOptions",
