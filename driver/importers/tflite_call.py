@@ -85,6 +85,10 @@ class Call:
         self._after.append((then, before, target))
         return before
 
+    def index_output(self) -> Ref:
+        """The operand of output 0, which holds places in a tensor; 64-bit ones fit into the 32 bits of the HAL."""
+        return self.graph.write(self.result(0).index, fits=True)
+
     def finish(self) -> None:
         """Apply what was put off."""
         for kind, before, target in self._after:
@@ -99,7 +103,10 @@ class Call:
         return np.zeros(0, np.int32) if info.data is None else info.data
 
     def integers(self, position: int) -> list[int]:
-        """A constant input as a list of integers."""
+        """A constant input, or one that follows from known dimensions, as a list of integers."""
+        sizes = self.graph.sizes.get(self.number(position), (None,))
+        if None not in sizes:
+            return [size for size in sizes if size is not None]
         if self.tensor(position).type not in ("INT32", "INT64"):
             raise ImportFailed(f"input {position}, {self.tensor(position)}, has to hold integers")
         return [int(v) for v in self.values(position).reshape(-1)]

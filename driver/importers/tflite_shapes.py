@@ -8,16 +8,57 @@ import numpy as np
 from driver.errors import ImportFailed
 
 from .guarded import integers
-from .tflite_call import Call, axis_of, known
+from .tflite_call import Call, axis_of
+from .tflite_sizes import target
+
+_MOST_DIMENSIONS = 4
 
 
 def reshape(call: Call) -> None:
-    """RESHAPE to what an input, the options or the result say."""
-    if call.given(1) and call.tensor(1).data is None and not call.tensor(1).is_empty:
-        call.emit("RESHAPE", call.input(0), call.input(1))
+    """RESHAPE to what an input, the options or the result say; integers stay as they are, or are refused."""
+    x, result = call.tensor(0), call.result(0)
+    if x.type in ("INT32", "BOOL") and x.shape is not None and (x.shape or (1,)) == (result.shape or (1,)):
+        call.emit("CAST", call.input(0))
         return
-    sizes = call.integers(1) if call.given(1) else integers(call.options, "NewShape") or call.result_shape()
-    call.emit("RESHAPE", call.input(0), np.array(sizes or [1]))
+    source = call.graph.wide[x.index] if x.index in call.graph.wide else call.input(0)
+    sizes = target(call)
+    if len(result.shape or ()) > _MOST_DIMENSIONS:
+        call.graph.keep_wide(result.index, source)
+        return
+    call.emit("RESHAPE", source, call.input(1) if sizes is None else np.array(sizes or [1]))
+
+
+def transpose(call: Call) -> None:
+    """TRANSPOSE; of more than four dimensions when they can be joined to four, as those that stay together can."""
+    x = call.tensor(0)
+    if x.index not in call.graph.wide:
+        call.emit("TRANSPOSE", *map(call.input, range(len(call))))
+        return
+    shape, order = x.shape or (), call.integers(1)
+    if sorted(order) != list(range(len(shape))):
+        raise ImportFailed(f"permutation {order[:9]} of {len(shape)} dimensions")
+    groups = _together([i for i in order if shape[i] != 1], [i for i, d in enumerate(shape) if d != 1])
+    if len(groups) > _MOST_DIMENSIONS:
+        raise ImportFailed(f"permutation {order} moves {len(groups)} dimensions apart; the HAL has {_MOST_DIMENSIONS}")
+    places = sorted(range(len(groups)), key=lambda g: groups[g])
+    sizes = [math.prod(shape[i] for i in group) for group in groups]
+    moved = call.graph.wide[x.index]
+    if len(groups) > 1:
+        before = call.reshape(moved, [sizes[g] for g in places])
+        moved = call.temporary(before, sizes)
+        call.emit("TRANSPOSE", before, np.array([places.index(g) for g in range(len(groups))]), to=[moved])
+    call.graph.keep_wide(call.result(0).index, moved)
+
+
+def _together(order: list[int], axes: list[int]) -> list[list[int]]:
+    """Axes in their new order, in groups of those that follow each other before and after."""
+    groups: list[list[int]] = []
+    for axis in order:
+        if groups and axes.index(axis) == axes.index(groups[-1][-1]) + 1:
+            groups[-1].append(axis)
+        else:
+            groups.append([axis])
+    return groups
 
 
 def squeeze(call: Call) -> None:
@@ -167,13 +208,3 @@ def fill(call: Call) -> None:
     if value.size != 1:
         raise ImportFailed(f"input 1 has {value.size} values; it has to be one")
     call.emit("FILL", call.input(0), value.reshape(-1)[0].item())
-
-
-def shape(call: Call) -> None:
-    """Known when the file is read."""
-    call.graph.define(call.result(0).index, np.array(known(call.tensor(0)), np.int32))
-
-
-def rank_of(call: Call) -> None:
-    """As SHAPE; the HAL's own RANK gives a scalar, which no other operation takes for a tensor."""
-    call.graph.define(call.result(0).index, np.array([call.rank(0)], np.int32))

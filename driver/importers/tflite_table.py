@@ -12,9 +12,11 @@ import numpy as np
 from driver.errors import ImportFailed
 from driver.nn import Operand, OperandLifeTime, OperandType
 
+from . import tflite_choices as choices
 from . import tflite_products as products
 from . import tflite_recurrent as recurrent
 from . import tflite_shapes as shapes
+from . import tflite_sizes as sizes
 from . import tflite_windows as windows
 from .tflite_call import Call
 from .tflite_graph import FLOATS, Ref, dequantised
@@ -75,6 +77,17 @@ def _floor_div(call: Call) -> None:
     quotient = call.graph.like(target)
     call.emit("DIV", x, y, 0, to=[quotient])
     call.emit("FLOOR", quotient, to=[target])
+
+
+def _floor_mod(call: Call) -> None:
+    """What DIV, which rounds towards minus infinity, leaves."""
+    _only(("INT32",), call, "the HAL has no remainder of floats")
+    x, y = call.input(0), call.input(1)
+    target = call.output()
+    quotient, multiple = call.graph.like(target), call.graph.like(target)
+    call.emit("DIV", x, y, 0, to=[quotient])
+    call.emit("MUL", quotient, y, 0, to=[multiple])
+    call.emit("SUB", x, multiple, 0, to=[target])
 
 
 def _square(call: Call) -> None:
@@ -152,13 +165,6 @@ def _leaky_relu(call: Call) -> None:
     call.emit("PRELU", x, call.graph.constant(raw, scale=abs(slope) or 1.0, zero_point=zero_point))
 
 
-def _select(call: Call) -> None:
-    sizes = {call.tensor(i).shape for i in range(3)}
-    if len(sizes) > 1 and all(shape is not None and 0 not in shape for shape in sizes):
-        raise ImportFailed("the HAL chooses between tensors of one shape, and these have to be broadcast")
-    call.emit("SELECT", *map(call.input, range(3)))
-
-
 def _quantize(call: Call) -> None:
     if call.tensor(0).type in FLOATS:
         call.emit("QUANTIZE", call.input(0))
@@ -184,7 +190,7 @@ def _reduce(kind: str, keep: Callable[[int], int] = bool) -> Convert:
 
 
 def _arg(kind: str) -> Convert:
-    return lambda call: call.emit(kind, call.input(0), call.integer(1))
+    return lambda call: call.emit(kind, call.input(0), call.integer(1), to=[call.index_output()])
 
 
 def _top_k(call: Call) -> None:
@@ -241,7 +247,8 @@ TABLE: dict[str, Entry] = {
     "BATCH_MATMUL": Entry(products.batch_matmul, "BatchMatMulOptions"),
     "BIDIRECTIONAL_SEQUENCE_LSTM": Entry(recurrent.bidirectional_lstm, "BidirectionalSequenceLSTMOptions"),
     "BIDIRECTIONAL_SEQUENCE_RNN": Entry(recurrent.bidirectional_rnn, "BidirectionalSequenceRNNOptions"),
-    "CAST": Entry(_same("CAST")),
+    "BROADCAST_TO": Entry(choices.broadcast_to),
+    "CAST": Entry(choices.cast),
     "CEIL": Entry(_ceil),
     "CONCATENATION": Entry(shapes.concatenation, "ConcatenationOptions"),
     "CONV_2D": Entry(windows.conv, "Conv2DOptions"),
@@ -258,6 +265,7 @@ TABLE: dict[str, Entry] = {
     "FILL": Entry(shapes.fill),
     "FLOOR": Entry(_same("FLOOR")),
     "FLOOR_DIV": Entry(_floor_div),
+    "FLOOR_MOD": Entry(_floor_mod),
     "FULLY_CONNECTED": Entry(windows.dense, "FullyConnectedOptions"),
     "GATHER": Entry(shapes.gather, "GatherOptions"),
     "GELU": Entry(_gelu, "GeluOptions"),
@@ -287,13 +295,14 @@ TABLE: dict[str, Entry] = {
     "MUL": Entry(_arithmetic("MUL"), "MulOptions"),
     "NEG": Entry(_same("NEG")),
     "NOT_EQUAL": Entry(_same("NOT_EQUAL")),
+    "ONE_HOT": Entry(choices.one_hot, "OneHotOptions"),
     "PACK": Entry(shapes.pack, "PackOptions"),
     "PAD": Entry(_same("PAD")),
     "PADV2": Entry(shapes.pad_v2),
     "POW": Entry(_same("POW")),
     "PRELU": Entry(_same("PRELU")),
     "QUANTIZE": Entry(_quantize),
-    "RANK": Entry(shapes.rank_of),
+    "RANK": Entry(sizes.rank_of),
     "REDUCE_ALL": Entry(_reduce("REDUCE_ALL"), "ReducerOptions"),
     "REDUCE_ANY": Entry(_reduce("REDUCE_ANY"), "ReducerOptions"),
     "REDUCE_MAX": Entry(_reduce("REDUCE_MAX"), "ReducerOptions"),
@@ -309,9 +318,9 @@ TABLE: dict[str, Entry] = {
     "REVERSE_V2": Entry(shapes.reverse),
     "RNN": Entry(recurrent.rnn, "RNNOptions"),
     "RSQRT": Entry(_same("RSQRT")),
-    "SELECT": Entry(_select),
-    "SELECT_V2": Entry(_select),
-    "SHAPE": Entry(shapes.shape),
+    "SELECT": Entry(choices.select),
+    "SELECT_V2": Entry(choices.select),
+    "SHAPE": Entry(sizes.shape),
     "SIN": Entry(_same("SIN")),
     "SLICE": Entry(_same("SLICE")),
     "SOFTMAX": Entry(_softmax, "SoftmaxOptions"),
@@ -330,7 +339,7 @@ TABLE: dict[str, Entry] = {
     "TANH": Entry(_same("TANH")),
     "TILE": Entry(_same("TILE")),
     "TOPK_V2": Entry(_top_k),
-    "TRANSPOSE": Entry(_same("TRANSPOSE")),
+    "TRANSPOSE": Entry(shapes.transpose),
     "TRANSPOSE_CONV": Entry(windows.transpose_conv, "TransposeConvOptions"),
     "UNIDIRECTIONAL_SEQUENCE_LSTM": Entry(recurrent.sequence_lstm, "UnidirectionalSequenceLSTMOptions"),
     "UNIDIRECTIONAL_SEQUENCE_RNN": Entry(recurrent.sequence_rnn, "SequenceRNNOptions"),

@@ -125,6 +125,15 @@ def shuffler(image):
     return {"image": tf.clip_by_value(x, -1, 1)}
 
 
+def batches(images):
+    """Any number of images; the shape of the middle is computed when it runs."""
+    layers = Layers(15)
+    x = tf.nn.relu(layers.conv(images, 6, stride=2))
+    x = tf.reshape(x, [tf.shape(x)[0], 8, 8, 3, 2])
+    x = tf.reshape(tf.transpose(x, [0, 1, 2, 4, 3]), [-1, 384])
+    return {"scores": tf.nn.softmax(layers.dense(x, 5))}
+
+
 # ---- sequences -----------------------------------------------------------------------------------------------------
 
 
@@ -167,6 +176,15 @@ def gru(frames):
     return {"keywords": layers.dense(KEPT["gru"](frames), 6)}
 
 
+def masked(frames):
+    """What a mask hides; classes as 64-bit places and as one-hot vectors; how many values are large; time reversed."""
+    layers = Layers(14)
+    scores = layers.dense(tf.where(frames[..., :1] > 0, frames, -1.0), 8)
+    best = tf.argmax(scores, -1)
+    large = tf.reduce_sum(tf.cast(scores > 1, tf.float32), 1)
+    return {"best": best, "one_hot": tf.one_hot(tf.cast(best, tf.int32), 8), "large": large, "turned": scores[:, ::-1]}
+
+
 # ---- control flow --------------------------------------------------------------------------------------------------
 
 
@@ -194,6 +212,8 @@ NETS = {
     "resnet": (resnet, IMAGE, ("float32", "int8")),
     "detector": (detector, IMAGE, ("float32", "int8")),
     "shuffler": (shuffler, IMAGE, ("float32", "int8")),
+    "batches": (batches, {"images": ((None, 16, 16, 3), tf.float32)}, ("float32",)),
+    "masked": (masked, {"frames": ((2, 5, 8), tf.float32)}, ("float32",)),
     "transformer": (transformer, {"tokens": ((1, 16), tf.int32)}, ("float32", "float16", "dynamic")),
     "attention": (attention, {"frames": ((2, 12, 16), tf.float32)}, ("float32", "int8")),
     "lstm": (lstm, FRAMES, ("float32", "int8")),

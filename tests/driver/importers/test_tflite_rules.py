@@ -180,7 +180,12 @@ REFUSED = {
     ),
     "integer division": (lambda: one("DIV", I, I, dtype="int32"), "DIV", "towards minus infinity"),
     "types that the HAL does not take": (lambda: one("EXP", I, dtype="int32"), "EXP", "TENSOR_INT32"),
-    "a choice that is broadcast": (lambda: one("SELECT_V2", B, F, ((3,), "float32")), "SELECT_V2", "of one shape"),
+    "a choice that cannot be broadcast": (
+        lambda: one("SELECT_V2", B, F, ((2,), "float32")),
+        "SELECT_V2",
+        "cannot become",
+    ),
+    "the remainder of floats": (lambda: one("FLOOR_MOD", F, F), "FLOOR_MOD", "no remainder of floats"),
     "batches that do not go together": (
         lambda: one("BATCH_MATMUL", ((2, 3, 4), "float32"), ((3, 4, 5), "float32"), result=(2, 3, 5)),
         "BATCH_MATMUL",
@@ -243,6 +248,45 @@ def test_the_index_is_that_of_the_file(load):
     y = w.operator("CEIL", [w.input((2,))], (2,))
     with pytest.raises(driver.ImportFailed, match=re.escape("operator 1 (CUMSUM)")):
         load(w.file([w.operator("CUMSUM", [y], (2,))]))
+
+
+@pytest.mark.parametrize(
+    ("operator", "more", "reason"),
+    [("TRANSPOSE", [np.int32([4, 3, 2, 1, 0])], "moves 5 dimensions apart"), ("ABS", [], "has 5 dimensions")],
+)
+def test_more_dimensions_than_the_hal_has(load, operator, more, reason):
+    """Between two RESHAPE only what a TRANSPOSE of four can do."""
+    w = Writer()
+    x = w.operator("RESHAPE", [w.input((4, 8)), w.constant(np.int32([2] * 5))], (2,) * 5)
+    y = w.operator(operator, [x, *map(w.constant, more)], (2,) * 5)
+    with pytest.raises(driver.ImportFailed, match=reason) as caught:
+        load(w.file([w.operator("RESHAPE", [y, w.constant(np.int32([32]))], (32,))]))
+    assert (caught.value.operator, caught.value.index) == (operator, 1)
+
+
+def test_a_batch_that_is_unknown_in_a_computed_shape(load, run):
+    """It is the -1 of the RESHAPE; anything else cannot have it."""
+    w = Writer()
+    x = w.input((1, 4, 2), signature=[-1, 4, 2])
+    sizes = w.operator("SHAPE", [x], (3,), "int32", OutType=2)
+    places = [w.constant(np.int32([v])) for v in (0, 1, 1)]
+    batch = w.operator("STRIDED_SLICE", [sizes, *places], (), "int32", ShrinkAxisMask=1)
+    shape = w.operator("PACK", [batch, w.constant(np.int32(8))], (2,), "int32", ValuesCount=2)
+    result = w.operator("RESHAPE", [x, shape], (1, 8), signature=[-1, 8])
+    feed = np.arange(24, dtype=np.float32).reshape(3, 4, 2)
+    np.testing.assert_array_equal(run(load(w.file([result])), [feed])[0], feed.reshape(3, 8))
+    with pytest.raises(driver.ImportFailed, match="dimensions that are not known"):
+        load(w.file([w.operator("CAST", [batch], ())]))
+
+
+def test_lists_of_sizes_do_not_grow(load):
+    """Joined to itself over and over, one would be larger than any memory."""
+    w = Writer()
+    sizes = w.operator("SHAPE", [w.input((2, 3))], (2,), "int32", OutType=2)
+    for n in range(2, 40):
+        sizes = w.operator("CONCATENATION", [sizes, sizes], (min(2**n, 99),), "int32")
+    with pytest.raises(driver.ImportFailed, match="a list of 64 sizes"):
+        load(w.file([sizes]))
 
 
 def test_a_variable_inside_control_flow(load):

@@ -18,8 +18,9 @@ FOLDER = Path(__file__).parent / "vendor"
 NAMES = sorted(file.stem for file in FOLDER.glob("*.tflite"))
 REFUSED = {"lstm_int8": ("UNIDIRECTIONAL_SEQUENCE_LSTM", 3, "INT16")}
 IMPORTED = [name for name in NAMES if name not in REFUSED]
-CONTROL = ("condition", "gru", "loop")
-LAYERED = [name for name in IMPORTED if not name.endswith("dynamic") and name.split("_")[0] not in CONTROL]
+WHOLE = ("batches", "condition", "gru", "loop")
+"""Most of what they do is control flow, or a shape that is known when the file is read: no layers."""
+LAYERED = [name for name in IMPORTED if not name.endswith("dynamic") and name.split("_")[0] not in WHOLE]
 ELSEWHERE = {"condition": ["IF"], "detector": ["GATHER"], "gru": ["WHILE"], "loop": ["WHILE"]}
 """What litert has not, by net: its indices are an output too, which the client may write; and control flow."""
 

@@ -103,6 +103,16 @@ for one in ("LOGICAL_AND", "LOGICAL_OR"):
     simple(one, BOOLS, BOOLS, dtype="bool")
 for one in ("SELECT", "SELECT_V2"):
     simple(one, BOOLS, S, S)
+simple("SELECT_V2", ((3, 1), "bool", {}), (1, 3, 4), (2, 1, 4), name=" that is broadcast")
+fixed("SELECT_V2", BOOLS, np.float32(1), np.float32([[2], [3], [4]]), shape=S, name=" of constants")
+fixed("BROADCAST_TO", (3, 1), np.int32(S), shape=S)
+fixed("BROADCAST_TO", ((1, 4), "int32", {}), np.int32(S), shape=S, dtype="int32", name=" int32")
+simple("CAST", BOOLS, name=" of truth values")
+simple("CAST", dtype="bool", name=" to truth values")
+simple("FLOOR_MOD", INT, (S, "int32", {"low": 1, "high": 5}), dtype="int32")
+digits = np.int32(5), np.float32(2), np.float32(-1)
+fixed("ONE_HOT", ((2, 3), "int32", {"low": -1, "high": 5}), *digits, shape=(2, 3, 5), Axis=-1)
+fixed("ONE_HOT", ((2, 3), "int32", {"low": 0, "high": 4}), *digits, shape=(2, 5, 3), Axis=1, name=" within")
 fixed("PRELU", (1, 2, 3, 4), np.float32([[[0.1, 0.2, -0.3, 0.4]]]), shape=(1, 2, 3, 4))
 simple("DEQUANTIZE", SIGNED)
 simple("DEQUANTIZE", BYTES, name=" uint8")
@@ -378,6 +388,28 @@ def bidirectional_lstm(w):
     inputs = [w.input((5, 2, 3)), *both, *(w.variable((2, 4)) for _ in range(4)), *[-1] * 9]
     options = {"FusedActivationFunction": 4, "MergeOutputs": True, "TimeMajor": True}
     return [w.operator("BIDIRECTIONAL_SEQUENCE_LSTM", inputs, (5, 2, 8), **options)]
+
+
+@case("TRANSPOSE of more dimensions than the HAL has")
+def channel_shuffle(w):
+    """Channels in groups, of which two axes change places."""
+    x = w.operator("RESHAPE", [w.input((2, 3, 1, 6)), w.constant(np.int32([2, 3, 1, 3, 2]))], (2, 3, 1, 3, 2))
+    y = w.operator("TRANSPOSE", [x, w.constant(np.int32([0, 1, 2, 4, 3]))], (2, 3, 1, 2, 3))
+    return [w.operator("RESHAPE", [y, w.constant(np.int32([2, 3, 1, 6]))], (2, 3, 1, 6))]
+
+
+@case("SHAPE that a RESHAPE is told")
+def computed_shape(w):
+    """Put together from two of its dimensions."""
+    x = w.input((2, 3, 8))
+    sizes = w.operator("SHAPE", [x], (3,), "int32", OutType=2)
+    places = [w.constant(np.int32([v])) for v in (0, 1, 1)]
+    first = w.operator("STRIDED_SLICE", [sizes, *places], (), "int32", ShrinkAxisMask=1)
+    last = w.operator("GATHER", [sizes, w.constant(np.int32(1))], (), "int32")
+    double = w.operator("MUL", [last, w.constant(np.int32(2))], (), "int32")
+    packed = w.operator("PACK", [first, double, w.constant(np.int32(-1))], (3,), "int32", ValuesCount=3)
+    joined = w.operator("CONCATENATION", [packed, w.constant(np.int32([1]))], (4,), "int32")
+    return [w.operator("RESHAPE", [x, joined], (2, 6, 4, 1))]
 
 
 @case("IF")

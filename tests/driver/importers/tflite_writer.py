@@ -45,6 +45,9 @@ OPTIONS = {
 }
 """Classes of options that are not called as their operator is."""
 
+VERSIONS = {"BROADCAST_TO": 2}
+"""Operators whose first version no kernel has."""
+
 
 def options_class(operator):
     """The class of an operator's options: FULLY_CONNECTED -> FullyConnectedOptions."""
@@ -158,9 +161,8 @@ class Writer(Graph):
     def _code(self, name):
         number = getattr(tflite.BuiltinOperator, name.split(":")[0])
         fields = {"CustomCode": self._builder.CreateString(name.split(":")[1])} if ":" in name else {}
-        return self._table(
-            "OperatorCode", DeprecatedBuiltinCode=min(number, 127), BuiltinCode=number, Version=1, **fields
-        )
+        fields |= {"DeprecatedBuiltinCode": min(number, 127), "BuiltinCode": number, "Version": VERSIONS.get(name, 1)}
+        return self._table("OperatorCode", **fields)
 
     def _graph(self, graph):
         tensors = self._vector([self._tensor(**tensor) for tensor in graph.tensors])
