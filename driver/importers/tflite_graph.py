@@ -45,6 +45,7 @@ class Graph:
         self.operands: list[Operand] = []
         self.operations: list[Operation] = []
         self.sizes: dict[int, tuple[int | None, ...]] = {}  #: lists of dimensions by tensor, None where unknown
+        self.origins: dict[int, int] = {}  #: the tensor, by list, whose dimension the unknown one in it is
         self.wide: dict[int, Ref] = {}  #: the elements of tensors that have more dimensions than the HAL takes
         self._places: dict[int, Ref] = {}
         self._floats: dict[int, Ref] = {}

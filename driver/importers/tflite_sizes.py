@@ -4,6 +4,7 @@ What follows from known dimensions is a constant. A dimension that is unknown un
 is, stays None in such a list; a RESHAPE may have one of them, which is its -1.
 """
 
+import math
 from collections.abc import Sequence
 
 from driver.errors import ImportFailed
@@ -21,6 +22,7 @@ def shape(call: Call) -> None:
     """SHAPE."""
     call.rank(0)
     _keep(call, [d or None for d in call.tensor(0).shape or ()])
+    call.graph.origins[call.result(0).index] = call.number(0)
 
 
 def rank_of(call: Call) -> None:
@@ -37,6 +39,9 @@ def fold(call: Call) -> bool:
     known = [found for found in lists if found is not None]
     if len(known) < len(lists):
         return False
+    origins = {call.graph.origins.get(i) for i in call.operator.inputs if i in sizes}
+    if name != "MUL" and len(origins) == 1 and None not in origins:
+        call.graph.origins[call.result(0).index] = origins.pop() or 0
     if name == "STRIDED_SLICE":
         _keep(call, _sliced(call, known[0]))
     elif name == "GATHER":
@@ -54,13 +59,26 @@ def target(call: Call) -> list[int] | None:
     if found is None:
         is_computed = call.given(1) and not call.tensor(1).is_empty
         return None if is_computed else list(integers(call.options, "NewShape") or call.result_shape())
-    result = call.result(0).shape or ()
+    found, result = _rest(call, found), call.result(0).shape or ()
     if found.count(None) + found.count(-1) > 1 and len(result) == len(found):
         found = tuple(d if d not in (None, -1) else r or None for d, r in zip(found, result, strict=True))
     sizes = [-1 if d is None else d for d in found]
     if sizes.count(-1) > 1:
         raise ImportFailed(f"of {sizes[:_MOST]}, more than one dimension is unknown")
     return sizes
+
+
+def _rest(call: Call, found: Sizes) -> Sizes:
+    """What -1 stands for beside the one unknown dimension of the tensor itself: all that its others leave."""
+    whole = call.tensor(0).shape or ()
+    is_own = call.graph.origins.get(call.number(1)) == call.number(0) and whole.count(0) == 1
+    if not is_own or (found.count(None), found.count(-1)) != (1, 1):
+        return found
+    given = math.prod(d for d in found if d not in (None, -1))
+    left, over = divmod(math.prod(d for d in whole if d), given) if given > 0 else (0, 1)
+    if over:
+        raise ImportFailed(f"dimensions {list(whole)} cannot become {list(found)}")
+    return tuple(left if d == -1 else d for d in found)
 
 
 def _sizes(call: Call, position: int) -> Sizes | None:

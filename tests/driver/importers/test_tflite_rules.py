@@ -279,6 +279,24 @@ def test_a_batch_that_is_unknown_in_a_computed_shape(load, run):
         load(w.file([w.operator("CAST", [batch], ())]))
 
 
+def test_the_rest_beside_an_unknown_batch(load, run):
+    """x.reshape(len(x), -1): what is left for -1 is known, as the unknown dimension is that of x itself."""
+    w = Writer()
+    x = w.input((1, 4, 2), signature=[-1, 4, 2])
+    sizes = w.operator("SHAPE", [x], (3,), "int32", OutType=2)
+    places = [w.constant(np.int32([v])) for v in (0, 1, 1)]
+    batch = w.operator("STRIDED_SLICE", [sizes, *places], (), "int32", ShrinkAxisMask=1)
+    shape = w.operator("PACK", [batch, w.constant(np.int32(-1))], (2,), "int32", ValuesCount=2)
+    feed = np.arange(24, dtype=np.float32).reshape(3, 4, 2)
+    result = w.operator("RESHAPE", [x, shape], (1, 1), signature=[-1, -1])
+    np.testing.assert_array_equal(run(load(w.file([result])), [feed])[0], feed.reshape(3, 8))
+    other = w.operator(
+        "RESHAPE", [w.operator("ABS", [x], (1, 4, 2), signature=[-1, 4, 2]), shape], (1, 1), signature=[-1, -1]
+    )
+    with pytest.raises(driver.ImportFailed, match="more than one dimension is unknown"):
+        load(w.file([other]))
+
+
 def test_lists_of_sizes_do_not_grow(load):
     """Joined to itself over and over, one would be larger than any memory."""
     w = Writer()
