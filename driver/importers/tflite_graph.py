@@ -23,7 +23,7 @@ _TYPES = {
     "INT8": OperandType.TENSOR_QUANT8_ASYMM_SIGNED,
     "BOOL": OperandType.TENSOR_BOOL8,
 }
-FLOATS = ("FLOAT32", "FLOAT16")
+FLOATS, QUANTISED = ("FLOAT32", "FLOAT16"), ("INT8", "UINT8")
 _L = OperandLifeTime
 
 

@@ -19,10 +19,9 @@ from . import tflite_shapes as shapes
 from . import tflite_sizes as sizes
 from . import tflite_windows as windows
 from .tflite_call import Call
-from .tflite_graph import FLOATS, Ref, dequantised
+from .tflite_graph import FLOATS, QUANTISED, Ref, dequantised
 
 Convert = Callable[[Call], None]
-_QUANTISED = ("INT8", "UINT8")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +41,18 @@ def _same(kind: str, *more: float) -> Convert:
     return convert
 
 
+def _in_floats(convert: Convert) -> Convert:
+    """For quantised data between DEQUANTIZE and QUANTIZE: the HAL has it for floats only."""
+
+    def converted(call: Call) -> None:
+        call.in_floats = call.tensor(0).type in QUANTISED
+        convert(call)
+
+    return converted
+
+
 def _only(types: tuple[str, ...], call: Call, reason: str) -> None:
-    if call.tensor(0).type not in types:
+    if call.tensor(0).type not in types and not call.in_floats:
         raise ImportFailed(f"of {call.tensor(0).type}: {reason}")
 
 
@@ -155,9 +164,9 @@ def _gelu(call: Call) -> None:
 
 def _leaky_relu(call: Call) -> None:
     """PRELU with one slope. A quantised one is 0 or +-1 at a scale of |slope|."""
-    _only((*FLOATS, *_QUANTISED), call, "the HAL has no such PRELU")
+    _only((*FLOATS, *QUANTISED), call, "the HAL has no such PRELU")
     x, slope = call.input(0), float(call.options.Alpha())
-    if call.tensor(0).type not in _QUANTISED:
+    if call.tensor(0).type not in QUANTISED:
         call.emit("PRELU", x, _like(call, slope))
         return
     zero_point = int(slope < 0)
@@ -187,6 +196,13 @@ def _dequantize(call: Call) -> None:
 
 def _reduce(kind: str, keep: Callable[[int], int] = bool) -> Convert:
     return lambda call: call.emit(kind, call.input(0), call.input(1), keep(call.options.KeepDims()))
+
+
+def _mean(call: Call) -> None:
+    """MEAN; in floats when the result has steps of its own: those of the input may be much coarser."""
+    x, y = call.tensor(0), call.result(0)
+    call.in_floats = x.type in QUANTISED and (x.scales, x.zero_points) != (y.scales, y.zero_points)
+    _reduce("MEAN", int)(call)
 
 
 def _arg(kind: str) -> Convert:
@@ -237,7 +253,7 @@ def _while(call: Call) -> None:
 
 
 TABLE: dict[str, Entry] = {
-    "ABS": Entry(_same("ABS")),
+    "ABS": Entry(_in_floats(_same("ABS"))),
     "ADD": Entry(_arithmetic("ADD"), "AddOptions"),
     "ADD_N": Entry(_add_n),
     "ARG_MAX": Entry(_arg("ARGMAX")),
@@ -249,18 +265,18 @@ TABLE: dict[str, Entry] = {
     "BIDIRECTIONAL_SEQUENCE_RNN": Entry(recurrent.bidirectional_rnn, "BidirectionalSequenceRNNOptions"),
     "BROADCAST_TO": Entry(choices.broadcast_to),
     "CAST": Entry(choices.cast),
-    "CEIL": Entry(_ceil),
+    "CEIL": Entry(_in_floats(_ceil)),
     "CONCATENATION": Entry(shapes.concatenation, "ConcatenationOptions"),
     "CONV_2D": Entry(windows.conv, "Conv2DOptions"),
-    "COS": Entry(_cos),
+    "COS": Entry(_in_floats(_cos)),
     "DEPTHWISE_CONV_2D": Entry(windows.depthwise, "DepthwiseConv2DOptions"),
     "DEPTH_TO_SPACE": Entry(shapes.blocks("DEPTH_TO_SPACE"), "DepthToSpaceOptions"),
     "DEQUANTIZE": Entry(_dequantize),
     "DIV": Entry(_div, "DivOptions"),
-    "ELU": Entry(_same("ELU", 1.0)),
+    "ELU": Entry(_in_floats(_same("ELU", 1.0))),
     "EMBEDDING_LOOKUP": Entry(_same("EMBEDDING_LOOKUP")),
     "EQUAL": Entry(_same("EQUAL")),
-    "EXP": Entry(_same("EXP")),
+    "EXP": Entry(_in_floats(_same("EXP"))),
     "EXPAND_DIMS": Entry(shapes.expand_dims),
     "FILL": Entry(shapes.fill),
     "FLOOR": Entry(_same("FLOOR")),
@@ -268,7 +284,7 @@ TABLE: dict[str, Entry] = {
     "FLOOR_MOD": Entry(_floor_mod),
     "FULLY_CONNECTED": Entry(windows.dense, "FullyConnectedOptions"),
     "GATHER": Entry(shapes.gather, "GatherOptions"),
-    "GELU": Entry(_gelu, "GeluOptions"),
+    "GELU": Entry(_in_floats(_gelu), "GeluOptions"),
     "GREATER": Entry(_same("GREATER")),
     "GREATER_EQUAL": Entry(_same("GREATER_EQUAL")),
     "HARD_SWISH": Entry(_same("HARD_SWISH")),
@@ -280,17 +296,17 @@ TABLE: dict[str, Entry] = {
     "LESS": Entry(_same("LESS")),
     "LESS_EQUAL": Entry(_same("LESS_EQUAL")),
     "LOCAL_RESPONSE_NORMALIZATION": Entry(_local_response_normalization, "LocalResponseNormalizationOptions"),
-    "LOG": Entry(_same("LOG")),
+    "LOG": Entry(_in_floats(_same("LOG"))),
     "LOGICAL_AND": Entry(_same("LOGICAL_AND")),
     "LOGICAL_NOT": Entry(_same("LOGICAL_NOT")),
     "LOGICAL_OR": Entry(_same("LOGICAL_OR")),
     "LOGISTIC": Entry(_same("LOGISTIC")),
-    "LOG_SOFTMAX": Entry(_same("LOG_SOFTMAX", 1.0, -1)),
+    "LOG_SOFTMAX": Entry(_in_floats(_same("LOG_SOFTMAX", 1.0, -1))),
     "LSH_PROJECTION": Entry(_lsh_projection, "LSHProjectionOptions"),
     "LSTM": Entry(recurrent.lstm, "LSTMOptions"),
     "MAXIMUM": Entry(_same("MAXIMUM")),
     "MAX_POOL_2D": Entry(windows.pool("MAX_POOL_2D"), "Pool2DOptions"),
-    "MEAN": Entry(_reduce("MEAN", int), "ReducerOptions"),
+    "MEAN": Entry(_mean, "ReducerOptions"),
     "MINIMUM": Entry(_same("MINIMUM")),
     "MUL": Entry(_arithmetic("MUL"), "MulOptions"),
     "NEG": Entry(_same("NEG")),
@@ -310,31 +326,31 @@ TABLE: dict[str, Entry] = {
     "REDUCE_PROD": Entry(_reduce("REDUCE_PROD"), "ReducerOptions"),
     "RELU": Entry(_same("RELU")),
     "RELU6": Entry(_same("RELU6")),
-    "RELU_0_TO_1": Entry(_unit_relu),
+    "RELU_0_TO_1": Entry(_in_floats(_unit_relu)),
     "RELU_N1_TO_1": Entry(_same("RELU1")),
     "RESHAPE": Entry(shapes.reshape, "ReshapeOptions"),
     "RESIZE_BILINEAR": Entry(windows.resize("RESIZE_BILINEAR"), "ResizeBilinearOptions"),
     "RESIZE_NEAREST_NEIGHBOR": Entry(windows.resize("RESIZE_NEAREST_NEIGHBOR"), "ResizeNearestNeighborOptions"),
     "REVERSE_V2": Entry(shapes.reverse),
     "RNN": Entry(recurrent.rnn, "RNNOptions"),
-    "RSQRT": Entry(_same("RSQRT")),
+    "RSQRT": Entry(_in_floats(_same("RSQRT"))),
     "SELECT": Entry(choices.select),
     "SELECT_V2": Entry(choices.select),
     "SHAPE": Entry(sizes.shape),
-    "SIN": Entry(_same("SIN")),
+    "SIN": Entry(_in_floats(_same("SIN"))),
     "SLICE": Entry(_same("SLICE")),
     "SOFTMAX": Entry(_softmax, "SoftmaxOptions"),
     "SPACE_TO_BATCH_ND": Entry(_same("SPACE_TO_BATCH_ND")),
     "SPACE_TO_DEPTH": Entry(shapes.blocks("SPACE_TO_DEPTH"), "SpaceToDepthOptions"),
     "SPLIT": Entry(shapes.split, "SplitOptions"),
     "SPLIT_V": Entry(shapes.split_v),
-    "SQRT": Entry(_same("SQRT")),
-    "SQUARE": Entry(_square),
-    "SQUARED_DIFFERENCE": Entry(_squared_difference),
+    "SQRT": Entry(_in_floats(_same("SQRT"))),
+    "SQUARE": Entry(_in_floats(_square)),
+    "SQUARED_DIFFERENCE": Entry(_in_floats(_squared_difference)),
     "SQUEEZE": Entry(shapes.squeeze, "SqueezeOptions"),
     "STRIDED_SLICE": Entry(shapes.strided_slice, "StridedSliceOptions"),
     "SUB": Entry(_arithmetic("SUB"), "SubOptions"),
-    "SUM": Entry(_reduce("REDUCE_SUM"), "ReducerOptions"),
+    "SUM": Entry(_in_floats(_reduce("REDUCE_SUM")), "ReducerOptions"),
     "SVDF": Entry(recurrent.svdf, "SVDFOptions"),
     "TANH": Entry(_same("TANH")),
     "TILE": Entry(_same("TILE")),

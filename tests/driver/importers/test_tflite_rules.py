@@ -202,7 +202,6 @@ REFUSED = {
         "two or more",
     ),
     "the exact GELU": (lambda: one("GELU", F), "GELU", "no error function"),
-    "a quantised GELU": (lambda: one("GELU", ((2, 3), "int8"), dtype="int8", Approximate=True), "GELU", "scales"),
     "an axis that is computed": (lambda: one("ARG_MAX", F, ((1,), "int32"), result=(2,)), "ARG_MAX", "be a constant"),
     "an axis that is none": (lambda: one("UNPACK", F, Axis=5, Num=1), "UNPACK", "axis 5"),
     "batches of a GATHER": (lambda: one("GATHER", F, I, BatchDims=1), "GATHER", "batch_dims 1"),

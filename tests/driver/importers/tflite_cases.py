@@ -59,6 +59,15 @@ for one in ("LOG", "SQRT", "RSQRT"):
     simple(one, POSITIVE)
 simple("NEG", INT, dtype="int32", name=" int32")
 simple("LOGICAL_NOT", BOOLS, dtype="bool")
+for one in ("ABS", "EXP", "SQUARED_DIFFERENCE", "LOG_SOFTMAX", "RSQRT", "SQRT"):
+    given = [(S, "int8", {"scale": 0.05, "zero_point": -128 if "SQRT" in one else 3, "low": -120})]
+    quantised = {"dtype": "int8", "scale": 0.125, "zero_point": 127 if one == "LOG_SOFTMAX" else -20}
+    quantised |= {"scale": 16 / 256} if one == "LOG_SOFTMAX" else {}
+    simple(one, *given * (1 + ("DIFF" in one)), **quantised, name=" int8")
+fixed(
+    "MEAN", SIGNED, np.int32([0, 1]), shape=(4,), dtype="int8", scale=0.01, KeepDims=False, name=" int8 in finer steps"
+)
+fixed("SUM", SIGNED, np.int32([1]), shape=(2, 4), dtype="int8", scale=0.2, KeepDims=False, name=" int8")
 simple("LOGISTIC", SIGNED, dtype="int8", scale=1 / 256, zero_point=-128, name=" int8")
 simple("LOGISTIC", BYTES, dtype="uint8", scale=1 / 256, name=" uint8")
 simple("TANH", SIGNED, dtype="int8", scale=1 / 128, name=" int8")
