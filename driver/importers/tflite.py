@@ -3,6 +3,7 @@
     read(data)               the bytes of the file -> a Model
       File                   what it says, checked (tflite_file.py, by way of guarded.py)
       Graph, Call            a subgraph and an operator on their way into the HAL (tflite_graph.py, tflite_call.py)
+      fold                   shapes that the file computes (tflite_sizes.py)
       TABLE                  a short function for each builtin operator (tflite_table.py and its siblings)
 
 The weights stay where they are: a constant is a view of the file, of lifetime CONSTANT_REFERENCE, and its `location` is
@@ -19,6 +20,7 @@ from driver.nn import Model, Subgraph, validate
 from .tflite_call import Call
 from .tflite_file import File, Operator
 from .tflite_graph import Graph
+from .tflite_sizes import fold
 from .tflite_table import TABLE
 
 
@@ -65,5 +67,6 @@ def _map(graph: Graph, operator: Operator) -> None:
     if entry is None:
         raise ImportFailed("there is no operation for it in the HAL 1.3")
     call = Call(graph, operator, None if entry.options is None else operator.options(entry.options))
-    entry.convert(call)
-    call.finish()
+    if not fold(call):
+        entry.convert(call)
+        call.finish()

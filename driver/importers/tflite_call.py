@@ -22,7 +22,7 @@ from driver.nn.types import Dimensions
 
 from .guarded import Array
 from .tflite_file import Operator, Tensor
-from .tflite_graph import FLOATS, Graph, Ref
+from .tflite_graph import FLOATS, QUANTISED, Graph, Ref
 
 _ACTIVATIONS = {1: "RELU", 2: "RELU1", 3: "RELU6", 4: "TANH"}
 
@@ -32,6 +32,7 @@ class Call:
 
     def __init__(self, graph: Graph, operator: Operator, options: Any) -> None:
         self.graph, self.operator, self.options = graph, operator, options
+        self.in_floats = False  #: its quantised inputs and outputs are computed as float32
         self._after: list[tuple[str, Ref, Ref]] = []
 
     def __len__(self) -> int:
@@ -59,7 +60,11 @@ class Call:
 
     def input(self, position: int) -> Ref:
         """The operand of input `position`."""
-        return self.graph.read(self.number(position))
+        is_quantised = self.in_floats and self.tensor(position).type in QUANTISED
+        if is_quantised and self.tensor(position).data is not None:
+            return self.graph.floats(self.number(position))
+        x = self.graph.read(self.number(position))
+        return self._real(x, "DEQUANTIZE") if is_quantised else x
 
     def optional(self, position: int) -> Ref | None:
         """The operand of an input that may be omitted."""
@@ -77,6 +82,9 @@ class Call:
     def output(self, position: int = 0, then: str | None = None) -> Ref:
         """The operand to write output `position` to. then: the operation that shall still be applied to it."""
         target = self.graph.write(self.result(position).index)
+        if self.in_floats and self.result(position).type in QUANTISED:
+            self._after.append(("QUANTIZE", self._real(target), target))
+            return self._after[-1][1]
         if then is None:
             return target
         if then == "TANH" and self.result(position).type not in FLOATS:
@@ -84,6 +92,10 @@ class Call:
         before = self.graph.like(target)
         self._after.append((then, before, target))
         return before
+
+    def index_output(self) -> Ref:
+        """The operand of output 0, which holds places in a tensor; 64-bit ones fit into the 32 bits of the HAL."""
+        return self.graph.write(self.result(0).index, fits=True)
 
     def finish(self) -> None:
         """Apply what was put off."""
@@ -99,7 +111,10 @@ class Call:
         return np.zeros(0, np.int32) if info.data is None else info.data
 
     def integers(self, position: int) -> list[int]:
-        """A constant input as a list of integers."""
+        """A constant input, or one that follows from known dimensions, as a list of integers."""
+        sizes = self.graph.sizes.get(self.number(position), (None,))
+        if None not in sizes:
+            return [size for size in sizes if size is not None]
         if self.tensor(position).type not in ("INT32", "INT64"):
             raise ImportFailed(f"input {position}, {self.tensor(position)}, has to hold integers")
         return [int(v) for v in self.values(position).reshape(-1)]
@@ -177,9 +192,14 @@ class Call:
 
     def requantise(self, source: Ref, target: Ref) -> None:
         """Bring quantised data to another scale and zero point."""
-        real = self.graph.like(source, type=OperandType.TENSOR_FLOAT32, scale=0.0, zero_point=0)
-        self._append("DEQUANTIZE", [source], [real])
-        self._append("QUANTIZE", [real], [target])
+        self._append("QUANTIZE", [self._real(source, "DEQUANTIZE")], [target])
+
+    def _real(self, ref: Ref, kind: str | None = None) -> Ref:
+        """A temporary as `ref`, in float32; `kind`: the operation that fills it."""
+        real = self.graph.like(ref, type=OperandType.TENSOR_FLOAT32, scale=0.0, zero_point=0)
+        if kind is not None:
+            self._append(kind, [ref], [real])
+        return real
 
     def _append(self, kind: str, inputs: Sequence[Ref], outputs: Sequence[Ref]) -> None:
         operation = Operation(kind, [r.index for r in inputs], [r.index for r in outputs])

@@ -23,7 +23,7 @@ _TYPES = {
     "INT8": OperandType.TENSOR_QUANT8_ASYMM_SIGNED,
     "BOOL": OperandType.TENSOR_BOOL8,
 }
-FLOATS = ("FLOAT32", "FLOAT16")
+FLOATS, QUANTISED = ("FLOAT32", "FLOAT16"), ("INT8", "UINT8")
 _L = OperandLifeTime
 
 
@@ -44,6 +44,9 @@ class Graph:
         self.source, self.refer = source, refer
         self.operands: list[Operand] = []
         self.operations: list[Operation] = []
+        self.sizes: dict[int, tuple[int | None, ...]] = {}  #: lists of dimensions by tensor, None where unknown
+        self.origins: dict[int, int] = {}  #: the tensor, by list, whose dimension the unknown one in it is
+        self.wide: dict[int, Ref] = {}  #: the elements of tensors that have more dimensions than the HAL takes
         self._places: dict[int, Ref] = {}
         self._floats: dict[int, Ref] = {}
         self._states: dict[int, Ref] = {}
@@ -86,6 +89,12 @@ class Graph:
             return self._states[tensor]
         if tensor not in self._places:
             info = self.source.tensor(tensor)
+            if tensor in self.wide:
+                raise ImportFailed(
+                    f"{info} has {len(info.shape or ())} dimensions; only RESHAPE and TRANSPOSE take them"
+                )
+            if tensor in self.sizes:
+                raise ImportFailed(f"{info} holds dimensions that are not known; only RESHAPE takes them")
             if info.is_variable:
                 raise ImportFailed(f"{info} keeps its value from run to run; only recurrent operators may have such")
             self._places[tensor] = self.add(self._constant(info) if info.data is not None else declared(info))
@@ -96,11 +105,13 @@ class Graph:
         place = self._places.get(tensor)
         return place is not None and not self.operand(place).lifetime.is_constant
 
-    def write(self, tensor: int) -> Ref:
-        """The operand of a tensor that is written for the first time."""
+    def write(self, tensor: int, *, fits: bool = False) -> Ref:
+        """The operand of a tensor that is written for the first time. fits: 32 bits are enough for what is written."""
         info = self.source.tensor(tensor)
-        if tensor in self._places or info.data is not None or info.type == "INT64":
-            reason = "the HAL computes no 64-bit integers" if info.type == "INT64" else "it has a value already"
+        is_long = info.type == "INT64" and not fits
+        is_there = tensor in self._places or tensor in self.wide or tensor in self.sizes
+        if is_there or info.data is not None or is_long:
+            reason = "the HAL computes no 64-bit integers" if is_long else "it has a value already"
             raise ImportFailed(f"cannot write {info}: {reason}")
         self._places[tensor] = self.add(declared(info))
         return self._places[tensor]
@@ -113,6 +124,23 @@ class Graph:
         self._places[tensor] = self.add(
             replace(declared(info), dimensions=value.shape, lifetime=_L.CONSTANT_COPY, value=value)
         )
+
+    def keep_sizes(self, tensor: int, sizes: tuple[int | None, ...]) -> None:
+        """Let a tensor that is written be a list of dimensions; a constant when all are known."""
+        self._only_once(tensor)
+        self.sizes[tensor] = sizes
+        if None not in sizes:
+            self.define(tensor, np.array(sizes, np.int32))
+
+    def keep_wide(self, tensor: int, elements: Ref) -> None:
+        """Let a tensor that is written have these elements, in their order, whatever its dimensions."""
+        self._only_once(tensor)
+        self.wide[tensor] = elements
+
+    def _only_once(self, tensor: int) -> None:
+        info = self.source.tensor(tensor)
+        if tensor in self._places or tensor in self.wide or tensor in self.sizes or info.data is not None:
+            raise ImportFailed(f"cannot write {info}: it has a value already")
 
     def floats(self, tensor: int) -> Ref:
         """A constant as TENSOR_FLOAT32: itself, or a copy that stands for the same numbers."""

@@ -8,16 +8,57 @@ import numpy as np
 from driver.errors import ImportFailed
 
 from .guarded import integers
-from .tflite_call import Call, axis_of, known
+from .tflite_call import Call, axis_of
+from .tflite_sizes import target
+
+_MOST_DIMENSIONS = 4
 
 
 def reshape(call: Call) -> None:
-    """RESHAPE to what an input, the options or the result say."""
-    if call.given(1) and call.tensor(1).data is None and not call.tensor(1).is_empty:
-        call.emit("RESHAPE", call.input(0), call.input(1))
+    """RESHAPE to what an input, the options or the result say; integers stay as they are, or are refused."""
+    x, result = call.tensor(0), call.result(0)
+    if x.type in ("INT32", "BOOL") and x.shape is not None and (x.shape or (1,)) == (result.shape or (1,)):
+        call.emit("CAST", call.input(0))
         return
-    sizes = call.integers(1) if call.given(1) else integers(call.options, "NewShape") or call.result_shape()
-    call.emit("RESHAPE", call.input(0), np.array(sizes or [1]))
+    source = call.graph.wide[x.index] if x.index in call.graph.wide else call.input(0)
+    sizes = target(call)
+    if len(result.shape or ()) > _MOST_DIMENSIONS:
+        call.graph.keep_wide(result.index, source)
+        return
+    call.emit("RESHAPE", source, call.input(1) if sizes is None else np.array(sizes or [1]))
+
+
+def transpose(call: Call) -> None:
+    """TRANSPOSE; of more than four dimensions when they can be joined to four, as those that stay together can."""
+    x = call.tensor(0)
+    if x.index not in call.graph.wide:
+        call.emit("TRANSPOSE", *map(call.input, range(len(call))))
+        return
+    shape, order = x.shape or (), call.integers(1)
+    if sorted(order) != list(range(len(shape))):
+        raise ImportFailed(f"permutation {order[:9]} of {len(shape)} dimensions")
+    groups = _together([i for i in order if shape[i] != 1], [i for i, d in enumerate(shape) if d != 1])
+    if len(groups) > _MOST_DIMENSIONS:
+        raise ImportFailed(f"permutation {order} moves {len(groups)} dimensions apart; the HAL has {_MOST_DIMENSIONS}")
+    places = sorted(range(len(groups)), key=lambda g: groups[g])
+    sizes = [math.prod(shape[i] for i in group) for group in groups]
+    moved = call.graph.wide[x.index]
+    if len(groups) > 1:
+        before = call.reshape(moved, [sizes[g] for g in places])
+        moved = call.temporary(before, sizes)
+        call.emit("TRANSPOSE", before, np.array([places.index(g) for g in range(len(groups))]), to=[moved])
+    call.graph.keep_wide(call.result(0).index, moved)
+
+
+def _together(order: list[int], axes: list[int]) -> list[list[int]]:
+    """Axes in their new order, in groups of those that follow each other before and after."""
+    groups: list[list[int]] = []
+    for axis in order:
+        if groups and axes.index(axis) == axes.index(groups[-1][-1]) + 1:
+            groups[-1].append(axis)
+        else:
+            groups.append([axis])
+    return groups
 
 
 def squeeze(call: Call) -> None:
@@ -89,14 +130,34 @@ def strided_slice(call: Call) -> None:
     o = call.options
     if o.EllipsisMask() or o.NewAxisMask() or o.Offset():
         raise ImportFailed("the HAL knows neither an ellipsis, nor new axes, nor ends counted from the beginning")
-    rank, masks = call.rank(0), (o.BeginMask(), o.EndMask(), o.ShrinkAxisMask())
+    rank, masks = call.rank(0), [o.BeginMask(), o.EndMask(), o.ShrinkAxisMask()]
     missing = rank - math.prod(call.tensor(1).shape or ())
-    if missing <= 0:
+    is_constant = all(call.tensor(i).data is not None for i in (1, 2, 3))
+    if missing <= 0 and not (is_constant and masks[2]):
         call.emit("STRIDED_SLICE", *map(call.input, range(4)), *masks)
         return
-    places = [np.array(call.integers(i) + [fill] * missing) for i, fill in ((1, 0), (2, 0), (3, 1))]
+    begin, end, strides = (call.integers(i) + [fill] * missing for i, fill in ((1, 0), (2, 0), (3, 1)))
     whole = sum(1 << i for i in range(rank - missing, rank))
-    call.emit("STRIDED_SLICE", call.input(0), *places, masks[0] | whole, masks[1] | whole, masks[2])
+    masks[0], masks[1] = masks[0] | whole, masks[1] | whole
+    for axis in (i for i in range(min(rank, len(end))) if masks[2] >> i & 1):
+        masks[1] = _end_behind(begin, end, masks, axis)
+    call.emit("STRIDED_SLICE", call.input(0), np.array(begin), np.array(end), np.array(strides), *masks)
+
+
+def _end_behind(begin: list[int], end: list[int], masks: list[int], axis: int) -> int:
+    """Let an axis of which one element is taken end behind it, whatever the file says; the mask of ends for it."""
+    start = 0 if masks[0] >> axis & 1 else begin[axis]
+    end[axis] = min(start + 1, 2**31 - 1)
+    return masks[1] | 1 << axis if start == -1 else masks[1] & ~(1 << axis)
+
+
+def reverse(call: Call) -> None:
+    """REVERSE_V2 as a STRIDED_SLICE that goes backwards along the axes."""
+    rank = call.rank(0)
+    axes = {axis_of(axis, rank) for axis in call.integers(1)}
+    strides = [-1 if i in axes else 1 for i in range(rank)]
+    places, everything = np.zeros(rank, np.int32), (1 << rank) - 1
+    call.emit("STRIDED_SLICE", call.input(0), places, places, np.array(strides), everything, everything, 0)
 
 
 def pad_v2(call: Call) -> None:
@@ -147,13 +208,3 @@ def fill(call: Call) -> None:
     if value.size != 1:
         raise ImportFailed(f"input 1 has {value.size} values; it has to be one")
     call.emit("FILL", call.input(0), value.reshape(-1)[0].item())
-
-
-def shape(call: Call) -> None:
-    """Known when the file is read."""
-    call.graph.define(call.result(0).index, np.array(known(call.tensor(0)), np.int32))
-
-
-def rank_of(call: Call) -> None:
-    """As SHAPE; the HAL's own RANK gives a scalar, which no other operation takes for a tensor."""
-    call.graph.define(call.result(0).index, np.array([call.rank(0)], np.int32))

@@ -12,14 +12,16 @@ import numpy as np
 from driver.errors import ImportFailed
 from driver.nn import Operand, OperandLifeTime, OperandType
 
+from . import tflite_choices as choices
+from . import tflite_products as products
 from . import tflite_recurrent as recurrent
 from . import tflite_shapes as shapes
+from . import tflite_sizes as sizes
 from . import tflite_windows as windows
 from .tflite_call import Call
-from .tflite_graph import FLOATS, Ref, dequantised
+from .tflite_graph import FLOATS, QUANTISED, Ref, dequantised
 
 Convert = Callable[[Call], None]
-_QUANTISED = ("INT8", "UINT8")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +41,18 @@ def _same(kind: str, *more: float) -> Convert:
     return convert
 
 
+def _in_floats(convert: Convert) -> Convert:
+    """For quantised data between DEQUANTIZE and QUANTIZE: the HAL has it for floats only."""
+
+    def converted(call: Call) -> None:
+        call.in_floats = call.tensor(0).type in QUANTISED
+        convert(call)
+
+    return converted
+
+
 def _only(types: tuple[str, ...], call: Call, reason: str) -> None:
-    if call.tensor(0).type not in types:
+    if call.tensor(0).type not in types and not call.in_floats:
         raise ImportFailed(f"of {call.tensor(0).type}: {reason}")
 
 
@@ -74,6 +86,17 @@ def _floor_div(call: Call) -> None:
     quotient = call.graph.like(target)
     call.emit("DIV", x, y, 0, to=[quotient])
     call.emit("FLOOR", quotient, to=[target])
+
+
+def _floor_mod(call: Call) -> None:
+    """What DIV, which rounds towards minus infinity, leaves."""
+    _only(("INT32",), call, "the HAL has no remainder of floats")
+    x, y = call.input(0), call.input(1)
+    target = call.output()
+    quotient, multiple = call.graph.like(target), call.graph.like(target)
+    call.emit("DIV", x, y, 0, to=[quotient])
+    call.emit("MUL", quotient, y, 0, to=[multiple])
+    call.emit("SUB", x, multiple, 0, to=[target])
 
 
 def _square(call: Call) -> None:
@@ -122,23 +145,33 @@ def _unit_relu(call: Call) -> None:
     call.emit("MINIMUM", positive, _like(call, 1.0))
 
 
+def _gelu(call: Call) -> None:
+    """By its approximation: x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x^3)))."""
+    _only(FLOATS, call, "the file does not say the scales of the steps in between")
+    if not call.options.Approximate():
+        raise ImportFailed("the HAL has no error function; convert the model with the approximation by TANH")
+    x = call.input(0)
+
+    def step(kind: str, *arguments: Ref | float) -> Ref:
+        result, operands = call.graph.like(x), [_like(call, a) if isinstance(a, float) else a for a in arguments]
+        call.emit(kind, *operands, *((0,) if kind != "TANH" else ()), to=[result])
+        return result
+
+    cubic = step("MUL", step("MUL", step("MUL", x, x), x), 0.044715)
+    inner = step("MUL", step("ADD", x, cubic), math.sqrt(2 / math.pi))
+    call.emit("MUL", step("MUL", x, 0.5), step("ADD", step("TANH", inner), 1.0), 0)
+
+
 def _leaky_relu(call: Call) -> None:
     """PRELU with one slope. A quantised one is 0 or +-1 at a scale of |slope|."""
-    _only((*FLOATS, *_QUANTISED), call, "the HAL has no such PRELU")
+    _only((*FLOATS, *QUANTISED), call, "the HAL has no such PRELU")
     x, slope = call.input(0), float(call.options.Alpha())
-    if call.tensor(0).type not in _QUANTISED:
+    if call.tensor(0).type not in QUANTISED:
         call.emit("PRELU", x, _like(call, slope))
         return
     zero_point = int(slope < 0)
     raw = _like(call, zero_point + (slope > 0) - (slope < 0))
     call.emit("PRELU", x, call.graph.constant(raw, scale=abs(slope) or 1.0, zero_point=zero_point))
-
-
-def _select(call: Call) -> None:
-    sizes = {call.tensor(i).shape for i in range(3)}
-    if len(sizes) > 1 and all(shape is not None and 0 not in shape for shape in sizes):
-        raise ImportFailed("the HAL chooses between tensors of one shape, and these have to be broadcast")
-    call.emit("SELECT", *map(call.input, range(3)))
 
 
 def _quantize(call: Call) -> None:
@@ -165,8 +198,15 @@ def _reduce(kind: str, keep: Callable[[int], int] = bool) -> Convert:
     return lambda call: call.emit(kind, call.input(0), call.input(1), keep(call.options.KeepDims()))
 
 
+def _mean(call: Call) -> None:
+    """MEAN; in floats when the result has steps of its own: those of the input may be much coarser."""
+    x, y = call.tensor(0), call.result(0)
+    call.in_floats = x.type in QUANTISED and (x.scales, x.zero_points) != (y.scales, y.zero_points)
+    _reduce("MEAN", int)(call)
+
+
 def _arg(kind: str) -> Convert:
-    return lambda call: call.emit(kind, call.input(0), call.integer(1))
+    return lambda call: call.emit(kind, call.input(0), call.integer(1), to=[call.index_output()])
 
 
 def _top_k(call: Call) -> None:
@@ -213,34 +253,38 @@ def _while(call: Call) -> None:
 
 
 TABLE: dict[str, Entry] = {
-    "ABS": Entry(_same("ABS")),
+    "ABS": Entry(_in_floats(_same("ABS"))),
     "ADD": Entry(_arithmetic("ADD"), "AddOptions"),
     "ADD_N": Entry(_add_n),
     "ARG_MAX": Entry(_arg("ARGMAX")),
     "ARG_MIN": Entry(_arg("ARGMIN")),
     "AVERAGE_POOL_2D": Entry(windows.pool("AVERAGE_POOL_2D"), "Pool2DOptions"),
     "BATCH_TO_SPACE_ND": Entry(shapes.batch_to_space),
+    "BATCH_MATMUL": Entry(products.batch_matmul, "BatchMatMulOptions"),
     "BIDIRECTIONAL_SEQUENCE_LSTM": Entry(recurrent.bidirectional_lstm, "BidirectionalSequenceLSTMOptions"),
     "BIDIRECTIONAL_SEQUENCE_RNN": Entry(recurrent.bidirectional_rnn, "BidirectionalSequenceRNNOptions"),
-    "CAST": Entry(_same("CAST")),
-    "CEIL": Entry(_ceil),
+    "BROADCAST_TO": Entry(choices.broadcast_to),
+    "CAST": Entry(choices.cast),
+    "CEIL": Entry(_in_floats(_ceil)),
     "CONCATENATION": Entry(shapes.concatenation, "ConcatenationOptions"),
     "CONV_2D": Entry(windows.conv, "Conv2DOptions"),
-    "COS": Entry(_cos),
+    "COS": Entry(_in_floats(_cos)),
     "DEPTHWISE_CONV_2D": Entry(windows.depthwise, "DepthwiseConv2DOptions"),
     "DEPTH_TO_SPACE": Entry(shapes.blocks("DEPTH_TO_SPACE"), "DepthToSpaceOptions"),
     "DEQUANTIZE": Entry(_dequantize),
     "DIV": Entry(_div, "DivOptions"),
-    "ELU": Entry(_same("ELU", 1.0)),
+    "ELU": Entry(_in_floats(_same("ELU", 1.0))),
     "EMBEDDING_LOOKUP": Entry(_same("EMBEDDING_LOOKUP")),
     "EQUAL": Entry(_same("EQUAL")),
-    "EXP": Entry(_same("EXP")),
+    "EXP": Entry(_in_floats(_same("EXP"))),
     "EXPAND_DIMS": Entry(shapes.expand_dims),
     "FILL": Entry(shapes.fill),
     "FLOOR": Entry(_same("FLOOR")),
     "FLOOR_DIV": Entry(_floor_div),
+    "FLOOR_MOD": Entry(_floor_mod),
     "FULLY_CONNECTED": Entry(windows.dense, "FullyConnectedOptions"),
     "GATHER": Entry(shapes.gather, "GatherOptions"),
+    "GELU": Entry(_in_floats(_gelu), "GeluOptions"),
     "GREATER": Entry(_same("GREATER")),
     "GREATER_EQUAL": Entry(_same("GREATER_EQUAL")),
     "HARD_SWISH": Entry(_same("HARD_SWISH")),
@@ -252,28 +296,29 @@ TABLE: dict[str, Entry] = {
     "LESS": Entry(_same("LESS")),
     "LESS_EQUAL": Entry(_same("LESS_EQUAL")),
     "LOCAL_RESPONSE_NORMALIZATION": Entry(_local_response_normalization, "LocalResponseNormalizationOptions"),
-    "LOG": Entry(_same("LOG")),
+    "LOG": Entry(_in_floats(_same("LOG"))),
     "LOGICAL_AND": Entry(_same("LOGICAL_AND")),
     "LOGICAL_NOT": Entry(_same("LOGICAL_NOT")),
     "LOGICAL_OR": Entry(_same("LOGICAL_OR")),
     "LOGISTIC": Entry(_same("LOGISTIC")),
-    "LOG_SOFTMAX": Entry(_same("LOG_SOFTMAX", 1.0, -1)),
+    "LOG_SOFTMAX": Entry(_in_floats(_same("LOG_SOFTMAX", 1.0, -1))),
     "LSH_PROJECTION": Entry(_lsh_projection, "LSHProjectionOptions"),
     "LSTM": Entry(recurrent.lstm, "LSTMOptions"),
     "MAXIMUM": Entry(_same("MAXIMUM")),
     "MAX_POOL_2D": Entry(windows.pool("MAX_POOL_2D"), "Pool2DOptions"),
-    "MEAN": Entry(_reduce("MEAN", int), "ReducerOptions"),
+    "MEAN": Entry(_mean, "ReducerOptions"),
     "MINIMUM": Entry(_same("MINIMUM")),
     "MUL": Entry(_arithmetic("MUL"), "MulOptions"),
     "NEG": Entry(_same("NEG")),
     "NOT_EQUAL": Entry(_same("NOT_EQUAL")),
+    "ONE_HOT": Entry(choices.one_hot, "OneHotOptions"),
     "PACK": Entry(shapes.pack, "PackOptions"),
     "PAD": Entry(_same("PAD")),
     "PADV2": Entry(shapes.pad_v2),
     "POW": Entry(_same("POW")),
     "PRELU": Entry(_same("PRELU")),
     "QUANTIZE": Entry(_quantize),
-    "RANK": Entry(shapes.rank_of),
+    "RANK": Entry(sizes.rank_of),
     "REDUCE_ALL": Entry(_reduce("REDUCE_ALL"), "ReducerOptions"),
     "REDUCE_ANY": Entry(_reduce("REDUCE_ANY"), "ReducerOptions"),
     "REDUCE_MAX": Entry(_reduce("REDUCE_MAX"), "ReducerOptions"),
@@ -281,35 +326,36 @@ TABLE: dict[str, Entry] = {
     "REDUCE_PROD": Entry(_reduce("REDUCE_PROD"), "ReducerOptions"),
     "RELU": Entry(_same("RELU")),
     "RELU6": Entry(_same("RELU6")),
-    "RELU_0_TO_1": Entry(_unit_relu),
+    "RELU_0_TO_1": Entry(_in_floats(_unit_relu)),
     "RELU_N1_TO_1": Entry(_same("RELU1")),
     "RESHAPE": Entry(shapes.reshape, "ReshapeOptions"),
     "RESIZE_BILINEAR": Entry(windows.resize("RESIZE_BILINEAR"), "ResizeBilinearOptions"),
     "RESIZE_NEAREST_NEIGHBOR": Entry(windows.resize("RESIZE_NEAREST_NEIGHBOR"), "ResizeNearestNeighborOptions"),
+    "REVERSE_V2": Entry(shapes.reverse),
     "RNN": Entry(recurrent.rnn, "RNNOptions"),
-    "RSQRT": Entry(_same("RSQRT")),
-    "SELECT": Entry(_select),
-    "SELECT_V2": Entry(_select),
-    "SHAPE": Entry(shapes.shape),
-    "SIN": Entry(_same("SIN")),
+    "RSQRT": Entry(_in_floats(_same("RSQRT"))),
+    "SELECT": Entry(choices.select),
+    "SELECT_V2": Entry(choices.select),
+    "SHAPE": Entry(sizes.shape),
+    "SIN": Entry(_in_floats(_same("SIN"))),
     "SLICE": Entry(_same("SLICE")),
     "SOFTMAX": Entry(_softmax, "SoftmaxOptions"),
     "SPACE_TO_BATCH_ND": Entry(_same("SPACE_TO_BATCH_ND")),
     "SPACE_TO_DEPTH": Entry(shapes.blocks("SPACE_TO_DEPTH"), "SpaceToDepthOptions"),
     "SPLIT": Entry(shapes.split, "SplitOptions"),
     "SPLIT_V": Entry(shapes.split_v),
-    "SQRT": Entry(_same("SQRT")),
-    "SQUARE": Entry(_square),
-    "SQUARED_DIFFERENCE": Entry(_squared_difference),
+    "SQRT": Entry(_in_floats(_same("SQRT"))),
+    "SQUARE": Entry(_in_floats(_square)),
+    "SQUARED_DIFFERENCE": Entry(_in_floats(_squared_difference)),
     "SQUEEZE": Entry(shapes.squeeze, "SqueezeOptions"),
     "STRIDED_SLICE": Entry(shapes.strided_slice, "StridedSliceOptions"),
     "SUB": Entry(_arithmetic("SUB"), "SubOptions"),
-    "SUM": Entry(_reduce("REDUCE_SUM"), "ReducerOptions"),
+    "SUM": Entry(_in_floats(_reduce("REDUCE_SUM")), "ReducerOptions"),
     "SVDF": Entry(recurrent.svdf, "SVDFOptions"),
     "TANH": Entry(_same("TANH")),
     "TILE": Entry(_same("TILE")),
     "TOPK_V2": Entry(_top_k),
-    "TRANSPOSE": Entry(_same("TRANSPOSE")),
+    "TRANSPOSE": Entry(shapes.transpose),
     "TRANSPOSE_CONV": Entry(windows.transpose_conv, "TransposeConvOptions"),
     "UNIDIRECTIONAL_SEQUENCE_LSTM": Entry(recurrent.sequence_lstm, "UnidirectionalSequenceLSTMOptions"),
     "UNIDIRECTIONAL_SEQUENCE_RNN": Entry(recurrent.sequence_rnn, "SequenceRNNOptions"),

@@ -81,6 +81,19 @@ def dense(shape=(3, 8), zero=128, activation=0):
     return build
 
 
+def dense_of_computed(zero=70):
+    """Both factors are inputs, with zero points of their own; nothing is added."""
+
+    def build(net):
+        x, weights = net.x(3, 8, zero=90), net.x(5, 8, zero=zero, scale=0.03)
+        kind = np.int32 if net.is_quantised else np.float32 if net.letter == "f" else np.float16
+        scale = {"scale": float(np.float32(0.05) * np.float32(0.03))} if net.is_quantised else {}
+        bias = net.builder.constant(np.zeros(5, kind), **scale)
+        return net.run("FULLY_CONNECTED", x, weights, bias, 0, scale=0.25)
+
+    return build
+
+
 def pool(name, parameters, nchw=False, low=-2.0):
     def build(net):
         x = net.x(2, 7, 8, 3, low=low) if not nchw else net.x(2, 3, 7, 8, low=low)
@@ -366,6 +379,8 @@ CASES = {
         ("fhqs", dense()),
         ("fqs", dense((2, 3, 4), activation=1)),
         ("q", dense(zero=60)),
+        ("fhqs", dense_of_computed()),
+        ("qs", dense_of_computed(zero=128)),
     ],
     "GATHER": [("fhiqs", gather(0)), ("fq", gather(-2))],
     "GREATER": [("bfhiqs", pair("GREATER", alike=True)), ("qs", pair("GREATER"))],

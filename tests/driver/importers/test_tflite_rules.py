@@ -180,7 +180,28 @@ REFUSED = {
     ),
     "integer division": (lambda: one("DIV", I, I, dtype="int32"), "DIV", "towards minus infinity"),
     "types that the HAL does not take": (lambda: one("EXP", I, dtype="int32"), "EXP", "TENSOR_INT32"),
-    "a choice that is broadcast": (lambda: one("SELECT_V2", B, F, ((3,), "float32")), "SELECT_V2", "of one shape"),
+    "a choice that cannot be broadcast": (
+        lambda: one("SELECT_V2", B, F, ((2,), "float32")),
+        "SELECT_V2",
+        "cannot become",
+    ),
+    "the remainder of floats": (lambda: one("FLOOR_MOD", F, F), "FLOOR_MOD", "no remainder of floats"),
+    "batches that do not go together": (
+        lambda: one("BATCH_MATMUL", ((2, 3, 4), "float32"), ((3, 4, 5), "float32"), result=(2, 3, 5)),
+        "BATCH_MATMUL",
+        "do not go together",
+    ),
+    "more pairs of matrices than can be unrolled": (
+        lambda: one("BATCH_MATMUL", *[((513, 1, 1), "float32")] * 2, result=(513, 1, 1)),
+        "BATCH_MATMUL",
+        "513 pairs of matrices",
+    ),
+    "a factor that is a vector": (
+        lambda: one("BATCH_MATMUL", ((4,), "float32"), ((4, 5), "float32"), result=(5,)),
+        "BATCH_MATMUL",
+        "two or more",
+    ),
+    "the exact GELU": (lambda: one("GELU", F), "GELU", "no error function"),
     "an axis that is computed": (lambda: one("ARG_MAX", F, ((1,), "int32"), result=(2,)), "ARG_MAX", "be a constant"),
     "an axis that is none": (lambda: one("UNPACK", F, Axis=5, Num=1), "UNPACK", "axis 5"),
     "batches of a GATHER": (lambda: one("GATHER", F, I, BatchDims=1), "GATHER", "batch_dims 1"),
@@ -226,6 +247,63 @@ def test_the_index_is_that_of_the_file(load):
     y = w.operator("CEIL", [w.input((2,))], (2,))
     with pytest.raises(driver.ImportFailed, match=re.escape("operator 1 (CUMSUM)")):
         load(w.file([w.operator("CUMSUM", [y], (2,))]))
+
+
+@pytest.mark.parametrize(
+    ("operator", "more", "reason"),
+    [("TRANSPOSE", [np.int32([4, 3, 2, 1, 0])], "moves 5 dimensions apart"), ("ABS", [], "has 5 dimensions")],
+)
+def test_more_dimensions_than_the_hal_has(load, operator, more, reason):
+    """Between two RESHAPE only what a TRANSPOSE of four can do."""
+    w = Writer()
+    x = w.operator("RESHAPE", [w.input((4, 8)), w.constant(np.int32([2] * 5))], (2,) * 5)
+    y = w.operator(operator, [x, *map(w.constant, more)], (2,) * 5)
+    with pytest.raises(driver.ImportFailed, match=reason) as caught:
+        load(w.file([w.operator("RESHAPE", [y, w.constant(np.int32([32]))], (32,))]))
+    assert (caught.value.operator, caught.value.index) == (operator, 1)
+
+
+def test_a_batch_that_is_unknown_in_a_computed_shape(load, run):
+    """It is the -1 of the RESHAPE; anything else cannot have it."""
+    w = Writer()
+    x = w.input((1, 4, 2), signature=[-1, 4, 2])
+    sizes = w.operator("SHAPE", [x], (3,), "int32", OutType=2)
+    places = [w.constant(np.int32([v])) for v in (0, 1, 1)]
+    batch = w.operator("STRIDED_SLICE", [sizes, *places], (), "int32", ShrinkAxisMask=1)
+    shape = w.operator("PACK", [batch, w.constant(np.int32(8))], (2,), "int32", ValuesCount=2)
+    result = w.operator("RESHAPE", [x, shape], (1, 8), signature=[-1, 8])
+    feed = np.arange(24, dtype=np.float32).reshape(3, 4, 2)
+    np.testing.assert_array_equal(run(load(w.file([result])), [feed])[0], feed.reshape(3, 8))
+    with pytest.raises(driver.ImportFailed, match="dimensions that are not known"):
+        load(w.file([w.operator("CAST", [batch], ())]))
+
+
+def test_the_rest_beside_an_unknown_batch(load, run):
+    """x.reshape(len(x), -1): what is left for -1 is known, as the unknown dimension is that of x itself."""
+    w = Writer()
+    x = w.input((1, 4, 2), signature=[-1, 4, 2])
+    sizes = w.operator("SHAPE", [x], (3,), "int32", OutType=2)
+    places = [w.constant(np.int32([v])) for v in (0, 1, 1)]
+    batch = w.operator("STRIDED_SLICE", [sizes, *places], (), "int32", ShrinkAxisMask=1)
+    shape = w.operator("PACK", [batch, w.constant(np.int32(-1))], (2,), "int32", ValuesCount=2)
+    feed = np.arange(24, dtype=np.float32).reshape(3, 4, 2)
+    result = w.operator("RESHAPE", [x, shape], (1, 1), signature=[-1, -1])
+    np.testing.assert_array_equal(run(load(w.file([result])), [feed])[0], feed.reshape(3, 8))
+    other = w.operator(
+        "RESHAPE", [w.operator("ABS", [x], (1, 4, 2), signature=[-1, 4, 2]), shape], (1, 1), signature=[-1, -1]
+    )
+    with pytest.raises(driver.ImportFailed, match="more than one dimension is unknown"):
+        load(w.file([other]))
+
+
+def test_lists_of_sizes_do_not_grow(load):
+    """Joined to itself over and over, one would be larger than any memory."""
+    w = Writer()
+    sizes = w.operator("SHAPE", [w.input((2, 3))], (2,), "int32", OutType=2)
+    for n in range(2, 40):
+        sizes = w.operator("CONCATENATION", [sizes, sizes], (min(2**n, 99),), "int32")
+    with pytest.raises(driver.ImportFailed, match="a list of 64 sizes"):
+        load(w.file([sizes]))
 
 
 def test_a_variable_inside_control_flow(load):

@@ -59,6 +59,15 @@ for one in ("LOG", "SQRT", "RSQRT"):
     simple(one, POSITIVE)
 simple("NEG", INT, dtype="int32", name=" int32")
 simple("LOGICAL_NOT", BOOLS, dtype="bool")
+for one in ("ABS", "EXP", "SQUARED_DIFFERENCE", "LOG_SOFTMAX", "RSQRT", "SQRT"):
+    given = [(S, "int8", {"scale": 0.05, "zero_point": -128 if "SQRT" in one else 3, "low": -120})]
+    quantised = {"dtype": "int8", "scale": 0.125, "zero_point": 127 if one == "LOG_SOFTMAX" else -20}
+    quantised |= {"scale": 16 / 256} if one == "LOG_SOFTMAX" else {}
+    simple(one, *given * (1 + ("DIFF" in one)), **quantised, name=" int8")
+fixed(
+    "MEAN", SIGNED, np.int32([0, 1]), shape=(4,), dtype="int8", scale=0.01, KeepDims=False, name=" int8 in finer steps"
+)
+fixed("SUM", SIGNED, np.int32([1]), shape=(2, 4), dtype="int8", scale=0.2, KeepDims=False, name=" int8")
 simple("LOGISTIC", SIGNED, dtype="int8", scale=1 / 256, zero_point=-128, name=" int8")
 simple("LOGISTIC", BYTES, dtype="uint8", scale=1 / 256, name=" uint8")
 simple("TANH", SIGNED, dtype="int8", scale=1 / 128, name=" int8")
@@ -83,6 +92,14 @@ for one in ("ADD", "SUB", "MUL"):
 for one in ("MAXIMUM", "MINIMUM"):
     simple(one, S, (4,))
     simple(one, SIGNED, SIGNED, dtype="int8", **Q, name=" int8")
+simple("GELU", Approximate=True)
+M = {"scale": 0.3, "zero_point": -4}
+simple("BATCH_MATMUL", (2, 3, 4), (2, 4, 5), shape=(2, 3, 5))
+simple("BATCH_MATMUL", (3, 4), (5, 4), shape=(3, 5), AdjY=True, name=" of two matrices")
+simple("BATCH_MATMUL", (2, 3, 4, 2), (3, 2, 5), shape=(2, 3, 4, 5), name=" that is broadcast")
+simple("BATCH_MATMUL", (2, 4, 3), (1, 4, 5), shape=(2, 3, 5), AdjX=True, name=" turned, with a single matrix")
+fixed("BATCH_MATMUL", S, np.float32(range(40)).reshape(2, 4, 5) - 20, shape=(2, 3, 5), name=" with a constant")
+simple("BATCH_MATMUL", SIGNED, ((2, 4, 5), "int8", Q), shape=(2, 3, 5), dtype="int8", **M, name=" int8")
 simple("POW", POSITIVE, S)
 simple("SQUARED_DIFFERENCE", S, S)
 simple("ADD_N", S, S, S)
@@ -95,6 +112,16 @@ for one in ("LOGICAL_AND", "LOGICAL_OR"):
     simple(one, BOOLS, BOOLS, dtype="bool")
 for one in ("SELECT", "SELECT_V2"):
     simple(one, BOOLS, S, S)
+simple("SELECT_V2", ((3, 1), "bool", {}), (1, 3, 4), (2, 1, 4), name=" that is broadcast")
+fixed("SELECT_V2", BOOLS, np.float32(1), np.float32([[2], [3], [4]]), shape=S, name=" of constants")
+fixed("BROADCAST_TO", (3, 1), np.int32(S), shape=S)
+fixed("BROADCAST_TO", ((1, 4), "int32", {}), np.int32(S), shape=S, dtype="int32", name=" int32")
+simple("CAST", BOOLS, name=" of truth values")
+simple("CAST", dtype="bool", name=" to truth values")
+simple("FLOOR_MOD", INT, (S, "int32", {"low": 1, "high": 5}), dtype="int32")
+digits = np.int32(5), np.float32(2), np.float32(-1)
+fixed("ONE_HOT", ((2, 3), "int32", {"low": -1, "high": 5}), *digits, shape=(2, 3, 5), Axis=-1)
+fixed("ONE_HOT", ((2, 3), "int32", {"low": 0, "high": 4}), *digits, shape=(2, 5, 3), Axis=1, name=" within")
 fixed("PRELU", (1, 2, 3, 4), np.float32([[[0.1, 0.2, -0.3, 0.4]]]), shape=(1, 2, 3, 4))
 simple("DEQUANTIZE", SIGNED)
 simple("DEQUANTIZE", BYTES, name=" uint8")
@@ -123,6 +150,13 @@ fixed("BATCH_TO_SPACE_ND", (4, 2, 3, 2), np.int32([2, 2]), np.int32([[0, 0], [0,
 fixed(
     "BATCH_TO_SPACE_ND", (4, 2, 3, 2), np.int32([2, 2]), np.int32([[1, 0], [2, 1]]), shape=(1, 3, 3, 2), name=" cropped"
 )
+for name, (start, masks) in {
+    " of the last, which ends before it begins": (-1, {"ShrinkAxisMask": 2, "EndMask": 1}),
+    " of one, with an end far behind": (1, {"ShrinkAxisMask": 3, "BeginMask": 1, "EndMask": 3}),
+}.items():
+    shape = (2, 4) if start == -1 else (4,)
+    fixed("STRIDED_SLICE", S, np.int32([0, start]), np.int32([0, 0]), np.int32([1, 1]), shape=shape, name=name, **masks)
+fixed("REVERSE_V2", S, np.int32([-1, 1]), shape=S)
 simple("SPACE_TO_DEPTH", (1, 4, 4, 2), shape=(1, 2, 2, 8), BlockSize=2)
 simple("DEPTH_TO_SPACE", (1, 2, 2, 8), shape=(1, 4, 4, 2), BlockSize=2)
 simple("CONCATENATION", S, S, shape=(2, 6, 4), Axis=-2)
@@ -363,6 +397,28 @@ def bidirectional_lstm(w):
     inputs = [w.input((5, 2, 3)), *both, *(w.variable((2, 4)) for _ in range(4)), *[-1] * 9]
     options = {"FusedActivationFunction": 4, "MergeOutputs": True, "TimeMajor": True}
     return [w.operator("BIDIRECTIONAL_SEQUENCE_LSTM", inputs, (5, 2, 8), **options)]
+
+
+@case("TRANSPOSE of more dimensions than the HAL has")
+def channel_shuffle(w):
+    """Channels in groups, of which two axes change places."""
+    x = w.operator("RESHAPE", [w.input((2, 3, 1, 6)), w.constant(np.int32([2, 3, 1, 3, 2]))], (2, 3, 1, 3, 2))
+    y = w.operator("TRANSPOSE", [x, w.constant(np.int32([0, 1, 2, 4, 3]))], (2, 3, 1, 2, 3))
+    return [w.operator("RESHAPE", [y, w.constant(np.int32([2, 3, 1, 6]))], (2, 3, 1, 6))]
+
+
+@case("SHAPE that a RESHAPE is told")
+def computed_shape(w):
+    """Put together from two of its dimensions."""
+    x = w.input((2, 3, 8))
+    sizes = w.operator("SHAPE", [x], (3,), "int32", OutType=2)
+    places = [w.constant(np.int32([v])) for v in (0, 1, 1)]
+    first = w.operator("STRIDED_SLICE", [sizes, *places], (), "int32", ShrinkAxisMask=1)
+    last = w.operator("GATHER", [sizes, w.constant(np.int32(1))], (), "int32")
+    double = w.operator("MUL", [last, w.constant(np.int32(2))], (), "int32")
+    packed = w.operator("PACK", [first, double, w.constant(np.int32(-1))], (3,), "int32", ValuesCount=3)
+    joined = w.operator("CONCATENATION", [packed, w.constant(np.int32([1]))], (4,), "int32")
+    return [w.operator("RESHAPE", [x, joined], (2, 6, 4, 1))]
 
 
 @case("IF")

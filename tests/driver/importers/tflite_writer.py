@@ -26,6 +26,7 @@ OPTIONS = {
     **dict.fromkeys(("AVERAGE_POOL_2D", "L2_POOL_2D", "MAX_POOL_2D"), "Pool2DOptions"),
     **dict.fromkeys(("MEAN", "SUM"), "ReducerOptions"),
     **dict.fromkeys((f"REDUCE_{name}" for name in ("PROD", "MAX", "MIN", "ANY", "ALL")), "ReducerOptions"),
+    "BATCH_MATMUL": "BatchMatMulOptions",
     "BATCH_TO_SPACE_ND": "BatchToSpaceNDOptions",
     "BIDIRECTIONAL_SEQUENCE_LSTM": "BidirectionalSequenceLSTMOptions",
     "BIDIRECTIONAL_SEQUENCE_RNN": "BidirectionalSequenceRNNOptions",
@@ -43,6 +44,9 @@ OPTIONS = {
     "UNIDIRECTIONAL_SEQUENCE_RNN": "SequenceRNNOptions",
 }
 """Classes of options that are not called as their operator is."""
+
+VERSIONS = {"BROADCAST_TO": 2}
+"""Operators whose first version no kernel has."""
 
 
 def options_class(operator):
@@ -157,9 +161,8 @@ class Writer(Graph):
     def _code(self, name):
         number = getattr(tflite.BuiltinOperator, name.split(":")[0])
         fields = {"CustomCode": self._builder.CreateString(name.split(":")[1])} if ":" in name else {}
-        return self._table(
-            "OperatorCode", DeprecatedBuiltinCode=min(number, 127), BuiltinCode=number, Version=1, **fields
-        )
+        fields |= {"DeprecatedBuiltinCode": min(number, 127), "BuiltinCode": number, "Version": VERSIONS.get(name, 1)}
+        return self._table("OperatorCode", **fields)
 
     def _graph(self, graph):
         tensors = self._vector([self._tensor(**tensor) for tensor in graph.tensors])

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from driver.devices.litert.lower.node import MAX_RANK, Node
-from driver.devices.litert.lower.sums import Sums
-from driver.devices.litert.lower.window import check_products
+from driver.devices.litert.lower.sums import NONE, Sums
+from driver.devices.litert.lower.window import LARGEST_FACTOR, check_products
 from driver.devices.lowering import require
 from driver.nn.ops.axes import all_axes, one_axis
 from driver.nn.ops.window import image_shape
+from driver.nn.types import OperandType
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -47,16 +48,31 @@ def extreme(name: str, options: str, node: Node) -> None:
 
 def fully_connected(node: Node) -> None:
     """Inputs of any shape are rows of as many elements as a unit has weights."""
-    check_products(node)
     rows, size = node.output().shape[0], node.input(1).shape[1]
+    is_matmul = _is_matmul(node)
+    if is_matmul:
+        fine = node.input(0).scale * node.input(1).scale / LARGEST_FACTOR
+        require(node.output().scale >= fine, "its output is too fine")
+    else:
+        check_products(node)
     source = node.read(0)
     if node.input(0).shape != (rows, size):
         flat = node.like_input(0, (rows, size))
         node.reshape(source, flat, (rows, size))
         source = flat
+    if is_matmul:
+        node.emit("BATCH_MATMUL", [source, node.read(1)], [node.write()], "BatchMatMul", adjY=True)
+        return
     inputs = [source, node.read(1), node.read(2)]
     activation = node.call.integer(3)
     node.emit("FULLY_CONNECTED", inputs, [node.write()], "FullyConnected", fusedActivationFunction=activation)
+
+
+def _is_matmul(node: Node) -> bool:
+    """Whether it multiplies two computed matrices with a sign and zero points, and neither adds nor clips anything."""
+    weights, bias, signed = node.input(1), node.input(2), OperandType.TENSOR_QUANT8_ASYMM_SIGNED
+    is_computed = weights.type == signed and weights.zero_point != 0 and not weights.fixed
+    return is_computed and bias.fixed and not np.any(bias.data) and node.call.integer(3) == NONE
 
 
 def along(axis: int, node: Node, emit: Callable[[int, int], None]) -> None:
