@@ -323,6 +323,11 @@ class ManagedRequest:
         for buffer, n in self._written:
             buffer.settle(shapes[n].dimensions)
 
+    def cancel(self) -> None:
+        """Ends the run in progress as soon as the device can. Nobody wants another."""
+        if self._bound.cancel:
+            self._bound.cancel()
+
     def _bind(self) -> None:
         pools = self._request.pools
         found: Mapping[int, ManagedBuffer] = {
