@@ -8,7 +8,7 @@ from driver.errors import ImportFailed
 from driver.nn import Model
 
 READERS = {".tflite": "tflite", ".onnx": "onnx"}
-"""Suffix -> module of this package with `load(file) -> Model`, and the extra that installs what it needs, if anything."""
+"""Suffix -> module of this package with `load(file) -> Model`, and the extra for what it needs; .onnx needs nothing."""
 
 
 def load(path: str | os.PathLike[str]) -> Model:

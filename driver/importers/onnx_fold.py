@@ -104,6 +104,12 @@ def _div(x: Array, y: Array) -> Array:
     return np.asarray(np.sign(x) * np.sign(y) * (np.abs(x) // np.abs(y)))
 
 
+def _mod(x: Array, y: Array) -> Array:
+    if x.dtype.kind == "f" or (y == 0).any():
+        raise ImportFailed("a remainder of floats, or by 0")
+    return np.asarray(np.mod(x, y))
+
+
 def _axes(call: Call, arrays: Sequence[Array]) -> list[int] | None:
     return [int(v) for v in arrays[1].reshape(-1)] if len(arrays) > 1 else call.node.integers("axes")
 
@@ -219,11 +225,14 @@ FOLDS: dict[str, Fold] = {
     "Floor": _elementwise(np.floor),
     "Gather": _gather,
     "Greater": _elementwise(operator.gt),
+    "GreaterOrEqual": _elementwise(operator.ge),
     "Identity": lambda call, arrays: arrays[0],
     "Less": _elementwise(operator.lt),
+    "LessOrEqual": _elementwise(operator.le),
     "Log": _elementwise(np.log),
     "Max": _elementwise(np.maximum),
     "Min": _elementwise(np.minimum),
+    "Mod": _elementwise(_mod),
     "Mul": _elementwise(operator.mul),
     "Neg": _elementwise(operator.neg),
     "Not": _elementwise(np.logical_not),

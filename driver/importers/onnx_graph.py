@@ -133,8 +133,7 @@ class Graph:
         if entry.plain is None and entry.array is None:
             self.derive(entry)
         if entry.plain is None:
-            is_constant = entry.array is not None
-            entry.plain = self.constant(entry, np.asarray(entry.array)) if is_constant else self._from_image(entry)
+            entry.plain = self._from_image(entry) if entry.array is None else self.constant(entry, entry.array)
         return entry.plain
 
     def image(self, entry: Entry, rank: int | None = None) -> Value:
@@ -181,7 +180,7 @@ class Graph:
         if rank not in (3, 4):
             raise ImportFailed(f"{entry} has rank {rank}; images and signals have 4 and 3")
         if rank == 3:
-            return self.operation("EXPAND_DIMS", self.transpose(value, (0, 2, 1)), 1)
+            return self.cast(self.operation("EXPAND_DIMS", self.transpose(value, (0, 2, 1)), 1))
         if all(d == 1 for d in entry.shape[2:]):
             return self.reshape(value, (*entry.shape[:1], 1, 1, *entry.shape[1:2]))
         return self.transpose(value, (0, 2, 3, 1))

@@ -1,4 +1,4 @@
-"""Weights that an .onnx file keeps in files beside it: opened only inside of its own folder, and never through a link."""
+"""Weights that an .onnx file keeps in files beside it: opened only inside of its folder, and never through a link."""
 
 import os
 import stat

@@ -1,7 +1,7 @@
 """Resize and Upsample: where a pixel of the result comes from is said in many ways; the HAL knows three of them."""
 
 import math
-from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -12,6 +12,12 @@ from .guarded import Array
 from .onnx_call import Call
 
 _MODES = ("asymmetric", "align_corners", "half_pixel")
+_ROUNDINGS: dict[str, Any] = {
+    "round_prefer_floor": lambda v: np.ceil(v - 0.5),
+    "round_prefer_ceil": lambda v: np.floor(v + 0.5),
+    "floor": np.floor,
+    "ceil": np.ceil,
+}
 _LARGEST = 1 << 14
 """Pixels of a side."""
 
@@ -105,15 +111,9 @@ def _indices(size: int, out: int, ratio: float, mode: str, nearest: str) -> Arra
         at = i * (size - 1) / (out - 1) if out > 1 else i * 0
     else:
         raise ImportFailed(f"coordinate_transformation_mode {mode!r} has no counterpart in the HAL")
-    rounding: Callable[[Array], Array] | None = {
-        "round_prefer_floor": lambda v: np.ceil(v - 0.5),
-        "round_prefer_ceil": lambda v: np.floor(v + 0.5),
-        "floor": np.floor,
-        "ceil": np.ceil,
-    }.get(nearest)
-    if rounding is None:
+    if nearest not in _ROUNDINGS:
         raise ImportFailed(f"nearest_mode {nearest!r} is not known")
-    return np.asarray(np.clip(rounding(at), 0, size - 1), np.int32)
+    return np.asarray(np.clip(_ROUNDINGS[nearest](at), 0, size - 1), np.int32)
 
 
 def _of_hal(size: int, out: int, mode: str) -> Array:

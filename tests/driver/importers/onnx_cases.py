@@ -262,3 +262,99 @@ one("LSTM", real(4, 2, 3), C(real(1, 20, 3)), C(real(1, 20, 5)), C(real(1, 40)),
     name=" with peepholes", hidden_size=5, outputs=3)  # fmt: skip
 one("GRU", real(4, 2, 3), C(real(1, 15, 3)), C(real(1, 15, 5)), C(real(1, 30)), None, H, hidden_size=5, outputs=2)
 one("RNN", real(4, 2, 3), C(real(1, 5, 3)), C(real(1, 5, 5)), hidden_size=5, outputs=2, activations=["Relu"])
+
+# ---- quantised: between DequantizeLinear and QuantizeLinear
+
+
+class Quantised:
+    """A model whose inputs are quantised at once, and whose result is, with a scale each."""
+
+    def __init__(self, kind, low=-2.0, high=2.0):
+        self.nodes, self.feeds, self.constants = [], {}, {}
+        self._kind, self._scale = kind, (high - low) / 255
+        self._zero = round(-low / self._scale) - (128 if kind == np.int8 else 0)
+
+    def _held(self, array):
+        name = f"c{len(self.constants)}"
+        self.constants[name] = np.asarray(array)
+        return name
+
+    def pair(self, name, scale=None, zero=None):
+        """The value after QuantizeLinear and DequantizeLinear."""
+        scale = self._held(np.float32(self._scale if scale is None else scale))
+        zero = self._held(np.array(self._zero if zero is None else zero, self._kind))
+        self.nodes.append(helper.make_node("QuantizeLinear", [name, scale, zero], [f"{name}_q"]))
+        self.nodes.append(helper.make_node("DequantizeLinear", [f"{name}_q", scale, zero], [f"{name}_d"]))
+        return f"{name}_d"
+
+    def input(self, *shape):
+        """A quantised input."""
+        name = f"x{len(self.feeds)}"
+        self.feeds[name] = real(*shape)
+        return self.pair(name)
+
+    def weights(self, array, scale, zero=None, axis=0):
+        """A quantised constant: a scale and perhaps a zero point, or one for each channel."""
+        names = [self._held(array), self._held(np.asarray(scale, np.float32))]
+        names += [] if zero is None else [self._held(np.asarray(zero, array.dtype))]
+        result = f"w{len(self.constants)}"
+        self.nodes.append(helper.make_node("DequantizeLinear", names, [result], axis=axis))
+        return result
+
+    def constant(self, array):
+        """A constant as it is."""
+        return self._held(array)
+
+    def add(self, kind, *inputs, **attributes):
+        """An operator, its result quantised."""
+        name = f"r{len(self.nodes)}"
+        self.nodes.append(helper.make_node(kind, list(inputs), [name], **attributes))
+        return name
+
+    def case(self, name, result, tolerance):
+        CASES[name] = Case(model(self.nodes, self.feeds, self.constants, [result], 17), self.feeds, tolerance)
+
+
+def quantised(name, write, high=8.0):
+    """The case for both kinds of bytes; the result may differ by one unit."""
+    for kind in (np.uint8, np.int8):
+        q = Quantised(kind)
+        result = write(q)
+        scale = 2 * high / 255
+        zero = 127 if kind == np.uint8 else -1
+        q.case(f"{name} of {kind.__name__}", q.pair(result, scale, zero), scale * 1.01)
+
+
+W8 = ints(5, 4, 3, 3, low=-100, high=100, dtype=np.int8)
+U8 = ints(5, 4, 3, 3, low=0, high=255, dtype=np.uint8)
+CHANNELS = real(5, low=0.002, high=0.02)
+M8 = ints(6, 5, low=-100, high=100, dtype=np.int8)
+for one_kind in ("Add", "Sub", "Mul"):
+    quantised(f"{one_kind} quantised", lambda q, k=one_kind: q.add(k, q.input(1, 4, 3, 3), q.input(1, 4, 3, 3)))
+for one_kind in ("Sigmoid", "Tanh", "Softmax", "HardSwish", "Relu", "LeakyRelu", "Identity"):
+    quantised(f"{one_kind} quantised", lambda q, k=one_kind: q.add(k, q.input(2, 5)), high=2.0)
+quantised("Conv quantised", lambda q: q.add("Conv", q.input(1, 4, 7, 7), q.weights(W8, 0.01)))
+quantised("Conv with unsigned weights", lambda q: q.add("Conv", q.input(1, 4, 7, 7), q.weights(U8, 0.01, 120)))
+quantised("Conv with a scale per channel", lambda q: q.add("Conv", q.input(1, 4, 7, 7), q.weights(W8, CHANNELS)))
+quantised(
+    "Conv quantised, with an activation",
+    lambda q: q.add("Relu", q.add("Conv", q.input(1, 4, 7, 7), q.weights(W8, CHANNELS), q.constant(real(5)))),
+)
+quantised(
+    "Conv quantised, depthwise",
+    lambda q: q.add("Conv", q.input(1, 5, 7, 7), q.weights(W8[:, :1], CHANNELS), group=5, pads=[1, 1, 1, 1]),
+)
+quantised("MatMul quantised", lambda q: q.add("MatMul", q.input(2, 3, 6), q.weights(M8, 0.01)))
+quantised("MatMul with a scale per unit", lambda q: q.add("MatMul", q.input(3, 6), q.weights(M8, CHANNELS, axis=1)))
+quantised(
+    "Gemm with a scale per unit",
+    lambda q: q.add("Gemm", q.input(3, 6), q.weights(np.ascontiguousarray(M8.T), CHANNELS), transB=1),
+)
+quantised("MatMul of two inputs, quantised", lambda q: q.add("MatMul", q.input(3, 6), q.input(6, 2)), high=20.0)
+quantised("MaxPool quantised", lambda q: q.add("MaxPool", q.input(1, 2, 6, 6), kernel_shape=[2, 2]), high=2.0)
+quantised("AveragePool quantised", lambda q: q.add("AveragePool", q.input(1, 2, 6, 6), kernel_shape=[2, 2]))
+quantised("GlobalAveragePool quantised", lambda q: q.add("GlobalAveragePool", q.input(1, 2, 6, 6)))
+quantised("Concat quantised", lambda q: q.add("Concat", q.input(1, 2, 3), q.input(1, 2, 3), axis=1))
+quantised("Reshape quantised", lambda q: q.add("Reshape", q.input(1, 4, 3), q.constant(np.int64([3, -1]))))
+quantised("Transpose quantised", lambda q: q.add("Transpose", q.input(1, 4, 3), perm=[2, 0, 1]))
+quantised("Erf between, in float", lambda q: q.add("Erf", q.input(1, 4, 3)), high=2.0)
