@@ -228,4 +228,6 @@ def broadcast(*shapes: Shape) -> Shape:
     """The dimensions of what elements of these are computed together to."""
     rank = max(map(len, shapes))
     padded = [(1,) * (rank - len(s)) + s for s in shapes]
+    if any(len(set(sizes) - {0, 1}) > 1 for sizes in zip(*padded, strict=True)):
+        raise ImportFailed(f"dimensions {', '.join(str(list(s)) for s in shapes[:3])} do not fit together")
     return tuple(max(sizes) if 0 not in sizes or max(sizes) > 1 else 0 for sizes in zip(*padded, strict=True))

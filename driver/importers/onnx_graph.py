@@ -187,6 +187,8 @@ class Graph:
 
     def _image_constant(self, entry: Entry, rank: int) -> Value:
         assert entry.array is not None
+        if rank not in (3, 4) or entry.array.ndim > rank:
+            raise ImportFailed(f"{entry} is no image or signal, nor part of one")
         if rank not in entry.forms:
             array = entry.array.reshape((1,) * (rank - entry.array.ndim) + entry.array.shape)
             array = array[:, :, None] if rank == 3 else array

@@ -144,7 +144,7 @@ def batch_norm(call: Call) -> None:
     if call.node.integer("training_mode"):
         raise ImportFailed("training_mode; export the model for inference")
     scale, offset, mean, variance = (np.asarray(call.weights(i).array, np.float64) for i in range(1, 5))
-    channels = call.shape(0)[1]
+    channels = (*call.shape(0), 0, 0)[1]
     if len({a.shape for a in (scale, offset, mean, variance)}) > 1 or scale.shape != (channels,):
         raise ImportFailed(f"scale, bias, mean and variance have to have one value for each of {channels} channels")
     factor = scale / np.sqrt(variance + call.node.real("epsilon", 1e-5))
@@ -260,7 +260,7 @@ def top_k(call: Call) -> None:
     """TOPK_V2 along the last dimension; the smallest are the largest of what is negated."""
     shape = call.shape(0)
     axis = call.axis(-1, len(shape))
-    count = int(call.number(1)) if call.given(1) else call.node.integer("k")
+    count = call.integers(1)[0] if call.given(1) and call.number(1) > 0 else call.node.integer("k")
     if axis != len(shape) - 1:
         raise ImportFailed(f"axis {axis} of {len(shape)}; the HAL sorts along the last dimension")
     is_largest, value = call.node.integer("largest", 1), call.value(0)

@@ -40,7 +40,7 @@ class Pass:
         array = self.call.weights(position).array
         assert array is not None
         size = self.shape[2] if position == 1 else self.units
-        if array.ndim != 3 or array.shape[1:] != (count * self.units, size):
+        if array.ndim != 3 or array.shape[1:] != (count * self.units, size) or len(array) <= self.number:
             raise ImportFailed(f"weights of dimensions {list(array.shape)} for {count} gates of {self.units} units")
         return [np.ascontiguousarray(gate) for gate in np.split(array[self.number], count)]
 
@@ -51,7 +51,7 @@ class Pass:
             return zeros, zeros
         array = self.call.weights(3).array
         assert array is not None
-        if array.ndim != 2 or array.shape[1] != 2 * count * self.units:
+        if array.ndim != 2 or array.shape[1] != 2 * count * self.units or len(array) <= self.number:
             raise ImportFailed(f"biases of dimensions {list(array.shape)} for {count} gates of {self.units} units")
         parts = np.split(array[self.number], 2 * count)
         return parts[:count], parts[count:]
@@ -137,7 +137,7 @@ def _lstm(way: Pass) -> tuple[Value, list[Value]]:
     peepholes: Sequence[Any] = (None, None, None)
     if call.given(7):
         array = np.asarray(call.weights(7).array)
-        if array.ndim != 2 or array.shape[1] != 3 * units:
+        if array.ndim != 2 or array.shape[1] != 3 * units or len(array) <= way.number:
             raise ImportFailed(f"peepholes of dimensions {list(array.shape)}")
         seen = np.split(array[way.number], 3)
         peepholes = [np.ascontiguousarray(seen[g]) for g in (0, 2, 1)]
@@ -192,15 +192,23 @@ def _gru_step(
     def columns(start: int, size: int) -> Any:
         return call.emit("SLICE", part, np.array([0, start], np.int32), np.array([-1, size], np.int32))
 
-    opened = call.emit("ADD", columns(0, 2 * units), call.emit("FULLY_CONNECTED", state, *gates, 0), 0)
+    opened = call.emit("ADD", columns(0, 2 * units), _of_state(call, state, *gates), 0)
     update, reset = call.emit("SPLIT", call.emit("LOGISTIC", opened), 1, 2, outputs=2)
     if call.node.integer("linear_before_reset"):
-        inner = call.emit("MUL", reset, call.emit("FULLY_CONNECTED", state, *new, 0), 0)
+        inner = call.emit("MUL", reset, _of_state(call, state, *new), 0)
     else:
         inner = call.emit("FULLY_CONNECTED", call.emit("MUL", reset, state, 0), *new, 0)
     fresh = call.emit("TANH", call.emit("ADD", columns(2 * units, units), inner, 0))
     rest = call.emit("MUL", update, call.emit("SUB", state, fresh, 0), 0)
     return call.graph.cast(call.emit("ADD", fresh, rest, 0))
+
+
+def _of_state(call: Call, state: Value, weights: Value, bias: Value) -> Any:
+    """A product with the state; of a constant one, with which most sequences begin, a constant."""
+    values = [value.operand.value for value in (state, weights, bias)]
+    if values[0] is None:
+        return call.emit("FULLY_CONNECTED", state, weights, bias, 0)
+    return call.graph.builder.constant(np.asarray(values[0] @ values[1].T + values[2], np.float32))
 
 
 lstm, gru, rnn = map(_recurrent, (_lstm, _gru, _rnn))

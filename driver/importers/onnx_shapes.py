@@ -45,7 +45,7 @@ def stored(call: Call, shape: Shape) -> Shape:
 
 def reshape(call: Call) -> None:
     """RESHAPE; what the file computes the shape from has to be known, but for one dimension."""
-    wanted = [int(v) for v in call.constant(1).reshape(-1)] if call.given(1) else call.node.integers("shape") or []
+    wanted = call.integers(1) if call.given(1) else call.node.integers("shape") or []
     source = call.shape(0)
     sizes = [
         source[i] if d == 0 and i < len(source) and not call.node.integer("allowzero") else 0 if d == UNKNOWN else d
@@ -297,7 +297,7 @@ def spread(call: Call, value: Value, shape: Shape, wanted: Shape) -> Value:
 def expand(call: Call) -> None:
     """TILE of the dimensions of size 1."""
     shape = call.shape(0)
-    asked = tuple(0 if d == UNKNOWN else int(d) for d in call.constant(1).reshape(-1))
+    asked = tuple(0 if d == UNKNOWN else d for d in call.integers(1))
     wanted = broadcast(shape, asked)
     if any(not 0 <= d < 2**31 for d in asked) or len(wanted) > _MOST_RANK:
         raise ImportFailed(f"a shape of {list(asked)[:8]}")

@@ -164,7 +164,7 @@ def _transposed_pads(call: Call, window: Window) -> tuple[Pair, Pair]:
         raise ImportFailed(f"output_shape or auto_pad for an image of unknown size; {call.graph.unclear()}")
     outs = [size * stride for size, stride in zip(sizes, window.strides, strict=True)]
     if wanted:
-        outs = [1, *wanted[-1:]] if rank == 3 else wanted[-2:]
+        outs = list(pair(wanted[2:] if len(wanted) == rank else wanted, rank, 1, "output_shape"))
     pads = []
     for size, stride, extent, extra, out in zip(sizes, window.strides, window.extent, more, outs, strict=True):
         total = stride * (size - 1) + extra + extent - out
