@@ -144,6 +144,10 @@ class Call:
     def scalar(self, value: float, like: Value | None = None) -> Array:
         """A constant of one element, of the type of input 0, or of another value."""
         kind = HAL_TYPES[self.entry(0).type] if like is None else like.operand.type
+        if kind.dtype.kind != "f" and not (
+            np.isfinite(value) and np.can_cast(np.min_scalar_type(int(value)), kind.dtype)
+        ):
+            raise ImportFailed(f"{value} as {kind.name}")
         return np.array([value], kind.dtype)
 
     # ---- results

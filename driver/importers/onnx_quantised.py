@@ -67,6 +67,8 @@ def parameters(graph: Graph, node: Node) -> tuple[tuple[float, ...], tuple[int, 
     scales = tuple(float(s) for s in scale.array.reshape(-1))
     if not scales or len(scales) > 1 << 20 or not all(np.isfinite(s) and s > 0 for s in scales):
         raise ImportFailed(f"scales {scales[:4]} have to be above 0")
+    if zero is not None and np.asarray(zero.array).dtype.kind not in "iu":
+        raise ImportFailed(f"zero point {zero} has to hold integers")
     zeros = (0,) * len(scales) if zero is None else tuple(int(z) for z in np.asarray(zero.array).reshape(-1))
     if len(zeros) != len(scales):
         raise ImportFailed(f"{len(zeros)} zero points for {len(scales)} scales")
@@ -115,7 +117,14 @@ def input_scales(nodes: Sequence[Node], constants: Mapping[str, Entry]) -> dict[
         if node.kind != "DequantizeLinear" or len(node.inputs) < 2 or node.inputs[0] in found:
             continue
         scale, zero = (constants.get(name) for name in (*node.inputs[1:3], "")[:2])
-        if scale is not None and scale.array is not None and scale.array.size == 1:
-            point = 0 if zero is None or zero.array is None or zero.array.size != 1 else int(zero.array.reshape(-1)[0])
-            found[node.inputs[0]] = float(scale.array.reshape(-1)[0]), point
+        if _one(scale) is not None:
+            found[node.inputs[0]] = _one(scale) or 1.0, int(_one(zero) or 0)
     return found
+
+
+def _one(entry: Entry | None) -> float | None:
+    """A constant of one finite element."""
+    if entry is None or entry.array is None or entry.array.size != 1:
+        return None
+    value = float(entry.array.reshape(-1)[0])
+    return value if np.isfinite(value) else None

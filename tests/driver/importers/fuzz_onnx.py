@@ -29,8 +29,21 @@ from driver.importers.onnx_table import TABLE
 EDGES = [0, 1, 2, 3, 4, 7, 8, 127, 128, 255, 256, 2**14, 2**16, 2**20, 2**31 - 1, 2**31, 2**32, 2**40, 2**62, 2**63 - 1]
 EDGES += [-1, -2, -3, -128, -(2**31), -(2**40), -(2**63)]
 FLOATS = [0.0, -0.0, 1.0, -1.0, 1e-45, 1e38, float("inf"), float("-inf"), float("nan"), 0.5, 3e9]
-WORDS = ["", "x0", "y0", "x1", "SAME_UPPER", "linear", "cubic", "reflect", "tanh", "half_pixel", "bidirectional", "x" * 200]
-KINDS = sorted(TABLE | FOLDS) + ["Shape", "Size", "Constant", "QuantizeLinear", "DequantizeLinear", "If", "NonZero"]
+WORDS = [
+    "",
+    "x0",
+    "y0",
+    "x1",
+    "SAME_UPPER",
+    "linear",
+    "cubic",
+    "reflect",
+    "tanh",
+    "half_pixel",
+    "bidirectional",
+    "x" * 200,
+]
+KINDS = [*sorted(TABLE | FOLDS), "Shape", "Size", "Constant", "QuantizeLinear", "DequantizeLinear", "If", "NonZero"]
 MOST_SECONDS = 2.0
 """Of computing, for one small file."""
 ROOM = 1 << 30

@@ -98,7 +98,7 @@ def test_the_files_are_small():
 
 @pytest.mark.stress
 def test_networks_of_usual_size(run, tmp_path):
-    """MobileNetV2 at 224 x 224, ResNet-18, an encoder of four layers and the audio nets, exported and quantised afresh."""
+    """MobileNetV2 at 224 x 224, ResNet-18, an encoder of four layers and the audio nets, made and quantised afresh."""
     pytest.importorskip("torch", reason="no torch to export with")
     made = subprocess.run(
         [sys.executable, Path(__file__).parent / "make_onnx.py", "--full", "--folder", tmp_path],
