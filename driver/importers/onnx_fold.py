@@ -81,8 +81,12 @@ def _bounded(count: int) -> None:
         raise ImportFailed(f"{count} elements computed from constants; at most {_MOST} are")
 
 
-def _elementwise(compute: Callable[..., Any]) -> Fold:
-    def apply(call: Call, arrays: list[Array]) -> Array:
+def _elementwise(compute: Callable[..., Any], inputs: int = 1) -> Fold:
+    """Of so many inputs: numpy would write to a further one."""
+
+    def apply(_: Call, arrays: list[Array]) -> Array:
+        if len(arrays) != inputs:
+            raise ImportFailed(f"{len(arrays)} inputs; there have to be {inputs}")
         _bounded(math.prod(np.broadcast_shapes(*(a.shape for a in arrays))))
         result = np.asarray(compute(*arrays))
         if result.dtype != np.bool_:
@@ -92,6 +96,19 @@ def _elementwise(compute: Callable[..., Any]) -> Fold:
             mask = np.broadcast_to(np.any(np.broadcast_arrays(*unknown), axis=0), result.shape)
             result = np.where(mask, UNKNOWN, result)
         return result
+
+    return apply
+
+
+def _each(compute: Callable[..., Any]) -> Fold:
+    """One input after the other."""
+    step = _elementwise(compute, 2)
+
+    def apply(call: Call, arrays: list[Array]) -> Array:
+        total = arrays[0]
+        for array in arrays[1:]:
+            total = step(call, [total, array])
+        return total
 
     return apply
 
@@ -210,34 +227,34 @@ def _where(_: Call, arrays: list[Array]) -> Array:
 
 FOLDS: dict[str, Fold] = {
     "Abs": _elementwise(np.abs),
-    "Add": _elementwise(operator.add),
-    "And": _elementwise(np.logical_and),
+    "Add": _elementwise(operator.add, 2),
+    "And": _elementwise(np.logical_and, 2),
     "Cast": _cast,
     "Ceil": _elementwise(np.ceil),
     "Concat": lambda call, arrays: np.concatenate(arrays, axis_of(call.node.integer("axis"), arrays[0].ndim)),
     "ConstantOfShape": _filled,
     "Cos": _elementwise(np.cos),
-    "Div": _elementwise(_div),
-    "Equal": _elementwise(operator.eq),
+    "Div": _elementwise(_div, 2),
+    "Equal": _elementwise(operator.eq, 2),
     "Exp": _elementwise(np.exp),
     "Expand": _expand,
     "Flatten": _flatten,
     "Floor": _elementwise(np.floor),
     "Gather": _gather,
-    "Greater": _elementwise(operator.gt),
-    "GreaterOrEqual": _elementwise(operator.ge),
+    "Greater": _elementwise(operator.gt, 2),
+    "GreaterOrEqual": _elementwise(operator.ge, 2),
     "Identity": lambda call, arrays: arrays[0],
-    "Less": _elementwise(operator.lt),
-    "LessOrEqual": _elementwise(operator.le),
+    "Less": _elementwise(operator.lt, 2),
+    "LessOrEqual": _elementwise(operator.le, 2),
     "Log": _elementwise(np.log),
-    "Max": _elementwise(np.maximum),
-    "Min": _elementwise(np.minimum),
-    "Mod": _elementwise(_mod),
-    "Mul": _elementwise(operator.mul),
+    "Max": _each(np.maximum),
+    "Min": _each(np.minimum),
+    "Mod": _elementwise(_mod, 2),
+    "Mul": _elementwise(operator.mul, 2),
     "Neg": _elementwise(operator.neg),
     "Not": _elementwise(np.logical_not),
-    "Or": _elementwise(np.logical_or),
-    "Pow": _elementwise(lambda x, y: np.power(x.astype(np.float64), y)),
+    "Or": _elementwise(np.logical_or, 2),
+    "Pow": _elementwise(lambda x, y: np.power(x.astype(np.float64), y), 2),
     "Range": _range,
     "Reciprocal": _elementwise(lambda x: 1 / x),
     "ReduceMax": _reduce(np.max),
@@ -249,7 +266,7 @@ FOLDS: dict[str, Fold] = {
     "Slice": _slice,
     "Sqrt": _elementwise(np.sqrt),
     "Squeeze": _squeeze,
-    "Sub": _elementwise(operator.sub),
+    "Sub": _elementwise(operator.sub, 2),
     "Transpose": lambda call, arrays: arrays[0].transpose(call.node.integers("perm")),
     "Unsqueeze": _unsqueeze,
     "Where": _where,

@@ -48,7 +48,7 @@ def dequantise(call: Call) -> None:
             raise ImportFailed(f"{entry} is quantised; the HAL has 8 bits, and 32 for biases")
         axis = axis_of(call.node.integer("axis", 1), max(entry.array.ndim, 1)) if len(scales) > 1 else 0
         count = entry.array.shape[axis] if entry.array.ndim and len(scales) > 1 else len(scales)
-        if len(scales) != count or call.node.integer("block_size"):
+        if len(scales) != count or (len(scales) > 1 and not entry.array.ndim) or call.node.integer("block_size"):
             raise ImportFailed(f"{entry} has {len(scales)} scales along dimension {axis}")
         source = Entry(entry.name, entry.type, entry.shape, entry.array, entry.offset)
         source.scales, source.zero_points, source.axis = scales, zero_points, axis

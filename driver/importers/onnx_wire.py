@@ -22,7 +22,7 @@ from .guarded import Array, Bytes
 
 _VARINT, _EIGHT, _BYTES, _FOUR = 0, 1, 2, 5
 _LONGEST_VARINT = 10
-_MOST_FIELDS = 1 << 20
+_MOST_FIELDS = 1 << 19
 _F32 = struct.Struct("<f")
 Span = tuple[int, int]
 
