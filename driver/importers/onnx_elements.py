@@ -86,7 +86,7 @@ def variadic(kind: str, *more: int, mean: bool = False) -> Convert:
     """One after the other; of one input alone, that."""
 
     def convert(call: Call) -> None:
-        if len(call) == 1:
+        if len(call) < 2:
             same(call)
             return
         values, is_image = call.together()

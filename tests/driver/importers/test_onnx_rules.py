@@ -2,6 +2,7 @@
 
 import math
 import re
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -12,6 +13,7 @@ from onnx_cases import CASES, C, Case, one, real
 import driver
 from driver.importers import onnx as importer
 from driver.importers import onnx_file
+from driver.importers.onnx_table import TABLE
 from driver.nn import OperandLifeTime
 
 
@@ -137,6 +139,14 @@ def test_constants_that_are_stored_as_numbers(kind):
     held = raw.SerializeToString()
     tensor = importer.File.tensor(wire, onnx_file.Message(onnx_file.Wire(memoryview(held))))
     np.testing.assert_array_equal(tensor.data.astype(np.int64), values.astype(np.int64))
+
+
+def test_the_guide_lists_every_operator():
+    """docs/importers.md, and no other."""
+    text = (Path(__file__).parents[3] / "docs/importers.md").read_text()
+    listed = re.search(r"(\d+) operators, and QuantizeLinear.*?:\n(.*?)\.\n", text, re.DOTALL)
+    assert re.findall(r"\w+", listed[2]) == sorted(TABLE)
+    assert int(listed[1]) == len(TABLE)
 
 
 def test_an_imported_model_runs_on_a_device(tmp_path):
