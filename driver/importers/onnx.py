@@ -113,8 +113,9 @@ class _Walk:
         return Call(self._graph, node, name, code, target)
 
     def _target(self, node: Node, rule: Entry, following: Node) -> Target | None:
-        target = wanted(self._graph, following) if computes_on_integers(self._graph, node, rule) else None
-        return target if len(following.outputs) == 1 else None
+        target = wanted(self._graph, following) if rule.quantised else None
+        is_whole = target is not None and computes_on_integers(self._graph, node, rule, target.type)
+        return target if is_whole else None
 
     def _follower(self, name: str, results: int) -> Node | None:
         """The only operator that reads a value."""

@@ -26,7 +26,7 @@ from driver.nn.operation import Tensor as Shaped
 
 from .guarded import Array
 from .onnx_file import Node
-from .onnx_graph import HAL_TYPES, UNKNOWN, Entry, Graph, Shape
+from .onnx_graph import DERIVED, HAL_TYPES, UNKNOWN, Entry, Graph, Shape
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +116,7 @@ class Call:
         """What is an attribute in older opsets and an input in newer ones; None when it is neither."""
         if self.given(position):
             found = self.integers(position)
-            if UNKNOWN in found:
+            if UNKNOWN in found or DERIVED in found:
                 raise ImportFailed(f"input {position} depends on an unknown dimension; {self.graph.unclear()}")
             return found
         return self.node.integers(name)

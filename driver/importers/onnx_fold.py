@@ -1,6 +1,6 @@
 """What is computed when the file is read: the shapes that exporters write as operators, and other small constants.
 
-A size that is not known stands as UNKNOWN among the others; what is computed from it is UNKNOWN too.
+A size that is not known stands as UNKNOWN among the others; what is computed from it is DERIVED.
 """
 
 import math
@@ -15,7 +15,7 @@ from driver.errors import ImportFailed
 from .guarded import Array
 from .onnx_call import Call, axis_of
 from .onnx_file import DTYPES, TYPES
-from .onnx_graph import UNKNOWN, Shape
+from .onnx_graph import DERIVED, UNKNOWN, Shape
 
 _MOST = 1 << 14
 """Elements of a constant that is computed."""
@@ -69,7 +69,7 @@ def _is_boolean(call: Call) -> bool:
 def _shape(call: Call) -> bool:
     shape = call.shape(0)
     if call.node.kind == "Size":
-        call.define(np.array(UNKNOWN if 0 in shape else math.prod(shape), np.int64), "INT64")
+        call.define(np.array(DERIVED if 0 in shape else math.prod(shape), np.int64), "INT64")
         return True
     kept = shape[slice(call.node.integer("start"), call.node.integer("end", len(shape)))]
     call.define(np.array([d or UNKNOWN for d in kept], np.int64), "INT64")
@@ -84,18 +84,23 @@ def _bounded(count: int) -> None:
 def _elementwise(compute: Callable[..., Any], inputs: int = 1) -> Fold:
     """Of so many inputs: numpy would write to a further one."""
 
-    def apply(_: Call, arrays: list[Array]) -> Array:
+    def apply(call: Call, arrays: list[Array]) -> Array:
         if len(arrays) != inputs:
             raise ImportFailed(f"{len(arrays)} inputs; there have to be {inputs}")
         _bounded(math.prod(np.broadcast_shapes(*(a.shape for a in arrays))))
         result = np.asarray(compute(*arrays))
         if result.dtype != np.bool_:
             result = result.astype(arrays[0].dtype)
-        unknown = [a == UNKNOWN for a in arrays if a.dtype == np.int64]
-        if unknown and result.dtype == np.int64 and any(u.any() for u in unknown):
-            mask = np.broadcast_to(np.any(np.broadcast_arrays(*unknown), axis=0), result.shape)
-            result = np.where(mask, UNKNOWN, result)
-        return result
+        unknown = [np.isin(a, (UNKNOWN, DERIVED)) for a in arrays if a.dtype == np.int64]
+        if not any(u.any() for u in unknown):
+            return result
+        mask = np.broadcast_to(np.any(np.broadcast_arrays(*unknown), axis=0), result.shape)
+        if result.dtype == np.int64:
+            return np.where(mask, DERIVED, result)
+        is_negative = [(a < 0) & ~u for a, u in zip(arrays, unknown, strict=False)]
+        if compute is not operator.eq or not np.any(np.broadcast_arrays(*is_negative), axis=0)[mask].all():
+            raise ImportFailed(f"it depends on an unknown dimension; {call.graph.unclear()}")
+        return result  # no size is below 0
 
     return apply
 
@@ -213,8 +218,8 @@ def _reduce(compute: Callable[..., Any]) -> Fold:
         axes = _axes(call, arrays)
         along = None if axes is None else tuple(axis_of(a, arrays[0].ndim) for a in axes)
         result = np.asarray(compute(arrays[0], axis=along, keepdims=bool(call.node.integer("keepdims", 1))))
-        if arrays[0].dtype == np.int64 and (arrays[0] == UNKNOWN).any():
-            result = np.full(result.shape, UNKNOWN, np.int64)
+        if arrays[0].dtype == np.int64 and np.isin(arrays[0], (UNKNOWN, DERIVED)).any():
+            result = np.full(result.shape, DERIVED, np.int64)
         return result.astype(arrays[0].dtype)
 
     return apply

@@ -29,8 +29,8 @@ HAL_TYPES = {
     "BOOL": OperandType.TENSOR_BOOL8,
 }
 FLOATS, INTEGERS, BYTES = ("FLOAT", "FLOAT16"), ("INT32", "INT64"), ("UINT8", "INT8")
-UNKNOWN = -(2**40)
-"""Stands for a size that is not known, in the values of shapes that are computed when the file is read."""
+UNKNOWN, DERIVED = -(2**40), -(2**40) - 1
+"""Stand for a size that is not known, and for what was computed from one, in the values of shapes."""
 _HIGHEST_RANK = 4
 Shape = tuple[int, ...]
 

@@ -14,6 +14,7 @@ from .onnx_call import Call, Target, axis_of
 from .onnx_file import Node
 from .onnx_graph import BYTES, FLOATS, Entry, Graph
 from .onnx_table import Entry as Rule
+from .onnx_weights import MIDDLE
 
 
 def quantise(call: Call) -> None:
@@ -85,8 +86,8 @@ def wanted(graph: Graph, node: Node) -> Target | None:
     return Target(kind, scales[0], zero_points[0]) if kind in BYTES and len(scales) == 1 else None
 
 
-def computes_on_integers(graph: Graph, node: Node, rule: Rule) -> bool:
-    """Whether all floats that an operator reads are known as integers."""
+def computes_on_integers(graph: Graph, node: Node, rule: Rule, kind: str) -> bool:
+    """Whether all floats that an operator reads are known as integers, of the type that its result gets."""
     entries = [(i, graph.entries.get(name)) for i, name in enumerate(node.inputs) if name]
     if not rule.quantised or not entries or entries[0][1] is None or entries[0][1].source is None:
         return False
@@ -97,12 +98,23 @@ def computes_on_integers(graph: Graph, node: Node, rule: Rule) -> bool:
         if entry.type in FLOATS and entry.source is None and not is_bias:
             return False
         if position == rule.weights:
-            if entry.source is None or entry.source.array is None:
+            if entry.source is None or not _is_filter(node, entry.source):
                 return False
         elif entry.source is not None and not is_bias and not _is_tensor(entry.source):
             return False
     kinds = {e.source.type for i, e in entries if e is not None and e.source is not None and rule.weights is None}
-    return len(kinds) <= 1
+    return kinds <= {kind} and entries[0][1].source.type == kind
+
+
+def _is_filter(node: Node, source: Entry) -> bool:
+    """Whether the HAL has a quantised product with such weights."""
+    if source.array is None or source.type not in BYTES or node.real("alpha", 1.0) != 1.0:
+        return False
+    if node.kind == "ConvTranspose" and node.integer("group", 1) != 1:
+        return False
+    units = {"Conv": 0, "ConvTranspose": 1, "MatMul": 1, "Gemm": 0 if node.integer("transB") else 1}[node.kind]
+    middle = 0 if source.type == "INT8" else MIDDLE
+    return len(source.scales) == 1 or (source.axis == units and all(z == middle for z in source.zero_points))
 
 
 def _is_tensor(source: Entry) -> bool:

@@ -12,7 +12,7 @@ from driver.errors import ImportFailed
 from driver.nn.builder import Value
 
 from .onnx_call import Call, axis_of, broadcast
-from .onnx_graph import UNKNOWN, Shape
+from .onnx_graph import DERIVED, UNKNOWN, Shape
 
 _MOST_RANK = 4
 _LAST = 2**31 - 1
@@ -48,21 +48,29 @@ def reshape(call: Call) -> None:
     wanted = call.integers(1) if call.given(1) else call.node.integers("shape") or []
     source = call.shape(0)
     sizes = [
-        source[i] if d == 0 and i < len(source) and not call.node.integer("allowzero") else 0 if d == UNKNOWN else d
+        source[i]
+        if d == 0 and i < len(source) and not call.node.integer("allowzero")
+        else 0
+        if d in (UNKNOWN, DERIVED)
+        else d
         for i, d in enumerate(wanted)
     ]
     if sizes.count(-1) > 1 or any(not -1 <= d < 2**31 for d in sizes):
         raise ImportFailed(f"a shape of {wanted[:8]}")
-    give_shaped(call, call.graph.loose(call.entry(0)), _resolved(source, sizes))
+    is_same = len(call.graph.symbols) <= 1 and DERIVED not in wanted
+    give_shaped(call, call.graph.loose(call.entry(0)), _resolved(source, sizes, is_same=is_same))
 
 
-def _resolved(source: Shape, sizes: list[int]) -> Shape:
-    """`sizes` with -1 as what follows from the others; unknown (0) where it does not."""
+def _resolved(source: Shape, sizes: list[int], *, is_same: bool) -> Shape:
+    """`sizes` with -1 as what follows from the others; unknown (0) where it does not.
+
+    is_same: what is unknown of the one is what is unknown of the other.
+    """
     if -1 not in sizes:
         return tuple(sizes)
     others = math.prod(d for d in sizes if d > 0)
     whole = math.prod(d for d in source if d)
-    is_clear = source.count(0) == sizes.count(0) <= 1 and whole % others == 0
+    is_clear = source.count(0) == sizes.count(0) <= is_same and whole % others == 0
     return tuple((whole // others if is_clear else 0) if d == -1 else d for d in sizes)
 
 
@@ -297,7 +305,7 @@ def spread(call: Call, value: Value, shape: Shape, wanted: Shape) -> Value:
 def expand(call: Call) -> None:
     """TILE of the dimensions of size 1."""
     shape = call.shape(0)
-    asked = tuple(0 if d == UNKNOWN else d for d in call.integers(1))
+    asked = tuple(0 if d in (UNKNOWN, DERIVED) else d for d in call.integers(1))
     wanted = broadcast(shape, asked)
     if any(not 0 <= d < 2**31 for d in asked) or len(wanted) > _MOST_RANK:
         raise ImportFailed(f"a shape of {list(asked)[:8]}")

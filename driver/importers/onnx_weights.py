@@ -13,7 +13,7 @@ from .onnx_call import Call
 from .onnx_graph import Entry, dequantised
 
 _SIGNED, _UNSIGNED = OperandType.TENSOR_QUANT8_ASYMM_SIGNED, OperandType.TENSOR_QUANT8_ASYMM
-_MIDDLE = 128
+MIDDLE = 128
 
 
 def filters(call: Call, entry: Entry, array: Array, channel: int, x: Value) -> Value:
@@ -32,12 +32,12 @@ def filters(call: Call, entry: Entry, array: Array, channel: int, x: Value) -> V
     graph.charge(array.nbytes)
     zero_points, is_signed = entry.zero_points or (0,), entry.type == "INT8"
     if len(entry.scales) > 1:
-        if any(zero_point != (0 if is_signed else _MIDDLE) for zero_point in zero_points):
+        if any(zero_point != (0 if is_signed else MIDDLE) for zero_point in zero_points):
             raise ImportFailed(f"weights {entry} have a zero point per channel; the HAL has none there")
         quant = (entry.scales, channel)
         return graph.builder.constant(_with_sign(array, is_signed, wanted=True), channel_quant=quant)
     wanted = x.operand.type == _SIGNED
-    shift = 0 if wanted == is_signed else -_MIDDLE if wanted else _MIDDLE
+    shift = 0 if wanted == is_signed else -MIDDLE if wanted else MIDDLE
     kind = _SIGNED if wanted else _UNSIGNED
     data = _with_sign(array, is_signed, wanted=wanted)
     return graph.builder.constant(data, dtype=kind, scale=entry.scales[0], zero_point=zero_points[0] + shift)

@@ -351,6 +351,17 @@ quantised(
     lambda q: q.add("Gemm", q.input(3, 6), q.weights(np.ascontiguousarray(M8.T), CHANNELS), transB=1),
 )
 quantised("MatMul of two inputs, quantised", lambda q: q.add("MatMul", q.input(3, 6), q.input(6, 2)), high=20.0)
+quantised(
+    "Conv whose zero points differ",
+    lambda q: q.add("Conv", q.input(1, 4, 7, 7), q.weights(W8, CHANNELS, np.arange(5, dtype=np.int8))),
+)
+quantised(
+    "MatMul with a scale per row", lambda q: q.add("MatMul", q.input(3, 6), q.weights(M8, real(6, low=0.01), axis=0))
+)
+quantised(
+    "ConvTranspose with a scale per channel",
+    lambda q: q.add("ConvTranspose", q.input(1, 5, 4, 4), q.weights(W8, real(4, low=0.002, high=0.02), axis=1)),
+)
 quantised("MaxPool quantised", lambda q: q.add("MaxPool", q.input(1, 2, 6, 6), kernel_shape=[2, 2]), high=2.0)
 quantised("AveragePool quantised", lambda q: q.add("AveragePool", q.input(1, 2, 6, 6), kernel_shape=[2, 2]))
 quantised("GlobalAveragePool quantised", lambda q: q.add("GlobalAveragePool", q.input(1, 2, 6, 6)))

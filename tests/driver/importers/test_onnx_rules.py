@@ -95,6 +95,21 @@ def test_an_unknown_batch_stays_unknown(run):
     np.testing.assert_allclose(run(found, [x])[0], wanted, rtol=1e-4, atol=1e-5)
 
 
+def test_a_size_that_is_computed_from_an_unknown_one_is_not_taken_for_it():
+    """[n * 4, -1] of [n, 8, 3]: what -1 is cannot be told, and is refused."""
+    nodes = [
+        NODE("Shape", ["x"], ["s"]),
+        NODE("Gather", ["s", "first"], ["n"]),
+        NODE("Mul", ["n", "four"], ["m"]),
+        NODE("Concat", ["m", "rest"], ["shape"], axis=0),
+        NODE("Reshape", ["x", "shape"], ["y"]),
+    ]
+    constants = {"first": np.int64([0]), "four": np.int64([4]), "rest": np.int64([-1])}
+    data = graph(nodes, {"x": (F, ["n", 8, 3])}, constants).SerializeToString()
+    with pytest.raises(driver.ImportFailed, match="give n a fixed size"):
+        read(data)
+
+
 def test_an_output_may_be_an_input_or_stand_twice(run):
     """The HAL has none of it; a copy is made."""
     data = graph([NODE("Abs", ["x"], ["y"])], {"x": (F, [2])}, {}, ["x", "y", "y"]).SerializeToString()
