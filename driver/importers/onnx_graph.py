@@ -32,6 +32,8 @@ FLOATS, INTEGERS, BYTES = ("FLOAT", "FLOAT16"), ("INT32", "INT64"), ("UINT8", "I
 UNKNOWN, DERIVED = -(2**40), -(2**40) - 1
 """Stand for a size that is not known, and for what was computed from one, in the values of shapes."""
 _HIGHEST_RANK = 4
+_MOST_OPERATIONS = 1 << 15
+"""Of the model: one operator can become thousands."""
 Shape = tuple[int, ...]
 
 
@@ -70,6 +72,7 @@ class Graph:
         self._names: dict[int, str] = {}
         self._places: dict[int, tuple[int, int]] = {}
         self._inputs: list[tuple[Value, str]] = []
+        self._operations = 0
         for tensor in file.initializers():
             self.define(tensor)
 
@@ -200,6 +203,9 @@ class Graph:
 
     def operation(self, kind: str, *arguments: Any, **asked: Any) -> Any:
         """Add an operation; its result, or its results."""
+        self._operations += 1
+        if self._operations > _MOST_OPERATIONS:
+            raise ImportFailed(f"more than {_MOST_OPERATIONS} operations")
         return self.builder.operation(kind, *arguments, **asked)
 
     def transpose(self, value: Value, order: Sequence[int]) -> Value:

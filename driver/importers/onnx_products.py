@@ -178,6 +178,7 @@ def group_norm(call: Call) -> None:
     if groups < 1 or not pixels or not channels or channels % groups:
         raise ImportFailed(f"{groups} groups of {channels} channels; {call.graph.unclear()}")
     factor, offset = (np.asarray(call.weights(i).array) for i in (1, 2))
+    call.graph.charge(8 * channels)
     if factor.shape == (groups,):  # before opset 21
         factor, offset = np.repeat(factor, channels // groups), np.repeat(offset, channels // groups)
     rows = call.graph.reshape(call.value(0), (shape[0], groups, channels // groups * pixels))

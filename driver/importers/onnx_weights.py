@@ -51,9 +51,9 @@ def _with_sign(array: Array, is_signed: bool, *, wanted: bool) -> Array:
 def bias(call: Call, position: int, x: Value, weights: Value, units: int, factor: float = 1.0) -> Value:
     """Input `position` as a bias, times `factor`: zeros where it is missing, integers for quantised products."""
     graph = call.graph
+    graph.charge(4 * units)
     if not x.operand.type.is_quantised:
         if not call.given(position):
-            graph.charge(4 * units)
             return graph.builder.constant(np.zeros(units, x.operand.type.dtype))
         entry = call.weights(position)
         assert entry.array is not None

@@ -15,7 +15,7 @@ from onnx import TensorProto, helper
 from onnx_cases import CASES
 
 import driver
-from driver.importers import onnx
+from driver.importers import onnx, onnx_graph
 
 PROGRAM = Path(fuzz_onnx.__file__)
 
@@ -148,6 +148,27 @@ def test_a_filter_that_is_used_a_thousand_times():
     graph = helper.make_graph(nodes, "g", inputs, [helper.make_empty_tensor_value_info("y")], [weights])
     made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
     refuse(made.SerializeToString(), "over and over", room=1 << 24)
+
+
+def test_weights_without_elements():
+    """They may claim any number of units, and get no biases for them."""
+    weights = helper.make_tensor("w", TensorProto.FLOAT, [2**40, 0], b"", raw=True)
+    nodes = [helper.make_node("Gemm", ["x", "w"], ["y"], transB=1)]
+    inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 4])]
+    graph = helper.make_graph(nodes, "g", inputs, [helper.make_empty_tensor_value_info("y")], [weights])
+    refuse(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]).SerializeToString())
+
+
+def test_operators_that_become_many_operations(monkeypatch):
+    """A GRU is taken apart into its steps, and the operations of a model are counted: a thousand here, not 32,768."""
+    monkeypatch.setattr(onnx_graph, "_MOST_OPERATIONS", 1000)
+    arrays = {"w": np.zeros((1, 3, 1), np.float32), "r": np.zeros((1, 3, 1), np.float32)}
+    nodes = [helper.make_node("GRU", ["x", "w", "r"], [f"y{i}"], hidden_size=1) for i in range(2000)]
+    tensors = [helper.make_tensor(name, TensorProto.FLOAT, a.shape, a) for name, a in arrays.items()]
+    inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, [128, 1, 1])]
+    graph = helper.make_graph(nodes, "g", inputs, [helper.make_empty_tensor_value_info("y0")], tensors)
+    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
+    refuse(made.SerializeToString(), "more than 1000 operations", room=1 << 23)
 
 
 def test_names_that_refer_to_what_comes_later():
