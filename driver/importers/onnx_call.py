@@ -121,9 +121,9 @@ class Call:
             return found
         return self.node.integers(name)
 
-    def axis(self, default: int, rank: int, name: str = "axis") -> int:
+    def axis(self, default: int, rank: int) -> int:
         """The attribute `axis`, counted from the front."""
-        return axis_of(self.node.integer(name, default), rank)
+        return axis_of(self.node.integer("axis", default), rank)
 
     def together(self) -> tuple[list[Value], bool]:
         """All inputs, in the form in which most of them are; and whether that is with the channels last."""
@@ -141,9 +141,9 @@ class Call:
         is_image = self.graph.is_image(entry)
         return (self.graph.image(entry) if is_image else self.graph.plain(entry)), is_image
 
-    def scalar(self, value: float, like: Value | None = None) -> Array:
-        """A constant of one element, of the type of input 0, or of another value."""
-        kind = HAL_TYPES[self.entry(0).type] if like is None else like.operand.type
+    def scalar(self, value: float) -> Array:
+        """A constant of one element, of the type of input 0."""
+        kind = HAL_TYPES[self.entry(0).type]
         if kind.dtype.kind != "f" and not (
             np.isfinite(value) and np.can_cast(np.min_scalar_type(int(value)), kind.dtype)
         ):
@@ -194,9 +194,9 @@ class Call:
         entry.plain, entry.image = (None, value) if is_image else (value, None)
         self.graph.bind(entry)
 
-    def define(self, array: Array, kind: str, at: int = 0) -> None:
-        """Let a result be a constant."""
-        self.graph.bind(Entry(self.node.outputs[at] if at else self._name, kind, array.shape, array))
+    def define(self, array: Array, kind: str) -> None:
+        """Let the result be a constant."""
+        self.graph.bind(Entry(self._name, kind, array.shape, array))
 
     def _as_wanted(self, value: Value) -> Value:
         """Quantised data at the scale and of the type that the file wants."""
