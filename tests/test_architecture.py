@@ -184,7 +184,7 @@ def test_c_headers_say_what_they_are():
 
 def test_nothing_generated_is_committed():
     """What a tool writes is written again by whoever needs it."""
-    generated = re.compile(r"(\.(so|o|a|pyc|egg-info|whl)|(^|/)(_core\.c|build|dist|__pycache__|\.venv)(/|$))")
+    generated = re.compile(r"(\.(so|o|a|pyc|egg-info|whl)|(^|/)(_core\.c|build|dist|__pycache__|\.venv))(/|$)")
     assert [name(path) for path in tracked() if generated.search(name(path))] == []
 
 

@@ -1,15 +1,14 @@
 """A model file by its suffix."""
 
 import importlib
-import mmap
 import os
 from pathlib import Path
 
 from driver.errors import ImportFailed
 from driver.nn import Model
 
-READERS = {".tflite": "tflite"}
-"""Suffix -> module of this package with `read(data) -> Model`, and the extra that installs what it needs."""
+READERS = {".tflite": "tflite", ".onnx": "onnx"}
+"""Suffix -> module of this package with `load(file) -> Model`, and the extra for what it needs; .onnx needs nothing."""
 
 
 def load(path: str | os.PathLike[str]) -> Model:
@@ -30,9 +29,5 @@ def load(path: str | os.PathLike[str]) -> Model:
     except ModuleNotFoundError as error:
         missing = f"a {file.suffix} file needs the package {error.name!r}; install burst-engine[{extra}]"
         raise ImportFailed(missing) from None
-    with file.open("rb") as opened:
-        if os.fstat(opened.fileno()).st_size == 0:
-            raise ImportFailed(f"{file.name!r} is empty")
-        data = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
-    model: Model = reader.read(memoryview(data))
+    model: Model = reader.load(file)
     return model

@@ -37,6 +37,10 @@ class Account:
     def __init__(self, nbytes: int) -> None:
         self._left = nbytes + _FREE
 
+    def extend(self, nbytes: int) -> None:
+        """So many more, for a further file."""
+        self._left += nbytes
+
     def charge(self, nbytes: int) -> None:
         """`ImportFailed` when the file makes the reader touch or make much more than it holds."""
         self._left -= nbytes

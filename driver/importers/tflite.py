@@ -11,17 +11,24 @@ the (offset, length) of its bytes. Only what the HAL wants in another form (16-b
 """
 
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 
 from driver.errors import ImportFailed, InvalidModel
 from driver.nn import Model, Subgraph, validate
 
+from .mapped import mapped
 from .tflite_call import Call
 from .tflite_file import File, Operator
 from .tflite_graph import Graph
 from .tflite_sizes import fold
 from .tflite_table import TABLE
+
+
+def load(file: Path) -> Model:
+    """The model in a .tflite file."""
+    return read(mapped(file))
 
 
 def read(data: memoryview) -> Model:

@@ -1,0 +1,237 @@
+"""One operator of an .onnx file on its way to operations of the HAL.
+
+A function of the table gets a `Call`, emits what the operator becomes, and gives the result its name:
+
+    def _softsign(call: Call) -> None:
+        x, is_image = call.alike(0)
+        size = call.emit("ADD", call.emit("ABS", x), call.scalar(1.0), 0)
+        call.give(call.emit("DIV", x, size, 0), is_image=is_image)
+
+An operator between DequantizeLinear and QuantizeLinear is computed on the integers: then `call.target` says which scale
+and zero point its result gets. An activation that follows is fused: `call.code`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from driver.errors import ImportFailed
+from driver.nn import OPERATIONS, OperandType
+from driver.nn.builder import Value
+from driver.nn.calls import match_signature
+from driver.nn.literal import constant_operand
+from driver.nn.operation import Tensor as Shaped
+
+from .guarded import Array
+from .onnx_file import Node
+from .onnx_graph import DERIVED, HAL_TYPES, UNKNOWN, Entry, Graph, Shape
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The quantised value that a result becomes."""
+
+    type: str
+    scale: float
+    zero_point: int
+
+
+class Call:
+    """One operator and the graph that it becomes part of. name: of its first result, behind what is fused into it."""
+
+    def __init__(self, graph: Graph, node: Node, name: str, code: int = 0, target: Target | None = None) -> None:
+        self.graph, self.node, self.code, self.target = graph, node, code, target
+        self.opset = graph.file.opset
+        self._name = name
+
+    def __len__(self) -> int:
+        return len(self.node.inputs)
+
+    # ---- inputs
+
+    def given(self, position: int) -> bool:
+        """Whether the operator has an input at `position`."""
+        return position < len(self) and bool(self.node.inputs[position])
+
+    def entry(self, position: int) -> Entry:
+        """Input `position`: what is known of it. Of a quantised operator, the integers."""
+        if not self.given(position):
+            raise ImportFailed(f"input {position} is missing")
+        entry = self.graph.entry(self.node.inputs[position])
+        return entry.source if self.target is not None and entry.source is not None else entry
+
+    def shape(self, position: int, rank: int | None = None) -> Shape:
+        """The dimensions of input `position`; as many as `rank` says."""
+        shape = self.entry(position).shape
+        if rank not in (None, len(shape)):
+            raise ImportFailed(f"input {position}, {self.entry(position)}, has to have {rank} dimensions")
+        return shape
+
+    def known(self, position: int) -> Shape:
+        """The dimensions of input `position`, all of which have to be known."""
+        if 0 in self.shape(position):
+            raise ImportFailed(f"input {position}, {self.entry(position)}: {self.graph.unclear()}")
+        return self.shape(position)
+
+    def value(self, position: int) -> Value:
+        """Input `position` as the file has it."""
+        return self.graph.plain(self.entry(position))
+
+    def image(self, position: int) -> Value:
+        """Input `position` with its channels last."""
+        return self.graph.image(self.entry(position))
+
+    def constant(self, position: int) -> Array:
+        """The values of input `position`, which has to be constant."""
+        entry = self.entry(position)
+        if entry.array is None:
+            raise ImportFailed(f"input {position}, {entry}, has to be a constant")
+        return entry.array
+
+    def weights(self, position: int) -> Entry:
+        """Input `position`, which has to be constant; its numbers in float, unless the operator is quantised."""
+        entry = self.entry(position)
+        self.graph.derive(entry)
+        if entry.array is None:
+            raise ImportFailed(f"input {position}, {entry}, has to be a constant")
+        return entry
+
+    def number(self, position: int) -> float:
+        """A constant input as one number."""
+        values = self.constant(position)
+        if values.size != 1:
+            raise ImportFailed(f"input {position} has {values.size} values; it has to be one")
+        return float(values.reshape(-1)[0])
+
+    def integers(self, position: int) -> list[int]:
+        """A constant input as a list of integers."""
+        values = self.constant(position)
+        if values.dtype.kind not in "iu" or values.size > 1 << 16:
+            raise ImportFailed(f"input {position}, {self.entry(position)}, has to hold some integers")
+        return [int(v) for v in values.reshape(-1)]
+
+    def listed(self, name: str, position: int) -> list[int] | None:
+        """What is an attribute in older opsets and an input in newer ones; None when it is neither."""
+        if self.given(position):
+            found = self.integers(position)
+            if UNKNOWN in found or DERIVED in found:
+                raise ImportFailed(f"input {position} depends on an unknown dimension; {self.graph.unclear()}")
+            return found
+        return self.node.integers(name)
+
+    def axis(self, default: int, rank: int) -> int:
+        """The attribute `axis`, counted from the front."""
+        return axis_of(self.node.integer("axis", default), rank)
+
+    def together(self) -> tuple[list[Value], bool]:
+        """All inputs, in the form in which most of them are; and whether that is with the channels last."""
+        entries = [self.entry(i) for i in range(len(self))]
+        computed = [e for e in entries if e.array is None and (e.source is None or e.source.array is None)]
+        rank = max((len(e.shape) for e in entries), default=0)
+        is_image = rank in (3, 4) and any(map(self.graph.is_image, computed))
+        if is_image and all(len(e.shape) == rank for e in computed):
+            return [self.graph.image(e, rank) for e in entries], True
+        return [self.graph.plain(e) for e in entries], False
+
+    def alike(self, position: int = 0) -> tuple[Value, bool]:
+        """Input `position` in the form in which it is, and whether that is with the channels last."""
+        entry = self.entry(position)
+        is_image = self.graph.is_image(entry)
+        return (self.graph.image(entry) if is_image else self.graph.plain(entry)), is_image
+
+    def scalar(self, value: float) -> Array:
+        """A constant of one element, of the type of input 0."""
+        kind = HAL_TYPES[self.entry(0).type]
+        if kind.dtype.kind != "f" and not (
+            np.isfinite(value) and np.can_cast(np.min_scalar_type(int(value)), kind.dtype)
+        ):
+            raise ImportFailed(f"{value} as {kind.name}")
+        return np.array([value], kind.dtype)
+
+    # ---- results
+
+    def emit(self, kind: str, *arguments: Any, **asked: Any) -> Any:
+        """Add an operation; its result, or its results. Quantised results get the scale of the target, if they can."""
+        if self.target is not None and "outputs" not in asked and "scale" not in asked:
+            asked |= self._scale(kind, arguments)
+        return self.graph.operation(kind, *arguments, **asked)
+
+    def _scale(self, kind: str, arguments: Sequence[Any]) -> dict[str, Any]:
+        """The scale and zero point that a result can have, nearest to the wanted ones."""
+        assert self.target is not None
+        inputs = [a.operand if isinstance(a, Value) else constant_operand(a) for a in arguments]
+        signature, _ = match_signature(OPERATIONS[kind], inputs)
+        source = inputs[signature.of]
+        if not source.type.is_quantised:
+            return {}
+        wish = Shaped(source.type, (), self.target.scale, self.target.zero_point)
+        scale, zero_point = OPERATIONS[kind].quantise(0, Shaped.of(source), wish)
+        return {"scale": scale, "zero_point": zero_point}
+
+    def give(
+        self, value: Any, *, shape: Shape | None = None, is_image: bool = False, rank: int = 4, at: int = 0
+    ) -> None:
+        """Name a result: output `at` of the operator, with the channels last or not.
+
+        shape: of the value in ONNX, where it is not that of the operand. rank: of an image, 3 for a signal.
+        """
+        value = self.graph.cast(value)
+        if at >= len(self.node.outputs) or not self.node.outputs[at]:
+            return
+        if self.target is not None and value.operand.type.is_quantised:
+            value = self._as_wanted(value)
+        dims = value.operand.dimensions
+        if not dims:
+            raise ImportFailed(f"the dimensions of its result do not follow from what is known; {self.graph.unclear()}")
+        if shape is None:
+            shape = _of_image(dims, rank) if is_image else dims
+        operand = value.operand
+        entry = Entry(self._name if at == 0 else self.node.outputs[at], _TYPE_NAMES[operand.type], shape)
+        if operand.type.is_quantised:
+            entry.scales, entry.zero_points = (operand.scale,), (operand.zero_point,)
+        entry.plain, entry.image = (None, value) if is_image else (value, None)
+        self.graph.bind(entry)
+
+    def define(self, array: Array, kind: str) -> None:
+        """Let the result be a constant."""
+        self.graph.bind(Entry(self._name, kind, array.shape, array))
+
+    def _as_wanted(self, value: Value) -> Value:
+        """Quantised data at the scale and of the type that the file wants."""
+        target = self.target
+        assert target is not None
+        operand, kind = value.operand, HAL_TYPES[target.type]
+        is_scaled = np.float32(operand.scale) == np.float32(target.scale) and operand.zero_point == target.zero_point
+        if is_scaled and operand.type == kind:
+            return value
+        real = self.graph.operation("DEQUANTIZE", value)
+        return self.graph.cast(
+            self.graph.operation("QUANTIZE", real, scale=target.scale, zero_point=target.zero_point, dtype=kind)
+        )
+
+
+_TYPE_NAMES = {kind: name for name, kind in HAL_TYPES.items() if name != "INT64"}
+assert _TYPE_NAMES[OperandType.TENSOR_INT32] == "INT32"
+
+
+def _of_image(dims: Sequence[int], rank: int) -> Shape:
+    n, h, w, c = dims
+    return (n, c, w) if rank == 3 else (n, c, h, w)
+
+
+def axis_of(axis: int, rank: int) -> int:
+    """An axis counted from the front."""
+    if not -rank <= axis < rank:
+        raise ImportFailed(f"axis {axis} has to be in {-rank}..{rank - 1}")
+    return axis % rank
+
+
+def broadcast(*shapes: Shape) -> Shape:
+    """The dimensions of what elements of these are computed together to."""
+    rank = max(map(len, shapes))
+    padded = [(1,) * (rank - len(s)) + s for s in shapes]
+    if any(len(set(sizes) - {0, 1}) > 1 for sizes in zip(*padded, strict=True)):
+        raise ImportFailed(f"dimensions {', '.join(str(list(s)) for s in shapes[:3])} do not fit together")
+    return tuple(max(sizes) if 0 not in sizes or max(sizes) > 1 else 0 for sizes in zip(*padded, strict=True))

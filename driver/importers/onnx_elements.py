@@ -1,0 +1,284 @@
+"""Operators that treat each element alike: what of ONNX's is one operation of the HAL, and what is several."""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from driver.errors import ImportFailed
+from driver.nn import OperandType
+from driver.nn.builder import Value
+
+from .onnx_call import Call, broadcast
+from .onnx_graph import FLOATS, INTEGERS, Entry
+from .onnx_shapes import same, spread
+
+Convert = Callable[[Call], None]
+ERF = (0.254829592, -0.284496736, 1.421413741, -1.453152027, 1.061405429)
+"""Abramowitz and Stegun, 7.1.26: with P, erf x is within 1.5e-7 of 1 - (ERF[0] t + ... + ERF[4] t^5) e^(-x*x)."""
+P = 0.3275911
+
+
+def only_floats(call: Call, position: int = 0) -> None:
+    """`ImportFailed` when input `position` does not hold floats, for which alone the HAL computes this."""
+    if call.entry(position).type not in (*FLOATS, "UINT8", "INT8"):
+        raise ImportFailed(f"input {position}, {call.entry(position)}: the HAL computes this for floats")
+
+
+def unary(*kinds: str) -> Convert:
+    """One operation after the other."""
+
+    def convert(call: Call) -> None:
+        value, is_image = call.alike()
+        for kind in kinds:
+            value = call.emit(kind, value)
+        _give(call, value, is_image)
+
+    return convert
+
+
+def _give(call: Call, value: Any, is_image: bool, *positions: int) -> None:
+    """Name a result that has the dimensions that the inputs have together."""
+    call.give(value, shape=broadcast(*(call.shape(i) for i in positions or (0,))), is_image=is_image)
+
+
+def formula(build: Callable[[Call, Value], Any]) -> Convert:
+    """Several operations on input 0."""
+
+    def convert(call: Call) -> None:
+        only_floats(call)
+        value, is_image = call.alike()
+        _give(call, build(call, value), is_image)
+
+    return convert
+
+
+def arithmetic(kind: str) -> Convert:
+    """ADD, SUB, MUL, DIV: two inputs and an activation."""
+
+    def convert(call: Call) -> None:
+        if kind == "DIV" and call.entry(0).type in INTEGERS:
+            raise ImportFailed("the HAL divides integers towards minus infinity only")
+        (x, y), is_image = _pair(call)
+        _give(call, call.emit(kind, x, y, call.code), is_image, 0, 1)
+
+    return convert
+
+
+def _pair(call: Call) -> tuple[list[Value], bool]:
+    if len(call) != 2:
+        raise ImportFailed(f"{len(call)} inputs; there have to be 2")
+    return call.together()
+
+
+def binary(kind: str) -> Convert:
+    """Two inputs, nothing else."""
+
+    def convert(call: Call) -> None:
+        (x, y), is_image = _pair(call)
+        _give(call, call.emit(kind, x, y), is_image, 0, 1)
+
+    return convert
+
+
+def variadic(kind: str, *more: int, mean: bool = False) -> Convert:
+    """One after the other; of one input alone, that."""
+
+    def convert(call: Call) -> None:
+        if len(call) < 2:
+            same(call)
+            return
+        values, is_image = call.together()
+        total = values[0]
+        for value in values[1:]:
+            total = call.emit(kind, total, value, *more)
+        if mean:
+            total = call.emit("MUL", total, call.scalar(1 / len(values)), 0)
+        _give(call, total, is_image, *range(len(call)))
+
+    return convert
+
+
+def power(call: Call) -> None:
+    """MUL for squares, SQRT for roots, else POW."""
+    only_floats(call)
+    exponent = call.entry(1)
+    number = float(exponent.array.reshape(-1)[0]) if exponent.array is not None and exponent.array.size == 1 else None
+    if number in (2.0, 3.0, 0.5) and broadcast(call.shape(0), exponent.shape) == call.shape(0):
+        x, is_image = call.alike()
+        result = call.emit("SQRT", x) if number == 0.5 else call.emit("MUL", x, x, 0)
+        _give(call, call.emit("MUL", result, x, 0) if number == 3.0 else result, is_image)
+        return
+    if exponent.type not in FLOATS and number is not None:
+        x, is_image = call.alike()
+        _give(call, call.emit("POW", x, call.scalar(number)), is_image)
+        return
+    binary("POW")(call)
+
+
+# ---- activations ---------------------------------------------------------------------------------------------------
+
+
+def bounds(call: Call) -> tuple[float | None, float | None]:
+    """Lower and upper bound of Clip."""
+    if call.opset < 11:
+        return call.node.real("min", -math.inf), call.node.real("max", math.inf)
+    lower, upper = (call.number(i) if call.given(i) else None for i in (1, 2))
+    return lower, upper
+
+
+def clip(call: Call) -> None:
+    """RELU, RELU1 or RELU6 where the bounds are theirs, else MAXIMUM and MINIMUM; without any, the same."""
+    lower, upper = (None if bound is None or math.isinf(bound) else bound for bound in bounds(call))
+    kinds: dict[object, str] = {(0.0, 6.0): "RELU6", (-1.0, 1.0): "RELU1", (0.0, None): "RELU"}
+    kind = kinds.get((lower, upper))
+    value, is_image = call.alike()
+    if kind and call.entry(0).type in FLOATS:
+        _give(call, call.emit(kind, value), is_image)
+    elif lower is None and upper is None:
+        same(call)
+    else:
+        for name, bound in (("MAXIMUM", lower), ("MINIMUM", upper)):
+            value = value if bound is None else call.emit(name, value, call.scalar(bound))
+        _give(call, value, is_image)
+
+
+def leaky_relu(call: Call) -> None:
+    """PRELU with one slope."""
+    x, is_image = call.alike()
+    _give(call, call.emit("PRELU", x, call.scalar(call.node.real("alpha", 0.01))), is_image)
+
+
+def elu(call: Call) -> None:
+    """ELU."""
+    x, is_image = call.alike()
+    _give(call, call.emit("ELU", x, call.node.real("alpha", 1.0)), is_image)
+
+
+def selu(call: Call, x: Value) -> Any:
+    """gamma * ELU."""
+    alpha, gamma = (call.node.real(*word) for word in (("alpha", 1.67326319), ("gamma", 1.05070102)))
+    return call.emit("MUL", call.emit("ELU", x, alpha), call.scalar(gamma), 0)
+
+
+def celu(call: Call, x: Value) -> Any:
+    """max(0, x) + min(0, alpha * (e^(x / alpha) - 1))."""
+    alpha = call.node.real("alpha", 1.0)
+    if alpha == 0:
+        raise ImportFailed("alpha is 0")
+    inner = call.emit("ELU", call.emit("MUL", x, call.scalar(1 / alpha), 0), 1.0)
+    return call.emit("MUL", inner, call.scalar(alpha), 0)
+
+
+def hard_sigmoid(call: Call, x: Value) -> Any:
+    """max(0, min(1, alpha * x + beta))."""
+    alpha, beta = call.node.real("alpha", 0.2), call.node.real("beta", 0.5)
+    line = call.emit("ADD", call.emit("MUL", x, call.scalar(alpha), 0), call.scalar(beta), 0)
+    return call.emit("MINIMUM", call.emit("RELU", line), call.scalar(1.0))
+
+
+def softplus(call: Call, x: Value) -> Any:
+    """max(0, x) + log(1 + e^-|x|), which does not overflow."""
+    small = call.emit("EXP", call.emit("NEG", call.emit("ABS", x)))
+    return call.emit("ADD", call.emit("RELU", x), call.emit("LOG", call.emit("ADD", small, call.scalar(1.0), 0)), 0)
+
+
+def softsign(call: Call, x: Value) -> Any:
+    """x / (1 + |x|)."""
+    return call.emit("DIV", x, call.emit("ADD", call.emit("ABS", x), call.scalar(1.0), 0), 0)
+
+
+def mish(call: Call, x: Value) -> Any:
+    """x * tanh(softplus(x))."""
+    return call.emit("MUL", x, call.emit("TANH", softplus(call, x)), 0)
+
+
+def erf(call: Call, x: Value) -> Any:
+    """The formula of ERF of |x|, with the sign of x, which is x cut off at -1 and 1 after it was made large."""
+    size = call.emit("ABS", x)
+    t = call.emit(
+        "DIV", call.scalar(1.0), call.emit("ADD", call.emit("MUL", size, call.scalar(P), 0), _one(call), 0), 0
+    )
+    total = call.emit("MUL", t, call.scalar(ERF[4]), 0)
+    for factor in ERF[3::-1]:
+        total = call.emit("MUL", call.emit("ADD", total, call.scalar(factor), 0), t, 0)
+    decay = call.emit("EXP", call.emit("NEG", call.emit("MUL", x, x, 0)))
+    rest = call.emit("SUB", _one(call), call.emit("MUL", total, decay, 0), 0)
+    large = 1e30 if x.operand.type == OperandType.TENSOR_FLOAT32 else 6e4
+    return call.emit("MUL", call.emit("RELU1", call.emit("MUL", x, call.scalar(large), 0)), rest, 0)
+
+
+def _one(call: Call) -> Any:
+    return call.scalar(1.0)
+
+
+def gelu(call: Call, x: Value) -> Any:
+    """x * (1 + erf(x / sqrt 2)) / 2, or its approximation by tanh where the file asks for that."""
+    if call.node.text("approximate", "none") == "tanh":
+        cube = call.emit("MUL", call.emit("MUL", x, x, 0), x, 0)
+        line = call.emit("ADD", x, call.emit("MUL", cube, call.scalar(0.044715), 0), 0)
+        part = call.emit("TANH", call.emit("MUL", line, call.scalar(math.sqrt(2 / math.pi)), 0))
+    else:
+        part = erf(call, call.emit("MUL", x, call.scalar(math.sqrt(0.5)), 0))
+    half = call.emit("MUL", x, call.scalar(0.5), 0)
+    return call.emit("MUL", half, call.emit("ADD", part, _one(call), 0), 0)
+
+
+def reciprocal(call: Call, x: Value) -> Any:
+    """1 / x."""
+    return call.emit("DIV", call.scalar(1.0), x, 0)
+
+
+def cos(call: Call, x: Value) -> Any:
+    """SIN of x + pi / 2."""
+    return call.emit("SIN", call.emit("ADD", x, call.scalar(math.pi / 2), 0))
+
+
+# ---- choices and types ---------------------------------------------------------------------------------------------
+
+
+def where(call: Call) -> None:
+    """SELECT, whose three inputs have the same dimensions: what is smaller is repeated."""
+    entries = [call.entry(i) for i in range(3)]
+    wanted = broadcast(*(e.shape for e in entries))
+    values = [_spread_entry(call, entry, wanted) for entry in entries]
+    call.give(call.emit("SELECT", *values), shape=wanted)
+
+
+def _spread_entry(call: Call, entry: Entry, wanted: Sequence[int]) -> Value:
+    if entry.array is not None and entry.shape != wanted and 0 not in wanted:
+        call.graph.charge(entry.array.itemsize * math.prod(wanted))
+        array = np.ascontiguousarray(np.broadcast_to(entry.array, wanted))
+        return call.graph.constant(Entry(entry.name, entry.type, array.shape, array), array)
+    if entry.type == "BOOL" and entry.shape != wanted:
+        raise ImportFailed(f"{entry} has to be repeated to {list(wanted)}, and the HAL repeats no booleans")
+    return spread(call, call.graph.plain(entry), entry.shape, tuple(wanted))
+
+
+def cast(call: Call) -> None:
+    """CAST; to booleans a comparison, from booleans a SELECT."""
+    kind = {1: "FLOAT", 6: "INT32", 7: "INT32", 9: "BOOL", 10: "FLOAT16"}.get(call.node.integer("to"))
+    entry = call.entry(0)
+    if kind is None:
+        raise ImportFailed(f"to ONNX type {call.node.integer('to')}; the HAL has floats, 32-bit integers and booleans")
+    if entry.type in (kind, "INT64" if kind == "INT32" else kind):
+        same(call)
+        return
+    value, is_image = call.alike()
+    if kind == "BOOL":
+        _give(call, call.emit("NOT_EQUAL", value, call.scalar(0)), is_image)
+    elif entry.type == "BOOL":
+        _give(call, _from_boolean(call, value, kind), is_image)
+    else:
+        _give(
+            call, call.emit("CAST", value, dtype={"INT32": "int32", "FLOAT": "float32"}.get(kind, "float16")), is_image
+        )
+
+
+def _from_boolean(call: Call, value: Value, kind: str) -> Value:
+    dims, dtype = value.operand.dimensions, {"FLOAT": np.float32, "INT32": np.int32}.get(kind, np.float16)
+    if 0 in dims:
+        raise ImportFailed(f"of booleans: {call.graph.unclear()}")
+    call.graph.charge(8 * math.prod(dims))
+    return call.graph.cast(call.emit("SELECT", value, np.ones(dims, dtype), np.zeros(dims, dtype)))

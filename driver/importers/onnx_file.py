@@ -1,0 +1,245 @@
+"""What an .onnx file says, as plain records: every length and size in it is checked before anything is made of it."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from driver.errors import ImportFailed
+
+from .guarded import Array
+from .onnx_neighbour import Neighbours
+from .onnx_wire import Message, Wire
+
+FIELDS: dict[str, dict[str, int]] = {
+    "ModelProto": {"graph": 7, "opset_import": 8},
+    "OperatorSetIdProto": {"domain": 1, "version": 2},
+    "GraphProto": {"node": 1, "initializer": 5, "input": 11, "output": 12, "sparse_initializer": 15},
+    "NodeProto": {"input": 1, "output": 2, "op_type": 4, "attribute": 5, "domain": 7},
+    "AttributeProto": {"name": 1, "f": 2, "i": 3, "s": 4, "t": 5, "floats": 7, "ints": 8, "strings": 9},
+    "ValueInfoProto": {"name": 1, "type": 2},
+    "TypeProto": {"tensor_type": 1},
+    "TypeProto.Tensor": {"elem_type": 1, "shape": 2},
+    "TensorShapeProto": {"dim": 1},
+    "TensorShapeProto.Dimension": {"dim_value": 1, "dim_param": 2},
+    "StringStringEntryProto": {"key": 1, "value": 2},
+    "TensorProto": {
+        "dims": 1,
+        "data_type": 2,
+        "float_data": 4,
+        "int32_data": 5,
+        "int64_data": 7,
+        "name": 8,
+        "raw_data": 9,
+        "double_data": 10,
+        "uint64_data": 11,
+        "external_data": 13,
+        "data_location": 14,
+    },
+}
+"""The numbers that the schema gives to what is read."""
+_MODEL, _SET, _GRAPH, _NODE, _ATTRIBUTE, _INFO, _TYPE, _TENSOR_TYPE, _SHAPE, _DIM, _ENTRY, _TENSOR = FIELDS.values()
+TYPES = {
+    1: "FLOAT",
+    2: "UINT8",
+    3: "INT8",
+    4: "UINT16",
+    5: "INT16",
+    6: "INT32",
+    7: "INT64",
+    9: "BOOL",
+    10: "FLOAT16",
+    11: "DOUBLE",
+    12: "UINT32",
+    13: "UINT64",
+}
+DTYPES = {
+    "FLOAT": "<f4",
+    "UINT8": "u1",
+    "INT8": "i1",
+    "UINT16": "<u2",
+    "INT16": "<i2",
+    "INT32": "<i4",
+    "INT64": "<i8",
+    "BOOL": "u1",
+    "FLOAT16": "<f2",
+    "DOUBLE": "<f8",
+    "UINT32": "<u4",
+    "UINT64": "<u8",
+}
+_MOST_NODES = 1 << 14
+_HIGHEST_RANK = 32
+_NAME = 64
+"""Characters of a name that a message repeats."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """A constant. offset: where its values lie in the file; None when they lie elsewhere, or in another form."""
+
+    name: str
+    type: str
+    data: Array
+    offset: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Declared:
+    """An input or an output. shape: 0 where unknown; None when the file does not say."""
+
+    name: str
+    type: str
+    shape: tuple[int, ...] | None
+    symbols: tuple[str, ...]
+
+
+class Node:
+    """One operator, its attributes by name."""
+
+    __slots__ = ("_attributes", "_file", "domain", "index", "inputs", "kind", "outputs")
+
+    def __init__(self, file: "File", index: int, message: Message) -> None:
+        self._file, self.index = file, index
+        self.inputs, self.outputs = message.texts(_NODE["input"]), message.texts(_NODE["output"])
+        self.kind, self.domain = message.text(_NODE["op_type"])[:_NAME], message.text(_NODE["domain"])[:_NAME]
+        attributes = message.messages(_NODE["attribute"])
+        self._attributes = {attribute.text(_ATTRIBUTE["name"]): attribute for attribute in attributes}
+
+    @property
+    def name(self) -> str:
+        """The kind of operator, with its domain where it is not ONNX's own."""
+        return self.kind if self.domain in ("", "ai.onnx") else f"{self.domain}.{self.kind}"
+
+    def has(self, name: str) -> bool:
+        """Whether the file gives the attribute."""
+        return name in self._attributes
+
+    def integer(self, name: str, default: int = 0) -> int:
+        """An attribute as an integer."""
+        return self._attributes[name].integer(_ATTRIBUTE["i"]) if name in self._attributes else default
+
+    def real(self, name: str, default: float = 0.0) -> float:
+        """An attribute as a float."""
+        return self._attributes[name].real(_ATTRIBUTE["f"]) if name in self._attributes else default
+
+    def text(self, name: str, default: str = "") -> str:
+        """An attribute as a string."""
+        return self._attributes[name].text(_ATTRIBUTE["s"])[:_NAME] if name in self._attributes else default
+
+    def texts(self, name: str) -> list[str]:
+        """An attribute as a list of strings."""
+        return self._attributes[name].texts(_ATTRIBUTE["strings"]) if name in self._attributes else []
+
+    def integers(self, name: str) -> list[int] | None:
+        """An attribute as a list of integers; None when it is not there."""
+        if name not in self._attributes:
+            return None
+        return [int(value) for value in self._attributes[name].integers(_ATTRIBUTE["ints"])]
+
+    def reals(self, name: str) -> list[float]:
+        """An attribute as a list of floats."""
+        found = self._attributes[name].reals(_ATTRIBUTE["floats"]).tolist() if name in self._attributes else []
+        return [float(value) for value in found]
+
+    def tensor(self, name: str) -> Tensor | None:
+        """An attribute as a constant."""
+        message = self._attributes[name].message(_ATTRIBUTE["t"]) if name in self._attributes else None
+        return None if message is None else self._file.tensor(message)
+
+
+class File:
+    """The model: its graph, and the version of ONNX's operators that it is written in."""
+
+    def __init__(self, data: memoryview, folder: Path | None) -> None:
+        self.bytes = Wire(data)
+        self._neighbours = Neighbours(folder, self.bytes.makes)
+        model = Message(self.bytes)
+        graph = model.message(_MODEL["graph"])
+        if graph is None:
+            raise ImportFailed("not an .onnx file, or damaged: it has no graph")
+        sets = {s.text(_SET["domain"]): s.integer(_SET["version"]) for s in model.messages(_MODEL["opset_import"])}
+        self.opset = sets.get("", sets.get("ai.onnx", 1))
+        if graph.has(_GRAPH["sparse_initializer"]):
+            raise ImportFailed("its weights are stored sparsely; convert the model without sparsity")
+        self._graph = graph
+
+    def nodes(self) -> list[Node]:
+        """The operators in the order in which they run."""
+        spans = self._graph.spans(_GRAPH["node"])
+        if len(spans) > _MOST_NODES:
+            raise ImportFailed(f"more than {_MOST_NODES} operators")
+        return [Node(self, i, Message(self.bytes, *span)) for i, span in enumerate(spans)]
+
+    def inputs(self) -> list[Declared]:
+        """The inputs, some of which may be initialised."""
+        return [_declared(message) for message in self._graph.messages(_GRAPH["input"])]
+
+    def outputs(self) -> list[str]:
+        """The names of the outputs."""
+        return [message.text(_INFO["name"]) for message in self._graph.messages(_GRAPH["output"])]
+
+    def initializers(self) -> Iterator[Tensor]:
+        """The constants that the graph lists."""
+        return map(self.tensor, self._graph.messages(_GRAPH["initializer"]))
+
+    def tensor(self, message: Message) -> Tensor:
+        """One constant, its values as a view of the file where they are stored raw."""
+        name = message.text(_TENSOR["name"])
+        kind = _type(message.integer(_TENSOR["data_type"]), f"tensor {name[:_NAME]!r}")
+        shape = tuple(int(d) for d in message.integers(_TENSOR["dims"]))
+        if len(shape) > _HIGHEST_RANK or any(d < 0 for d in shape):
+            raise ImportFailed(f"tensor {name[:_NAME]!r}: dimensions {list(shape)[:_HIGHEST_RANK]} cannot be")
+        data, offset = self._values(message, kind)
+        dtype = np.dtype(DTYPES[kind])
+        if data.nbytes != math.prod(shape) * dtype.itemsize:
+            size = data.nbytes
+            raise ImportFailed(f"tensor {name[:_NAME]!r}: {size} bytes for dimensions {list(shape)} of {kind}")
+        return Tensor(name, kind, data.view(dtype).reshape(shape), offset)
+
+    def _values(self, message: Message, kind: str) -> tuple[Array, int | None]:
+        """The bytes of a constant and their offset, wherever the file has them."""
+        if message.integer(_TENSOR["data_location"]) == 1:
+            entries = message.messages(_TENSOR["external_data"])
+            words = {entry.text(_ENTRY["key"]): entry.text(_ENTRY["value"]) for entry in entries}
+            return self._neighbours.part(words), None
+        if spans := message.spans(_TENSOR["raw_data"]):
+            start, end = spans[-1]
+            self.bytes.reads.charge(end - start)
+            return self.bytes.part(start, end - start), start
+        return self._numbers(message, kind).view(np.uint8), None
+
+    def _numbers(self, message: Message, kind: str) -> Array:
+        if kind == "FLOAT":
+            return message.reals(_TENSOR["float_data"])
+        if kind == "DOUBLE":
+            return message.reals(_TENSOR["double_data"], "<f8")
+        field = {"INT64": "int64_data", "UINT32": "uint64_data", "UINT64": "uint64_data"}.get(kind, "int32_data")
+        values: Array = message.integers(_TENSOR[field])
+        if kind == "FLOAT16":  # the bits of each, as an integer
+            return values.astype("<u2")
+        return values.astype(DTYPES[kind])
+
+
+def _type(number: int, where: str) -> str:
+    if number not in TYPES:
+        raise ImportFailed(f"{where}: tensors of ONNX type {number} have no counterpart in the HAL")
+    return TYPES[number]
+
+
+def _declared(message: Message) -> Declared:
+    name, kind = message.text(_INFO["name"]), message.message(_INFO["type"])
+    tensor = kind.message(_TYPE["tensor_type"]) if kind else None
+    if tensor is None:
+        raise ImportFailed(f"input {name[:_NAME]!r} is not a tensor")
+    word = _type(tensor.integer(_TENSOR_TYPE["elem_type"]), f"input {name[:_NAME]!r}")
+    shape = tensor.message(_TENSOR_TYPE["shape"])
+    if shape is None:
+        return Declared(name, word, None, ())
+    dims: list[Any] = [(d.integer(_DIM["dim_value"]), d.text(_DIM["dim_param"])) for d in shape.messages(_SHAPE["dim"])]
+    if len(dims) > _HIGHEST_RANK or any(not 0 <= size < 2**31 for size, _ in dims):
+        raise ImportFailed(f"input {name[:_NAME]!r}: dimensions {[d for d, _ in dims][:_HIGHEST_RANK]} cannot be")
+    symbols = tuple(symbol or f"dimension {i}" for i, (size, symbol) in enumerate(dims) if not size)
+    return Declared(name, word, tuple(size for size, _ in dims), symbols)

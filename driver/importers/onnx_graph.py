@@ -1,0 +1,316 @@
+"""The graph of an .onnx file on its way into the HAL: its values by name, each in the forms in which it was needed.
+
+ONNX has the channels of an image before its pixels, the HAL's own order is the other one. A value can have both forms:
+`plain`, as the file has it, and `image`, with the channels last. Operators on images read and write the second,
+those that treat each element alike take what is there, and the rest has it transposed: so a network is transposed where
+its images begin and end. A value of rank 3 is an image of height 1; one of rank 0 has one element of rank 1.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from driver.errors import ImportFailed
+from driver.nn import Model, ModelBuilder, OperandLifeTime, OperandType, Subgraph
+from driver.nn.builder import Value
+
+from .guarded import Array
+from .onnx_file import Declared, File, Tensor
+
+HAL_TYPES = {
+    "FLOAT": OperandType.TENSOR_FLOAT32,
+    "FLOAT16": OperandType.TENSOR_FLOAT16,
+    "INT32": OperandType.TENSOR_INT32,
+    "INT64": OperandType.TENSOR_INT32,
+    "UINT8": OperandType.TENSOR_QUANT8_ASYMM,
+    "INT8": OperandType.TENSOR_QUANT8_ASYMM_SIGNED,
+    "BOOL": OperandType.TENSOR_BOOL8,
+}
+FLOATS, INTEGERS, BYTES = ("FLOAT", "FLOAT16"), ("INT32", "INT64"), ("UINT8", "INT8")
+UNKNOWN, DERIVED = -(2**40), -(2**40) - 1
+"""Stand for a size that is not known, and for what was computed from one, in the values of shapes."""
+_HIGHEST_RANK = 4
+_MOST_OPERATIONS = 1 << 15
+"""Of the model: one operator can become thousands."""
+Shape = tuple[int, ...]
+
+
+@dataclass(slots=True, eq=False)
+class Entry:
+    """One value of the file: what is known of it, and the operands that hold it.
+
+    shape: 0 where unknown. array: of a constant; offset: where it lies in the file.
+    scales, zero_points, axis: how 8-bit (or bias) integers stand for numbers. source: the integers that it stands for.
+    """
+
+    name: str
+    type: str
+    shape: Shape
+    array: Array | None = None
+    offset: int | None = None
+    plain: Value | None = None
+    image: Value | None = None
+    scales: tuple[float, ...] = ()
+    zero_points: tuple[int, ...] = ()
+    axis: int = 0
+    source: "Entry | None" = None
+    forms: dict[Any, Value] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return f"{self.name[:64]!r} ({self.type} {list(self.shape)})"
+
+
+class Graph:
+    """The values and the operations so far."""
+
+    def __init__(self, file: File) -> None:
+        self.file, self.builder = file, ModelBuilder()
+        self.entries: dict[str, Entry] = {}
+        self.symbols: set[str] = set()
+        self._names: dict[int, str] = {}
+        self._places: dict[int, tuple[int, int]] = {}
+        self._inputs: list[tuple[Value, str]] = []
+        self._operations = 0
+        for tensor in file.initializers():
+            self.define(tensor)
+
+    def define(self, tensor: Tensor) -> None:
+        """A constant of the file."""
+        self.entries[tensor.name] = Entry(tensor.name, tensor.type, tensor.data.shape, tensor.data, tensor.offset)
+
+    def declare(self, info: Declared, scale: float, zero_point: int) -> None:
+        """An input of the model, unless it is a constant that may be overridden."""
+        if info.name in self.entries:
+            return
+        if info.type not in HAL_TYPES:
+            raise ImportFailed(f"input {info.name[:64]!r} is of {info.type}, which the HAL does not have")
+        if info.shape is None:
+            raise ImportFailed(f"input {info.name[:64]!r} has no shape; export the model with one")
+        kind = HAL_TYPES[info.type]
+        more: dict[str, Any] = {"scale": scale, "zero_point": zero_point} if kind.is_quantised else {}
+        value = self.builder.input(kind, info.shape or (1,), **more)
+        scales, zero_points = ((scale,), (zero_point,)) if more else ((), ())
+        entry = Entry(info.name, info.type, info.shape, plain=value, scales=scales, zero_points=zero_points)
+        self.entries[info.name] = entry
+        self.symbols |= set(info.symbols)
+        self._inputs.append((value, info.name))
+
+    def entry(self, name: str) -> Entry:
+        """The value of that name."""
+        if name not in self.entries:
+            raise ImportFailed(f"nothing gives {name[:64]!r} a value before it is read")
+        return self.entries[name]
+
+    def bind(self, entry: Entry) -> None:
+        """A value that was computed."""
+        if entry.name in self.entries:
+            raise ImportFailed(f"{entry.name[:64]!r} has a value already")
+        self.entries[entry.name] = entry
+        for value in (entry.plain, entry.image):
+            if value is not None:
+                self._names.setdefault(value.index, entry.name)
+
+    def charge(self, nbytes: int) -> None:
+        """So many bytes are made from the file."""
+        self.file.bytes.makes.charge(nbytes)
+
+    def alias(self, name: str, entry: Entry) -> None:
+        """Another name for a value."""
+        if name in self.entries:
+            raise ImportFailed(f"{name[:64]!r} has a value already")
+        self.entries[name] = entry
+
+    # ---- forms
+
+    def plain(self, entry: Entry) -> Value:
+        """A value as the file has it."""
+        value = self.loose(entry)
+        if len(entry.shape) > _HIGHEST_RANK and len(value.operand.dimensions) != len(entry.shape):
+            raise ImportFailed(f"{entry}: the HAL takes at most 4 dimensions here")
+        return value
+
+    def loose(self, entry: Entry) -> Value:
+        """The same; without dimensions of size 1 when it has more than four."""
+        if entry.plain is None and entry.array is None:
+            self.derive(entry)
+        if entry.plain is None:
+            entry.plain = self._from_image(entry) if entry.array is None else self.constant(entry, entry.array)
+        return entry.plain
+
+    def image(self, entry: Entry, rank: int | None = None) -> Value:
+        """A value with its channels last. A constant is broadcast to `rank`."""
+        rank = len(entry.shape) if rank is None else rank
+        if entry.image is None and entry.array is None:
+            self.derive(entry)
+        if entry.array is not None:
+            return self._image_constant(entry, rank)
+        if entry.image is None:
+            entry.image = self._to_image(entry)
+        return entry.image
+
+    def is_image(self, entry: Entry) -> bool:
+        """Whether a value is there with its channels last only."""
+        held = entry if entry.source is None or entry.plain or entry.image else entry.source
+        return held.plain is None and held.image is not None
+
+    def derive(self, entry: Entry) -> None:
+        """The numbers that quantised values stand for."""
+        if entry.source is None or entry.plain or entry.image:
+            return
+        source = entry.source
+        if source.array is not None:
+            self.charge(4 * source.array.size)
+            entry.array = dequantised(source)
+        elif self.is_image(source):
+            entry.image = self.cast(self.operation("DEQUANTIZE", source.image))
+        else:
+            entry.plain = self.cast(self.operation("DEQUANTIZE", self.plain(source)))
+
+    def _from_image(self, entry: Entry) -> Value:
+        if entry.image is None:
+            raise ImportFailed(f"{entry} has no value")
+        if all(d == 1 for d in entry.shape[2:]):
+            return self.reshape(entry.image, entry.shape)
+        if len(entry.shape) == 3:
+            row = self.operation("SQUEEZE", entry.image, np.array([1], np.int32))
+            return self.transpose(row, (0, 2, 1))
+        return self.transpose(entry.image, (0, 3, 1, 2))
+
+    def _to_image(self, entry: Entry) -> Value:
+        value, rank = self.plain(entry), len(entry.shape)
+        if rank not in (3, 4):
+            raise ImportFailed(f"{entry} has rank {rank}; images and signals have 4 and 3")
+        if rank == 3:
+            return self.cast(self.operation("EXPAND_DIMS", self.transpose(value, (0, 2, 1)), 1))
+        if all(d == 1 for d in entry.shape[2:]):
+            return self.reshape(value, (*entry.shape[:1], 1, 1, *entry.shape[1:2]))
+        return self.transpose(value, (0, 2, 3, 1))
+
+    def _image_constant(self, entry: Entry, rank: int) -> Value:
+        assert entry.array is not None
+        if rank not in (3, 4) or entry.array.ndim > rank:
+            raise ImportFailed(f"{entry} is no image or signal, nor part of one")
+        if rank not in entry.forms:
+            array = entry.array.reshape((1,) * (rank - entry.array.ndim) + entry.array.shape)
+            array = array[:, :, None] if rank == 3 else array
+            self.charge(array.nbytes)
+            entry.forms[rank] = self.constant(entry, array.transpose(0, 2, 3, 1))
+        return entry.forms[rank]
+
+    # ---- operations and constants
+
+    def operation(self, kind: str, *arguments: Any, **asked: Any) -> Any:
+        """Add an operation; its result, or its results."""
+        self._operations += 1
+        if self._operations > _MOST_OPERATIONS:
+            raise ImportFailed(f"more than {_MOST_OPERATIONS} operations")
+        return self.builder.operation(kind, *arguments, **asked)
+
+    def transpose(self, value: Value, order: Sequence[int]) -> Value:
+        """TRANSPOSE."""
+        return self.cast(self.operation("TRANSPOSE", value, np.array(order, np.int32)))
+
+    def cast(self, value: Any) -> Value:
+        """What an operation with one result gives."""
+        assert isinstance(value, Value)
+        return value
+
+    def reshape(self, value: Value, shape: Iterable[int]) -> Value:
+        """`value` in another shape, one dimension of which may be unknown (0)."""
+        sizes = [d or -1 for d in shape] or [1]
+        if tuple(sizes) == value.operand.dimensions:
+            return value
+        if value.operand.type == OperandType.TENSOR_INT32 and (places := _inserted(value.operand.dimensions, sizes)):
+            for place in places:
+                value = self.cast(self.operation("EXPAND_DIMS", value, place))
+            return value
+        if sizes.count(-1) > 1 or len(sizes) > _HIGHEST_RANK:
+            raise ImportFailed(f"cannot reshape to {sizes}: {self.unclear()}")
+        return self.cast(self.operation("RESHAPE", value, np.array(sizes, np.int32)))
+
+    def unclear(self) -> str:
+        """Why a shape does not do, and what helps."""
+        named = ", ".join(sorted(self.symbols)[:4])
+        return f"give {named} a fixed size" if named else "the HAL takes at most 4 dimensions here"
+
+    def constant(self, entry: Entry, array: Array) -> Value:
+        """A constant with the type and the quantisation of `entry`."""
+        if entry.type not in HAL_TYPES:
+            raise ImportFailed(f"{entry}: the HAL has no such tensors")
+        kind, is_own = HAL_TYPES[entry.type], array is entry.array  # as it lies in the file
+        array = array.reshape(array.shape or (1,))
+        if entry.type == "INT64":
+            self.charge(array.nbytes)
+            array, is_own = small(array, str(entry)), False
+        if not (array.flags.aligned and array.flags.c_contiguous):
+            array, is_own = np.array(array, order="C"), False
+        asked: dict[str, Any] = {}
+        if kind.is_quantised:
+            asked = {"scale": (entry.scales or (1.0,))[0], "zero_point": (entry.zero_points or (0,))[0]}
+        value = self.builder.constant(array, dtype=kind, **asked)
+        self._names.setdefault(value.index, entry.name)
+        if is_own and entry.offset is not None:
+            self._places[value.index] = (entry.offset, array.nbytes)
+        return value
+
+    # ---- the end
+
+    def finish(self, outputs: Sequence[str]) -> Model:
+        """The model, its operands named as in the file."""
+        names = dict(self._names)
+        if not outputs:
+            raise ImportFailed("the graph has no output")
+        taken: set[int] = set()
+        for name in outputs:
+            value = self.plain(self.entry(name))
+            if value.operand.lifetime != OperandLifeTime.TEMPORARY_VARIABLE or value.index in taken:
+                value = self.cast(self.operation("CAST", value))
+            taken.add(value.index)
+            names[value.index] = name
+            self.builder.output(value)
+        names |= {value.index: name for value, name in self._inputs}
+        model = self.builder.build()
+        return Model(self._named(model.main, names), model.referenced, relaxed=model.relaxed)
+
+    def _named(self, graph: Subgraph, names: dict[int, str]) -> Subgraph:
+        operands = list(graph.operands)
+        for index, name in names.items():
+            place = self._places.get(index)
+            more: dict[str, Any] = {}
+            if place:
+                more = {"lifetime": OperandLifeTime.CONSTANT_REFERENCE, "location": place}
+            operands[index] = replace(operands[index], extra={"name": name}, **more)
+        return Subgraph(operands, graph.operations, graph.inputs, graph.outputs)
+
+
+def _inserted(source: Sequence[int], target: Sequence[int]) -> list[int]:
+    """Where dimensions of size 1 are new in `target`; none when it differs in more. The HAL reshapes no integers."""
+    rest, places = list(source), []
+    for place, size in enumerate(target):
+        if rest and rest[0] == size:
+            rest.pop(0)
+        elif size == 1:
+            places.append(place)
+        else:
+            return []
+    return [] if rest else places
+
+
+def small(array: Array, where: str) -> Array:
+    """64-bit integers as 32-bit ones."""
+    if array.size and not -(2**31) <= array.min() <= array.max() < 2**31:
+        raise ImportFailed(f"{where} does not fit into 32 bits")
+    return array.astype(np.int32)
+
+
+def dequantised(entry: Entry) -> Array:
+    """The numbers that a quantised constant stands for."""
+    assert entry.array is not None
+    along = [-1 if i == entry.axis else 1 for i in range(entry.array.ndim)]
+    scales, zero_points = (
+        np.reshape(np.asarray(v, np.float32), along if len(v) > 1 else ())
+        for v in (entry.scales, entry.zero_points or (0,))
+    )
+    return np.asarray((entry.array.astype(np.float32) - zero_points) * scales, np.float32)

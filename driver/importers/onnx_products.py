@@ -1,0 +1,270 @@
+"""Operators on matrices: dense layers, products of activations, softmax, normalisations, reductions."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from driver.errors import ImportFailed
+from driver.nn.builder import Value
+
+from .guarded import Array
+from .onnx_call import Call, axis_of, broadcast
+from .onnx_elements import only_floats
+from .onnx_graph import Entry, Shape
+from .onnx_shapes import IMAGE_AXES, spread
+from .onnx_weights import bias, filters
+
+Convert = Callable[[Call], None]
+_MOST_PRODUCTS = 256
+"""Products of matrices into which a batch of them is taken apart."""
+
+
+# ---- dense layers --------------------------------------------------------------------------------------------------
+
+
+def gemm(call: Call) -> None:
+    """FULLY_CONNECTED: alpha * A * B + beta * C, with constant B."""
+    node, (rows, size) = call.node, call.shape(0, 2)
+    x = call.value(0)
+    if node.integer("transA"):
+        x, rows = call.emit("TRANSPOSE", x, np.array([1, 0], np.int32)), size
+    entry, by_unit = call.weights(1), node.integer("transB")
+    if entry.array is None or entry.array.ndim != 2:
+        raise ImportFailed(f"weights {entry}; there have to be 2 dimensions")
+    array = entry.array if by_unit else entry.array.T
+    alpha, beta = node.real("alpha", 1.0), node.real("beta", 1.0)
+    if alpha != 1.0:
+        if call.target is not None:
+            raise ImportFailed(f"alpha {alpha} of a quantised product")
+        array = array * array.dtype.type(alpha)
+    result = _dense(call, x, entry, array, (rows,), entry.axis == (0 if by_unit else 1), 2, beta)
+    call.give(result, shape=(rows, array.shape[0]))
+
+
+def _dense(
+    call: Call, x: Value, entry: Entry, array: Array, rows: Shape, by_unit: bool, position: int, factor: float = 1.0
+) -> Value:
+    """x times the transposed `array`, of rank 2; a convolution of 1 x 1 where each unit has its own scale."""
+    units, size = array.shape
+    if x.operand.type.is_quantised and len(entry.scales) > 1:
+        if not by_unit:
+            raise ImportFailed(f"weights {entry} have their scales along the dimension that is summed up")
+        weights = filters(call, entry, array.reshape(units, 1, 1, size), 0, x)
+        image = call.graph.reshape(x, (math.prod(rows), 1, 1, size))
+        offset = bias(call, position, image, weights, units, factor)
+        result = call.emit("CONV_2D", image, weights, offset, 0, 0, 0, 0, 1, 1, call.code)
+        return call.graph.reshape(result, (math.prod(rows), units))
+    weights = filters(call, entry, array, 0, x)
+    offset = bias(call, position, x, weights, units, factor)
+    return call.graph.cast(call.emit("FULLY_CONNECTED", x, weights, offset, call.code))
+
+
+def matmul(call: Call) -> None:
+    """FULLY_CONNECTED with constant weights; a batch of matrices is taken apart, one FULLY_CONNECTED for each."""
+    entry = call.entry(1)
+    call.graph.derive(entry)
+    if entry.array is not None and entry.array.ndim == 2 and len(call.shape(0)) > 1:
+        _layer(call, entry)
+    else:
+        only_floats(call)
+        if call.target is not None:
+            raise ImportFailed("a product of two quantised matrices, neither of which is constant")
+        _products(call)
+
+
+def _layer(call: Call, entry: Entry) -> None:
+    shape, array = call.shape(0), entry.array
+    assert array is not None
+    x, units = call.value(0), array.shape[1]
+    if shape[-1] != array.shape[0]:
+        raise ImportFailed(f"{list(shape)} times {list(array.shape)}")
+    if len(shape) != 2:
+        x = call.graph.reshape(x, (math.prod(shape[:-1]), shape[-1]))
+    result = _dense(call, x, entry, array.T, (math.prod(shape[:-1]),), entry.axis == 1, 2)
+    if len(shape) != 2:
+        result = call.graph.reshape(result, (*shape[:-1], units))
+    call.give(result, shape=(*shape[:-1], units))
+
+
+def _products(call: Call) -> None:
+    left, right = call.known(0), call.known(1)
+    if len(left) < 2 or len(right) < 2 or left[-1] != right[-2]:
+        raise ImportFailed(f"{list(left)} times {list(right)}; there have to be matrices that fit")
+    head = broadcast(left[:-2], right[:-2]) if left[:-2] or right[:-2] else ()
+    count, (rows, size), units = math.prod(head), left[-2:], right[-1]
+    if not 0 < count <= _MOST_PRODUCTS:
+        raise ImportFailed(f"{count} products of matrices; at most {_MOST_PRODUCTS} are taken apart")
+    x = spread(call, call.value(0), left, (*head, rows, size))
+    order = [*range(len(right) - 2), len(right) - 1, len(right) - 2]
+    turned = call.graph.transpose(call.value(1), order)
+    y = spread(call, turned, (*right[:-2], units, size), (*head, units, size))
+    zeros = call.graph.builder.constant(np.zeros(units, x.operand.type.dtype))
+    pieces = [
+        call.emit("FULLY_CONNECTED", a, b, zeros, 0)
+        for a, b in zip(_matrices(call, x, count, rows, size), _matrices(call, y, count, units, size), strict=True)
+    ]
+    result = pieces[0] if count == 1 else call.emit("CONCATENATION", *pieces, 0)
+    call.give(call.graph.reshape(result, (*head, rows, units)), shape=(*head, rows, units))
+
+
+def _matrices(call: Call, value: Value, count: int, rows: int, size: int) -> list[Value]:
+    """The matrices of a batch."""
+    flat = call.graph.reshape(value, (count * rows, size))
+    if count == 1:
+        return [flat]
+    return list(call.emit("SPLIT", flat, 0, count, outputs=count))
+
+
+# ---- softmax and normalisation -------------------------------------------------------------------------------------
+
+
+def softmax(kind: str) -> Convert:
+    """SOFTMAX or LOG_SOFTMAX; before opset 13, over all dimensions from the axis on."""
+
+    def convert(call: Call) -> None:
+        shape, old = call.shape(0), call.opset < 13
+        axis = call.axis(1 if old else -1, len(shape))
+        if old and axis != len(shape) - 1 and math.prod(shape[axis:]) != shape[axis]:
+            flat = call.graph.reshape(call.value(0), (math.prod(shape[:axis]), math.prod(shape[axis:])))
+            result = call.emit(kind, flat, 1.0, *((1,) if kind == "LOG_SOFTMAX" else ()))
+            call.give(call.graph.reshape(result, shape), shape=shape)
+            return
+        value, is_image = call.alike()
+        place = IMAGE_AXES[len(shape)][axis] if is_image else axis
+        is_last = place == len(value.operand.dimensions) - 1 and kind == "SOFTMAX"
+        call.give(call.emit(kind, value, 1.0, *(() if is_last else (place,))), shape=shape, is_image=is_image)
+
+    return convert
+
+
+def batch_norm(call: Call) -> None:
+    """MUL and ADD of what the four constants say together."""
+    if call.node.integer("training_mode"):
+        raise ImportFailed("training_mode; export the model for inference")
+    scale, offset, mean, variance = (np.asarray(call.weights(i).array, np.float64) for i in range(1, 5))
+    channels = (*call.shape(0), 0, 0)[1]
+    if len({a.shape for a in (scale, offset, mean, variance)}) > 1 or scale.shape != (channels,):
+        raise ImportFailed(f"scale, bias, mean and variance have to have one value for each of {channels} channels")
+    factor = scale / np.sqrt(variance + call.node.real("epsilon", 1e-5))
+    _scaled(call, factor, offset - mean * factor)
+
+
+def _scaled(call: Call, factor: Array, offset: Array, value: Value | None = None) -> None:
+    """The image times a factor and plus an offset for each channel, as the result."""
+    shape = call.shape(0)
+    is_image = len(shape) in (3, 4)
+    value = value or (call.image(0) if is_image else call.value(0))
+    dtype = value.operand.type.dtype
+    value = call.emit("MUL", value, factor.astype(dtype), 0)
+    call.give(call.emit("ADD", value, offset.astype(dtype), call.code), shape=shape, is_image=is_image)
+
+
+def instance_norm(call: Call) -> None:
+    """INSTANCE_NORMALIZATION, then a factor and an offset for each channel."""
+    factor, offset = (np.asarray(call.weights(i).array) for i in (1, 2))
+    epsilon = call.node.real("epsilon", 1e-5)
+    value = call.emit("INSTANCE_NORMALIZATION", call.image(0), 1.0, 0.0, epsilon, False)
+    if factor.ndim != 1 or factor.shape != offset.shape:
+        raise ImportFailed("scale and bias have to have one value for each channel")
+    _scaled(call, factor, offset, value)
+
+
+def group_norm(call: Call) -> None:
+    """Each group is normalised as a row of its own; then a factor and an offset for each channel."""
+    shape, groups = call.shape(0, 4), call.node.integer("num_groups")
+    channels, pixels = shape[1], math.prod(shape[2:])
+    if groups < 1 or not pixels or not channels or channels % groups:
+        raise ImportFailed(f"{groups} groups of {channels} channels; {call.graph.unclear()}")
+    factor, offset = (np.asarray(call.weights(i).array) for i in (1, 2))
+    call.graph.charge(8 * channels)
+    if factor.shape == (groups,):  # before opset 21
+        factor, offset = np.repeat(factor, channels // groups), np.repeat(offset, channels // groups)
+    rows = call.graph.reshape(call.value(0), (shape[0], groups, channels // groups * pixels))
+    normal, _, _ = _normalised(call, rows, [2])
+    value = call.graph.transpose(call.graph.reshape(normal, shape), (0, 2, 3, 1))
+    _scaled(call, factor, offset, value)
+
+
+def layer_norm(call: Call) -> None:
+    """Normalised over the last dimensions, then a factor and an offset for each element."""
+    shape = call.shape(0)
+    axes = list(range(call.axis(-1, len(shape)), len(shape)))
+    value, mean, factor = _normalised(call, call.value(0), axes)
+    value = call.emit("MUL", value, call.value(1), 0)
+    value = call.emit("ADD", value, call.value(2), 0) if call.given(2) else value
+    call.give(value, shape=shape)
+    for at, further in ((1, mean), (2, factor)):
+        call.give(further, at=at)
+
+
+def _normalised(call: Call, value: Value, axes: list[int]) -> tuple[Any, Any, Any]:
+    """`value` with mean 0 and variance 1 along `axes`; its mean; and one over its deviation."""
+    only_floats(call)
+    along = np.array(axes, np.int32)
+    mean = call.emit("MEAN", value, along, 1)
+    apart = call.emit("SUB", value, mean, 0)
+    variance = call.emit("MEAN", call.emit("MUL", apart, apart, 0), along, 1)
+    epsilon = call.scalar(call.node.real("epsilon", 1e-5))
+    factor = call.emit("RSQRT", call.emit("ADD", variance, epsilon, 0))
+    return call.emit("MUL", apart, factor, 0), mean, factor
+
+
+# ---- reductions ----------------------------------------------------------------------------------------------------
+
+
+def reduce(kind: str, before: str | None = None, after: str | None = None) -> Convert:
+    """MEAN or a REDUCE_…; `before`: SQUARE or ABS of each element, `after`: SQRT or LOG of the result."""
+
+    def convert(call: Call) -> None:
+        shape, axes = call.shape(0), call.listed("axes", 1)
+        if not axes and call.node.integer("noop_with_empty_axes"):
+            raise ImportFailed("noop_with_empty_axes without axes")
+        named = sorted({axis_of(a, len(shape)) for a in axes or range(len(shape))})
+        keep = bool(call.node.integer("keepdims", 1))
+        value, is_image = call.alike()
+        if is_image and not keep and named != list(range(2, len(shape))):
+            value, is_image = call.value(0), False
+        place = IMAGE_AXES[len(shape)] if is_image else tuple(range(len(shape)))
+        along = np.array(
+            [place[a] for a in named] + ([1] if is_image and not keep and len(shape) == 3 else []), np.int32
+        )
+        if before:
+            value = call.emit("MUL", value, value, 0) if before == "SQUARE" else call.emit(before, value)
+        if named:
+            value = call.emit(kind, value, along, int(keep) if kind == "MEAN" else keep)
+        value = call.emit(after, value) if after else value
+        result = tuple(1 if i in named else d for i, d in enumerate(shape) if keep or i not in named)
+        call.give(value, shape=result, is_image=is_image and keep)
+
+    return convert
+
+
+def arg(kind: str) -> Convert:
+    """ARGMAX or ARGMIN."""
+
+    def convert(call: Call) -> None:
+        if call.node.integer("select_last_index"):
+            raise ImportFailed("select_last_index; of equal elements, the HAL takes the first")
+        shape = call.shape(0)
+        axis, keep = call.axis(0, len(shape)), call.node.integer("keepdims", 1)
+        result = call.emit(kind, call.value(0), axis)
+        if keep:
+            result = call.graph.reshape(result, (*shape[:axis], 1, *shape[axis + 1 :]))
+        call.give(result, shape=tuple(1 if i == axis else d for i, d in enumerate(shape) if keep or i != axis))
+
+    return convert
+
+
+def top_k(call: Call) -> None:
+    """TOPK_V2 along the last dimension; the smallest are the largest of what is negated."""
+    shape = call.shape(0)
+    axis = call.axis(-1, len(shape))
+    count = call.integers(1)[0] if call.given(1) and call.number(1) > 0 else call.node.integer("k")
+    if axis != len(shape) - 1:
+        raise ImportFailed(f"axis {axis} of {len(shape)}; the HAL sorts along the last dimension")
+    is_largest, value = call.node.integer("largest", 1), call.value(0)
+    values, indices = call.emit("TOPK_V2", value if is_largest else call.emit("NEG", value), count)
+    call.give(values if is_largest else call.emit("NEG", values))
+    call.give(indices, at=1)

@@ -1,0 +1,249 @@
+"""Operators that slide a window over an image or a signal: convolutions and pooling."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from driver.errors import ImportFailed
+from driver.nn.builder import Value
+
+from .guarded import Array
+from .onnx_call import Call
+from .onnx_weights import bias, filters, pair
+
+Pair = tuple[int, int]
+Convert = Callable[[Call], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Height before width in each. pads: before and after, of the height, then of the width."""
+
+    kernel: Pair
+    strides: Pair
+    dilations: Pair
+    pads: tuple[Pair, Pair]
+
+    @property
+    def extent(self) -> Pair:
+        """How far the window reaches, its gaps included."""
+        (kh, kw), (dh, dw) = self.kernel, self.dilations
+        return (kh - 1) * dh + 1, (kw - 1) * dw + 1
+
+
+def _window(call: Call, kernel: Pair) -> Window:
+    rank, node = len(call.shape(0)), call.node
+    strides, dilations = (pair(node.integers(word), rank, 1, word) for word in ("strides", "dilations"))
+    if min(*kernel, *strides, *dilations) < 1 or max(*kernel, *strides, *dilations) > 1 << 20:
+        raise ImportFailed(f"kernel {kernel}, strides {strides} and dilations {dilations} have to be in 1..2^20")
+    window = Window(kernel, strides, dilations, ((0, 0), (0, 0)))
+    automatic, given = node.text("auto_pad", "NOTSET"), node.integers("pads")
+    if automatic.startswith("SAME"):
+        pads = _same(call, window, is_upper=automatic == "SAME_UPPER")
+    elif automatic == "VALID" or not given:
+        pads = window.pads
+    else:
+        if len(given) != 2 * (rank - 2) or any(not 0 <= pad <= 1 << 20 for pad in given):
+            raise ImportFailed(f"pads {given[:8]} of an input of rank {rank} have to be 0 or more for each side")
+        sides = [(given[i], given[i + rank - 2]) for i in range(rank - 2)]
+        pads = (sides[0], sides[1]) if rank == 4 else ((0, 0), sides[0])
+    return Window(kernel, strides, dilations, pads)
+
+
+def _sizes(call: Call) -> Pair:
+    """Height and width of input 0; 0 where unknown."""
+    shape = call.shape(0)
+    return (1, shape[2]) if len(shape) == 3 else (shape[2], shape[3])
+
+
+def _same(call: Call, window: Window, *, is_upper: bool) -> tuple[Pair, Pair]:
+    """So much that the result has ceil(size / stride) elements."""
+    if 0 in _sizes(call):
+        raise ImportFailed(f"auto_pad of an image of unknown size; {call.graph.unclear()}")
+    pads = []
+    for size, stride, extent in zip(_sizes(call), window.strides, window.extent, strict=True):
+        total = max((math.ceil(size / stride) - 1) * stride + extent - size, 0)
+        less, more = total // 2, total - total // 2
+        pads.append((less, more) if is_upper else (more, less))
+    return pads[0], pads[1]
+
+
+def _padded(call: Call, x: Value, window: Window, fill: float | None = None) -> tuple[Value, tuple[int, ...]]:
+    """The image, and its paddings as the HAL wants them; those as large as the window are added before.
+
+    fill: add all of them, of that value.
+    """
+    (top, bottom), (left, right) = window.pads
+    is_large = max(top, bottom) >= window.extent[0] or max(left, right) >= window.extent[1]
+    if fill is None and not is_large:
+        return x, (left, right, top, bottom)
+    if any((top, bottom, left, right)):
+        pads = np.array([[0, 0], [top, bottom], [left, right], [0, 0]], np.int32)
+        x = call.graph.cast(call.graph.operation("PAD", x, pads))
+    return x, (0, 0, 0, 0)
+
+
+def conv(call: Call) -> None:
+    """CONV_2D; DEPTHWISE_CONV_2D when each filter sees one channel, GROUPED_CONV_2D when it sees some."""
+    entry, rank, groups = call.weights(1), len(call.shape(0)), call.node.integer("group", 1)
+    x, array = call.image(0), _as_images(call, 1, rank)
+    units, depth, *kernel = array.shape
+    window = _window(call, (kernel[0], kernel[1]))
+    x, (left, right, top, bottom) = _padded(call, x, window)
+    channels = call.shape(0)[1]
+    if groups < 1 or (channels and channels != depth * groups) or units % groups:
+        raise ImportFailed(f"{units} filters of {depth} channels in {groups} groups for {channels} channels")
+    (sy, sx), (dy, dx) = window.strides, window.dilations
+    head, gaps = (left, right, top, bottom, sx, sy), (dx, dy) if (dx, dy) != (1, 1) else ()
+    flags = (False, *gaps) if gaps else ()
+    if groups > 1 and depth == 1:
+        weights = filters(call, entry, array.transpose(1, 2, 3, 0), 3, x)
+        tail = (bias(call, 2, x, weights, units), *head, units // groups, call.code, *flags)
+        result = call.emit("DEPTHWISE_CONV_2D", x, weights, *tail)
+    else:
+        weights = filters(call, entry, array.transpose(0, 2, 3, 1), 0, x)
+        tail = (bias(call, 2, x, weights, units), *head)
+        if groups == 1:
+            result = call.emit("CONV_2D", x, weights, *tail, call.code, *flags)
+        elif gaps:
+            raise ImportFailed("a convolution in groups of several channels has no dilation in the HAL")
+        else:
+            result = call.emit("GROUPED_CONV_2D", x, weights, *tail, groups, call.code, False)
+    call.give(result, is_image=True, rank=rank)
+
+
+def _as_images(call: Call, position: int, rank: int) -> Array:
+    """Weights of rank 4; of signals, of height 1."""
+    array = call.weights(position).array
+    assert array is not None
+    if array.ndim != rank or rank not in (3, 4) or 0 in array.shape:
+        raise ImportFailed(f"weights of dimensions {list(array.shape)} for an input of rank {rank}; images have 4")
+    return array[:, :, None] if rank == 3 else array
+
+
+def conv_transpose(call: Call) -> None:
+    """TRANSPOSE_CONV_2D. Filters in groups become filters of all channels, zero for those of other groups."""
+    entry, rank, groups = call.weights(1), len(call.shape(0)), call.node.integer("group", 1)
+    x, array = call.image(0), _as_images(call, 1, rank)
+    window = _window(call, (array.shape[2], array.shape[3]))
+    if window.dilations != (1, 1):
+        raise ImportFailed("a transposed convolution has no dilation in the HAL")
+    if groups > 1:
+        array = _spread(call, array, groups)
+    units = array.shape[1]
+    weights = filters(call, entry, array.transpose(1, 2, 3, 0), 0, x)
+    (top, bottom), (left, right) = _transposed_pads(call, window)
+    tail = (left, right, top, bottom, *window.strides[::-1], call.code, False)
+    result = call.emit("TRANSPOSE_CONV_2D", x, weights, bias(call, 2, x, weights, units), *tail)
+    call.give(result, is_image=True, rank=rank)
+
+
+def _spread(call: Call, array: Array, groups: int) -> Array:
+    channels, units, *kernel = array.shape
+    if channels % groups or call.target is not None:
+        raise ImportFailed(f"{channels} channels in {groups} groups")
+    call.graph.charge(array.nbytes * groups)
+    result, size = np.zeros((channels, units * groups, *kernel), array.dtype), channels // groups
+    for g in range(groups):
+        result[g * size : (g + 1) * size, g * units : (g + 1) * units] = array[g * size : (g + 1) * size]
+    return result
+
+
+def _transposed_pads(call: Call, window: Window) -> tuple[Pair, Pair]:
+    """What is cut off at each side; less than nothing where the file adds to it."""
+    rank = len(call.shape(0))
+    more = pair(call.node.integers("output_padding"), rank, 0, "output_padding")
+    wanted, automatic = call.node.integers("output_shape"), call.node.text("auto_pad", "NOTSET")
+    if not wanted and not automatic.startswith("SAME"):
+        (top, bottom), (left, right) = window.pads
+        return (top, bottom - more[0]), (left, right - more[1])
+    sizes = _sizes(call)
+    if 0 in sizes:
+        raise ImportFailed(f"output_shape or auto_pad for an image of unknown size; {call.graph.unclear()}")
+    outs = [size * stride for size, stride in zip(sizes, window.strides, strict=True)]
+    if wanted:
+        outs = list(pair(wanted[2:] if len(wanted) == rank else wanted, rank, 1, "output_shape"))
+    pads = []
+    for size, stride, extent, extra, out in zip(sizes, window.strides, window.extent, more, outs, strict=True):
+        total = stride * (size - 1) + extra + extent - out
+        head = total // 2 if automatic == "SAME_UPPER" else total - total // 2
+        pads.append((head, total - head - extra))
+    return pads[0], pads[1]
+
+
+def max_pool(call: Call) -> None:
+    """MAX_POOL_2D."""
+    if len(call.node.outputs) > 1 and call.node.outputs[1]:
+        raise ImportFailed("the HAL does not say where the largest elements were")
+    _pool(call, "MAX_POOL_2D")
+
+
+def average_pool(call: Call) -> None:
+    """AVERAGE_POOL_2D; where paddings count, they are added before."""
+    _pool(call, "AVERAGE_POOL_2D", fill=0.0 if call.node.integer("count_include_pad") else None)
+
+
+def _pool(call: Call, kind: str, fill: float | None = None) -> None:
+    rank = len(call.shape(0))
+    window = _window(call, pair(call.node.integers("kernel_shape"), rank, 1, "kernel_shape"))
+    if window.dilations != (1, 1):
+        raise ImportFailed("pooling has no dilation in the HAL")
+    x, (left, right, top, bottom) = _padded(call, call.image(0), window, fill)
+    (sy, sx), (kh, kw) = window.strides, window.kernel
+    if call.node.integer("ceil_mode"):
+        bottom, right = _ceiling(call, x, window, (top, bottom), (left, right))
+    result = call.emit(kind, x, left, right, top, bottom, sx, sy, kw, kh, call.code)
+    call.give(result, is_image=True, rank=rank)
+
+
+def _ceiling(call: Call, x: Value, window: Window, y_pads: Pair, x_pads: Pair) -> Pair:
+    """The paddings behind the image with which a last window that is not full counts too."""
+    sizes, ends = x.operand.dimensions[1:3], []
+    if 0 in sizes:
+        raise ImportFailed(f"ceil_mode for an image of unknown size; {call.graph.unclear()}")
+    sides = zip(sizes, window.kernel, window.strides, (y_pads, x_pads), strict=True)
+    for size, extent, stride, (head, tail) in sides:
+        count = math.ceil((size + head + tail - extent) / stride) + 1
+        if (count - 1) * stride >= size + head:  # it would begin behind the image
+            count -= 1
+        ends.append(max((count - 1) * stride + extent - size - head, tail))
+    return ends[0], ends[1]
+
+
+def global_pool(kind: str) -> Convert:
+    """MEAN or REDUCE_MAX over the pixels."""
+
+    def convert(call: Call) -> None:
+        rank, keep = len(call.shape(0)), 1 if kind == "MEAN" else True
+        axes = np.array([1, 2], np.int32)
+        call.give(call.emit(kind, call.image(0), axes, keep), is_image=True, rank=rank)
+
+    return convert
+
+
+def local_response(call: Call) -> None:
+    """LOCAL_RESPONSE_NORMALIZATION, whose alpha is for each element and not for their mean."""
+    size, node = call.node.integer("size", 1), call.node
+    if size < 1 or not size % 2:
+        raise ImportFailed(f"size {size}; the HAL has as many neighbours on either side")
+    factors = (node.real("bias", 1.0), node.real("alpha", 1e-4) / size, node.real("beta", 0.75))
+    result = call.emit("LOCAL_RESPONSE_NORMALIZATION", call.image(0), size // 2, *factors)
+    call.give(result, is_image=True, rank=len(call.shape(0)))
+
+
+def blocks(kind: str) -> Convert:
+    """DEPTH_TO_SPACE or SPACE_TO_DEPTH; channels in the order of CRD are shuffled before."""
+
+    def convert(call: Call) -> None:
+        size, x = call.node.integer("blocksize"), call.image(0)
+        call.shape(0, 4)
+        if kind == "DEPTH_TO_SPACE" and call.node.text("mode", "DCR") == "CRD":
+            channels = x.operand.dimensions[3]
+            if not 0 < size <= 1 << 10 or channels % size**2 or not channels:
+                raise ImportFailed(f"blocks of {size} x {size} from {channels} channels")
+            x = call.emit("CHANNEL_SHUFFLE", x, channels // size**2, 3)
+        call.give(call.emit(kind, x, size), is_image=True)
+
+    return convert
