@@ -1,0 +1,13 @@
+"""The table of all lowerings, family by family."""
+
+from collections.abc import Callable
+
+from . import elementwise, movement, reduce, window
+from .node import Node
+
+LOWERINGS: dict[str, Callable[[Node], None]] = {
+    **elementwise.TABLE,
+    **movement.TABLE,
+    **reduce.TABLE,
+    **window.TABLE,
+}
