@@ -158,8 +158,10 @@ class Writer:
         self._written.discard(name)
         return name
 
-    def graph(self, inputs: Sequence[tuple[str, str, Sequence[int]]], outputs: Sequence[tuple[str, str]]) -> Message:
-        """`inputs`: name, type and dimensions; `outputs`: name and type of each."""
+    def graph(
+        self, inputs: Sequence[tuple[str, str, Sequence[int] | None]], outputs: Sequence[tuple[str, str]]
+    ) -> Message:
+        """`inputs`: name, type and dimensions, if these are known; `outputs`: name and type of each."""
         found = Message().fields(self._nodes).text(2, "main").fields(self._constants)
         for name, type_, shape in inputs:
             found.message(11, _tensor(name, type_, shape))

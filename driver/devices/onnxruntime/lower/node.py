@@ -162,7 +162,10 @@ class Graph:
         if tensor.channel_quant is not None:
             scales, axis = np.array(tensor.channel_quant[0], np.float32), tensor.channel_quant[1]
             return self.emit("DequantizeLinear", source, self.constant(scales), axis=axis)
-        scale = self.constant(np.array(tensor.scale if type_ == "REAL" else 1.0, np.float32))
+        if type_ == "STEPS":  # made so that what follows is not taken for an integer kernel, which rounds otherwise
+            steps = self.emit("Cast", source, to=TYPES["FLOAT"])
+            return self.emit("Sub", steps, self.constant(np.array(tensor.zero_point, np.float32)))
+        scale = self.constant(np.array(tensor.scale, np.float32))
         return self.emit("DequantizeLinear", source, scale, self.zero_point(tensor))
 
     def zero_point(self, tensor: Tensor) -> str:
