@@ -1,4 +1,4 @@
-"""Recurrent operations: ONNX's Scan runs a cell over the steps of a sequence, whose states are tensors as in the HAL."""
+"""Recurrent operations: ONNX's Scan runs a cell over the steps of a sequence; its states are tensors as in the HAL."""
 
 from __future__ import annotations
 
@@ -175,7 +175,7 @@ class _Cell:
         self.projection_bias = node.read(places.projection + 1) if has_bias else None
 
     def run(self) -> tuple[States, str]:
-        """The last output and cell state, and the outputs of all steps. A cell that normalises adds its biases later."""
+        """The last output and cell state, and the outputs of all steps. What normalises adds its biases later."""
         node, way = self.node, self.way
         entering = [_entering(node, way.products(g), None if self.norm else self.biases[g]) for g in self.form.gates]
         states = [node.read(way.places.states), node.read(way.places.states + 1)]
