@@ -298,7 +298,7 @@ def _missing(name):
 
 
 def test_self_test(monkeypatch):
-    """A library or a processor on which sums of bytes come out too small is found out before it computes for anybody."""
+    """Where sums of bytes come out too small, that is found out before anything is computed for anybody."""
     device.self_test.__wrapped__()
     real = device._extreme_products
     monkeypatch.setattr(device, "_extreme_products", lambda *a: (None, real(*a)[1] - 12))
@@ -319,7 +319,7 @@ def test_a_model_that_is_too_large(monkeypatch):
     monkeypatch.setattr(writer, "MOST_BYTES", 1000)
     graph = writer.Writer()
     graph.constant(np.zeros(1000, np.float32))
-    with pytest.raises(ValueError, match="a model of 4[0-9]{3} bytes; ONNX takes 1000 at most"):
+    with pytest.raises(ValueError, match=r"a model of 4[0-9]{3} bytes; ONNX takes 1000 at most"):
         writer.model(graph.graph([], []))
 
 
