@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 import os
+import threading
 import tomllib
 from contextlib import suppress
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 
 from driver.devices.lowering import check_input, constants, is_known, prepared
-from driver.devices.onnxruntime.library import PROVIDERS, LibraryFailed, Session, library, require_provider, version
+from driver.devices.onnxruntime.library import (
+    PROVIDERS,
+    LibraryFailed,
+    Session,
+    library,
+    require_provider,
+    run_options,
+    version,
+)
 from driver.devices.onnxruntime.program import Port, Program, supported
 from driver.devices.onnxruntime.writer import Writer, model
-from driver.errors import ExecutionFailed, OutputInsufficientSize
+from driver.errors import ExecutionFailed, LoopTimeout, OutputInsufficientSize
 from driver.nn.operation import Tensor
 
 if TYPE_CHECKING:
@@ -131,7 +140,7 @@ class PreparedModel:
         for number, (index, array) in enumerate(zip(graph.inputs, inputs, strict=True)):
             check_input(number, graph.operands[index], array)
         program = self._program([None if a is None else a.shape for a in inputs], pace)
-        return Bound(program, inputs, outputs)
+        return Bound(program, inputs, outputs, loop_timeout)
 
     def operations(self) -> list[str]:
         """The ONNX operations of the program that was compiled last, in order."""
@@ -156,13 +165,20 @@ class Bound:
     """An execution on its memory. `copied_bytes`: what each copies, because it lies off the grid of its elements."""
 
     def __init__(
-        self, program: Program, inputs: Sequence[NDArray[Any] | None], outputs: Sequence[NDArray[Any]]
+        self,
+        program: Program,
+        inputs: Sequence[NDArray[Any] | None],
+        outputs: Sequence[NDArray[Any]],
+        loop_timeout: float,
     ) -> None:
         self.shapes = tuple(
             (port.shape, memory.nbytes >= port.nbytes) for memory, port in zip(outputs, program.outputs, strict=True)
         )
         self.copied_bytes = 0
         self._binding: Any = None
+        self._timeout = loop_timeout * program.loops
+        self._is_long = bool(program.loops) or program.work >= LARGE
+        self._options: Any = None  # of the run in progress, if it can be ended
         if all(is_sufficient for _, is_sufficient in self.shapes):
             sources = [_bytes(inputs[port.number]) for port in program.inputs]
             targets = [outputs[port.number][: port.nbytes] for port in program.outputs]
@@ -182,15 +198,50 @@ class Bound:
         self.copied_bytes = sum(memory.nbytes for memory, _ in (*self._before, *self._after))
 
     def run(self) -> None:
-        """Executes once, without Python's lock. Raises OutputInsufficientSize, ExecutionFailed."""
+        """Executes once, without Python's lock. Raises OutputInsufficientSize, ExecutionFailed, LoopTimeout."""
         if self._binding is None:
             raise OutputInsufficientSize(self.shapes)
         for memory, place in self._before:
             np.copyto(place, memory)
-        if fault := self._binding.run():
+        if fault := self._run_long() if self._is_long else self._binding.run():
             raise ExecutionFailed(0, "the model", fault)
         for memory, place in self._after:
             np.copyto(memory, place)
+
+    def _run_long(self) -> str | None:
+        """So that it can be ended: by `cancel`, and by a loop that takes too long."""
+        self._options = options = run_options()
+        if not self._timeout:
+            return self._ended(options)
+        overdue = threading.Event()
+        watchdog = threading.Timer(self._timeout, _end, (options, overdue))
+        watchdog.daemon = True
+        watchdog.start()
+        fault = self._ended(options)
+        watchdog.cancel()
+        if fault and overdue.is_set():
+            raise LoopTimeout(f"its loops took longer than their loop timeouts of {self._timeout} s together")
+        return fault
+
+    def _ended(self, options: Any) -> str | None:
+        try:
+            return cast("str | None", self._binding.run(options))
+        finally:
+            self._options = None
+
+    def cancel(self) -> None:
+        """The run in progress ends before its next operation, with ExecutionFailed. From any thread.
+
+        Models without loops that are small are not worth it: they end soon.
+        """
+        options = self._options
+        if options is not None:
+            options.terminate = True
+
+
+def _end(options: Any, overdue: threading.Event) -> None:
+    overdue.set()
+    options.terminate = True
 
 
 def _bytes(array: NDArray[Any] | None) -> NDArray[np.uint8]:

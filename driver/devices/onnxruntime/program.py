@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from driver.devices import lowering
-from driver.devices.lowering import Tensors, UnsupportedError, place, require
+from driver.devices.lowering import Tensors, UnsupportedError, require
 from driver.devices.onnxruntime.library import Session
 from driver.devices.onnxruntime.lower import LOWERINGS, Graph, Node
+from driver.devices.onnxruntime.lower.control import placed
 from driver.devices.onnxruntime.lower.node import stored_type
 from driver.devices.onnxruntime.writer import model as model_bytes
 from driver.nn import ExecutionFailed
@@ -23,13 +25,13 @@ if TYPE_CHECKING:
 
 def supported(model: Model) -> list[bool]:
     """For each operation of the main subgraph, whether it can be lowered; for every size of dimensions left open."""
-    return lowering.supported(model, _draft)
+    return lowering.supported(model, partial(_draft, model.referenced), partial(placed, referenced=model.referenced))
 
 
-def _draft(operation: Prepared, call: Call, graph: Subgraph, tensors: Tensors) -> None:
+def _draft(referenced: Sequence[Subgraph], operation: Prepared, call: Call, graph: Subgraph, tensors: Tensors) -> None:
     kind = operation.operation.type
     require(kind in LOWERINGS, "ONNX has no such operation")
-    lowered = Graph(graph, tensors, is_draft=True)
+    lowered = Graph(graph, tensors, referenced, is_draft=True)
     for i in operation.operation.inputs:
         if (tensor := tensors.get(i)) is not None and not tensor.fixed:
             lowered.input(i)
@@ -62,7 +64,7 @@ class Program:
     ) -> None:
         """`tensors`: constants and inputs, None for omitted ones. Raises ExecutionFailed, LibraryFailed, ValueError."""
         graph = model.main
-        lowered = Graph(graph, tensors)
+        lowered = Graph(graph, tensors, model.referenced)
         given = [(n, i) for n, i in enumerate(graph.inputs) if tensors.get(i) is not None]
         self.inputs = [_port(n, lowered.input(i), stored_type(lowered.tensor(i)), lowered.tensor(i)) for n, i in given]
         for operation in operations:
@@ -72,14 +74,14 @@ class Program:
         self.operations = lowered.writer.operations
         inputs = [(port.name, port.type, port.shape) for port in self.inputs]
         written = lowered.writer.graph(inputs, [(port.name, port.type) for port in self.outputs])
-        self.threads = threads(lowered.work)
+        self.threads, self.work, self.loops = threads(lowered.work), lowered.work, lowered.loops
         self.session = Session(model_bytes(written), self.threads, provider)
         pace()
 
 
 def _lower(operation: Prepared, graph: Subgraph, lowered: Graph, tensors: Tensors) -> None:
     try:
-        call = place(operation, graph, tensors)
+        call = placed(operation, graph, tensors, lowered.referenced)
         LOWERINGS[operation.operation.type](Node(lowered, operation.operation, call))
     except REFUSALS as error:
         raise operation.failure(error) from error

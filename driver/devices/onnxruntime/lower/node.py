@@ -84,15 +84,39 @@ def onnx_type(form: str) -> str:
 class Graph:
     """A subgraph on its way to ONNX: its tensors, whose shapes are known, and their forms."""
 
-    def __init__(self, subgraph: Subgraph, tensors: dict[int, Tensor | None], *, is_draft: bool = False) -> None:
-        """`tensors`: of all operands; None for those that are omitted. `is_draft`: it is for a look only, so that no
-        constant is converted.
+    def __init__(
+        self,
+        subgraph: Subgraph,
+        tensors: dict[int, Tensor | None],
+        referenced: Sequence[Subgraph] = (),
+        *,
+        is_draft: bool = False,
+    ) -> None:
+        """`tensors`: of all operands; None for those that are omitted. `referenced`: what IF and WHILE refer to.
+
+        `is_draft`: it is for a look only, so that no constant is converted.
         """
-        self.tensors, self._is_draft = tensors, is_draft
-        self._operands = subgraph.operands
+        self.subgraph, self.tensors, self.referenced, self._is_draft = subgraph, tensors, referenced, is_draft
         self._forms: dict[int, dict[Form, str]] = {}
-        self._root = self.writer = Writer()
+        self._root = self
+        self._constants = self.writer = Writer()
         self.work = 0  #: products that an execution adds up
+        self.loops = 0  #: anywhere in it
+
+    def within(self, subgraph: Subgraph, tensors: dict[int, Tensor | None], *, apart: bool) -> Graph:
+        """A graph that sees the tensors of this one; `apart`: it is written by itself, else in this one."""
+        inner = Graph(subgraph, tensors, self.referenced, is_draft=self._is_draft)
+        inner._root, inner._constants = self._root, self._constants
+        inner.writer = Writer(self.writer.names) if apart else self.writer
+        return inner
+
+    def count_loop(self) -> None:
+        """One more."""
+        self._root.loops += 1
+
+    def forms(self, index: int) -> dict[Form, str]:
+        """The forms that an operand has by now."""
+        return dict(self._forms.get(index, {}))
 
     def tensor(self, index: int) -> Tensor:
         """Operand `index`."""
@@ -178,13 +202,13 @@ class Graph:
 
     def constant(self, array: NDArray[Any]) -> str:
         """A constant, which graphs within this one see, too."""
-        return self._root.constant(array)
+        return self._constants.constant(array)
 
     @contextmanager
     def body(self) -> Iterator[Writer]:
         """Everything emitted meanwhile goes to a graph within this one. What it reads has to have been read before."""
         around = self.writer
-        self.writer = Writer(self._root.names)
+        self.writer = Writer(around.names)
         try:
             yield self.writer
         finally:

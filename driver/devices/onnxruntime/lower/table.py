@@ -2,10 +2,11 @@
 
 from collections.abc import Callable
 
-from . import elementwise, movement, recurrent, reduce, window
+from . import control, elementwise, movement, recurrent, reduce, window
 from .node import Node
 
 LOWERINGS: dict[str, Callable[[Node], None]] = {
+    **control.TABLE,
     **elementwise.TABLE,
     **movement.TABLE,
     **recurrent.TABLE,
