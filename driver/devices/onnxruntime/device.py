@@ -282,7 +282,8 @@ def _extreme_products(info: np.iinfo[Any], provider: str) -> tuple[str | None, N
     weights = writer.constant(np.full((channels, channels, 1, 1), info.max, dtype))
     step = writer.constant(np.array(channels * int(info.max) ** 2 / _STEPS, np.float32))
     (result,) = writer.node("QLinearConv", [source, one, zero, weights, one, zero, step, zero])
-    session = Session(model(writer.graph([(source, type_, shape)], [(result, type_)])), 1, provider)
+    written = writer.graph([(source, type_, shape)], [(result, type_)])
+    session = Session(model(written), writer.weights, 1, provider)
     data, found = (np.full(channels * 16, value, dtype) for value in (info.max, 0))
     places = [(name, type_, shape, array.view(np.uint8)) for name, array in ((source, data), (result, found))]
     return session.binding(places[:1], places[1:]).run(), found

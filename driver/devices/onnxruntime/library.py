@@ -79,14 +79,20 @@ def run_options() -> Any:
 class Session:
     """A model made ready to run, in any number of threads at once."""
 
-    def __init__(self, model: bytes, threads: int = 1, provider: str = "cpu") -> None:
-        """Raises LibraryFailed."""
+    def __init__(
+        self, model: bytes, weights: Sequence[tuple[str, NDArray[Any]]] = (), threads: int = 1, provider: str = "cpu"
+    ) -> None:
+        """`weights`: constants that are no part of the model's bytes, by their names. Raises LibraryFailed."""
         ort = library()
         options = ort.SessionOptions()
         options.log_severity_level, options.intra_op_num_threads = _ERRORS, threads
         options.inter_op_num_threads = 1
         for name, value in _ENTRIES.items():
             options.add_session_config_entry(name, value)
+        values = [ort.OrtValue.ortvalue_from_numpy(array) for _, array in weights]
+        self._kept = weights, values  # which the session goes on reading
+        if weights:
+            options.add_external_initializers([name for name, _ in weights], values)
         try:
             self._session = ort.InferenceSession(model, options, providers=_PROVIDERS[provider])
         except Exception as error:  # its errors share no other class

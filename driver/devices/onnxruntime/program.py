@@ -62,7 +62,7 @@ class Program:
         provider: str,
         pace: Callable[[], object],
     ) -> None:
-        """`tensors`: constants and inputs, None for omitted ones. Raises ExecutionFailed, LibraryFailed, ValueError."""
+        """`tensors`: constants and inputs, None for omitted ones. Raises ExecutionFailed, LibraryFailed."""
         graph = model.main
         lowered = Graph(graph, tensors, model.referenced)
         given = [(n, i) for n, i in enumerate(graph.inputs) if tensors.get(i) is not None]
@@ -75,7 +75,7 @@ class Program:
         inputs = [(port.name, port.type, port.shape) for port in self.inputs]
         written = lowered.writer.graph(inputs, [(port.name, port.type) for port in self.outputs])
         self.threads, self.work, self.loops = threads(lowered.work), lowered.work, lowered.loops
-        self.session = Session(model_bytes(written), self.threads, provider)
+        self.session = Session(model_bytes(written), lowered.writer.weights, self.threads, provider)
         pace()
 
 

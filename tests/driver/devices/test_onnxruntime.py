@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import driver
+from driver.encoding import decode, encode
 from driver.errors import ExecutionFailed, OutputInsufficientSize
 from driver.nn import Interpreter
 
@@ -314,13 +315,27 @@ def test_a_model_that_it_refuses():
         library.Session(writer.model(graph.graph([], [(result, "FLOAT")])))
 
 
-def test_a_model_that_is_too_large(monkeypatch):
-    """More bytes than ONNX takes are refused with their number."""
-    monkeypatch.setattr(writer, "MOST_BYTES", 1000)
-    graph = writer.Writer()
-    graph.constant(np.zeros(1000, np.float32))
-    with pytest.raises(ValueError, match=r"a model of 4[0-9]{3} bytes; ONNX takes 1000 at most"):
-        writer.model(graph.graph([], []))
+def test_weights_stay_where_they_are(onnxruntime, monkeypatch):
+    """Weights that have the right order are used where they lie, also where nobody may write, and outlive the model."""
+    written = []
+    monkeypatch.setattr(writer.Message, "joined", lambda m: written.append(m.nbytes) or b"".join(m._chunks))
+    builder, random = driver.ModelBuilder(), np.random.default_rng(4)
+    x, weights = builder.input("float32", (1, 200)), random.standard_normal((500, 200), np.float32)
+    builder.output(builder.operation("FULLY_CONNECTED", x, weights, np.zeros(500, np.float32), 0))
+    sent = decode(*encode(builder.build()))
+    places = {
+        operand.value.ctypes.data
+        for operand in sent.main.operands
+        if operand.type.name == "TENSOR_FLOAT32" and operand.lifetime.is_constant
+    }
+    prepared = prepare(onnxruntime, sent)
+    assert written[0] < 1000
+    (program,) = prepared._programs.values()
+    assert {array.ctypes.data for _, array in program.session._kept[0]} == places
+    del sent
+    x, found = random.standard_normal((1, 200), np.float32), np.zeros(2000, np.uint8)
+    prepared.bind([x], [found]).run()
+    np.testing.assert_allclose(found.view(np.float32), weights @ x[0], atol=1e-3)
 
 
 def test_options(monkeypatch, tmp_path):
