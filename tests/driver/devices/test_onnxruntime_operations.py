@@ -47,22 +47,45 @@ def long_sequence(net):
     return net.run("UNIDIRECTIONAL_SEQUENCE_RNN", net.x(1, 300, 3), *cell, 4, 0)
 
 
+def scattered(name, shape, *parameters, low, high):
+    """Of numbers that float32 leaves few digits of."""
+    return lambda net: net.run(name, net.x(*shape, low=low, high=high), *parameters)
+
+
+AXES = np.array([0, 1], np.int32)
+WHOLE = (500,) * 4, (1, 1), (1000, 1000)
+"""Paddings, strides and extents of windows that see all of a small image, and little else."""
+
 MORE = {
     "ADD": [("qs", whole_range("ADD", 0))],
-    "AVERAGE_POOL_2D": [("qs", pool("AVERAGE_POOL_2D", (2, 0, 1, 1, 2, 1, 3, 3, 1)))],
+    "AVERAGE_POOL_2D": [
+        ("qs", pool("AVERAGE_POOL_2D", (2, 0, 1, 1, 2, 1, 3, 3, 1))),
+        ("fqs", pool("AVERAGE_POOL_2D", (*WHOLE[0], *WHOLE[1], *WHOLE[2], 0))),
+    ],
     "CONV_2D": [("s", convolution(zero=77))],
     "DEPTHWISE_CONV_2D": [("s", depthwise(zero=60))],
     "DIV": [("i", divided)],
     "ELU": [("fh", lambda net: net.run("ELU", net.x(3, 5), 0.5))],
     "FILL": [("fi", fill)],
+    "INSTANCE_NORMALIZATION": [
+        ("f", scattered("INSTANCE_NORMALIZATION", (1, 2, 2, 2), 1.0, 0.0, 1e-5, False, low=1000, high=1000.001))
+    ],
+    "LOG_SOFTMAX": [("f", scattered("LOG_SOFTMAX", (3, 9), 10.0, -1, low=-1e3, high=1e3))],
     "MAXIMUM": [("fq", pair("MAXIMUM", (2, 1, 3, 1, 2, 2), (3, 1, 2, 1, 1), scale=0.06, zero=110))],
+    "MEAN": [("fqs", scattered("MEAN", (300, 300, 2), AXES, 0, low=0, high=1000))],
     "PRELU": [("fhqs", lambda net: net.run("PRELU", net.x(1, 3), net.x(2, 3), scale=0.06))],
     "RANK": [("fiqsb", rank)],
+    "REDUCE_SUM": [("f", scattered("REDUCE_SUM", (300, 300, 2), AXES, False, low=0, high=10))],
     "RESIZE_NEAREST_NEIGHBOR": [
         ("f", lambda net: net.run("RESIZE_NEAREST_NEIGHBOR", net.x(1, 5, 5, 1), 9, 512, False))
     ],
+    "SOFTMAX": [("f", scattered("SOFTMAX", (3, 9), 10.0, low=-1e3, high=1e3))],
     "SUB": [("qs", whole_range("SUB", 0))],
-    "TRANSPOSE_CONV_2D": [("s", transposed((1, 0, 0, 2)))],
+    "TRANSPOSE_CONV_2D": [
+        ("s", transposed((1, 0, 0, 2))),
+        ("fqs", transposed((1,), size=[1, 20, 30, 2])),
+        ("fqs", transposed((2,), size=[1, 2, 12, 13], nchw=True)),
+    ],
     "UNIDIRECTIONAL_SEQUENCE_RNN": [("f", long_sequence)],
 }
 

@@ -187,8 +187,8 @@ class Graph:
             scales, axis = np.array(tensor.channel_quant[0], np.float32), tensor.channel_quant[1]
             return self.emit("DequantizeLinear", source, self.constant(scales), axis=axis)
         if type_ == "STEPS":  # made so that what follows is not taken for an integer kernel, which rounds otherwise
-            steps = self.emit("Cast", source, to=TYPES["FLOAT"])
-            return self.emit("Sub", steps, self.constant(np.array(tensor.zero_point, np.float32)))
+            steps, zero = self.emit("Cast", source, to=TYPES["FLOAT"]), np.array(tensor.zero_point, np.float32)
+            return self.emit("Sub", steps, self.constant(zero)) if tensor.zero_point else steps
         scale = self.constant(np.array(tensor.scale, np.float32))
         return self.emit("DequantizeLinear", source, scale, self.zero_point(tensor))
 

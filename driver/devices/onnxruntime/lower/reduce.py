@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
+FEW = 64
+"""Elements up to which float32 adds and multiplies closely enough; more of them are in float64."""
+
+
 def _reduced(name: str, node: Node, source: str) -> str:
     """Over the axes of input 1, in the shape of output 0."""
     axes = all_axes(node.call.values(1), len(node.input(0).shape))
@@ -24,14 +28,27 @@ def _reduced(name: str, node: Node, source: str) -> str:
     return node.reshaped(source, node.output().shape)
 
 
+def _accumulated(name: str, node: Node, source: str) -> str:
+    """As `_reduced`, of float32 that rounding errors could add up in."""
+    if math.prod(node.input(0).shape) <= FEW * math.prod(node.output().shape):
+        return _reduced(name, node, source)
+    found = _reduced(name, node, node.emit("Cast", source, to=TYPES["DOUBLE"]))
+    return node.emit("Cast", found, to=TYPES["FLOAT"])
+
+
 def mean(node: Node) -> None:
     """Of steps, if it is quantised."""
     source = node.read(0, "STEPS" if node.output().type.is_quantised else None)
-    node.give(_reduced("ReduceMean", node, source), steps=True)
+    node.give(_accumulated("ReduceMean", node, source), steps=True)
+
+
+def sum_or_product(name: str, node: Node) -> None:
+    """REDUCE_SUM, REDUCE_PROD."""
+    node.give(_accumulated(name, node, node.read(0)))
 
 
 def reduction(name: str, node: Node) -> None:
-    """REDUCE_MAX, REDUCE_MIN, REDUCE_PROD, REDUCE_SUM: quantised data as it is stored."""
+    """REDUCE_MAX, REDUCE_MIN: quantised data as it is stored."""
     if node.output().type.is_quantised:
         node.put(_reduced(name, node, node.read(0, stored_type(node.input(0)))))
     else:
@@ -89,11 +106,13 @@ def _axis(node: Node, i: int) -> int:
 
 
 def softmax(name: str, node: Node) -> None:
-    """SOFTMAX, LOG_SOFTMAX: along any axis."""
-    beta, source = node.real(1), node.read(0)
+    """SOFTMAX, LOG_SOFTMAX: along any axis; of differences to the largest, so that large numbers lose no digits."""
+    source, beta, axis = node.read(0), node.real(1), _axis(node, 2)
+    if name == "LogSoftmax" or beta != 1.0:
+        source = node.emit("Sub", source, node.emit("ReduceMax", source, node.integers([axis]), keepdims=1))
     if beta != 1.0:
         source = node.emit("Mul", source, node.scalar(beta))
-    node.give(node.emit(name, source, axis=_axis(node, 2)))
+    node.give(node.emit(name, source, axis=axis))
 
 
 def l2_normalisation(node: Node) -> None:
@@ -117,8 +136,10 @@ def response_normalisation(node: Node) -> None:
 def instance_normalisation(node: Node) -> None:
     """(x - mean) * gamma / sqrt(variance + epsilon) + beta, for each channel of each image."""
     axes = node.integers([2, 3] if node.call.flag(4) else [1, 2])
-    (gamma, beta, epsilon), source = (node.real(i) for i in (1, 2, 3)), node.read(0)
-    apart = node.emit("Sub", source, node.emit("ReduceMean", source, axes, keepdims=1))
+    gamma, beta, epsilon = (node.real(i) for i in (1, 2, 3))
+    wide = node.emit("Cast", node.read(0), to=TYPES["DOUBLE"])  # values may be close to each other and far from 0
+    apart = node.emit("Sub", wide, node.emit("ReduceMean", wide, axes, keepdims=1))
+    apart = node.emit("Cast", apart, to=TYPES["FLOAT"])
     spread = node.emit("ReduceMean", node.emit("Mul", apart, apart), axes, keepdims=1)
     root = node.emit("Sqrt", node.emit("Add", spread, node.scalar(epsilon)))
     scaled = node.emit("Mul", apart, node.emit("Div", node.scalar(gamma), root))
@@ -131,8 +152,8 @@ TABLE: dict[str, Callable[[Node], None]] = {
     "REDUCE_ANY": partial(agreement, "ReduceMax"),
     "REDUCE_MAX": partial(reduction, "ReduceMax"),
     "REDUCE_MIN": partial(reduction, "ReduceMin"),
-    "REDUCE_PROD": partial(reduction, "ReduceProd"),
-    "REDUCE_SUM": partial(reduction, "ReduceSum"),
+    "REDUCE_PROD": partial(sum_or_product, "ReduceProd"),
+    "REDUCE_SUM": partial(sum_or_product, "ReduceSum"),
     "ARGMAX": partial(extreme, "ArgMax"),
     "ARGMIN": partial(extreme, "ArgMin"),
     "FULLY_CONNECTED": fully_connected,

@@ -11,6 +11,7 @@ import numpy as np
 from driver.devices.lowering import require
 from driver.devices.onnxruntime.lower.node import PLANAR, Node, stored_type
 from driver.devices.onnxruntime.lower.products import check_products, quantised, weights_type
+from driver.devices.onnxruntime.writer import TYPES
 from driver.nn.ops.conv import geometry
 from driver.nn.ops.pool import window_axes
 from driver.nn.ops.resize import nearest_indices, neighbours
@@ -75,34 +76,35 @@ def transposed(node: Node) -> None:
     _check_window(y, x)
     check_products(node)
     order, is_quantised = _order(nchw), node.output().type.is_quantised
-    fields: dict[str, Any] = {
-        "strides": [y.stride, x.stride],
-        "kernel_shape": [y.filter, x.filter],
-        "pads": _pads(y, x),
-        "output_padding": [max(0, -y.tail), max(0, -x.tail)],
-    }
     node.graph.work += math.prod(node.input(0).shape) * math.prod(node.input(1).shape[:3])
-    if not is_quantised:
-        weights = node.read(1, order=LAST_FIRST)
-        result = node.emit("ConvTranspose", node.read(0, order=order), weights, node.read(2), **fields)
-        node.give(result, code=activation, order=order)
-        return
-    weights = node.read(1, "STEPS" if node.input(1).channel_quant is None else "INT32", LAST_FIRST)
-    if node.input(1).channel_quant is not None:
-        weights = node.emit("Cast", weights, to=1)
-    sums = node.emit("ConvTranspose", node.read(0, "STEPS", order), weights, **fields)
-    node.give(_scaled_sums(node, sums), code=activation, steps=True, order=order)
+    source, weights = node.read(0, "STEPS" if is_quantised else None, order), _spread(node)
+    fields: dict[str, Any] = {"strides": [y.stride, x.stride], "kernel_shape": [y.filter, x.filter]}
+    sums = node.emit("ConvTranspose", source, weights, pads=_pads(y, x), **fields)
+    if min(y.tail, x.tail) < 0:  # what no window reaches
+        beyond = [0] * 6 + [max(0, -y.tail), max(0, -x.tail)]
+        sums = node.emit("Pad", sums, node.integers(beyond))
+    bias = node.emit("Cast", node.read(2, "INT32"), to=TYPES["FLOAT"]) if is_quantised else node.read(2)
+    total = node.emit("Add", sums, node.reshaped(bias, (-1, 1, 1)))
+    if is_quantised:
+        total = node.emit("Mul", total, node.graph.constant(_steps_of_sums(node)))
+    node.give(total, code=activation, steps=True, order=order)
 
 
-def _scaled_sums(node: Node, sums: str) -> str:
-    """Sums of products of steps, and the bias, in steps of the output."""
+def _spread(node: Node) -> str:
+    """Weights in ONNX's order, without their zero point, which they have none of when they have many scales."""
+    if node.input(1).channel_quant is None:
+        return node.read(1, "STEPS" if node.input(1).type.is_quantised else None, LAST_FIRST)
+    return node.emit("Cast", node.read(1, "INT32", LAST_FIRST), to=TYPES["FLOAT"])
+
+
+def _steps_of_sums(node: Node) -> NDArray[np.float32]:
+    """How many steps of the output a unit of a sum of products is, for each channel."""
     source, weights, out = node.input(0), node.input(1), node.output()
     steps = np.array(weights.channel_quant[0] if weights.channel_quant else [weights.scale], np.float64)
     factor = (steps * source.scale / out.scale).reshape(-1, 1, 1)
     most = 255.0**2 * math.prod(weights.shape[1:])
     require(most * factor.max() <= LARGEST_SUM, "its sums are too large")
-    bias = node.reshaped(node.emit("Cast", node.read(2, "INT32"), to=1), (-1, 1, 1))
-    return node.emit("Mul", node.emit("Add", sums, bias), node.graph.constant(factor.astype(np.float32)))
+    return factor.astype(np.float32)
 
 
 def pool(name: str, node: Node) -> None:
