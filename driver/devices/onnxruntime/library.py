@@ -25,6 +25,8 @@ PROVIDERS = tuple(_PROVIDERS)
 """What runs the kernels, as the options name it. CUDA leaves to the CPU what it has no kernel for."""
 
 _ENTRIES = {
+    # It takes what lies between bytes for integer kernels, of which some round otherwise, and SOFTMAX's overflows.
+    "session.disable_quant_qdq": "1",
     # Threads that wait by turning round take the processor from clients and from other devices.
     "session.intra_op.allow_spinning": "0",
 }

@@ -72,6 +72,7 @@ MORE = {
     ],
     "LOG_SOFTMAX": [("f", scattered("LOG_SOFTMAX", (3, 9), 10.0, -1, low=-1e3, high=1e3))],
     "MAXIMUM": [("fq", pair("MAXIMUM", (2, 1, 3, 1, 2, 2), (3, 1, 2, 1, 1), scale=0.06, zero=110))],
+    "MUL": [("qs", whole_range("MUL", 0))],
     "MEAN": [("fqs", scattered("MEAN", (300, 300, 2), AXES, 0, low=0, high=1000))],
     "PRELU": [("fhqs", lambda net: net.run("PRELU", net.x(1, 3), net.x(2, 3), scale=0.06))],
     "RANK": [("fiqsb", rank)],
@@ -79,7 +80,10 @@ MORE = {
     "RESIZE_NEAREST_NEIGHBOR": [
         ("f", lambda net: net.run("RESIZE_NEAREST_NEIGHBOR", net.x(1, 5, 5, 1), 9, 512, False))
     ],
-    "SOFTMAX": [("f", scattered("SOFTMAX", (3, 9), 10.0, low=-1e3, high=1e3))],
+    "SOFTMAX": [
+        ("qs", lambda net: net.run("SOFTMAX", net.x(5, 1), 1.0)),
+        ("f", scattered("SOFTMAX", (3, 9), 10.0, low=-1e3, high=1e3)),
+    ],
     "SUB": [("qs", whole_range("SUB", 0))],
     "TRANSPOSE_CONV_2D": [
         ("s", transposed((1, 0, 0, 2))),

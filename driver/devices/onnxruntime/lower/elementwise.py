@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from driver.devices.lowering import require
-from driver.devices.onnxruntime.lower.node import Node, number_type, stored_type
-from driver.devices.onnxruntime.writer import TYPES
+from driver.devices.onnxruntime.lower.node import AWAY, Node, number_type, stored_type
+from driver.devices.onnxruntime.writer import CONTRIBUTED, TYPES
 from driver.nn.types import OperandType
 
 if TYPE_CHECKING:
@@ -29,8 +29,20 @@ def arithmetic(name: str, node: Node) -> None:
         require(max(a.scale, b.scale) <= LARGEST_RATIO * out.scale, "its scales are too far apart")
     if name == "Div" and out.type == OperandType.TENSOR_INT32:
         node.give(_floor_divided(node))
-        return
-    node.give(node.emit(name, node.read(0), node.read(1)), code=node.call.integer(2))
+    elif out.type.is_quantised and name != "Sub":
+        node.put(node.clamped(_in_integers(name, node), out, node.call.integer(2)))
+    else:
+        node.give(node.emit(name, node.read(0), node.read(1)), code=node.call.integer(2))
+
+
+def _in_integers(name: str, node: Node) -> str:
+    """The sum or product of bytes, for which ONNX Runtime has kernels of its own."""
+    operands = []
+    for i in (0, 1):
+        scale = node.graph.constant(np.array(node.input(i).scale, np.float32))
+        operands += [node.read(i, stored_type(node.input(i))), scale, node.graph.zero_point(node.input(i))]
+    scale = node.graph.constant(np.array(node.output().scale * AWAY, np.float32))
+    return node.emit(f"QLinear{name}", *operands, scale, node.graph.zero_point(node.output()), domain=CONTRIBUTED)
 
 
 def _floor_divided(node: Node) -> str:

@@ -186,7 +186,7 @@ class Graph:
         if tensor.channel_quant is not None:
             scales, axis = np.array(tensor.channel_quant[0], np.float32), tensor.channel_quant[1]
             return self.emit("DequantizeLinear", source, self.constant(scales), axis=axis)
-        if type_ == "STEPS":  # made so that what follows is not taken for an integer kernel, which rounds otherwise
+        if type_ == "STEPS":
             steps, zero = self.emit("Cast", source, to=TYPES["FLOAT"]), np.array(tensor.zero_point, np.float32)
             return self.emit("Sub", steps, self.constant(zero)) if tensor.zero_point else steps
         scale = self.constant(np.array(tensor.scale, np.float32))
