@@ -158,6 +158,21 @@ def test_branches_that_cannot_be_lowered_are_refused(onnxruntime):
     assert onnxruntime.supported_operations(choice(given(), m.build())) == [False]
 
 
+def test_subgraphs_that_multiply_are_refused(onnxruntime):
+    """A few subgraphs that refer to each other over and over make no endless graph: they are refused, at once."""
+    inner = apply("ADD", 1)
+    for _ in range(5):
+        m = ModelBuilder()
+        chosen, x = m.input("bool8", (1,)), m.input("float32", (2, 2))
+        for _ in range(20):
+            x = m.operation("IF", chosen, inner, inner, *((x,) if len(inner.main.inputs) == 1 else (chosen, x)))
+        m.output(x)
+        inner = m.build()
+    begin = time.monotonic()
+    assert not any(onnxruntime.supported_operations(inner))
+    assert time.monotonic() - begin < 20
+
+
 def test_while_without_end(onnxruntime):
     """After its loop timeout a WHILE ends with LoopTimeout, and soon; the next run is none the worse."""
     feeds = [ZERO.copy(), 2 * ONE, ONE]

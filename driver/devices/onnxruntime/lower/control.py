@@ -23,6 +23,10 @@ Inputs = list[tuple["Tensor | None", dict[Form, str]]]
 """What a subgraph is given: tensors, and the forms in which they are there."""
 
 
+MOST_OPERATIONS = 4096
+"""Of a subgraph, those of its own subgraphs counted wherever they stand: each stands there by itself in ONNX."""
+
+
 def placed(
     operation: Prepared, graph: Subgraph, tensors: Tensors, referenced: Sequence[Subgraph], level: int = 0
 ) -> Call:
@@ -31,6 +35,9 @@ def placed(
     if kind not in TABLE:
         return place(operation, graph, tensors)
     numbers, first = _references(operation.operation, graph)
+    if not level:
+        sizes: dict[int, int] = {}
+        require(sum(_size(referenced, n, sizes, 1) for n in numbers) <= MOST_OPERATIONS, "its subgraphs are too large")
     values = [tensors.get(i) for i in operation.operation.inputs[first:]]
     if kind == "WHILE":
         values = _carried(values, len(referenced[numbers[1]].outputs))
@@ -42,6 +49,16 @@ def placed(
         require(output.shape == shape, "its output has other dimensions than it declares")
     tensors.update(zip(operation.operation.outputs, outputs, strict=True))
     return Call([], outputs)
+
+
+def _size(referenced: Sequence[Subgraph], number: int, known: dict[int, int], level: int) -> int:
+    """The operations that a subgraph becomes, about; `known`: of those that were counted before."""
+    require(level <= MOST_LEVELS, "its subgraphs lie too deep")
+    if number not in known:
+        graph = referenced[number]
+        inner = [n for o in graph.operations if o.type in TABLE for n in _references(o, graph)[0]]
+        known[number] = len(graph.operations) + 2 * sum(_size(referenced, n, known, level + 1) for n in inner)
+    return known[number]
 
 
 def _agreed(a: Sequence[Tensor | None], b: Sequence[Tensor | None]) -> list[Dimensions]:
