@@ -86,15 +86,20 @@ def require(condition: object, reason: str) -> None:
 Draft = Callable[[Prepared, Call, Subgraph, Tensors], None]
 """Lowers an operation for a look only. Raises UnsupportedError."""
 
+Place = Callable[[Prepared, Subgraph, Tensors], Call]
+"""`place`, or what a device has in its stead that places operations with subgraphs, too."""
 
-def supported(model: Model, draft: Draft) -> list[bool]:
+
+def supported(model: Model, draft: Draft, place: Place = place) -> list[bool]:
     """For each operation of the main subgraph, whether it can be lowered; for every size of dimensions left open."""
     dimensions = [d for i in model.main.inputs for d in model.main.operands[i].dimensions]
     probes = _PROBES if 0 in dimensions else _PROBES[:1]
-    return [all(found) for found in zip(*(_supported(model.main, draft, probe) for probe in probes), strict=True)]
+    return [
+        all(found) for found in zip(*(_supported(model.main, draft, place, probe) for probe in probes), strict=True)
+    ]
 
 
-def _supported(graph: Subgraph, draft: Draft, probe: int) -> list[bool]:
+def _supported(graph: Subgraph, draft: Draft, place: Place, probe: int) -> list[bool]:
     tensors, operations = constants(graph), prepared(graph)
     needed = {i for op in operations for i, slot in zip(op.operation.inputs, op.slots, strict=True) if slot[-1] != "?"}
     for i in graph.inputs:
@@ -102,10 +107,10 @@ def _supported(graph: Subgraph, draft: Draft, probe: int) -> list[bool]:
         is_known = tensor.type.is_scalar or (tensor.shape and (i in needed or 0 not in tensor.shape))
         tensor.shape = tuple(d or probe for d in tensor.shape)
         tensors[i] = tensor if is_known else None  # what may be omitted and is not described is taken to be
-    return [_can_lower(operation, graph, tensors, draft) for operation in operations]
+    return [_can_lower(operation, graph, tensors, draft, place) for operation in operations]
 
 
-def _can_lower(operation: Prepared, graph: Subgraph, tensors: Tensors, draft: Draft) -> bool:
+def _can_lower(operation: Prepared, graph: Subgraph, tensors: Tensors, draft: Draft, place: Place) -> bool:
     try:
         call = place(operation, graph, tensors)
         draft(operation, call, graph, tensors)

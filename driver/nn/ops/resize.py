@@ -45,7 +45,7 @@ def _scale(size: int, out: int, align: bool) -> np.float32:
     return np.float32((size - 1) / (out - 1) if align and out > 1 else size / out)
 
 
-def _neighbours(size: int, out: int, align: bool, half_pixel: bool) -> tuple[Array, Array, Array]:
+def neighbours(size: int, out: int, align: bool, half_pixel: bool) -> tuple[Array, Array, Array]:
     """For every output position the two source positions it lies between, and the weight of the second."""
     centre = np.float32(0.5 if half_pixel else 0.0)
     position = (np.arange(out, dtype=np.float32) + centre) * _scale(size, out, align) - centre
@@ -61,7 +61,7 @@ def _bilinear(call: Call) -> None:
     image = load(call, 0, NHWC_FROM_NCHW if nchw else None)
     result = accumulator(call, view)
     (batch, h, w, c), (height, width) = image.shape, view.shape[1:3]
-    down, across = _neighbours(h, height, align, half_pixel), _neighbours(w, width, align, half_pixel)
+    down, across = neighbours(h, height, align, half_pixel), neighbours(w, width, align, half_pixel)
     weights = np.repeat(across[2], c).reshape(width, c)
     for n, rows in strips(batch, height, max(w, width) * c * image.itemsize):
         part = result[n, rows]
@@ -85,7 +85,7 @@ def _interpolate(call: Call, source: Array, axis: int, neighbours: tuple[Array, 
     call.step(np.add, result, upper, result)
 
 
-def _nearest_indices(size: int, out: int, align: bool, half_pixel: bool) -> Array:
+def nearest_indices(size: int, out: int, align: bool, half_pixel: bool) -> Array:
     """For every output position the source position that it copies."""
     centre = np.float32(0.5 if half_pixel else 0.0)
     position = (np.arange(out, dtype=np.float32) + centre) * _scale(size, out, align)
@@ -99,8 +99,8 @@ def _nearest(call: Call) -> None:
     view, image = output_image(call, nchw), input_image(call, nchw)
     n, h, w, c = image.shape
     rows = call.scratch((n, view.shape[1], w, c), image.dtype)
-    call.step(np.take, image, _nearest_indices(h, view.shape[1], align, half_pixel), axis=1, out=rows, mode="clip")
-    call.step(np.take, rows, _nearest_indices(w, view.shape[2], align, half_pixel), axis=2, out=view, mode="clip")
+    call.step(np.take, image, nearest_indices(h, view.shape[1], align, half_pixel), axis=1, out=rows, mode="clip")
+    call.step(np.take, rows, nearest_indices(w, view.shape[2], align, half_pixel), axis=2, out=view, mode="clip")
 
 
 def _signatures(types: str, layout: str, tails: tuple[tuple[int, str], ...]) -> tuple[Signature, ...]:

@@ -1,10 +1,15 @@
 """Models of one operation on random data, run by a device and by the reference."""
 
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 import driver
 from driver.nn import Interpreter, OperandType
+
+sys.path.insert(0, str(Path(__file__).parent))  # for operation_cases
 
 TYPES = {
     "f": "float32",

@@ -1,0 +1,186 @@
+"""IF and WHILE: graphs within the graph, which see the tensors around them. All shapes have to be known beforehand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from driver.devices.lowering import Tensors, constants, place, prepared, require
+from driver.devices.onnxruntime.lower.node import Form, Graph, Node, stored_type
+from driver.nn.operation import Call, Tensor
+from driver.nn.types import combine_dimensions
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from driver.nn import Operation, Subgraph
+    from driver.nn.plan import Prepared
+    from driver.nn.types import Dimensions
+
+MOST_LEVELS = 8
+"""Subgraphs within each other. A condition is there twice, before its loop and in it, so each level may double them."""
+Inputs = list[tuple["Tensor | None", dict[Form, str]]]
+"""What a subgraph is given: tensors, and the forms in which they are there."""
+
+
+MOST_OPERATIONS = 4096
+"""Of a subgraph, those of its own subgraphs counted wherever they stand: each stands there by itself in ONNX."""
+
+
+def placed(
+    operation: Prepared, graph: Subgraph, tensors: Tensors, referenced: Sequence[Subgraph], level: int = 0
+) -> Call:
+    """As `lowering.place`, of operations that run subgraphs, too."""
+    kind = operation.operation.type
+    if kind not in TABLE:
+        return place(operation, graph, tensors)
+    numbers, first = _references(operation.operation, graph)
+    if not level:
+        sizes: dict[int, int] = {}
+        require(sum(_size(referenced, n, sizes, 1) for n in numbers) <= MOST_OPERATIONS, "its subgraphs are too large")
+    values = [tensors.get(i) for i in operation.operation.inputs[first:]]
+    if kind == "WHILE":
+        values = _carried(values, len(referenced[numbers[1]].outputs))
+    results = [_results(referenced, number, values, level + 1) for number in numbers]
+    shapes = _agreed(*(results if kind == "IF" else (results[1], values)))
+    outputs = [Tensor.of(graph.operands[i]) for i in operation.operation.outputs]
+    for output, shape in zip(outputs, shapes, strict=False):
+        output.shape = combine_dimensions(output.shape, shape) or ()
+        require(output.shape == shape, "its output has other dimensions than it declares")
+    tensors.update(zip(operation.operation.outputs, outputs, strict=True))
+    return Call([], outputs)
+
+
+def _size(referenced: Sequence[Subgraph], number: int, known: dict[int, int], level: int) -> int:
+    """The operations that a subgraph becomes, about; `known`: of those that were counted before."""
+    require(level <= MOST_LEVELS, "its subgraphs lie too deep")
+    if number not in known:
+        graph = referenced[number]
+        inner = [n for o in graph.operations if o.type in TABLE for n in _references(o, graph)[0]]
+        known[number] = len(graph.operations) + 2 * sum(_size(referenced, n, known, level + 1) for n in inner)
+    return known[number]
+
+
+def _agreed(a: Sequence[Tensor | None], b: Sequence[Tensor | None]) -> list[Dimensions]:
+    """The shapes of results that are one or the other."""
+    pairs = list(zip(a, b, strict=False))
+    require(all(x is not None and y is not None for x, y in pairs), "an output may be omitted")
+    shapes = [(x.shape, y.shape) for x, y in pairs if x is not None and y is not None]
+    require(all(x == y for x, y in shapes), "the shape of its output depends on data")
+    return [shape for shape, _ in shapes]
+
+
+def _references(operation: Operation, graph: Subgraph) -> tuple[list[int], int]:
+    """The numbers of the two subgraphs, and the number of the first input for them."""
+    first = 1 if operation.type == "IF" else 0
+    return [graph.operands[i].value for i in operation.inputs[first : first + 2]], first + 2
+
+
+def _carried(values: Sequence[Tensor | None], count: int) -> list[Tensor | None]:
+    """The state of a loop, which is no constant whatever it begins with; and what does not change in it."""
+    state = [None if value is None else replace(value, array=None, fixed=False) for value in values[:count]]
+    return [*state, *values[count:]]
+
+
+def _inside(graph: Subgraph, values: Sequence[Tensor | None]) -> Tensors:
+    """The tensors of a subgraph that are known before its operations: constants and what it is given."""
+    tensors = constants(graph)
+    for i, value in zip(graph.inputs, values, strict=True):
+        tensors[i] = value
+    return tensors
+
+
+def _results(
+    referenced: Sequence[Subgraph], number: int, values: Sequence[Tensor | None], level: int
+) -> list[Tensor | None]:
+    """What a subgraph gives, with its shapes."""
+    require(level <= MOST_LEVELS, "its subgraphs lie too deep")
+    graph = referenced[number]
+    tensors = _inside(graph, values)
+    for operation in prepared(graph):
+        placed(operation, graph, tensors, referenced, level)
+    return [tensors[i] for i in graph.outputs]
+
+
+def _run(around: Graph, number: int, inputs: Inputs, *, apart: bool) -> Graph:
+    """A subgraph with its operations, for inputs in their forms; `apart`: as a graph within the one around."""
+    from driver.devices.onnxruntime.lower.table import LOWERINGS
+
+    graph = around.referenced[number]
+    inner = around.within(graph, _inside(graph, [tensor for tensor, _ in inputs]), apart=apart)
+    for i, (_, forms) in zip(graph.inputs, inputs, strict=True):
+        for form, name in forms.items():
+            inner.put(i, form, name)
+    for operation in prepared(graph):
+        kind = operation.operation.type
+        require(kind in LOWERINGS, f"ONNX has no {kind}")
+        call = placed(operation, graph, inner.tensors, around.referenced)
+        LOWERINGS[kind](Node(inner, operation.operation, call))
+    around.work += inner.work
+    return inner
+
+
+def _results_of(inner: Graph, number: int) -> list[str]:
+    """The outputs of a subgraph, as they are stored."""
+    outputs = inner.referenced[number].outputs
+    return [inner.read(i, Form(stored_type(inner.tensor(i)))) for i in outputs]
+
+
+def _typed(inner: Graph, number: int, names: Sequence[str]) -> list[tuple[str, str]]:
+    outputs = inner.referenced[number].outputs
+    return [(inner.writer.own(name), stored_type(inner.tensor(i))) for i, name in zip(outputs, names, strict=True)]
+
+
+def branch(node: Node) -> None:
+    """IF."""
+    numbers, first = _references(node.operation, node.graph.subgraph)
+    inputs = [(node.graph.tensors.get(i), node.graph.forms(i)) for i in node.operation.inputs[first:]]
+    condition = node.graph.read(node.operation.inputs[0], Form("BOOL"))
+    bodies = []
+    for number in numbers:
+        inner = _run(node.graph, number, inputs, apart=True)
+        bodies.append(inner.writer.graph([], _typed(inner, number, _results_of(inner, number))))
+    count = len(node.operation.outputs)
+    results = node.graph.writer.node("If", [condition], count, then_branch=bodies[0], else_branch=bodies[1])
+    for n, result in enumerate(results):
+        node.put(result, n)
+
+
+def loop(node: Node) -> None:
+    """WHILE: the condition is looked at before the loop, and again after each turn of it."""
+    graph = node.graph
+    (condition, body), first = _references(node.operation, graph.subgraph)
+    state, rest = len(graph.referenced[body].outputs), node.operation.inputs[first:]
+    given = [(graph.tensors.get(i), graph.forms(i)) for i in rest]
+    carried = [graph.tensor(i) for i in rest[:state]]
+    start = [graph.read(i, Form(stored_type(graph.tensor(i)))) for i in rest[:state]]
+    before = _condition(graph, condition, _state(carried, start) + given[state:])
+    names = [graph.writer.names.new() for _ in range(state + 2)]
+    inner = _run(graph, body, _state(carried, names[2:]) + given[state:], apart=True)
+    after = [inner.writer.own(name) for name in _results_of(inner, body)]
+    goes_on = _condition(inner, condition, _state(carried, after) + given[state:])
+    types = [stored_type(tensor) for tensor in carried]
+    inputs = [(names[0], "INT64", ()), (names[1], "BOOL", (1,))]
+    inputs += [(name, type_, tensor.shape) for name, type_, tensor in zip(names[2:], types, carried, strict=True)]
+    outputs = [(inner.writer.own(goes_on), "BOOL"), *zip(after, types, strict=True)]
+    written = inner.writer.graph(inputs, outputs)
+    results = graph.writer.node("Loop", ["", before, *start], state, body=written)
+    graph.count_loop()
+    for n in range(len(node.operation.outputs)):
+        node.put(results[n], n)
+
+
+def _state(carried: Sequence[Tensor], names: Sequence[str]) -> Inputs:
+    """The state of a loop in those tensors."""
+    loose = [replace(tensor, array=None, fixed=False) for tensor in carried]
+    return [(tensor, {Form(stored_type(tensor)): name}) for tensor, name in zip(loose, names, strict=True)]
+
+
+def _condition(around: Graph, number: int, inputs: Inputs) -> str:
+    """What a condition says, computed in the graph around it."""
+    inner = _run(around, number, inputs, apart=False)
+    (index,) = around.referenced[number].outputs
+    return inner.read(index, Form("BOOL"))
+
+
+TABLE: dict[str, Callable[[Node], None]] = {"IF": branch, "WHILE": loop}

@@ -1,0 +1,387 @@
+"""The onnxruntime device around its operations: what it refuses, memory, threads, processes, options."""
+
+import importlib.metadata
+import threading
+
+import numpy as np
+import pytest
+
+import driver
+from driver.encoding import decode, encode
+from driver.errors import ExecutionFailed, OutputInsufficientSize
+from driver.nn import Interpreter
+
+pytest.importorskip("onnxruntime", reason="needs the extra 'onnxruntime'")
+
+from driver.devices.onnxruntime import OnnxRuntimeDevice, device, library, writer
+from driver.devices.onnxruntime.library import LibraryFailed, LibraryMissing
+
+
+@pytest.fixture(scope="module")
+def onnxruntime():
+    return OnnxRuntimeDevice(threads=1)
+
+
+def now():
+    """No burst wants to run."""
+
+
+def prepare(onnxruntime, model):
+    return onnxruntime.prepare(model, now)
+
+
+def computed(net, name, shape, *parameters):
+    """With the last parameter known only when it runs."""
+    found = [np.array(p, np.int32) if isinstance(p, list) else p for p in parameters[:-1]]
+    return net.run(name, net.x(*shape), *found, net.indices(parameters[-1]))
+
+
+def unknown_rank(net):
+    net.builder.output(net.builder.operation("ABS", net.builder.input("float32", ())))
+    return net
+
+
+def bias_in_other_steps(net):
+    x, weights = net.x(1, 4, 4, 2), net.filter(3, 1, 1, 2)[0]
+    bias = net.builder.constant(np.zeros(3, np.int32), scale=0.5)
+    return net.run("CONV_2D", x, weights, bias, 1, 1, 1, 0, scale=0.3)
+
+
+def boxes(net):
+    return net.x(1, 4), net.x(1, 8), net.indices([0]), net.x(1, 2)
+
+
+def refused(name, letter, build):
+    return pytest.param(letter, build, id=name)
+
+
+REFUSED = [
+    refused("a shape that is data", "f", lambda m: computed(m, "RESHAPE", (2, 3), [3, 2])),
+    refused("repeats that are data", "f", lambda m: computed(m, "TILE", (2, 3), [1, 2])),
+    refused("unknown rank", "f", unknown_rank),
+    refused("negative alpha", "f", lambda m: m.run("ELU", m.x(2, 3), -0.5)),
+    refused("steep alpha", "f", lambda m: m.run("ELU", m.x(2, 3), 1e6)),
+    refused("far scales", "q", lambda m: m.run("ADD", m.x(3, scale=300.0), m.x(3), 0, scale=0.001)),
+    refused("bias in other steps", "q", bias_in_other_steps),
+    refused("infinite", "f", lambda m: m.run("SOFTMAX", m.x(2, 3), float("inf"))),
+    refused("a vast window", "f", lambda m: m.run("MAX_POOL_2D", m.x(1, 4, 4, 1), 1, 1, 1, 2, 2**31 - 1, 0)),
+    refused("no operation", "f", lambda m: m.run("AXIS_ALIGNED_BBOX_TRANSFORM", *boxes(m))),
+]
+
+
+@pytest.mark.parametrize(("letter", "build"), REFUSED)
+def test_refuses(onnxruntime, net, letter, build):
+    """What ONNX Runtime would not compute as the reference does is not claimed."""
+    assert onnxruntime.supported_operations(build(net(letter)).model) == [False]
+
+
+def test_each_operation_by_itself(onnxruntime):
+    """An operation is claimed when it can be lowered, whatever stands before it."""
+    builder = driver.ModelBuilder()
+    x = builder.operation("ADD", builder.input("float32", (2, 3)), 1.0 + np.zeros(3, np.float32), 0)
+    builder.output(builder.operation("EXP", builder.operation("ELU", x, -0.5)))
+    assert onnxruntime.supported_operations(builder.build()) == [True, False, True]
+
+
+@pytest.mark.parametrize("make", ["conv_model", "quantised_model"])
+def test_networks(onnxruntime, kit, make):
+    """Several operations after each other, with data in other forms in between, agree with the reference."""
+    model = getattr(kit, make)()
+    assert all(onnxruntime.supported_operations(model))
+    operand = model.main.operands[model.main.inputs[0]]
+    raw = np.random.default_rng(3).integers(0, 255, operand.dimensions, np.uint8)
+    x = raw if operand.type.is_quantised else (raw / 64 - 2).astype(np.float32)
+    expected = Interpreter(model).bind([x])
+    expected.run()
+    want = expected.results[0].array
+    found = np.empty(want.nbytes, np.uint8)
+    prepare(onnxruntime, model).bind([x], [found]).run()
+    tolerance = {"rtol": 5 * 2**-23, "atol": 1e-5} if want.dtype == np.float32 else {"atol": 1}
+    np.testing.assert_allclose(found.view(want.dtype).reshape(want.shape), want, **tolerance)
+
+
+def test_layouts_change_once(onnxruntime, net):
+    """Channels move to the front where images begin, and back where they end, whatever lies in between."""
+    found = net("f")
+    builder, x = found.builder, found.x(1, 8, 8, 4)
+    for _ in range(3):
+        x = builder.operation("CONV_2D", x, *found.filter(4, 3, 3, 4), 1, 1, 1, 1)
+        x = builder.operation("MAX_POOL_2D", x, 1, 1, 1, 2, 2, 0)
+    builder.output(x)
+    assert prepare(onnxruntime, found.model).operations().count("Transpose") == 2
+
+
+def test_a_choice_between_forms(onnxruntime, net):
+    """float16 that an operation computed is float32 still, and that from outside is not: SELECT takes both."""
+    found = net("h")
+    chosen, a, b = found.x(2, 3, letter="b"), found.x(2, 3), found.x(2, 3)
+    found.builder.output(found.builder.operation("SELECT", chosen, found.builder.operation("ABS", a), b))
+    result = np.zeros(12, np.uint8)
+    prepare(onnxruntime, found.model).bind(found.feeds, [result]).run()
+    truth, a, b = found.feeds
+    assert np.array_equal(result.view(np.float16).reshape(2, 3), np.where(truth, abs(a), b))
+
+
+def test_in_place(onnxruntime, kit):
+    """What lies on the grid of its elements is used where it lies, and what comes after it is not touched."""
+    block = np.zeros(64, np.uint8)
+    for shift in (0, 4, 20):
+        x, result = np.arange(4, dtype=np.float32).reshape(1, 4), block[shift:]
+        block[:] = 7
+        bound = prepare(onnxruntime, kit.add_model()).bind([x], [result])
+        for step in range(3):
+            x += step
+            bound.run()
+            assert np.array_equal(result[:16].view(np.float32), x[0] + 1)
+        assert bound.copied_bytes == 0
+        assert (result[16:] == 7).all()
+        assert (block[:shift] == 7).all()
+
+
+def test_off_the_grid(onnxruntime, kit):
+    """Memory at odd addresses is copied, and counted."""
+    raw, result = np.zeros(17, np.uint8)[1:], np.zeros(17, np.uint8)[1:]
+    x = raw.view(np.float32).reshape(1, 4)
+    x[...] = 3
+    bound = prepare(onnxruntime, kit.add_model()).bind([x], [result])
+    assert bound.copied_bytes == 32
+    bound.run()
+    assert result.view(np.float32).tolist() == [4.0] * 4
+
+
+def test_too_small_an_output(onnxruntime, kit):
+    """An output that is too short is told with the shape it needs, and nothing is written."""
+    short = np.full(12, 7, np.uint8)
+    bound = prepare(onnxruntime, kit.add_model()).bind([np.zeros((1, 4), np.float32)], [short])
+    assert bound.shapes == (((1, 4), False),)
+    with pytest.raises(OutputInsufficientSize, match=r"output 0 needs dimensions \[1, 4\]"):
+        bound.run()
+    assert (short == 7).all()
+
+
+@pytest.mark.parametrize("array", [np.zeros((1, 5), np.float32), np.zeros((1, 8), np.float32)[:, ::2]])
+def test_wrong_arrays(onnxruntime, kit, array):
+    """An array that is not one of the model's input is named."""
+    with pytest.raises(ValueError, match="input 0"):
+        prepare(onnxruntime, kit.add_model()).bind([array], [np.zeros(64, np.uint8)])
+
+
+def test_dimensions_left_open(onnxruntime, kit):
+    """A model for any number of rows is compiled for each number that comes."""
+    model, found = kit.open_model(), np.zeros(16 * 9, np.uint8)
+    assert onnxruntime.supported_operations(model) == [True]
+    prepared = prepare(onnxruntime, model)
+    for rows in (1, 9, 3, 1):
+        x = np.arange(rows * 4, dtype=np.float32).reshape(rows, 4)
+        bound = prepared.bind([x], [found])
+        bound.run()
+        assert bound.shapes == (((rows, 4), True),)
+        assert np.array_equal(found[: x.nbytes].view(np.float32).reshape(rows, 4), x + 1)
+
+
+def test_shapes_that_do_not_fit(onnxruntime):
+    """Shapes that the operation cannot serve fail where they are bound, and name it."""
+    builder = driver.ModelBuilder()
+    x, y = builder.input("float32", (0, 4)), builder.input("float32", (0, 4))
+    builder.output(builder.operation("ADD", x, y, 0))
+    a, b = np.zeros((2, 4), np.float32), np.zeros((3, 4), np.float32)
+    with pytest.raises(ExecutionFailed, match="ADD"):
+        prepare(onnxruntime, builder.build()).bind([a, b], [np.zeros(64, np.uint8)])
+
+
+def test_indices(onnxruntime):
+    """Indices out of range, below 0 too, fail the execution and not the next one."""
+    builder = driver.ModelBuilder()
+    builder.output(builder.operation("GATHER", builder.input("float32", (3, 2)), 0, builder.input("int32", (4,))))
+    x, result = np.arange(6, dtype=np.float32).reshape(3, 2), np.zeros(32, np.uint8)
+    indices = np.array([2, 0, 1, 2], np.int32)
+    bound = prepare(onnxruntime, builder.build()).bind([x, indices], [result])
+    for bad in (3, -1, -3, 2**31 - 1, -(2**31)):
+        indices[1] = bad
+        with pytest.raises(ExecutionFailed, match="Gather"):
+            bound.run()
+    indices[1] = 1
+    bound.run()
+    assert np.array_equal(result.view(np.float32).reshape(4, 2), x[indices])
+
+
+def test_threads_at_the_same_time(onnxruntime, kit):
+    """Several threads bind and run one prepared model at the same time; each gets its own results."""
+    prepared = prepare(onnxruntime, kit.conv_model())
+    wrong = []
+
+    def work(seed):
+        x = np.random.default_rng(seed).standard_normal((1, 8, 8, 3), np.float32)
+        want = Interpreter(kit.conv_model()).bind([x])
+        want.run()
+        found = np.zeros(20, np.uint8)
+        bound = prepared.bind([x], [found])
+        for _ in range(200):
+            found[:] = 0
+            bound.run()
+            if not np.allclose(found.view(np.float32), want.results[0].array, atol=1e-5):
+                wrong.append(seed)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+def test_without_the_lock(onnxruntime):
+    """While an execution runs, other Python threads do."""
+    builder = driver.ModelBuilder()
+    x = builder.input("float32", (512, 1024))
+    for _ in range(8):
+        x = builder.operation("FULLY_CONNECTED", x, np.zeros((1024, 1024), np.float32), np.zeros(1024, np.float32), 0)
+    builder.output(x)
+    feeds, result = [np.zeros((512, 1024), np.float32)], np.zeros(2**21, np.uint8)
+    bound = prepare(onnxruntime, builder.build()).bind(feeds, [result])
+    thread = threading.Thread(target=bound.run)
+    thread.start()
+    turns = 0
+    while thread.is_alive():
+        turns += 1
+    assert turns > 1000
+
+
+def test_binding_lives_alone(onnxruntime, kit):
+    """A binding needs nobody to keep its prepared model, or the arrays that it was given."""
+    result = np.zeros(16, np.uint8)
+    bound = prepare(onnxruntime, kit.add_model()).bind([np.ones((1, 4), np.float32)], [result])
+    for _ in range(50):  # what was let go would be used again
+        other = prepare(onnxruntime, kit.add_model(constant=9.0))
+        other.bind([np.zeros((1, 4), np.float32)], [np.zeros(16, np.uint8)]).run()
+    bound.run()
+    assert result.view(np.float32).tolist() == [2.0] * 4
+
+
+@pytest.mark.parametrize("make", ["add_model", "conv_model", "quantised_model"])
+def test_through_a_burst(connect, kit, make):
+    """A device process runs it for a burst and on the plain path, and both give what the reference gives."""
+    model = getattr(kit, make)()
+    operand = model.main.operands[model.main.inputs[0]]
+    raw = np.random.default_rng(5).integers(0, 255, operand.dimensions, np.uint8)
+    x = raw if operand.type.is_quantised else (raw / 64 - 2).astype(np.float32)
+    with connect().prepare(model) as reference:
+        (want,) = reference.run(x)
+    tolerance = 1e-5 if want.dtype == np.float32 else 1
+    with connect("onnxruntime").prepare(model) as prepared:
+        np.testing.assert_allclose(prepared.run(x)[0], want, atol=tolerance)
+        with prepared.burst() as burst:
+            for _ in range(5):
+                burst.inputs[0][...] = x
+                np.testing.assert_allclose(burst.run(timeout=20).outputs[0], want, atol=tolerance)
+            assert burst.stats()["copied_bytes"]["bulk"] == 0
+
+
+def test_what_the_process_refuses(connect, kit):
+    """The service asks the device what it supports."""
+    found = connect("onnxruntime")
+    assert found.type == "CPU"
+    assert found.supported_operations(kit.mul_model()) == [True]
+    assert found.supported_operations(kit.reshape_model()) == [False]
+
+
+@pytest.mark.parametrize("found", [None, "1.19.2", "0.5"])
+def test_missing_library(monkeypatch, found):
+    """Without the wheel, or with too old a version of it, the error says what to install."""
+    monkeypatch.setattr(library, "library", library.library.__wrapped__)
+    monkeypatch.setattr(importlib.metadata, "version", (lambda _: found) if found else _missing)
+    with pytest.raises(LibraryMissing, match=r"1\.20 or later is needed; pip install 'burst-engine\[onnxruntime\]'"):
+        library.library()
+
+
+def _missing(name):
+    raise importlib.metadata.PackageNotFoundError(name)
+
+
+def test_self_test(monkeypatch):
+    """Where sums of bytes come out too small, that is found out before anything is computed for anybody."""
+    device.self_test.__wrapped__()
+    real = device._extreme_products
+    monkeypatch.setattr(device, "_extreme_products", lambda *a: (None, real(*a)[1] - 12))
+    with pytest.raises(LibraryFailed, match="self test"):
+        device.self_test.__wrapped__()
+
+
+def test_a_model_that_it_refuses():
+    """What ONNX Runtime says about a model that it cannot take is in the error."""
+    graph = writer.Writer()
+    (result,) = graph.node("NoSuchOperation", [])
+    with pytest.raises(LibraryFailed, match="NoSuchOperation"):
+        library.Session(writer.model(graph.graph([], [(result, "FLOAT")])))
+
+
+def test_weights_stay_where_they_are(onnxruntime, monkeypatch):
+    """Weights that have the right order are used where they lie, also where nobody may write, and outlive the model."""
+    written = []
+    monkeypatch.setattr(writer.Message, "joined", lambda m: written.append(m.nbytes) or b"".join(m._chunks))
+    builder, random = driver.ModelBuilder(), np.random.default_rng(4)
+    x, weights = builder.input("float32", (1, 200)), random.standard_normal((500, 200), np.float32)
+    builder.output(builder.operation("FULLY_CONNECTED", x, weights, np.zeros(500, np.float32), 0))
+    sent = decode(*encode(builder.build()))
+    places = {
+        operand.value.ctypes.data
+        for operand in sent.main.operands
+        if operand.type.name == "TENSOR_FLOAT32" and operand.lifetime.is_constant
+    }
+    prepared = prepare(onnxruntime, sent)
+    assert written[0] < 1000
+    (program,) = prepared._programs.values()
+    assert {array.ctypes.data for _, array in program.session._kept[0]} == places
+    del sent
+    x, found = random.standard_normal((1, 200), np.float32), np.zeros(2000, np.uint8)
+    prepared.bind([x], [found]).run()
+    np.testing.assert_allclose(found.view(np.float32), weights @ x[0], atol=1e-3)
+
+
+def test_options(monkeypatch, tmp_path):
+    """The number of threads comes from the caller, else from the configuration, else from the size of the model."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr(device.os, "cpu_count", lambda: 6)
+    found = OnnxRuntimeDevice()
+    assert [found.threads_for(work) for work in (0, device.LARGE - 1, device.LARGE)] == [1, 1, 3]
+    assert OnnxRuntimeDevice(threads=2).threads_for(0) == 2
+    file = tmp_path / ".config/burst/onnxruntime.toml"
+    file.parent.mkdir(parents=True)
+    file.write_text("threads = 5\nprovider = 'cpu'\n")
+    assert OnnxRuntimeDevice().threads_for(0) == 5
+    for bad in ("threads = 0", "threads = 'many'", "threads =", "provider = 'tpu'"):
+        file.write_text(bad)
+        with pytest.raises(ValueError, match=r"onnxruntime\.toml"):
+            OnnxRuntimeDevice()
+
+
+def test_two_threads(kit):
+    """More threads give the same result."""
+    x = np.random.default_rng(1).standard_normal((1, 8, 8, 3), np.float32)
+    results = []
+    for threads in (1, 2):
+        found = np.zeros(20, np.uint8)
+        prepare(OnnxRuntimeDevice(threads=threads), kit.conv_model()).bind([x], [found]).run()
+        results.append(found.view(np.float32))
+    np.testing.assert_allclose(*results, atol=1e-6)
+
+
+def has_cuda():
+    return "CUDAExecutionProvider" in library.library().get_available_providers()
+
+
+@pytest.mark.skipif(has_cuda(), reason="this ONNX Runtime has CUDA")
+def test_without_cuda():
+    """A provider that the installed build lacks is an error that says what it has, and what to install."""
+    with pytest.raises(LibraryMissing, match=r"provider 'cuda': .* pip install onnxruntime-gpu"):
+        OnnxRuntimeDevice(provider="cuda")
+
+
+@pytest.mark.skipif(not has_cuda(), reason="needs onnxruntime-gpu and a GPU")
+def test_cuda(net, agrees):
+    """The GPU computes what the reference does."""
+    found = net("f")
+    found.run("CONV_2D", found.x(1, 8, 8, 4), *found.filter(4, 3, 3, 4), 1, 1, 1, 1)
+    gpu = OnnxRuntimeDevice(provider="cuda")
+    assert gpu.type == "GPU"
+    assert agrees(gpu, found)
