@@ -12,7 +12,7 @@ from driver.devices.onnxruntime.lower import LOWERINGS, Graph, Node
 from driver.devices.onnxruntime.lower.control import placed
 from driver.devices.onnxruntime.lower.node import stored_type
 from driver.devices.onnxruntime.writer import model as model_bytes
-from driver.nn import ExecutionFailed
+from driver.nn import ExecutionFailed, OperandType
 from driver.nn.plan import REFUSALS, Prepared
 from driver.nn.types import byte_size
 
@@ -33,7 +33,7 @@ def _draft(referenced: Sequence[Subgraph], operation: Prepared, call: Call, grap
     require(kind in LOWERINGS, "ONNX has no such operation")
     lowered = Graph(graph, tensors, referenced, is_draft=True)
     for i in operation.operation.inputs:
-        if (tensor := tensors.get(i)) is not None and not tensor.fixed:
+        if (tensor := tensors.get(i)) is not None and not tensor.fixed and tensor.type != OperandType.SUBGRAPH:
             lowered.input(i)
     LOWERINGS[kind](Node(lowered, operation.operation, call))
     for i in operation.operation.outputs:
