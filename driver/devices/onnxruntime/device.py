@@ -113,13 +113,13 @@ class OnnxRuntimeDevice:
 class PreparedModel:
     """A model for one or more sets of input shapes. Any number of executions run at the same time."""
 
+    is_static = serves_all = True
+
     def __init__(
         self, model: Model, pace: Callable[[], object], threads: Callable[[int], int], provider: str = "cpu"
     ) -> None:
         """Raises LibraryFailed."""
         self._model, self._threads, self._provider = model, threads, provider
-        # A loop may go on for too long, and only executions of models that are not static are asked how they ended.
-        self.is_static = all(o.type != "WHILE" for graph in (model.main, *model.referenced) for o in graph.operations)
         self._operations = prepared(model.main, pace)
         self._constants = constants(model.main, pace)
         self._programs: dict[tuple[tuple[int, ...] | None, ...], Program] = {}
