@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import driver
-from driver.encoding import decode, encode
+from driver.encoding import decode, encode, sealed
 from driver.errors import ExecutionFailed, OutputInsufficientSize
 from driver.nn import Interpreter
 
@@ -322,7 +322,8 @@ def test_weights_stay_where_they_are(onnxruntime, monkeypatch):
     builder, random = driver.ModelBuilder(), np.random.default_rng(4)
     x, weights = builder.input("float32", (1, 200)), random.standard_normal((500, 200), np.float32)
     builder.output(builder.operation("FULLY_CONNECTED", x, weights, np.zeros(500, np.float32), 0))
-    sent = decode(*encode(builder.build()))
+    fd, where = encode(builder.build())
+    sent = decode(sealed(fd), where)
     places = {
         operand.value.ctypes.data
         for operand in sent.main.operands
