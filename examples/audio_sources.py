@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from itertools import chain
 from typing import TYPE_CHECKING, Protocol
 
 import av
@@ -59,7 +60,7 @@ class KeypadSource:
 
 
 class RecordedSource:
-    """A file, or a microphone behind ALSA, as 16 kHz mono. The last block of a file is filled up with silence."""
+    """A file, or a microphone behind ALSA, at 16 kHz, its channels averaged. Silence fills the last block up."""
 
     presses = None
 
@@ -83,12 +84,10 @@ class RecordedSource:
         return True
 
     def _decode(self) -> Iterator[np.ndarray]:
-        resampler = av.AudioResampler("flt", "mono", RATE, frame_size=BLOCK)
-        for frame in self._container.decode(audio=0):
+        resampler = av.AudioResampler("fltp", rate=RATE, frame_size=BLOCK)  # a row for each channel
+        for frame in chain(self._container.decode(audio=0), [None]):
             for block in resampler.resample(frame):
-                yield block.to_ndarray()[0]
-        for block in resampler.resample(None):
-            yield block.to_ndarray()[0]
+                yield block.to_ndarray().mean(axis=0)
 
     def close(self) -> None:
         """Close the file or the microphone."""

@@ -62,7 +62,7 @@ class Net(nn.Module):
         named |= {"keys.filter": self.keys.weight, "keys.bias": self.keys.bias}
         for name, all_gates in (("into", into), ("again", lstm.weight_hh_l0), ("bias", bias)):
             named |= {f"{name}.{gate}": part for gate, part in zip(GATES, all_gates.chunk(4), strict=True)}
-        return {name: np.ascontiguousarray(value.detach().numpy(), np.float32) for name, value in named.items()}
+        return {name: value.detach().numpy().astype(np.float32, order="C") for name, value in named.items()}
 
 
 def batch(rooms: list[np.ndarray], random: np.random.Generator, size: int) -> tuple[torch.Tensor, torch.Tensor]:
