@@ -43,7 +43,7 @@ class Listener:
 
     def __init__(self, prepared: driver.RemotePreparedModel, execute: Callable[..., burst.Result]) -> None:
         """`execute`: that of the prepared model, which is the plain path, or of a burst on it."""
-        self._execute, self.latencies = execute, Latencies()
+        self._execute = execute
         self._memory = driver.Memory.create(4 * (BLOCK + CLASSES))
         self.block = self._memory.asarray(np.float32, (BLOCK,))  # to be written in place
         roles = [driver.BufferRole(0, n) for n in (1, 2)]  # a state is input n of the model, and output n
@@ -51,6 +51,9 @@ class Listener:
         self._states = [[allocate(desc, [prepared], [role], [role]) for role in roles] for _ in range(2)]
         # Two requests that never change: whoever executes them recognises them, and checks and binds them once.
         self._requests = [self._request(*self._states), self._request(*reversed(self._states))]
+        self.forget()
+        for _ in range(WARM_UP):  # memory is mapped, and caches are filled
+            self.step()
         self.forget()
 
     def _request(self, old: list[driver.Buffer], new: list[driver.Buffer]) -> Request:
@@ -62,7 +65,7 @@ class Listener:
         """Begin as if nothing had ever been heard."""
         for buffer, shape in zip(self._states[0], STATES, strict=True):
             buffer.copy_from(np.zeros(shape, np.float32))
-        self._turn = 0
+        self._turn, self.latencies = 0, Latencies()
 
     def step(self) -> np.ndarray:
         """Hear the block: how likely each key is, in memory that the next step writes to."""
@@ -72,15 +75,6 @@ class Listener:
         result.raise_for_status()
         self._turn = 1 - self._turn
         return result.outputs[0][0]  # the outputs in buffers are None
-
-
-def warm_up(listeners: dict[str, Listener]) -> None:
-    """Let all paths map their memory and fill their caches, and forget that they did."""
-    for listener in listeners.values():
-        for _ in range(WARM_UP):
-            listener.step()
-        listener.forget()
-        listener.latencies = Latencies()
 
 
 def run(listeners: dict[str, Listener], source: Source, blocks: int, pace: Pace, notes: Notes) -> None:
@@ -95,7 +89,7 @@ def run(listeners: dict[str, Listener], source: Source, blocks: int, pace: Pace,
             pace.wait()
             turns = sorted(listeners, reverse=index % 2 == 1)  # neither path always comes second
             answers = {path: listeners[path].step() for path in turns}
-            notes.add(fast.block, answers)
+            notes.add(fast.block, [answers[path] for path in listeners])
     except KeyboardInterrupt:
         notes.console.print("stopped early")
 
@@ -135,7 +129,6 @@ def main() -> None:
             fast = stack.enter_context(prepared.burst(measure=True))
             paths = {"burst": fast.execute, "plain RPC": prepared.execute}
             listeners = {path: Listener(prepared, execute) for path, execute in paths.items()}
-            warm_up(listeners)
             pace, notes = Pace(not (args.fast or source.is_live)), Notes(source, console)
             run(listeners, source, round(args.seconds * 50), pace, notes)
             runs = fast.stats()["runs"]

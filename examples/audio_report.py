@@ -34,13 +34,18 @@ def verdict(event: Event) -> str:
     return "right" if event.key else "missed"
 
 
+def level_of(event: Event) -> int:
+    """How loud the tones were in the section of that press, or of that mistake."""
+    return level_at(event.press.start if event.press else event.at - BLOCK)
+
+
 def line(event: Event, *, is_checked: bool) -> str:
     """One event in words; `is_checked`: whether anybody knows what was pressed."""
     when = f"{event.at / RATE:7.2f} s"
     if not is_checked:
         return f"{when}   {event.key}"
     pressed = f"pressed {event.press.key}" if event.press else "not pressed"
-    return f"{when}   {event.key or '-'}   {pressed:11}   {verdict(event):6}   {level_at(event.at - BLOCK):+} dB"
+    return f"{when}   {event.key or '-'}   {pressed:11}   {verdict(event):6}   {level_of(event):+} dB"
 
 
 class Notes:
@@ -54,9 +59,9 @@ class Notes:
         self.difference = 0.0  # the largest between the answers of two paths
         self._goertzel = Goertzel.trained()
 
-    def add(self, block: np.ndarray, answers: dict[str, np.ndarray]) -> None:
-        """A block, and what each path answered to it."""
-        first, *others = answers.values()
+    def add(self, block: np.ndarray, answers: Sequence[np.ndarray]) -> None:
+        """A block, and what each path answered to it. The first one's answer counts."""
+        first, *others = answers
         self.sound.append(block.copy())
         self.answers.append(first.copy())
         self.difference = max([self.difference, *(float(abs(first - other).max()) for other in others)])
@@ -107,11 +112,9 @@ def ear_table(ears: dict[str, Sequence[Event]]) -> Table:
     table = Table(title="Keys by the loudness of the tones against voice and hiss", title_justify="left")
     for heading in ("", "pressed", *(f"{ear}: {kind}" for ear in ears for kind in ("right", "wrong"))):
         table.add_column(heading, justify="right")
-    levels = sorted({level_at(event.at) for events in ears.values() for event in events}, reverse=True)
+    levels = sorted({level_of(event) for events in ears.values() for event in events}, reverse=True)
     for level in [*levels, None]:
-        counts = [
-            [verdict(event) for event in events if level in {None, level_at(event.at)}] for events in ears.values()
-        ]
+        counts = [[verdict(event) for event in events if level in {None, level_of(event)}] for events in ears.values()]
         pressed = max(len(found) - found.count("wrong") for found in counts)
         cells = [str(found.count(kind)) for found in counts for kind in ("right", "wrong")]
         table.add_row("all" if level is None else f"{level:+} dB", str(pressed), *cells)

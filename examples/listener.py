@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import driver
 
 WEIGHTS = Path(__file__).with_name("audio_net.npz")
-BANDS, CELLS, CLASSES = 32, 48, 1 + len(KEYS)
+BANDS, CELLS, CLASSES = 32, 64, 1 + len(KEYS)
 STATES = ((1, CELLS), (1, CELLS))  # float32: inputs 1 and 2, outputs 1 and 2
 DELAY = 1  # blocks by which an answer comes late
 FAINT = 1e-6  # a power that makes no difference
