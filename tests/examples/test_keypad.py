@@ -1,6 +1,8 @@
 """The keypad, and who hears it: what is true about its sound, how keys are read, how well the network does."""
 
+import re
 import wave
+from pathlib import Path
 
 import audio_sources
 import numpy as np
@@ -28,6 +30,7 @@ from keypad import (
 )
 from listener import CELLS, CLASSES, STATES, WEIGHTS, Goertzel, build_model
 
+GUIDE = Path(__file__).parents[2] / "docs" / "audio.md"
 UNSEEN_SOUND = 3_000_000  # far from the seeds that train_audio.py trains and checks on
 
 
@@ -144,6 +147,16 @@ class TestNetwork:
         with np.load(WEIGHTS) as file:
             assert str(file["command"]).startswith("python examples/train_audio.py ")
             assert {file[name].dtype for name in file.files if "." in name} == {np.dtype(np.float32)}
+
+    def test_the_guide_says_what_training_found(self):
+        """The table of docs/audio.md is the report in the weights."""
+        rows = re.findall(r"^\| ([+-]?\d+) dB \| (.*) \|$", GUIDE.read_text(), re.MULTILINE)
+        with np.load(WEIGHTS) as file:
+            lines = [re.findall(r"[+-]?\d+", line) for line in str(file["report"]).splitlines()]
+        assert [(int(level), *map(int, cells.split(" | "))) for level, cells in rows] == [
+            tuple(int(line[n]) for n in (0, 1, 2, 4, 5)) for line in lines
+        ]
+        assert {line[n] for line in lines for n in (3, 6)} == {"600"}
 
     def test_states_go_in_as_they_come_out(self):
         """Inputs 1 and 2 and outputs 1 and 2 of the model are alike, so that buffers can be both."""
