@@ -110,17 +110,7 @@ class TestProgram:
 
     def test_a_device_that_dies_is_named(self, tmp_path):
         """When the device is killed in the middle, the program says that, and that what it remembered is lost."""
-        command = [
-            sys.executable,
-            "-u",
-            str(AUDIO),
-            "--seconds",
-            "600",
-            "--device",
-            "reference",
-            "--out",
-            str(tmp_path),
-        ]
+        command = [sys.executable, "-u", str(AUDIO), "--seconds", "60", "--out", str(tmp_path), "--device", "reference"]
         with (
             driver.connect("reference") as device,
             subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as program,
