@@ -151,8 +151,9 @@ def draw(
     figure, (waveform, tones, thoughts) = plt.subplots(3, 1, figsize=(18, 10), **rows)
     waveform.plot(np.arange(len(sound)) / RATE, sound, color="0.3", linewidth=0.3)
     waveform.set(ylabel="waveform")
+    enough = np.pad(sound, (0, max(0, 4 * BLOCK - len(sound))))
     with np.errstate(divide="ignore"):  # the logarithm of silence
-        tones.specgram(sound, NFFT=2 * BLOCK, Fs=RATE, noverlap=BLOCK, cmap="magma", vmin=-95, vmax=-45)
+        tones.specgram(enough, NFFT=2 * BLOCK, Fs=RATE, noverlap=BLOCK, cmap="magma", vmin=-95, vmax=-45)
     tones.set(ylabel="Hz", ylim=(500, 1800), yticks=ROWS + COLUMNS)
     extent = (0, length, len(KEYS) - 0.5, -0.5)
     look = {"aspect": "auto", "cmap": "Greys", "interpolation": "nearest"}

@@ -12,6 +12,7 @@ from pathlib import Path
 import audio
 import numpy as np
 import pytest
+from audio_report import write_sound
 from by_hand import by_hand
 from keypad import BLOCK, section
 from listener import CLASSES, build_model
@@ -83,6 +84,18 @@ class TestProgram:
         assert status == 0, again
         assert heard(again) == heard(text)
         assert {path.name for path in tmp_path.iterdir()} == {"audio.png"}
+
+    @pytest.mark.parametrize("blocks", [1, 7])
+    def test_a_moment_of_silence_is_enough(self, monkeypatch, capsys, tmp_path, blocks):
+        """A file of so little sound, without any key, ends in tables and a picture all the same."""
+        write_sound(tmp_path / "short.wav", np.zeros(blocks * BLOCK))
+        words = "--wav", tmp_path / "short.wav", "--device", "reference", "--out", tmp_path / "out"
+        monkeypatch.setattr(sys, "argv", ["audio.py", "--fast", *map(str, words)])
+        audio.main()
+        text = capsys.readouterr().out
+        assert f"{blocks} on each path" in text
+        assert "nothing" in text
+        assert (tmp_path / "out" / "audio.png").exists()
 
     @pytest.mark.parametrize(
         ("arguments", "complaint"),
