@@ -101,14 +101,14 @@ def arguments() -> argparse.Namespace:
     source.add_argument("--wav", type=Path, metavar="FILE", help="a sound file, at any rate, in anything FFmpeg reads")
     source.add_argument("--microphone", metavar="NAME", help="a microphone that ALSA knows by that name")
     add("--seconds", type=float, default=20, help="of sound, at most 600 (default: 20)")
-    add("--seed", type=int, default=0, help="which generated sound (default: 0)")
+    add("--seed", type=int, default=0, help="which generated sound, at most 999 (default: 0)")
     add("--fast", action="store_true", help="do not wait for the sound to pass")
     best = "litert" if find_spec("ai_edge_litert") else "reference"
     add("--device", default=best, help=f"which device runs the network (default here: {best})")
     out = Path(__file__).with_name("out")
     add("--out", type=Path, default=out, help="folder for the results (default: examples/out)")
     args = parser.parse_args()
-    for name, least, most in (("seconds", 0.02, 600), ("seed", 0, 1e9)):
+    for name, least, most in (("seconds", 0.02, 600), ("seed", 0, 999)):
         if not least <= getattr(args, name) <= most:
             parser.error(f"--{name} {getattr(args, name)}: must be from {least} to {most:g}")
     try:

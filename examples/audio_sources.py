@@ -37,6 +37,7 @@ class KeypadSource:
     is_live = False
 
     def __init__(self, seed: int, seconds: float) -> None:
+        """`seed`: less than 1,000, so that no section is one that the network was trained on."""
         self.name = f"generated keypad, seed {seed}"
         length = SECTION * BLOCK
         starts = range(0, round(seconds * RATE), length)

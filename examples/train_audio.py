@@ -5,7 +5,7 @@ examples/audio_net.npz was made by
     python examples/train_audio.py --rooms 400 --steps 5000 --seed 1
 
 in a quarter of an hour on one core (it needs the `train` extra). Training sounds have the seeds from FIRST_SOUND on,
-the check at the end has those from UNSEEN_SOUND on, and the demo starts at 0: none of them meet.
+the check at the end has those from UNSEEN_SOUND on, and the demo those below: none of them meet.
 """
 
 from __future__ import annotations
