@@ -9,6 +9,7 @@ export OPENBLAS_NUM_THREADS ?= 1
 
 demo: $(VENV)/demo
 	$(BIN)/python examples/camera.py
+	$(BIN)/python examples/audio.py
 
 test: $(VENV)/test
 	$(BIN)/python -m pytest -m "not stress" -n 2 --dist loadfile --no-loadscope-reorder

@@ -10,6 +10,7 @@ import pytest
 ROOT = pathlib.Path(__file__).parents[1]
 EXPECTED = {  # of each block, in order: lines of its output
     "README.md": [["[[0., 2., 4., 6.]]", "[[2. 3. 4. 5.]] NONE"], ["[1 2 3]"]],
+    "docs/audio.md": [["[ 0. 10. 20. 30.]]\n[[10. 20. 40. 60.]]\n[[30. 30. 60. 90.]]"]],
     "docs/bursts.md": [
         ["[2. 3. 4. 5.]\n[1. 1. 1. 1.]"],
         ["[1.0, 2.0, 3.0, 4.0, 5.0, 6.0]\n1.0 2.0 3.0 4.0 5.0 6.0 1.0"],

@@ -1,5 +1,5 @@
 """The examples are programs in a folder, not a package: put the folder where they look for each other. `protocol_page`
-lies beside this file for two of the tests.
+and `by_hand` lie beside this file, each for two of the tests.
 """
 
 import sys
