@@ -117,7 +117,8 @@ typedef struct {
     uint64_t buffer_bytes, result_bytes;
     uint64_t spin_ns;
     uint64_t hold_ns;             /* of burst_call, at least; it takes longer while answers usually come soon */
-    uint64_t usual_ns;            /* what answers to burst_call have lately taken */
+    uint64_t usual_ns;            /* what answers to burst_call have lately taken, long ones cut */
+    uint64_t expected_ns, deviation_ns; /* what answers to single requests take, and how far they are from that */
     uint64_t begin, deadline;     /* of the next request; begin 0: when it is sent */
     uint64_t sent;                /* the last one */
     uint64_t id, result_id;       /* of the last request, and of the last result */
@@ -187,6 +188,14 @@ void burst_turn_init(burst_turn *turn);
 int32_t burst_foreign_run(void *foreign);          /* copies, calls step by step, copies; returns an error status */
 void burst_foreign_cancel(burst_foreign *foreign); /* ends its run before the next step, and all later ones at once */
 _Bool burst_foreign_ends(void *turn); /* for the library to ask in the midst of a step: whether it has to end */
+/* managed: a burst_function on buffers of the device. A buffer is fresh (1) while it has no value; then it is no input. */
+typedef struct {
+    burst_function *function;
+    void *context;
+    uint32_t **reads, **writes; /* whether those buffers are fresh */
+    uint64_t n_reads, n_writes;
+} burst_managed;
+int32_t burst_managed_run(void *managed); /* afterwards what it wrote has a value, or is fresh when the function failed */
 int burst_blame(void); /* fatal signals are noted in the trace of the burst whose listener they hit */
 void burst_blame_on(burst_trace *trace); /* from now on those that hit this thread are noted there; NULL: nowhere */
 

@@ -10,6 +10,7 @@
 #include "trace.h"
 
 static const uint64_t SOON = 100000; /* ns */
+static const uint64_t EARLY = 150000; /* ns: the slack of a timer, and an idle processor's way back */
 
 /* ---- requests ---------------------------------------------------------------------------------------------------- */
 
@@ -78,11 +79,19 @@ static bool has_usual_times(const burst_caller *c, const unsigned char *packet) 
     return c->on_device <= c->in_driver && !load_u32(packet + RESULT_STATUS_AT);
 }
 
+static void expect(burst_caller *c, uint64_t took) {
+    if (!c->expected_ns) c->expected_ns = took;
+    uint64_t off = took > c->expected_ns ? took - c->expected_ns : c->expected_ns - took;
+    c->deviation_ns += off / 8 - c->deviation_ns / 8;
+    c->expected_ns += took / 8 - c->expected_ns / 8;
+}
+
 /* How long the answer took, and not how long we took to wake up: that is what holding on is against. */
 static void learn(burst_caller *c, uint64_t took) {
     const burst_sent *sent = &c->trace->sent[c->results % BURST_RECORDS];
     const burst_served *served = &c->trace->served[c->results % BURST_RECORDS];
     if (took > SOON && served->id == c->results && served->done - sent->sent < took) took = served->done - sent->sent;
+    if (c->id == c->results) expect(c, took);
     if (took > 4 * SOON) took = 4 * SOON; /* one long pause does not change the habit */
     c->usual_ns += took / 8 - c->usual_ns / 8;
 }
@@ -117,11 +126,21 @@ static int64_t take_result(burst_caller *c, uint64_t since) {
     return bytes;
 }
 
+/* An answer that takes long but comes regularly is polled for shortly before it is due: then neither side has to be woken
+ * up, for the device still polls when the next request comes. */
+static int await_result(burst_caller *c, uint64_t deadline) {
+    uint64_t margin = EARLY + 2 * c->deviation_ns, due = c->sent + c->expected_ns;
+    bool is_regular = c->spin_ns && c->id == c->results + 1 && margin < c->expected_ns / 8;
+    if (!is_regular || due - margin >= deadline) return sleep_until(c->back, 1, c->spin_ns, deadline);
+    int r = sleep_until(c->back, 1, c->spin_ns, due - margin);
+    return r == -ETIMEDOUT ? sleep_until(c->back, 1, 2 * margin, deadline) : r;
+}
+
 int64_t burst_receive(burst_caller *c, uint64_t deadline) {
     int64_t r = end_enter_free(c->back);
     if (r) return r;
     uint64_t since = futex_now();
-    r = sleep_until(c->back, 1, c->spin_ns, deadline);
+    r = await_result(c, deadline);
     if (!r) r = take_result(c, since);
     end_leave(c->back);
     return r;

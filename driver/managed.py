@@ -22,6 +22,7 @@ from burst import GeneralFailure, InvalidArgument, Memory, OutputInsufficientSiz
 from burst.wire import Token
 from driver.nn import combine_dimensions
 from driver.request import BoundRequest
+from fmq._core import ffi, lib
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
 _ALIGNMENT = 64
 _LARGE = 2**18
 _tokens = count(1)
+_RUN = ffi.addressof(lib, "burst_managed_run")
+_NATIVE = "burst_function *", "void *"
 
 
 class Kind(NamedTuple):
@@ -131,10 +134,20 @@ class ManagedBuffer:
     def __init__(self, kind: Kind, dimensions: tuple[int, ...], roles: frozenset[Role], quota: Quota) -> None:
         """Raises ResourceExhaustedPersistent."""
         self.kind, self.dimensions, self.roles, self._quota = kind, dimensions, roles, quota
-        self.token, self.version, self.is_fresh = next(_tokens), 0, True
+        self.token, self.version = next(_tokens), 0
+        self.fresh = ffi.new("uint32_t *", 1)  #: for C
         self.is_fixed = kind.type.is_scalar or (bool(dimensions) and 0 not in dimensions)
         self.known = dimensions
         self._array = quota.room(self.size(dimensions) if self.is_fixed else 0)
+
+    @property
+    def is_fresh(self) -> bool:
+        """It has no value, and is no input."""
+        return bool(self.fresh[0])
+
+    @is_fresh.setter
+    def is_fresh(self, fresh: bool) -> None:
+        self.fresh[0] = fresh
 
     def size(self, dimensions: tuple[int, ...]) -> int:
         """Bytes of that shape."""
@@ -290,8 +303,6 @@ def _roles(models: Sequence[Loaded], inputs: Sequence[Any], outputs: Sequence[An
 class ManagedRequest:
     """A burst.Execution on buffers. What they are at the moment is looked at before each run."""
 
-    native = None
-
     def __init__(
         self, loaded: Loaded, request: Request, buffers: ManagedBuffers, pace: Callable[[], object] = lambda: None
     ) -> None:
@@ -299,6 +310,7 @@ class ManagedRequest:
         self._loaded, self._request, self._buffers, self._pace = loaded, request, buffers, pace
         self._bind()
         self.is_static = self._bound.is_static and all(b.is_fixed for b in self._named)
+        self.native = self._native() if self.is_static and self._bound.native else None
 
     @property
     def shapes(self) -> Sequence[OutputShape]:
@@ -322,6 +334,15 @@ class ManagedRequest:
         shapes = self._bound.shapes
         for buffer, n in self._written:
             buffer.settle(shapes[n].dimensions)
+
+    def _native(self) -> tuple[int, int]:
+        """Without a look at versions: buffers of fixed sizes only end, and whoever ends one drops the plans on it."""
+        words = [[b.fresh for b in self._read], [b.fresh for b, _ in self._written]]
+        reads, writes = (ffi.new("uint32_t *[]", found or [ffi.NULL]) for found in words)
+        function, inner = (ffi.cast(kind, n) for kind, n in zip(_NATIVE, self._bound.native or (), strict=True))
+        context = ffi.new("burst_managed *", (function, inner, reads, writes, *map(len, words)))
+        self._kept = context, reads, writes
+        return int(ffi.cast("uintptr_t", _RUN)), int(ffi.cast("uintptr_t", context))
 
     def cancel(self) -> None:
         """Ends the run in progress as soon as the device can. Nobody wants another."""
