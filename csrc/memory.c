@@ -74,8 +74,8 @@ int fmq_guard(void) {
     return sigaction(SIGBUS, &action, NULL) ? -errno : 0;
 }
 
-int fmq_map(int fd, uint64_t bytes, int writable, void **base) {
-    void *p = mmap(NULL, bytes, PROT_READ | (writable ? PROT_WRITE : 0), MAP_SHARED, fd, 0);
+int fmq_map(int fd, uint64_t bytes, uint64_t offset, int writable, void **base) {
+    void *p = mmap(NULL, bytes, PROT_READ | (writable ? PROT_WRITE : 0), MAP_SHARED, fd, (off_t)offset);
     if (p == MAP_FAILED) return -errno;
     fmq_remember(p, bytes);
     *base = p;
@@ -86,3 +86,5 @@ int fmq_unmap(void *base, uint64_t bytes) {
     forget(base);
     return munmap(base, bytes) ? -errno : 0;
 }
+
+int fmq_flush(void *base, uint64_t bytes) { return msync(base, bytes, MS_SYNC) ? -errno : 0; }

@@ -274,7 +274,7 @@ class Client:
 def _trace(fds: list[int]) -> Memory | None:
     """Its descriptor is kept, for `traces`."""
     try:
-        return Memory.from_fd(fds.pop(), Trace.nbytes) if fds else None
+        return Memory.adopt(fds.pop(), Trace.nbytes) if fds else None
     except (FmqError, OSError) as error:
         raise Malformed(f"the trace cannot be used: {error}") from error
 

@@ -18,7 +18,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from burst import GeneralFailure, InvalidArgument, Memory, OutputInsufficientSize, ResourceExhaustedPersistent
+from burst import (
+    GeneralFailure,
+    HardwareBuffer,
+    InvalidArgument,
+    Memory,
+    OutputInsufficientSize,
+    ResourceExhaustedPersistent,
+)
 from burst.wire import Token
 from driver.nn import combine_dimensions
 from driver.request import BoundRequest
@@ -118,6 +125,8 @@ class ManagedBuffer:
     dimensions: that its description and its roles leave it; known: that it has at present.
     """
 
+    writable = True
+
     def __init__(self, kind: Kind, dimensions: tuple[int, ...], roles: frozenset[Role], quota: Quota) -> None:
         """Raises ResourceExhaustedPersistent."""
         self.kind, self.dimensions, self.roles, self._quota = kind, dimensions, roles, quota
@@ -195,6 +204,8 @@ class ManagedBuffer:
 
 
 def _check_size(memory: Memory, nbytes: int, what: str) -> None:
+    if isinstance(memory, HardwareBuffer):
+        raise GeneralFailure(f"an image in {memory.format} is no memory to copy bytes with; use a pool of bytes")
     if memory.nbytes != nbytes:
         raise InvalidArgument(f"memory of {memory.nbytes} bytes; {what} has {nbytes}")
 
@@ -294,6 +305,16 @@ class ManagedRequest:
     def shapes(self) -> Sequence[OutputShape]:
         """Of the outputs, once it has run."""
         return self._bound.shapes
+
+    @property
+    def copied_bytes(self) -> int:
+        """What a run copies of the arguments."""
+        return self._bound.copied_bytes
+
+    @property
+    def checked_bytes(self) -> int:
+        """Of these, what it only copies to look at."""
+        return self._bound.checked_bytes
 
     def run(self) -> None:
         """Executes. Raises StatusError; buffers that it should have written are fresh then."""

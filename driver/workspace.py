@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from burst import DeviceBuffer, GeneralFailure, Memory, OutputShape, Request, RequestArgument
+from burst import DeviceBuffer, GeneralFailure, HardwareBuffer, Memory, OutputShape, Request, RequestArgument
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -159,8 +159,10 @@ def output_views(model: Model, request: Request, shapes: Sequence[OutputShape]) 
     )
 
 
-def _view(pool: Memory | DeviceBuffer, *where: Any) -> Any:
-    return None if isinstance(pool, DeviceBuffer) else pool.asarray(*where)
+def _view(pool: Memory | DeviceBuffer, dtype: Any, shape: tuple[int, ...], offset: int) -> Any:
+    if isinstance(pool, DeviceBuffer):
+        return None
+    return pool.read().reshape(shape) if isinstance(pool, HardwareBuffer) else pool.asarray(dtype, shape, offset)
 
 
 def input_shapes(model: Model, given: Sequence[Any]) -> Shapes:

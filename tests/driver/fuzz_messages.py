@@ -50,7 +50,13 @@ class Calls:
         self._queue = fmq.MessageQueue.create("u4", 100)
         plain_queue, _ = self._queue.descriptor.to_wire()
         self._handlers = {"hello": self._hello, "memory": self._memory, "queue": self._open, "fd": self._take}
-        bodies = [[1, "hello", 1], [2, "memory", [4096, True]], [3, "queue", plain_queue], [4, "fd"], [5, "nothing"]]
+        bodies = [
+            [1, "hello", 1],
+            [2, "memory", ["ashmem", 4096, True]],
+            [3, "queue", plain_queue],
+            [4, "fd"],
+            [5, "nothing"],
+        ]
         self.seeds = [msgpack.packb(body) for body in bodies]
         self.mutate = MessageMutator(seed)
 

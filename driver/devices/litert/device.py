@@ -145,7 +145,10 @@ class PreparedModel:
 
 
 class Bound:
-    """An execution on its memory. `copied_bytes`: what each copies, because it lies where LiteRT cannot use it."""
+    """An execution on its memory. `copied_bytes`: what each copies, because it lies where LiteRT cannot use it.
+
+    `checked_bytes`: of these, operands that choose an address, which are looked at in private memory.
+    """
 
     def __init__(
         self, program: Program, inputs: Sequence[NDArray[Any] | None], outputs: Sequence[NDArray[Any]]
@@ -154,7 +157,7 @@ class Bound:
             (shape, memory.nbytes >= port.nbytes)
             for shape, memory, port in zip(program.shapes, outputs, program.outputs, strict=True)
         )
-        self.copied_bytes = 0
+        self.copied_bytes = self.checked_bytes = 0
         self._context: Any = None
         if all(is_sufficient for _, is_sufficient in self.shapes):
             self._program = program  # lives as long as what refers to it
@@ -179,6 +182,7 @@ class Bound:
                 after.append((memory, place))
             targets.append((port.type, port.shape, place))
         self.copied_bytes = sum(memory.nbytes for memory, _ in (*before, *after))
+        self.checked_bytes = sum(port.nbytes for port in program.inputs if port.copied)
         self._kept = TensorBuffers(sources), TensorBuffers(targets), _copies(before), _copies(after), before, after
         self._context = _context(program, *self._kept[:4])
         self.native = _address(ffi.addressof(lib, "burst_foreign_run")), _address(self._context)
