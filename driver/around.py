@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from burst import RequestArgument
+    from burst import Request, RequestArgument
     from driver.nn import Operand
 
     Array = NDArray[Any]
@@ -30,6 +30,7 @@ class Around:
         self._before: list[Callable[[], object]] = []
         self._after: list[Callable[[], object]] = []
         self._told: dict[Memory, bool] = {}  # whether it is written, too
+        self._shapes: dict[int, tuple[int, ...]] = {}  # of outputs that become images
         self.copied_bytes = 0
 
     def __bool__(self) -> bool:
@@ -50,15 +51,24 @@ class Around:
             self.copied_bytes += found.nbytes
         return found.reshape(dimensions)
 
-    def output(self, where: str, argument: RequestArgument, operand: Operand, image: HardwareBuffer) -> Array:
-        """The memory of an output that becomes the image. Raises InvalidArgument."""
-        _dimensions(where, argument, operand, image)
+    def output(self, n: int, argument: RequestArgument, operand: Operand, image: HardwareBuffer) -> Array:
+        """The memory of output `n`, which becomes the image. Raises InvalidArgument."""
+        self._shapes[n] = _dimensions(f"output {n}", argument, operand, image)
         found = image.view()
         if found is None:
             found = _staging(image)
             self._after.append(partial(image.scatter, found))
             self.copied_bytes += found.nbytes
         return found.reshape(-1).view(np.uint8)
+
+    def demanding(self, request: Request) -> Request:
+        """The request, with what it does not say itself: an output that becomes an image has the image's shape."""
+        if not self._shapes:
+            return request
+        outputs = enumerate(request.outputs)
+        return request._replace(
+            outputs=tuple(a._replace(dimensions=self._shapes.get(n, a.dimensions)) for n, a in outputs)
+        )
 
     def wrap(self, run: Callable[[], object]) -> Callable[[], object]:
         """`run` with everything around it; as it is when that is nothing."""

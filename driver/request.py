@@ -53,6 +53,7 @@ class BoundRequest:
             _output(n, a, operands[i], request, around)
             for n, (a, i) in enumerate(_pairs(request.outputs, graph.outputs))
         ]
+        request = around.demanding(request)
         try:
             self._bound = prepared.bind(inputs, outputs, pace, _loop_timeout(request))
         except ExecutionFailed as error:
@@ -139,7 +140,7 @@ def _output(n: int, argument: RequestArgument, operand: Operand, request: Reques
         raise InvalidArgument(f"output {n}: pool {argument.pool} may only be read; put outputs into another")
     around.uses(pool, writes=True)
     if isinstance(pool, HardwareBuffer):
-        return around.output(f"output {n}", argument, operand, pool)
+        return around.output(n, argument, operand, pool)
     _dimensions(f"output {n}", argument, operand)
     return _memory(f"output {n}", argument, pool)
 
