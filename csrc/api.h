@@ -41,8 +41,9 @@ enum { FMQ_NOBODY = 0, FMQ_ALIVE = 1, FMQ_RELEASED = 2, FMQ_DEAD = 3 };
 /* clock: nanoseconds of CLOCK_MONOTONIC */
 uint64_t fmq_now(void);
 
-/* memory: maps `bytes` of fd from `offset` on, a multiple of the page size; shared */
-int fmq_map(int fd, uint64_t bytes, uint64_t offset, int writable, void **base);
+/* memory: maps all of fd's first `bytes`, shared */
+int fmq_map(int fd, uint64_t bytes, int writable, void **base);
+int fmq_map_at(int fd, uint64_t bytes, uint64_t offset, int writable, void **base); /* from `offset` on, a multiple of pages */
 int fmq_unmap(void *base, uint64_t bytes);
 int fmq_flush(void *base, uint64_t bytes); /* until what was written to a mapping is in its file; base: as mapped */
 int fmq_guard(void); /* from here on, pages that a peer truncates read as zeros instead of ending the process */

@@ -74,13 +74,15 @@ int fmq_guard(void) {
     return sigaction(SIGBUS, &action, NULL) ? -errno : 0;
 }
 
-int fmq_map(int fd, uint64_t bytes, uint64_t offset, int writable, void **base) {
+int fmq_map_at(int fd, uint64_t bytes, uint64_t offset, int writable, void **base) {
     void *p = mmap(NULL, bytes, PROT_READ | (writable ? PROT_WRITE : 0), MAP_SHARED, fd, (off_t)offset);
     if (p == MAP_FAILED) return -errno;
     fmq_remember(p, bytes);
     *base = p;
     return 0;
 }
+
+int fmq_map(int fd, uint64_t bytes, int writable, void **base) { return fmq_map_at(fd, bytes, 0, writable, base); }
 
 int fmq_unmap(void *base, uint64_t bytes) {
     forget(base);

@@ -50,7 +50,7 @@ class Region:
         """Maps `fd` from `offset` on and owns it from now on. Use `create`, `open` or `from_fd`, which check first."""
         self.nbytes, self.name, self.writable = nbytes, name, writable
         base = ffi.new("void **")
-        if code := lib.fmq_map(fd, nbytes, offset, writable, base):
+        if code := lib.fmq_map_at(fd, nbytes, offset, writable, base):
             os.close(fd)
             raise OSError(-code, f"cannot map {nbytes} bytes of shared memory: {os.strerror(-code)}")
         self._fd = fd  # not before: what could not be mapped has nothing that it could close a second time

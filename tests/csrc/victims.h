@@ -56,7 +56,7 @@ static inline queue new_queue(uint64_t capacity, uint32_t element_bytes, uint32_
     uint64_t bytes = FMQ_PAGE + fmq_ring_bytes(capacity, element_bytes);
     void *base;
     q.fd = memfd_create("victims", MFD_CLOEXEC);
-    MUST(q.fd >= 0 && !ftruncate(q.fd, (off_t)bytes) && !fmq_map(q.fd, bytes, 0, 1, &base));
+    MUST(q.fd >= 0 && !ftruncate(q.fd, (off_t)bytes) && !fmq_map(q.fd, bytes, 1, &base));
     q.control = base;
     q.ring = (unsigned char *)base + FMQ_PAGE;
     MUST(!fmq_format(base, &q.shape));
