@@ -352,3 +352,34 @@ Memory.create(2**21).asarray()[:] = 1
         monkeypatch.setattr("burst.memory.check_room", lambda _: None)
         with pytest.raises(ResourceExhaustedPersistent, match=f"{nbytes} bytes of shared memory are needed and"):
             Memory.create(nbytes, "posix")
+
+
+def test_more_than_can_be_guarded():
+    """A device that has mapped as much memory as it can guard refuses more of what could be truncated under it, takes
+    sealed memory as before, and has room again when something is let go.
+    """
+    program = """
+import os
+from burst import GeneralFailure, Memory
+from fmq.region import guard
+guard()
+fd = os.memfd_create("shrinks")
+os.ftruncate(fd, 4096)
+known = []
+try:
+    while len(known) < 5000:
+        known.append(Memory.from_wire(["mmap_fd", 4096, 3, 0], os.dup(fd)))
+except GeneralFailure as error:
+    assert "Cannot allocate memory" in str(error), error
+sealed = Memory.create(4096)
+Memory.from_wire(sealed.to_wire(), os.dup(sealed.fd)).asarray()[:] = 1
+del known[-1]
+known.append(Memory.from_wire(["mmap_fd", 4096, 3, 0], os.dup(fd)))
+os.ftruncate(fd, 0)
+print(len(known), sum(int(memory.asarray()[0]) for memory in known))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    count, total = map(int, done.stdout.split())
+    assert 4000 < count <= 4096
+    assert total == 0
