@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import fcntl
 import mmap
+import os
+import stat
 from typing import Any, ClassVar
 
 from burst.images import DmaBuf, HardwareBuffer, checked_usage, is_dma_buf
@@ -17,7 +19,7 @@ _MAX_BYTES = 2**47  # what can be mapped at all
 
 
 class MappedFd(Memory):
-    """Part of a file, or of memory that somebody else made: the HAL's `mmap_fd`. Made by `Memory.from_fd`.
+    """Part of whatever can be mapped, most often of a file: the HAL's `mmap_fd`. Made by `Memory.from_fd`.
 
     What was written to a file on a disk is there when the execution's result comes.
     """
@@ -26,7 +28,7 @@ class MappedFd(Memory):
 
     def __init__(self, fd: int, nbytes: int, protection: int, offset: int) -> None:
         """Owns `fd`, which was checked."""
-        is_on_disk = not _is_memory(fd)
+        is_on_disk = _is_file(fd) and not _is_memory(fd)
         super().__init__(fd, nbytes, writable=protection == _BOTH, offset=offset)
         self.protection, self.offset = protection, offset
         self.is_told = self.writable and is_on_disk
@@ -49,7 +51,8 @@ class MappedFd(Memory):
             raise InvalidDescriptor(f"offset={offset}: a multiple of the page size, {mmap.PAGESIZE}")
         if not 0 < nbytes < _MAX_BYTES:
             raise InvalidDescriptor(f"nbytes={nbytes}: a pool has at least one byte")
-        checked_size(fd, offset + nbytes, sealed=False)
+        if _is_file(fd):  # of others mmap knows
+            checked_size(fd, offset + nbytes, sealed=False)
         return {"nbytes": nbytes, "protection": protection, "offset": offset}
 
     def end(self, *, writes: bool) -> None:
@@ -76,6 +79,10 @@ class HardwareBufferBlob(DmaBuf):
                     checked_size(fd, nbytes, sealed=False)
                 return {"nbytes": nbytes, "usage": checked_usage(usage)}
         raise InvalidDescriptor(f"{fields!r:.80} does not describe a blob: [bytes, usage]")
+
+
+def _is_file(fd: int) -> bool:
+    return stat.S_ISREG(os.fstat(fd).st_mode)
 
 
 def _is_memory(fd: int) -> bool:

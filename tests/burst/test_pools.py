@@ -162,6 +162,15 @@ class TestMmapFd:
         with pytest.raises(ValueError, match=match):
             Memory.from_fd(file.fileno(), *arguments)
 
+    def test_what_is_no_file(self):
+        """What mmap takes is taken: a device, here one that gives zeros."""
+        fd = os.open("/dev/zero", os.O_RDWR)
+        pool = Memory.from_fd(fd, PAGE)
+        arrived = Memory.from_wire(pool.to_wire(), fd)
+        arrived.asarray()[:] = 1
+        assert not pool.is_told
+        assert not pool.asarray().any()
+
     def test_told_where_there_is_a_disk(self, file):
         """Only a file that can be written, and has a disk, has to be flushed; memory has not."""
         fd = os.memfd_create("pool")

@@ -227,6 +227,18 @@ class TestImages:
             assert bulk(burst) == 0
             assert burst.stats()["memories_sent"] == 2
 
+    def test_in_steps(self, connect):
+        """An image goes into a model that several devices share, and comes out of it."""
+        m = driver.ModelBuilder()
+        x = m.operation("ADD", m.input("float32", (1, 4, 6, 4)), np.ones(4, np.float32), 0)
+        m.output(m.operation("MUL", m.operation("ELU", x, 0.5), np.full(4, 2, np.float32), 0))
+        (image, whole), (result, _) = (self.frame("rgba_float32", gaps=gaps) for gaps in (True, False))
+        with driver.compile(m.build(), devices=[connect("litert"), "cpu"]) as compiled:
+            assert len(compiled.placement()) == 3
+            found = compiled.execute(Request((RequestArgument(),), (RequestArgument(pool=1),), (image, result)))
+            assert found.status == NONE
+            np.testing.assert_allclose(result.read(), (whole + 1) * 2, rtol=1e-6)
+
     def test_shapes(self, connect, name):
         """The shape comes from the format where the model leaves it open, and may have other axes of length 1."""
         image, whole = self.frame("gray")
