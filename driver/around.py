@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from burst import HardwareBuffer, InvalidArgument, Memory
+from burst.room import check_room
 from driver.nn import combine_dimensions
 from driver.nn.arena import memory
 
@@ -90,8 +91,10 @@ class Around:
 
 
 def _staging(image: HardwareBuffer) -> Array:
-    """Where devices use it in place."""
-    return memory(math.prod(image.shape) * image.dtype.itemsize).view(image.dtype).reshape(image.shape)
+    """Where devices use it in place. Raises ResourceExhaustedPersistent."""
+    nbytes = math.prod(image.shape) * image.dtype.itemsize
+    check_room(nbytes)
+    return memory(nbytes).view(image.dtype).reshape(image.shape)
 
 
 def _dimensions(where: str, argument: RequestArgument, operand: Operand, image: HardwareBuffer) -> tuple[int, ...]:

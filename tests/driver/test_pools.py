@@ -227,6 +227,18 @@ class TestImages:
             assert bulk(burst) == 0
             assert burst.stats()["memories_sent"] == 2
 
+    def test_no_room_for_a_copy(self, monkeypatch):
+        """An image with gaps is not put together where there is no memory for that; one without needs none."""
+        shape = (1, 1024, 1024, 1)
+        target = Memory.create(2**20)
+        arguments = (RequestArgument(),), (RequestArgument(pool=1, length=2**20),)
+        images = [HardwareBuffer.allocate("gray", 1024, 1024, planes) for planes in ([(0, 1025)], None)]
+        monkeypatch.setattr("burst.room.available_bytes", lambda: (2**19, "a test's"))
+        with LocalDevice().prepare(mirror_model(shape)) as prepared:
+            found = [prepared.execute(Request(*arguments, (image, target))) for image in images]
+        assert [result.status for result in found] == [ErrorStatus.RESOURCE_EXHAUSTED_PERSISTENT, NONE]
+        assert f"needs {2**20} bytes, and {2**19} are available" in found[0].message
+
     def test_in_steps(self, connect):
         """An image goes into a model that several devices share, and comes out of it."""
         m = driver.ModelBuilder()
