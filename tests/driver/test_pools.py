@@ -539,13 +539,19 @@ class TestOtherLibraries:
             assert (pool.asarray(np.float32) == 7).all()
 
     @pytest.mark.parametrize("library", ["torch", "jax"])
-    def test_tensors(self, library):
-        """PyTorch's and JAX's come from a pool, and see what is written to it."""
+    def test_tensors(self, connect, kit, library):
+        """PyTorch's and JAX's lie in a pool, go into a burst, and are made of a result without a copy."""
         module = pytest.importorskip(library, reason=f"{library} is not installed; numpy's DLPack stands for it")
-        pool = Memory.create(NBYTES)
+        make = module.from_dlpack if library == "torch" else module.dlpack.from_dlpack
+        address = (lambda x: x.data_ptr()) if library == "torch" else (lambda x: x.unsafe_buffer_pointer())
+        pool = Memory.create(16)
         pool.asarray(np.float32)[:] = 3
-        taken = (module if library == "torch" else module.dlpack).from_dlpack(pool.asarray(np.float32))
-        assert np.from_dlpack(taken).tolist() == [3] * (NBYTES // 4)
+        with connect().prepare(kit.add_model()) as prepared, prepared.burst() as burst:
+            taken = make(pool.asarray(np.float32, (1, 4)))
+            assert address(taken) == pool.asarray().ctypes.data
+            result = burst.run(taken).outputs[0]
+            assert address(make(result)) == result.ctypes.data
+            assert np.from_dlpack(make(result)).tolist() == [[4, 4, 4, 4]]
 
     def test_arrow(self, connect):
         """Arrow's buffers go in, typed as the input is, and results become Arrow's without a copy."""
