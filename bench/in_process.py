@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from driver.devices import lowering
-from driver.devices.litert.library import TensorBuffers, library
+from driver.devices.litert import cuts
+from driver.devices.litert.library import Compiled, TensorBuffers, library
 from driver.devices.litert.program import Program
 from driver.devices.litert.weights import aligned
 from driver.nn.operation import Tensor
@@ -27,9 +28,10 @@ class InProcess:
 
     def __init__(self, model: Model, threads: Callable[[int], int]) -> None:
         """`threads`: as `LiteRtDevice.threads_for`, how many for so much work. Raises LibraryMissing, LibraryFailed."""
+        cuts.SEGMENT = 1 << 60  # in one piece, as anybody would call it; the device is another process
         graph = model.main
         tensors = {**lowering.constants(graph), **{i: Tensor.of(graph.operands[i]) for i in graph.inputs}}
-        program = Program(model, lowering.prepared(graph), tensors, threads, lambda: None)
+        program = Program(model, lowering.prepared(graph), tensors, threads, Compiled, lambda: None)
         self.inputs = [_memory(port, graph.operands[graph.inputs[port.number]].type.dtype) for port in program.inputs]
         self.outputs = [
             _memory(port, graph.operands[graph.outputs[port.number]].type.dtype) for port in program.outputs

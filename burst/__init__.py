@@ -21,7 +21,8 @@ from burst.errors import (
     StatusError,
     Timeout,
 )
-from burst.memory import DeviceBuffer, Memory
+from burst.images import HardwareBuffer
+from burst.memory import DeviceBuffer, Memory, Usage
 from burst.messages import ErrorStatus, OutputShape, Request, RequestArgument, Result, Timing
 from burst.server import BurstServer, Terms
 from burst.trace import Trace
@@ -36,6 +37,7 @@ __all__ = [
     "DeviceUnavailable",
     "ErrorStatus",
     "GeneralFailure",
+    "HardwareBuffer",
     "InternalError",
     "InvalidArgument",
     "Malformed",
@@ -59,4 +61,5 @@ __all__ = [
     "Timeout",
     "Timing",
     "Trace",
+    "Usage",
 ]

@@ -35,6 +35,9 @@ class Execution(Protocol):
 
     It may have an attribute `cancel`, to be called in any thread: the run in progress ends as soon as it can, and later
     ones at once; which nobody will see, as it is called when the client is gone. None is the same as no such attribute.
+
+    And attributes `copied_bytes`, what each run copies of its arguments, and `checked_bytes`, how many of these only to
+    look at them in private memory; without them that is nothing.
     """
 
     @property
@@ -83,13 +86,15 @@ _NONE = Protocols(_ended, _ended, _ended)
 class Plan:
     """A request that was checked and bound: what to run, and what to answer where that is known beforehand."""
 
-    __slots__ = ("_encode", "execution", "measure", "run", "slots", "success")
+    __slots__ = ("_encode", "checked", "copied", "execution", "measure", "run", "slots", "success")
 
     def __init__(
         self, execution: Execution, packet: RequestPacket, encode: Callable[[ResultPacket, str], bytes]
     ) -> None:
         self.slots = frozenset(slot for slot in packet.slots if not isinstance(slot, Token))
         self.execution, self.run, self.measure, self._encode = execution, execution.run, packet.measure, encode
+        self.copied: int = getattr(execution, "copied_bytes", 0)
+        self.checked: int = getattr(execution, "checked_bytes", 0)
         self.success = self._answer() if execution.is_static else None
 
     def cancel(self) -> None:

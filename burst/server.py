@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from burst.channel import MAX_FDS, Channel, Message, close_all
 from burst.datum import DATUM, DATUM_DTYPE
-from burst.errors import GeneralFailure, InvalidArgument, Malformed, PeerDied, Timeout
+from burst.errors import GeneralFailure, InvalidArgument, PeerDied, Timeout
 from burst.executor import CachedExecutor, Execution, Job, Plan, Protocols
 from burst.memory import Memory
 from burst.trace import Trace
@@ -231,6 +231,8 @@ class BurstServer:
             ffi.cast("void *", function),
             ffi.cast("void *", context),
             plan.measure,
+            plan.copied - plan.checked,
+            plan.checked,
         )
         if code:
             raise_errno(code, "learn")
@@ -307,8 +309,6 @@ def _memories(message: Message, expected: int) -> list[Memory]:
 def _map_all(plains: list[object], fds: list[int]) -> list[Memory]:
     try:
         return [Memory.from_wire(plain, fds.pop(0)) for plain in plains]
-    except Malformed as error:
-        raise GeneralFailure(f"the client handed over memory that cannot be used: {error}") from error
     finally:
         close_all(fds)
 

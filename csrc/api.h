@@ -43,7 +43,9 @@ uint64_t fmq_now(void);
 
 /* memory: maps all of fd's first `bytes`, shared */
 int fmq_map(int fd, uint64_t bytes, int writable, void **base);
+int fmq_map_at(int fd, uint64_t bytes, uint64_t offset, int writable, void **base); /* from `offset` on, a multiple of pages */
 int fmq_unmap(void *base, uint64_t bytes);
+int fmq_flush(void *base, uint64_t bytes); /* until what was written to a mapping is in its file; base: as mapped */
 int fmq_guard(void); /* from here on, pages that a peer truncates read as zeros instead of ending the process */
 
 /* queue: a control page (4096 bytes) and a ring, formatted once; then each side opens its end. Wait-free except open.
@@ -99,12 +101,13 @@ void fmq_unhang(int64_t token);
 typedef struct { uint64_t id, begin, sent, received; } burst_sent;   /* by the client; begin: before it encoded */
 typedef struct { uint64_t id, taken, started, done; } burst_served;  /* by the device; started: bound and admitted */
 typedef struct { uint64_t requests, results, total_ns, busy_ns, asleep_ns, pid, reserved[10]; } burst_client_counts;
-typedef struct { uint64_t answered, running, busy_ns, asleep_ns, signal, tid, pid, reserved[9]; } burst_device_counts;
+typedef struct { uint64_t answered, running, busy_ns, asleep_ns, signal, tid, pid, copied, checked, reserved[7]; } burst_device_counts;
 enum { BURST_RECORDS = 256 };
 typedef struct {
     uint64_t magic, version, records, reserved[13];
     burst_client_counts client; /* a writer per 128-byte line; all times are CLOCK_MONOTONIC nanoseconds */
-    burst_device_counts device; /* running: the request's id, or 0; signal: that one crashed the device */
+    burst_device_counts device; /* running: the request's id, or 0; signal: that one crashed the device;
+                                 * bytes copied because of where they lay, and to be looked at in private memory */
     burst_sent sent[256];       /* the last requests, by id modulo 256 */
     burst_served served[256];
 } burst_trace;
@@ -153,7 +156,8 @@ int64_t burst_listen(burst_listener *listener, const void *answer, uint64_t byte
 int burst_plans(burst_listener *listener, uint32_t n);
 void burst_drop_plans(burst_listener *listener);
 /* From the listener's thread: the request in `buffer` is plan i from now on, and runs. */
-int burst_learn(burst_listener *listener, uint32_t i, const void *answer, uint64_t bytes, void *function, void *context, int measure);
+int burst_learn(burst_listener *listener, uint32_t i, const void *answer, uint64_t bytes, void *function, void *context, int measure,
+                uint64_t copied, uint64_t checked);
 int burst_forget(burst_listener *listener, uint32_t i); /* from any thread; true: it runs, and -ESTALE comes after it */
 /* foreign: a library's calls as a burst_function. Contexts that share a turn run one after the other. */
 typedef int foreign_function(void *object, uint64_t number, uint64_t n_inputs, void *inputs, uint64_t n_outputs, void *outputs);

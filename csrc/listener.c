@@ -27,6 +27,7 @@ struct burst_plan {
     uint64_t packet_bytes, answer_bytes;
     burst_function *function; /* or NULL: Python runs it */
     void *context;
+    uint64_t copied, checked; /* bytes, in each run */
     bool measure;
     _Atomic uint32_t state; /* of the two bits below; README.md, "Plans" */
 };
@@ -62,7 +63,7 @@ static unsigned char *copy_of(const void *bytes, uint64_t n) {
 
 /* Only in the listener's own thread: that one alone reads what is freed here. */
 int burst_learn(burst_listener *l, uint32_t i, const void *answer, uint64_t answer_bytes, void *function, void *context,
-                int measure) {
+                int measure, uint64_t copied, uint64_t checked) {
     if (i >= l->count || (function && !answer)) return -EINVAL;
     struct burst_plan *p = &l->plans[i];
     drop(p);
@@ -74,6 +75,8 @@ int burst_learn(burst_listener *l, uint32_t i, const void *answer, uint64_t answ
     p->function = (burst_function *)function;
     p->context = context;
     p->measure = measure;
+    p->copied = copied;
+    p->checked = checked;
     if (l->used <= i) l->used = i + 1;
     l->current = (int32_t)i;
     l->started = futex_now();
@@ -158,6 +161,11 @@ static void note_done(burst_listener *l) {
     note(&l->trace->device.running, 0);
 }
 
+static void note_copies(burst_listener *l, const struct burst_plan *p) {
+    if (p->copied) count(&l->trace->device.copied, p->copied);
+    if (p->checked) count(&l->trace->device.checked, p->checked);
+}
+
 static struct burst_plan *current(const burst_listener *l) { return l->current < 0 ? NULL : l->plans + l->current; }
 
 /* What Python made of a request: `answer`, or the success that the plan has learnt. */
@@ -183,6 +191,7 @@ static int answer_python(burst_listener *l, const void *answer, uint64_t bytes) 
     l->in_python = 0;
     note_done(l);
     const struct burst_plan *p = current(l);
+    if (p) note_copies(l, p);
     int stale = leave_plan(l), r = put_outcome(l, p, answer, bytes);
     return r ? r : stale;
 }
@@ -191,6 +200,7 @@ static int run_native(burst_listener *l) {
     struct burst_plan *p = &l->plans[l->current];
     int32_t status = p->function(p->context);
     note_done(l);
+    note_copies(l, p);
     int stale = leave_plan(l);
     int r = status ? put_status(l, (uint32_t)status) : put_success(l, p->answer, p->answer_bytes, p->measure);
     return r ? r : stale;

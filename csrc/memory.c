@@ -12,13 +12,14 @@
 #include "memory.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <stddef.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
-enum { RANGES = 4096 }; /* a mapping beyond these is not guarded */
+enum { RANGES = 4096 }; /* a mapping beyond these is refused where there is a guard; sealed memory needs none */
 
 /* bytes is written last and read first; 0 = free. A slot is claimed by moving bytes from 0 to 1. */
 static struct {
@@ -26,14 +27,15 @@ static struct {
     _Atomic uint64_t bytes;
 } ranges[RANGES];
 
-void fmq_remember(void *base, uint64_t bytes) {
+int fmq_remember(void *base, uint64_t bytes) {
     for (int i = 0; i < RANGES; i++) {
         uint64_t none = 0;
         if (!atomic_compare_exchange_strong(&ranges[i].bytes, &none, 1)) continue;
         atomic_store(&ranges[i].base, (uintptr_t)base);
         atomic_store(&ranges[i].bytes, bytes); /* pairs: RANGE */
-        return;
+        return 1;
     }
+    return 0;
 }
 
 static void forget(void *base) {
@@ -55,6 +57,7 @@ static int is_ours(uintptr_t address) {
 }
 
 static struct sigaction before; /* fmq_guard */
+static _Atomic int is_guarded;
 
 static void on_bus_error(int signal, siginfo_t *info, void *context) {
     (void)context;
@@ -71,18 +74,25 @@ int fmq_guard(void) {
     if (sigaction(SIGBUS, NULL, &now)) return -errno;
     if ((now.sa_flags & SA_SIGINFO) && now.sa_sigaction == on_bus_error) return 0;
     before = now;
+    is_guarded = 1;
     return sigaction(SIGBUS, &action, NULL) ? -errno : 0;
 }
 
-int fmq_map(int fd, uint64_t bytes, int writable, void **base) {
-    void *p = mmap(NULL, bytes, PROT_READ | (writable ? PROT_WRITE : 0), MAP_SHARED, fd, 0);
+int fmq_map_at(int fd, uint64_t bytes, uint64_t offset, int writable, void **base) {
+    void *p = mmap(NULL, bytes, PROT_READ | (writable ? PROT_WRITE : 0), MAP_SHARED, fd, (off_t)offset);
     if (p == MAP_FAILED) return -errno;
-    fmq_remember(p, bytes);
+    int seals = fcntl(fd, F_GET_SEALS);
+    int may_shrink = seals < 0 || !(seals & F_SEAL_SHRINK);
+    if (may_shrink && !fmq_remember(p, bytes) && is_guarded) return munmap(p, bytes), -ENOMEM;
     *base = p;
     return 0;
 }
+
+int fmq_map(int fd, uint64_t bytes, int writable, void **base) { return fmq_map_at(fd, bytes, 0, writable, base); }
 
 int fmq_unmap(void *base, uint64_t bytes) {
     forget(base);
     return munmap(base, bytes) ? -errno : 0;
 }
+
+int fmq_flush(void *base, uint64_t bytes) { return msync(base, bytes, MS_SYNC) ? -errno : 0; }

@@ -4,7 +4,7 @@
 
 #include <stdint.h>
 
-/* Adds memory that a peer may truncate to what fmq_guard() protects. */
-void fmq_remember(void *base, uint64_t bytes);
+/* Adds memory that a peer may truncate to what fmq_guard() protects; 0 when there is no room for it. */
+int fmq_remember(void *base, uint64_t bytes);
 
 #endif

@@ -11,7 +11,8 @@ from burst.errors import (
     ResourceExhaustedTransient,
     StatusError,
 )
-from burst.memory import Memory
+from burst.images import HardwareBuffer
+from burst.memory import Memory, Usage
 from driver.devices import devices
 from driver.domains import Buffer, BufferDesc, BufferRole
 from driver.errors import DeviceFailed, DeviceNotFound, DriverError, ImportFailed, InvalidModel, NotPlaced
@@ -39,6 +40,7 @@ __all__ = [
     "DeviceUnavailable",
     "DriverError",
     "GeneralFailure",
+    "HardwareBuffer",
     "ImportFailed",
     "InvalidArgument",
     "InvalidModel",
@@ -59,6 +61,7 @@ __all__ = [
     "ResourceExhaustedTransient",
     "StatusError",
     "Subgraph",
+    "Usage",
     "compile",
     "connect",
     "devices",

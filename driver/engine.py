@@ -26,6 +26,7 @@ from driver.constants import Kept, Models
 from driver.devices import device_class
 from driver.limits import limits
 from driver.managed import Loaded, ManagedBuffers
+from driver.managed_request import execution
 from driver.plain import PlainServer
 from driver.rpc import Reply, serve, take_fd
 from fmq import Descriptor, FmqError, LifePage
@@ -153,7 +154,7 @@ class Client:
     def model(self, number: int) -> Callable[[Request], Execution]:
         """Binds requests to a prepared model. Raises InvalidArgument."""
         loaded = self._loaded(number)
-        return lambda request: self._buffers.execution(loaded, request, self._engine.pace.for_others)
+        return lambda request: execution(loaded, request, self._buffers, self._engine.pace.for_others)
 
     def _loaded(self, number: int) -> Loaded:
         try:
@@ -272,7 +273,7 @@ class Client:
 def _trace(fds: list[int]) -> Memory | None:
     """Its descriptor is kept, for `traces`."""
     try:
-        return Memory.from_fd(fds.pop(), Trace.nbytes) if fds else None
+        return Memory.adopt(fds.pop(), Trace.nbytes) if fds else None
     except (FmqError, OSError) as error:
         raise Malformed(f"the trace cannot be used: {error}") from error
 

@@ -18,18 +18,21 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from burst import GeneralFailure, InvalidArgument, Memory, OutputInsufficientSize, ResourceExhaustedPersistent
-from burst.wire import Token
+from burst import (
+    GeneralFailure,
+    HardwareBuffer,
+    InvalidArgument,
+    Memory,
+    ResourceExhaustedPersistent,
+)
 from driver.nn import combine_dimensions
-from driver.request import BoundRequest
-from fmq._core import ffi, lib
+from fmq._core import ffi
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Sequence
 
     from numpy.typing import NDArray
 
-    from burst import OutputShape, Request, RequestArgument
     from driver.constants import Kept
     from driver.interface import PreparedModel
     from driver.nn import Model, Operand, OperandType
@@ -37,8 +40,6 @@ if TYPE_CHECKING:
 _ALIGNMENT = 64
 _LARGE = 2**18
 _tokens = count(1)
-_RUN = ffi.addressof(lib, "burst_managed_run")
-_NATIVE = "burst_function *", "void *"
 
 
 class Kind(NamedTuple):
@@ -131,6 +132,8 @@ class ManagedBuffer:
     dimensions: that its description and its roles leave it; known: that it has at present.
     """
 
+    writable = True
+
     def __init__(self, kind: Kind, dimensions: tuple[int, ...], roles: frozenset[Role], quota: Quota) -> None:
         """Raises ResourceExhaustedPersistent."""
         self.kind, self.dimensions, self.roles, self._quota = kind, dimensions, roles, quota
@@ -218,6 +221,8 @@ class ManagedBuffer:
 
 
 def _check_size(memory: Memory, nbytes: int, what: str) -> None:
+    if isinstance(memory, HardwareBuffer):
+        raise GeneralFailure(f"an image in {memory.format} is no memory to copy bytes with; use a pool of bytes")
     if memory.nbytes != nbytes:
         raise InvalidArgument(f"memory of {memory.nbytes} bytes; {what} has {nbytes}")
 
@@ -273,15 +278,6 @@ class ManagedBuffers:
         """The client is gone."""
         self._buffers.clear()
 
-    def execution(self, loaded: Loaded, request: Request, pace: Callable[[], object]) -> Any:
-        """A burst.Execution of a request whose pools are `Memory`, and tokens for buffers.
-
-        Raises InvalidArgument, GeneralFailure.
-        """
-        if not any(isinstance(pool, Token) for pool in request.pools):
-            return BoundRequest(loaded.model, loaded.prepared, request, pace)
-        return ManagedRequest(loaded, request, self, pace)
-
 
 def _roles(models: Sequence[Loaded], inputs: Sequence[Any], outputs: Sequence[Any]) -> list[Role]:
     roles: list[Role] = []
@@ -298,115 +294,3 @@ def _roles(models: Sequence[Loaded], inputs: Sequence[Any], outputs: Sequence[An
     if not roles:
         raise InvalidArgument("a buffer needs at least one prepared model, and one role for it")
     return roles
-
-
-class ManagedRequest:
-    """A burst.Execution on buffers. What they are at the moment is looked at before each run."""
-
-    def __init__(
-        self, loaded: Loaded, request: Request, buffers: ManagedBuffers, pace: Callable[[], object] = lambda: None
-    ) -> None:
-        """Raises InvalidArgument, GeneralFailure."""
-        self._loaded, self._request, self._buffers, self._pace = loaded, request, buffers, pace
-        self._bind()
-        self.is_static = self._bound.is_static and all(b.is_fixed for b in self._named)
-        self.native = self._native() if self.is_static and self._bound.native else None
-
-    @property
-    def shapes(self) -> Sequence[OutputShape]:
-        """Of the outputs, once it has run."""
-        return self._bound.shapes
-
-    def run(self) -> None:
-        """Executes. Raises StatusError; buffers that it should have written are fresh then."""
-        if self._versions != [b.version for b in self._named]:
-            self._bind()
-        for buffer in self._read:
-            buffer.check_value()
-        for buffer, _ in self._written:
-            buffer.is_fresh = True
-        try:
-            self._bound.run()
-        except OutputInsufficientSize as error:
-            self._grow(error)
-            self._bind()
-            self._bound.run()
-        shapes = self._bound.shapes
-        for buffer, n in self._written:
-            buffer.settle(shapes[n].dimensions)
-
-    def _native(self) -> tuple[int, int]:
-        """Without a look at versions: buffers of fixed sizes only end, and whoever ends one drops the plans on it."""
-        words = [[b.fresh for b in self._read], [b.fresh for b, _ in self._written]]
-        reads, writes = (ffi.new("uint32_t *[]", found or [ffi.NULL]) for found in words)
-        function, inner = (ffi.cast(kind, n) for kind, n in zip(_NATIVE, self._bound.native or (), strict=True))
-        context = ffi.new("burst_managed *", (function, inner, reads, writes, *map(len, words)))
-        self._kept = context, reads, writes
-        return int(ffi.cast("uintptr_t", _RUN)), int(ffi.cast("uintptr_t", context))
-
-    def cancel(self) -> None:
-        """Ends the run in progress as soon as the device can. Nobody wants another."""
-        if self._bound.cancel:
-            self._bound.cancel()
-
-    def _bind(self) -> None:
-        pools = self._request.pools
-        found: Mapping[int, ManagedBuffer] = {
-            n: self._buffers[pool.token] for n, pool in enumerate(pools) if isinstance(pool, Token)
-        }
-        inputs = [self._argument(n, a, found, is_input=True) for n, a in enumerate(self._request.inputs)]
-        outputs = [self._argument(n, a, found, is_input=False) for n, a in enumerate(self._request.outputs)]
-        self._read = [found[a.pool] for a in inputs if not a.has_no_value and a.pool in found]
-        self._written = [(found[a.pool], n) for n, a in enumerate(outputs) if not a.has_no_value and a.pool in found]
-        _check_alone([b for b, _ in self._written], self._read)
-        for buffer in self._read:
-            buffer.check_value()
-        self._named = list(found.values())
-        self._versions = [b.version for b in self._named]
-        request = self._request._replace(
-            inputs=tuple(inputs), outputs=tuple(outputs), pools=tuple(found.get(n, p) for n, p in enumerate(pools))
-        )
-        self._bound = BoundRequest(self._loaded.model, self._loaded.prepared, request, self._pace)
-
-    def _argument(
-        self, n: int, argument: RequestArgument, found: Mapping[int, ManagedBuffer], *, is_input: bool
-    ) -> RequestArgument:
-        """As it is when the buffer is an ordinary memory."""
-        buffer = None if argument.has_no_value else found.get(argument.pool)
-        if buffer is None:
-            return argument
-        where, given = f"{'input' if is_input else 'output'} {n}", argument.dimensions
-        if argument.offset or argument.length:
-            raise InvalidArgument(
-                f"{where}: {argument.length} bytes at {argument.offset} of a buffer; it is used whole: give 0, 0"
-            )
-        if Role(self._loaded.number, is_input, n) not in buffer.roles:
-            raise InvalidArgument(f"{where}: buffer {buffer.token} was not allocated for that role")
-        present = buffer.known if is_input and not buffer.is_fresh else buffer.dimensions
-        if given and combine_dimensions(present, given) is None:
-            raise InvalidArgument(f"{where}: dimensions {list(given)}, and those of the buffer are {list(present)}")
-        length = buffer.size(buffer.known) if is_input and not buffer.is_fresh else buffer.nbytes
-        return argument._replace(length=length, dimensions=present if is_input else given)
-
-    def _grow(self, error: OutputInsufficientSize) -> None:
-        """Room for what the buffers are to hold. Raises `error` where memory of the client's is too small."""
-        shapes = error.result.output_shapes if error.result else ()
-        grown = {n for _, n in self._written}
-        for n, shape in enumerate(shapes):
-            if not shape.is_sufficient and n not in grown:
-                raise error
-        for buffer, n in self._written:
-            if shapes[n].is_sufficient:
-                continue
-            if buffer.is_fixed or not shapes[n].dimensions:
-                raise GeneralFailure(
-                    f"output {n} is {list(shapes[n].dimensions)}, and buffer {buffer.token} {list(buffer.dimensions)}"
-                ) from error
-            buffer.grow(buffer.size(shapes[n].dimensions))
-
-
-def _check_alone(written: Sequence[ManagedBuffer], read: Sequence[ManagedBuffer]) -> None:
-    """Raises InvalidArgument where an execution would write what it reads, or twice."""
-    for n, buffer in enumerate(written):
-        if any(buffer is other for other in (*written[:n], *read)):
-            raise InvalidArgument(f"buffer {buffer.token} is an output, and an input or another output, too")

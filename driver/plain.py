@@ -19,6 +19,7 @@ from burst import (
     PeerDied,
     RequestArgument,
     Result,
+    StatusError,
     Timing,
 )
 from burst.channel import Channel, Message, pack
@@ -40,7 +41,7 @@ class PlainServer:
         self, channel: Channel, model: Callable[[int], Callable[[Request], Execution]], on_end: Callable[[], None]
     ) -> None:
         self._channel, self._model, self._on_end = channel, model, on_end
-        self._registered: dict[int, Memory | Malformed] = {}
+        self._registered: dict[int, Memory | StatusError] = {}
         self._executor = CachedExecutor(Protocols(self._decode, _encode, self._fetch), self._forget)
         self._plans: dict[bytes, Plan] = {}
         self._is_ending = False
@@ -141,15 +142,15 @@ class PlainServer:
             case None:
                 raise InvalidArgument(f"no memory is registered as {slot}")
             case error:
-                raise InvalidArgument(f"the memory registered as {slot} cannot be used: {error}")
+                raise type(error)(f"the memory registered as {slot} cannot be used: {error}")
 
 
-def _mapped(plain: list[Any], fd: int) -> Memory | Malformed:
+def _mapped(plain: list[Any], fd: int) -> Memory | StatusError:
     """The memory, or what is wrong with it: nobody waits for an answer now."""
     try:
         return Memory.from_wire(plain, fd)
-    except Malformed as error:
-        return Malformed(str(error))  # without the frames that it came through
+    except StatusError as error:
+        return type(error)(str(error))  # without the frames that it came through
 
 
 _EXECUTE = pack(["execute", 0, 0, 0, 0, 0, 0])[:9]  # how every request begins: the array's head and the method's name

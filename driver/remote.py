@@ -212,7 +212,7 @@ class RemoteDevice:
         found: list[Trace] = []
         while True:
             (count,), fds = self.call("traces", len(found))
-            found += [Trace(Memory.from_fd(fd, Trace.nbytes, writable=False)) for fd in fds]
+            found += [Trace(Memory.adopt(fd, Trace.nbytes, writable=False)) for fd in fds]
             if not fds or len(found) >= count:
                 return found
 

@@ -11,8 +11,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from burst import ErrorStatus, GeneralFailure, InvalidArgument, MissedDeadlineTransient, OutputShape, Result
+from burst import (
+    ErrorStatus,
+    GeneralFailure,
+    HardwareBuffer,
+    InvalidArgument,
+    MissedDeadlineTransient,
+    OutputShape,
+    Result,
+)
 from burst import OutputInsufficientSize as InsufficientSize
+from driver.around import Around
 from driver.errors import ExecutionFailed, LoopTimeout, OutputInsufficientSize
 from driver.nn import LONGEST_LOOP_TIMEOUT, LOOP_TIMEOUT, combine_dimensions
 
@@ -36,12 +45,15 @@ class BoundRequest:
         graph = model.main
         _check_count("inputs", request.inputs, graph.inputs)
         _check_count("outputs", request.outputs, graph.outputs)
+        around, operands = Around(), graph.operands
         inputs = [
-            _input(n, a, graph.operands[i], request) for n, (a, i) in enumerate(_pairs(request.inputs, graph.inputs))
+            _input(n, a, operands[i], request, around) for n, (a, i) in enumerate(_pairs(request.inputs, graph.inputs))
         ]
         outputs = [
-            _output(n, a, graph.operands[i], request) for n, (a, i) in enumerate(_pairs(request.outputs, graph.outputs))
+            _output(n, a, operands[i], request, around)
+            for n, (a, i) in enumerate(_pairs(request.outputs, graph.outputs))
         ]
+        request = around.demanding(request)
         try:
             self._bound = prepared.bind(inputs, outputs, pace, _loop_timeout(request))
         except ExecutionFailed as error:
@@ -52,11 +64,13 @@ class BoundRequest:
         if self.is_static:
             _check_shapes(request, self._bound)
         is_fit = self.is_static and all(enough for _, enough in self._bound.shapes)
-        self.native = getattr(self._bound, "native", None) if is_fit else None
+        self.native = getattr(self._bound, "native", None) if is_fit and not around else None
         self.cancel: Callable[[], None] | None = getattr(self._bound, "cancel", None)
         # numpy's steps on shapes that fit cannot fail, so that nothing stands around them; a library can.
         is_bare = is_fit and self.native is None and self.cancel is None
-        self.run: Callable[[], object] = self._bound.run if is_bare else partial(_run, request, self._bound)
+        self.run = around.wrap(self._bound.run if is_bare else partial(_run, request, self._bound))
+        self.copied_bytes: int = getattr(self._bound, "copied_bytes", 0) + around.copied_bytes
+        self.checked_bytes: int = getattr(self._bound, "checked_bytes", 0)
 
     @property
     def shapes(self) -> Sequence[OutputShape]:
@@ -101,24 +115,36 @@ def _check_count(what: str, given: Sequence[object], expected: Sequence[object])
         raise InvalidArgument(f"{len(given)} {what}; the model has {len(expected)}")
 
 
-def _input(n: int, argument: RequestArgument, operand: Operand, request: Request) -> NDArray[Any] | None:
+def _input(
+    n: int, argument: RequestArgument, operand: Operand, request: Request, around: Around
+) -> NDArray[Any] | None:
     if argument.has_no_value:
         return None
+    pool = _pool(f"input {n}", argument, request)
+    around.uses(pool, writes=False)
+    if isinstance(pool, HardwareBuffer):
+        return around.input(f"input {n}", argument, operand, pool)
     dims = _dimensions(f"input {n}", argument, operand)
     if 0 in dims or not (dims or operand.type.is_scalar):
         raise InvalidArgument(f"input {n}: dimensions {dims} are not fully known; give them in the request")
-    memory = _memory(f"input {n}", argument, request)
+    memory = _memory(f"input {n}", argument, pool)
     needed = math.prod(dims) * operand.type.element_size
     if needed > len(memory):
         raise InvalidArgument(f"input {n}: {len(memory)} bytes are too few for {operand.type.name} {list(dims)}")
     return memory[:needed].view(operand.type.dtype).reshape(dims)
 
 
-def _output(n: int, argument: RequestArgument, operand: Operand, request: Request) -> NDArray[Any]:
+def _output(n: int, argument: RequestArgument, operand: Operand, request: Request, around: Around) -> NDArray[Any]:
     if argument.has_no_value:
         raise InvalidArgument(f"output {n}: an output cannot be omitted")
+    pool = _pool(f"output {n}", argument, request)
+    if not pool.writable:
+        raise InvalidArgument(f"output {n}: pool {argument.pool} may only be read; put outputs into another")
+    around.uses(pool, writes=True)
+    if isinstance(pool, HardwareBuffer):
+        return around.output(n, argument, operand, pool)
     _dimensions(f"output {n}", argument, operand)
-    return _memory(f"output {n}", argument, request)
+    return _memory(f"output {n}", argument, pool)
 
 
 def _dimensions(where: str, argument: RequestArgument, operand: Operand) -> tuple[int, ...]:
@@ -133,11 +159,15 @@ def _dimensions(where: str, argument: RequestArgument, operand: Operand) -> tupl
     return given
 
 
-def _memory(where: str, argument: RequestArgument, request: Request) -> NDArray[np.uint8]:
-    """The argument's bytes in its pool."""
+def _pool(where: str, argument: RequestArgument, request: Request) -> Memory:
     if argument.pool >= len(request.pools):
         raise InvalidArgument(f"{where}: pool {argument.pool}; the request has {len(request.pools)}")
     pool: Memory = request.pools[argument.pool]
+    return pool
+
+
+def _memory(where: str, argument: RequestArgument, pool: Memory) -> NDArray[np.uint8]:
+    """The argument's bytes in its pool."""
     if argument.offset + argument.length > pool.nbytes:
         raise InvalidArgument(f"{where}: {argument.length} bytes at {argument.offset} exceed the pool's {pool.nbytes}")
     return pool.asarray(np.uint8, argument.length, argument.offset)

@@ -43,7 +43,6 @@ _log = logging.getLogger(__name__)
 LINGER = 2.0  # seconds without a client
 _RETRY = 0.1  # seconds after a failed accept
 _START_TIMEOUT = 60.0
-_FORWARDED = "free", "channel", "burst", "traces", "allocate", "release", "copy_from", "copy_to"
 
 
 class Service:
@@ -146,7 +145,8 @@ class Client:
             "hello": self.hello,
             "supported": self.supported,
             "prepare": self.prepare,
-            **{method: partial(self.forward, method) for method in _FORWARDED},
+            **{method: partial(self.forward, method) for method in ("free", "channel", "burst", "traces")},
+            **{method: partial(self.forward, method) for method in ("allocate", "release", "copy_from", "copy_to")},
         }
 
     def __enter__(self) -> Self:

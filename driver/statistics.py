@@ -1,7 +1,8 @@
 """What a burst has done, and where the time went: the figures of `burst.stats()`, and its trace.
 
 runs: by the path they took. drops: requests that were cancelled, refused or replaced by newer ones. copied_bytes: bulk
-data, which is what `run(*arrays)` copied for its caller (arrays in `inputs` are not copied), and packets. stages:
+data, which is what `run(*arrays)` copied for its caller (arrays in `inputs` are not copied), and what the device copied
+because of where it lay; control is packets, and operands that a device looks at in private memory. stages:
 microseconds of the last 256 requests in each stage (`burst.trace.STAGES` says what they are), median and 99th
 percentile. cpu_seconds: of the client, in calls and not asleep; of the device, its listener thread's, None where the
 kernel does not tell. seconds, if the burst measures: in all, in the driver, and of that on the device.
@@ -24,7 +25,7 @@ class Statistics:
 
     def __init__(self) -> None:
         self.plain = self.copied = self.drops = self.recoveries = 0
-        self._earlier = np.zeros(6, np.int64)  # of controllers that were replaced
+        self._earlier = np.zeros(7, np.int64)  # of controllers that were replaced
         self._on_device = self._in_driver = 0
 
     def note(self, timing: Timing) -> None:
@@ -40,7 +41,7 @@ class Statistics:
     def report(self, controller: Controller, in_flight: int, measure: bool) -> dict[str, Any]:
         """As `burst.stats()`."""
         totals = self._earlier + _totals(controller)
-        results, timeouts, sent, control, busy_ns, total_ns = (int(n) for n in totals)
+        results, timeouts, sent, control, copied, busy_ns, total_ns = (int(n) for n in totals)
         seconds = {"in_driver": self._in_driver / 1e6, "on_device": self._on_device / 1e6}
         stages = controller.trace.stages()
         return {
@@ -50,7 +51,7 @@ class Statistics:
             "drops": self.drops,
             "recoveries": self.recoveries,
             "memories_sent": sent,
-            "copied_bytes": {"bulk": self.copied, "control": control},
+            "copied_bytes": {"bulk": self.copied + copied, "control": control},
             "stages": {name: _spread(ns) for name, ns in stages.items()},
             "cpu_seconds": {"client": busy_ns / 1e9, "device": _cpu_of(controller.trace)},
             "seconds": {"total": total_ns / 1e9, **seconds} if measure else None,
@@ -64,10 +65,10 @@ class Statistics:
 
 
 def _totals(controller: Controller) -> Any:
-    client, counts = controller.trace.page.client, controller.counts
+    (client, device), counts = (controller.trace.page.client, controller.trace.page.device), controller.counts
     busy = client.busy_ns - client.asleep_ns
-    shared = [client.results, counts.timeouts, counts.memories_sent, controller.control_bytes]
-    return np.array([*shared, max(busy, 0), client.total_ns])
+    shared = [client.results, counts.timeouts, counts.memories_sent, controller.control_bytes + device.checked]
+    return np.array([*shared, device.copied, max(busy, 0), client.total_ns])
 
 
 def _spread(ns: Any) -> dict[str, float] | None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from burst import DeviceBuffer, GeneralFailure, Memory, OutputShape, Request, RequestArgument
+from burst import DeviceBuffer, GeneralFailure, HardwareBuffer, Memory, OutputShape, Request, RequestArgument
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -159,8 +159,10 @@ def output_views(model: Model, request: Request, shapes: Sequence[OutputShape]) 
     )
 
 
-def _view(pool: Memory | DeviceBuffer, *where: Any) -> Any:
-    return None if isinstance(pool, DeviceBuffer) else pool.asarray(*where)
+def _view(pool: Memory | DeviceBuffer, dtype: Any, shape: tuple[int, ...], offset: int) -> Any:
+    if isinstance(pool, DeviceBuffer):
+        return None
+    return pool.read().reshape(shape) if isinstance(pool, HardwareBuffer) else pool.asarray(dtype, shape, offset)
 
 
 def input_shapes(model: Model, given: Sequence[Any]) -> Shapes:
@@ -183,7 +185,7 @@ def checked(n: int, array: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) ->
     """The array, if it is just what input `n` takes. Nothing is converted silently. Raises ValueError."""
     if array is None:
         raise ValueError(f"input {n} is None, but the burst was made with it; give an array of shape {shape}")
-    found = _as_array(n, array, shape)
+    found = _as_array(n, array, dtype, shape)
     if found.dtype != dtype and not (found.dtype == np.bool_ and dtype == np.uint8):
         raise ValueError(
             f"input {n} has dtype {found.dtype}; the model takes {dtype}: convert it with .astype('{dtype}')"
@@ -193,10 +195,14 @@ def checked(n: int, array: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) ->
     return found
 
 
-def _as_array(n: int, array: Any, shape: tuple[int, ...]) -> NDArray[Any]:
-    """Without a copy, if it can be. Bytes have no shape of their own, and take the input's when they fill it."""
-    if isinstance(array, bytes | bytearray):
-        flat = np.frombuffer(array, np.uint8)
+def _as_array(n: int, array: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) -> NDArray[Any]:
+    """Without a copy, if it can be. Bytes have no shape of their own, and take the input's when they fill it.
+
+    Arrow's buffers have no type either; those who take one out of an array know what it holds.
+    """
+    if isinstance(array, bytes | bytearray) or _is_arrow_buffer(array):
+        is_typed = isinstance(array, bytes | bytearray) or len(array) % dtype.itemsize
+        flat = np.frombuffer(array, np.uint8 if is_typed else dtype)
         return flat.reshape(shape) if flat.size == math.prod(shape) else flat
     if isinstance(array, np.ndarray) or not hasattr(array, "__dlpack__"):
         return np.asarray(array)
@@ -204,6 +210,11 @@ def _as_array(n: int, array: Any, shape: tuple[int, ...]) -> NDArray[Any]:
         return np.from_dlpack(array)
     except (BufferError, RuntimeError, TypeError) as error:
         raise ValueError(f"input {n} cannot be read by DLPack: {error}; bring it to the CPU's memory") from error
+
+
+def _is_arrow_buffer(array: object) -> bool:
+    kind = type(array)
+    return kind.__name__.endswith("Buffer") and kind.__module__.partition(".")[0] == "pyarrow"
 
 
 def is_known(operand: Operand) -> bool:

@@ -201,7 +201,7 @@ static void *hand_over(void *argument) {
         while (known < slots && (slot = take_the('i', &question)) == SLOT) known++;
         answer.length = 0, answer.n_fds = 0;
         if (slot != SLOT || slots != 1) put(&answer, "2is", INVALID_ARGUMENT, "there is one slot, 0");
-        else put(&answer, "2i12ib", 0, POOL, 1), answer.fds[answer.n_fds++] = b->pool; /* its bytes; it is sealed */
+        else put(&answer, "2i13sib", 0, "ashmem", POOL, 1), answer.fds[answer.n_fds++] = b->pool; /* its bytes; it is sealed */
         if (send_message(b->callback, &answer)) break;
     }
     return NULL;

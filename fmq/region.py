@@ -44,11 +44,13 @@ class Region:
     Arrays from `asarray` keep the mapping alive: `close` gives back the descriptor and never invalidates a view.
     """
 
-    def __init__(self, fd: int, nbytes: int, *, writable: bool = True, name: str | None = None) -> None:
-        """Maps `fd` and owns it from now on. Use `create`, `open` or `from_fd`, which check first."""
+    def __init__(
+        self, fd: int, nbytes: int, *, writable: bool = True, name: str | None = None, offset: int = 0
+    ) -> None:
+        """Maps `fd` from `offset` on and owns it from now on. Use `create`, `open` or `from_fd`, which check first."""
         self.nbytes, self.name, self.writable = nbytes, name, writable
         base = ffi.new("void **")
-        if code := lib.fmq_map(fd, nbytes, writable, base):
+        if code := lib.fmq_map_at(fd, nbytes, offset, writable, base):
             os.close(fd)
             raise OSError(-code, f"cannot map {nbytes} bytes of shared memory: {os.strerror(-code)}")
         self._fd = fd  # not before: what could not be mapped has nothing that it could close a second time
@@ -77,7 +79,7 @@ class Region:
             raise ValueError(f"memory={kind!r}, name={name!r}: memory is 'memfd' or 'posix', and 'posix' with a name")
         if name is not None:
             return cls._create_named(nbytes, checked_name(name), prepare)
-        region = cls(_reserved(nbytes) if kind == "posix" else _memfd(nbytes), nbytes)
+        region = cls(_reserved(nbytes) if kind == "posix" else memfd(nbytes), nbytes)
         if prepare:
             prepare(region)
         return region
@@ -126,7 +128,7 @@ class Region:
         can kill us with SIGBUS. Raises InvalidDescriptor, and PermissionError for memory that may not be written.
         """
         try:
-            nbytes = _checked_size(fd, nbytes, sealed=sealed)
+            nbytes = checked_size(fd, nbytes, sealed=sealed)
         except BaseException:
             os.close(fd)
             raise
@@ -204,7 +206,8 @@ def unlink(name: str) -> None:
         raise PermissionError(errno.EACCES, f"name={name!r}: not ours to remove") from None
 
 
-def _memfd(nbytes: int) -> int:
+def memfd(nbytes: int) -> int:
+    """New anonymous memory whose size is sealed."""
     fd = os.memfd_create("fmq", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     os.ftruncate(fd, nbytes)
     fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
@@ -230,7 +233,8 @@ def _reserved(nbytes: int) -> int:
     return fd
 
 
-def _checked_size(fd: int, nbytes: int | None, *, sealed: bool) -> int:
+def checked_size(fd: int, nbytes: int | None, *, sealed: bool) -> int:
+    """`nbytes`, or the size of the memory in `fd`, which has to have so many. Raises InvalidDescriptor."""
     if nbytes is not None and nbytes < 1:
         raise InvalidDescriptor(f"nbytes={nbytes}: shared memory has at least one byte")
     if sealed and not _has_seal(fd):

@@ -6,7 +6,7 @@ import time
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from burst import ErrorStatus, Memory, OutputShape, PeerDied, Request, Result, Timeout
+from burst import ErrorStatus, HardwareBuffer, Memory, OutputShape, PeerDied, Request, Result, Timeout
 from driver.runtime.places import arguments, between, with_temporaries
 from driver.workspace import InputSet, OutputSet, Workspace, input_shapes, nbytes, output_views
 
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import ArrayLike, NDArray
 
+    from burst import RequestArgument
     from driver.nn import Model
     from driver.options import Options, Preference
     from driver.runtime.chain import Chain
@@ -128,7 +129,7 @@ class Planned:
     def _shapes(self, request: Request) -> tuple[OutputShape, ...]:
         operands = [self.model.main.operands[i] for i in self.model.main.outputs]
         return tuple(
-            OutputShape(o.dimensions, a.has_no_value or a.length >= nbytes(o, o.dimensions))
+            OutputShape(o.dimensions, a.has_no_value or _length(a, request) >= nbytes(o, o.dimensions))
             for o, a in zip(operands, request.outputs, strict=True)
         )
 
@@ -149,3 +150,9 @@ class Planned:
                 for memory in used:
                     part.guarded.prepared.device.free_memory(memory)
                 part.guarded.prepared.close()
+
+
+def _length(argument: RequestArgument, request: Request) -> int:
+    """Bytes of an output; an image is used whole."""
+    pool = request.pools[argument.pool] if argument.pool < len(request.pools) else None
+    return pool.nbytes if isinstance(pool, HardwareBuffer) else argument.length

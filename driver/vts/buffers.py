@@ -110,9 +110,10 @@ def chained(user: _User) -> None:
     states[0].copy_from(np.zeros(SHAPE, np.float32))
     for n in range(4):
         user.check(NONE, "a valid request", model, [value(), states[n % 2]], [states[1 - n % 2]])
-    found = np.zeros(SHAPE, np.float32)
-    states[0].copy_to(found)
-    check(np.allclose(found, 4 * value(), rtol=1e-5), "four sums in a row are not four times the value")
+    expected = np.zeros(SHAPE, np.float32)
+    for _ in range(4):
+        (expected,) = model.run(value(), expected, timeout=user.target.patience)
+    check_value(states[0], expected)
 
 
 def unknown_token(user: _User) -> None:
@@ -162,7 +163,8 @@ def used_twice(user: _User) -> None:
     buffer.copy_from(value())
     status, outputs = user.run(model, [buffer, buffer], [None])
     check(status == NONE, f"one buffer as two inputs gets {status.name}")
-    check(np.allclose(outputs[0], 2 * value()), "one buffer as two inputs is not added to itself")
+    expected = model.run(value(), value(), timeout=user.target.patience)
+    check(outputs[0].tobytes() == expected[0].tobytes(), "one buffer as two inputs gives another value than two arrays")
     user.check(INVALID, "one buffer as input and output", model, [buffer, value()], [buffer])
     user.check(INVALID, "one buffer as two outputs", pair, [value()], [buffer, buffer])
 
@@ -188,7 +190,7 @@ def open_shape(user: _User) -> None:
         value = np.full((rows, 4), rows, np.float32)
         reads.copy_from(value)
         user.check(NONE, f"{rows} rows", model, [reads, value], [writes])
-        check_value(writes, 2 * value)
+        check_value(writes, model.run(value, value, timeout=user.target.patience)[0])
 
 
 def shape_conflict(user: _User) -> None:

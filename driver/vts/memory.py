@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from burst import ErrorStatus, Memory
-from driver.vts import buffers, domains
+from driver.vts import buffers, domains, kinds
 from driver.vts.bench import JUNK, Place, answer, output_sizes, refusal, request
 from driver.vts.burst import plain
 from driver.vts.kit import Test, check
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from driver.vts.bench import Execute
     from driver.vts.cases import Case
     from driver.vts.target import Target
-    from fmq.region import Kind
 
     Layout = Callable[[int], list[Place]]
 
@@ -36,8 +35,8 @@ def _one_pool(offset: int, count: int) -> list[Place]:
     return [Place(pool, n * _ROOM + offset) for n in range(count)]
 
 
-def _pool_each(kind: Kind, count: int) -> list[Place]:
-    return [Place(Memory.create(_ROOM, kind), 64) for _ in range(count)]
+def _pool_each(make: Callable[[int], Memory], count: int) -> list[Place]:
+    return [Place(make(_ROOM), 64) for _ in range(count)]
 
 
 def _last_bytes(count: int) -> list[Place]:
@@ -49,8 +48,10 @@ _LAYOUTS: dict[str, Layout] = {
     "one_pool": partial(_one_pool, 0),
     "one_pool_offset": partial(_one_pool, 64),
     "aligned_to_four": partial(_one_pool, 12),
-    "pool_each": partial(_pool_each, "memfd"),
-    "posix": partial(_pool_each, "posix"),
+    "pool_each": partial(_pool_each, Memory.create),
+    "posix": partial(_pool_each, partial(Memory.create, kind="posix")),
+    "mmap_fd": partial(_pool_each, kinds.part_of_memory),
+    "hardware_buffer_blob": partial(_pool_each, kinds.blob),
     "large_pools": _last_bytes,
 }
 
@@ -65,6 +66,7 @@ def tests() -> Iterator[Test]:
     yield Test("memory/freed", freed)
     yield from domains.tests()
     yield from buffers.tests()
+    yield from kinds.tests()
 
 
 def lay_out(layout: str, name: str, target: Target) -> None:

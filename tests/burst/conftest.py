@@ -177,7 +177,7 @@ def accept(message, channel, host):
         with Channel.from_fd(message.fds.pop()) as context, Channel.from_fd(message.fds.pop()) as callback:
             wires, versions = message.body
             queues = [fmq.Descriptor.from_wire(wire, [message.fds.pop(0)], sealed=False) for wire in wires]
-            trace = Memory.from_wire([Trace.nbytes, True], message.fds.pop(0))
+            trace = Memory.from_wire(["ashmem", Trace.nbytes, True], message.fds.pop(0))
             version = host(Offer(*queues, trace, callback, context, versions))
     except fmq.FmqError as error:
         channel.send([str(error)])

@@ -105,7 +105,13 @@ class Memories:
     modules = (channel, memory, server)
 
     def __init__(self, seed):
-        bodies = [[0, [[4096, True]]], [0, [[64, True], [4096, False]]], [4, "no such slot"], [0, []], [[0]]]
+        bodies = [
+            [0, [["ashmem", 4096, True]]],
+            [0, [["ashmem", 64, True], ["mmap_fd", 4096, 3, 0]]],
+            [4, "no such slot"],
+            [0, []],
+            [[0]],
+        ]
         self.seeds = [msgpack.packb(body) for body in bodies]
         self.mutate = MessageMutator(seed)
         self._memory = Memory.create(4096)

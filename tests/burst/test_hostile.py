@@ -95,7 +95,7 @@ def random_answer(rng, pools):
         plain = [pool.to_wire() for pool in chosen]
         if plain and rng.random() < 0.3:
             plain[rng.randrange(len(plain))] = rng.choice(
-                [None, [0, True], [-1, True], [2**63, True], [4096, False], []]
+                [None, ["ashmem", 0, True], ["ashmem", -1, True], ["ashmem", 2**63, True], ["ashmem", 4096, False], []]
             )
         body = rng.choice([[0, plain], [0, plain], [4, "no"], [0], [], [plain, 0], ["0", plain]])
         client.callback.send(body, [pool.fd for pool in chosen])
@@ -211,7 +211,7 @@ def test_memory_that_shrinks(victim, burst, increment, memory):
     pool, client = memory(), burst(configure)
     fd = os.memfd_create("shrinks")
     os.ftruncate(fd, 4096)
-    client.answer = lambda self, slots: self._callback.send([0, [[4096, False]]], [fd])
+    client.answer = lambda self, slots: self._callback.send([0, [["ashmem", 4096, False]]], [fd])
     assert client.run(pool, timeout=20).status == 0
     os.ftruncate(fd, 0)
     for _ in range(3):

@@ -124,17 +124,17 @@ def a_map(client, slots, pools):
 
 
 def too_small(client, slots, pools):
-    client._callback.send([0, [pools[0].to_wire(), [2**40, True]]], [p.fd for p in pools[:2]])
+    client._callback.send([0, [pools[0].to_wire(), ["ashmem", 2**40, True]]], [p.fd for p in pools[:2]])
 
 
 def negative(client, slots, pools):
-    client._callback.send([0, [[-1, True], pools[1].to_wire()]], [p.fd for p in pools[:2]])
+    client._callback.send([0, [["ashmem", -1, True], pools[1].to_wire()]], [p.fd for p in pools[:2]])
 
 
 def unsealed(client, slots, pools):
     fd = os.memfd_create("unsealed", os.MFD_ALLOW_SEALING)
     os.ftruncate(fd, 4096)
-    client._callback.send([0, [pools[0].to_wire(), [4096, True]]], [pools[0].fd, fd])
+    client._callback.send([0, [pools[0].to_wire(), ["ashmem", 4096, True]]], [pools[0].fd, fd])
     os.close(fd)
 
 

@@ -226,7 +226,7 @@ static void learn(void) {
     if (m->bytes > sizeof m->packet) fail("more than was ever sent", (int64_t)m->bytes);
     memcpy(m->packet, w.l.buffer, m->bytes);
     void *function = is_native ? (void *)(uintptr_t)execute : NULL;
-    int r = burst_learn(&w.l, i, knows ? answer : NULL, bytes, function, m, take() & 1);
+    int r = burst_learn(&w.l, i, knows ? answer : NULL, bytes, function, m, take() & 1, 1, 2);
     if (r) fail("cannot learn", r);
 }
 

@@ -100,7 +100,7 @@ static void learn(const void *answer, uint64_t bytes) {
     MUST(!pthread_mutex_lock(&lock));
     if (memories[i]) let_go(i); /* nothing runs while a request is bound */
     memories[i] = calloc(1, sizeof(memory));
-    MUST(!burst_learn(&listener, i, answer, bytes, (void *)(uintptr_t)execute, memories[i], 1));
+    MUST(!burst_learn(&listener, i, answer, bytes, (void *)(uintptr_t)execute, memories[i], 1, 0, 0));
     learnt++;
     MUST(!pthread_mutex_unlock(&lock));
 }

@@ -245,7 +245,9 @@ class TestEndurance:
             for n in range(1_000_000):
                 with buffer_of(prepared, roles=([BufferRole(0, 0), BufferRole(0, 1)], [])) as buffer:
                     buffer.copy_from(memory)
-                    assert not burst.execute(reading(buffer)).status
+                    request = reading(buffer)
+                    assert not burst.execute(request).status
+                    burst.free_memory(request.pools[0])
                 if n == 1000:
                     before = int(page.read_text().split()[1])
             assert int(page.read_text().split()[1]) < before + 1000

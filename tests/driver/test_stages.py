@@ -172,7 +172,7 @@ import sys
 from burst import Memory
 from burst.trace import Trace
 fd, nbytes = map(int, sys.argv[1:])
-trace = Trace(Memory.from_wire([nbytes, True], fd))
+trace = Trace(Memory.from_wire(["ashmem", nbytes, True], fd))
 last = 0
 print("ready", flush=True)
 for line in sys.stdin:

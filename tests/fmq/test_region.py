@@ -1,8 +1,10 @@
 """Regions: views outlive them, sealed memory keeps its size, named memory is private and really there."""
 
+import contextlib
 import errno
 import fcntl
 import gc
+import mmap
 import os
 import re
 import stat
@@ -12,6 +14,9 @@ import pytest
 from fmq_peers import process
 
 import fmq
+from fmq._core import ffi, lib
+
+PAGE = mmap.PAGESIZE
 
 
 def test_views_outlive_close_and_the_region():
@@ -170,3 +175,17 @@ def test_more_than_dev_shm_has_is_refused_for_real(name):
     with pytest.raises(fmq.NoSpace, match="are needed"):
         fmq.MessageQueue.create("u1", have.f_blocks * have.f_frsize + 2**30, name=name)
     assert not os.path.exists("/dev/shm" + name)
+
+
+def test_a_part_of_it_is_mapped():
+    """From an offset on, as large as asked for; without one, from the beginning, as C programs do."""
+    with contextlib.closing(fmq.Region.create(3 * PAGE)) as whole:
+        whole.asarray()[:] = np.repeat([1, 2, 3], PAGE)
+        part = fmq.Region(os.dup(whole.fd), PAGE, offset=PAGE)
+        assert (part.asarray() == 2).all()
+        base = ffi.new("void **")
+        assert lib.fmq_map(whole.fd, PAGE, 0, base) == 0
+        assert bytes(ffi.buffer(base[0], PAGE)) == b"\1" * PAGE
+        assert lib.fmq_unmap(base[0], PAGE) == 0
+        with pytest.raises(OSError, match="Invalid argument"):
+            fmq.Region(os.dup(whole.fd), PAGE, offset=12)

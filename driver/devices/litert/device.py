@@ -167,6 +167,7 @@ class PreparedModel:
 class Bound:
     """An execution on its memory. `copied_bytes`: what each copies, because it lies where LiteRT cannot use it.
 
+    `checked_bytes`: of these, operands that choose an address, which are looked at in private memory.
     `cancel`, `native`: as in the protocol; there when the outputs have room.
     """
 
@@ -181,7 +182,7 @@ class Bound:
             (shape, memory.nbytes >= port.nbytes)
             for shape, memory, port in zip(program.shapes, outputs, program.outputs, strict=True)
         )
-        self.copied_bytes = 0
+        self.copied_bytes = self.checked_bytes = 0
         self._loop_timeout = loop_timeout
         self._context: Any = None
         if all(is_sufficient for _, is_sufficient in self.shapes):
@@ -207,6 +208,7 @@ class Bound:
                 after.append((memory, place))
             found.append((port.type, port.shape, place))
         self.copied_bytes = sum(memory.nbytes for memory, _ in (*before, *after))
+        self.checked_bytes = sum(port.nbytes for port in (*program.inputs, *program.outputs) if port.copied)
         ports, copies = TensorBuffers(found), (_copies(before), _copies(after))
         self._context, *more = _context(program, ports, *copies, self._loop_timeout)
         self._kept = ports, copies, before, after, more

@@ -9,10 +9,14 @@ from driver.vts import CATEGORIES, SMOKE, Report, Target, catalogue, run
 
 BROKEN = {
     "WrongResults": {"operations": "value 0 is"},
-    "WrongShapes": {"operations": "dimensions [3, 2]; [2, 3] are expected"},
+    "WrongShapes": {
+        "operations": "dimensions [3, 2]; [2, 3] are expected",
+        "memory": "a valid request gets INVALID_ARGUMENT, not NONE",
+    },
     "Generous": {
         "operations": "not OUTPUT_INSUFFICIENT_SIZE",
         "burst": "the answer is NONE, not OUTPUT_INSUFFICIENT_SIZE",
+        "memory": "an output of another shape than its buffer's gets NONE, not GENERAL_FAILURE",
     },
     "Liar": {"operations": "this device multiplies nothing"},
     "Mortal": {"operations": "the device died"},
@@ -51,7 +55,7 @@ def report(shared, monkeypatch):
 
 @pytest.mark.parametrize("name", BROKEN)
 def test_the_kit_finds_what_is_broken(report, name):
-    """A device that is broken in one way fails in the category for that, with words for it, and in no other one."""
+    """A device that is broken in one way fails in the categories for that, with words for it, and in no others."""
     found = report(name)
     failed = {category: counts["failed"] for category, counts in found.categories.items() if counts["failed"]}
     assert failed.keys() == BROKEN[name].keys()

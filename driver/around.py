@@ -1,0 +1,121 @@
+"""What goes on around an execution: images that are put together for a device, and pools that are told of accesses."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from burst import HardwareBuffer, InvalidArgument, Memory
+from burst.room import check_room
+from driver.nn import combine_dimensions
+from driver.nn.arena import memory
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from numpy.typing import NDArray
+
+    from burst import Request, RequestArgument
+    from driver.nn import Operand
+
+    Array = NDArray[Any]
+
+
+class Around:
+    """For one bound request. `copied_bytes`: what each run copies, because an image has gaps between its rows."""
+
+    def __init__(self) -> None:
+        self._before: list[Callable[[], object]] = []
+        self._after: list[Callable[[], object]] = []
+        self._told: dict[Memory, bool] = {}  # whether it is written, too
+        self._shapes: dict[int, tuple[int, ...]] = {}  # of outputs that become images
+        self.copied_bytes = 0
+
+    def __bool__(self) -> bool:
+        return bool(self._before or self._after or self._told)
+
+    def uses(self, pool: object, *, writes: bool) -> None:
+        """The request reads or writes something there."""
+        if isinstance(pool, Memory) and pool.is_told:
+            self._told[pool] = writes or self._told.get(pool, False)
+
+    def input(self, where: str, argument: RequestArgument, operand: Operand, image: HardwareBuffer) -> Array:
+        """The image as an input. Raises InvalidArgument."""
+        dimensions = _dimensions(where, argument, operand, image)
+        found = image.view()
+        if found is None:
+            found = _staging(image)
+            self._before.append(partial(image.gather, found))
+            self.copied_bytes += found.nbytes
+        return found.reshape(dimensions)
+
+    def output(self, n: int, argument: RequestArgument, operand: Operand, image: HardwareBuffer) -> Array:
+        """The memory of output `n`, which becomes the image. Raises InvalidArgument."""
+        self._shapes[n] = _dimensions(f"output {n}", argument, operand, image)
+        found = image.view()
+        if found is None:
+            found = _staging(image)
+            self._after.append(partial(image.scatter, found))
+            self.copied_bytes += found.nbytes
+        return found.reshape(-1).view(np.uint8)
+
+    def demanding(self, request: Request) -> Request:
+        """The request, with what it does not say itself: an output that becomes an image has the image's shape."""
+        if not self._shapes:
+            return request
+        outputs = enumerate(request.outputs)
+        return request._replace(
+            outputs=tuple(a._replace(dimensions=self._shapes.get(n, a.dimensions)) for n, a in outputs)
+        )
+
+    def wrap(self, run: Callable[[], object]) -> Callable[[], object]:
+        """`run` with everything around it; as it is when that is nothing."""
+        return partial(self._run, run) if self else run
+
+    def _run(self, run: Callable[[], object]) -> None:
+        told = list(self._told.items())
+        for pool, writes in told:
+            pool.begin(writes=writes)
+        try:
+            for copy in self._before:
+                copy()
+            run()
+            for copy in self._after:
+                copy()
+        finally:
+            for pool, writes in told:
+                pool.end(writes=writes)
+
+
+def _staging(image: HardwareBuffer) -> Array:
+    """Where devices use it in place. Raises ResourceExhaustedPersistent."""
+    nbytes = math.prod(image.shape) * image.dtype.itemsize
+    check_room(nbytes)
+    return memory(nbytes).view(image.dtype).reshape(image.shape)
+
+
+def _dimensions(where: str, argument: RequestArgument, operand: Operand, image: HardwareBuffer) -> tuple[int, ...]:
+    """Of the operand that an image is to be: its own shape, with more or fewer axes of length 1."""
+    if argument.offset or argument.length:
+        raise InvalidArgument(
+            f"{where}: {argument.length} bytes at {argument.offset} of an image; it is used whole: give 0, 0"
+        )
+    if operand.type.is_scalar or operand.type.dtype != image.dtype:
+        raise InvalidArgument(f"{where}: {operand.type.name}, and {image.format} is of {image.dtype}")
+    wanted = combine_dimensions(operand.dimensions, argument.dimensions)
+    if wanted is not None and wanted and 0 not in wanted and _long(wanted) == _long(image.shape):
+        return wanted
+    found = None if wanted is None else combine_dimensions(wanted, image.shape)
+    if found is None:
+        raise InvalidArgument(
+            f"{where}: dimensions {list(argument.dimensions or operand.dimensions)}; an image in {image.format} of "
+            f"{image.width} x {image.height} is {list(image.shape)}"
+        )
+    return found
+
+
+def _long(dimensions: tuple[int, ...]) -> list[int]:
+    return [d for d in dimensions if d != 1]

@@ -1,0 +1,220 @@
+"""memory: pools of other kinds than plain memory: parts of files, hardware buffers, images, and none of them."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from burst import ErrorStatus, HardwareBuffer, Memory, Request, RequestArgument, Usage
+from burst.images import FORMATS
+from driver.nn import ModelBuilder
+from driver.vts.bench import answer, refusal
+from driver.vts.kit import Test, check, skip
+from driver.vts.operations import check_bare
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from driver.nn import Model
+    from driver.prepared import RemotePreparedModel
+    from driver.vts.bench import Execute
+    from driver.vts.target import Target
+
+_WIDTH, _HEIGHT = 6, 4
+_GAP, _STRIDE = 4096, 256  # of images with gaps: between the beginnings of planes, and of rows
+_TYPES: dict[str, dict[str, Any]] = {
+    "uint8": {"dtype": "quant8_asymm", "scale": 0.5, "zero_point": 40},
+    "float16": {"dtype": "float16"},
+    "float32": {"dtype": "float32"},
+}
+_INVALID, _GENERAL = ErrorStatus.INVALID_ARGUMENT, ErrorStatus.GENERAL_FAILURE
+
+
+def tests() -> Iterator[Test]:
+    """All of them, whatever the scope: they take milliseconds."""
+    for name in FORMATS:
+        for layout in ("packed", "padded"):
+            yield Test(f"memory/hardware_buffer/{name}/{layout}", partial(images, name, layout == "padded"))
+    for name, argument in _MISUSED.items():
+        yield Test(f"memory/hardware_buffer/{name}", partial(misused, argument))
+    for kind, pool in _READ_ONLY.items():
+        yield Test(f"memory/read_only/{kind}", partial(read_only, pool))
+    for name, (said, status) in _SAID.items():
+        yield Test(f"memory/{name}", partial(unusable, said, status))
+
+
+# ---- pools of bytes
+
+
+def part_of_memory(nbytes: int, protection: int = mmap.PROT_READ | mmap.PROT_WRITE) -> Memory:
+    """As mmap_fd, from the second page on."""
+    with _memfd(mmap.PAGESIZE + nbytes) as fd:
+        return Memory.from_fd(fd, nbytes, protection, mmap.PAGESIZE)
+
+
+def blob(nbytes: int, usage: int = Usage.CPU_READ | Usage.CPU_WRITE) -> Memory:
+    """As hardware_buffer_blob."""
+    with _memfd(nbytes) as fd:
+        return Memory.from_hardware_buffer(fd, "blob", nbytes, usage=usage)
+
+
+@contextmanager
+def _memfd(nbytes: int) -> Iterator[int]:
+    fd = os.memfd_create("burst-vts", os.MFD_CLOEXEC)
+    try:
+        os.ftruncate(fd, nbytes)
+        yield fd
+    finally:
+        os.close(fd)
+
+
+# ---- images
+
+
+def images(name: str, is_padded: bool, target: Target) -> None:
+    """An image in and an image out are what they are in plain memory, on both ways; other bytes stay as they were."""
+    source, result = _image(name, is_padded), _image(name, is_padded)
+    whole = _values(source)
+    with _prepared(source, target) as model, model.burst() as burst:
+        for run in _both(model, burst, target):
+            expected = _plain(run, whole)
+            source.scatter(whole)
+            result.asarray()[:] = 0x5A
+            found = refusal(run, Request((RequestArgument(),), (RequestArgument(pool=1),), (source, result)))
+            check(not found.status, f"the device answers {found.status.name}: {found.message}")
+            check(result.read().tobytes() == expected, "the image is another than the same output in plain memory")
+            check(source.read().tobytes() == whole.tobytes(), "the device changed its input")
+            result.scatter(np.full(result.shape, 0, result.dtype))
+            rest = result.asarray()
+            check(int((rest == 0x5A).sum()) == rest.nbytes - whole.nbytes, "bytes between the rows were changed")
+
+
+def _image(name: str, is_padded: bool) -> HardwareBuffer:
+    planes = [(n * _GAP, _STRIDE) for n in range(len(FORMATS[name].parts))]
+    return HardwareBuffer.allocate(name, _WIDTH, _HEIGHT, planes if is_padded else None)
+
+
+def _values(image: HardwareBuffer) -> Any:
+    count = int(np.prod(image.shape))
+    return (np.arange(count) % 100 - (image.dtype.kind == "f") * 50).astype(image.dtype).reshape(image.shape)
+
+
+def _model(image: HardwareBuffer) -> Model:
+    type_ = _TYPES[image.dtype.name]
+    m = ModelBuilder()
+    m.output(m.operation("RELU", m.input(type_["dtype"], image.shape, **_quantisation(type_))))
+    return m.build()
+
+
+def _quantisation(type_: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in type_.items() if name != "dtype"}
+
+
+@contextmanager
+def _prepared(image: HardwareBuffer, target: Target) -> Iterator[RemotePreparedModel]:
+    model = _model(image)
+    if not all(target.supported(model)):
+        skip("the device does not support the model")
+    with target.prepared(model) as found:
+        yield found
+
+
+def _both(model: RemotePreparedModel, burst: Any, target: Target) -> list[Execute]:
+    return [partial(way, timeout=target.patience) for way in (model.execute, burst.execute)]
+
+
+def _plain(run: Execute, whole: Any) -> bytes:
+    pool, nbytes = Memory.create(2 * whole.nbytes), whole.nbytes
+    pool.asarray(whole.dtype, whole.shape)[...] = whole
+    arguments = RequestArgument(length=nbytes), RequestArgument(offset=nbytes, length=nbytes)
+    found = answer(run, Request(arguments[:1], arguments[1:], (pool,)))
+    check(not found.status, f"in plain memory the device answers {found.status.name}: {found.message}")
+    if any(shape.dimensions != whole.shape for shape in found.shapes):
+        skip("the device gives the output another shape, in plain memory, too")
+    return found.outputs[0].tobytes()
+
+
+_MISUSED = {
+    "offset": RequestArgument(offset=4),
+    "length": RequestArgument(length=_WIDTH * _HEIGHT * 4),
+    "dimensions": RequestArgument(dimensions=(1, _WIDTH, _HEIGHT, 4)),
+}
+
+
+def misused(argument: RequestArgument, target: Target) -> None:
+    """An image is used whole, in its own shape: everything else is an INVALID_ARGUMENT, on both ways."""
+    image, pool = _image("rgba", is_padded=False), Memory.create(_WIDTH * _HEIGHT * 4)
+    plain = RequestArgument(pool=1, length=pool.nbytes)
+    with _prepared(image, target) as model, model.burst() as burst:
+        for run in _both(model, burst, target):
+            for inputs, outputs in (((argument,), (plain,)), ((plain,), (argument,))):
+                _check_refused(run, Request(inputs, outputs, (image, pool)), _INVALID)
+
+
+# ---- what is refused
+
+
+_READ_ONLY: dict[str, Callable[[int], Memory]] = {
+    "mmap_fd": partial(part_of_memory, protection=mmap.PROT_READ),
+    "hardware_buffer_blob": partial(blob, usage=Usage.CPU_READ),
+}
+
+
+def read_only(make: Callable[[int], Memory], target: Target) -> None:
+    """Memory that may only be read is an input, and no output."""
+    image = _image("gray_float32", is_padded=False)
+    nbytes = image.nbytes
+    pool, other = make(nbytes), Memory.create(nbytes)
+    first, second = RequestArgument(length=nbytes), RequestArgument(pool=1, length=nbytes)
+    with _prepared(image, target) as model, model.burst() as burst:
+        for run in _both(model, burst, target):
+            found = refusal(run, Request((first,), (second,), (pool, other)))
+            check(not found.status, f"an input that may only be read gets {found.status.name}: {found.message}")
+            _check_refused(run, Request((second,), (first,), (pool, other)), _INVALID)
+
+
+_SAID: dict[str, tuple[list[Any], ErrorStatus]] = {
+    "unknown_kind": (["no_such_kind", 4096, True], _INVALID),
+    "unmappable/too_short": (["mmap_fd", 1 << 20, mmap.PROT_READ, 0], _GENERAL),
+    "unmappable/unaligned": (["mmap_fd", 16, mmap.PROT_READ, 8], _GENERAL),
+    "unmappable/blob": (["hardware_buffer_blob", 1 << 20, 3], _GENERAL),
+    "unmappable/format": (["hardware_buffer", "no_such_format", 6, 4, [[0, 24]], 0x33], _GENERAL),
+    "unmappable/stride": (["hardware_buffer", "rgba", 6, 4, [[0, 1 << 40]], 0x33], _GENERAL),
+    "unmappable/planes": (["hardware_buffer", "nv12", 6, 4, [[0, 6]], 0x33], _GENERAL),
+}
+
+
+class _Said(Memory):
+    """Memory of which something else is said than it is."""
+
+    said: list[Any]
+
+    def to_wire(self) -> list[Any]:
+        return self.said
+
+
+def unusable(said: list[Any], status: ErrorStatus, target: Target) -> None:
+    """What is no pool is refused when it is used; as what it is, the same memory is taken afterwards."""
+    image = _image("gray_float32", is_padded=False)
+    pool, nbytes = _Said.create(mmap.PAGESIZE), image.nbytes
+    asked = Request((RequestArgument(length=nbytes),), (RequestArgument(offset=1024, length=nbytes),), (pool,))
+    with _prepared(image, target) as model, model.burst() as burst:
+        for run in _both(model, burst, target):
+            pool.said = said
+            _check_refused(run, asked, status)
+            model.device.free_memory(pool)
+            burst.free_memory(pool)
+            pool.said = Memory.to_wire(pool)
+            found = refusal(run, asked)
+            check(not found.status, f"after memory was refused, it gets {found.status.name}: {found.message}")
+
+
+def _check_refused(run: Execute, asked: Request, status: ErrorStatus) -> None:
+    found = refusal(run, asked)
+    check(found.status == status, f"it gets {found.status.name}, not {status.name}")
+    check_bare(found)
