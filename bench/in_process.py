@@ -23,6 +23,13 @@ if TYPE_CHECKING:
     from driver.devices.litert.program import Port
 
 
+class _Alone(Compiled):
+    """Nobody ends its runs, so it asks nobody."""
+
+    def ask(self, *_: Any) -> None:
+        pass
+
+
 class InProcess:
     """A compiled model with memory of its own."""
 
@@ -31,7 +38,7 @@ class InProcess:
         cuts.SEGMENT = 1 << 60  # in one piece, as anybody would call it; the device is another process
         graph = model.main
         tensors = {**lowering.constants(graph), **{i: Tensor.of(graph.operands[i]) for i in graph.inputs}}
-        program = Program(model, lowering.prepared(graph), tensors, threads, Compiled, lambda: None)
+        program = Program(model, lowering.prepared(graph), tensors, threads, _Alone, lambda: None)
         self.inputs = [_memory(port, graph.operands[graph.inputs[port.number]].type.dtype) for port in program.inputs]
         self.outputs = [
             _memory(port, graph.operands[graph.outputs[port.number]].type.dtype) for port in program.outputs
