@@ -126,14 +126,15 @@ static int64_t take_result(burst_caller *c, uint64_t since) {
     return bytes;
 }
 
-/* An answer that takes long but comes regularly is polled for shortly before it is due: then neither side has to be woken
- * up, for the device still polls when the next request comes. */
+/* An answer that takes long is polled for from shortly before it is due: then neither side has to be woken up, for the
+ * device still polls when the next request comes. */
 static int await_result(burst_caller *c, uint64_t deadline) {
-    uint64_t margin = EARLY + 2 * c->deviation_ns, due = c->sent + c->expected_ns;
-    bool is_regular = c->spin_ns && c->id == c->results + 1 && margin < c->expected_ns / 8;
-    if (!is_regular || due - margin >= deadline) return sleep_until(c->back, 1, c->spin_ns, deadline);
+    uint64_t most = c->expected_ns / 8, margin = EARLY + 2 * c->deviation_ns, due = c->sent + c->expected_ns;
+    if (margin > most) margin = most; /* irregular answers shall not cost more */
+    bool is_long = c->spin_ns && c->id == c->results + 1 && most > EARLY;
+    if (!is_long || due - margin >= deadline) return sleep_until(c->back, 1, c->spin_ns, deadline);
     int r = sleep_until(c->back, 1, c->spin_ns, due - margin);
-    return r == -ETIMEDOUT ? sleep_until(c->back, 1, 2 * margin, deadline) : r;
+    return r == -ETIMEDOUT ? sleep_until(c->back, 1, margin + EARLY, deadline) : r;
 }
 
 int64_t burst_receive(burst_caller *c, uint64_t deadline) {

@@ -19,6 +19,7 @@
 #include <unistd.h>
 
 static const uint64_t PATIENCE = UINT64_C(5000000000); /* ns that a client may leave its results unread */
+static const uint64_t MOST_MORE = 250000; /* ns of polling after long work, beyond the usual */
 
 static _Atomic long polling; /* listeners of this process */
 
@@ -229,11 +230,17 @@ static bool may_poll(void) {
     return atomic_fetch_add_explicit(&polling, 1, memory_order_relaxed) < processors; /* relaxed, because it is a hint */
 }
 
+/* How long to poll: longer after long work, when the client's caches are cold and it comes back slowly. */
+static uint64_t window(const burst_listener *l) {
+    uint64_t more = (l->done - l->started) / 64;
+    return l->spin_ns + (more < MOST_MORE ? more : MOST_MORE);
+}
+
 static int wait_for_request(burst_listener *l) {
     bool adapts = l->spin_ns == FMQ_SPIN_ADAPTIVE;
     int r = -EAGAIN;
     if (l->spin_ns && !adapts) {
-        if (may_poll()) r = sleep_spin(l->request, 1, l->spin_ns);
+        if (may_poll()) r = sleep_spin(l->request, 1, window(l));
         atomic_fetch_sub_explicit(&polling, 1, memory_order_relaxed); /* relaxed, because it is a hint */
     }
     return r == -EAGAIN ? sleep_until(l->request, 1, adapts ? FMQ_SPIN_ADAPTIVE : 0, FMQ_FOREVER) : r;

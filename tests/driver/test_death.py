@@ -52,6 +52,13 @@ class TestToldAtOnce:
         with driver.connect(kit.odd("Slow")) as successor, successor.prepare(kit.add_model()) as prepared:
             assert prepared.run(X * 0)[0].tolist() == [[1, 1, 1, 1]]
 
+    def test_a_burst_that_expects_its_result(self, slow, kit, side):
+        """A burst that has slept until shortly before its result is usually there, polls, and sleeps again."""
+        with slow.prepare(kit.add_model()) as prepared, prepared.burst() as burst:
+            for _ in range(5):
+                burst.run(X * 0.02)
+            self.check(kit, slow, side, lambda: burst.run(FOREVER))
+
     def test_a_burst(self, slow, kit, side):
         """A burst that waits for its result."""
         with slow.prepare(kit.add_model()) as prepared, prepared.burst() as burst:

@@ -99,6 +99,23 @@ def test_seconds(fast, apart):
         assert spent(sleeping, 20, 8e-3, np.min)[1] < 1.5e-3
 
 
+def test_long_answers_are_polled_for(slow, apart):
+    """The client wakes shortly before an answer is due that takes 20 ms, and polls; with spin=0 it does not."""
+    spent = []
+    for spin in (50e-6, 0):
+        with slow.burst(spin=spin) as burst:
+            apart(burst)
+            tries = []
+            for _ in range(4):
+                before = cpu(burst)[0]
+                for _ in range(10):
+                    burst.run(X + 20e-3)
+                tries.append((cpu(burst)[0] - before) / 10)
+            assert burst._pipeline.controller._caller.expected_ns > 15e6
+            spent.append(tries[1:])
+    assert min(spent[0]) > 140e-6 > min(spent[1])
+
+
 def test_zero_sleeps(fast, apart):
     """With spin=0 the listener sleeps before every request, however fast they come, when it has a CPU of its own."""
     with fast.burst(spin=0) as burst:
