@@ -38,6 +38,7 @@ bench: $(VENV)/bench
 	$(BIN)/python bench/burst_interference.py
 	$(BIN)/python bench/prepare_interference.py
 	$(BIN)/python bench/ops.py
+	$(BIN)/python bench/memory.py
 	$(BIN)/python bench/mobilenet.py
 	$(BIN)/python bench/mobilenet.py --threads 2
 	$(BIN)/python bench/thread_count.py

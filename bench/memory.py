@@ -1,12 +1,14 @@
 """What does memory cost: state that stays on the device, mapping, and the weights of many clients?
 
-    python bench/memory.py [--clients N …] [--json FILE] [--plot FILE] [--markdown]
+    python bench/memory.py [--peers all|none|zmq …] [--clients N …] [--json FILE] [--plot FILE] [--markdown]
 
 State: a network that reads what it wrote the last time, executed step by step. Its state stays in two buffers of the
 device that take turns (domain); or lies in the client's pools, where the client copies each new state to where the next
 step reads it (copied); or goes there and back as arrays on the plain path. Small: an LSTM of 128 units, 1 KiB of
 state. Large: a leaky sum of 1 MiB. Mapping: the same execution on 6.2 MB of memory that the device knows, and on memory
-that it maps for each call. All beside one execution of the small network through a burst that copies nothing. Weights:
+that it maps for each call. All beside one execution of the small network through a burst that copies nothing. Camera:
+four values of an RGBA image of 1920 x 1080 pixels that lies in a hardware buffer, as a camera leaves it there, through
+a burst that copies none of it; the same bytes in a message by other ways, whose receiver leaves them alone. Weights:
 a FULLY_CONNECTED with 100 MB of them, prepared and run by 1, 4 and 16 client processes; what the device's two processes
 have in memory beyond what they had before, pages in proportion to who shares them.
 Client on CPU 0, device on CPU 1.
@@ -22,7 +24,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from measure import Runs, Subject, block_of, conditions, interleave, pin_client, ratio
+from burst_frame import slicing
+from measure import Runs, Subject, block_of, conditions, interleave, peer_block, peers_process, pin_client, ratio
 from own_device import own_device, pinned
 from verdict import Budget, Report, arguments, cells, parse, progress, publish, subject_rows
 
@@ -34,7 +37,7 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable, Sequence
 
-    from measure import Estimate
+    from measure import Ask, Estimate
 
     from driver import Model, RemoteDevice, RemotePreparedModel
 
@@ -42,6 +45,8 @@ QUESTION = "What does memory cost?"
 FLOOR = "floor: the small step, nothing copied"
 KINDS = ("small", "large")
 WAYS = ("domain", "copied", "plain path")
+CAMERA = "camera frame, burst"
+PEERS = {"pickle": "pickled", "zmq": "zmq", "grpc": "grpc"}  # in peers.py
 KNOWN, MAPPED = "6.2 MB that the device knows", "6.2 MB mapped for the call"
 UNITS, LARGE, FRAME = 128, 1 << 18, (1, 1080, 1920, 3)
 WEIGHTS = 25_600, 1024  # float32: 100 MB
@@ -128,13 +133,6 @@ class Steps:
         self._copying.run()
 
 
-def slicing() -> Model:
-    """Four values of a frame."""
-    from burst_frame import slicing as frame_slicing
-
-    return frame_slicing(FRAME)
-
-
 def mapping(prepared: RemotePreparedModel) -> dict[str, Callable[[], object]]:
     """An execution on memory that the device knows, and on memory that it forgets after each call."""
     nbytes = int(np.prod(FRAME))
@@ -149,6 +147,25 @@ def mapping(prepared: RemotePreparedModel) -> dict[str, Callable[[], object]]:
     return {KNOWN: lambda: prepared.execute(request), MAPPED: mapped}
 
 
+def camera(device: RemoteDevice, stack: ExitStack) -> Callable[[], object]:
+    """An execution on an image in a hardware buffer."""
+    frame, pool = driver.HardwareBuffer.allocate("rgba", 1920, 1080), Memory.create(4)
+    frame.plane(0)[...] = 7
+    prepared = stack.enter_context(device.prepare(slicing(frame.shape)))
+    burst = stack.enter_context(prepared.burst())
+    request = Request((RequestArgument(),), (RequestArgument(pool=1, length=4),), (frame, pool))
+    assert burst.execute(request).outputs[0].reshape(-1).tolist() == [8] * 4
+    assert burst.stats()["copied_bytes"]["bulk"] == 0
+    return lambda: burst.execute(request)
+
+
+def peers(names: Sequence[str], count: int, ask: Ask) -> list[Subject]:
+    """The image in a message."""
+    return [
+        Subject(f"camera frame, {name}", peer_block(ask, PEERS[name], count, 4 * 1920 * 1080), FLOOR) for name in names
+    ]
+
+
 def subjects(device: RemoteDevice, counts: tuple[int, int], stack: ExitStack) -> tuple[list[Subject], Any]:
     """All rows, and the floor's call."""
     found, steps = [], {}
@@ -159,7 +176,8 @@ def subjects(device: RemoteDevice, counts: tuple[int, int], stack: ExitStack) ->
             Subject(f"{kind} state, {way}", block_of(call, count), FLOOR, is_ours=True)
             for way, call in zip(WAYS, calls, strict=True)
         ]
-    calls = mapping(stack.enter_context(device.prepare(slicing())))
+    calls = mapping(stack.enter_context(device.prepare(slicing(FRAME))))
+    calls[CAMERA] = camera(device, stack)
     found += [Subject(name, block_of(call, counts[0]), FLOOR, is_ours=True) for name, call in calls.items()]
     for subject in found:
         subject.block = pinned(device, subject.block)
@@ -206,7 +224,7 @@ def weights_of(clients: Sequence[int], units: int) -> list[tuple[int, float]]:
     return found
 
 
-def budgets(runs: Runs, resident: Sequence[tuple[int, float]]) -> list[Budget]:
+def budgets(runs: Runs, resident: Sequence[tuple[int, float]], names: Sequence[str]) -> list[Budget]:
     """State that stays is the cheapest; known memory is not mapped again; weights are there once."""
     from measure import estimate
 
@@ -218,6 +236,7 @@ def budgets(runs: Runs, resident: Sequence[tuple[int, float]]) -> list[Budget]:
         for kind in KINDS
         for way in WAYS[1:]
     ]
+    found += [Budget(f"camera frame: burst <= {n}", against(CAMERA, f"camera frame, {n}"), 1.0) for n in names]
     found.append(Budget("known memory <= mapped for the call", against(KNOWN, MAPPED), 1.0))
     (_, alone), *others = resident
     for count, nbytes in others:
@@ -231,6 +250,7 @@ def run(args: argparse.Namespace) -> Runs:
     with ExitStack() as stack:
         device = stack.enter_context(own_device())
         args.subjects, floor = subjects(device, counts, stack)
+        args.subjects += peers(args.peers, counts[1] // 2, stack.enter_context(peers_process()))
         floors = {FLOOR: pinned(device, block_of(floor, counts[0]))}
         return interleave(args.subjects, floors, args.pairs, progress)
 
@@ -238,8 +258,11 @@ def run(args: argparse.Namespace) -> Runs:
 def options() -> argparse.Namespace:
     """The command line."""
     parser = arguments(__doc__)
+    parser.add_argument("--peers", nargs="+", default=["all"], choices=("all", "none", *PEERS), metavar="PEER")
     parser.add_argument("--clients", nargs="+", type=int, default=[1, 4, 16], help="that prepare the large model")
-    return parse(parser)
+    args = parse(parser)
+    args.peers = [name for name in PEERS if name in args.peers or "all" in args.peers]
+    return args
 
 
 def main() -> None:
@@ -253,7 +276,8 @@ def main() -> None:
     head = ("clients of one model", "MB of the device")
     more = [([(str(count), f"{nbytes:.0f}") for count, nbytes in resident], head)]
     body = {"subjects": rows, "resident": resident}
-    publish(args, Report(QUESTION, found, [cells(row) for row in rows], budgets(runs, resident), body, more=more))
+    told = budgets(runs, resident, args.peers)
+    publish(args, Report(QUESTION, found, [cells(row) for row in rows], told, body, more=more))
     if args.plot:
         import plots
 

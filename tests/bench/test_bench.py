@@ -111,6 +111,19 @@ def test_a_script_measures_every_row_it_promises(tmp_path, script, options, rows
 
 
 @needs_two_cpus
+@pytest.mark.stress
+def test_the_memory_script_measures_every_row(tmp_path):
+    """State in three ways and two sizes, mapping, the camera's frame, and the weights of one and two clients."""
+    found, text = run("memory.py", tmp_path, "--clients", "1", "2", "--peers", "pickle")
+    names = {f"{kind} state, {way}" for kind in ("small", "large") for way in ("domain", "copied", "plain path")}
+    names |= {"camera frame, burst", "camera frame, pickle"}
+    names |= {"6.2 MB that the device knows", "6.2 MB mapped for the call"}
+    assert {row["name"] for row in found["subjects"]} - names == {"floor: the small step, nothing copied"}
+    assert [clients for clients, _ in found["resident"]] == [1, 2]
+    assert all(text.count(name) >= 2 for name in names)
+
+
+@needs_two_cpus
 def test_the_payload_script_measures_every_size(tmp_path):
     """Ours in three ways and each peer, at each size beside a copy of that size."""
     found, text = run("burst_payload.py", tmp_path, "--sizes", "64", "65536", "--peers", "pipe")

@@ -105,10 +105,11 @@ class LiteRtDevice:
         return PreparedModel(model, pace, self.threads_for, self._packing)
 
     def threads_for(self, work: int) -> int:
-        """As many as an execution of `work` products should have. Clients need processors, too."""
+        """As many as an execution of `work` products should have. Clients need processors, too, unless they wait."""
         if self._threads is not None:
             return self._threads
-        return 1 if work < LARGE else max(1, min(MOST_THREADS, (os.cpu_count() or 1) // 2))
+        processors = os.cpu_count() or 1
+        return 1 if work < LARGE else min(MOST_THREADS, max(processors // 2, min(2, processors)))
 
 
 class PreparedModel:

@@ -416,6 +416,9 @@ def test_options(monkeypatch, tmp_path):
     monkeypatch.setattr(device.os, "cpu_count", lambda: 6)
     found = LiteRtDevice()
     assert [found.threads_for(work) for work in (0, device.LARGE - 1, device.LARGE)] == [1, 1, 3]
+    for processors, threads in ((1, 1), (2, 2), (4, 2), (64, 4)):
+        monkeypatch.setattr(device.os, "cpu_count", lambda count=processors: count)
+        assert found.threads_for(device.LARGE) == threads
     assert LiteRtDevice(threads=2).threads_for(0) == 2
     file = tmp_path / ".config/burst/litert.toml"
     file.parent.mkdir(parents=True)
