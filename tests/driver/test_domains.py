@@ -88,7 +88,8 @@ class TestTwoClients:
         with pytest.raises(InvalidArgument, match="none of that number"):
             other.call("allocate", [], [prepared.home.number], [[0, 0, 1.0]], [])
 
-    def test_their_buffers_end_with_them(self, place, kit):
+    @pytest.mark.parametrize("clients", [5, pytest.param(1000, marks=pytest.mark.stress)])
+    def test_their_buffers_end_with_them(self, place, kit, clients):
         """Clients that are killed while they hold buffers leave the device with as much memory as before."""
         program = """
 import sys, driver, numpy as np
@@ -111,7 +112,7 @@ print("ready", flush=True); sys.stdin.read()
             resident = lambda: int(Path(f"/proc/{device.engine_pid}/statm").read_text().split()[1])  # noqa: E731
             kill_one()
             before = resident()
-            for _ in range(5):
+            for _ in range(clients):
                 kill_one()
             pages_of_one = 8 * (4 << 18) // os.sysconf("SC_PAGE_SIZE")
             kit.until(lambda: resident() < before + pages_of_one // 2)
