@@ -94,7 +94,7 @@ def has_grpc():
 
 
 @needs_two_cpus
-@pytest.mark.parametrize("threads", ["1", "2"])
+@pytest.mark.parametrize("threads", ["1", pytest.param("2", marks=pytest.mark.stress)])
 def test_a_network_is_run_in_every_way(tmp_path, litert, threads):
     """Each right after LiteRT in process, and all with its result; ADD of 4 floats where everybody is pinned."""
     found, text = run("mobilenet.py", tmp_path, "--threads", threads, "--only", "per-channel")
@@ -115,6 +115,7 @@ def test_a_network_is_run_in_every_way(tmp_path, litert, threads):
 
 
 @needs_two_cpus
+@pytest.mark.stress
 def test_numbers_of_threads_are_compared(tmp_path, litert):
     """Every model on each number and on what the device chooses, which is one for what is small, idle and not."""
     found, text = run("thread_count.py", tmp_path)

@@ -3,7 +3,6 @@
 What executions and copies do with them is tested by the `memory` category of `burst vts` (driver/vts/domains.py).
 """
 
-import gc
 import os
 import subprocess
 import threading
@@ -139,7 +138,6 @@ class TestTheirLife:
         with prepared.device.prepare(sum_model((elements,))) as large:
             for _ in range(100):
                 buffer_of(large)
-                gc.collect()
 
     def test_quota(self, prepared):
         """More than the quota is refused with the bytes that are needed and free, and what there is stays usable."""
