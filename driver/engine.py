@@ -25,7 +25,7 @@ from burst.wire import VERSIONS
 from driver.constants import Kept, Models
 from driver.devices import device_class
 from driver.limits import limits
-from driver.managed import Loaded, ManagedBuffers
+from driver.managed import Loaded, ManagedBuffers, Quota
 from driver.managed_request import execution
 from driver.plain import PlainServer
 from driver.rpc import Reply, serve, take_fd
@@ -75,7 +75,8 @@ class Engine:
 
     def __init__(self, name: str, service: Channel) -> None:
         self.device: Device = device_class(name)()
-        self._service = service
+        self._service, self._limits = service, limits()
+        self._quota = Quota(self._limits.device_bytes)
         self.pace, self._models = Pacer(), Models(self.device)
         self.contexts = ChannelLoop("burst-contexts")
         self.traces: dict[BurstServer, Memory] = {}  #: of all bursts
@@ -85,6 +86,10 @@ class Engine:
         """One at a time, so that the pauses are not filled by another's work. Owns `fd`; notes a crash in the trace."""
         with self._preparing, blamed(trace):
             return self._models.prepare(fd, where, self.pace)
+
+    def new_quota(self) -> Quota:
+        """Of one more client."""
+        return Quota(self._limits.client_bytes, self._quota)
 
     def count_burst(self, change: int) -> None:
         """One more or one less. The last one out cleans up: while a burst lives, garbage is not collected."""
@@ -118,7 +123,7 @@ class Client:
         self._engine = engine
         self._numbers = count(1)
         self._models: dict[int, Loaded] = {}
-        self._buffers = ManagedBuffers(limits().buffer_bytes)
+        self._buffers = ManagedBuffers(engine.new_quota())
         self._bursts: set[BurstServer] = set()
         self._plain: list[PlainServer] = []
         self.handlers: dict[str, Callable[..., Reply]] = {

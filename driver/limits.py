@@ -16,14 +16,17 @@ _CGROUP = Path("/sys/fs/cgroup")
 
 @dataclass(frozen=True)
 class Limits:
-    """buffer_bytes: of all buffers that the device manages for one client."""
+    """client_bytes: of the buffers that a device manages for one client, and of the temporaries of its executions where
+    these are arrays of ours. device_bytes: of those of all clients of a device.
+    """
 
-    buffer_bytes: int
+    client_bytes: int
+    device_bytes: int
 
 
 def limits() -> Limits:
-    """As configured, and by default: a quarter of the memory that this process may have. Raises ValueError."""
-    defaults = {"buffer_bytes": memory_bytes() // 4}
+    """As configured; by default a quarter and a half of the memory that this process may have. Raises ValueError."""
+    defaults = {"client_bytes": memory_bytes() // 4, "device_bytes": memory_bytes() // 2}
     path = Path("~/.config/burst/limits.toml").expanduser()
     try:
         found = tomllib.loads(path.read_text())

@@ -90,30 +90,42 @@ class Loaded(NamedTuple):
 
 
 class Quota:
-    """Bytes that the buffers of one client may have."""
+    """Bytes that may be kept for somebody, and together with others for all of them (`whole`)."""
 
-    def __init__(self, nbytes: int) -> None:
-        self._free, self._limit, self._lock = nbytes, nbytes, threading.Lock()
+    def __init__(self, nbytes: int, whole: Quota | None = None) -> None:
+        self._free, self._limit, self._whole = nbytes, nbytes, whole
+        self._lock = threading.RLock()  # what is given back may be so while we hold it
 
     def room(self, nbytes: int) -> NDArray[np.uint8]:
         """New memory, given back when the last array on it is gone. Raises ResourceExhaustedPersistent."""
-        with self._lock:
-            if nbytes > self._free:
-                raise ResourceExhaustedPersistent(
-                    f"a buffer needs {nbytes} bytes, and {self._free} of the {self._limit} that a client may have are "
-                    "free; release others, or raise buffer_bytes in the device's limits"
-                )
-            self._free -= nbytes
+        self._take(nbytes)
         try:
             block = _block(nbytes)
         except (MemoryError, OSError):
             self._give_back(nbytes)
-            raise ResourceExhaustedPersistent(f"the machine has no memory for a buffer of {nbytes} bytes") from None
+            raise ResourceExhaustedPersistent(f"the machine has no memory for {nbytes} bytes") from None
         weakref.finalize(block, self._give_back, nbytes).atexit = False
         start = -block.ctypes.data % _ALIGNMENT
         return block[start : start + nbytes]
 
+    def _take(self, nbytes: int) -> None:
+        if self._whole:
+            self._whole._take(nbytes)
+        with self._lock:
+            if nbytes <= self._free:
+                self._free -= nbytes
+                return
+        if self._whole:
+            self._whole._give_back(nbytes)
+        who = "a client" if self._whole else "all clients together"
+        raise ResourceExhaustedPersistent(
+            f"an execution or a buffer needs {nbytes} bytes, and {self._free} of the {self._limit} that {who} may have "
+            "on a device are free; release buffers and models, or raise the device's limits (limits.toml)"
+        )
+
     def _give_back(self, nbytes: int) -> None:
+        if self._whole:
+            self._whole._give_back(nbytes)
         with self._lock:
             self._free += nbytes
 
@@ -230,9 +242,9 @@ def _check_size(memory: Memory, nbytes: int, what: str) -> None:
 class ManagedBuffers:
     """All buffers of one client, by token."""
 
-    def __init__(self, nbytes: int) -> None:
-        """`nbytes`: that they may have together."""
-        self._quota = Quota(nbytes)
+    def __init__(self, quota: Quota) -> None:
+        """`quota`: of the client, for them and for the temporaries of its executions."""
+        self.quota = quota
         self._buffers: dict[int, ManagedBuffer] = {}
 
     def __getitem__(self, token: int) -> ManagedBuffer:
@@ -265,7 +277,7 @@ class ManagedBuffers:
             dimensions = combined
         if kind.type.is_scalar and dimensions:
             raise InvalidArgument(f"dimensions={list(dimensions)}: {kind.type.name} has none")
-        buffer = ManagedBuffer(kind, dimensions, frozenset(roles), self._quota)
+        buffer = ManagedBuffer(kind, dimensions, frozenset(roles), self.quota)
         self._buffers[buffer.token] = buffer
         return buffer
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from burst import GeneralFailure, InvalidArgument, OutputInsufficientSize
 from burst.wire import Token
 from driver.managed import Role
-from driver.nn import combine_dimensions
+from driver.nn import arena, combine_dimensions
 from driver.request import BoundRequest
 from fmq._core import ffi, lib
 
@@ -26,6 +26,7 @@ def execution(loaded: Loaded, request: Request, buffers: ManagedBuffers, pace: C
 
     Raises InvalidArgument, GeneralFailure.
     """
+    arena.source.set(buffers.quota.room)  # for this thread, which works for this client
     if not any(isinstance(pool, Token) for pool in request.pools):
         return BoundRequest(loaded.model, loaded.prepared, request, pace)
     return ManagedRequest(loaded, request, buffers, pace)

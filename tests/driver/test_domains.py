@@ -24,8 +24,11 @@ from burst import (
     StatusError,
 )
 from driver import BufferDesc, BufferRole
+from driver.constants import Kept
 from driver.limits import limits
-from driver.managed import Quota
+from driver.managed import Loaded, ManagedBuffers, Quota
+from driver.managed_request import execution
+from driver.nn import Interpreter
 
 ROLES = [BufferRole(0, 0)], [BufferRole(0, 0)]
 X = np.array([[1, 2, 3, 4]], np.float32)
@@ -133,7 +136,7 @@ class TestTheirLife:
 
     def test_let_go(self, prepared):
         """A buffer that nobody has any more is released: a quota for one is enough for a hundred, one by one."""
-        size = limits().buffer_bytes * 2 // 3
+        size = limits().client_bytes * 2 // 3
         elements = size // 4
         with prepared.device.prepare(sum_model((elements,))) as large:
             for _ in range(100):
@@ -141,7 +144,7 @@ class TestTheirLife:
 
     def test_quota(self, prepared):
         """More than the quota is refused with the bytes that are needed and free, and what there is stays usable."""
-        elements = limits().buffer_bytes // 4 * 2 // 3
+        elements = limits().client_bytes // 4 * 2 // 3
         with prepared.device.prepare(sum_model((elements,))) as large, buffer_of(large), buffer_of(prepared) as small:
             with pytest.raises(ResourceExhaustedPersistent, match=rf"needs {4 * elements} bytes, and \d+ of the \d+"):
                 buffer_of(large)
@@ -266,11 +269,49 @@ class TestQuota:
         del view
         assert quota.room(100).ctypes.data % 64 == 0
 
+    def test_shared(self):
+        """All clients together have a limit, too, and what one of them is refused takes nothing from the others."""
+        whole = Quota(100)
+        one, other = Quota(80, whole), Quota(80, whole)
+        held = one.room(70)
+        with pytest.raises(ResourceExhaustedPersistent, match="needs 70 bytes, and 30 of the 100 that all clients"):
+            other.room(70)
+        del held
+        with pytest.raises(ResourceExhaustedPersistent, match="needs 90 bytes, and 80 of the 80 that a client"):
+            other.room(90)
+        assert other.room(80).nbytes == 80
+
+    def test_temporaries(self):
+        """What an execution needs between its operations counts, and is given back with the last request on it."""
+        builder = driver.ModelBuilder()
+        wide = builder.operation("TILE", builder.input("float32", (1,)), np.array([1 << 20], np.int32))
+        builder.output(builder.operation("SLICE", wide, np.array([5], np.int32), np.array([1], np.int32)))
+        model, found = builder.build(), []
+        kept = Kept(None, None, model, Interpreter(model))
+        memory = Memory.create(8)
+        request = Request((RequestArgument(length=4),), (RequestArgument(offset=4, length=4),), (memory,))
+
+        def try_with(nbytes):
+            buffers = ManagedBuffers(Quota(nbytes))
+            try:
+                for _ in range(3):
+                    execution(Loaded(1, kept), request, buffers, lambda: None).run()
+                found.append("done")
+            except ResourceExhaustedPersistent as error:
+                found.append(str(error))
+
+        for nbytes in (3 << 20, 5 << 20):
+            thread = threading.Thread(target=try_with, args=(nbytes,))  # a thread works for one client
+            thread.start()
+            thread.join()
+        assert "an execution or a buffer needs" in found[0]
+        assert found[1] == "done"
+
 
 class TestLimits:
     """~/.config/burst/limits.toml."""
 
-    @pytest.mark.parametrize("text", ["buffer_bytes = 0", "buffer_bytes = true", "buffers = 3", "buffer_bytes ="])
+    @pytest.mark.parametrize("text", ["client_bytes = 0", "client_bytes = true", "buffers = 3", "client_bytes ="])
     def test_refused(self, tmp_path, monkeypatch, text):
         """What makes no sense is refused with the file's name."""
         monkeypatch.setenv("HOME", str(tmp_path))
@@ -283,11 +324,11 @@ class TestLimits:
     def test_configured(self, tmp_path, monkeypatch):
         """What is there counts; without a file there is a default."""
         monkeypatch.setenv("HOME", str(tmp_path))
-        assert limits().buffer_bytes > 2**20
+        assert limits().client_bytes > 2**20
         path = tmp_path / ".config/burst/limits.toml"
         path.parent.mkdir(parents=True)
-        path.write_text("buffer_bytes = 4096")
-        assert limits().buffer_bytes == 4096
+        path.write_text("client_bytes = 4096")
+        assert limits().client_bytes == 4096
 
 
 def test_errors_are_status_errors(prepared):
