@@ -323,7 +323,14 @@ def image():
     return np.ones(IMAGE, np.float32)
 
 
-@pytest.mark.parametrize(("path", "before"), [("burst", 0), ("burst", 1), ("plain", 0), ("plain", 1)])
+@pytest.mark.parametrize(
+    ("path", "before"),
+    [
+        ("burst", 0),
+        ("plain", 1),
+        *(pytest.param(*case, marks=pytest.mark.stress) for case in (("burst", 1), ("plain", 0))),
+    ],
+)
 def test_a_client_that_is_killed(place, kit, path, before):
     """A client dies of kill -9 in the midst of a long execution, its first one or a later one: the device ends that,
     and has let go of the client long before the execution would have been over.

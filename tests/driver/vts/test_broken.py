@@ -33,7 +33,7 @@ BROKEN = {
     "Boastful": {"qos": "nobody asked for a timing, and (3, 2) came"},
 }
 FEW = re.compile(
-    r"operations/(generated_(add|mul|tanh)_|random_graph)|model/[a-z]+/(valid|operand-type|listing|second-writer)|(?!operations|model)"
+    r"operations/(generated_(add|mul|tanh)_|random_graph)|model/[a-z]+/(valid|operand-type|listing|second-writer)|memory/(?!allocate)|(?!operations|model|memory)"
 ).match
 
 
