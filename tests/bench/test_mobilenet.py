@@ -127,7 +127,6 @@ def test_numbers_of_threads_are_compared(tmp_path, litert):
     assert all(text.count(f"| {name} |") == 2 for name in found["chosen"])
 
 
-@pytest.mark.stress
 def test_a_cold_start_is_told_stage_by_stage(tmp_path, litert):
     """The stages are there for a device that has to be started and for one that runs; connecting tells them apart."""
     found, text = run("cold_start.py", tmp_path, "--only", "quant8", "--devices", "litert", "absent", "--pairs", "1")

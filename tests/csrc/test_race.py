@@ -12,12 +12,6 @@ BURST = (*CORE, "packet.c", "caller.c", "listener.c", "blame.c")
 FLAVOURS = {"synchronized": 1, "unsynchronized": 2}
 
 
-FLAGS = pytest.mark.parametrize(
-    "flags",
-    [pytest.param(THREAD, id="thread"), pytest.param(ADDRESS, id="address,undefined", marks=pytest.mark.stress)],
-)
-
-
 def race(build, flags, milliseconds, seed):
     return counted(build("ring_race.c", *CORE, flags=flags), milliseconds, seed, {"stream", "exchange", "stop", "busy"})
 
@@ -51,13 +45,13 @@ def hostile(build, milliseconds, seed, flavour):
     return out
 
 
-@FLAGS
+@pytest.mark.parametrize("flags", [THREAD, ADDRESS], ids=["thread", "address,undefined"])
 def test_two_threads_race_cleanly(build, flags):
     """Streams, exchanges, stops and competing threads have listed outcomes only, and the sanitizers find nothing."""
     race(build, flags, 800, 1)
 
 
-@FLAGS
+@pytest.mark.parametrize("flags", [THREAD, ADDRESS], ids=["thread", "address,undefined"])
 def test_plans_are_forgotten_while_they_run(build, flags):
     """Nobody touches a plan's memory after burst_forget said that it does not run, and what it said runs is told by
     -ESTALE: some are caught running. Every request is answered.
@@ -65,7 +59,7 @@ def test_plans_are_forgotten_while_they_run(build, flags):
     race_of_plans(build, flags, 800, 1)
 
 
-@FLAGS
+@pytest.mark.parametrize("flags", [THREAD, ADDRESS], ids=["thread", "address,undefined"])
 def test_runs_are_cancelled(build, flags):
     """Runs of one turn are cancelled before they begin, between two calls and within one, and no call follows; who is
     not cancelled makes all calls, alone.
@@ -80,7 +74,7 @@ def test_a_hostile_peer_gets_documented_errors_only(build, flavour):
 
 
 @pytest.mark.stress
-@FLAGS
+@pytest.mark.parametrize("flags", [THREAD, ADDRESS], ids=["thread", "address,undefined"])
 def test_two_threads_race_for_long(build, flags):
     """The same for a minute, from a printed seed."""
     seed = random.randrange(2**32)

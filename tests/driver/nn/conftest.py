@@ -72,7 +72,7 @@ def quantised() -> type[Quantised]:
     return Quantised
 
 
-@pytest.fixture(params=["constants", pytest.param("all inputs", marks=pytest.mark.stress)])
+@pytest.fixture(params=["constants", "all inputs"])
 def evaluate(request: pytest.FixtureRequest) -> Callable[..., Any]:
     """evaluate(operation, *inputs, **asked of the builder) -> its output, a tuple when there are several."""
     everything_fed = request.param == "all inputs"
