@@ -4,12 +4,15 @@ after the other, and the question which of them can be lowered.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 import numpy as np
 
-from driver.nn import OPERATIONS, OperandLifeTime, Subgraph
+from driver.nn import OPERATIONS, ExecutionFailed, OperandLifeTime, Subgraph
 from driver.nn.calls import match_signature
 from driver.nn.operation import Call, Tensor
 from driver.nn.plan import REFUSALS, Prepared
@@ -20,6 +23,10 @@ if TYPE_CHECKING:
     from driver.nn import Model, Operand
 
 Tensors = dict[int, "Tensor | None"]
+Shapes = Sequence[tuple[int, ...] | None]
+P = TypeVar("P", bound="Listed")
+_MAX_PROGRAMS = 16
+"""Sets of input shapes that a model is kept compiled for."""
 _PROBES = (5, 8)
 """Stand-ins for unknown dimensions."""
 
@@ -140,3 +147,53 @@ def check_input(number: int, operand: Operand, array: NDArray[Any] | None) -> No
         raise ValueError(f"input {number}: dimensions {list(array.shape)} for {list(declared)}, none of which may be 0")
     if not array.flags.c_contiguous:
         raise ValueError(f"input {number}: strides {array.strides}; its elements have to lie in order")
+
+
+class Listed(Protocol):
+    """A compiled model."""
+
+    operations: list[str]  #: by the library's names, in order
+
+
+class Programs(ABC, Generic[P]):
+    """A prepared model, compiled for sets of input shapes: at once when the model tells them, else when it is bound."""
+
+    is_static = True
+
+    def __init__(self, model: Model, pace: Callable[[], object]) -> None:
+        """Raises what `compiled` raises."""
+        self.model, self.prepared = model, prepared(model.main, pace)
+        self._constants = constants(model.main, pace)
+        self._programs: dict[tuple[tuple[int, ...] | None, ...], P] = {}
+        operands = [model.main.operands[i] for i in model.main.inputs]
+        if all(is_known(o) for o in operands):
+            with suppress(ExecutionFailed):  # as a binding will say
+                self._program([o.dimensions for o in operands], pace)
+
+    @abstractmethod
+    def compiled(self, tensors: Tensors, pace: Callable[[], object]) -> P:
+        """For these constants and inputs, None for omitted ones. Raises ExecutionFailed, and as the library does."""
+
+    def program_for(self, inputs: Sequence[NDArray[Any] | None], pace: Callable[[], object]) -> P:
+        """The one that inputs like these need. Raises ValueError, and as `compiled`."""
+        graph = self.model.main
+        for number, (index, array) in enumerate(zip(graph.inputs, inputs, strict=True)):
+            check_input(number, graph.operands[index], array)
+        return self._program([None if a is None else a.shape for a in inputs], pace)
+
+    def operations(self) -> list[str]:
+        """The library's operations of the program that was compiled last, in order."""
+        return [name for program in [*self._programs.values()][-1:] for name in program.operations]
+
+    def _program(self, shapes: Shapes, pace: Callable[[], object]) -> P:
+        key = tuple(shapes)
+        program = self._programs.get(key)
+        if program is None:
+            if len(self._programs) >= _MAX_PROGRAMS:
+                self._programs.clear()
+            tensors = dict(self._constants)
+            for index, shape in zip(self.model.main.inputs, shapes, strict=True):
+                operand = Tensor.of(self.model.main.operands[index])
+                tensors[index] = None if shape is None else replace(operand, shape=shape)
+            program = self._programs[key] = self.compiled(tensors, pace)
+        return program

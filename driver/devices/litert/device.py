@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import tomllib
-from contextlib import suppress
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,10 +23,9 @@ from driver.devices.litert.library import ffi as library_ffi
 from driver.devices.litert.packed import Cache, Packing
 from driver.devices.litert.program import Port, Program, supported
 from driver.devices.litert.weights import ALIGNMENT, aligned
-from driver.devices.lowering import check_input, constants, is_known, prepared
+from driver.devices.lowering import Programs, Tensors
 from driver.errors import ExecutionFailed, LoopTimeout, OutputInsufficientSize
 from driver.nn import LOOP_TIMEOUT
-from driver.nn.operation import Tensor
 from fmq._core import ffi, lib
 
 if TYPE_CHECKING:
@@ -37,9 +34,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from driver.nn import Model
-
-_MAX_PROGRAMS = 16
-"""Sets of input shapes that a model is kept compiled for."""
 
 LARGE = 20_000_000
 """Products of an execution from which on it is worth more than one thread."""
@@ -112,24 +106,22 @@ class LiteRtDevice:
         return 1 if work < LARGE else min(MOST_THREADS, max(processors // 2, min(2, processors)))
 
 
-class PreparedModel:
+class PreparedModel(Programs[Program]):
     """A model for one or more sets of input shapes. Executions of one set take turns."""
-
-    is_static = True
 
     def __init__(
         self, model: Model, pace: Callable[[], object], threads: Callable[[int], int], packing: Packing
     ) -> None:
         """Raises LibraryFailed."""
-        self._model, self._threads, self._packing = model, threads, packing
-        self._operations = prepared(model.main, pace)
-        self._constants = constants(model.main, pace)
+        self._threads, self._packing = threads, packing
         self.copied_weights = 0  #: bytes that were copied when it was compiled last; all others stayed where they were
-        self._programs: dict[tuple[tuple[int, ...] | None, ...], Program] = {}
-        operands = [model.main.operands[i] for i in model.main.inputs]
-        if all(is_known(o) for o in operands):
-            with suppress(ExecutionFailed):  # as a binding will say
-                self._program([o.dimensions for o in operands], pace)
+        super().__init__(model, pace)
+
+    def compiled(self, tensors: Tensors, pace: Callable[[], object]) -> Program:
+        """As in `Programs`."""
+        program = Program(self.model, self.prepared, tensors, self._threads, self._packing.compiled, pace)
+        self.copied_weights = program.copied_weights
+        return program
 
     def bind(
         self,
@@ -139,30 +131,7 @@ class PreparedModel:
         loop_timeout: float = LOOP_TIMEOUT,
     ) -> Bound:
         """As in the protocol."""
-        graph = self._model.main
-        for number, (index, array) in enumerate(zip(graph.inputs, inputs, strict=True)):
-            check_input(number, graph.operands[index], array)
-        program = self._program([None if a is None else a.shape for a in inputs], pace)
-        return Bound(program, inputs, outputs, loop_timeout)
-
-    def operations(self) -> list[str]:
-        """The TFLite operations of the program that was compiled last, in order."""
-        return [name for program in [*self._programs.values()][-1:] for name in program.operations]
-
-    def _program(self, shapes: Sequence[tuple[int, ...] | None], pace: Callable[[], object]) -> Program:
-        key = tuple(shapes)
-        program = self._programs.get(key)
-        if program is None:
-            if len(self._programs) >= _MAX_PROGRAMS:
-                self._programs.clear()
-            tensors = dict(self._constants)
-            for index, shape in zip(self._model.main.inputs, shapes, strict=True):
-                operand = Tensor.of(self._model.main.operands[index])
-                tensors[index] = None if shape is None else replace(operand, shape=shape)
-            program = Program(self._model, self._operations, tensors, self._threads, self._packing.compiled, pace)
-            self._programs[key] = program
-            self.copied_weights = program.copied_weights
-        return program
+        return Bound(self.program_for(inputs, pace), inputs, outputs, loop_timeout)
 
 
 class Bound:

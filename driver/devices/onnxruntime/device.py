@@ -5,15 +5,13 @@ from __future__ import annotations
 import os
 import threading
 import tomllib
-from contextlib import suppress
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 
-from driver.devices.lowering import check_input, constants, is_known, prepared
+from driver.devices.lowering import Programs, Tensors
 from driver.devices.onnxruntime.library import (
     PROVIDERS,
     LibraryFailed,
@@ -26,7 +24,6 @@ from driver.devices.onnxruntime.library import (
 from driver.devices.onnxruntime.program import Port, Program, supported
 from driver.devices.onnxruntime.writer import Writer, model
 from driver.errors import ExecutionFailed, LoopTimeout, OutputInsufficientSize
-from driver.nn.operation import Tensor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -34,9 +31,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from driver.nn import Model
-
-_MAX_PROGRAMS = 16
-"""Sets of input shapes that a model is kept compiled for."""
 
 LARGE = 20_000_000
 """Products of an execution from which on it is worth more than one thread."""
@@ -110,23 +104,21 @@ class OnnxRuntimeDevice:
         return 1 if work < LARGE else max(1, min(MOST_THREADS, (os.cpu_count() or 1) // 2))
 
 
-class PreparedModel:
+class PreparedModel(Programs[Program]):
     """A model for one or more sets of input shapes. Any number of executions run at the same time."""
 
-    is_static = serves_all = True
+    serves_all = True
 
     def __init__(
         self, model: Model, pace: Callable[[], object], threads: Callable[[int], int], provider: str = "cpu"
     ) -> None:
         """Raises LibraryFailed."""
-        self._model, self._threads, self._provider = model, threads, provider
-        self._operations = prepared(model.main, pace)
-        self._constants = constants(model.main, pace)
-        self._programs: dict[tuple[tuple[int, ...] | None, ...], Program] = {}
-        operands = [model.main.operands[i] for i in model.main.inputs]
-        if all(is_known(o) for o in operands):
-            with suppress(ExecutionFailed):  # as a binding will say
-                self._program([o.dimensions for o in operands], pace)
+        self._threads, self._provider = threads, provider
+        super().__init__(model, pace)
+
+    def compiled(self, tensors: Tensors, pace: Callable[[], object]) -> Program:
+        """As in `Programs`."""
+        return Program(self.model, self.prepared, tensors, self._threads, self._provider, pace)
 
     def bind(
         self,
@@ -136,29 +128,7 @@ class PreparedModel:
         loop_timeout: float = 0.0,
     ) -> Bound:
         """As in the protocol."""
-        graph = self._model.main
-        for number, (index, array) in enumerate(zip(graph.inputs, inputs, strict=True)):
-            check_input(number, graph.operands[index], array)
-        program = self._program([None if a is None else a.shape for a in inputs], pace)
-        return Bound(program, inputs, outputs, loop_timeout)
-
-    def operations(self) -> list[str]:
-        """The ONNX operations of the program that was compiled last, in order."""
-        return [name for program in [*self._programs.values()][-1:] for name in program.operations]
-
-    def _program(self, shapes: Sequence[tuple[int, ...] | None], pace: Callable[[], object]) -> Program:
-        key = tuple(shapes)
-        program = self._programs.get(key)
-        if program is None:
-            if len(self._programs) >= _MAX_PROGRAMS:
-                self._programs.clear()
-            tensors = dict(self._constants)
-            for index, shape in zip(self._model.main.inputs, shapes, strict=True):
-                operand = Tensor.of(self._model.main.operands[index])
-                tensors[index] = None if shape is None else replace(operand, shape=shape)
-            program = Program(self._model, self._operations, tensors, self._threads, self._provider, pace)
-            self._programs[key] = program
-        return program
+        return Bound(self.program_for(inputs, pace), inputs, outputs, loop_timeout)
 
 
 class Bound:
