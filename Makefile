@@ -30,6 +30,7 @@ bench: $(VENV)/bench
 	$(BIN)/python bench/queue_throughput.py
 	$(BIN)/python bench/queue_idle.py
 	$(BIN)/python bench/queue_cost.py
+	$(BIN)/python bench/run_queue.py
 	$(BIN)/python bench/burst_roundtrip.py
 	$(BIN)/python bench/burst_frame.py
 	$(BIN)/python bench/burst_payload.py
@@ -43,6 +44,10 @@ bench: $(VENV)/bench
 	$(BIN)/python bench/mobilenet.py --threads 2
 	$(BIN)/python bench/thread_count.py
 	$(BIN)/python bench/cold_start.py
+	$(BIN)/python bench/cache.py
+	$(BIN)/python bench/qos.py
+	$(BIN)/python bench/fenced.py
+	$(BIN)/python bench/idle_cost.py
 
 # One stamp per set of extras. The sources of the extension are listed so that editing C rebuilds it.
 CORE := $(wildcard csrc/*.c csrc/*.h csrc/CMakeLists.txt)

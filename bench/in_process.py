@@ -10,7 +10,7 @@ import numpy as np
 from driver.devices import lowering
 from driver.devices.litert import cuts
 from driver.devices.litert.library import Compiled, TensorBuffers, library
-from driver.devices.litert.program import Program
+from driver.devices.litert.program import Program, lowered
 from driver.devices.litert.weights import aligned
 from driver.nn.operation import Tensor
 
@@ -38,7 +38,7 @@ class InProcess:
         cuts.SEGMENT = 1 << 60  # in one piece, as anybody would call it; the device is another process
         graph = model.main
         tensors = {**lowering.constants(graph), **{i: Tensor.of(graph.operands[i]) for i in graph.inputs}}
-        program = Program(model, lowering.prepared(graph), tensors, threads, _Alone, lambda: None)
+        program = Program(*lowered(model, lowering.prepared(graph), tensors, lambda: None), threads, _Alone)
         self.inputs = [_memory(port, graph.operands[graph.inputs[port.number]].type.dtype) for port in program.inputs]
         self.outputs = [
             _memory(port, graph.operands[graph.outputs[port.number]].type.dtype) for port in program.outputs

@@ -69,6 +69,10 @@ def _one_of(versions: Sequence[int], chosen: int) -> int:
     return chosen
 
 
+def _within(timeout: float | None) -> str:
+    return "by its deadline" if timeout is None else f"within {timeout} s"
+
+
 class NotSent(Exception):
     """The request did not go out, and nothing was executed: take the plain path."""
 
@@ -216,29 +220,38 @@ class Controller:
         self._caller.begin = lib.fmq_now()
 
     def send(self, packet: Packet, timeout: float | None = None, deadline: int | None = None) -> ResultPacket:
-        """One execution. `deadline`: for the device, absolute CLOCK_MONOTONIC ns.
+        """One execution. `timeout`: seconds that we wait. `deadline`: absolute CLOCK_MONOTONIC ns; the device is told,
+        and we wait no longer.
 
         Raises NotSent, Timeout (the result, when it comes, is dropped), PeerDied, Busy.
         """
         if self._invalid:
             raise NotSent(self._invalid)
-        if deadline is not None:
-            self.start(packet, deadline)
-            return self.receive(timeout, measure=packet.measure)
+        self.due(deadline)
         try:
             code = _call(self._caller, packet.data, packet.nbytes)
-            return self.go_on(code, packet, timeout)
+            return self.go_on(code, packet, timeout, deadline)
         except BaseException as error:
             self.interrupted(error)
             raise
+        finally:
+            self.due(None)
 
-    def go_on(self, code: int, packet: Packet, timeout: float | None) -> ResultPacket:
+    def due(self, deadline: int | None) -> None:
+        """When the requests from now on have to be done."""
+        self._caller.deadline = _NO_DEADLINE if deadline is None else deadline
+
+    def go_on(self, code: int, packet: Packet, timeout: float | None, deadline: int | None = None) -> ResultPacket:
         """The rest of `send` after `packet.call()` returned that code."""
         if self._invalid:
             raise NotSent(self._invalid)
         if code:
-            code = self._go_on(code, packet, FOREVER if timeout is None else deadline_of(timeout or 1e-9), timeout)
-        return self._result(code, packet.measure)
+            end = FOREVER if timeout is None else deadline_of(timeout or 1e-9)
+            code = self._go_on(code, packet, end if deadline is None else min(end, deadline), timeout)
+        reply = self._result(code, packet.measure)
+        if deadline is not None and reply.status is ErrorStatus.NONE and lib.fmq_now() > deadline:
+            self._refuse(-errno.ETIMEDOUT, packet.nbytes, timeout)
+        return reply
 
     def interrupted(self, error: BaseException) -> None:
         """After an error out of `packet.call` or `go_on`: Ctrl-C may have come anywhere."""
@@ -256,9 +269,9 @@ class Controller:
         caller = self._caller
         if self.version == 1 and self.in_flight:
             raise Busy("in wire version 1 two requests at once would be one packet; receive() the result first")
-        caller.deadline = _NO_DEADLINE if deadline is None else deadline
+        self.due(deadline)
         code = lib.burst_send(caller, packet.data, packet.nbytes)
-        caller.deadline = _NO_DEADLINE
+        self.due(None)
         if code:
             self._refuse(code, packet.nbytes, None)
 
@@ -289,7 +302,7 @@ class Controller:
                 code = lib.burst_send(self._caller, packet.data, packet.nbytes) or -errno.ETIMEDOUT
             elif code == -errno.ETIMEDOUT:
                 self.counts.timeouts += 1
-                raise Timeout(f"the result of an earlier request did not come within {timeout} s; nothing was sent")
+                raise Timeout(f"the result of an earlier request did not come {_within(timeout)}; nothing was sent")
         if code == -errno.ETIMEDOUT:  # the packet is out
             try:
                 code = self._wait(deadline)
@@ -304,7 +317,9 @@ class Controller:
             raise NotSent(f"a packet of {nbytes} bytes does not fit into the channel")
         if code == -errno.ETIMEDOUT:
             self.counts.timeouts += 1
-            raise Timeout(f"no result within {timeout} s; the burst stays usable")
+            late = lib.fmq_now() - int(self._caller.deadline)
+            late_by = late / 1e9 if late > 0 else None  # of a deadline
+            raise Timeout(f"no result {_within(timeout)}; the burst stays usable", "waiting for the answer", late_by)
         if code == -errno.EBUSY:
             raise Busy("this burst is executing in another thread; wait for it, or open another burst")
         if code == -errno.EPIPE:

@@ -19,19 +19,20 @@
         ├── ResourceExhaustedTransient      RESOURCE_EXHAUSTED_TRANSIENT
         └── ResourceExhaustedPersistent     RESOURCE_EXHAUSTED_PERSISTENT
 
-`TimeoutError` therefore catches both a caller who stopped waiting and a device that gave up; only the second is a
-`StatusError`, and only after the second is the device known to be idle.
+`TimeoutError` therefore catches both a caller whose `timeout` passed and a deadline that was missed. The device is done
+with the request unless the error's `phase` is "waiting for the answer". Transient errors have a `retry_after`, for
+`driver.retry`.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from burst.messages import ErrorStatus
+from burst.messages import NO_CAUSE, Cause, ErrorStatus
 from fmq.errors import PeerDied as _QueuePeerDied
 
 if TYPE_CHECKING:
-    from burst.messages import Result
+    from burst.messages import Phase, Result
 
 
 class BurstError(Exception):
@@ -56,8 +57,17 @@ class Malformed(BurstError, ValueError):
 class Timeout(BurstError, TimeoutError):
     """The caller's own timeout passed before the result came. The burst stays usable; the late result is dropped.
 
-    The execution may still be running and writing to its outputs: they mean nothing until the next result has come.
+    The execution may still be running and writing to its outputs: they mean nothing until the next result has come. A
+    device that has not begun it will not, and one that can be interrupted gives it up.
+
+    Attributes:
+        phase: "waiting for the answer", or None where nothing was sent.
+        late_by: seconds since the time was up, where they are known.
     """
+
+    def __init__(self, message: str = "", phase: Phase | None = None, late_by: float | None = None) -> None:
+        super().__init__(message)
+        self.phase, self.late_by = phase, late_by
 
 
 class Busy(BurstError):
@@ -95,25 +105,51 @@ class StatusError(BurstError):
     Attributes:
         status: the `ErrorStatus` of the answer.
         result: the whole answer where there is one, with its output shapes; otherwise None.
+        phase: where the request was, as `burst.messages.Phase` has it; None where that makes no sense.
+        late_by: seconds from its deadline to when the miss was found out; None where it is not known.
+        retry_after: seconds after which to try again, by the device's hint or this class's own; None for all but
+            transient errors.
     """
 
     status: ClassVar[ErrorStatus]
+    remedy: ClassVar[str] = ""  #: the end of the text
+    retry_default: ClassVar[float | None] = None  #: `retry_after` without a hint
 
-    def __init__(self, message: str = "", result: Result | None = None) -> None:
-        super().__init__(message or self.status.name)
+    def __init__(self, message: str = "", result: Result | None = None, cause: Cause = NO_CAUSE) -> None:
+        words = message or _words(self.status, cause)
+        # A message about an argument says itself how it should have been.
+        is_complete = self.remedy in words or (message and self.status <= ErrorStatus.INVALID_ARGUMENT)
+        super().__init__(words if is_complete else f"{words}; {self.remedy}")
         self.result = result
+        self.phase, self.late_by = cause.phase, cause.late_by
+        hint = cause.retry_after if self.retry_default is not None else None
+        self.retry_after = self.retry_default if hint is None else hint
+
+    @property
+    def cause(self) -> Cause:
+        """As it travels."""
+        return Cause(self.phase, self.late_by, self.retry_after)
+
+
+def _words(status: ErrorStatus, cause: Cause) -> str:
+    words = status.name
+    if cause.phase:
+        words += f" ({cause.phase})"
+    return words if cause.late_by is None else f"{words}, late by {cause.late_by * 1e3:.3g} ms"
 
 
 class DeviceUnavailable(StatusError):
     """The device is offline or taken by somebody else. Nothing was executed; try later, or another device."""
 
     status = ErrorStatus.DEVICE_UNAVAILABLE
+    remedy = "try later, or another device"
 
 
 class GeneralFailure(StatusError):
     """The device failed and does not say why. The outputs mean nothing; the same request may fail again."""
 
     status = ErrorStatus.GENERAL_FAILURE
+    remedy = "its log may say more; try another device"
 
 
 class OutputInsufficientSize(StatusError, BufferError):
@@ -123,36 +159,44 @@ class OutputInsufficientSize(StatusError, BufferError):
     """
 
     status = ErrorStatus.OUTPUT_INSUFFICIENT_SIZE
+    remedy = "make the outputs as large as its output shapes"
 
 
 class InvalidArgument(StatusError, ValueError):
     """The request does not fit the model or its memory. Nothing was executed, and it will not succeed unchanged."""
 
     status = ErrorStatus.INVALID_ARGUMENT
+    remedy = "change the request"
 
 
 class MissedDeadlineTransient(StatusError, TimeoutError):
     """The deadline passed because the device was busy, and it stopped. The same request may succeed if made again."""
 
     status = ErrorStatus.MISSED_DEADLINE_TRANSIENT
+    remedy = "try again, or give it more time"
+    retry_default = 0.01
 
 
 class MissedDeadlinePersistent(StatusError, TimeoutError):
     """The deadline cannot be met by this device at all. Give the request more time, or give it to another device."""
 
     status = ErrorStatus.MISSED_DEADLINE_PERSISTENT
+    remedy = "give it more time, or another device"
 
 
 class ResourceExhaustedTransient(StatusError):
     """The device ran out of something, such as memory, for now. The same request may succeed if made again."""
 
     status = ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT
+    remedy = "try again later"
+    retry_default = 0.1
 
 
 class ResourceExhaustedPersistent(StatusError):
     """The request needs more than this device has. Make a smaller request, or give it to another device."""
 
     status = ErrorStatus.RESOURCE_EXHAUSTED_PERSISTENT
+    remedy = "make it smaller, or give it to another device"
 
 
 _CLASSES: dict[ErrorStatus, type[StatusError]] = {
@@ -170,12 +214,12 @@ _CLASSES: dict[ErrorStatus, type[StatusError]] = {
 }
 
 
-def status_error(status: ErrorStatus | int, message: str = "") -> StatusError:
-    """The exception, not yet raised, that stands for `status`; without a message it carries the status's name.
+def status_error(status: ErrorStatus | int, message: str = "", cause: Cause = NO_CAUSE) -> StatusError:
+    """The exception, not yet raised, that stands for `status`; without a message it says the status and its cause.
 
     Raises:
         ValueError: `status` is NONE, or is no ErrorStatus.
     """
     if status == ErrorStatus.NONE:
         raise ValueError("status NONE is a success and has no exception")
-    return _CLASSES[ErrorStatus(status)](message)
+    return _CLASSES[ErrorStatus(status)](message, cause=cause)

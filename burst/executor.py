@@ -10,16 +10,20 @@ from __future__ import annotations
 
 import logging
 import threading
-from typing import TYPE_CHECKING, NamedTuple, NoReturn, Protocol
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol
 
 from burst.errors import InternalError, Malformed, StatusError
 from burst.memory import MappingCache, Memory
-from burst.messages import NO_TIMING, ErrorStatus, OutputShape, Request
+from burst.messages import NO_CAUSE, NO_TIMING, Cause, ErrorStatus, OutputShape, Request
+from burst.turns import FOREVER
 from burst.wire import ResultPacket, Token
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
+    from burst.turns import Ticket
     from burst.wire import RequestPacket
 
 _log = logging.getLogger(__name__)
@@ -35,6 +39,8 @@ class Execution(Protocol):
 
     It may have an attribute `cancel`, to be called in any thread: the run in progress ends as soon as it can, and later
     ones at once; which nobody will see, as it is called when the client is gone. None is the same as no such attribute.
+
+    It may have an attribute `estimate`: a burst_estimate, of what executions of this kind take, which is added to here.
 
     And attributes `copied_bytes`, what each run copies of its arguments, and `checked_bytes`, how many of these only to
     look at them in private memory; without them that is nothing.
@@ -54,21 +60,28 @@ class Execution(Protocol):
 
 
 class Job(NamedTuple):
-    """A request as it was decoded, and the model that it is for. Its pools are `Memory`, and `Token` for buffers."""
+    """A request as it was decoded, and the model that it is for. Its pools are `Memory`, and `Token` for buffers.
+
+    `ticket`: with which its executions wait for their turn, if they do.
+    """
 
     packet: RequestPacket
     bind: Callable[[Request], Execution]
+    ticket: Ticket | None = None
+
+
+Encode = Callable[[ResultPacket, str, Cause], bytes]
 
 
 class Protocols(NamedTuple):
     """How one way into a device speaks.
 
-    decode: raw request -> Job; raises Malformed, StatusError. encode: result and text -> raw answer.
+    decode: raw request -> Job; raises Malformed, StatusError. encode: result, text and cause -> raw answer.
     fetch: slots nobody knows yet -> their memory, all or nothing; raises StatusError.
     """
 
     decode: Callable[[bytes], Job]
-    encode: Callable[[ResultPacket, str], bytes]
+    encode: Encode
     fetch: Callable[[list[int]], list[Memory]]
 
 
@@ -86,15 +99,26 @@ _NONE = Protocols(_ended, _ended, _ended)
 class Plan:
     """A request that was checked and bound: what to run, and what to answer where that is known beforehand."""
 
-    __slots__ = ("_encode", "checked", "copied", "execution", "measure", "run", "slots", "success")
+    __slots__ = (
+        "_encode",
+        "checked",
+        "copied",
+        "estimate",
+        "execution",
+        "measure",
+        "run",
+        "slots",
+        "success",
+        "ticket",
+    )
 
-    def __init__(
-        self, execution: Execution, packet: RequestPacket, encode: Callable[[ResultPacket, str], bytes]
-    ) -> None:
+    def __init__(self, execution: Execution, job: Job, encode: Encode) -> None:
+        packet, self.ticket = job.packet, job.ticket
         self.slots = frozenset(slot for slot in packet.slots if not isinstance(slot, Token))
         self.execution, self.run, self.measure, self._encode = execution, execution.run, packet.measure, encode
         self.copied: int = getattr(execution, "copied_bytes", 0)
         self.checked: int = getattr(execution, "checked_bytes", 0)
+        self.estimate: Any = getattr(execution, "estimate", None)
         self.success = self._answer() if execution.is_static else None
 
     def cancel(self) -> None:
@@ -103,12 +127,28 @@ class Plan:
         if cancel is not None:
             cancel()
 
+    def run_in_turn(self, deadline: int | None = None) -> tuple[int, int]:
+        """Runs when its ticket gets a slot; when that began and ended, in ns.
+
+        Raises what the execution does, MissedDeadlineTransient, GeneralFailure.
+        """
+        ticket = self.ticket
+        if ticket is not None:
+            ticket.enter(FOREVER if deadline is None else deadline)
+        try:
+            begin = time.monotonic_ns()
+            self.run()
+            return begin, time.monotonic_ns()
+        finally:
+            if ticket is not None:
+                ticket.leave()
+
     def answer(self) -> bytes:
         """To an execution that succeeded just now; its times are not in it yet."""
         return self.success or self._answer()
 
     def _answer(self) -> bytes:
-        return self._encode(ResultPacket(ErrorStatus.NONE, tuple(self.execution.shapes), NO_TIMING), "")
+        return self._encode(ResultPacket(ErrorStatus.NONE, tuple(self.execution.shapes), NO_TIMING), "", NO_CAUSE)
 
 
 class CachedExecutor:
@@ -124,12 +164,13 @@ class CachedExecutor:
 
     def plan(self, raw: bytes) -> Plan:
         """Checks and binds a request. Raises Malformed, StatusError, and whatever a device raises."""
-        packet, bind = self._protocols.decode(raw)
+        job = self._protocols.decode(raw)
+        packet = job.packet
         slots = [slot for slot in packet.slots if not isinstance(slot, Token)]
         memories = iter(self._mappings.resolve(slots, self._protocols.fetch))
         pools = tuple(slot if isinstance(slot, Token) else next(memories) for slot in packet.slots)
         request = Request(packet.inputs, packet.outputs, pools, packet.loop_timeout)
-        return Plan(bind(request), packet, self._protocols.encode)
+        return Plan(job.bind(request), job, self._protocols.encode)
 
     def refuse(self, error: Exception) -> bytes:
         """The answer to a request that failed. Never raises: whatever a client sends, it is answered."""
@@ -138,14 +179,14 @@ class CachedExecutor:
             insufficient = error.status == ErrorStatus.OUTPUT_INSUFFICIENT_SIZE  # no other error has shapes
             shapes = error.result.output_shapes if insufficient and error.result else ()
             try:
-                return encode(ResultPacket(error.status, shapes, NO_TIMING), str(error))
+                return encode(ResultPacket(error.status, shapes, NO_TIMING), str(error), error.cause)
             except Exception as worse:  # noqa: BLE001 (shapes that cannot be said)
                 error = worse
         if not isinstance(error, Malformed):
             self._complain("an execution failed in an unforeseen way: %r", error)
             self._complain = _log.debug  # once per client: it could repeat this for ever
         text = f"{type(error).__name__}: {error}"
-        return encode(ResultPacket(ErrorStatus.GENERAL_FAILURE, (), NO_TIMING), text)
+        return encode(ResultPacket(ErrorStatus.GENERAL_FAILURE, (), NO_TIMING), text, NO_CAUSE)
 
     def free_memory(self, slot: int) -> None:
         """The client needs that slot no more. Returns at once; memory in use is let go after the run."""

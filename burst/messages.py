@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -42,6 +42,30 @@ class Timing(NamedTuple):
 
 
 NO_TIMING = Timing()
+
+
+Phase = Literal["before start", "queued", "executing", "preparing", "waiting for the answer"]
+"""Where something was when it went wrong.
+
+before start: nothing was done for it, because the time that was left when it came did not suffice. queued: nothing was
+done for it either, because others took the time. executing, preparing: it was given up on the way. waiting for the
+answer: we stopped waiting, and do not know what the device does.
+"""
+
+
+class Cause(NamedTuple):
+    """What is known about an error status besides it; None for what is not.
+
+    `late_by`: seconds from the deadline to when it was found to have passed. `retry_after`: seconds after which the
+    same may succeed, where that depends on others.
+    """
+
+    phase: Phase | None = None
+    late_by: float | None = None
+    retry_after: float | None = None
+
+
+NO_CAUSE = Cause()
 
 
 class OutputShape(NamedTuple):
@@ -97,6 +121,7 @@ class Result:
             leaves a shape open; may be empty when all shapes are known beforehand, and is for any other status.
         message: what the device says about an error, for people; a burst has no room for it.
         timing: in microseconds; known only if asked for, and only when `status` is NONE.
+        cause: what is known about an error.
     """
 
     status: ErrorStatus
@@ -104,6 +129,7 @@ class Result:
     output_shapes: tuple[OutputShape, ...] = ()
     timing: Timing = NO_TIMING
     message: str = ""
+    cause: Cause = NO_CAUSE
 
     def raise_for_status(self) -> None:
         """Return if the status is NONE.
@@ -114,6 +140,6 @@ class Result:
         if self.status != ErrorStatus.NONE:
             from burst.errors import status_error  # which needs ErrorStatus from here
 
-            error = status_error(self.status, self.message)
+            error = status_error(self.status, self.message, self.cause)
             error.result = self
             raise error

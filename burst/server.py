@@ -17,13 +17,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from burst.channel import MAX_FDS, Channel, Message, close_all
 from burst.datum import DATUM, DATUM_DTYPE
-from burst.errors import GeneralFailure, InvalidArgument, PeerDied, Timeout
+from burst.errors import GeneralFailure, InvalidArgument, PeerDied, Timeout, status_error
 from burst.executor import CachedExecutor, Execution, Job, Plan, Protocols
 from burst.memory import Memory
 from burst.trace import Trace
 from burst.wire import VERSIONS, decode_request, encode_result
 from fmq import Flavour, FmqError, InvalidDescriptor, MessageQueue
 from fmq._core import ffi, lib
+from fmq.clock import FOREVER
 from fmq.end import DEFAULT_SPIN
 from fmq.errors import raise_errno
 
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from burst.messages import OutputShape, Request, Result
+    from burst.turns import Ticket
     from fmq import Descriptor
 
 _log = logging.getLogger(__name__)
@@ -72,12 +74,14 @@ class BurstServer:
         bind: Callable[[Request], Execution],
         on_end: Callable[[], None] = _nothing,
         terms: Terms = _DEFAULTS,
+        ticket: Ticket | None = None,
     ) -> None:
         """Attaches the client's queues. `bind` gets requests; their pools are `Memory`, mapped once a slot, or `Token`.
 
-        Raises InvalidDescriptor, RoleTaken, Malformed. `on_end` runs in the listener when it has freed all.
+        `on_end` runs in the listener when it has freed all. `ticket`: of a run queue, for this burst alone: executions
+        wait for their turn with it. Raises InvalidDescriptor, RoleTaken, Malformed.
         """
-        self._callback, self.on_end, self._version = callback, on_end, terms.version
+        self._callback, self.on_end, self._version, self._ticket = callback, on_end, terms.version, ticket
         self.trace = Trace(terms.trace) if terms.trace else Trace.create()
         for queue_of in (requests, results):
             _check_queue(queue_of)
@@ -95,8 +99,8 @@ class BurstServer:
         self._next, self._stale = 0, set[int]()
         version = terms.version
         protocols = Protocols(
-            lambda raw: Job(decode_request(raw, version), bind),
-            lambda result, _: encode_result(result, version),  # the wire has no room for words
+            lambda raw: Job(decode_request(raw, version), bind, ticket),
+            lambda result, *_: encode_result(result, version),  # the wire has no room for words
             self._fetch,
         )
         self._executor = CachedExecutor(protocols, self._forget)
@@ -110,6 +114,7 @@ class BurstServer:
         listener.out, listener.request, listener.trace = self._writer.handle, self._reader.handle, self.trace.page
         listener.buffer, listener.buffer_bytes = self._buffer, nbytes
         listener.spin_ns, listener.framed, listener.current = self._reader.spin_ns, self._version > 1, -1
+        listener.ticket = self._ticket.handle if self._ticket else ffi.NULL
         if lib.burst_plans(listener, MAX_PLANS):
             raise MemoryError("no memory for a burst's plans")
         return ffi.gc(listener, lib.burst_drop_plans)
@@ -139,6 +144,8 @@ class BurstServer:
         for plan in list(self._plans):
             if plan is not None:
                 plan.cancel()
+        if self._ticket:
+            self._ticket.close()
         self._callback.shutdown()
         self._writer.close()  # first: the listener may be waiting for room in it
         self._reader.close()
@@ -151,6 +158,16 @@ class BurstServer:
     def free_memory(self, slot: int) -> None:
         """The client needs that slot no more. Returns at once; memory in use is let go after the run."""
         self._executor.free_memory(slot)
+
+    @property
+    def answered(self) -> int:
+        """How many requests it has answered; the client can write to that, and it is no more than a hint."""
+        return int(self.trace.page.device.answered)
+
+    @property
+    def bound(self) -> int:
+        """How many requests it knows, and will not bind again."""
+        return len(self._plans) - self._plans.count(None)
 
     def forget_plans(self) -> None:
         """What requests were bound to has changed."""
@@ -176,6 +193,8 @@ class BurstServer:
         self._writer.close()
         self._reader.close()
         self._callback.close()
+        if self._ticket:
+            self._ticket.leave()  # when an error came between an execution and its answer
         self._executor.close()
         self._plans.clear()  # also the one that ran when we were stopped
         ffi.release(self._listener)
@@ -212,11 +231,20 @@ class BurstServer:
                 plan = self._executor.plan(raw)
                 self._learn(plan)
             self._executor.free_when_idle()
-            plan.run()
+            self._check_time(plan.estimate)
+            self._listener.started, _ = plan.run_in_turn(self._listener.deadline)
             return plan.answer()
         except Exception as error:  # noqa: BLE001 (as in _serve)
             self._executor.free_when_idle()
             return self._executor.refuse(error)
+
+    def _check_time(self, estimate: Any) -> None:
+        """Whether others of this kind have been done in what is left of a new plan's time. Raises MissedDeadline*."""
+        listener = self._listener
+        if estimate is not None and listener.deadline != FOREVER:
+            status = lib.burst_admit(estimate, listener.since, lib.fmq_now(), listener.deadline)
+            if status:
+                raise status_error(status)
 
     def _learn(self, plan: Plan) -> None:
         """Under the executor's lock. When the table is full the oldest plan goes."""
@@ -236,6 +264,8 @@ class BurstServer:
         )
         if code:
             raise_errno(code, "learn")
+        if plan.estimate is not None:
+            lib.burst_expect(self._listener, i, plan.estimate)
         self._stale.discard(i)
         self._plans[i] = plan
         if self._is_ending:

@@ -136,7 +136,20 @@ int64_t burst_receive(burst_caller *caller, uint64_t deadline);     /* 0: like t
 int64_t burst_call(burst_caller *caller, void *packet, uint64_t bytes); /* both. -ETIMEDOUT: it was sent,
                                                                         * and `calling` is Python's to clear */
 
+/* deadlines, absolute CLOCK_MONOTONIC nanoseconds; UINT64_MAX: none. Any thread may judge by an estimate, and add to it. */
+typedef struct {
+    uint64_t least_ns, usual_ns; /* of the executions so far; 0: not known */
+    uint64_t doubts;             /* refusals since the last one */
+} burst_estimate;
+uint64_t burst_due(void);             /* of what this thread executes or prepares */
+void burst_set_due(uint64_t deadline);
+void burst_took(burst_estimate *estimate, uint64_t ns, int was_done); /* was_done 0: it was given up after that time */
+/* An error status, or 0: there is as much time left as it has ever taken. `since`: from when on it has waited; so much time
+ * as that would have sufficed is a transient miss. `estimate` may be NULL. */
+int32_t burst_admit(burst_estimate *estimate, uint64_t since, uint64_t now, uint64_t deadline);
+
 typedef int32_t burst_function(void *context); /* executes; returns an error status, 0 to 8 */
+typedef struct burst_ticket burst_ticket;     /* of a run queue; below */
 typedef struct {
     fmq_end *out, *request;
     burst_trace *trace;
@@ -144,10 +157,12 @@ typedef struct {
     uint64_t buffer_bytes, bytes;
     uint64_t spin_ns;
     uint64_t id, deadline, taken, started, done; /* of that request */
+    uint64_t since, due; /* when the first one after a pause was taken; burst_due of this thread */
+    burst_ticket *ticket; /* for executions of plans, which wait for their turn with it; NULL: they do not */
     struct burst_plan *plans;
     uint32_t count, used, last;
     int32_t current; /* the index of the plan that runs, or -1 */
-    int framed, in_python;
+    int framed, in_python, is_first; /* first: it was bound for this run, which says little about others */
 } burst_listener;
 
 /* Answers the last request (answer NULL: with the success that its plan has learnt), and serves until Python is needed.
@@ -158,6 +173,7 @@ void burst_drop_plans(burst_listener *listener);
 /* From the listener's thread: the request in `buffer` is plan i from now on, and runs. */
 int burst_learn(burst_listener *listener, uint32_t i, const void *answer, uint64_t bytes, void *function, void *context, int measure,
                 uint64_t copied, uint64_t checked);
+int burst_expect(burst_listener *listener, uint32_t i, burst_estimate *estimate); /* as burst_learn: of plan i's executions */
 int burst_forget(burst_listener *listener, uint32_t i); /* from any thread; true: it runs, and -ESTALE comes after it */
 /* foreign: a library's calls as a burst_function. Contexts that share a turn run one after the other. */
 typedef int foreign_function(void *object, uint64_t number, uint64_t n_inputs, void *inputs, uint64_t n_outputs, void *outputs);
@@ -165,6 +181,7 @@ typedef struct {
     uint64_t reserved[8]; /* a mutex */
     struct burst_foreign *running;
     uint64_t until; /* when the loop that runs has taken too long; 0: whenever */
+    uint64_t due;   /* burst_due of the thread that runs */
 } burst_turn;
 typedef struct {
     void *to;
@@ -176,7 +193,7 @@ typedef struct {
     void *inputs, *outputs;
     uint64_t limit_ns; /* that this call may take; 0: as long as it likes */
 } burst_step;
-enum { BURST_CANCELLED = 1, BURST_TIMED_OUT = 2 };
+enum { BURST_CANCELLED = 1, BURST_TIMED_OUT = 2, BURST_OVERDUE = 3, BURST_QUEUED = 4 }; /* queued: overdue, and not begun */
 typedef struct burst_foreign {
     foreign_function *function;
     void *object;
@@ -200,6 +217,60 @@ typedef struct {
     uint64_t n_reads, n_writes;
 } burst_managed;
 int32_t burst_managed_run(void *managed); /* afterwards what it wrote has a value, or is fresh when the function failed */
+
+/* run queue: which execution of a device runs when. A share for each uid, a flow for each priority of each client, a ticket
+ * for each thread that executes. NULL: no memory, or a number that is none. What is freed is kept until all is that was made
+ * for it; a ticket that is freed has no slot, and nobody waits with it. */
+typedef struct burst_runqueue burst_runqueue;
+typedef struct burst_share burst_share;
+typedef struct burst_flow burst_flow;
+enum { BURST_LOW = 0, BURST_MEDIUM = 1, BURST_HIGH = 2 };
+burst_runqueue *burst_runqueue_new(uint32_t slots, uint64_t quantum_ns); /* slots: that many executions at once */
+void burst_runqueue_free(burst_runqueue *queue);
+burst_share *burst_share_new(burst_runqueue *queue, uint32_t weight); /* 1 to 1000 */
+void burst_share_free(burst_share *share);
+burst_flow *burst_flow_new(burst_share *share, uint32_t priority);
+void burst_flow_free(burst_flow *flow);
+burst_ticket *burst_ticket_new(burst_flow *flow);
+void burst_ticket_close(burst_ticket *ticket); /* who waits or yields with it, now or later, is told -ECANCELED; any thread */
+void burst_ticket_free(burst_ticket *ticket);
+/* One thread at a time on a ticket. An error, of enter or of yield, means that it has no slot; to leave then does nothing.
+ * `now` is a recent fmq_now(). -ETIMEDOUT: with the estimate, the deadline cannot be kept any more; or it passed after a
+ * yield. */
+int burst_enter(burst_ticket *ticket, uint64_t estimate_ns, uint64_t deadline, uint64_t now);
+void burst_leave(burst_ticket *ticket);
+_Bool burst_must_yield(burst_ticket *ticket); /* at a checkpoint: somebody comes before this execution */
+int burst_yield(burst_ticket *ticket);        /* lets them, if it still must, and waits for a slot again */
+/* The same for whatever this thread executes, which a device need not know; nothing when it has no slot. */
+int burst_checkpoint(void);
+const uint32_t *burst_waiters(void); /* how many tickets wait in this process: while none does, no checkpoint is needed */
+burst_ticket *burst_pause(void);     /* before a wait for another execution: gives the slot up, if there is one */
+int burst_resume(burst_ticket *ticket); /* after it; as burst_yield. NULL: nothing */
+/* An execution without checkpoints that can be broken off, and begun again. Whose job that is waits for more urgent ones. */
+burst_ticket *burst_breakable(_Bool is_breakable); /* what this thread executes; its ticket, or NULL when it has no slot */
+uint32_t burst_await_urgent(uint32_t seen);        /* until somebody begins to wait while there is such an execution */
+uint64_t burst_outranking(burst_ticket *ticket);   /* how many of its uid wait who are more urgent */
+burst_share *burst_share_of(burst_ticket *ticket); /* that uid's */
+/* What a flow has done, and what its uid and all together have used, in time for which somebody waited. */
+typedef struct {
+    uint64_t executions, waits, yields, waited_ns, used_ns, waiting; /* waited: also by those that wait now */
+    uint64_t share_used_ns, all_used_ns;
+} burst_flow_counts;
+void burst_flow_count(burst_flow *flow, burst_flow_counts *counts);
+/* What decides for those, without a clock or a lock, for tests on a time of their own. A ticket begins at once if nobody
+ * waits; or it arrives, and next gives it a slot. It finishes, or yields and is in line again. Who abandons is in line. */
+void burst_policy_begin(burst_ticket *ticket);
+_Bool burst_policy_owes(const burst_ticket *ticket); /* somebody waited while it ran, so it has to finish; else it may just go */
+void burst_policy_arrive(burst_ticket *ticket, uint64_t now);
+burst_ticket *burst_policy_next(burst_runqueue *queue, uint64_t now); /* NULL: nobody waits */
+_Bool burst_policy_yields(burst_ticket *ticket, uint64_t now);
+uint64_t burst_policy_outranking(const burst_ticket *ticket);
+void burst_policy_yield(burst_ticket *ticket, uint64_t now);
+void burst_policy_finish(burst_ticket *ticket, uint64_t now);
+void burst_policy_abandon(burst_ticket *ticket, uint64_t now);
+burst_ticket *burst_policy_standby(const burst_ticket *ticket); /* it has finished, and would come next if it came back now:
+                                                                 * whom to wake meanwhile; else NULL */
+
 int burst_blame(void); /* fatal signals are noted in the trace of the burst whose listener they hit */
 void burst_blame_on(burst_trace *trace); /* from now on those that hit this thread are noted there; NULL: nowhere */
 

@@ -159,6 +159,7 @@ static int wait_holding(burst_caller *c, uint64_t sent) {
     uint64_t hold = patience(c), window = sleep_window(c->back, c->spin_ns);
     int r = sleep_spin(c->back, 1, hold < window ? hold : window);
     if (r == -EAGAIN && window < hold) r = sleep_until(c->back, 1, 0, sent + hold);
+    if (r) count(&c->trace->client.busy_ns, futex_now() - sent); /* who waits on begins to count anew */
     return r == -EAGAIN || r == -EINTR ? -ETIMEDOUT : r; /* the packet is out */
 }
 

@@ -1,7 +1,7 @@
 /* A burst_function out of a library's calls that take more than one argument: what a device needs to offer `native`
  * without Python between the listener and the library. What the library cannot use where it lies is copied for it.
  *
- * A run can be ended: between two calls, and in the midst of one when the library asks burst_foreign_ends.
+ * A run can be ended, by who has it cancelled and by its deadline: between two calls, and in the midst of one when the library asks burst_foreign_ends.
  */
 #include <stdint.h>
 
@@ -33,11 +33,16 @@ static bool is_cancelled(burst_foreign *f) {
     return f->ended;
 }
 
+static bool is_overdue(burst_foreign *f, uint32_t ended) {
+    if (f->turn->due != UINT64_MAX && futex_now() > f->turn->due) f->ended = ended;
+    return f->ended;
+}
+
 /* In the thread that runs, which alone writes to its turn. */
 _Bool burst_foreign_ends(void *context) {
     const burst_turn *turn = context;
     burst_foreign *f = turn->running;
-    if (is_cancelled(f)) return true;
+    if (is_cancelled(f) || is_overdue(f, BURST_OVERDUE)) return true;
     if (turn->until && futex_now() > turn->until) f->ended = BURST_TIMED_OUT;
     return f->ended;
 }
@@ -46,12 +51,29 @@ static void copy(const burst_copy *copies, uint64_t n) {
     for (uint64_t i = 0; i < n; i++) memcpy(copies[i].to, copies[i].from, copies[i].bytes);
 }
 
-/* In our turn. */
+static bool has_no_slot(burst_foreign *f, int r, uint32_t overdue) {
+    if (r) f->ended = r == -ETIMEDOUT ? overdue : BURST_CANCELLED;
+    return r;
+}
+
+/* Nobody waits for a turn with a slot of the run queue: whoever has the turn may have to wait for a slot. */
+static void take_turn(burst_foreign *f) {
+    if (!pthread_mutex_trylock(mutex(f->turn))) return;
+    burst_ticket *ticket = burst_pause();
+    pthread_mutex_lock(mutex(f->turn));
+    has_no_slot(f, burst_resume(ticket), BURST_QUEUED);
+}
+
+/* In our turn. Between two steps others of the run queue come before us, but none of this turn. */
 static void run_steps(burst_foreign *f) {
     burst_turn *turn = f->turn;
     turn->running = f;
+    turn->due = burst_due();
+    is_overdue(f, BURST_QUEUED);
     const burst_step *end = f->steps + f->n_steps;
-    for (const burst_step *s = f->steps; s < end && !f->status && !is_cancelled(f); s++) {
+    for (const burst_step *s = f->steps; s < end && !f->status; s++) {
+        if (s > f->steps && !has_no_slot(f, burst_checkpoint(), BURST_OVERDUE)) is_overdue(f, BURST_OVERDUE);
+        if (is_cancelled(f)) break;
         turn->until = s->limit_ns ? futex_now() + s->limit_ns : 0;
         f->status = f->function(f->object, s->number, s->n_inputs, s->inputs, s->n_outputs, s->outputs);
     }
@@ -62,11 +84,12 @@ int32_t burst_foreign_run(void *context) {
     f->status = 0;
     f->ended = 0;
     copy(f->before, f->n_before);
-    pthread_mutex_lock(mutex(f->turn));
+    take_turn(f);
     run_steps(f);
     pthread_mutex_unlock(mutex(f->turn));
-    if (f->ended == BURST_TIMED_OUT) return MISSED_DEADLINE_TRANSIENT;
-    if (f->ended || f->status) return GENERAL_FAILURE;
+    if (f->ended == BURST_CANCELLED) return GENERAL_FAILURE;
+    if (f->ended) return MISSED_DEADLINE_TRANSIENT;
+    if (f->status) return GENERAL_FAILURE;
     copy(f->after, f->n_after);
     return 0;
 }

@@ -12,6 +12,7 @@
 #include "blame.h"
 #include "futex.h"
 #include "packet.h"
+#include "runqueue.h"
 #include "sleep.h"
 #include "trace.h"
 
@@ -29,6 +30,7 @@ struct burst_plan {
     burst_function *function; /* or NULL: Python runs it */
     void *context;
     uint64_t copied, checked; /* bytes, in each run */
+    burst_estimate *estimate;  /* of its runs, or NULL */
     bool measure;
     _Atomic uint32_t state; /* of the two bits below; README.md, "Plans" */
 };
@@ -81,7 +83,14 @@ int burst_learn(burst_listener *l, uint32_t i, const void *answer, uint64_t answ
     if (l->used <= i) l->used = i + 1;
     l->current = (int32_t)i;
     l->started = futex_now();
+    l->is_first = 1;
     atomic_store(&p->state, VALID | RUNS);
+    return 0;
+}
+
+int burst_expect(burst_listener *l, uint32_t i, burst_estimate *estimate) {
+    if (i >= l->count) return -EINVAL;
+    l->plans[i].estimate = estimate;
     return 0;
 }
 
@@ -187,23 +196,40 @@ static int leave_plan(burst_listener *l) {
     return atomic_fetch_and(&p->state, ~(uint32_t)RUNS) & VALID ? 0 : -ESTALE; /* pairs: FREE_RUN */
 }
 
+/* Of the run queue. After a run that Python began it has none any more. */
+static void leave_slot(burst_listener *l) {
+    if (l->ticket) burst_leave(l->ticket);
+}
+
+/* What an execution took is learnt, and a success that comes too late is none. Returns its status. */
+static uint32_t judged(const burst_listener *l, const struct burst_plan *p, uint32_t status) {
+    bool is_miss = status == MISSED_DEADLINE_TRANSIENT;
+    if (p && p->estimate && !l->is_first && (!status || is_miss)) burst_took(p->estimate, l->done - l->started, !status);
+    return !status && l->done > l->deadline ? MISSED_DEADLINE_TRANSIENT : status;
+}
+
 static int answer_python(burst_listener *l, const void *answer, uint64_t bytes) {
     if (!l->in_python) return 0;
     l->in_python = 0;
+    leave_slot(l);
     note_done(l);
     const struct burst_plan *p = current(l);
     if (p) note_copies(l, p);
-    int stale = leave_plan(l), r = put_outcome(l, p, answer, bytes);
+    uint32_t said = answer && bytes >= DATUM ? load_u32((const unsigned char *)answer + RESULT_STATUS_AT) : 0;
+    bool is_late = judged(l, p, said) != said;
+    int stale = leave_plan(l), r = is_late ? put_status(l, MISSED_DEADLINE_TRANSIENT) : put_outcome(l, p, answer, bytes);
     return r ? r : stale;
 }
 
 static int run_native(burst_listener *l) {
     struct burst_plan *p = &l->plans[l->current];
-    int32_t status = p->function(p->context);
+    int32_t found = p->function(p->context);
+    leave_slot(l);
     note_done(l);
+    uint32_t status = judged(l, p, (uint32_t)found);
     note_copies(l, p);
     int stale = leave_plan(l);
-    int r = status ? put_status(l, (uint32_t)status) : put_success(l, p->answer, p->answer_bytes, p->measure);
+    int r = status ? put_status(l, status) : put_success(l, p->answer, p->answer_bytes, p->measure);
     return r ? r : stale;
 }
 
@@ -249,13 +275,28 @@ static int wait_for_request(burst_listener *l) {
 static int take_request(burst_listener *l) {
     int r = end_enter_free(l->request);
     if (r) return r;
+    bool waited = !ring_need(l->request, 1); /* while others were executed */
     r = wait_for_request(l);
     int64_t bytes = r ? r : packet_take(l->request, l->buffer, l->buffer_bytes, l->framed ? REQUEST_SIZE_AT : 0);
     end_leave(l->request);
     if (bytes < 0) return (int)bytes;
     l->bytes = (uint64_t)bytes;
     l->taken = futex_now();
+    if (!waited) l->since = l->taken;
     return 0;
+}
+
+/* 0, and a slot for a plan; the status of a request that cannot be met any more; or -ECANCELED. Python sees to a slot for
+ * what it has to bind first. */
+static int admitted(burst_listener *l) {
+    if (l->due != l->deadline) burst_set_due(l->due = l->deadline);
+    const struct burst_plan *p = current(l);
+    l->is_first = 0;
+    int32_t status = burst_admit(p ? p->estimate : NULL, l->since, l->started, l->deadline);
+    if (status || !p || !l->ticket) return status;
+    int r = burst_enter(l->ticket, 0, l->deadline, l->started);
+    if (!r && l->ticket->number) l->started = futex_now(); /* it has waited */
+    return r == -ETIMEDOUT ? MISSED_DEADLINE_TRANSIENT : r;
 }
 
 /* One request: 0 when it was answered here; else as burst_listen. */
@@ -265,10 +306,11 @@ static int64_t serve(burst_listener *l) {
     bool is_known = recognise(l, read_request(l));
     l->started = futex_now();
     note(&l->trace->device.running, l->id);
-    if (l->started > l->deadline) {
+    r = admitted(l);
+    if (r) {
         note_done(l);
         int stale = leave_plan(l);
-        r = put_status(l, MISSED_DEADLINE_TRANSIENT);
+        if (r > 0) r = put_status(l, (uint32_t)r);
         return r ? r : stale;
     }
     if (is_known && l->plans[l->current].function) return run_native(l);

@@ -16,20 +16,26 @@ from burst.memory import Memory, Usage
 from driver.devices import devices
 from driver.domains import Buffer, BufferDesc, BufferRole
 from driver.errors import DeviceFailed, DeviceNotFound, DriverError, ImportFailed, InvalidModel, NotPlaced
+from driver.fences import ExecutionInfo, FencedExecution
 from driver.importers import load
-from driver.interface import Capabilities, Device, DeviceInfo, Performance, PreparedModel
+from driver.interface import CacheFiles, Capabilities, Device, DeviceInfo, Performance, PreparedModel, Saved
 from driver.nn import Model, ModelBuilder, Operand, Operation, Subgraph
 from driver.prepared import RemotePreparedModel
-from driver.remote import RemoteDevice, connect
+from driver.remote import Cache, RemoteDevice, connect
+from driver.retry import retry
 from driver.runtime.chain import Chain
-from driver.runtime.compilation import CompiledModel, compile  # noqa: A004 (the name that users look for)
+from driver.runtime.compilation import compile  # noqa: A004 (the name that users look for)
+from driver.runtime.compiled import CompiledModel
 from driver.session import Burst
+from driver.sync import FenceState
 
 __all__ = [
     "Buffer",
     "BufferDesc",
     "BufferRole",
     "Burst",
+    "Cache",
+    "CacheFiles",
     "Capabilities",
     "Chain",
     "CompiledModel",
@@ -39,6 +45,9 @@ __all__ = [
     "DeviceNotFound",
     "DeviceUnavailable",
     "DriverError",
+    "ExecutionInfo",
+    "FenceState",
+    "FencedExecution",
     "GeneralFailure",
     "HardwareBuffer",
     "ImportFailed",
@@ -59,6 +68,7 @@ __all__ = [
     "RemotePreparedModel",
     "ResourceExhaustedPersistent",
     "ResourceExhaustedTransient",
+    "Saved",
     "StatusError",
     "Subgraph",
     "Usage",
@@ -66,4 +76,5 @@ __all__ = [
     "connect",
     "devices",
     "load",
+    "retry",
 ]

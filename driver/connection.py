@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections import deque
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
-from burst import PeerDied, StatusError
+from burst import PeerDied, StatusError, Timeout
 from burst.channel import Channel
+from driver.deadlines import seconds_left
+from driver.fences import FencesClient
+from driver.interface import CacheFiles
 from driver.plain import PlainClient
 from driver.rpc import PROTOCOL, call
 
@@ -31,16 +35,26 @@ class Connection:
         self._is_over = False
         values, fds = self.call("hello", PROTOCOL, timeout=_START_TIMEOUT)
         channel.watch(fds[0])
-        _, self.name, self.version, self.type, self.service_pid, self.engine_pid = values
+        _, self.name, self.version, self.type, self.service_pid, self.engine_pid, *files = values
+        self.cache_files = CacheFiles(*files)
         self._idle: list[PlainClient] = []
+        self._fences: FencesClient | None = None
+        self._opening = threading.Lock()
 
     def call(
         self, method: str, *arguments: object, fds: Sequence[int] = (), timeout: float | None = None
     ) -> tuple[list[Any], list[int]]:
-        """One call to the service. Raises StatusError, PeerDied."""
-        with self._lock:
-            self._release()
-            return call(self.channel, method, *arguments, fds=fds, timeout=timeout)
+        """One call to the service. Raises StatusError, PeerDied, Timeout; then the answer is dropped when it comes."""
+        end = None if timeout is None else time.monotonic() + timeout
+        if not self._lock.acquire(timeout=-1 if timeout is None else timeout):
+            raise Timeout(f"another call to the device took longer than {timeout} s; nothing was sent")
+        try:
+            if timeout is None:
+                self._release()
+            left = None if end is None else end - time.monotonic()
+            return call(self.channel, method, *arguments, fds=fds, timeout=left)
+        finally:
+            self._lock.release()
 
     def release(self, token: int) -> None:
         """The device frees a buffer: now, or with the next call while another goes on. Finalizers may come here."""
@@ -57,15 +71,15 @@ class Connection:
                 call(self.channel, "release", self._released.popleft())
 
     @contextmanager
-    def plain_path(self) -> Iterator[PlainClient]:
-        """A connection for one call. Calls at the same time get connections of their own, which are kept."""
+    def plain_path(self, deadline: int | None = None) -> Iterator[PlainClient]:
+        """A connection for one call. Calls at the same time get connections of their own, which are kept.
+
+        Raises Timeout when there is none by the deadline, CLOCK_MONOTONIC ns.
+        """
         try:
             client = self._idle.pop()
         except IndexError:
-            _, fds = self.call("channel")
-            channel = Channel.from_fd(fds[0])
-            channel.watch(fds[1])
-            client = PlainClient(channel)
+            client = PlainClient(self._to_engine("channel", timeout=seconds_left(deadline)))
         try:
             yield client
         except BaseException:
@@ -75,15 +89,33 @@ class Connection:
         if self._is_over:  # meanwhile, and nobody else will close it
             self._close_idle()
 
+    def _to_engine(self, method: str, timeout: float | None = None) -> Channel:
+        """A connection past the service."""
+        _, fds = self.call(method, timeout=timeout)
+        channel = Channel.from_fd(fds[0])
+        channel.watch(fds[1])
+        return channel
+
+    def fences(self) -> FencesClient:
+        """For fenced executions, one connection for all of them. Raises StatusError, PeerDied."""
+        with self._opening:
+            if self._fences is None:
+                self._fences = FencesClient(self._to_engine("fenced"))
+            return self._fences
+
     def free_memory(self, memory: Memory) -> None:
         """The device may unmap it on the plain path."""
         for client in list(self._idle):
             client.free_memory(memory)
+        if self._fences:
+            self._fences.free_memory(memory)
 
     def close(self) -> None:
         """What was made through it ends. Harmless when done twice."""
         self._is_over = True
         self._close_idle()
+        if self._fences:
+            self._fences.close()
         self.channel.close()
 
     def abandon(self) -> None:

@@ -1,49 +1,147 @@
 """The models of all clients of a device: equal ones are one, so that their weights are in memory once.
 
-A model comes in memory that nobody can change any more (sealed against writing, shrinking and growing), so what was
-equal once stays equal. Bytes are compared, not their digests: that takes a hundredth of a second for 100 MB, and only
-when a model of the same size is there.
+A model comes in memory that nobody can change any more (sealed against writing, shrinking and growing; or our own,
+filled out of cache files), so what was equal once stays equal. Bytes are compared, not their digests: that takes a
+hundredth of a second for 100 MB, and only when a model of the same size is there. Of what comes out of cache files the
+digest has been verified anyway.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import logging
+import threading
+from typing import TYPE_CHECKING, Any, Protocol
 from weakref import WeakSet
 
 from cffi import FFI
 
+from driver.caching.compilations import Declined
+from driver.deadlines import Rate
 from driver.encoding import decode, sealed
+from fmq._core import ffi
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
-    from driver.interface import Device, PreparedModel
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from burst import Request
+    from driver.caching.compilations import Restored, Saving
+    from driver.interface import Device, PreparedModel, Saved
     from driver.nn import Model
-    from fmq import Region
+    from driver.options import Preference
 
+_log = logging.getLogger(__name__)
+_MOST_SAVINGS = 16  # of a model that is to be improved: each has descriptors open
+_MOST_ESTIMATES = 16  # of one model
 _ffi = FFI()
 _ffi.cdef("int memcmp(const void *one, const void *other, size_t nbytes);")
 _libc: Any = _ffi.dlopen(None)  # calls give up the GIL
 
 
+class Bytes(Protocol):
+    """The bytes of a model."""
+
+    @property
+    def nbytes(self) -> int:
+        """Of all."""
+
+    def asarray(self) -> NDArray[np.uint8]:
+        """A view, kept alive by itself."""
+
+
 class Kept:
-    """A model, and what the device made of it, as long as somebody has it."""
+    """A model, and what the device made of it for one preference, as long as somebody has it.
 
-    __slots__ = ("__weakref__", "model", "prepared", "region", "where")
+    digest: of the cache files that it came from or went into. saved: what the former held. stage: how often `prepared`
+    was replaced by something better.
+    """
 
-    def __init__(self, region: Region, where: object, model: Model, prepared: PreparedModel) -> None:
+    __slots__ = (
+        *("__weakref__", "_estimates", "_lock", "_savings", "digest", "model", "preference", "prepared", "region"),
+        *("saved", "stage", "where"),
+    )
+
+    def __init__(
+        self,
+        region: Bytes,
+        where: Sequence[int],
+        model: Model,
+        prepared: PreparedModel,
+        preference: Preference = "fast_single_answer",
+    ) -> None:
         self.region, self.where, self.model, self.prepared = region, where, model, prepared
+        self.preference = preference
+        self.digest: bytes | None = None
+        self.saved: Saved | None = None
+        self.stage = 0
+        self._estimates: dict[object, Any] = {}
+        self._savings: list[Saving] = []
+        self._lock = threading.Lock()
 
-    def is_of(self, region: Region, where: object) -> bool:
+    def serves(self, preference: Preference) -> bool:
+        """Whether it is for another client, too, who prefers that."""
+        return self.preference == preference and bool(getattr(self.prepared, "serves_all", False))
+
+    def is_of(self, region: Bytes, where: Sequence[int]) -> bool:
         """Whether the same bytes lie there."""
         nbytes = self.region.nbytes
-        if (nbytes, self.where) != (region.nbytes, where):
+        if (nbytes, *self.where) != (region.nbytes, *where):
             return False
-        return not _libc.memcmp(_address(self.region), _address(region), nbytes)
+        return same_bytes(_address(self.region), _address(region), nbytes)
+
+    def estimate_of(self, request: Request) -> Any:
+        """The burst_estimate of executions with inputs of these shapes, of all clients."""
+        shapes = tuple(None if a.has_no_value else tuple(a.dimensions) for a in request.inputs)
+        with self._lock:
+            found = self._estimates.get(shapes)
+            if found is None:
+                if len(self._estimates) >= _MOST_ESTIMATES:
+                    self._estimates.clear()
+                found = self._estimates[shapes] = ffi.new("burst_estimate *")
+        return found
+
+    def save(self, saving: Saving) -> None:
+        """Into cache files, now and, of the last ones, when there is something better. Raises Declined, OSError."""
+        with self._lock:
+            self._save(saving)
+            if hasattr(self.prepared, "improved"):
+                self._savings = [*self._savings[1 - _MOST_SAVINGS :], saving]
+
+    def improve(self, better: PreparedModel, switched: Callable[[], None]) -> None:
+        """From now on this one serves, and lies in the cache files. `switched`: called in between."""
+        with self._lock:
+            self.prepared, self.stage, self._estimates = better, self.stage + 1, {}
+            switched()
+            for saving in self._savings:
+                try:
+                    self._save(saving)
+                except (Declined, OSError) as error:
+                    _log.warning("a better compilation was not kept: %s", error)
+            self._savings.clear()
+
+    def _save(self, saving: Saving) -> None:
+        root, found = self.region.asarray(), None
+        if hasattr(self.prepared, "saved"):
+            try:
+                found = self.prepared.saved(root)
+            except Exception as error:
+                _log.exception("a device failed to say what it keeps of a model")
+                raise Declined(f"the device failed to say what it keeps: {error}") from error
+        if found is None:
+            raise Declined("the device has nothing to keep of this model")
+        offset, nbytes = self.where
+        self.digest = saving.save(root.data, (offset, nbytes), found)
 
 
-def _address(region: Region) -> Any:
-    return _ffi.cast("void *", region.asarray().ctypes.data)
+def _address(region: Bytes) -> int:
+    return region.asarray().ctypes.data
+
+
+def same_bytes(one: int, other: int, nbytes: int) -> bool:
+    """Whether equal bytes lie at two addresses. Without Python's lock, so that others go on meanwhile."""
+    return not _libc.memcmp(_ffi.cast("void *", one), _ffi.cast("void *", other), nbytes)
 
 
 class Models:
@@ -52,18 +150,64 @@ class Models:
     def __init__(self, device: Device) -> None:
         self._device = device
         self._kept: WeakSet[Kept] = WeakSet()
+        self._preparing, self._restoring = Rate(), Rate()
 
-    def prepare(self, fd: int, where: object, pace: Callable[[], object]) -> Kept:
+    def prepare(
+        self,
+        fd: int,
+        where: Sequence[int],
+        pace: Callable[[], object],
+        preference: Preference = "fast_single_answer",
+    ) -> Kept:
         """The model in a memfd that somebody sent, or the equal one that is there. Owns `fd`.
 
         Raises InvalidModel, and what the device raises.
         """
         region = sealed(fd)
-        known = next((kept for kept in self._kept if kept.is_of(region, where)), None)
-        if known and getattr(known.prepared, "serves_all", False):
+        known = next((kept for kept in self._serving_first(preference) if kept.is_of(region, where)), None)
+        if known and known.serves(preference):
             return known
         source = known.region if known else region
         model = known.model if known else decode(region, where, pace)
-        kept = Kept(source, where, model, self._device.prepare(model, pace))
+        with self._preparing.preparing(len(model.main.operations), source.nbytes):
+            prepared = self._device.prepare(model, pace, **self._preferring(preference))
+        return self._new(source, where, model, prepared, preference)
+
+    def restore(
+        self, restored: Restored, pace: Callable[[], object], preference: Preference = "fast_single_answer"
+    ) -> Kept:
+        """The one out of cache files, or the same that is there. Raises InvalidModel, and what the device raises."""
+        same = [kept for kept in self._serving_first(preference) if kept.digest == restored.digest]
+        known = next((kept for kept in same if kept.saved or kept.serves(preference)), None)
+        if known and known.serves(preference):
+            return known
+        source = known.region if known else restored.model
+        model = known.model if known else decode(source, restored.where, pace)
+        saved = known.saved if known and known.saved else restored.saved
+        restore: Callable[..., PreparedModel] = self._device.restore  # type: ignore[attr-defined]
+        with self._restoring.preparing(len(model.main.operations), source.nbytes):
+            prepared = restore(model, saved, source.asarray(), pace, **self._preferring(preference))
+        kept = self._new(source, restored.where, model, prepared, preference)
+        kept.digest, kept.saved = restored.digest, saved
+        return kept
+
+    def rest(self) -> None:
+        """Nobody has used any of them for a while: they give back what they can make again."""
+        for kept in list(self._kept):
+            if rest := getattr(kept.prepared, "rest", None):
+                rest()
+
+    def _serving_first(self, preference: Preference) -> list[Kept]:
+        """All: those that may serve as they are, and then those that only have bytes to share."""
+        return sorted(self._kept, key=lambda kept: not kept.serves(preference))
+
+    def _preferring(self, preference: Preference) -> dict[str, Any]:
+        """For a device that asks for it."""
+        return {"preference": preference} if getattr(self._device, "takes_preference", False) else {}
+
+    def _new(
+        self, region: Bytes, where: Sequence[int], model: Model, prepared: PreparedModel, preference: Preference
+    ) -> Kept:
+        kept = Kept(region, where, model, prepared, preference)
         self._kept.add(kept)
         return kept

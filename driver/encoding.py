@@ -21,6 +21,8 @@ from fmq import InvalidDescriptor, Region
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from driver.constants import Bytes
+
 _VERSION = 1
 _ALIGN = 64
 _MAX_STRUCTURE = 64 * 2**20
@@ -70,7 +72,7 @@ def _operand(operand: Operand, file: Any) -> list[Any]:
     ]
 
 
-def decode(region: Region, where: object, pace: Callable[[], object] = lambda: None) -> Model:
+def decode(region: Bytes, where: object, pace: Callable[[], object] = lambda: None) -> Model:
     """The model in memory that was `sealed`. Constants are views of it and keep it mapped.
 
     Checks only that the bytes make a model; `driver.nn.validate` checks the model. Raises InvalidModel.
@@ -99,7 +101,7 @@ def sealed(fd: int) -> Region:
 
 
 class _Decoder:
-    def __init__(self, region: Region, where: object, pace: Callable[[], object]) -> None:
+    def __init__(self, region: Bytes, where: object, pace: Callable[[], object]) -> None:
         match where:
             case [int(offset), int(size)] if (
                 offset >= 0 and 0 < size <= _MAX_STRUCTURE and offset + size <= region.nbytes

@@ -8,8 +8,9 @@
     ├── LoopTimeout                    a WHILE went on for too long (inside a device)
     ├── OutputInsufficientSize         an output's memory was too small (inside a device)
     ├── ImportFailed (ValueError)      a model file is damaged, or holds what the HAL cannot say; the operator is named
-    ├── DeviceNotFound (LookupError)   no device of that name is installed
-    ├── DeviceFailed                   its process did not start, or ended while starting; its log is named
+    ├── DeviceNotFound (LookupError)   no device of that name is installed, or none is served at that path
+    ├── DeviceFailed                   its process did not start, or ended while starting; its log is named. One that
+    │                                  is served cannot be connected to, or is not to be trusted
     └── NotPlaced                      no device that was asked for may execute an operation
 
 An execution's own errors are burst's (`burst.StatusError` and its classes, `burst.PeerDied`, `burst.Timeout`).
@@ -32,11 +33,14 @@ class ImportFailed(DriverError, ValueError):
 
 
 class DeviceNotFound(DriverError, LookupError):
-    """No device of that name is installed. Nothing was started."""
+    """No device of that name is installed, or none is served at that path. Nothing was started."""
 
 
 class DeviceFailed(DriverError):
-    """The device's process could not be started. Nothing was left behind; trying again is allowed."""
+    """The device's process could not be started or, where it is served, connected to.
+
+    Nothing was left behind; trying again is allowed.
+    """
 
 
 class NotPlaced(DriverError):

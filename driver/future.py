@@ -38,10 +38,11 @@ class Driver(Protocol):
 class Future:
     """Of one request. Any thread may wait for it."""
 
-    __slots__ = ("_callbacks", "_driver", "_error", "_is_done", "_result")
+    __slots__ = ("_callbacks", "_driver", "_error", "_is_done", "_result", "deadline")
 
-    def __init__(self, driver: Driver) -> None:
-        """Made by `burst.submit`."""
+    def __init__(self, driver: Driver, deadline: int | None = None) -> None:
+        """Made by `burst.submit`. `deadline`: of its request, CLOCK_MONOTONIC ns."""
+        self.deadline = deadline
         self._driver = driver
         self._result: Result | None = None
         self._error: BaseException | None = None
@@ -51,8 +52,8 @@ class Future:
     def result(self, timeout: float | None = None) -> Result:
         """The result, waiting for it.
 
-        Raises StatusError for a request that failed, PeerDied, Timeout (the request goes on; ask again), and
-        CancelledError for one that was cancelled, or dropped for a newer one.
+        Raises StatusError for a request that failed or has missed its deadline, PeerDied, Timeout (the request goes on;
+        ask again), and CancelledError for one that was cancelled, or dropped for a newer one.
         """
         if not self._is_done:
             self._driver.wait_for(self, timeout)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    import numpy as np
     from numpy.typing import NDArray
 
     from driver.nn import Model
@@ -27,6 +28,10 @@ class Bound(Protocol):
     once. A run in progress, by `run` or by `native`, ends with ExecutionFailed or GENERAL_FAILURE at the next point
     where the device looks, unless it is done before; every run that begins later does so at once. There is no way back:
     who wants to run again binds again. It is called for clients that are gone.
+
+    An execution may have a deadline: `driver.deadlines.checker()`, called in the thread that runs, gives what raises
+    once it has passed, or None. Whoever can calls that before each operation; the result of those who cannot is
+    dropped when it comes too late. In C, `burst_due()` is that deadline.
     """
 
     @property
@@ -38,10 +43,35 @@ class Bound(Protocol):
         """(dimensions, its memory suffices) of each output; of a dynamic model, once it has run."""
 
 
+class CacheFiles(NamedTuple):
+    """How many files something is kept in, of each of the HAL's two kinds."""
+
+    model: int  #: code: what must not be used if it was changed
+    data: int  #: constants
+
+
+class Saved(NamedTuple):
+    """What a device keeps of a prepared model: bytes for each file."""
+
+    model: Sequence[bytes | NDArray[np.uint8]] = ()
+    data: Sequence[bytes | NDArray[np.uint8]] = ()
+
+
 class PreparedModel(Protocol):
     """A model made ready to run on a device. Any number of threads may bind and run.
 
     It may have an attribute `serves_all`: True, and clients with equal models share it. Else each client has its own.
+
+    It may have a method `saved(root) -> Saved | None`: what `Device.restore` will need to make it again in less time;
+    None for a model that is not worth it. `root`: the bytes of the model, which are kept anyway, as an array of uint8;
+    constants are views of it. It is called once it is prepared.
+
+    It may have a method `rest()`: nothing has run on the device for a while, and nothing is bound to the model any
+    more; it gives back memory that it can have again when the next request is bound. It is called in any thread.
+
+    It may have a method `improved(pace) -> PreparedModel | None`: a better one in its place, for devices that make a
+    quick one first. It is called once, in a thread of the engine's that yields to all others, while this one serves.
+    Every later request runs on the better one, which is saved in the place of this one.
     """
 
     @property
@@ -64,7 +94,24 @@ class PreparedModel(Protocol):
 
 
 class Device(Protocol):
-    """Runs models. Made once in the service, which asks it what it supports, and once in the engine, which runs it."""
+    """Runs models. Made once in the service, which asks it what it supports, and once in the engine, which runs it.
+
+    It may have attributes `slots`, how many executions may go on at once, by default one for each processor; and
+    `quantum`, the seconds for which a client may go on while equals wait. Executions let others through where they call
+    `burst.turns.checkpoint()` in their thread: often, between operations, with nothing held that others wait for. Those
+    that cannot stop, but can be broken off and begun again, run inside of `burst.turns.stoppable`.
+
+    A device whose compilations can be kept has an attribute `cache_files`, a `CacheFiles`: how many files of its own
+    each takes. That may be none: the model is kept besides, in any case. It then has a method, too,
+    `restore(model, saved, root, pace) -> PreparedModel`: as `prepare`, of a model that was prepared before, with what
+    the prepared model gave by `saved(root)`, and the same `root`. What it gets is exactly that: it was verified in
+    memory that nobody else can change. It comes as arrays of uint8 in one block, each on the next page after the one
+    before it, `root` last.
+
+    A device to which it makes a difference what a model is prepared for has an attribute `takes_preference`: True.
+    `prepare` and `restore` then get a keyword `preference` besides, one of `driver.options.PREFERENCES`: "low_power"
+    asks for one thread, and "sustained_speed" for the most executions in an hour rather than the fastest.
+    """
 
     name: str
     version: str  #: identifies this build of the driver

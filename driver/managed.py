@@ -25,6 +25,7 @@ from burst import (
     Memory,
     ResourceExhaustedPersistent,
 )
+from driver.limits import no_room
 from driver.nn import combine_dimensions
 from fmq._core import ffi
 
@@ -69,6 +70,7 @@ class Loaded(NamedTuple):
 
     number: int
     kept: Kept
+    priority: int  #: of its executions: 0, 1 or 2 for low, medium, high
 
     @property
     def model(self) -> Model:
@@ -94,10 +96,11 @@ class Quota:
 
     def __init__(self, nbytes: int, whole: Quota | None = None) -> None:
         self._free, self._limit, self._whole = nbytes, nbytes, whole
+        self._name = "client_bytes" if whole else "device_bytes"
         self._lock = threading.RLock()  # what is given back may be so while we hold it
 
     def room(self, nbytes: int) -> NDArray[np.uint8]:
-        """New memory, given back when the last array on it is gone. Raises ResourceExhaustedPersistent."""
+        """New memory, given back when the last array on it is gone. Raises ResourceExhausted…, of either kind."""
         self._take(nbytes)
         try:
             block = _block(nbytes)
@@ -108,6 +111,11 @@ class Quota:
         start = -block.ctypes.data % _ALIGNMENT
         return block[start : start + nbytes]
 
+    @property
+    def taken(self) -> int:
+        """How much of it."""
+        return self._limit - self._free
+
     def _take(self, nbytes: int) -> None:
         if self._whole:
             self._whole._take(nbytes)
@@ -117,11 +125,7 @@ class Quota:
                 return
         if self._whole:
             self._whole._give_back(nbytes)
-        who = "a client" if self._whole else "all clients together"
-        raise ResourceExhaustedPersistent(
-            f"an execution or a buffer needs {nbytes} bytes, and {self._free} of the {self._limit} that {who} may have "
-            "on a device are free; release buffers and models, or raise the device's limits (limits.toml)"
-        )
+        raise no_room(nbytes, self._free, self._limit, self._name)
 
     def _give_back(self, nbytes: int) -> None:
         if self._whole:
@@ -147,7 +151,7 @@ class ManagedBuffer:
     writable = True
 
     def __init__(self, kind: Kind, dimensions: tuple[int, ...], roles: frozenset[Role], quota: Quota) -> None:
-        """Raises ResourceExhaustedPersistent."""
+        """Raises ResourceExhaustedTransient, ResourceExhaustedPersistent."""
         self.kind, self.dimensions, self.roles, self._quota = kind, dimensions, roles, quota
         self.token, self.version = next(_tokens), 0
         self.fresh = ffi.new("uint32_t *", 1)  #: for C
@@ -259,7 +263,7 @@ class ManagedBuffers:
     ) -> ManagedBuffer:
         """A buffer for roles [model index, input or output index, frequency] of `models`.
 
-        Raises InvalidArgument, ResourceExhaustedPersistent.
+        Raises InvalidArgument, ResourceExhaustedTransient, ResourceExhaustedPersistent.
         """
         roles = _roles(models, inputs, outputs)
         by_number = {loaded.number: loaded for loaded in models}

@@ -27,9 +27,13 @@ def execution(loaded: Loaded, request: Request, buffers: ManagedBuffers, pace: C
     Raises InvalidArgument, GeneralFailure.
     """
     arena.source.set(buffers.quota.room)  # for this thread, which works for this client
-    if not any(isinstance(pool, Token) for pool in request.pools):
-        return BoundRequest(loaded.model, loaded.prepared, request, pace)
-    return ManagedRequest(loaded, request, buffers, pace)
+    found: BoundRequest | ManagedRequest
+    if any(isinstance(pool, Token) for pool in request.pools):
+        found = ManagedRequest(loaded, request, buffers, pace)
+    else:
+        found = BoundRequest(loaded.model, loaded.prepared, request, pace)
+    found.estimate = loaded.kept.estimate_of(request)
+    return found
 
 
 class ManagedRequest:
@@ -43,6 +47,7 @@ class ManagedRequest:
         self._bind()
         self.is_static = self._bound.is_static and all(b.is_fixed for b in self._named)
         self.native = self._native() if self.is_static and self._bound.native else None
+        self.estimate: Any = None
 
     @property
     def shapes(self) -> Sequence[OutputShape]:
@@ -102,7 +107,8 @@ class ManagedRequest:
         self._written = [(found[a.pool], n) for n, a in enumerate(outputs) if not a.has_no_value and a.pool in found]
         _check_alone([b for b, _ in self._written], self._read)
         for buffer in self._read:
-            buffer.check_value()
+            if not buffer.is_fixed:  # the others are looked at when it runs: what writes to them may still be to come
+                buffer.check_value()
         self._named = list(found.values())
         self._versions = [b.version for b in self._named]
         request = self._request._replace(

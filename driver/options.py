@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
-from fmq.end import spin_ns
+from burst import InvalidArgument
+from fmq.end import DEFAULT_SPIN, spin_ns
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -13,7 +14,14 @@ if TYPE_CHECKING:
 
 Policy = Literal["block", "reject", "latest"]
 Preference = Literal["low_power", "fast_single_answer", "sustained_speed"]
+PREFERENCES: tuple[Preference, ...] = get_args(Preference)
+Priority = Literal["low", "medium", "high"]
+PRIORITIES: tuple[Priority, ...] = get_args(Priority)
+"""In the order of their numbers, which travel."""
+
 _MOST_DEPTH = 64
+_SPINS: dict[Preference, float] = {"low_power": 0.0}
+_DEPTHS: dict[Preference, int] = {"sustained_speed": 4}
 
 
 class Options(NamedTuple):
@@ -35,3 +43,32 @@ class Options(NamedTuple):
         if self.policy not in get_args(Policy):
             raise ValueError(f"policy={self.policy!r}: one of {', '.join(map(repr, get_args(Policy)))}")
         return self
+
+
+def options_of(preference: Preference, **options: Any) -> Options:
+    """Checked, with the defaults of `RemotePreparedModel.burst`, also for None. Raises ValueError, TypeError."""
+    spin, depth = _SPINS.get(preference, DEFAULT_SPIN), _DEPTHS.get(preference, 1)
+    defaults = Options(spin, "memfd", False, None, depth, "block", False)
+    if unknown := options.keys() - set(Options._fields):
+        raise TypeError(f"burst() takes {', '.join(Options._fields)}, and not {', '.join(sorted(unknown))}")
+    return defaults._replace(**{name: value for name, value in options.items() if value is not None}).checked()
+
+
+def check_preference(preference: object) -> None:
+    """Raises ValueError."""
+    if preference not in PREFERENCES:
+        raise ValueError(f"preference={preference!r:.40}: one of {', '.join(map(repr, PREFERENCES))}")
+
+
+def number_of(priority: Priority) -> int:
+    """As it travels. Raises ValueError."""
+    if priority not in PRIORITIES:
+        raise ValueError(f"priority={priority!r}: one of {', '.join(map(repr, PRIORITIES))}")
+    return PRIORITIES.index(priority)
+
+
+def taken_priority(plain: object) -> int:
+    """A number that somebody has sent. Raises InvalidArgument."""
+    if type(plain) is int and 0 <= plain < len(PRIORITIES):
+        return plain
+    raise InvalidArgument(f"priority {plain!r:.20}: 0, 1 or 2 for {', '.join(PRIORITIES)}")

@@ -22,10 +22,13 @@ from burst import (
     Result,
     Timeout,
 )
+from burst.causes import cause_of
 from burst.errors import status_error
 from driver.arrivals import Arrivals
+from driver.deadlines import earlier, seconds_left, unanswered
 from driver.endings import CLOSED, Endings
 from fmq import Busy, FmqError
+from fmq._core import lib
 
 if TYPE_CHECKING:
     import asyncio
@@ -33,6 +36,7 @@ if TYPE_CHECKING:
 
     from burst import BurstError
     from burst.controller import Packet
+    from burst.messages import Cause
     from burst.wire import ResultPacket
     from driver.buffers import Shot
     from driver.future import Future
@@ -53,8 +57,20 @@ class Pipeline(Endings):
             self.loops.rearm()
 
     def wait_for(self, future: Future, timeout: float | None) -> None:
-        """Until it is done, whoever finds that out. Raises Timeout."""
-        self.advance(future.done, timeout)
+        """Until it is done, whoever finds that out: at its deadline it is. Raises Timeout."""
+        left = seconds_left(future.deadline)
+        if left is None or (timeout is not None and timeout <= left):
+            self.advance(future.done, timeout)
+            return
+        try:
+            self.advance(future.done, left)
+        except Timeout:
+            with self._lock:
+                late = unanswered(lib.fmq_now() - (future.deadline or 0))
+                is_new = not future.done()
+                future.fail(late)  # its result is dropped when it comes
+            if is_new:
+                future.call_back()
 
     def collect(self) -> None:
         """Takes the results that have arrived."""
@@ -86,10 +102,21 @@ class Pipeline(Endings):
         return is_mine
 
     def exchange(self, packet: Packet, timeout: float | None, deadline: int | None = None) -> ResultPacket:
-        """One execution while no event loop looks at the results; who holds `submitting` calls this."""
+        """One execution while no event loop looks at the results; who holds `submitting` calls this.
+
+        The device is told when the timeout ends, too.
+        """
         replies: list[ResultPacket] = []
-        self.as_receiver(-1, lambda: replies.append(self.controller.send(packet, timeout, deadline)))
+        end = earlier(timeout, deadline)
+        self.as_receiver(-1, lambda: replies.append(self.controller.send(packet, timeout, end)))
         return replies[0]
+
+    def begin_by(self, timeout: float | None) -> int | None:
+        """The next request has to be done by then, CLOCK_MONOTONIC ns; `controller.due(None)` ends that."""
+        end = earlier(timeout, None)
+        if end is not None:
+            self.controller.due(end)
+        return end
 
     def watch_fd(self) -> int:
         """Readable when there is something to `look` at; -1 when somebody receives, who calls `rearm` afterwards."""
@@ -167,13 +194,21 @@ class Pipeline(Endings):
         if future.done():  # cancelled
             return
         if reply.status is _NONE:
+            if future.deadline is not None and (late := lib.fmq_now() - future.deadline) > 0:
+                self._finished.append(future.fail(unanswered(late)))
+                return
             try:
                 future.finish(self.result_of(shot, reply))
             except GeneralFailure as error:
                 self.give_up(shot, future, error)
         else:
-            self.give_up(shot, future, error_of(reply))
+            self.give_up(shot, future, error_of(reply, self.cause_of(reply, future.deadline)))
         self._finished.append(future)
+
+    def cause_of(self, reply: ResultPacket, deadline: int | None) -> Cause:
+        """Of the last result, as far as a client can tell."""
+        controller = self.controller
+        return cause_of(reply.status, deadline, controller.trace, controller.received)
 
     def drop(self, future: Future) -> bool:
         """Cancels it, unless it is done."""
@@ -197,8 +232,8 @@ class Pipeline(Endings):
         return self.arrivals.of(future)
 
 
-def error_of(reply: ResultPacket) -> BurstError:
+def error_of(reply: ResultPacket, cause: Cause) -> BurstError:
     """The exception for a result without outputs."""
-    error = status_error(reply.status)
-    error.result = Result(reply.status, (), reply.output_shapes, reply.timing)
+    error = status_error(reply.status, cause=cause)
+    error.result = Result(reply.status, (), reply.output_shapes, reply.timing, cause=error.cause)
     return error

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import threading
+import time
 from contextlib import contextmanager, suppress
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from burst import Controller, ErrorStatus, PeerDied, Quarantined, Timeout, Trace
+from driver.deadlines import WAITING, earlier, missed_in_waiting, nanoseconds, passed
 from driver.domains import check_buffers
 from driver.errors import DriverError
-from driver.options import Options, Policy, Preference
+from driver.fences import FencedExecution, Terms, duplicates, output_shapes
+from driver.options import Options, Policy, Preference, Priority, options_of
 from driver.plain import with_loop_timeout
 from driver.recovery import Crash, Key, crash_in_preparation, digest_of, quarantine
 from driver.session import Burst
 from driver.workspace import InputSet, OutputSet, Workspace, input_shapes, output_views
-from fmq.end import DEFAULT_SPIN
+from fmq._core import lib
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -26,6 +29,7 @@ if TYPE_CHECKING:
     from burst import Offer, OutputShape, Request, Result
     from burst.controller import Configure
     from driver.connection import Connection
+    from driver.fences import Waitable
     from driver.nn import Model
     from driver.remote import RemoteDevice
     from fmq.region import Kind
@@ -36,17 +40,27 @@ class Home(NamedTuple):
 
     connection: Connection
     number: int
+    declined: str = ""  #: why it was not kept in cache files
 
 
 class RemotePreparedModel:
     """A model made ready to run on a device. Any thread may use it, several at once."""
 
     def __init__(
-        self, device: RemoteDevice, model: Model, number: int, preference: Preference = "fast_single_answer"
+        self,
+        device: RemoteDevice,
+        model: Model,
+        number: int,
+        preference: Preference = "fast_single_answer",
+        prepare: Callable[[Trace | None], Home] | None = None,
+        priority: Priority = "medium",
     ) -> None:
-        """Use `device.prepare`."""
-        self.device, self.model, self.preference = device, model, preference
+        """Use `device.prepare`. `prepare`: as `device.home_of` of this model, when the device was started again."""
+        self.device, self.model, self.preference, self.priority = device, model, preference, priority
         self.home = Home(device.connection, number)
+        self._prepare = prepare or (
+            lambda trace: device.home_of(model, trace, preference=preference, priority=priority)
+        )
         self._preparing, self._crashed_in_preparation = threading.Lock(), False
         self._workspaces: dict[Any, list[Workspace]] = {}
         self._last: tuple[Any, Sequence[OutputShape], tuple[NDArray[Any], ...]] = None, (), ()
@@ -55,14 +69,16 @@ class RemotePreparedModel:
         """Executes once on the plain path: an array per input (None: omitted), an array per output, which is yours.
 
         Raises ValueError for a wrong dtype or shape (nothing was sent), StatusError, PeerDied, and Timeout when the
-        result does not come in `timeout` seconds.
+        result does not come in `timeout` seconds. The device is told, and gives up what it cannot do by then.
         """
+        end = None if timeout is None else time.monotonic() + timeout
         with self._workspace(input_shapes(self.model, arrays)) as workspace:
             workspace.inputs.fill(arrays)
             result = self.execute(workspace.request, timeout=timeout)
             if result.status == ErrorStatus.OUTPUT_INSUFFICIENT_SIZE and (old := workspace.grow(result.output_shapes)):
                 self.device.free_memory(old)
-                result = self.execute(workspace.request, timeout=timeout)
+                left = None if end is None else max(0.0, end - time.monotonic())
+                result = self.execute(workspace.request, timeout=left)
             result.raise_for_status()
             return tuple(output.copy() for output in result.outputs)
 
@@ -86,19 +102,33 @@ class RemotePreparedModel:
         measure: bool = False,
         timeout: float | None = None,
         loop_timeout: float | None = None,
+        deadline: float | None = None,
     ) -> Result:
         """Executes an explicit request on the plain path, with any status; outputs are views of its pools.
 
-        `timeout`: seconds that we wait. `loop_timeout`: seconds that a WHILE may take; by default 2, at most 15.
+        `timeout`: seconds from now, `deadline`: a time.monotonic(). The device is told the earlier one, and gives up
+        what it cannot do by then. The wait ends there whatever it does: at the deadline with a result of status
+        MISSED_DEADLINE_TRANSIENT, after the timeout by Timeout. `loop_timeout`: seconds that a WHILE may take; by
+        default 2, at most 15.
 
         Raises PeerDied, Timeout, and Malformed for a request that cannot be said.
         """
         self.device.check_process()
         request = with_loop_timeout(request, loop_timeout)
+        by = None if deadline is None else nanoseconds(deadline)
+        if missed := passed(by):
+            return missed
+        end = earlier(timeout, by)
         home = self.present_home()
         check_buffers(request.pools, home.connection)
-        with home.connection.plain_path() as path:
-            result = path.execute(home.number, request, measure=measure, timeout=timeout)
+        try:
+            with home.connection.plain_path(end) as path:
+                result = path.execute(home.number, request, measure=measure, deadline=end)
+        except Timeout:
+            if missed := missed_in_waiting(by):
+                return missed
+            late_by = max(0, lib.fmq_now() - (end or 0)) / 1e9
+            raise Timeout(f"no result within {timeout} s; it is dropped when it comes", WAITING, late_by) from None
         if result.status == 0:
             result.outputs = self.outputs(request, result.output_shapes)
         return result
@@ -110,12 +140,47 @@ class RemotePreparedModel:
         *,
         timeout: float | None = None,
         callback: Callable[[Future[Result]], object] | None = None,
+        deadline: float | None = None,
     ) -> Future[Result]:
         """The same in the background, several at once. `callback` gets the future when it is done."""
-        future = self.device.submit(lambda: self.execute(request, measure=measure, timeout=timeout))
+        future = self.device.submit(lambda: self.execute(request, measure=measure, timeout=timeout, deadline=deadline))
         if callback:
             future.add_done_callback(callback)
         return future
+
+    def execute_fenced(
+        self,
+        request: Request,
+        wait_for: Sequence[Waitable | None] = (),
+        *,
+        measure: bool = False,
+        deadline: float | None = None,
+        loop_timeout: float | None = None,
+        duration: float | None = None,
+    ) -> FencedExecution:
+        """Launches an execution that runs when all of `wait_for` are signalled, and returns at once.
+
+        Args:
+            request: must say the shapes of outputs that the model leaves open.
+            wait_for: fences: descriptors, or whatever has a `fileno()`, as other fenced executions do. They stay yours.
+            measure: whether `info` has times.
+            deadline: of `time.monotonic()`; what is not done by then is missed.
+            loop_timeout: seconds that a WHILE may take.
+            duration: seconds that it may take from when the fences are signalled.
+
+        Raises InvalidArgument for a request that does not fit, for what is no fence and for fences in error;
+        MissedDeadlinePersistent for a deadline in the past; ResourceExhaustedTransient when too many are pending;
+        PeerDied.
+        """
+        self.device.check_process()
+        terms = Terms.of(measure, deadline, duration)
+        request = with_loop_timeout(request, loop_timeout)
+        home = self.present_home()
+        check_buffers(request.pools, home.connection)
+        with duplicates(wait_for) as fds:
+            number, fence = home.connection.fences().launch(home.number, request, terms, fds, len(wait_for))
+        shapes = output_shapes(self.model, request)
+        return FencedExecution(home.connection.fences(), number, fence, lambda: self.outputs(request, shapes))
 
     def outputs(self, request: Request, shapes: Sequence[OutputShape]) -> tuple[NDArray[Any], ...]:
         """Typed views of a request's outputs in its pools; of the last request and shapes, the same ones again."""
@@ -133,7 +198,7 @@ class RemotePreparedModel:
         memory: Kind = "memfd",
         measure: bool = False,
         input_shapes: Sequence[tuple[int, ...] | None] | None = None,
-        depth: int = 1,
+        depth: int | None = None,
         policy: Policy = "block",
         recover: bool = False,
     ) -> Burst:
@@ -145,7 +210,8 @@ class RemotePreparedModel:
             memory: what its queues are made of, "memfd" or "posix".
             measure: whether results carry their timing.
             input_shapes: for a model that leaves them open; None there omits that input.
-            depth: requests that may be in flight at once, for `submit`, from 1 to 64.
+            depth: requests that may be in flight at once, for `submit`, from 1 to 64. By default 1, and 4 for a model
+                that was prepared for sustained speed.
             policy: what `submit` does when so many are: "block", "reject" or "latest".
             recover: when the device dies, start it again, prepare the model again and send again what was not
                 answered; the caller sees one slow result. A model that crashes the device twice over one request, or
@@ -153,10 +219,18 @@ class RemotePreparedModel:
 
         Raises StatusError, PeerDied, ValueError.
         """
-        if spin is None:
-            spin = 0.0 if self.preference == "low_power" else DEFAULT_SPIN
+        its = options_of(
+            self.preference,
+            spin=spin,
+            memory=memory,
+            measure=measure,
+            input_shapes=input_shapes,
+            depth=depth,
+            policy=policy,
+            recover=recover,
+        )
         self.check_quarantine()
-        return Burst(self, Options(spin, memory, measure, input_shapes, depth, policy, recover).checked())
+        return Burst(self, its)
 
     @property
     def _number(self) -> int:
@@ -166,6 +240,12 @@ class RemotePreparedModel:
     def key(self) -> Key:
         """What its crashes are counted by."""
         return Key(self.device.address, digest_of(self.model))
+
+    @property
+    def stage(self) -> int:
+        """How often the device has replaced it by something better since: 0 for what it made at first."""
+        home = self.present_home()
+        return int(home.connection.call("stage", home.number)[0][0])
 
     def check_quarantine(self) -> None:
         """Raises Quarantined."""
@@ -184,7 +264,7 @@ class RemotePreparedModel:
     def _prepared_again(self) -> Home:
         trace = Trace.create()
         try:
-            return self.device.home_of(self.model, trace)
+            return self._prepare(trace)
         except PeerDied:
             if crash := crash_in_preparation(trace):
                 self.note_crash(crash, again=self._crashed_in_preparation)
@@ -215,7 +295,7 @@ class RemotePreparedModel:
 
     def configure_burst(self, spin: float | str, home: Home | None = None) -> Configure:
         """For burst.Controller."""
-        connection, number = home or self.present_home()
+        connection, number, _ = home or self.present_home()
         self.device.check_process()
 
         def configure(offer: Offer) -> int:
@@ -228,7 +308,7 @@ class RemotePreparedModel:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """A recipe: connects to the device by its name and prepares the model again, wherever it is unpickled."""
-        return _prepare_again, (self.device.address, self.model, self.preference)
+        return _prepare_again, (self.device.address, self.model, self.preference, self.priority)
 
     def close(self) -> None:
         """Frees the model on the device; bursts on it go on until they are closed."""
@@ -248,13 +328,13 @@ class RemotePreparedModel:
             self.close()
 
 
-def _prepare_again(address: str, model: Model, preference: Preference) -> RemotePreparedModel:
+def _prepare_again(address: str, model: Model, preference: Preference, priority: Priority) -> RemotePreparedModel:
     """What an unpickled prepared model is made by. Its connection is its own: `prepared.device`."""
     from driver.remote import connect
 
     device = connect(address)
     try:
-        return device.prepare(model, preference=preference)
+        return device.prepare(model, preference=preference, priority=priority)
     except BaseException:
         device.close()
         raise

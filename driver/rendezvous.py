@@ -51,13 +51,12 @@ def runtime_dir() -> Path:
 class Place:
     """The files of one device name."""
 
-    def __init__(self, directory: Path, name: str) -> None:
+    def __init__(self, directory: Path, name: str, remedy: str = "set BURST_RUNTIME_DIR to a shorter one") -> None:
+        """`remedy`: against a path that is too long. Raises DeviceFailed."""
         stem = re.sub(r"[^A-Za-z0-9_.-]", "_", name)
         self.socket, self.lock, self.log = (directory / f"{stem}.{kind}" for kind in ("sock", "lock", "log"))
         if len(os.fsencode(self.socket)) > 107:
-            raise DeviceFailed(
-                f"{self.socket}: a socket's path has at most 107 bytes; set BURST_RUNTIME_DIR to a shorter one"
-            )
+            raise DeviceFailed(f"{self.socket}: a socket's path has at most 107 bytes; {remedy}")
 
     @contextlib.contextmanager
     def locked(self, *, wait: bool = True) -> Iterator[bool]:
@@ -88,21 +87,22 @@ def connect(name: str) -> Channel:
     Raises DeviceNotFound, DeviceFailed, and PeerDied when the new service is gone already.
     """
     place = Place(runtime_dir(), name)
-    if found := _try(place):
+    if found := find(place):
         return found
     device_class(name)  # a wrong name is told here, and not in a log
     with place.locked():
-        if found := _try(place):
+        if found := find(place):
             return found
-        with _listen(place) as listener:
+        with listen(place) as listener:
             _start(name, place, listener)
-        found = _try(place)
+        found = find(place)
     if found is None:
         raise PeerDied(f"device {name!r} ended while it started")
     return found
 
 
-def _try(place: Place) -> Channel | None:
+def find(place: Place) -> Channel | None:
+    """A connection to who listens there, if anybody does. Raises DeviceFailed when that is another user."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
         sock.connect(str(place.socket))
@@ -116,7 +116,7 @@ def _try(place: Place) -> Channel | None:
     return channel
 
 
-def _listen(place: Place) -> socket.socket:
+def listen(place: Place) -> socket.socket:
     """Under the lock: whatever lies there now has no listener."""
     with contextlib.suppress(FileNotFoundError):
         place.socket.unlink()

@@ -21,6 +21,7 @@ from burst import (
     Result,
 )
 from burst import OutputInsufficientSize as InsufficientSize
+from burst.messages import Cause
 from driver.around import Around
 from driver.errors import ExecutionFailed, LoopTimeout, OutputInsufficientSize
 from driver.nn import LONGEST_LOOP_TIMEOUT, LOOP_TIMEOUT, combine_dimensions
@@ -71,6 +72,7 @@ class BoundRequest:
         self.run = around.wrap(self._bound.run if is_bare else partial(_run, request, self._bound))
         self.copied_bytes: int = getattr(self._bound, "copied_bytes", 0) + around.copied_bytes
         self.checked_bytes: int = getattr(self._bound, "checked_bytes", 0)
+        self.estimate: Any = None  #: of what it takes, where somebody keeps one
 
     @property
     def shapes(self) -> Sequence[OutputShape]:
@@ -90,7 +92,7 @@ def _run(request: Request, bound: Bound) -> None:
         status = ErrorStatus.OUTPUT_INSUFFICIENT_SIZE
         raise InsufficientSize(str(error), Result(status, (), tuple(OutputShape(*s) for s in error.shapes))) from error
     except LoopTimeout as error:
-        raise MissedDeadlineTransient(str(error)) from error
+        raise MissedDeadlineTransient(str(error), cause=Cause("executing")) from error
     except ExecutionFailed as error:
         raise GeneralFailure(str(error)) from error
 

@@ -1,18 +1,21 @@
 """Calls between client, service and engine: [number, method, arguments…] one way, [number, status, values…] the other.
 
-A status other than NONE is followed by a text and becomes burst's exception for it on the calling side. The number is
-the caller's own: who was interrupted while waiting drops the answer to that call when it comes.
+A status other than NONE is followed by a text, and perhaps by its cause, and becomes burst's exception for it on the
+calling side. The number is the caller's own: who was interrupted while waiting, or has waited long enough, drops the
+answer to that call when it comes.
 """
 
 from __future__ import annotations
 
 import logging
+import time
 from itertools import count
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast, get_args
 
 from burst import ErrorStatus, Malformed, PeerDied, StatusError
 from burst.channel import close_all
 from burst.errors import status_error
+from burst.messages import NO_CAUSE, Cause, Phase
 from driver.errors import InvalidModel
 
 if TYPE_CHECKING:
@@ -21,8 +24,9 @@ if TYPE_CHECKING:
     from burst.channel import Channel, Message
 
 _log = logging.getLogger(__name__)
-PROTOCOL = 1  # of client and service; `hello` compares it
+PROTOCOL = 2  # of client and service; `hello` compares it
 _MAX_TEXT = 1000
+_PHASES = get_args(Phase)
 _numbers = count()  # of calls in this process
 
 
@@ -37,18 +41,18 @@ def call(
     channel: Channel, method: str, *arguments: object, fds: Sequence[int] = (), timeout: float | None = None
 ) -> tuple[list[Any], list[int]]:
     """The values and the descriptors of the answer, which are the caller's. Raises StatusError, PeerDied, Timeout."""
-    number = next(_numbers)
+    number, end = next(_numbers), None if timeout is None else time.monotonic() + timeout
     channel.send([number, method, *arguments], fds)
     while True:
-        message = channel.receive(timeout)
+        message = channel.receive(None if end is None else max(0.0, end - time.monotonic()))
         try:
             match message.body:
                 case [int(earlier), *_] if earlier < number:
                     continue
                 case [_, 0, *values]:
                     return values, message.take_fds()
-                case [_, int(status), str(text), *_] if status in tuple(ErrorStatus):
-                    raise status_error(ErrorStatus(status), text)
+                case [_, int(status), str(text), *more] if status in tuple(ErrorStatus):
+                    raise status_error(ErrorStatus(status), text, cause_in(more))
                 case _:
                     raise Malformed(f"the answer to {method!r} is not one")
         finally:
@@ -67,7 +71,7 @@ def serve(channel: Channel, handlers: Mapping[str, Callable[..., Reply]]) -> Non
             number, *request = message.body
             reply, status = _handle(request, message, handlers), ErrorStatus.NONE
         except StatusError as error:
-            reply, status = _words(error), error.status
+            reply, status = _words(error, cause=error.cause), error.status
         except (InvalidModel, Malformed, TypeError, ValueError) as error:
             reply, status = _words(error), ErrorStatus.INVALID_ARGUMENT
         except PeerDied:
@@ -85,9 +89,20 @@ def serve(channel: Channel, handlers: Mapping[str, Callable[..., Reply]]) -> Non
             close_all(list(reply.fds))
 
 
-def _words(error: Exception, name: str = "") -> Reply:
+def _words(error: Exception, name: str = "", cause: Cause = NO_CAUSE) -> Reply:
     """What went wrong, in as many words as a message has room for, whatever a client made us quote."""
-    return Reply([f"{name}{error}"[:_MAX_TEXT]])
+    more = [] if cause == NO_CAUSE else [cause]
+    return Reply([f"{name}{error}"[:_MAX_TEXT], *more])
+
+
+def cause_in(more: list[Any]) -> Cause:
+    """What may follow the text of an error: [phase, late by, retry after], each of them or nil."""
+    match more:
+        case [[str() | None as phase, float() | None as late_by, float() | None as retry_after], *_]:
+            known = cast("Phase | None", phase) if phase in _PHASES else None
+            return Cause(known, late_by, retry_after)
+        case _:
+            return NO_CAUSE
 
 
 def _handle(request: list[Any], message: Message, handlers: Mapping[str, Callable[..., Reply]]) -> Reply:

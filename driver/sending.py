@@ -26,6 +26,7 @@ from burst.controller import CHANNEL_LENGTH
 from burst.datum import DATUM
 from driver import forked
 from driver.buffers import Buffers, Outputs, Shot
+from driver.deadlines import seconds_left
 from driver.domains import check_buffers
 from driver.future import Driver, Future
 from driver.recovery import Deaths, quarantine
@@ -115,10 +116,10 @@ class Sending(Driver):
         """For one more request."""
         return len(self.flights) < self.depth
 
-    def submit(self, arrays: tuple[Any, ...], timeout: float | None) -> Future:
-        """As `Burst.submit`."""
+    def submit(self, arrays: tuple[Any, ...], timeout: float | None, deadline: int | None = None) -> Future:
+        """As `Burst.submit`; `deadline`: CLOCK_MONOTONIC ns."""
         end = None if timeout is None else time.monotonic() + timeout
-        while (future := self.try_submit(arrays)) is None:
+        while (future := self.try_submit(arrays, deadline)) is None:
             if self.options.policy == "reject":
                 self.statistics.drops += 1
                 raise Busy(f"depth={self.depth} requests are in flight, and policy is 'reject'; wait for a result")
@@ -128,9 +129,9 @@ class Sending(Driver):
                 raise Timeout(f"depth={self.depth} requests were in flight for {timeout} s; nothing was sent") from None
         return future
 
-    def try_submit(self, arrays: tuple[Any, ...]) -> Future | None:
+    def try_submit(self, arrays: tuple[Any, ...], deadline: int | None = None) -> Future | None:
         """Without waiting. None: there is no room."""
-        future = Future(self)
+        future = Future(self, deadline)
         try:
             self.check()
             with self.submitting:
@@ -176,10 +177,10 @@ class Sending(Driver):
             return
         self._add(shot, future, self.controller.sent + 1)
         try:
-            self.controller.start(shot.packet)
+            self.controller.start(shot.packet, future.deadline)
         except NotSent:
             try:
-                future.finish(self.run_plain(shot, None))
+                future.finish(self.run_plain(shot, seconds_left(future.deadline)))
             except StatusError as error:
                 future.fail(error)
             except PeerDied as error:

@@ -17,18 +17,24 @@ import sys
 import threading
 import time
 import warnings
-from concurrent.futures import ThreadPoolExecutor
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Self
 
 import numpy as np
 
-from burst import InvalidArgument, Malformed, PeerDied
+from burst import InvalidArgument, Malformed, PeerDied, ResourceExhaustedTransient, StatusError, Timeout
 from burst.channel import Channel, Message, close_all
 from driver import engine
+from driver.caching.compilations import files_needed
+from driver.deadlines import overdue, passed, seconds_left, taken
 from driver.devices import device_class
 from driver.encoding import decode, sealed
+from driver.limits import limits
 from driver.nn import validate
+from driver.options import check_preference, taken_priority
 from driver.rendezvous import Place, runtime_dir
 from driver.rpc import PROTOCOL, Reply, call, serve, take_fd
 from fmq import LifePage
@@ -43,41 +49,63 @@ _log = logging.getLogger(__name__)
 LINGER = 2.0  # seconds without a client
 _RETRY = 0.1  # seconds after a failed accept
 _START_TIMEOUT = 60.0
+_REFUSALS = 8  # at once; more are only closed
+_GREETING = 1.0  # seconds that one who is refused may take to say hello
+
+
+class Terms(NamedTuple):
+    """For how long a service stays, and whom it serves."""
+
+    linger: float | None = LINGER  #: seconds without a client; None: it stays
+    any_uid: bool = False  #: all who may open its socket are served, and not only its own account
+    stop: int | None = None  #: a descriptor; when there is something to read, the service ends
 
 
 class Service:
     """Accepts clients; each has a thread here and one in the engine, and what it made there ends with it."""
 
-    def __init__(self, name: str, listener: socket.socket, engine_channel: Channel, engine_pid: int) -> None:
+    def __init__(
+        self,
+        name: str,
+        listener: socket.socket,
+        place: Place,
+        terms: Terms,
+        engine_channel: Channel,
+        engine_pid: int,
+    ) -> None:
         self._name, self._listener, self._engine, self._engine_pid = name, listener, engine_channel, engine_pid
-        self._place = Place(runtime_dir(), name)
+        self._place, self._terms = place, terms
         self._device: Device = device_class(name)()
         self._life = LifePage()
         _, fds = call(engine_channel, "ready", fds=[self._life.fd], timeout=_START_TIMEOUT)
         engine_channel.watch(fds[0])
         self._clients = 0
+        self._limits, self._door = limits(), threading.Lock()
+        self._of_uid: Counter[int] = Counter()
+        self._refusing = threading.Semaphore(_REFUSALS)
         self._left = os.eventfd(0, os.EFD_CLOEXEC)
         # Validation must not take the CPU from a listener: Linux priorities are per thread.
         self._heavy = ThreadPoolExecutor(1, "validation", initializer=partial(os.setpriority, os.PRIO_PROCESS, 0, 10))
 
-    def run(self) -> None:
-        """Until nobody has needed us for a while, or the engine is gone."""
-        poll = select.poll()
-        for fd in (self._listener.fileno(), self._engine.fileno(), self._left):
+    def run(self) -> bool:
+        """Until nobody has needed us for a while, we are told to end, or the engine is gone: then False."""
+        poll, linger, stop = select.poll(), self._terms.linger, self._terms.stop
+        for fd in (self._listener.fileno(), self._engine.fileno(), self._left, *([] if stop is None else [stop])):
             poll.register(fd, select.POLLIN)
         while True:
-            ready = {fd for fd, _ in poll.poll(None if self._clients else LINGER * 1e3)}
+            ready = {fd for fd, _ in poll.poll(None if self._clients or linger is None else linger * 1e3)}
             if self._left in ready:
                 self._clients -= os.eventfd_read(self._left)  # counts those who left since we looked
-            if self._engine.fileno() in ready:
-                _log.error("the engine ended")
+            if stop in ready or self._engine.fileno() in ready:
                 with self._place.locked():
                     self._place.leave(self._listener)
-                return
+                if stop not in ready:
+                    _log.error("the engine ended")
+                return stop in ready
             if self._listener.fileno() in ready:
                 self._accept()
             if not ready and not self._clients and self._retire():
-                return
+                return True
 
     def _accept(self) -> None:
         try:
@@ -87,11 +115,45 @@ class Service:
             time.sleep(_RETRY)
             return
         channel = Channel(sock)
-        if channel.peer_uid != os.getuid():
+        if not self._terms.any_uid and channel.peer_uid != os.getuid():
             channel.close()
             return
+        uid = channel.peer_uid
+        if self._is_full(channel, uid):
+            return
         self._clients += 1
-        threading.Thread(target=self._serve, args=(channel,), name="client", daemon=True).start()
+        threading.Thread(target=self._serve, args=(channel, uid), name="client", daemon=True).start()
+
+    def _is_full(self, channel: Channel, uid: int) -> bool:
+        """Whether this client is one too many; it is told so. Else it is counted, until `_leave`."""
+        remedy = "close connections"
+        with self._door:
+            try:
+                self._limits.check("device_clients", self._of_uid.total(), remedy)
+                self._limits.check("uid_clients", self._of_uid[uid], remedy)
+            except ResourceExhaustedTransient as error:
+                full = error
+            else:
+                self._of_uid[uid] += 1
+                return False
+        if self._refusing.acquire(blocking=False):
+            threading.Thread(target=self._refuse, args=(channel, full), name="refusal", daemon=True).start()
+        else:
+            channel.close()
+        return True
+
+    def _refuse(self, channel: Channel, error: StatusError) -> None:
+        """Answers a greeting: who closes a socket before it is read takes back what he said, too."""
+        try:
+            with channel, suppress(PeerDied, Timeout, Malformed, OSError):
+                channel.receive(_GREETING).close()
+                channel.send([None, int(error.status), str(error)])
+        finally:
+            self._refusing.release()
+
+    def _leave(self, uid: int) -> None:
+        with self._door:
+            self._of_uid -= Counter((uid,))  # and forgets those that have none
 
     def _retire(self) -> bool:
         """Under the lock that a client takes before it starts a service: either it finds us, or it starts another."""
@@ -101,7 +163,7 @@ class Service:
             self._place.leave(self._listener)
             return True
 
-    def _serve(self, channel: Channel) -> None:
+    def _serve(self, channel: Channel, uid: int) -> None:
         try:
             with Client(channel, self) as client:
                 serve(channel, client.handlers)
@@ -111,22 +173,37 @@ class Service:
             if self._engine.peer_has_died:
                 threading.Event().wait()  # for our end: who is told of it shall not find us again
             channel.close()
+            self._leave(uid)
             os.eventfd_write(self._left, 1)
 
     def describe(self) -> list[object]:
         """What `hello` answers."""
-        return [PROTOCOL, self._device.name, self._device.version, self._device.type, os.getpid(), self._engine_pid]
+        device = self._device
+        pids, files = [os.getpid(), self._engine_pid], files_needed(device)
+        return [PROTOCOL, device.name, device.version, device.type, *pids, *files]
 
-    def new_engine_channel(self) -> Channel:
-        """A connection to the engine for one client."""
+    def new_engine_channel(self, uid: int) -> Channel:
+        """A connection to the engine for one client, of that account."""
         near, far = Channel.pair()
         with far:
-            self._engine.send(["client"], [far.fileno()])
+            self._engine.send(["client", uid], [far.fileno()])
         return near
 
-    def supported(self, fd: int, where: object) -> tuple[Model, list[bool]]:
-        """Decodes and validates a model, in a thread that yields to everything else. Owns `fd`."""
-        return self._heavy.submit(self._check, fd, where).result()
+    def supported(self, fd: int, where: object, deadline: int | None = None) -> tuple[Model, list[bool]]:
+        """Decodes and validates a model, in a thread that yields to everything else. Owns `fd`.
+
+        Raises MissedDeadline* when that is not done by the deadline.
+        """
+        if found := passed(deadline):
+            os.close(fd)
+            found.raise_for_status()
+        future = self._heavy.submit(self._check, fd, where)
+        if wait([future], seconds_left(deadline)).done:
+            return future.result()
+        was_queued = future.cancel()
+        if was_queued:
+            os.close(fd)
+        raise overdue("queued" if was_queued else "preparing", deadline or 0)
 
     def _check(self, fd: int, where: object) -> tuple[Model, list[bool]]:
         model = decode(sealed(fd), where)
@@ -139,14 +216,15 @@ class Client:
 
     def __init__(self, channel: Channel, service: Service) -> None:
         self._service, self._channel = service, channel
-        self._engine = service.new_engine_channel()
+        self._engine = service.new_engine_channel(channel.peer_uid)
         self._life = LifePage()
         self.handlers: dict[str, Callable[..., Reply]] = {
             "hello": self.hello,
             "supported": self.supported,
             "prepare": self.prepare,
-            **{method: partial(self.forward, method) for method in ("free", "channel", "burst", "traces")},
+            **{method: partial(self.forward, method) for method in ("free", "channel", "fenced", "burst", "traces")},
             **{method: partial(self.forward, method) for method in ("allocate", "release", "copy_from", "copy_to")},
+            **{method: partial(self.forward, method) for method in ("restore", "stage", "turns")},
         }
 
     def __enter__(self) -> Self:
@@ -170,25 +248,38 @@ class Client:
         _, supported = self._service.supported(take_fd(message), where)
         return Reply([len(supported), np.packbits(supported).tobytes()])
 
-    def prepare(self, message: Message, where: object) -> Reply:
+    def prepare(
+        self,
+        message: Message,
+        where: object,
+        counts: object = None,
+        token: object = None,
+        preference: object = "fast_single_answer",
+        deadline: object = None,
+        priority: object = 1,
+    ) -> Reply:
         """Validates here, compiles in the engine; answers the prepared model's number.
 
-        A second descriptor is memory for a trace, in which the engine notes that it crashed over this.
+        After the model's descriptor there may be cache files for `token`, as many as `counts` says, and then memory for
+        a trace, in which the engine notes that it crashed over this.
         """
-        if len(message.fds) not in {1, 2}:
-            raise Malformed(f"{len(message.fds)} descriptors came with a model; 1 is needed, and 2 are allowed")
-        fd, *trace = message.take_fds()
+        check_preference(preference)
+        taken_priority(priority)
+        if not message.fds:
+            raise Malformed("no descriptor came with a model; 1 is needed")
+        fds = message.take_fds()
         try:
-            model, supported = self._service.supported(os.dup(fd), where)
+            model, supported = self._service.supported(os.dup(fds[0]), where, taken(deadline))
             if not all(supported):
                 first = supported.index(False)
                 raise InvalidArgument(
                     f"operation {first} ({model.main.operations[first].type}) and {supported.count(False) - 1} more "
                     "are not supported"
                 )
-            values, _ = call(self._engine, "load", where, fds=[fd, *trace])
+            terms = counts, token, preference, deadline, priority
+            values, _ = call(self._engine, "load", where, *terms, fds=fds)
         finally:
-            close_all([fd, *trace])
+            close_all(fds)
         return Reply(values)
 
     def forward(self, method: str, message: Message, *arguments: Any) -> Reply:
@@ -229,19 +320,21 @@ def isolate() -> None:
     os.umask(0o077)
 
 
-def main() -> None:
-    """Entry point of the process: name, listening socket."""
-    name, fd = sys.argv[1], int(sys.argv[2])
+def run(name: str, fd: int, place: Place, terms: Terms) -> NoReturn:
+    """What the process does from its beginning to its end. `fd`: the listening socket. Exits with 1 if it failed."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(process)d %(name)s: %(message)s")
     isolate()
     listener = socket.socket(fileno=fd)
     try:
-        service = Service(name, listener, *start_engine(name, listener))
+        service = Service(name, listener, place, terms, *start_engine(name, listener))
     except BaseException:  # noqa: BLE001 (whatever it was, nobody must wait for us)
         _log.exception("the device %r does not start", name)
-        place = Place(runtime_dir(), name)
         with place.locked():
             place.leave(listener)  # now clients see that we failed, and look into the log
         os._exit(1)
-    service.run()
-    os._exit(0)  # threads of clients that are still talking end with us
+    os._exit(0 if service.run() else 1)  # threads of clients that are still talking end with us
+
+
+def main() -> None:
+    """Entry point of the process that a client starts: name, listening socket."""
+    run(sys.argv[1], int(sys.argv[2]), Place(runtime_dir(), sys.argv[1]), Terms())

@@ -5,12 +5,24 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
-from burst import Busy, ErrorStatus, GeneralFailure, NotSent, PeerDied, Request, Result
+from burst import (
+    Busy,
+    ErrorStatus,
+    GeneralFailure,
+    MissedDeadlineTransient,
+    NotSent,
+    PeerDied,
+    Request,
+    Result,
+    Timeout,
+)
+from burst.errors import status_error
 from driver.buffers import Buffers, Shot
+from driver.deadlines import WAITING, missed_in_waiting, nanoseconds, passed, seconds_left
 from driver.future import Future
 from driver.pipeline import Pipeline, error_of
-from driver.plain import nanoseconds, with_loop_timeout
-from driver.workspace import is_known
+from driver.plain import with_loop_timeout
+from fmq.clock import deadline_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterable, AsyncIterator, Iterable
@@ -71,6 +83,7 @@ class Burst:
             else:
                 pipeline.is_running = True
                 try:
+                    end = pipeline.begin_by(timeout)
                     if arrays:
                         pipeline.controller.mark_begin()
                         self._statistics.copied += buffers.inputs.fill(arrays)
@@ -79,9 +92,8 @@ class Burst:
                     controller = pipeline.controller
                     try:
                         code = shot.packet.call()
-                        reply = (
-                            controller.go_on(code, shot.packet, timeout) if code or self._measure else controller.last
-                        )
+                        is_usual = not (code or self._measure or end)
+                        reply = controller.last if is_usual else controller.go_on(code, shot.packet, timeout, end)
                     except BaseException as error:  # noqa: BLE001 (raised again, unless there is another way)
                         controller.interrupted(error)
                         future = self._after(error, shot, timeout)
@@ -93,9 +105,11 @@ class Burst:
                             known = outputs.shapes is shapes  # in place of a call: this is the way that counts
                             arrays = tuple(outputs.given) if known else outputs.arrays(shapes)
                             return Result(_NONE, arrays, shapes, reply.timing)
-                        future = self._again(shot, reply, timeout)
+                        future = self._again(shot, reply, timeout, end)
                 finally:
                     pipeline.is_running = False
+                    if timeout is not None:
+                        pipeline.controller.due(None)
                     if pipeline.loops:
                         pipeline.loops.rearm()
         return future.result() if future else self._join(arrays, timeout)
@@ -104,26 +118,37 @@ class Burst:
         """While there are others in flight."""
         pipeline = self._pipeline
         if pipeline.depth > 1 or pipeline.options.policy == "latest":
-            return self.submit(*arrays, timeout=timeout).result(timeout)
+            deadline = None if timeout is None else time.monotonic() + timeout
+            return self._submit_and_wait(arrays, timeout, deadline)
         begin = time.monotonic()
         pipeline.advance(lambda: not self._flights, timeout)
         return self.run(*arrays, timeout=None if timeout is None else max(0.0, begin + timeout - time.monotonic()))
 
-    def _again(self, shot: Shot, reply: ResultPacket, timeout: float | None) -> Future:
+    def _submit_and_wait(self, arrays: tuple[Any, ...], timeout: float | None, deadline: float | None) -> Result:
+        future = self.submit(*arrays, timeout=timeout, deadline=deadline)
+        try:
+            return future.result()
+        except MissedDeadlineTransient as error:
+            if error.phase == WAITING:
+                raise Timeout(f"no result within {timeout} s; the burst stays usable", WAITING, error.late_by) from None
+            raise
+
+    def _again(self, shot: Shot, reply: ResultPacket, timeout: float | None, end: int | None) -> Future:
         """Once more, when it lacked only room for its outputs. Done: nobody may write to its inputs until then."""
         larger = self._pipeline.grown(shot, reply)
         if larger is None:
-            raise error_of(reply)
-        return self._behind(larger, timeout)
+            raise error_of(reply, self._pipeline.cause_of(reply, end))
+        return self._behind(larger, None if end is None else max(1e-9, seconds_left(end) or 0.0))
 
     def _behind(self, shot: Shot, timeout: float | None) -> Future:
         """Sends it and waits for its result when no event loop looks at the results. Done."""
         try:
+            end = None if timeout is None else deadline_of(timeout)
             reply = self._pipeline.exchange(shot.packet, timeout)
         except BaseException as error:  # noqa: BLE001 (raised again, unless there is another way)
             return self._after(error, shot, timeout)
         if reply.status is not _NONE:
-            return self._again(shot, reply, timeout)
+            return self._again(shot, reply, timeout, end)
         return Future(self._pipeline).finish(self._pipeline.result_of(shot, reply))
 
     def _after(self, error: BaseException, shot: Shot, timeout: float | None) -> Future:
@@ -146,14 +171,18 @@ class Burst:
             if not self._flights:
                 self._buffers.lent = None
 
-    def submit(self, *arrays: Any, timeout: float | None = None) -> Future:
+    def submit(self, *arrays: Any, timeout: float | None = None, deadline: float | None = None) -> Future:
         """Sends a request and does not wait for its result. With arrays, copies them into the inputs first.
 
         While `depth` requests are in flight, policy "block" waits (at most `timeout` seconds, then Timeout), "reject"
         raises Busy, and "latest" keeps this request until there is room, in the place of one that was kept before.
+        `deadline`: a time.monotonic() by which it has to be done; then the future is, with MissedDeadline*.
         Raises as `run` does for what was not sent.
         """
-        return self._pipeline.submit(arrays, timeout)
+        by = None if deadline is None else nanoseconds(deadline)
+        if missed := passed(by):
+            return Future(self._pipeline, by).fail(status_error(missed.status, missed.message, missed.cause))
+        return self._pipeline.submit(arrays, timeout, by)
 
     async def run_async(self, *arrays: Any) -> Result:
         """As `run`, for asyncio. Cancelling the task drops the result when it comes."""
@@ -177,13 +206,16 @@ class Burst:
     ) -> Result:
         """An explicit request on pools of your own, with any status.
 
-        `timeout`: seconds that we wait. `deadline`: a time.monotonic() by which the device must have begun, or it
-        answers MISSED_DEADLINE_TRANSIENT. `loop_timeout`: seconds that a WHILE may take.
+        `timeout`: seconds from now, `deadline`: a time.monotonic(). The device is told the earlier one, and gives up
+        what it cannot do by then. The wait ends there whatever it does: at the deadline with a result of status
+        MISSED_DEADLINE_TRANSIENT, after the timeout by Timeout. `loop_timeout`: seconds that a WHILE may take.
 
         Raises PeerDied, Timeout, Busy.
         """
         pipeline = self._pipeline
         terms = measure, timeout, None if deadline is None else nanoseconds(deadline)
+        if missed := passed(terms[2]):
+            return missed
         request = with_loop_timeout(request, loop_timeout)
         pipeline.check()
         while True:
@@ -207,9 +239,14 @@ class Burst:
         except NotSent:
             pipeline.check()
             self._statistics.plain += 1
-            return self._prepared.execute(request, measure=measure, timeout=timeout)
+            until = None if deadline is None else deadline / 1e9
+            return self._prepared.execute(request, measure=measure, timeout=timeout, deadline=until)
+        except Timeout:
+            if missed := missed_in_waiting(deadline):
+                return missed
+            raise
         outputs = self._prepared.outputs(request, reply.output_shapes) if reply.status == 0 else ()
-        return Result(reply.status, outputs, reply.output_shapes, reply.timing)
+        return Result(reply.status, outputs, reply.output_shapes, reply.timing, "", pipeline.cause_of(reply, deadline))
 
     def free_memory(self, memory: Memory) -> None:
         """The device may unmap a pool of `execute`. Unknown memory is no error."""
@@ -246,6 +283,6 @@ def shapes_of(model: Model, options: Options) -> Shapes:
         return tuple(options.input_shapes)
     operands = [model.main.operands[i] for i in model.main.inputs]
     for n, operand in enumerate(operands):
-        if not is_known(operand):
+        if not operand.is_known:
             raise ValueError(f"input {n} has the open shape {operand.dimensions}; say it with burst(input_shapes=…)")
     return tuple(operand.dimensions for operand in operands)

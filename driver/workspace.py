@@ -176,7 +176,7 @@ def input_shapes(model: Model, given: Sequence[Any]) -> Shapes:
 def _shape(n: int, operand: Operand, given: Any) -> tuple[int, ...] | None:
     if given is None:
         return None
-    if is_known(operand):
+    if operand.is_known:
         return operand.dimensions
     return given if isinstance(given, tuple) else np.shape(given)
 
@@ -217,11 +217,6 @@ def _is_arrow_buffer(array: object) -> bool:
     return kind.__name__.endswith("Buffer") and kind.__module__.partition(".")[0] == "pyarrow"
 
 
-def is_known(operand: Operand) -> bool:
-    """Whether the model tells this operand's shape."""
-    return operand.type.is_scalar or (bool(operand.dimensions) and 0 not in operand.dimensions)
-
-
 def nbytes(operand: Operand, shape: tuple[int, ...]) -> int:
     """Of an operand of that shape."""
     return math.prod(shape) * operand.type.element_size
@@ -229,7 +224,7 @@ def nbytes(operand: Operand, shape: tuple[int, ...]) -> int:
 
 def _output_size(operand: Operand) -> int:
     """Bytes to reserve for an output."""
-    return nbytes(operand, operand.dimensions) if is_known(operand) else _FIRST_GUESS
+    return nbytes(operand, operand.dimensions) if operand.is_known else _FIRST_GUESS
 
 
 def _argument(operand: Operand, shape: tuple[int, ...] | None, offset: int, length: int) -> RequestArgument:

@@ -79,7 +79,7 @@ class Region:
             raise ValueError(f"memory={kind!r}, name={name!r}: memory is 'memfd' or 'posix', and 'posix' with a name")
         if name is not None:
             return cls._create_named(nbytes, checked_name(name), prepare)
-        region = cls(_reserved(nbytes) if kind == "posix" else memfd(nbytes), nbytes)
+        region = cls(_reserved(nbytes, 0o666) if kind == "posix" else memfd(nbytes), nbytes)
         if prepare:
             prepare(region)
         return region
@@ -214,11 +214,15 @@ def memfd(nbytes: int) -> int:
     return fd
 
 
-def _reserved(nbytes: int) -> int:
-    """POSIX shared memory that has no name yet: a crash leaves nothing behind."""
+def _reserved(nbytes: int, mode: int = 0o600) -> int:
+    """POSIX shared memory that has no name yet: a crash leaves nothing behind.
+
+    `mode` is who may open it by a name or, if it never gets one, by a descriptor that it was given: a peer does that to
+    hold its role, and may be of another account.
+    """
     fd = os.open(_SHM, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
     try:
-        os.fchmod(fd, 0o600)  # whatever the umask takes away
+        os.fchmod(fd, mode)  # whatever the umask takes away
         os.posix_fallocate(fd, 0, nbytes)
     except OSError as error:
         os.close(fd)

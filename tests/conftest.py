@@ -1,11 +1,29 @@
 """Tests talk to devices of their own, never to the user's."""
 
+import gc
 import os
 import shutil
 import signal
 import tempfile
 
 import pytest
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection():
+    """Thousands of tests live as long as the run does: whoever collects garbage later need not look at them again."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.collect()
+        gc.freeze()
+
+
+def pytest_collection_modifyitems(items):
+    """First the tests that build: files are handed out in order, and the last one may keep a worker waiting."""
+    items.sort(key=lambda item: item.path.name != "test_packaging.py")
 
 
 @pytest.fixture(scope="session", autouse=True)

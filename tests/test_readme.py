@@ -20,6 +20,14 @@ EXPECTED = {  # of each block, in order: lines of its output
         ["[0, 1]\n(array([ 0.,  2.,  6., 12.], dtype=float32),)\n[ 2.  6. 12. 20.] 0\n[('reference', (0, 1))]"]
     ],
     "docs/devices.md": [["[False, True]"]],
+    "docs/caching.md": [["'saved'", "'restored'"], ["''\n(array([2., 2., 2., 2.], dtype=float32),)"]],
+    "docs/qos.md": [
+        ["[1. 1. 1. 1.]\n[1. 1. 1. 1.]\nMissedDeadlinePersistent"],
+        ["(array([1., 1., 1., 1.], dtype=float32),)"],
+        ["ACTIVE GENERAL_FAILURE\n[[7. 7. 7. 7.]] SIGNALED\nTrue"],
+        ["1"],
+    ],
+    "docs/serving.md": [["[1. 2. 3. 4.]"]],
     "docs/memory.md": [["[2. 3. 4. 5.] NONE\n[2. 3. 4. 5.] 0"], ["(1, 720, 640, 1) 130 0"], ["[5. 5. 5. 5.]"]],
     "docs/queues.md": [
         ["[1 2]\n[3 4]\nthe writer has left"],

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import click
 
+from driver.cli.cache import cache
+from driver.cli.doctor import doctor
+from driver.cli.serve import serve
 from driver.cli.vts import vts
 
 
@@ -13,4 +16,7 @@ def burst() -> None:
     """Runs neural networks in other processes."""
 
 
+burst.add_command(cache)
+burst.add_command(doctor)
+burst.add_command(serve)
 burst.add_command(vts)

@@ -8,6 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 import numpy as np
@@ -29,6 +30,9 @@ _MAX_PROGRAMS = 16
 """Sets of input shapes that a model is kept compiled for."""
 _PROBES = (5, 8)
 """Stand-ins for unknown dimensions."""
+
+ALIGNMENT = 64
+"""Of memory that libraries use in place."""
 
 _CONTROL = ("IF", "WHILE")
 
@@ -70,7 +74,7 @@ def place(operation: Prepared, graph: Subgraph, tensors: Tensors) -> Call:
     """
     outputs = [Tensor.of(graph.operands[i]) for i in operation.operation.outputs]
     if operation.kind.name in _CONTROL:
-        require(all(is_known(graph.operands[i]) for i in operation.operation.outputs), "its shapes are not declared")
+        require(all(graph.operands[i].is_known for i in operation.operation.outputs), "its shapes are not declared")
         call = Call([tensors.get(i) for i in operation.operation.inputs], outputs)
     else:
         call = Call(operation.inputs(tensors), outputs)
@@ -130,11 +134,6 @@ def _can_lower(operation: Prepared, graph: Subgraph, tensors: Tensors, draft: Dr
     return True
 
 
-def is_known(operand: Operand) -> bool:
-    """Whether all its dimensions are given."""
-    return operand.type.is_scalar or bool(operand.dimensions and 0 not in operand.dimensions)
-
-
 def check_input(number: int, operand: Operand, array: NDArray[Any] | None) -> None:
     """Raises ValueError for an array that is not one of the operand."""
     if array is None:
@@ -149,6 +148,14 @@ def check_input(number: int, operand: Operand, array: NDArray[Any] | None) -> No
         raise ValueError(f"input {number}: strides {array.strides}; its elements have to lie in order")
 
 
+def offset_in(root: NDArray[np.uint8] | None, array: NDArray[Any]) -> int | None:
+    """Where the array begins in `root`, if it lies there as LiteRT needs it; else None."""
+    if root is None or not array.flags.c_contiguous or array.ctypes.data % ALIGNMENT:
+        return None
+    offset = array.ctypes.data - root.ctypes.data
+    return offset if array.nbytes and 0 <= offset <= root.nbytes - array.nbytes else None
+
+
 class Listed(Protocol):
     """A compiled model."""
 
@@ -160,15 +167,32 @@ class Programs(ABC, Generic[P]):
 
     is_static = True
 
-    def __init__(self, model: Model, pace: Callable[[], object]) -> None:
-        """Raises what `compiled` raises."""
-        self.model, self.prepared = model, prepared(model.main, pace)
-        self._constants = constants(model.main, pace)
+    def __init__(self, model: Model, pace: Callable[[], object], program: P | None = None) -> None:
+        """`program`: for the shapes that the model tells, if there is one. Raises what `compiled` raises."""
+        self.model, self._pace = model, pace
         self._programs: dict[tuple[tuple[int, ...] | None, ...], P] = {}
         operands = [model.main.operands[i] for i in model.main.inputs]
-        if all(is_known(o) for o in operands):
+        shapes = tuple(operand.dimensions for operand in operands)
+        self._is_known = all(operand.is_known for operand in operands)
+        if program:
+            self._programs[shapes] = program
+        elif self._is_known:
             with suppress(ExecutionFailed):  # as a binding will say
-                self._program([o.dimensions for o in operands], pace)
+                self._program(shapes, pace)
+
+    @cached_property
+    def prepared(self) -> list[Prepared]:
+        """What is known of the operations."""
+        return prepared(self.model.main, self._pace)
+
+    @cached_property
+    def _constants(self) -> Tensors:
+        return constants(self.model.main, self._pace)
+
+    @property
+    def only_program(self) -> P | None:
+        """The one of a model that tells all shapes, if it could be compiled."""
+        return next(iter(self._programs.values()), None) if self._is_known else None
 
     @abstractmethod
     def compiled(self, tensors: Tensors, pace: Callable[[], object]) -> P:
@@ -180,6 +204,11 @@ class Programs(ABC, Generic[P]):
         for number, (index, array) in enumerate(zip(graph.inputs, inputs, strict=True)):
             check_input(number, graph.operands[index], array)
         return self._program([None if a is None else a.shape for a in inputs], pace)
+
+    def rest(self) -> None:
+        """Of programs for several sets of shapes the last one stays; those that something is bound to live on."""
+        for shapes in [*self._programs][:-1]:
+            self._programs.pop(shapes, None)
 
     def operations(self) -> list[str]:
         """The library's operations of the program that was compiled last, in order."""

@@ -14,8 +14,10 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from burst.turns import checkpoint
 from driver.devices.reference import ReferenceDevice
 from driver.errors import ExecutionFailed
+from driver.interface import CacheFiles, Saved
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
 
 _MOST = 10.0  # seconds that an execution takes
 _PREPARATION = 3.0
+_THOROUGHNESS = 0.5
 
 
 class Broken(ReferenceDevice):
@@ -86,12 +89,58 @@ class Slow(ReferenceDevice):
     A relaxed model is prepared for three seconds.
     """
 
+    slots = 64  # nothing of a processor's is used meanwhile
+
     def prepare(self, model: Model, pace: Callable[[], object]) -> PreparedModel:
         """Takes its time."""
         end = time.monotonic() + _PREPARATION
         while model.relaxed and time.monotonic() < end:
             time.sleep(1e-3)
+            pace()
         return _Before(super().prepare(model, pace), _wait)
+
+
+class Single(Slow):
+    """The same, one execution at a time."""
+
+    slots = 1
+
+
+class Noting(Slow):
+    """As Slow, and adds the second element of its first input to the file "ran" in BURST_RUNTIME_DIR when it begins."""
+
+    def prepare(self, model: Model, pace: Callable[[], object]) -> PreparedModel:
+        """As Slow does."""
+        return _Before(super().prepare(model, pace), _note_run)
+
+
+class Thorough(ReferenceDevice):
+    """Prepares for half a second, and restores at once."""
+
+    def prepare(self, model: Model, pace: Callable[[], object]) -> PreparedModel:
+        """Takes its time."""
+        time.sleep(_THOROUGHNESS)
+        return super().prepare(model, pace)
+
+    def restore(self, model: Model, *_: object) -> PreparedModel:
+        """Takes none."""
+        return super().prepare(model, lambda: None)
+
+
+class Stepwise(ReferenceDevice):
+    """Takes a step only when it may: before its model's own work as many as the first element of its input says, with a
+    checkpoint after each.
+
+    The file "steps" in BURST_RUNTIME_DIR is for the test: its first byte says how many steps may be taken (255: any
+    number), its second how many were begun, and the others whose: the second element of the input.
+    """
+
+    slots, quantum = 1, 1e-9
+    nbytes = 256
+
+    def prepare(self, model: Model, pace: Callable[[], object]) -> PreparedModel:
+        """Prepares everything."""
+        return _Stepwise(super().prepare(model, pace), _steps())
 
 
 class Crashing(ReferenceDevice):
@@ -112,6 +161,8 @@ class Fragile(ReferenceDevice):
     there, and says so by making "held". An execution takes as many milliseconds as its input begins below 0.
     """
 
+    slots = 64
+
     def prepare(self, model: Model, pace: Callable[[], object]) -> PreparedModel:
         """Crashes, or waits, when it is told to."""
         if model.relaxed:
@@ -120,6 +171,69 @@ class Fragile(ReferenceDevice):
                 Path(os.environ["BURST_RUNTIME_DIR"], "held").touch()
                 time.sleep(1e-3)
         return _Before(super().prepare(model, pace), _break)
+
+
+class Staged(ReferenceDevice):
+    """Makes a quick plan of a model, and a better one later.
+
+    Files in BURST_RUNTIME_DIR say more. "hold": an improvement waits while that is there, and says so by making "held".
+    "spoil": then it fails. Of each plan, "bound-…" says that requests are bound to it, and "restored-…" that it was
+    restored.
+    """
+
+    cache_files = CacheFiles(1, 0)
+
+    def prepare(self, model: Model, pace: Callable[[], object]) -> PreparedModel:
+        """The quick one."""
+        return _Quick(super().prepare(model, pace), b"quick")
+
+    def restore(self, model: Model, saved: Saved, root: object, pace: Callable[[], object]) -> PreparedModel:
+        """The one that was kept."""
+        plan = bytes(saved.model[0][:_PLAN]).rstrip(b"-")
+        _note("restored", plan)
+        return _Plan(super().prepare(model, pace), plan)
+
+
+_PLAN = 16  # bytes of a plan's name
+
+
+class _Plan:
+    """A prepared model that has a name, which is what is kept of it."""
+
+    serves_all, is_static = True, True
+
+    def __init__(self, prepared: PreparedModel, plan: bytes) -> None:
+        self._prepared, self._plan = prepared, plan
+
+    def bind(self, inputs: Sequence[NDArray[Any] | None], outputs: Sequence[NDArray[Any]], *more: Any) -> Bound:
+        _note("bound", self._plan)
+        return self._prepared.bind(inputs, outputs, *more)
+
+    def saved(self, _: object) -> Saved:
+        return Saved([self._plan.ljust(_PLAN, b"-") * 2**14])
+
+
+class _Quick(_Plan):
+    def improved(self, _: object) -> PreparedModel:
+        folder = Path(os.environ["BURST_RUNTIME_DIR"])
+        while (folder / "hold").exists():
+            (folder / "held").touch()
+            time.sleep(1e-3)
+        if (folder / "spoil").exists():
+            raise RuntimeError("this improvement fails on purpose")
+        return _Plan(self._prepared, b"better")
+
+
+def _note(what: str, plan: bytes) -> None:
+    Path(os.environ["BURST_RUNTIME_DIR"], f"{what}-{plan.decode()}").touch()
+
+
+class Unkept(ReferenceDevice):
+    """Cannot say what is to be kept of a model."""
+
+    def prepare(self, model: Model, pace: Callable[[], object]) -> PreparedModel:
+        """Prepares everything."""
+        return _Unkept(super().prepare(model, pace), lambda _: None)
 
 
 class Ballast(Slow):
@@ -173,6 +287,49 @@ def _wait(inputs: Sequence[NDArray[Any] | None]) -> None:
         time.sleep(1e-3)
 
 
+def _steps() -> mmap.mmap:
+    with Path(os.environ["BURST_RUNTIME_DIR"], "steps").open("r+b") as file:
+        return mmap.mmap(file.fileno(), Stepwise.nbytes)
+
+
+class _Stepwise:
+    def __init__(self, prepared: PreparedModel, steps: mmap.mmap) -> None:
+        self._prepared, self._steps, self.is_static = prepared, steps, prepared.is_static
+
+    def bind(self, inputs: Sequence[NDArray[Any] | None], outputs: Sequence[NDArray[Any]], *more: Any) -> Bound:
+        return _BoundSteps(self._prepared.bind(inputs, outputs, *more), inputs[0], self._steps)
+
+
+class _BoundSteps:
+    def __init__(self, bound: Bound, source: Any, steps: mmap.mmap) -> None:
+        self._bound, self._source, self._steps = bound, source.reshape(-1), steps
+
+    @property
+    def shapes(self) -> Sequence[tuple[tuple[int, ...], bool]]:
+        return self._bound.shapes
+
+    def run(self) -> None:
+        count, name = map(int, self._source[:2])
+        for _ in range(count):
+            self._step(name)
+            checkpoint()
+        self._bound.run()
+
+    def _step(self, name: int) -> None:
+        """One execution is in here at a time: there is one slot."""
+        steps = self._steps
+        while steps[0] != 255 and steps[1] >= steps[0]:
+            time.sleep(1e-4)
+        steps[2 + steps[1]] = name
+        steps[1] += 1
+
+
+def _note_run(inputs: Sequence[NDArray[Any] | None]) -> None:
+    assert inputs[0] is not None
+    with Path(os.environ["BURST_RUNTIME_DIR"], "ran").open("a") as file:
+        file.write(f"{inputs[0].flat[1]:g}\n")
+
+
 class _Before:
     """A prepared model that does something before each execution, and says that outputs have so many rows more."""
 
@@ -184,6 +341,11 @@ class _Before:
 
     def bind(self, inputs: Sequence[NDArray[Any] | None], outputs: Sequence[NDArray[Any]], *more: Any) -> Bound:
         return _BoundBefore(self._prepared.bind(inputs, outputs, *more), lambda: self._before(inputs), self._more)
+
+
+class _Unkept(_Before):
+    def saved(self, _: object) -> Saved:
+        raise RuntimeError("this fails on purpose")
 
 
 class _BoundBefore:

@@ -6,6 +6,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from burst.turns import checkpoint
+from driver.deadlines import checker
+from driver.interface import CacheFiles, Saved
 from driver.nn import OPERATIONS, Interpreter
 
 if TYPE_CHECKING:
@@ -21,6 +24,7 @@ class ReferenceDevice:
     name = "reference"
     version = f"1 (numpy {np.__version__})"
     type = "CPU"
+    cache_files = CacheFiles(0, 0)  #: of its own: to transform weights takes no longer than to verify transformed ones
 
     def supported_operations(self, model: Model) -> list[bool]:
         """True for the operations of driver.nn."""
@@ -28,4 +32,15 @@ class ReferenceDevice:
 
     def prepare(self, model: Model, pace: Callable[[], object]) -> PreparedModel:
         """An interpreter, made operation by operation."""
-        return Interpreter(model, pace)
+        return _Interpreter(model, pace, checkpoint=checkpoint, checker=checker)
+
+    def restore(self, model: Model, _: Saved, __: object, pace: Callable[[], object]) -> PreparedModel:
+        """The same."""
+        return self.prepare(model, pace)
+
+
+class _Interpreter(Interpreter):
+    @staticmethod
+    def saved(_: object) -> Saved:
+        """Nothing but the model."""
+        return Saved()

@@ -27,6 +27,8 @@ from .ops import OPERATIONS
 from .plan import REFUSALS, Plan, Prepared, Tensors, guarded, output_shapes
 from .types import Dimensions, OperandLifeTime, byte_size
 
+Checker = Callable[[], Callable[[], Any] | None]
+
 _MAX_PLANS = 16
 """Sets of input shapes that a model's plans are kept for."""
 
@@ -36,7 +38,11 @@ class Interpreter:
 
     model: one that `validate` accepted; it is not validated again.
     pace: called after every operation that was prepared, so that a caller with latency to protect can let others run.
+    checkpoint: called between two operations of an execution, and before each in a subgraph, so that others may come
+        first there; what it raises ends the execution.
     is_static: whether `bind` can build all steps.
+    checker: called when an execution begins; what it gives, unless it is None, is called before each step, and ends the
+        execution by raising. Nothing is called for a model of one ufunc call.
 
     Any number of threads may bind, and run their bindings, at the same time.
     """
@@ -44,10 +50,16 @@ class Interpreter:
     serves_all = True  #: as in driver.interface
 
     def __init__(
-        self, model: Model, pace: Callable[[], Any] | None = None, *, graphs: "dict[int, Interpreter] | None" = None
+        self,
+        model: Model,
+        pace: Callable[[], Any] | None = None,
+        *,
+        checkpoint: Callable[[], Any] | None = None,
+        graphs: "dict[int, Interpreter] | None" = None,
+        checker: Checker | None = None,
     ) -> None:
-        """`graphs`: subgraphs that were made ready before, by their numbers."""
-        self.model = model
+        """`graphs`: for a subgraph: those of its model that were made ready, by their numbers."""
+        self.model, self.checkpoint, self.checker, self.is_subgraph = model, checkpoint, checker, graphs is not None
         self.is_static = True
         self.constants: Tensors = {}
         self._plans: dict[tuple[Dimensions | None, ...], Plan] = {}
@@ -84,6 +96,10 @@ class Interpreter:
         if self.is_static:
             return Bound(self, self._plan_for(tensors, pace), tensors, buffers, pace)
         return DynamicBound(self, tensors, buffers, loop_timeout)
+
+    def checkpoint_before(self, operation: Prepared) -> Callable[[], Any] | None:
+        """What comes between it and the one before."""
+        return self.checkpoint if operation.index or self.is_subgraph else None
 
     def _plan_for(self, inputs: Tensors, pace: Callable[[], Any] | None) -> Plan:
         """The plan for inputs of these shapes."""
@@ -123,7 +139,9 @@ class Interpreter:
         """A subgraph, made ready once however often the model refers to it."""
         if number not in self._graphs:
             model = replace(self.model, main=self.model.referenced[number])
-            self._graphs[number] = Interpreter(model, graphs=self._graphs)
+            self._graphs[number] = Interpreter(
+                model, checkpoint=self.checkpoint, graphs=self._graphs, checker=self.checker
+            )
         return self._graphs[number]
 
     def _packed(self, kind: OperationType, operation: Operation) -> dict[int, Array]:
@@ -198,12 +216,12 @@ class Bound:
         self.run: Callable[[], Any] = partial(_refuse, self.shapes)
         if all(enough for _, enough in self.shapes):
             tensors = interpreter.constants | tensors
-            self.run = _bound(interpreter.prepared, plan, tensors, buffers, pace)
+            self.run = _bound(interpreter, plan, tensors, buffers, pace)
             self.results = _results(graph, tensors)
 
 
 def _bound(
-    operations: Sequence[Prepared],
+    interpreter: Interpreter,
     plan: Plan,
     tensors: Tensors,
     buffers: dict[int, Array],
@@ -212,8 +230,11 @@ def _bound(
     """The steps of all operations as one call; adds their results to `tensors`."""
     steps: list[Step] = []
     owners: list[Prepared] = []
-    scratch, block = arena.Scratch(), _block(operations[0], plan.nbytes)
-    for prepared in operations:
+    scratch, block = arena.Scratch(), _block(interpreter.prepared[0], plan.nbytes)
+    for prepared in interpreter.prepared:
+        if checkpoint := interpreter.checkpoint_before(prepared):
+            steps.append(partial(checkpoint))
+            owners.append(prepared)
         scratch.begin()
         call = Call([], packed=prepared.packed, memory=scratch)
         guarded(prepared, partial(_build, prepared, call, plan, block, tensors=tensors, buffers=buffers))
@@ -223,7 +244,7 @@ def _bound(
             pace()
     if len(steps) == 1 and isinstance(steps[0].func, np.ufunc):
         return steps[0]  # cannot fail, so that nothing has to stand around it
-    return partial(_run_steps, steps, owners)
+    return partial(_run_steps, steps, owners, interpreter.checker)
 
 
 def _block(first: Prepared, nbytes: int) -> Array:
@@ -271,12 +292,14 @@ class DynamicBound:
     def run(self) -> None:
         """Executes the model once. Ends at an operation whose output does not fit its buffer."""
         tensors = self._interpreter.constants | self._inputs
-        scratch = arena.Scratch()
+        scratch, checker = arena.Scratch(), self._interpreter.checker
         for prepared in self._interpreter.prepared:
+            if checkpoint := self._interpreter.checkpoint_before(prepared):
+                checkpoint()
             scratch.begin()
             call = Call([], packed=prepared.packed, memory=scratch, loop_timeout=self._loop_timeout)
             guarded(prepared, partial(self._place, prepared, call, tensors))
-            _run_steps(call.steps, [prepared] * len(call.steps))
+            _run_steps(call.steps, [prepared] * len(call.steps), checker)
         self.shapes = self._shapes(tensors)
         self.results = _results(self._interpreter.model.main, tensors)
 
@@ -297,12 +320,17 @@ class DynamicBound:
         return output_shapes(graph.outputs, self._buffers, graph.operands, tensors)
 
 
-def _run_steps(steps: Sequence[Step], owners: Sequence[Prepared]) -> None:
+def _run_steps(steps: Sequence[Step], owners: Sequence[Prepared], checker: Checker | None) -> None:
     """Call `steps` in order; `owners` are the operations they belong to."""
-    left = iter(steps)
+    left, check = iter(steps), checker and checker()
     try:
         with np.errstate(all="ignore"):
-            deque(map(operator.call, left), maxlen=0)  # a loop without a line of Python
+            if check:
+                for step in left:
+                    check()
+                    step()
+            else:
+                deque(map(operator.call, left), maxlen=0)  # a loop without a line of Python
     except REFUSALS as error:
         raise owners[len(steps) - operator.length_hint(left) - 1].failure(error) from error
 

@@ -64,6 +64,11 @@ class Operand:
         for name, field in fields.items():
             object.__setattr__(self, name, field)
 
+    @property
+    def is_known(self) -> bool:
+        """Whether the model tells its shape."""
+        return self.type.is_scalar or (bool(self.dimensions) and 0 not in self.dimensions)
+
 
 @dataclass(frozen=True, slots=True)
 class Operation:

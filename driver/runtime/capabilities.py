@@ -8,6 +8,7 @@ device does not support has no figure, and costs infinitely much.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
@@ -25,6 +26,7 @@ from driver.interface import Capabilities, Performance
 from driver.rendezvous import runtime_dir
 from driver.runtime.local import LocalDevice
 from driver.runtime.workloads import WORKLOADS
+from driver.served import is_path
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -168,6 +170,13 @@ def store(address: str, version: str, capabilities: Capabilities) -> None:
     new.replace(path)  # at once: who reads sees the old figures or the new
 
 
+def digest(address: str) -> bytes:
+    """Of what is stored, so that others can tell when it was measured anew."""
+    with suppress(OSError, DeviceFailed):
+        return hashlib.sha256(_path(address).read_bytes()).digest()
+    return b""
+
+
 def stored(address: str, version: str) -> Capabilities | None:
     """What was measured of this version, or None."""
     with suppress(OSError, ValueError, KeyError, TypeError, AttributeError, DeviceFailed):
@@ -186,4 +195,6 @@ def _performance(plain: Any) -> Performance:
 
 def _path(address: str) -> Path:
     stem = re.sub(r"[^A-Za-z0-9_.-]", "_", address)
+    if is_path(address):  # others give the same stem
+        stem += "-" + hashlib.sha256(os.fsencode(address)).hexdigest()[:16]
     return runtime_dir() / "capabilities" / f"{stem}.json"

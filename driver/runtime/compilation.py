@@ -4,31 +4,33 @@ from __future__ import annotations
 
 import time
 from contextlib import ExitStack, suppress
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, get_args
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple, get_args
 
-from burst import MissedDeadlinePersistent, PeerDied, StatusError
+from burst import MissedDeadlinePersistent, MissedDeadlineTransient, PeerDied, StatusError
+from burst.messages import Cause
 from driver.devices import names as installed
-from driver.errors import DeviceNotFound, DriverError, NotPlaced
-from driver.nn import validate
-from driver.options import Preference
+from driver.errors import DeviceNotFound, NotPlaced
+from driver.nn import InvalidModel, validate
+from driver.options import Preference, Priority
 from driver.remote import RemoteDevice, connect
+from driver.runtime import cached
 from driver.runtime import capabilities as measures
-from driver.runtime.fallback import FAILURES, Fallbacks, Guarded, SafeBurst, Spare
-from driver.runtime.local import NAME, LocalBurst, LocalDevice, LocalPrepared, options_of
+from driver.runtime.compiled import CompiledModel
+from driver.runtime.fallback import FAILURES, Fallbacks, Guarded, Spare
+from driver.runtime.local import NAME, LocalDevice, LocalPrepared
 from driver.runtime.partition import Step, choose, partition
-from driver.runtime.plan import Part, Planned
+from driver.runtime.plan import Part
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from pathlib import Path
 
     from driver.interface import Capabilities
     from driver.nn import Model
-    from driver.options import Options
     from driver.prepared import RemotePreparedModel
-    from driver.runtime.chain import Chain
-    from driver.session import Burst
 
-Priority = Literal["low", "medium", "high"]
+_MISSED = MissedDeadlinePersistent, MissedDeadlineTransient
 _SAME_AS_CPU = "reference"  # in another process, and so never cheaper: used where it is named
 
 
@@ -38,8 +40,8 @@ def compile(  # noqa: A001 (the name that users look for)
     preference: Preference = "fast_single_answer",
     priority: Priority = "medium",
     timeout: float | None = None,
-    cache_dir: None = None,
-    cache_token: None = None,
+    cache_dir: str | Path | None = None,
+    cache_token: bytes | None = None,
     progress: Callable[[str, float], object] | None = None,
     require_device: str | None = None,
 ) -> CompiledModel:
@@ -51,29 +53,30 @@ def compile(  # noqa: A001 (the name that users look for)
             preference among equals. What they cannot do, or fail to do, falls back to "cpu" only if that is among
             them. By default all that are installed, and "cpu".
         preference: "low_power" chooses by power where all devices' power is known, the others by time.
-        priority: "low", "medium" or "high"; carried along as `priority`.
-        timeout: seconds. A step that has begun is finished; when time is up, the next one does not begin.
-        cache_dir, cache_token: None: compilations are not cached.
+        priority: "low", "medium" or "high": of its executions, among all of this account on a device.
+        timeout: seconds. Each device is told what is left of it; when time is up, what it has begun is given up.
+        cache_dir: a folder in which compilations are kept for the next time; None keeps none.
+        cache_token: 32 bytes that stand for this model, and save the time to hash it; None: its SHA-256.
         progress: called with what is done next, and which part of the whole is done, from 0 to 1.
         require_device: where all of it has to run; nothing falls back then.
 
-    Raises InvalidModel, ValueError, DeviceNotFound, NotPlaced, MissedDeadlinePersistent, and what a device's `connect`
+    Raises InvalidModel, ValueError, DeviceNotFound, NotPlaced, MissedDeadline*, and what a device's `connect`
     or `prepare` raises where that may not fall back.
     """
     for name, value, allowed in (("preference", preference, Preference), ("priority", priority, Priority)):
         if value not in get_args(allowed):
             raise ValueError(f"{name}={value!r}: one of {', '.join(map(repr, get_args(allowed)))}")
-    for name, cache in (("cache_dir", cache_dir), ("cache_token", cache_token)):
-        if cache is not None:
-            raise ValueError(f"{name}={cache!r}: compilations are not cached; leave it out")
-    validate(model)
+    if cache_token is not None and cache_dir is None:
+        raise ValueError("cache_token: is for a cache_dir; give that, too, or leave both out")
     names = _candidates(devices, require_device)
     may_fall_back = NAME in names and require_device is None
     asked = tuple(map(_name, names))
-    terms = _Terms(model, preference, priority, asked, require_device, may_fall_back, takes_any=devices is None)
+    any_ = devices is None
+    terms = Terms(model, preference, priority, asked, require_device, may_fall_back, any_, cache_dir, cache_token)
+    clock = _Clock(timeout, progress)
     with ExitStack() as stack:
-        compilation = _Compilation(terms, stack, _Clock(timeout, progress))
-        compiled = compilation.compiled(names)
+        compilation = _Compilation(terms, stack, clock, terms.cache(clock))
+        compiled = compilation.placed_before(names) or compilation.compiled(names)
         stack.pop_all()
     return compiled
 
@@ -93,7 +96,7 @@ def _name(device: str | RemoteDevice | LocalDevice) -> str:
     return device if isinstance(device, str) else device.address
 
 
-class _Terms(NamedTuple):
+class Terms(NamedTuple):
     """What somebody wants compiled, and how."""
 
     model: Model
@@ -103,6 +106,16 @@ class _Terms(NamedTuple):
     required: str | None
     may_fall_back: bool
     takes_any: bool  #: that is installed, and works
+    cache_dir: str | Path | None
+    cache_token: bytes | None
+
+    def cache(self, clock: _Clock) -> cached.Terms | None:
+        """Where compilations are kept. Raises ValueError."""
+        if self.cache_dir is None:
+            return None
+        how = (self.preference, self.priority)
+        wait = partial(clock.note, "wait for another process that compiles the same")
+        return cached.Terms.of(self.cache_dir, self.cache_token, self.model, how, wait, clock.left)
 
 
 class _Clock:
@@ -110,13 +123,28 @@ class _Clock:
 
     def __init__(self, timeout: float | None, progress: Callable[[str, float], object] | None) -> None:
         self._timeout, self._progress = timeout, progress or (lambda _, __: None)
-        self._end = None if timeout is None else time.monotonic() + timeout
+        self._end, self._done = None if timeout is None else time.monotonic() + timeout, 0.0
 
     def begin(self, what: str, done: float) -> None:
         """The next step. Raises MissedDeadlinePersistent."""
         if self._end is not None and time.monotonic() >= self._end:
-            raise MissedDeadlinePersistent(f"timeout={self._timeout} s have passed before this: {what}")
+            cause = Cause("before start", time.monotonic() - self._end)
+            raise MissedDeadlinePersistent(f"timeout={self._timeout} s have passed before this: {what}", cause=cause)
+        self._done = done
         self._progress(what, done)
+
+    @property
+    def end(self) -> float | None:
+        """A time.monotonic()."""
+        return self._end
+
+    def note(self, what: str) -> None:
+        """Something within a step."""
+        self._progress(what, self._done)
+
+    def left(self) -> float | None:
+        """Seconds."""
+        return None if self._end is None else max(0.0, self._end - time.monotonic())
 
 
 class _Candidate(NamedTuple):
@@ -130,33 +158,75 @@ class _Candidate(NamedTuple):
 class _Compilation:
     """One call of `compile`."""
 
-    def __init__(self, terms: _Terms, stack: ExitStack, clock: _Clock) -> None:
+    def __init__(self, terms: Terms, stack: ExitStack, clock: _Clock, cache: cached.Terms | None) -> None:
         """`stack`: closes what was opened, if that fails."""
         self._terms, self._stack, self._clock, self._fallbacks = terms, stack, clock, Fallbacks()
-        self._own: list[RemoteDevice] = []  # connections of ours
+        self._cache = cache
+        self._own: dict[str, RemoteDevice] = {}  # connections of ours
         self._at = "none in particular"  # that is at work
+
+    def placed_before(self, names: Sequence[str | RemoteDevice]) -> CompiledModel | None:
+        """With the devices that were chosen the last time, of which none need be asked. None: there was no such time,
+        or it does not work any more.
+        """
+        if self._cache is None:
+            return None
+        model, place = self._terms.model, self._cache.placement(self._terms.names, self._terms.required)
+        chosen = place.read(len(model.main.operations), len(names))
+        if chosen is None:
+            return None
+        parts: list[Part] = []
+        try:
+            devices = {n: self._device(names[n]) for n in sorted(set(chosen))}
+            steps = partition(model, chosen)
+            for step in steps:
+                parts.append(self._part(devices[step.device], step, len(parts), len(steps)))
+        except (*FAILURES, NotPlaced, DeviceNotFound, InvalidModel) as error:
+            _close(parts)
+            if isinstance(error, _MISSED):
+                raise
+            return None
+        return self._finished(parts)
 
     def compiled(self, names: Sequence[str | RemoteDevice]) -> CompiledModel:
         """All of it."""
+        validate(self._terms.model)
         candidates = self._asked(names)
         parts: list[Part] = []
         try:
             steps = self._steps(candidates)
             for step in steps:
-                parts.append(self._part(candidates[step.device], step, len(parts), len(steps)))
+                parts.append(self._part(candidates[step.device].device, step, len(parts), len(steps)))
         except (*FAILURES, NotPlaced) as error:
-            for part in parts:
-                with suppress(PeerDied, StatusError):
-                    part.guarded.prepared.close()
-            if isinstance(error, MissedDeadlinePersistent) or not self._terms.may_fall_back:
+            _close(parts)
+            if isinstance(error, _MISSED) or not self._terms.may_fall_back:
                 raise
             parts = [self._on_cpu(error)]
+        else:
+            self._remember(names, candidates, steps)
+        return self._finished(parts)
+
+    def _remember(
+        self, names: Sequence[str | RemoteDevice], candidates: Sequence[_Candidate], steps: Sequence[Step]
+    ) -> None:
+        """Which device runs what, for `placed_before`. Others may have been dropped, so that numbers moved."""
+        if self._cache is None:
+            return
+        where = [_name(name) for name in names]
+        chosen = [0] * len(self._terms.model.main.operations)
+        for step in steps:
+            for operation in step.operations:
+                chosen[operation] = where.index(candidates[step.device].device.address)
+        self._cache.placement(self._terms.names, self._terms.required).write(chosen, self._terms.model)
+
+    def _finished(self, parts: Sequence[Part]) -> CompiledModel:
         used = {part.device for part in parts}
-        for device in self._own:
+        for device in self._own.values():
             if device.address not in used:
                 device.close()
         self._clock.begin("compiled", 1.0)
-        return CompiledModel(self._terms, parts, [d for d in self._own if d.address in used], self._fallbacks)
+        devices = [device for device in self._own.values() if device.address in used]
+        return CompiledModel(self._terms, parts, devices, self._fallbacks)
 
     def _asked(self, names: Sequence[str | RemoteDevice]) -> list[_Candidate]:
         """Each device, connected, measured if there is a choice, and asked what it supports."""
@@ -175,18 +245,24 @@ class _Compilation:
         return found
 
     def _candidate(self, name: str | RemoteDevice, *, measure: bool) -> _Candidate:
-        model = self._terms.model
-        if name == NAME:
-            device = LocalDevice()
-            return _Candidate(device, device.supported_operations(model), None)
-        remote = connect(name) if isinstance(name, str) else name
-        if isinstance(name, str):
-            self._stack.callback(remote.close)
-            self._own.append(remote)
-        supported = remote.supported_operations(model)
+        model, device = self._terms.model, self._device(name)
+        supported = device.supported_operations(model)
         if len(supported) != len(model.main.operations):
             supported = [False] * len(model.main.operations)
-        return _Candidate(remote, supported, measures.of(remote) if measure and any(supported) else None)
+        if measure and any(supported) and isinstance(device, RemoteDevice):
+            return _Candidate(device, supported, measures.of(device))
+        return _Candidate(device, supported, None)
+
+    def _device(self, name: str | RemoteDevice) -> RemoteDevice | LocalDevice:
+        """Connected, once."""
+        if name == NAME:
+            return LocalDevice()
+        if not isinstance(name, str):
+            return name
+        if name not in self._own:
+            self._own[name] = connect(name)
+            self._stack.callback(self._own[name].close)
+        return self._own[name]
 
     def _steps(self, candidates: Sequence[_Candidate]) -> list[Step]:
         model, graph = self._terms.model, self._terms.model.main
@@ -213,16 +289,24 @@ class _Compilation:
         if required and others:
             raise NotPlaced(f"require_device={required!r}, but it would be operation {', '.join(others)}")
 
-    def _part(self, candidate: _Candidate, step: Step, n: int, count: int) -> Part:
-        device, preference = candidate.device, self._terms.preference
+    def _part(self, device: RemoteDevice | LocalDevice, step: Step, n: int, count: int) -> Part:
+        preference, kept = self._terms.preference, None
         self._at = device.address
         self._clock.begin(f"prepare {len(step.operations)} operations on {device.address}", 0.5 + 0.5 * n / count)
-        prepared = device.prepare(step.model, preference=preference)
+        prepared: RemotePreparedModel | LocalPrepared
+        if self._cache and isinstance(device, RemoteDevice):
+            kept = cached.CachedDevice(device, self._cache, step, is_whole=count == 1)
+            prepared = kept.prepare(preference, self._clock.end)
+        elif isinstance(device, RemoteDevice):
+            priority, end = self._terms.priority, self._clock.end
+            prepared = device.prepare(step.model, preference=preference, priority=priority, deadline=end)
+        else:
+            prepared = device.prepare(step.model, preference=preference, deadline=self._clock.end)
         if isinstance(prepared, LocalPrepared) or not self._terms.may_fall_back:
-            return Part(step, device.address, Guarded(prepared, None))
+            return Part(step, device.address, Guarded(prepared, None), kept)
         kind = "whole" if count == 1 else "step"
         spare = Spare(step.model, preference, kind, device.address, self._fallbacks)
-        return Part(step, device.address, Guarded(prepared, spare))
+        return Part(step, device.address, Guarded(prepared, spare), kept)
 
     def _on_cpu(self, error: Exception) -> Part:
         """The whole model, after that."""
@@ -233,89 +317,21 @@ class _Compilation:
         return Part(whole, NAME, Guarded(prepared, None))
 
 
-class CompiledModel(Guarded):
-    """A model on one or several devices. Any thread may use it, several at once. Made by `compile`.
-
-    On one device it is what that device's `prepare` gives, and its burst is that device's burst.
-    """
-
-    def __init__(
-        self, terms: _Terms, parts: Sequence[Part], devices: Sequence[RemoteDevice], fallbacks: Fallbacks
-    ) -> None:
-        """Use `compile`. `devices`: connections to be closed with it."""
-        self.model, self.preference, self.priority = terms.model, terms.preference, terms.priority
-        self._parts, self._devices, self._fallbacks = parts, devices, fallbacks
-        self._is_closed, self._terms = False, terms
-        if len(parts) == 1:
-            super().__init__(parts[0].guarded.prepared, parts[0].guarded.spare)
-        else:
-            spare = None
-            if terms.may_fall_back:
-                names = " + ".join(dict.fromkeys(part.device for part in parts))
-                spare = Spare(terms.model, terms.preference, "whole", names, fallbacks)
-            super().__init__(Planned(terms.model, parts, terms.preference, spare), spare)
-
-    def placement(self) -> list[tuple[str, tuple[int, ...]]]:
-        """What runs where now: (device, indices of operations of the main subgraph) of each step, in order."""
-        if self.is_replaced:
-            return [(NAME, tuple(range(len(self.model.main.operations))))]
-        return [(NAME if p.guarded.is_replaced else p.device, p.step.operations) for p in self._parts]
-
-    def burst(self, **options: Any) -> Burst | Chain | LocalBurst:
-        """Opens a burst, with the options of `RemotePreparedModel.burst`.
-
-        On one device it is that device's, on several a chain of them. Raises StatusError, PeerDied, ValueError.
-        """
-        if self._is_closed:
-            raise ValueError("this compiled model is closed; compile it again")
-        its = options_of(self.preference, **options)
-        try:
-            return self._burst(its)
-        except FAILURES as error:
-            return LocalBurst(self.instead(error), its)
-
-    def _burst(self, options: Options) -> Burst | Chain | LocalBurst:
-        prepared: RemotePreparedModel | LocalPrepared | Planned = self.prepared
-        if isinstance(prepared, Planned):
-            return prepared.burst(options)
-        if isinstance(prepared, LocalPrepared):
-            return LocalBurst(prepared, options)
-        if self.spare is None:
-            return prepared.burst(**options._asdict())
-        prepared.check_quarantine()
-        return SafeBurst(prepared, options, self)
-
-    def instead(self, error: BaseException) -> LocalPrepared:
-        """As `Guarded.instead`, unless it is closed."""
-        if self._is_closed:
-            raise ValueError("this compiled model is closed; compile it again") from error
-        return super().instead(error)
-
-    def stats(self) -> dict[str, Any]:
-        """`placement`, and `fallbacks`: how often a device was dropped when compiling, and how often the whole model
-        was compiled for the CPU instead, or a step or the whole executed there; with the last reasons.
-        """
-        return {"placement": self.placement(), "fallbacks": self._fallbacks.report()}
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """A recipe: compiles the model again, for devices of the same names, wherever it is unpickled."""
-        return _compile_again, (self._terms,)
-
-    def close(self) -> None:
-        """Frees the model on its devices. Bursts end with the connections that `compile` made."""
-        self._is_closed = True
-        with suppress(PeerDied, DriverError):
-            self.prepared.close()
-        for device in self._devices:
-            device.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+def _close(parts: Sequence[Part]) -> None:
+    for part in parts:
+        with suppress(PeerDied, StatusError):
+            part.guarded.prepared.close()
 
 
-def _compile_again(terms: _Terms) -> CompiledModel:
+def compile_again(terms: Terms) -> CompiledModel:
+    """What an unpickled model is made by."""
     names = None if terms.takes_any else list(terms.names)
-    return compile(terms.model, names, terms.preference, terms.priority, require_device=terms.required)
+    return compile(
+        terms.model,
+        names,
+        terms.preference,
+        terms.priority,
+        cache_dir=terms.cache_dir,
+        cache_token=terms.cache_token,
+        require_device=terms.required,
+    )

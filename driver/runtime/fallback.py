@@ -141,9 +141,11 @@ class Guarded:
         measure: bool = False,
         timeout: float | None = None,
         loop_timeout: float | None = None,
+        deadline: float | None = None,
     ) -> Result:
         """As `RemotePreparedModel.execute`. A request on buffers of the device does not fall back."""
-        terms: dict[str, Any] = {"measure": measure, "timeout": timeout, "loop_timeout": loop_timeout}
+        limits = {"timeout": timeout, "loop_timeout": loop_timeout, "deadline": deadline}
+        terms: dict[str, Any] = {"measure": measure, **limits}
         is_bound = any(isinstance(pool, DeviceBuffer) for pool in request.pools)
         failure: BaseException
         try:
@@ -257,9 +259,9 @@ class SafeBurst(Burst):
         except FAILURES as failure:
             return Future(self._pipeline).finish(self._pipeline.here(shot, failure, timeout))
 
-    def _again(self, shot: Shot, reply: ResultPacket, timeout: float | None) -> Future:
+    def _again(self, shot: Shot, reply: ResultPacket, timeout: float | None, end: int | None) -> Future:
         try:
-            return super()._again(shot, reply, timeout)
+            return super()._again(shot, reply, timeout, end)
         except FAILURES as failure:
             return Future(self._pipeline).finish(self._pipeline.here(shot, failure, timeout))
 

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 from burst import Busy, ErrorStatus, Result, Timeout
 from driver.buffers import Buffers
+from driver.deadlines import nanoseconds
 from driver.future import Future
 from driver.runtime.fallback import FAILURES, is_retryable
 from driver.runtime.link import Link
 from driver.runtime.places import Frame, StepInputs, with_temporaries
-from driver.workspace import is_known
 
 if TYPE_CHECKING:
     import asyncio
@@ -50,7 +50,7 @@ class Flights(ABC):
         if options.input_shapes is not None:
             raise ValueError("input_shapes: a model on several devices knows the shapes of its inputs; leave it out")
         for n, i in enumerate(planned.model.main.inputs):
-            if not is_known(planned.model.main.operands[i]):
+            if not planned.model.main.operands[i].is_known:
                 raise ValueError(f"input {n} has an open shape, and bursts on several devices need to know it: use run")
         self._planned, self._options = planned, options
         self._links = [Link(part, options) for part in planned.parts]
@@ -109,7 +109,7 @@ class Flights(ABC):
         self._planned.spare.after(error).execute(frame.whole).raise_for_status()
         return True
 
-    def submit(self, *arrays: Any, timeout: float | None = None) -> Future:
+    def submit(self, *arrays: Any, timeout: float | None = None, deadline: float | None = None) -> Future:
         """As `Burst.submit`, with policy "block" or "reject"."""
         end = None if timeout is None else time.monotonic() + timeout
         while True:
@@ -117,7 +117,7 @@ class Flights(ABC):
                 self._check()
                 self._collect()
                 if len(self._flights) < self._options.depth:
-                    flight = self._admit(arrays)
+                    flight = self._admit(arrays, deadline)
                     break
                 oldest = self._flights[0]
                 if self._options.policy == "reject":
@@ -127,13 +127,14 @@ class Flights(ABC):
         self._call_back()
         return flight
 
-    def _admit(self, arrays: tuple[Any, ...]) -> Flight:
+    def _admit(self, arrays: tuple[Any, ...], deadline: float | None) -> Flight:
         """Under the lock: the frame sets out."""
         self._fill(arrays)
         frame = self._frame()
         self._buffers.next_inputs()
         frame.outputs.is_busy = True
         flight = Flight(self, frame)
+        flight.deadline = None if deadline is None else nanoseconds(deadline)
         self._flights.append(flight)
         self._go(flight)
         return flight
@@ -153,7 +154,7 @@ class Flights(ABC):
             link = self._links[flight.at]
             link.aimed.aim(*flight.frame.sets[flight.at])
             try:
-                step = link.burst.submit()
+                step = link.burst.submit(deadline=None if flight.deadline is None else flight.deadline / 1e9)
             except FAILURES as error:
                 self._after(flight, error)
                 continue

@@ -1,33 +1,46 @@
 """The CPU device in the client's own process: the methods of a remote device, and nothing between call and kernel.
 
-An execution cannot be given up half-way here, nor can it take the process down: it is numpy, as the reference is. A
-request is checked and bound as a device process does it.
+An execution is given up between two operations when its time is up, as in a device process, and its result is dropped
+when it comes too late. A request is checked and bound as a device process does it.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from typing import TYPE_CHECKING, Any, NoReturn, Self, get_args
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 import numpy as np
 
-from burst import BurstError, ErrorStatus, GeneralFailure, Result, StatusError, Timeout, Timing
+from burst import (
+    BurstError,
+    ErrorStatus,
+    GeneralFailure,
+    MissedDeadlineTransient,
+    Result,
+    StatusError,
+    Timeout,
+    Timing,
+)
 from driver.buffers import Buffers
+from driver.deadlines import WAITING, check, check_entry, due, nanoseconds, passed
 from driver.devices.reference import ReferenceDevice
 from driver.errors import ExecutionFailed
 from driver.future import Future
 from driver.nn import validate
-from driver.options import Options, Preference
+from driver.options import check_preference, options_of
 from driver.plain import with_loop_timeout
 from driver.request import BoundRequest
 from driver.session import shapes_of
 from driver.workspace import InputSet, OutputSet, Workspace, input_shapes, output_views
-from fmq.end import DEFAULT_SPIN
+from fmq._core import lib
+from fmq.clock import FOREVER
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import AsyncIterator, Iterable
+    from collections.abc import AsyncIterator, Iterable, Iterator
 
     from numpy.typing import ArrayLike, NDArray
 
@@ -35,6 +48,7 @@ if TYPE_CHECKING:
     from driver.buffers import Outputs
     from driver.interface import Device
     from driver.nn import Model
+    from driver.options import Options, Preference
 
 NAME = "cpu"
 
@@ -53,12 +67,16 @@ class LocalDevice:
         validate(model)
         return self._device.supported_operations(model)
 
-    def prepare(self, model: Model, *, preference: Preference = "fast_single_answer") -> LocalPrepared:
-        """Makes a model ready. Raises InvalidModel."""
-        if preference not in get_args(Preference):
-            raise ValueError(f"preference={preference!r}: one of {', '.join(map(repr, get_args(Preference)))}")
+    def prepare(
+        self, model: Model, *, preference: Preference = "fast_single_answer", deadline: float | None = None
+    ) -> LocalPrepared:
+        """Makes a model ready. Raises InvalidModel; MissedDeadline* when that is not done by a time.monotonic()."""
+        check_preference(preference)
         validate(model)
-        return LocalPrepared(self, model, preference, self._device)
+        by = None if deadline is None else nanoseconds(deadline)
+        with due(by):
+            check_entry("before start")
+            return LocalPrepared(self, model, preference, self._device)
 
     def free_memory(self, memory: Memory) -> None:
         """Nothing is kept of pools."""
@@ -79,7 +97,7 @@ class LocalPrepared:
     def __init__(self, device: LocalDevice, model: Model, preference: Preference, kernels: Device) -> None:
         """Use `device.prepare`."""
         self.device, self.model, self.preference = device, model, preference
-        self._prepared = kernels.prepare(model, lambda: None)
+        self._prepared = kernels.prepare(model, partial(check, "preparing"))
 
     def run(self, *arrays: ArrayLike | None, timeout: float | None = None) -> tuple[NDArray[Any], ...]:
         """As `RemotePreparedModel.run`."""
@@ -97,16 +115,21 @@ class LocalPrepared:
         measure: bool = False,
         timeout: float | None = None,
         loop_timeout: float | None = None,
+        deadline: float | None = None,
     ) -> Result:
-        """As `RemotePreparedModel.execute`. Raises Timeout when the result comes later than in `timeout` seconds."""
+        """As `RemotePreparedModel.execute`. Raises Timeout when the result is not there in `timeout` seconds."""
         request = with_loop_timeout(request, loop_timeout)
+        by = None if deadline is None else nanoseconds(deadline)
+        if missed := passed(by):
+            return missed
         begin = time.monotonic()
         try:
-            execution = self.bind(request)
-            run_here(execution)
+            with in_time(begin, timeout, by):
+                execution = self.bind(request)
+                run_here(execution)
+                check("executing", by)
         except StatusError as error:
-            return error.result or Result(error.status, message=str(error))
-        check_time(begin, timeout)
+            return error.result or Result(error.status, message=str(error), cause=error.cause)
         shapes = tuple(execution.shapes)
         return Result(
             ErrorStatus.NONE, output_views(self.model, request, shapes), shapes, timing_since(begin, measure=measure)
@@ -157,10 +180,10 @@ class LocalBurst:
             if arrays:
                 self._copied += buffers.inputs.fill(arrays)
             outputs = buffers.free_outputs()
-            execution = self._run(buffers.inputs, outputs)
+            with in_time(begin, timeout):
+                execution = self._run(buffers.inputs, outputs)
             self._runs += 1
             self._total_ns += int((time.monotonic() - begin) * 1e9)
-            check_time(begin, timeout)
             shapes = tuple(execution.shapes)
             timing = timing_since(begin, measure=self._measure)
             return Result(ErrorStatus.NONE, outputs.arrays(shapes), shapes, timing)
@@ -184,11 +207,15 @@ class LocalBurst:
             self._bound[inputs, outputs] = outputs.memory, execution
         return execution
 
-    def submit(self, *arrays: Any, timeout: float | None = None) -> Future:
+    def submit(self, *arrays: Any, timeout: float | None = None, deadline: float | None = None) -> Future:
         """As `Burst.submit`: the future is done."""
-        future = Future(self)
+        by = None if deadline is None else nanoseconds(deadline)
+        future = Future(self, by)
         try:
-            return future.finish(self.run(*arrays, timeout=timeout))
+            with in_time(time.monotonic(), None, by):
+                result = self.run(*arrays, timeout=timeout)
+                check("executing", by)
+            return future.finish(result)
         except BurstError as error:
             return future.fail(error)
 
@@ -247,15 +274,6 @@ class LocalBurst:
         raise AssertionError(future)
 
 
-def options_of(preference: Preference, **options: Any) -> Options:
-    """Checked, with the defaults of `RemotePreparedModel.burst`. Raises ValueError, TypeError."""
-    defaults = Options(0.0 if preference == "low_power" else DEFAULT_SPIN, "memfd", False, None, 1, "block", False)
-    if unknown := options.keys() - set(Options._fields):
-        raise TypeError(f"burst() takes {', '.join(Options._fields)}, and not {', '.join(sorted(unknown))}")
-    given = {name: value for name, value in options.items() if name != "spin" or value is not None}
-    return defaults._replace(**given).checked()
-
-
 def run_here(execution: BoundRequest) -> None:
     """As a device process does it. Raises StatusError."""
     try:
@@ -265,10 +283,21 @@ def run_here(execution: BoundRequest) -> None:
         raise GeneralFailure(str(error)) from error
 
 
-def check_time(begin: float, timeout: float | None) -> None:
-    """Raises Timeout when more than `timeout` seconds have passed since."""
-    if timeout is not None and time.monotonic() - begin > timeout:
-        raise Timeout(f"no result within {timeout} s; it came later, and is dropped")
+@contextmanager
+def in_time(begin: float, timeout: float | None, deadline: int | None = None) -> Iterator[None]:
+    """An execution that has to end so many seconds after `begin`, or else raises Timeout, and by the deadline."""
+    end = FOREVER if timeout is None else nanoseconds(begin + timeout)
+    earliest = min(end, lib.burst_due(), FOREVER if deadline is None else deadline)
+    try:
+        with due(earliest):
+            yield
+            late_by = time.monotonic() - begin - timeout if timeout is not None else 0.0
+    except MissedDeadlineTransient as error:
+        if end != earliest:
+            raise
+        raise Timeout(f"no result within {timeout} s; it was given up", "executing", error.late_by) from None
+    if late_by > 0:
+        raise Timeout(f"no result within {timeout} s; it came later, and is dropped", WAITING, late_by)
 
 
 def timing_since(begin: float, *, measure: bool) -> Timing:

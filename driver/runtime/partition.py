@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from driver.errors import NotPlaced
 from driver.nn import Model, OperandLifeTime, Operation, Subgraph
-from driver.workspace import is_known
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -57,7 +56,7 @@ def choose(
 
 def _sizes_are_known(graph: Subgraph, operation: Operation) -> bool:
     operands = [graph.operands[i] for i in (*operation.inputs, *operation.outputs)]
-    return all(is_known(operand) for operand in operands if operand.lifetime != OperandLifeTime.NO_VALUE)
+    return all(operand.is_known for operand in operands if operand.lifetime != OperandLifeTime.NO_VALUE)
 
 
 def partition(model: Model, chosen: Sequence[int]) -> list[Step]:
@@ -126,7 +125,7 @@ def _ends(graph: Subgraph, group: Sequence[int]) -> tuple[list[int], list[int]]:
 def _step(model: Model, device: int, group: tuple[int, ...], ends: tuple[list[int], list[int]]) -> Step:
     graph, (inputs, outputs) = model.main, ends
     for i in outputs:
-        if not is_known(graph.operands[i]):
+        if not graph.operands[i].is_known:
             raise NotPlaced(
                 f"operand {i} has the open shape {list(graph.operands[i].dimensions)}, and goes from one device to "
                 "another or out of a model on several; give the model all shapes, or one device that supports all of it"

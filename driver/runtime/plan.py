@@ -6,7 +6,8 @@ import time
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from burst import ErrorStatus, HardwareBuffer, Memory, OutputShape, PeerDied, Request, Result, Timeout
+from burst import ErrorStatus, HardwareBuffer, Memory, OutputShape, PeerDied, Request, Result, StatusError, Timeout
+from driver.runtime.cached import Outcome
 from driver.runtime.places import arguments, between, with_temporaries
 from driver.workspace import InputSet, OutputSet, Workspace, input_shapes, nbytes, output_views
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from burst import RequestArgument
     from driver.nn import Model
     from driver.options import Options, Preference
+    from driver.runtime.cached import CachedDevice
     from driver.runtime.chain import Chain
     from driver.runtime.fallback import Guarded, Spare
     from driver.runtime.partition import Step
@@ -29,6 +31,14 @@ class Part(NamedTuple):
     step: Step
     device: str
     guarded: Guarded
+    cached: CachedDevice | None = None  #: what looked for it in the cache, if there is one
+
+    def compilation(self) -> dict[str, Any]:
+        """As `CompiledModel.stats` has it."""
+        outcome, stage = self.cached.outcome if self.cached else Outcome("compiled"), None
+        with suppress(PeerDied, StatusError, AttributeError):  # nobody to ask, or nothing that has stages
+            stage = self.guarded.prepared.stage
+        return {"device": self.device, "outcome": outcome.kind, "reason": outcome.reason, "stage": stage}
 
 
 class Planned:
@@ -78,12 +88,14 @@ class Planned:
         measure: bool = False,
         timeout: float | None = None,
         loop_timeout: float | None = None,
+        deadline: float | None = None,
     ) -> Result:
         """As `RemotePreparedModel.execute`; without timing, which no one device could tell."""
         if refusal := self._refusal(request):
             return refusal
+        limits = {"timeout": timeout, "loop_timeout": loop_timeout, "deadline": deadline}
         with self._temporary_room() as room:
-            return self._execute(request, room, measure=measure, timeout=timeout, loop_timeout=loop_timeout)
+            return self._execute(request, room, measure=measure, **limits)
 
     @contextmanager
     def _temporary_room(self) -> Iterator[Memory]:
@@ -103,7 +115,8 @@ class Planned:
                 raise Timeout(f"the steps before that on {part.device!r} took longer than {timeout} s")
             result = part.guarded.execute(its, timeout=left, **terms)
             if result.status:
-                return Result(result.status, message=f"operations {list(part.step.operations)}: {result.message}")
+                words = f"operations {list(part.step.operations)}: {result.message}"
+                return Result(result.status, message=words, cause=result.cause)
         return Result(ErrorStatus.NONE, output_views(self.model, request, ()), self._shapes(request))
 
     def _requests(self, request: Request, room: Memory) -> list[Request]:

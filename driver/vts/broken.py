@@ -1,7 +1,8 @@
 """Devices that are broken on purpose, each in one way: the kit has to find out which.
 
 They are not installed: run `burst vts driver.vts.broken:WrongResults`. Some reach into the service or the engine that
-runs them, because those check on a device's behalf what the kit wants to see unchecked.
+runs them, because those check on a device's behalf what the kit wants to see unchecked. `broken_caches` has those that
+are wrong about their cache files.
 """
 
 from __future__ import annotations
@@ -292,8 +293,8 @@ class Boastful(ReferenceDevice):
         from burst import Timing
 
         encode = module._encode
-        module._encode = lambda result, text: encode(
-            result._replace(timing=result.timing if result.status else Timing(3, 2)), text
+        module._encode = lambda result, *more: encode(
+            result._replace(timing=result.timing if result.status else Timing(3, 2)), *more
         )
 
 

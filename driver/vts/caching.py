@@ -1,23 +1,242 @@
-"""caching: compilations that are kept in files. This driver version has none, and says so of each test."""
+"""caching: compilations that are kept in files come back exactly as they were, or not at all.
+
+What the HAL calls model files is code: of a changed one nothing may be made. What it calls data files is constants:
+with a changed one a device refuses, too, or has a model that computes something else, and lives. A device may keep
+nothing of a model; then the test is skipped with the reason that it gives.
+"""
 
 from __future__ import annotations
 
+import os
+from functools import partial
 from typing import TYPE_CHECKING
 
-from driver.vts.kit import Test, skip
+from burst import ErrorStatus, StatusError
+from driver.remote import connect
+from driver.vts.bench import output_sizes
+from driver.vts.burst import plain
+from driver.vts.cache_files import (
+    COUNTS,
+    DESCRIPTORS,
+    TOKENS,
+    Change,
+    Files,
+    corrupted,
+    extensions,
+    flips,
+    truncations,
+    with_counts,
+    with_descriptor,
+)
+from driver.vts.entries import FAILS, FLOAT, QUANTISED, Entry, check_refused, entry_of, kept, new_files
+from driver.vts.kit import Failed, Test, check, skip
+from driver.vts.operations import prepared
+from driver.vts.samples import SAMPLES, sample
+from driver.vts.vandals import changed_meanwhile, locked
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
+    from driver.remote import Cache
+    from driver.vts.cases import Case
     from driver.vts.target import Target
 
-_NAMES = ("save_and_restore", "wrong_number_of_files", "wrong_access_mode", "wrong_token", "corrupted", "replaced")
+    Changes = Callable[[Sequence[bytes]], Iterable[Change]]
+
+_MOST_FILES = 32
+_REFUSES = (ErrorStatus.INVALID_ARGUMENT, ErrorStatus.GENERAL_FAILURE)
 
 
-def tests() -> Iterator[Test]:
-    """What Android's suite asks of a device that caches."""
-    return (Test(f"caching/{name}", _missing) for name in _NAMES)
+def tests(corruptions: int) -> Iterator[Test]:
+    """`corruptions`: how many at random; a tenth of that of each other kind, but not less than eight."""
+    some = max(8, corruptions // 10)
+    yield Test("caching/number_of_files", number_of_files)
+    for name in SAMPLES:
+        yield Test(f"caching/save_and_restore/{name}", partial(save_and_restore, name))
+    yield Test("caching/offset", offset)
+    for way in COUNTS:
+        yield Test(f"caching/counts/{way}", partial(other_counts, way))
+    for kind in DESCRIPTORS:
+        yield Test(f"caching/descriptor/{kind}", partial(other_descriptor, kind))
+    for kind in TOKENS:
+        yield Test(f"caching/token/{kind}", partial(wrong_token, kind))
+    yield Test("caching/token/unknown", unknown_token)
+    yield Test("caching/token/other_entry", token_of_other_entry)
+    yield Test("caching/never_written", never_written)
+    for name in (FLOAT, QUANTISED):
+        yield Test(f"caching/truncated/{name}", partial(damaged, name, truncations))
+        yield Test(f"caching/extended/{name}", partial(damaged, name, extensions))
+        yield Test(f"caching/bit_flipped/{name}", partial(damaged, name, partial(flips, most=some)))
+        yield Test(f"caching/corrupted/{name}", partial(damaged, name, partial(_at_random, most=corruptions // 2)))
+    yield Test("caching/swapped", swapped)
+    yield Test("caching/mixed", mixed)
+    yield Test("caching/changed_meanwhile/code", partial(changed_meanwhile, True, some))
+    yield Test("caching/changed_meanwhile/data", partial(changed_meanwhile, False, some))
+    yield Test("caching/locked", locked)
 
 
-def _missing(_: Target) -> None:
-    skip("this driver version has no compilation caching")
+def number_of_files(target: Target) -> None:
+    """At most 32 of each kind, and the same for every client."""
+    found = target.device.number_of_cache_files_needed()
+    check(all(0 <= count <= _MOST_FILES for count in found), f"{found}: from 0 to {_MOST_FILES} of each kind")
+    with connect(target.name) as other:
+        again = other.number_of_cache_files_needed()
+        check(again == found, f"another client is told {again}, the first one {found}")
+
+
+def save_and_restore(name: str, target: Target) -> None:
+    """Of files with something else in them; while the model is there, after it was freed, and twice at a time."""
+    case = sample(name)
+    with new_files(target) as files:
+        files.fill_with_junk()
+        with prepared(case, target, files.cache()) as model:
+            if model.home.declined:
+                skip(f"the device keeps nothing of this model: {model.home.declined}")
+            entry = Entry(case, files, plain(model, case, target))
+            entry.check_restored(target, "while the model is there")
+        entry.check_restored(target, "after it was freed")
+        with target.restored(case.model, files.cache()):
+            entry.check_restored(target, "twice at a time")
+
+
+def offset(target: Target) -> None:
+    """Descriptors that do not stand at the beginning of their files, for saving and for restoring."""
+    with new_files(target) as files:
+        files.fill_with_junk()
+        entry = kept(FLOAT, files, target)
+        files.move()
+        entry.check_restored(target, "with descriptors that stand somewhere in the files")
+
+
+def _check_prepares(case: Case, cache: Cache, target: Target, what: str) -> None:
+    """That it does so all the same, and says that nothing was kept."""
+    try:
+        with prepared(case, target, cache) as model:
+            plain(model, case, target)
+            check(model.home.declined, f"{what}: the device says that the model was kept")
+    except StatusError as error:
+        raise Failed(f"{what}: preparing gets {error.status.name}: {error}") from error
+
+
+def other_counts(way: str, target: Target) -> None:
+    """Too many files, too few, or of the other kind: nothing is kept, and nothing restored."""
+    with entry_of(FLOAT, target) as entry:
+        cache = with_counts(way, entry.files)
+        if cache is None:
+            skip("the counts would be those that the device needs")
+        what = f"{len(cache.model_files)} model files and {len(cache.data_files)} data files"
+        check_refused(entry, cache, target, what, _REFUSES)
+        _check_prepares(entry.case, cache, target, what)
+
+
+def other_descriptor(kind: str, target: Target) -> None:
+    """In the place of any file a descriptor that cannot be read and written: nothing is kept, and nothing restored."""
+    with entry_of(FLOAT, target) as entry:
+        contents = entry.files.read()
+        for number in range(len(contents)):
+            what = f"{kind} for file {number}"
+            with with_descriptor(kind, entry.files, number) as cache:
+                check_refused(entry, cache, target, what)
+        entry.check_restored(target, "with its own descriptors again")
+        for number in range(len(contents)):
+            with with_descriptor(kind, entry.files, number) as cache:
+                _check_prepares(entry.case, cache, target, f"{kind} for file {number}")
+
+
+def wrong_token(kind: str, target: Target) -> None:
+    """A token of another length than 32: nothing is kept, and nothing restored."""
+    with entry_of(FLOAT, target) as entry:
+        cache = entry.files.cache(token=os.urandom(TOKENS[kind]))
+        what = f"a token of {TOKENS[kind]} bytes"
+        check_refused(entry, cache, target, what, _REFUSES)
+        _check_prepares(entry.case, cache, target, what)
+
+
+def unknown_token(target: Target) -> None:
+    """The files under a token that nothing was kept for, and under one that differs in a bit."""
+    with entry_of(FLOAT, target) as entry:
+        token = entry.files.token
+        for other in (os.urandom(len(token)), bytes(len(token)), token[:-1] + bytes([token[-1] ^ 1])):
+            check_refused(entry, entry.files.cache(token=other), target, "a token that nothing was kept for")
+        entry.check_restored(target, "with its own token again")
+
+
+def token_of_other_entry(target: Target) -> None:
+    """The files of one entry under the token of another."""
+    with entry_of(FLOAT, target) as one, entry_of(QUANTISED, target) as other:
+        check_refused(one, one.files.cache(token=other.files.token), target, "the token of another entry")
+        check_refused(other, other.files.cache(token=one.files.token), target, "the token of another entry")
+        one.check_restored(target, "with its own token again")
+        other.check_restored(target, "with its own token again")
+
+
+def never_written(target: Target) -> None:
+    """Empty files, and files that only others have written to, under a token of which the device has never heard."""
+    with entry_of(FLOAT, target) as entry, Files(entry.files.counts) as files:
+        check_refused(entry, files.cache(), target, "empty files")
+        files.write(entry.files.read())
+        check_refused(entry, files.cache(), target, "copies of an entry under a token of their own")
+        files.fill_with_junk()
+        check_refused(entry, files.cache(), target, "files that others have written")
+
+
+def damaged(name: str, changes: Changes, target: Target) -> None:
+    """Each change by itself is refused, if it is of code; afterwards the files as they were restore the model."""
+    with entry_of(name, target) as entry:
+        contents = entry.files.read()
+        for change in changes(contents):
+            if change.content != contents[change.number]:
+                _check_damaged(entry, contents, change, target)
+        entry.files.write(contents)
+        entry.check_restored(target, "undamaged again")
+
+
+def _at_random(contents: Sequence[bytes], most: int) -> Iterator[Change]:
+    return (corrupted(contents, seed) for seed in range(most))
+
+
+def _check_damaged(entry: Entry, contents: Sequence[bytes], change: Change, target: Target) -> None:
+    entry.files.write([change.content if n == change.number else content for n, content in enumerate(contents)])
+    _check_changed(entry, target, change.what, is_code=entry.files.is_code(change.number))
+
+
+def _check_changed(entry: Entry, target: Target, what: str, *, is_code: bool) -> None:
+    if is_code:
+        check_refused(entry, entry.files.cache(), target, what)
+        return
+    try:
+        with target.restored(entry.case.model, entry.files.cache()) as model:  # which may compute whatever it likes
+            target.bench.execute(model, entry.case, output_sizes(entry.case), target.patience)
+    except StatusError as error:
+        if error.status not in FAILS:
+            raise Failed(f"{what}: restoring gets {error.status.name}, not GENERAL_FAILURE: {error}") from error
+
+
+def swapped(target: Target) -> None:
+    """Two files of an entry, each in the place of the other."""
+    with entry_of(FLOAT, target) as entry:
+        contents = entry.files.read()
+        pairs = [(i, j) for j in range(len(contents)) for i in range(j) if contents[i] != contents[j]]
+        if not pairs:
+            skip("an entry of this device has no two files that differ")
+        for i, j in pairs:
+            found = list(contents)
+            found[i], found[j] = found[j], found[i]
+            entry.files.write(found)
+            _check_changed(entry, target, f"files {i} and {j} exchanged", is_code=entry.files.is_code(i))
+        entry.files.write(contents)
+        entry.check_restored(target, "undamaged again")
+
+
+def mixed(target: Target) -> None:
+    """One file out of another entry, and all of them."""
+    with entry_of(FLOAT, target) as one, entry_of(QUANTISED, target) as other:
+        contents, others = one.files.read(), other.files.read()
+        for number, content in enumerate(others):
+            if content != contents[number]:
+                _check_damaged(one, contents, Change(number, content, f"file {number} of another entry"), target)
+        one.files.write(others)
+        has_code = any(one.files.is_code(n) for n, content in enumerate(others) if content != contents[n])
+        _check_changed(one, target, "all files of another entry", is_code=has_code)
+        one.files.write(contents)
+        one.check_restored(target, "undamaged again")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from driver.vts import burst, caching, device, memory, model, operations, qos, random_graphs, request
+from driver.vts import burst, caching, deadlines, device, fenced, memory, model, operations, qos, random_graphs, request
 from driver.vts.forms import generated
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ _EVERYTHING = 10**9
 class Scope:
     """How much is tested: of how many samples the mutations, how many cases of an operation, how many in bursts.
 
-    mixed, alone: how many random graphs, of all operations together and of each one alone.
+    mixed, alone: how many random graphs, of all operations together and of each one alone. corruptions: of cache files.
     """
 
     samples: int
@@ -32,11 +32,12 @@ class Scope:
     in_bursts: int
     mixed: int
     alone: int
+    corruptions: int
 
 
-SMOKE = Scope(samples=1, cases=1, in_bursts=1, mixed=20, alone=0)
-USUAL = Scope(samples=3, cases=_EVERYTHING, in_bursts=2, mixed=200, alone=5)
-ALL = Scope(samples=_EVERYTHING, cases=_EVERYTHING, in_bursts=_EVERYTHING, mixed=3000, alone=100)
+SMOKE = Scope(samples=1, cases=1, in_bursts=1, mixed=20, alone=0, corruptions=20)
+USUAL = Scope(samples=3, cases=_EVERYTHING, in_bursts=2, mixed=200, alone=5, corruptions=300)
+ALL = Scope(samples=_EVERYTHING, cases=_EVERYTHING, in_bursts=_EVERYTHING, mixed=3000, alone=100, corruptions=10_000)
 
 
 def catalogue(cases: Iterable[Case] = (), scope: Scope = USUAL) -> Iterator[Test]:
@@ -50,8 +51,10 @@ def catalogue(cases: Iterable[Case] = (), scope: Scope = USUAL) -> Iterator[Test
         random_graphs.tests(scope.mixed, scope.alone),
         burst.tests(),
         memory.tests(),
-        caching.tests(),
+        caching.tests(scope.corruptions),
         qos.tests(),
+        deadlines.tests(),
+        fenced.tests(scope.samples),
     ):
         names[test.name] += 1
         yield test if names[test.name] == 1 else type(test)(f"{test.name}#{names[test.name]}", test.run)

@@ -14,12 +14,12 @@ from driver.nn import OPERATIONS, combine_dimensions
 from driver.vts.accuracy import difference
 from driver.vts.bench import Answer, output_sizes
 from driver.vts.kit import Failed, Test, check, skip
-from driver.workspace import is_known
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from driver.prepared import RemotePreparedModel
+    from driver.remote import Cache
     from driver.vts.bench import Execute
     from driver.vts.cases import Case
     from driver.vts.target import Target
@@ -115,12 +115,12 @@ def _check_output(case: Case, answer: Answer, number: int) -> None:
         dimensions, is_sufficient = answer.shapes[number]
         fits = combine_dimensions(operand.dimensions, dimensions) is not None
         check(
-            dimensions == operand.dimensions if is_known(operand) else fits,
+            dimensions == operand.dimensions if operand.is_known else fits,
             f"output {number} has dimensions {list(dimensions)}; {list(operand.dimensions)} are expected",
         )
         check(is_sufficient, f"output {number} has all the memory it needs, and its shape says otherwise")
         count = int(np.prod(dimensions))
-    elif not is_known(operand):
+    elif not operand.is_known:
         raise Failed(f"the model leaves the shape of output {number} open, and the answer has none")
     nbytes = count * operand.type.element_size
     check(
@@ -132,7 +132,7 @@ def _check_output(case: Case, answer: Answer, number: int) -> None:
 
 
 @contextmanager
-def prepared(case: Case, target: Target) -> Iterator[RemotePreparedModel]:
+def prepared(case: Case, target: Target, cache: Cache | None = None) -> Iterator[RemotePreparedModel]:
     """The case's model on the device. What the device does not support is skipped; what it does, it must prepare."""
     if unknown := [operation for operation in case.operations if operation not in OPERATIONS]:
         skip(f"{', '.join(unknown)}: this driver version has no such operation")
@@ -140,7 +140,7 @@ def prepared(case: Case, target: Target) -> Iterator[RemotePreparedModel]:
     if not all(supported):
         named = zip(case.model.main.operations, supported, strict=False)
         skip(f"{', '.join(sorted({o.type for o, is_one in named if not is_one}))}: not supported by the device")
-    with target.prepared(case.model) as model:
+    with target.prepared(case.model, cache) as model:
         yield model
 
 

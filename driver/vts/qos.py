@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from burst import ErrorStatus
+from burst import ErrorStatus, InvalidArgument
 from driver.nn import Model, Operand, Operation, Subgraph
+from driver.options import PREFERENCES
 from driver.vts.bench import answer, refusal
 from driver.vts.cases import Case
 from driver.vts.kit import Failed, Test, check
@@ -20,12 +21,15 @@ from driver.vts.samples import sample
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from driver.options import Preference
     from driver.vts.bench import Answer
     from driver.vts.target import Target
 
 _MISSED = {ErrorStatus.MISSED_DEADLINE_TRANSIENT, ErrorStatus.MISSED_DEADLINE_PERSISTENT}
 _LONG = 3600.0
 _LOOP_TIMEOUT = 1e-3
+# Beyond the first and the last in the HAL's order, and what is none in any.
+WRONG_PREFERENCES = {"low_power-1": -1, "sustained_speed+1": len(PREFERENCES), "no_word": "speed"}
 
 
 def tests() -> Iterator[Test]:
@@ -33,6 +37,10 @@ def tests() -> Iterator[Test]:
     yield Test("qos/deadline_passed", deadline_passed)
     yield Test("qos/deadline_far", deadline_far)
     yield Test("qos/endless_loop", endless_loop)
+    for preference in PREFERENCES:
+        yield Test(f"qos/preference/{preference}", partial(preferring, preference))
+    for name, wrong in WRONG_PREFERENCES.items():
+        yield Test(f"qos/preference/{name}", partial(wrong_preference, wrong))
     for way in ("plain", "burst"):
         yield Test(f"qos/timing/{way}", partial(timing, way))
 
@@ -59,6 +67,29 @@ def deadline_far(target: Target) -> None:
         run = partial(burst.execute, timeout=target.patience, deadline=time.monotonic() + _LONG)
         status = answer(run, valid("add")).status
         check(not status, f"a request whose deadline is in an hour gets {status.name}")
+
+
+def preferring(preference: Preference, target: Target) -> None:
+    """A model that is prepared for it gives the same result as without, on the plain path and in a burst."""
+    case = sample("add")
+    with prepared(case, target) as model:
+        expected = [output.tobytes() for output in model.run(*case.feeds, timeout=target.patience)]
+    with target.prepared(case.model, None, preference) as model, model.burst() as burst:
+        for outputs in (
+            model.run(*case.feeds, timeout=target.patience),
+            burst.run(*case.feeds, timeout=target.patience).outputs,
+        ):
+            check([output.tobytes() for output in outputs] == expected, f"for {preference}, the result is another")
+
+
+def wrong_preference(wrong: object, target: Target) -> None:
+    """A model is prepared for no preference that there is not: INVALID_ARGUMENT."""
+    try:
+        with target.prepared(sample("add").model, None, wrong):
+            pass
+    except InvalidArgument:
+        return
+    raise Failed(f"a model is prepared for the preference {wrong!r}, which there is not")
 
 
 def endless_loop(target: Target) -> None:

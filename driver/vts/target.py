@@ -14,7 +14,7 @@ import numpy as np
 from burst import BurstError, PeerDied, Timeout
 from driver.encoding import encode
 from driver.errors import DeviceFailed, DriverError
-from driver.prepared import RemotePreparedModel
+from driver.prepared import Home, RemotePreparedModel
 from driver.remote import connect
 from driver.vts.bench import Bench
 from fmq import FmqError
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from driver.nn import Model
-    from driver.remote import RemoteDevice
+    from driver.remote import Cache, RemoteDevice
 
 PATIENCE = 30.0
 _MOST_FAILED_STARTS = 3
@@ -74,23 +74,41 @@ class Target:
         return [bool(bit) for bit in np.unpackbits(np.frombuffer(bits, np.uint8), count=count)]
 
     @contextmanager
-    def prepared(self, model: Model) -> Iterator[RemotePreparedModel]:
-        """The model on the device, freed afterwards. Raises StatusError."""
-        (number,) = self._ask("prepare", model)
+    def prepared(self, model: Model, cache: Cache | None = None, *more: object) -> Iterator[RemotePreparedModel]:
+        """The model on the device, kept in cache files if it can be, and freed afterwards. `more`: what else `prepare`
+        takes. Raises StatusError.
+        """
+        said = self._ask("prepare", model, cache, *more)
+        with self._freed(model, Home(self.device.connection, *said)) as prepared:
+            yield prepared
+
+    @contextmanager
+    def restored(self, model: Model, cache: Cache) -> Iterator[RemotePreparedModel]:
+        """What the device makes of cache files that should hold that model, freed afterwards. Raises StatusError."""
+        device, (terms, fds) = self.device, _said(cache)
+        (number,), _ = device.call("restore", *terms, fds=fds, timeout=self.patience)
+        with self._freed(model, Home(device.connection, number)) as prepared:
+            yield prepared
+
+    @contextmanager
+    def _freed(self, model: Model, home: Home) -> Iterator[RemotePreparedModel]:
+        prepared = RemotePreparedModel(self.device, model, home.number)
+        prepared.home = home
         try:
-            yield RemotePreparedModel(self.device, model, number)
+            yield prepared
         except (PeerDied, Timeout):
             self.forget()
             raise
         finally:
             if self._device is not None:
-                self._device.call("free", number, timeout=self.patience)
+                self._device.call("free", home.number, timeout=self.patience)
 
-    def _ask(self, method: str, model: Model) -> list[Any]:
-        device = self.device
+    def _ask(self, method: str, model: Model, cache: Cache | None = None, *more: object) -> list[Any]:
+        device, (terms, fds) = self.device, _said(cache)
         fd, where = encode(model)
         try:
-            return device.call(method, where, fds=[fd], timeout=self.patience)[0]
+            said = (*(terms or (None, None)), *more) if terms or more else ()
+            return device.call(method, where, *said, fds=[fd, *fds], timeout=self.patience)[0]
         finally:
             os.close(fd)
 
@@ -99,3 +117,11 @@ class Target:
 
     def __exit__(self, *_: object) -> None:
         self.forget()
+
+
+def _said(cache: Cache | None) -> tuple[tuple[object, ...], list[int]]:
+    """As calls have it: counts and token, and the descriptors."""
+    if cache is None:
+        return (), []
+    counts = len(cache.model_files), len(cache.data_files)
+    return (counts, cache.token), [*cache.model_files, *cache.data_files]

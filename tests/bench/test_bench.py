@@ -50,6 +50,12 @@ FRAME_ROWS = [
     "burst, 6.2 MB written, spin=1 ms",
 ]
 DEPTH_ROWS = [f"{producer} producer, depth {depth}" for producer in ("sleeping", "computing") for depth in (1, 4)]
+TURN_ROWS = [
+    "floor: two compare-and-exchanges",
+    "enter and leave",
+    "enter, look whether to yield, leave; with a deadline",
+    "enter and leave, beside another thread",
+]
 MANY_ROWS = ["one burst", "all bursts, spinning", "all bursts, spin=0"]
 
 
@@ -88,6 +94,7 @@ def run(script, tmp_path, *options):
         ("burst_frame.py", ["--peers", "none"], FRAME_ROWS, 1),
         pytest.param("burst_depth.py", [], DEPTH_ROWS, 2, marks=pytest.mark.stress),
         ("queue_roundtrip.py", ["--peers", "none"], QUEUE_ROWS, 6),
+        ("run_queue.py", [], TURN_ROWS, 3),
         pytest.param(
             "queue_roundtrip.py",
             ["--peers", "none", "--sizes", "8", "65536"],
@@ -112,6 +119,19 @@ def test_a_script_measures_every_row_it_promises(tmp_path, script, options, rows
 
 @needs_two_cpus
 @pytest.mark.stress
+def test_the_stream_is_measured_alone_and_beside_others(tmp_path):
+    """Every mix follows on the stream alone; the others work meanwhile, and processes that share are compared."""
+    found, text = run("qos.py", tmp_path, "--only", "stream", "fairness", "--others", "2")
+    rows = {row["name"]: row["rounds"] for row in found["subjects"]}
+    assert rows.keys() == {"burst, alone", "burst, beside 2"}
+    assert all(text.count(name) >= 2 for name in rows)
+    assert all(block["others_per_s"] > 0 and block["frames"] >= 3 for block in rows["burst, beside 2"])
+    assert len(found["alone"]["burst, alone"]) == len(found["fairness"]) == found["pairs"]
+    assert len(found["budgets"]) == 3
+
+
+@needs_two_cpus
+@pytest.mark.stress
 def test_the_memory_script_measures_every_row(tmp_path):
     """State in three ways and two sizes, mapping, the camera's frame, and the weights of one and two clients."""
     found, text = run("memory.py", tmp_path, "--clients", "1", "2", "--peers", "pickle")
@@ -121,6 +141,31 @@ def test_the_memory_script_measures_every_row(tmp_path):
     assert {row["name"] for row in found["subjects"]} - names == {"floor: the small step, nothing copied"}
     assert [clients for clients, _ in found["resident"]] == [1, 2]
     assert all(text.count(name) >= 2 for name in names)
+
+
+@needs_two_cpus
+@pytest.mark.stress
+def test_the_fenced_script_measures_every_way(tmp_path):
+    """Awaited on both paths, fenced, and the device alone; the client's part is within the whole."""
+    found, text = run("fenced.py", tmp_path, "--length", "10")
+    names = ["awaited, plain path", "awaited, in a burst", "fenced", "fenced, gated: the device alone"]
+    assert [row["name"] for row in found["subjects"]] == names
+    assert all(0 < row["busy_us"] <= row["us"] for row in found["subjects"][:3])
+    assert all(text.count(name) >= 2 for name in names)
+
+
+@needs_two_cpus
+@pytest.mark.stress
+def test_the_idle_script_measures_every_burst(tmp_path):
+    """Warm and after a pause, on a device that rests and on one that does not; what is wide gives its memory back."""
+    found, text = run("idle_cost.py", tmp_path)
+    names = {row["name"] for row in found["subjects"]}
+    assert len(names) == 4 * 2 * 2
+    held, rested = (
+        found["megabytes"][f"reference: temporaries of 16 MB; resting; {when}"] for when in ("busy", "paused")
+    )
+    assert min(held) > max(rested) + 20
+    assert text.count("| reference: temporaries of 16 MB |") == 1
 
 
 @needs_two_cpus

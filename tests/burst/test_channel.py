@@ -92,7 +92,7 @@ class TestMessages:
         before = fds()
         raw, count = (b"\x90" * (MAX_BYTES + 1), 3) if excess == "bytes" else (b"\x90", MAX_FDS + 1)
         near.send_raw(raw, [plain_fd] * count)
-        with pytest.raises(Malformed, match="exceeds 64 KiB or 64 descriptors"):
+        with pytest.raises(Malformed, match="exceeds 64 KiB or 72 descriptors"):
             far.receive(20)
         assert fds() == before
         near.send(["next"])

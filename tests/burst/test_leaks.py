@@ -47,7 +47,7 @@ def come_and_go(client, increment, cycles, every):
 
 @pytest.mark.parametrize(
     ("cycles", "every"),
-    [(10_000, 4), pytest.param(1_000_000, 20, marks=pytest.mark.stress)],
+    [(5000, 4), pytest.param(1_000_000, 20, marks=pytest.mark.stress)],
     ids=["short", "stress"],
 )
 def test_allocate_encode_free(service, burst, memory, increment, cycles, every):

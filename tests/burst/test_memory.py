@@ -8,6 +8,7 @@ import pytest
 
 from burst import ErrorStatus, GeneralFailure, InvalidArgument, NotSent, PeerDied, Request, RequestArgument
 from burst import server as burst_server
+from burst.channel import MAX_FDS
 from burst.memory import MappingCache, SlotTable
 from burst.wire import VERSIONS, RequestPacket, encode_request
 
@@ -63,15 +64,15 @@ def test_slots_are_asked_for_without_repetition(host, burst, memory):
     assert client.asked == [[0]]
 
 
-def test_64_pools_at_once_and_not_65(host, burst, memory):
+def test_as_many_pools_at_once_as_descriptors(host, burst, memory):
     """As many new pools as a message carries descriptors can come with one request; one more is an INVALID_ARGUMENT."""
-    client, pools = burst(host()), [memory() for _ in range(65)]
+    client, pools = burst(host()), [memory() for _ in range(MAX_FDS + 1)]
     request = Request((argument(),), (argument(offset=4),), tuple(pools))
     assert client.send(client.encode(request)).status is INVALID_ARGUMENT
     assert client.asked == []
-    assert client.send(client.encode(request._replace(pools=tuple(pools[:64])))).status is NONE
+    assert client.send(client.encode(request._replace(pools=tuple(pools[:MAX_FDS])))).status is NONE
     assert client.send(client.encode(request)).status is NONE
-    assert client.asked == [list(range(64)), [64]]
+    assert client.asked == [list(range(MAX_FDS)), [MAX_FDS]]
 
 
 def test_one_unknown_slot_spoils_the_request(host, burst, memory, mappings, wire):

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from burst import errors
-from burst.messages import ErrorStatus, OutputShape, Request, RequestArgument, Result, Timing
+from burst.messages import Cause, ErrorStatus, OutputShape, Request, RequestArgument, Result, Timing
 from fmq.errors import PeerDied as QueuePeerDied
 
 STATUS_CLASSES = {
@@ -31,13 +31,26 @@ def test_status_numbers():
 
 @pytest.mark.parametrize("status", FAILURES)
 def test_every_status_has_its_own_exception(status):
-    """Every status but NONE has a class of its own, with that status and a message that is never empty."""
+    """Every status but NONE has a class of its own, with that status and a message that says it and what helps."""
     error = errors.status_error(status)
     assert type(error) is STATUS_CLASSES[status]
     assert error.status is status
     assert error.result is None
-    assert str(error) == status.name
-    assert str(errors.status_error(int(status), "out of paper")) == "out of paper"
+    assert error.remedy
+    assert str(error) == f"{status.name}; {error.remedy}"
+    said = "out of paper" if status <= ErrorStatus.INVALID_ARGUMENT else f"out of paper; {error.remedy}"
+    assert str(errors.status_error(int(status), "out of paper")) == said
+    assert str(errors.status_error(status, said)) == said
+    assert error.phase is error.late_by is None
+    assert (error.retry_after is not None) == status.name.endswith("TRANSIENT")
+
+
+def test_an_error_says_where_it_was_and_by_how_much():
+    """Phase, lateness and the device's hint are attributes, and words where the device has none."""
+    error = errors.status_error(5, cause=Cause("executing", 0.0125, 0.5))
+    assert (error.phase, error.late_by, error.retry_after) == ("executing", 0.0125, 0.5)
+    assert str(error) == f"MISSED_DEADLINE_TRANSIENT (executing), late by 12.5 ms; {error.remedy}"
+    assert errors.status_error(6, cause=Cause("before start", None, 0.5)).retry_after is None
 
 
 @pytest.mark.parametrize("status", [ErrorStatus.NONE, 9, -1])
@@ -93,11 +106,12 @@ def test_failure_raises_with_the_result(status):
 @pytest.mark.parametrize("status", FAILURES)
 def test_status_errors_pickle(status):
     """A status error crosses processes with its class, message and result."""
-    error = errors.status_error(status, "why")
+    error = errors.status_error(status, "why", Cause("queued", 0.5, 0.25))
     error.result = Result(status, timing=Timing(1, 2))
     copy = pickle.loads(pickle.dumps(error))
     assert type(copy) is type(error)
-    assert str(copy) == "why"
+    assert str(copy) == str(error)
+    assert copy.cause == error.cause
     assert (copy.result.status, copy.result.timing) == (status, Timing(1, 2))
 
 

@@ -33,7 +33,7 @@ def emulated(build):
         )
 
     def make(program, sources, flags=()):
-        return build(program, *sources, flags=("-static", *flags), compiler=COMPILER, runner=(EMULATOR,))
+        return build(program, *sources, flags=("-static", *flags), cc=COMPILER, runner=(EMULATOR,))
 
     return make
 

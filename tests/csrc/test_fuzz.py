@@ -14,7 +14,7 @@ import pytest
 
 HERE = Path(__file__).parent
 CORE = ("queue.c", "sleep.c", "ring.c", "event.c", "bridge.c")
-BURST = ("packet.c", "listener.c", "blame.c")
+BURST = ("packet.c", "listener.c", "blame.c", "deadline.c", "runqueue.c", "flows.c", "turns.c")
 FLAGS = ("-std=gnu11", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-include", "scheduled.h")
 SANITIZE = ("-fsanitize=fuzzer,address,undefined", "-fno-sanitize-recover=all")
 HINT = "no clang with libFuzzer (Debian: apt install clang libclang-rt-14-dev)"

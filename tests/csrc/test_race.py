@@ -1,4 +1,4 @@
-"""Real threads under the sanitizers: ring_race.c, plan_race.c, foreign_race.c and hostile.c."""
+"""Real threads under the sanitizers: ring_race.c, plan_race.c, foreign_race.c, run_queue_race.c and hostile.c."""
 
 import random
 import re
@@ -8,7 +8,8 @@ import pytest
 THREAD = ("-fsanitize=thread", "-Wno-tsan")  # it cannot see fences; what they order is all atomic
 ADDRESS = ("-fsanitize=address,undefined", "-fno-sanitize-recover")
 CORE = ("queue.c", "sleep.c", "ring.c", "event.c", "bridge.c", "futex.c", "life.c", "thread.c", "memory.c")
-BURST = (*CORE, "packet.c", "caller.c", "listener.c", "blame.c")
+TURNS = ("runqueue.c", "flows.c", "turns.c")
+BURST = (*CORE, *TURNS, "packet.c", "caller.c", "listener.c", "blame.c", "deadline.c")
 FLAVOURS = {"synchronized": 1, "unsynchronized": 2}
 
 
@@ -22,8 +23,13 @@ def race_of_plans(build, flags, milliseconds, seed):
 
 
 def race_of_cancels(build, flags, milliseconds, seed):
-    program = build("foreign_race.c", "foreign.c", "futex.c", flags=flags)
+    program = build("foreign_race.c", "foreign.c", "deadline.c", *TURNS, "futex.c", flags=flags)
     return counted(program, milliseconds, seed, {"whole", "before", "between", "within"})
+
+
+def race_of_turns(build, flags, milliseconds, seed):
+    program = build("run_queue_race.c", *CORE, *TURNS, flags=flags)
+    return counted(program, milliseconds, seed, {"served", "yielded", "missed", "closed"})
 
 
 def counted(program, milliseconds, seed, names):
@@ -48,7 +54,7 @@ def hostile(build, milliseconds, seed, flavour):
 @pytest.mark.parametrize("flags", [THREAD, ADDRESS], ids=["thread", "address,undefined"])
 def test_two_threads_race_cleanly(build, flags):
     """Streams, exchanges, stops and competing threads have listed outcomes only, and the sanitizers find nothing."""
-    race(build, flags, 800, 1)
+    race(build, flags, 300, 1)
 
 
 @pytest.mark.parametrize("flags", [THREAD, ADDRESS], ids=["thread", "address,undefined"])
@@ -56,7 +62,7 @@ def test_plans_are_forgotten_while_they_run(build, flags):
     """Nobody touches a plan's memory after burst_forget said that it does not run, and what it said runs is told by
     -ESTALE: some are caught running. Every request is answered.
     """
-    race_of_plans(build, flags, 800, 1)
+    race_of_plans(build, flags, 300, 1)
 
 
 @pytest.mark.parametrize("flags", [THREAD, ADDRESS], ids=["thread", "address,undefined"])
@@ -64,13 +70,21 @@ def test_runs_are_cancelled(build, flags):
     """Runs of one turn are cancelled before they begin, between two calls and within one, and no call follows; who is
     not cancelled makes all calls, alone.
     """
-    race_of_cancels(build, flags, 800, 1)
+    race_of_cancels(build, flags, 300, 1)
+
+
+@pytest.mark.parametrize("flags", [THREAD, ADDRESS], ids=["thread", "address,undefined"])
+def test_turns_are_taken(build, flags):
+    """Eight threads enter, yield and leave two slots while flows are closed: never three have one, nobody waits for
+    ever, and who gets none is told why.
+    """
+    race_of_turns(build, flags, 800, 1)
 
 
 @pytest.mark.parametrize("flavour", FLAVOURS)
 def test_a_hostile_peer_gets_documented_errors_only(build, flavour):
     """Random words over the whole control page crash nothing, hang nothing, and reach no memory outside the ring."""
-    hostile(build, 800, 1, flavour)
+    hostile(build, 300, 1, flavour)
 
 
 @pytest.mark.stress
@@ -95,6 +109,14 @@ def test_plans_are_forgotten_for_long(build, flags):
     """The same for half a minute, from a printed seed."""
     seed = random.randrange(2**32)
     print(f"seed {seed}, 30 s:", race_of_plans(build, flags, 30_000, seed))
+
+
+@pytest.mark.stress
+@pytest.mark.parametrize("flags", [THREAD, ADDRESS], ids=["thread", "address,undefined"])
+def test_turns_are_taken_for_long(build, flags):
+    """The same for half a minute, from a printed seed."""
+    seed = random.randrange(2**32)
+    print(f"seed {seed}, 30 s:", race_of_turns(build, flags, 30_000, seed))
 
 
 @pytest.mark.stress

@@ -54,7 +54,7 @@ def seed():
 def test_no_torn_element_is_delivered(build):
     """A reader gets whole elements, and those that its position says, whatever their size and however often the writer
     overtakes it; or -EOVERFLOW."""
-    counts = run(build, seed(), 1000, ENOUGH)
+    counts = run(build, seed(), 500, ENOUGH)
     assert counts["torn"] == 0
     assert min(counts["ok"], counts["overruns"]) > 100
 
@@ -70,12 +70,12 @@ def test_the_sanitizers_find_nothing_in_a_torrent(build, flags):
 
 def test_sleeping_readers_are_woken(build):
     """Every element that a writer seldom writes reaches each of several sleeping readers, wherever they pause."""
-    assert run(build, seed(), 800, "sleep", JITTER)["ok"] > 100
+    assert run(build, seed(), 400, "sleep", JITTER)["ok"] > 100
 
 
 def test_readers_that_are_stopped_do_not_disturb_others(build):
     """Nobody sleeps for good because others are stopped, nor accuses the writer of waking it for nothing."""
-    counts = run(build, seed(), 800, "stop")
+    counts = run(build, seed(), 400, "stop")
     assert min(counts["ok"], counts["stops"]) > 100
 
 

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import driver
-from burst import Memory, Request, RequestArgument
+from burst import Memory, PeerDied, Request, RequestArgument
 
 PATIENCE = 20.0  # seconds after which what never comes is an error
 
@@ -94,12 +94,14 @@ class Place:
 def new_place(monkeypatch):
     path = tempfile.mkdtemp(prefix="burst-t-", dir="/tmp")
     monkeypatch.setenv("BURST_RUNTIME_DIR", path)
+    monkeypatch.setenv("HOME", f"{path}-home")  # where devices remember what they have written
     place = Place(path)
     try:
         yield place
     finally:
         place.clear()
         shutil.rmtree(path)
+        shutil.rmtree(f"{path}-home", ignore_errors=True)
 
 
 @pytest.fixture
@@ -121,6 +123,31 @@ def shared():
     """A runtime directory whose devices serve all tests that do them no harm."""
     with pytest.MonkeyPatch.context() as monkeypatch, new_place(monkeypatch) as found:
         yield found
+
+
+@pytest.fixture(scope="module")
+def _home():
+    with pytest.MonkeyPatch.context() as monkeypatch, new_place(monkeypatch) as found:
+        yield found
+
+
+@pytest.fixture
+def home(_home, monkeypatch):
+    """A runtime directory for the tests of one file: a device that a test has left alive serves the next one."""
+    monkeypatch.setenv("BURST_RUNTIME_DIR", str(_home.path))
+    return _home
+
+
+def living(name):
+    """A connection to a device whose engine answers, so it is none that a test before has killed."""
+    while True:
+        device = driver.connect(name)
+        try:
+            device.call("free", 0)  # goes to the engine and back
+        except PeerDied:
+            device.close()
+        else:
+            return device
 
 
 @pytest.fixture
@@ -295,6 +322,7 @@ def kit():
         add_model=add_model,
         conv_model=conv_model,
         dead_after=dead_after,
+        living=living,
         long_model=long_model,
         mul_model=mul_model,
         named_memory=named_memory,

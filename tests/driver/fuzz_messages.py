@@ -31,6 +31,7 @@ from burst import (
     pools,
 )
 from burst.channel import Channel, Message
+from burst.turns import Flow, RunQueue, Share
 from burst.wire import Token
 from driver import plain, rpc
 
@@ -123,13 +124,15 @@ class Plain:
     def __init__(self, seed):
         self._channel, far = Channel.pair()
         far.close()
-        self._server = plain.PlainServer(self._channel, self._model, lambda: None)
+        flow = Flow(Share(RunQueue(1, 1e-3), 1), 1)
+        self._server = plain.PlainServer(self._channel, self._model, lambda _: flow, lambda: None)
         for slot in (0, 1):
             self._server._registered[slot] = Memory.create(4096)
         one, two = [0, 0, 64, []], [1, 64, 64, [2, 3]]
         bodies = [["execute", 1, [one, None], [two], [0, 1], True, None], ["execute", 1, [one], [], [1], False, 5]]
         bodies.append(["execute", 1, [one], [[1, 0, 0, []]], [0, [7]], False, None])
         self.seeds = [msgpack.packb(body) for body in [*bodies, ["execute", 2, [], [], [], False, None]]]
+        self.seeds.append(plain._EXECUTE_BY[:1] + self.seeds[0][1:] + plain._UINT64 + (2**63).to_bytes(8))
         self.mutate = MessageMutator(seed)
 
     def close(self):
@@ -149,15 +152,16 @@ class Plain:
 
     def check(self, data):
         """Whether the request was executed. Only what begins like one comes here."""
-        if not data.startswith(plain._EXECUTE):
+        if not data.startswith((plain._EXECUTE, plain._EXECUTE_BY)):
             return False
-        status, _, _, _, text = self.answer(data)
+        status, _, _, _, text, _ = self.answer(data)
         assert status in ANSWERS or text.startswith("Malformed: "), text
         return status == ErrorStatus.NONE
 
     def answer(self, data):
         """As the client sees it."""
-        return plain._decode_answer(self._server._answer(data))
+        answer = self._server._answer if data.startswith(plain._EXECUTE) else self._server._answer_by
+        return plain._decode_answer(answer(data))
 
 
 fuzz_parsers.TARGETS |= {"calls": Calls, "plain": Plain}

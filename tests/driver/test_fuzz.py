@@ -35,7 +35,7 @@ def test_slots_that_are_no_numbers(slot):
     """They are malformed, as anything else in the place of a number is; then KNOWN can go."""
     body = ["execute", 1, [], [], [slot], False, None]
     with closing(fuzz_messages.Plain(seed=1)) as target:
-        status, *_, text = target.answer(msgpack.packb(body))
+        status, *_, text, _ = target.answer(msgpack.packb(body))
     assert status == ErrorStatus.GENERAL_FAILURE
     assert text.startswith("Malformed: ")
 

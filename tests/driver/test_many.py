@@ -64,7 +64,7 @@ def use(burst):
 @pytest.mark.parametrize(
     ("processes", "bursts", "seconds", "pace", "ratio"),
     [
-        pytest.param(4, 2, 2.0, 5e-3, 1 / 2, id="8"),
+        pytest.param(4, 2, 1.0, 5e-3, 1 / 2, id="8"),
         pytest.param(16, 4, 20.0, 3e-2, 1 / 2, id="64", marks=pytest.mark.stress),
         pytest.param(16, 4, 20.0, 0.0, 1 / 8, id="64 without a pause", marks=pytest.mark.stress),
     ],

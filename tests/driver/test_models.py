@@ -269,9 +269,10 @@ def test_garbage(device, kit):
             send(device, "supported", data, [offset, length])
 
 
-def test_mutations(device, kit):
-    """Random changes of good models never cost more than the call: it succeeds or is refused (seed 20, 3 s)."""
-    source, end = random.Random(20), time.monotonic() + 3
+@pytest.mark.parametrize("seconds", [1, pytest.param(20, marks=pytest.mark.stress)])
+def test_mutations(device, kit, seconds):
+    """Random changes of good models never cost more than the call: it succeeds or is refused (seed 20)."""
+    source, end = random.Random(20), time.monotonic() + seconds
     models = [encoded(m) for m in (kit.add_model(), kit.conv_model(), kit.quantised_model(), branching_model())]
     counts = {True: 0, False: 0}
     while time.monotonic() < end:

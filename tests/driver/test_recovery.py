@@ -45,9 +45,9 @@ def _clean():
 
 
 @pytest.fixture
-def fragile(place, kit):
-    """A connection to a fragile device of this test's own."""
-    with driver.connect(kit.odd("Fragile")) as device:
+def fragile(home, kit):
+    """A connection to a fragile device that nobody else uses."""
+    with kit.living(kit.odd("Fragile")) as device:
         yield device
 
 
@@ -165,7 +165,7 @@ def test_an_explicit_request(kit, fragile, burst):
     assert burst.stats()["recoveries"] == 2
 
 
-def test_too_long_for_the_channel(kit, place):
+def test_too_long_for_the_channel(kit, home):
     """A request that a burst sends on the plain path is sent again there."""
     builder = driver.ModelBuilder()
     inputs = [builder.input("float32", (1,)) for _ in range(1100)]
@@ -194,14 +194,14 @@ def test_newest_frame_wins_across_a_death(kit, fragile, prepared):
         assert dropped.cancelled()
 
 
-def test_killed_while_it_is_started_again(kit, fragile, burst, place):
+def test_killed_while_it_is_started_again(kit, fragile, burst, home):
     """The processes of the next life are killed as soon as they are seen, twice: the third is used."""
-    old = set(place.pids())
+    old = set(home.pids())
     call = Background(lambda: burst.run(frame(-300)), kit.patience)
     kit.until(lambda: device_counts(burst).running == 2)
     kill(fragile)
     for _ in range(2):
-        victims = kit.until(lambda known=old: set(place.pids()) - known)
+        victims = kit.until(lambda known=old: set(home.pids()) - known)
         for pid in victims:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -209,15 +209,15 @@ def test_killed_while_it_is_started_again(kit, fragile, burst, place):
     assert is_right(call.result(), -300)
 
 
-def test_killed_while_the_model_is_prepared_again(kit, fragile, place):
+def test_killed_while_the_model_is_prepared_again(kit, fragile, home):
     """The next life dies over somebody's kill in the middle of the preparation: the one after that is used."""
     with fragile.prepare(kit.add_model(relaxed=True)) as prepared, prepared.burst(recover=True) as burst:
         burst.run(frame(0))
-        (place.path / "hold").touch()
+        (home.path / "hold").touch()
         kill(fragile)
         call = Background(lambda: burst.run(frame(1)), kit.patience)
-        kit.until((place.path / "held").exists)
-        (place.path / "hold").unlink()
+        kit.until((home.path / "held").exists)
+        (home.path / "hold").unlink()
         kill(fragile)
         assert is_right(call.result(), 1)
 
@@ -320,7 +320,7 @@ class TestAsyncio:
             assert asyncio.run(asyncio.wait_for(use(burst), kit.patience)) == 60
             assert 1 <= burst.stats()["recoveries"] <= 3
 
-    def test_the_loop_goes_on(self, kit, fragile, place):
+    def test_the_loop_goes_on(self, kit, fragile, home):
         """While the device is started and the model prepared again, the event loop serves others: one of them has to
         remove the file that the preparation waits for.
         """
@@ -329,12 +329,12 @@ class TestAsyncio:
             mine = asyncio.ensure_future(burst.run_async(frame(-300)))
             while device_counts(burst).running != 2:
                 await asyncio.sleep(0)
-            (place.path / "hold").touch()
+            (home.path / "hold").touch()
             kill(fragile)
-            while not (place.path / "held").exists():
+            while not (home.path / "held").exists():
                 await asyncio.sleep(1e-3)
             assert not mine.done()
-            (place.path / "hold").unlink()
+            (home.path / "hold").unlink()
             return await asyncio.wait_for(mine, kit.patience)
 
         with fragile.prepare(kit.add_model(relaxed=True)) as prepared, prepared.burst(recover=True) as burst:
@@ -364,19 +364,19 @@ class TestAsyncio:
 class TestCannotBeStarted:
     """When there is no next life, everybody who waits is told why, and it is tried again when somebody asks again."""
 
-    def test_everybody_is_told(self, kit, fragile, prepared, place):
+    def test_everybody_is_told(self, kit, fragile, prepared, home):
         """Four in flight get DeviceFailed; once the reason is gone, the burst works."""
         with prepared.burst(recover=True, depth=4) as burst:
             burst.run(frame(0))
             futures = [burst.submit(frame(-100)) for _ in range(4)]
-            os.chmod(place.path, 0o755)  # a directory that others could reach into
+            os.chmod(home.path, 0o755)  # a directory that others could reach into
             kill(fragile)
             for future in futures:
                 with pytest.raises(driver.DeviceFailed, match="0700"):
                     future.result(kit.patience)
             with pytest.raises(driver.DeviceFailed):
                 burst.run(frame(1))
-            os.chmod(place.path, 0o700)
+            os.chmod(home.path, 0o700)
             assert is_right(burst.run(frame(1)), 1)
             assert is_right(burst.submit(frame(2)).result(kit.patience), 2)
 
@@ -421,12 +421,12 @@ class TestQuarantine:
     """A model that crashes its device is given a second chance, and no more."""
 
     @pytest.fixture
-    def crashes(self, place):
+    def crashes(self, home):
         """A function: so many times the device crashes over what may."""
 
         def crashes(n):
             for i in range(n):
-                (place.path / f"crash-{i}").touch()
+                (home.path / f"crash-{i}").touch()
 
         return crashes
 
@@ -436,7 +436,7 @@ class TestQuarantine:
         assert np.isposinf(burst.run(frame(ONCE)).outputs[0][0, 0])
         assert is_right(burst.run(frame(1)), 1)
 
-    def test_the_same_request_twice(self, kit, fragile, prepared, burst, place):
+    def test_the_same_request_twice(self, kit, fragile, prepared, burst, home):
         """Quarantined says the signal, the model and the request; then nothing of this model is run, at once."""
         digest = recovery.digest_of(prepared.model)
         with fragile.prepare(kit.mul_model()) as other, other.burst(recover=True) as bystander:

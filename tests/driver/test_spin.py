@@ -9,6 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import driver
+
 X = np.zeros((1, 4), np.float32)
 
 
@@ -146,10 +148,10 @@ def test_adaptive(fast, apart):
 
 @pytest.mark.parametrize("spin", [None, 0, "adaptive"])
 @pytest.mark.parametrize("watched", [False, True], ids=["alone", "with asyncio"])
-def test_idle(fast, spin, watched):
+def test_idle(place, kit, spin, watched):
     """An idle burst wakes nobody up, on either side, and takes no CPU time, also after it was used in asyncio."""
     options = {} if spin is None else {"spin": spin}
-    with fast.burst(depth=2, **options) as burst:
+    with driver.connect() as device, device.prepare(kit.add_model()) as fast, fast.burst(depth=2, **options) as burst:
         for _ in range(5):
             burst.run(X)
         if watched:

@@ -5,12 +5,13 @@ import sys
 from pathlib import Path
 
 import av
+import camera
 import pytest
 
 CAMERA = Path(__file__).parents[2] / "examples" / "camera.py"
 
 
-def camera(*arguments):
+def run(*arguments):
     """Run the demo; return its exit status and what it printed."""
     command = [sys.executable, str(CAMERA), *map(str, arguments)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
@@ -19,7 +20,7 @@ def camera(*arguments):
 
 def test_demo_runs_and_leaves_its_results(tmp_path):
     """A short run ends well, tabulates both paths, finds the objects, and leaves a video and two pictures."""
-    status, text = camera("--frames", 25, "--fps", 0, "--out", tmp_path)
+    status, text = run("--frames", 25, "--fps", 0, "--out", tmp_path)
     assert status == 0, text
     assert "0 fell back" in text
     assert "0 frame bytes copied" in text
@@ -50,9 +51,19 @@ def test_demo_runs_and_leaves_its_results(tmp_path):
         (("--source", "{out}/camera.mp4"), "this run would overwrite it; pass another --out or --no-video"),
     ],
 )
-def test_bad_argument_is_named_with_its_remedy(tmp_path, arguments, complaint):
+def test_bad_argument_is_named_with_its_remedy(monkeypatch, capsys, tmp_path, arguments, complaint):
     """A bad argument ends the program at once, with the argument, its value and what to do."""
-    status, text = camera("--out", tmp_path, *(word.format(out=tmp_path) for word in arguments))
+    words = "--out", tmp_path, *(word.format(out=tmp_path) for word in arguments)
+    monkeypatch.setattr(sys, "argv", ["camera.py", *map(str, words)])
+    with pytest.raises(SystemExit) as end:
+        camera.main()
+    assert end.value.code
+    assert complaint in f"{end.value.code} {capsys.readouterr().err}"
+
+
+def test_a_bad_argument_ends_the_process_without_a_traceback(tmp_path):
+    """As a program it fails, and says no more than that."""
+    status, text = run("--out", tmp_path, "--device", "nonesuch")
     assert status != 0
-    assert complaint in text
+    assert "camera.py: " in text
     assert "Traceback" not in text

@@ -3,6 +3,7 @@
 import contextlib
 import fcntl
 import os
+import select
 import signal
 import socket
 import tempfile
@@ -201,16 +202,38 @@ def test_each_of_them_ends_the_burst(connection, client, which):
 
 
 def test_the_plain_path_understands_the_example(connection, pool):
-    """The same on a connection from `channel`."""
+    """The same on a connection from `channel`, with a deadline, too."""
     prepare(connection)
     answer, (fd, life) = ask(connection, pack([3, "channel"]))
     assert answer == pack([3, 0])
     os.close(life)
-    register, execute, result = messages("plain")
+    register, execute, result, execute_by = messages("plain")
     with socket.socket(fileno=fd) as path:
         path.settimeout(20)
         socket.send_fds(path, [register], [pool.fd])
         assert ask(path, execute) == (result, [])
+        assert ask(path, execute_by) == (result, [])
+    assert pool.asarray(np.float32, 4, 128).tolist() == [11, 12, 13, 14]
+
+
+def test_fenced_executions_understand_the_example(connection, pool):
+    """The same on a connection from `fenced`: the fence that comes with the answer is signalled, and never read."""
+    prepare(connection)
+    answer, (fd, life) = ask(connection, pack([3, "fenced"]))
+    assert answer == pack([3, 0])
+    os.close(life)
+    register, registered, execute, launched, info, told = messages("fenced")
+    with socket.socket(fileno=fd) as path:
+        path.settimeout(20)
+        assert ask(path, register, [pool.fd]) == (registered, [])
+        answer, (fence,) = ask(path, execute)
+        assert answer == launched
+        poll = select.poll()
+        poll.register(fence, select.POLLIN)
+        ((_, events),) = poll.poll(20_000)
+        assert events & select.POLLIN
+        assert ask(path, info) == (told, [])
+        os.close(fence)
     assert pool.asarray(np.float32, 4, 128).tolist() == [11, 12, 13, 14]
 
 

@@ -25,7 +25,7 @@ from burst.wire import (
     encode_request,
     encode_result,
 )
-from driver import encoding, plain, rendezvous, rpc, service
+from driver import encoding, fenced, launched, plain, rendezvous, rpc, service
 from driver.nn.types import OperandLifeTime, OperandType
 from fmq._core import ffi, lib
 from fmq.geometry import CONTROL, Geometry, dtype_text
@@ -34,7 +34,7 @@ from fmq.role import LIFE_AT
 # ---- bytes ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["messages", "plain"])
+@pytest.mark.parametrize("name", ["messages", "plain", "fenced"])
 def test_messages_are_what_they_say(name):
     """Each message's bytes are msgpack's for the value beside them."""
     assert b"".join(messages(name)) == raw(block(f"hex {name}"))
@@ -171,6 +171,12 @@ def test_the_methods_are_the_service_s():
     )
 
 
+def test_the_calls_of_fenced_executions_are_the_engine_s():
+    """All of them."""
+    handlers = inspect.getsource(fenced.FencedServer._serve)
+    assert {row[0] for row in table("call")} == set(re.findall(r'"(\w+)": self', handlers))
+
+
 def test_life_words_mean_what_the_page_says():
     """Each word, put before fmq_life_state; and a page is what a process makes for another."""
     for words, meaning, state in table("word"):
@@ -209,7 +215,11 @@ FIGURES = [
     f"Answer within {server._CALLBACK_TIMEOUT:.0f} s",
     f"from 0 to 2^{memory._MAX_SLOT.bit_length()} - 1",
     f"one each, at most {MAX_FDS}",
+    f"when {launched.MOST_LAUNCHED} executions are pending or {launched.MOST_FENCES} fences of others are watched",
+    f"One execution waits for {fenced.MOST_FENCES} fences at most",
+    f"keeps {launched._MOST_KEPT} answers",
     f"`{plain._EXECUTE.hex(' ')}`",
+    f"`{plain._EXECUTE_BY.hex(' ')}`",
 ]
 
 

@@ -1,6 +1,7 @@
-"""`python -m fmq`: the real command against real queues of real processes."""
+"""`python -m fmq` against real queues: as a process where that matters, else by its `main`, which is soon done."""
 
 import contextlib
+import io
 import json
 import multiprocessing
 import os
@@ -22,13 +23,29 @@ LIMIT = 60  # seconds; the machine may be busy
 
 
 def fmq_command(*words, status=0):
-    """Runs it to its end; returns stdout and stderr."""
+    """Runs it to its end in this process; returns stdout and stderr."""
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            ended = main(words)
+        except SystemExit as end:  # as argparse ends a wrong call
+            ended = end.code
+    return checked(ended, status, out.getvalue(), err.getvalue())
+
+
+def fmq_process(*words, status=0):
+    """Runs it to its end in a process of its own; returns stdout and stderr."""
     done = subprocess.run(
         [sys.executable, "-W", "error", "-m", "fmq", *words], capture_output=True, text=True, timeout=LIMIT, check=False
     )
-    assert done.returncode == status, done.stderr
-    assert status == 0 or done.stderr.count("\n") == 1, done.stderr
-    return done.stdout, done.stderr
+    return checked(done.returncode, status, done.stdout, done.stderr)
+
+
+def checked(ended, status, out, err):
+    """Its outputs; it must have ended so, and told a failure in one line."""
+    assert ended == status, err
+    assert status == 0 or err.count("\n") == 1, err
+    return out, err
 
 
 def objects(text):
@@ -72,7 +89,7 @@ def test_list_shows_all_queues_aligned(stale):
     other = new_name() + "-with-a-longer-name"
     fmq.MessageQueue.create([("time", "f8"), ("box", "f4", (4,))], 3, fmq.Flavour.UNSYNCHRONIZED, name=other)
     try:
-        head, *rows = fmq_command("list")[0].splitlines()
+        head, *rows = fmq_process("list")[0].splitlines()
         row = next(row for row in rows if row.startswith(stale + " "))
         assert row.split() == [
             stale,
@@ -145,10 +162,10 @@ def test_info_sees_who_is_alive_and_who_was_killed(queue, name):
     ready, theirs = multiprocessing.Pipe()
     with process(hold, queue.descriptor, "writer", theirs, fails=True) as child:
         ready.recv()
-        assert objects(fmq_command("info", name, "--json")[0])[0]["writer"] == "alive"
+        assert objects(fmq_process("info", name, "--json")[0])[0]["writer"] == "alive"
         child.kill()
         until(lambda: fmq.inspect(name).writer == "dead")
-    assert "dead: its process ended without releasing" in fmq_command("info", name)[0]
+    assert "dead: its process ended without releasing" in fmq_process("info", name)[0]
 
 
 # ---- tail ------------------------------------------------------------------------------------------------------------
@@ -249,9 +266,9 @@ def test_unlink_refuses_a_queue_in_use(queue, name):
     """It says who is alive; --force removes the name, and those inside go on."""
     with queue.writer() as writer, queue.reader() as reader:
         assert (
-            "in use: its writer is alive and its reader is alive; --force" in fmq_command("unlink", name, status=1)[1]
+            "in use: its writer is alive and its reader is alive; --force" in fmq_process("unlink", name, status=1)[1]
         )
-        assert fmq_command("unlink", "--force", name)[0] == f"{name} removed\n"
+        assert fmq_process("unlink", "--force", name)[0] == f"{name} removed\n"
         assert not os.path.exists("/dev/shm" + name)
         writer.write([1])
         assert list(reader.read(1, 10)) == [1]
@@ -261,13 +278,13 @@ def test_unlink_refuses_an_unsynchronized_queue_that_has_a_reader(name):
     """Its readers hold no role, and are alive nevertheless."""
     queue = fmq.MessageQueue.create("i4", 10, fmq.Flavour.UNSYNCHRONIZED, name=name)
     with queue.reader():
-        assert "its reader is alive" in fmq_command("unlink", name, status=1)[1]
-    fmq_command("unlink", name)
+        assert "its reader is alive" in fmq_process("unlink", name, status=1)[1]
+    fmq_process("unlink", name)
 
 
 def test_unlink_goes_on_after_a_refusal(stale):
     """Every name is tried; the status tells that one was refused."""
-    out, err = fmq_command("unlink", "/fmq-test-no-such-queue", stale, status=1)
+    out, err = fmq_process("unlink", "/fmq-test-no-such-queue", stale, status=1)
     assert out == f"{stale} removed\n"
     assert "/fmq-test-no-such-queue" in err
 
@@ -326,7 +343,7 @@ def test_unlink_of_what_is_no_queue_takes_force(name, force):
 
 def test_bench_measures_three_things():
     """Percentiles in order, throughput, conditions; progress stays out of stdout."""
-    out, err = fmq_command("bench", "--json", "--seconds", "0.3", "--bytes", "100")
+    out, err = fmq_process("bench", "--json", "--seconds", "0.3", "--bytes", "100")
     report = json.loads(out)
     for row in report["round_trip_us"].values():
         assert 0 < row["p50"] <= row["p99"] <= row["p99.9"] <= row["max"]
@@ -374,6 +391,12 @@ def test_help(words):
 def test_a_wrong_call_is_one_line_and_status_2(words, told):
     """It names what was wrong."""
     assert told in fmq_command(*words, status=2)[1]
+
+
+def test_a_wrong_call_ends_the_process_like_that():
+    """What `main` does is what the program does."""
+    assert "'show'" in fmq_process("show", status=2)[1]
+    assert fmq_process("--help") == fmq_command("--help")
 
 
 def test_an_unknown_name_suggests_the_right_one(queue, name):

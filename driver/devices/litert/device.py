@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-import tomllib
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from driver.configuration import configured
+from driver.deadlines import overdue
 from driver.devices.litert.flatbuffer import Writer
 from driver.devices.litert.library import (
     VERSION,
@@ -20,11 +21,12 @@ from driver.devices.litert.library import (
     status_text,
 )
 from driver.devices.litert.library import ffi as library_ffi
-from driver.devices.litert.packed import Cache, Packing
-from driver.devices.litert.program import Port, Program, supported
-from driver.devices.litert.weights import ALIGNMENT, aligned
-from driver.devices.lowering import Programs, Tensors
+from driver.devices.litert.packed import Packing
+from driver.devices.litert.program import Port, Program, lowered, restored, supported
+from driver.devices.litert.weights import aligned
+from driver.devices.lowering import ALIGNMENT, Programs, Tensors
 from driver.errors import ExecutionFailed, LoopTimeout, OutputInsufficientSize
+from driver.interface import CacheFiles, Saved
 from driver.nn import LOOP_TIMEOUT
 from fmq._core import ffi, lib
 
@@ -33,15 +35,14 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from burst import StatusError
     from driver.nn import Model
+    from driver.options import Preference
 
 LARGE = 20_000_000
 """Products of an execution from which on it is worth more than one thread."""
 
 MOST_THREADS = 4
-
-CACHE_MB = 512
-"""Of files with packed weights, unless the configuration says otherwise."""
 
 _MOST_OPTION = 2**31 - 1
 
@@ -51,24 +52,14 @@ def configuration() -> Path:
     return Path("~/.config/burst/litert.toml").expanduser()
 
 
-def cache_folder() -> Path:
-    """Where packed weights are kept between processes, if the user wants that."""
-    return Path("~/.cache/burst/litert").expanduser()
-
-
 def _configured() -> dict[str, Any]:
     """The options that the configuration names. Raises ValueError."""
-    try:
-        found = tomllib.loads(configuration().read_text())
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{configuration()}: {error}") from error
-    for name in ("threads", "cache_mb"):
-        if name in found and (type(found[name]) is not int or not 1 <= found[name] <= _MOST_OPTION):
-            raise ValueError(f"{configuration()}: {name} = {found[name]!r} has to be a whole number above 0")
-    if type(found.get("cache", False)) is not bool:
-        raise ValueError(f"{configuration()}: cache = {found['cache']!r} has to be true or false")
+    found = configured(configuration())
+    if unknown := found.keys() - {"threads"}:
+        raise ValueError(f"{configuration()}: {', '.join(sorted(unknown))}: known is threads")
+    threads = found.get("threads", 1)
+    if type(threads) is not int or not 1 <= threads <= _MOST_OPTION:
+        raise ValueError(f"{configuration()}: threads = {threads!r} has to be a whole number above 0")
     return found
 
 
@@ -78,6 +69,8 @@ class LiteRtDevice:
     name = "litert"
     version = f"1 (LiteRT {VERSION})"
     type = "CPU"
+    takes_preference = True
+    cache_files = CacheFiles(2, 0)  #: what there is to say about a program, and its flatbuffer
 
     def __init__(self, threads: int | None = None) -> None:
         """`threads`: of every execution; None: as configured, else one for small models and some for large ones.
@@ -86,20 +79,39 @@ class LiteRtDevice:
         """
         options = _configured()
         self._threads = options.get("threads") if threads is None else threads
-        most = options.get("cache_mb", CACHE_MB) * 10**6
-        self._packing = Packing(Cache(cache_folder(), most) if options.get("cache", False) else None)
+        self._packing = Packing()
         _self_test()
 
     def supported_operations(self, model: Model) -> list[bool]:
         """True for what TFLite computes exactly, with these types, layouts and constant parameters."""
         return supported(model)
 
-    def prepare(self, model: Model, pace: Callable[[], object]) -> PreparedModel:
+    def prepare(
+        self, model: Model, pace: Callable[[], object], preference: Preference = "fast_single_answer"
+    ) -> PreparedModel:
         """Lowered and compiled. A model whose inputs leave dimensions open is so whenever it is bound to new shapes."""
-        return PreparedModel(model, pace, self.threads_for, self._packing)
+        return PreparedModel(model, pace, partial(self.threads_for, preference=preference), self._packing)
 
-    def threads_for(self, work: int) -> int:
-        """As many as an execution of `work` products should have. Clients need processors, too, unless they wait."""
+    def restore(
+        self,
+        model: Model,
+        saved: Saved,
+        root: NDArray[np.uint8],
+        pace: Callable[[], object],
+        preference: Preference = "fast_single_answer",
+    ) -> PreparedModel:
+        """Lowered before, so only LiteRT has to compile it."""
+        threads = partial(self.threads_for, preference=preference)
+        program = Program(*restored(saved, root), threads, self._packing.compiled)
+        return PreparedModel(model, pace, threads, self._packing, program)
+
+    def threads_for(self, work: int, preference: Preference = "fast_single_answer") -> int:
+        """As many as an execution of `work` products should have. Clients need processors, too, unless they wait.
+
+        Executions of a prepared model take turns here, so those for sustained speed have as many as others.
+        """
+        if preference == "low_power":
+            return 1
         if self._threads is not None:
             return self._threads
         processors = os.cpu_count() or 1
@@ -110,18 +122,28 @@ class PreparedModel(Programs[Program]):
     """A model for one or more sets of input shapes. Executions of one set take turns."""
 
     def __init__(
-        self, model: Model, pace: Callable[[], object], threads: Callable[[int], int], packing: Packing
+        self,
+        model: Model,
+        pace: Callable[[], object],
+        threads: Callable[[int], int],
+        packing: Packing,
+        program: Program | None = None,
     ) -> None:
         """Raises LibraryFailed."""
         self._threads, self._packing = threads, packing
         self.copied_weights = 0  #: bytes that were copied when it was compiled last; all others stayed where they were
-        super().__init__(model, pace)
+        super().__init__(model, pace, program)
 
     def compiled(self, tensors: Tensors, pace: Callable[[], object]) -> Program:
         """As in `Programs`."""
-        program = Program(self.model, self.prepared, tensors, self._threads, self._packing.compiled, pace)
+        program = Program(*lowered(self.model, self.prepared, tensors, pace), self._threads, self._packing.compiled)
         self.copied_weights = program.copied_weights
         return program
+
+    def saved(self, root: NDArray[np.uint8]) -> Saved | None:
+        """Of a model that tells all shapes."""
+        program = self.only_program
+        return program.saved(root) if program else None
 
     def bind(
         self,
@@ -185,13 +207,19 @@ class Bound:
         self.native = _address(ffi.addressof(lib, "burst_foreign_run")), _address(self._context)
 
     def run(self) -> None:
-        """Executes once, without Python's lock. Raises OutputInsufficientSize, LoopTimeout, ExecutionFailed."""
+        """Executes once, without Python's lock. Raises OutputInsufficientSize, LoopTimeout, MissedDeadlineTransient,
+        ExecutionFailed.
+        """
         if self._context is None:
             raise OutputInsufficientSize(self.shapes)
         if lib.burst_foreign_run(self._context):
             raise self._failure()
 
-    def _failure(self) -> LoopTimeout | ExecutionFailed:
+    def _failure(self) -> LoopTimeout | ExecutionFailed | StatusError:
+        if self._context.ended == lib.BURST_QUEUED:
+            return overdue("queued", lib.burst_due())
+        if self._context.ended == lib.BURST_OVERDUE:
+            return overdue("executing", lib.burst_due())
         if self._context.ended == lib.BURST_TIMED_OUT:
             return LoopTimeout(f"a WHILE took longer than its loop timeout of {self._loop_timeout} s")
         was_cancelled = self._context.ended == lib.BURST_CANCELLED

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from .weights import ALIGNMENT, Image, offset_in, shared_root
+from ..lowering import ALIGNMENT, offset_in
+from .weights import Image, shared_root
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

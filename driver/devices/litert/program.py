@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import mmap
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
+import msgpack
 import numpy as np
 
 from driver.devices import lowering as lowerings
@@ -15,8 +17,9 @@ from driver.devices.litert.lower import LOWERINGS, Graph, Lowering, Node
 from driver.devices.litert.lower.control import TABLE as CONTROL
 from driver.devices.litert.lower.control import looping
 from driver.devices.litert.lower.node import Crossing, Form, stored_type
-from driver.devices.litert.weights import aligned
+from driver.devices.litert.weights import Image, aligned
 from driver.devices.lowering import Tensors, UnsupportedError, place, require
+from driver.interface import Saved
 from driver.nn import ExecutionFailed, OperandType
 from driver.nn.arena import lay_out
 from driver.nn.plan import REFUSALS, Prepared
@@ -26,8 +29,9 @@ from fmq._core import ffi, lib
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from numpy.typing import NDArray
+
     from driver.devices.litert.library import Compiled
-    from driver.devices.litert.weights import Image
     from driver.nn import Model, Subgraph
     from driver.nn.operation import Call, Tensor
 
@@ -69,6 +73,54 @@ class Segment(NamedTuple):
     loops: int  #: WHILEs that it runs one after the other, at most
 
 
+class Between(NamedTuple):
+    """What goes from one segment to another: TFLite type and dimensions, and where it lies in their common block."""
+
+    type: str
+    shape: tuple[int, ...]
+    offset: int
+    nbytes: int
+
+
+class Description(NamedTuple):
+    """All that there is to say about a lowered model besides its flatbuffer, in plain values."""
+
+    inputs: Sequence[Port]
+    outputs: Sequence[Port]
+    shapes: Sequence[tuple[int, ...]]  #: of the outputs
+    segments: Sequence[Segment]
+    between: Sequence[Between]
+    block: int  #: bytes of what crosses
+    operations: Sequence[str]  #: by TFLite's names
+    products: int  #: that an execution adds up
+
+    @classmethod
+    def of(cls, plain: Sequence[Any]) -> Description:
+        """One that was msgpack meanwhile."""
+        inputs, outputs, shapes, segments, between, *rest = plain
+        sources, targets = ([Port(*port) for port in side] for side in (inputs, outputs))
+        return cls(sources, targets, shapes, [Segment(*s) for s in segments], [Between(*b) for b in between], *rest)
+
+
+def lowered(
+    model: Model, operations: Sequence[Prepared], tensors: Tensors, pace: Callable[[], object]
+) -> tuple[Description, Image]:
+    """A model for LiteRT. `tensors`: constants and inputs, None for omitted ones. Raises ExecutionFailed."""
+    lowering = Lowering(model, LOWERINGS)
+    graphs = _lowered(lowering, operations, tensors, pace)
+    inputs, outputs, places = _ports(graphs)
+    count = len(places)
+    segments = [_segment(graph, places) for graph in graphs]
+    between, block = _between(graphs, segments, count, places)
+    for graph in graphs:
+        graph.writer.inputs, graph.writer.outputs = list(graph.takes.values()), list(graph.gives.values())
+    is_plain = len(lowering.writer.sections) == 1
+    image = lowering.writer.finish([] if is_plain else [graph.writer for graph in graphs], pace)
+    shapes = [graphs[-1].tensor(i).shape for i in model.main.outputs]
+    names = lowering.writer.names
+    return Description(inputs, outputs, shapes, segments, between, block, names, lowering.products), image
+
+
 class Program:
     """The compiled model, its segments and ports, and the turn that executions of it wait for.
 
@@ -77,32 +129,39 @@ class Program:
 
     def __init__(
         self,
-        model: Model,
-        operations: Sequence[Prepared],
-        tensors: Tensors,
+        description: Description,
+        image: Image,
         threads: Callable[[int], int],
         compiled: Callable[[Image, int], Compiled],
-        pace: Callable[[], object],
     ) -> None:
-        """`tensors`: constants and inputs, None for omitted ones. Raises ExecutionFailed, LibraryFailed."""
-        lowering = Lowering(model, LOWERINGS)
-        graphs = _lowered(lowering, operations, tensors, pace)
-        self.shapes = [graphs[-1].tensor(i).shape for i in model.main.outputs]
-        self.inputs, self.outputs, places = _ports(graphs)
-        count = len(places)
-        self.segments = [_segment(graph, places) for graph in graphs]
-        self.between = _between(graphs, self.segments, count, places)
-        self.operations = lowering.writer.names
-        self.threads = threads(lowering.products)
-        for graph in graphs:
-            graph.writer.inputs, graph.writer.outputs = list(graph.takes.values()), list(graph.gives.values())
-        is_plain = len(lowering.writer.sections) == 1
-        image = lowering.writer.finish([] if is_plain else [graph.writer for graph in graphs], pace)
+        """Raises LibraryFailed."""
+        self.description, self.image = description, image
+        self.shapes, self.segments = description.shapes, description.segments
+        self.inputs, self.outputs = description.inputs, description.outputs
+        self.operations = list(description.operations)
+        self.threads = threads(description.products)
         self.copied_weights = image.bytes.nbytes
+        block = aligned(description.block)
+        self.between = TensorBuffers([(b.type, b.shape, block[b.offset :][: b.nbytes]) for b in description.between])
         self.turn = ffi.new("burst_turn *")
         lib.burst_turn_init(self.turn)
         self.compiled = compiled(image, self.threads)
         self.compiled.ask(_address(ffi.addressof(lib, "burst_foreign_ends")), _address(self.turn))
+
+    def saved(self, root: NDArray[np.uint8]) -> Saved | None:
+        """For `restored`; None where LiteRT reads weights that lie elsewhere than there."""
+        image = self.image
+        if image.root not in {0, root.nbytes} or (image.root and root.ctypes.data % mmap.PAGESIZE):
+            return None
+        return Saved([msgpack.packb([self.description, bool(image.root), image.shareable]), image.bytes])
+
+
+def restored(saved: Saved, root: NDArray[np.uint8]) -> tuple[Description, Image]:
+    """As `lowered`, of a program that was saved by this version of the device; `root` follows it in memory."""
+    plain, front = saved.model
+    description, has_root, shareable = msgpack.unpackb(plain, use_list=False)
+    assert isinstance(front, np.ndarray)
+    return Description.of(description), Image.of(front, root if has_root else None, shareable=shareable)
 
 
 def _address(pointer: Any) -> int:
@@ -181,11 +240,10 @@ def _segment(graph: Graph, places: dict[Crossing, int]) -> Segment:
 
 def _between(
     graphs: Sequence[Graph], segments: Sequence[Segment], first: int, places: dict[Crossing, int]
-) -> TensorBuffers:
-    """Memory of what crosses, from place `first` on."""
+) -> tuple[list[Between], int]:
+    """What crosses, from place `first` on, and the bytes that it takes."""
     crossing = {places[key]: (graph, key[1], tensor) for graph in graphs for key, tensor in graph.gives.items()}
     found = {k: (form.type, graph.writer.dimensions(t)) for k, (graph, form, t) in crossing.items() if k >= first}
     sizes = {k: math.prod(shape) * np.dtype(type_.lower()).itemsize for k, (type_, shape) in found.items()}
     offsets, nbytes = lay_out([(segment.inputs, segment.outputs) for segment in segments], sizes)
-    block = aligned(nbytes)
-    return TensorBuffers([(*found[k], block[offsets[k] :][: sizes[k]]) for k in sorted(found)])
+    return [Between(*found[k], offsets[k], sizes[k]) for k in sorted(found)], nbytes

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from cffi import FFI
 
+from driver.constants import same_bytes
+from driver.devices.lowering import ALIGNMENT
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
-
-ALIGNMENT = 64
-"""Of memory that LiteRT uses in place."""
 
 _FIXED = 1 | 2  # MREMAP_MAYMOVE, MREMAP_FIXED
 
@@ -28,7 +28,6 @@ _ffi.cdef(
     void *mmap(void *address, size_t bytes, int protection, int flags, int fd, long offset);
     void *mremap(void *old, size_t old_bytes, size_t bytes, int flags, void *address);
     int munmap(void *address, size_t bytes);
-    int memcmp(const void *a, const void *b, size_t bytes);
     """
 )
 _libc: Any = _ffi.dlopen(None)
@@ -57,14 +56,6 @@ def _root(array: NDArray[Any]) -> NDArray[Any]:
     return array
 
 
-def offset_in(root: NDArray[np.uint8] | None, array: NDArray[Any]) -> int | None:
-    """Where the array begins in `root`, if it lies there as LiteRT needs it; else None."""
-    if root is None or not array.flags.c_contiguous or array.ctypes.data % ALIGNMENT:
-        return None
-    offset = array.ctypes.data - root.ctypes.data
-    return offset if array.nbytes and 0 <= offset <= root.nbytes - array.nbytes else None
-
-
 class Image:
     """`front` bytes to write into, and behind them, from the next page on, the pages of `root`.
 
@@ -86,6 +77,22 @@ class Image:
         memory: Any = _ffi.buffer(self._mapping, front)
         self.bytes = np.frombuffer(memory, np.uint8)
 
+    @classmethod
+    def of(cls, front: NDArray[np.uint8], root: NDArray[np.uint8] | None, *, shareable: bool) -> Image:
+        """One that lies in memory already: the front on a page, and `root` on the next one."""
+        image = cls.__new__(cls)
+        image.bytes, image.shareable, image.behind, image.nbytes = front, shareable, front.nbytes, front.nbytes
+        if root is not None:
+            image.behind += -front.nbytes % mmap.PAGESIZE
+            image.nbytes = image.behind + root.nbytes
+            assert root.ctypes.data == image.address + image.behind
+        return image
+
+    @property
+    def root(self) -> int:
+        """Bytes behind the front."""
+        return self.nbytes - self.behind
+
     @property
     def address(self) -> int:
         """Of the first byte."""
@@ -99,8 +106,7 @@ class Image:
         """Whether all bytes are the same."""
         if self.nbytes != other.nbytes:
             return False
-        mine, theirs = (_ffi.cast("void *", image.address) for image in (self, other))
-        return bool(_libc.memcmp(mine, theirs, self.nbytes) == 0)
+        return same_bytes(self.address, other.address, self.nbytes)
 
 
 def _mapped_twice(front: int, address: int, nbytes: int) -> Any:

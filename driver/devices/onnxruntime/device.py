@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import threading
-import tomllib
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 
+from burst.turns import checkpoint, stoppable
+from driver.configuration import configured
+from driver.deadlines import check, overdue, seconds_left
 from driver.devices.lowering import Programs, Tensors
 from driver.devices.onnxruntime.library import (
     PROVIDERS,
@@ -21,9 +23,11 @@ from driver.devices.onnxruntime.library import (
     run_options,
     version,
 )
-from driver.devices.onnxruntime.program import Port, Program, supported
+from driver.devices.onnxruntime.program import Port, Program, lowered, restored, supported
 from driver.devices.onnxruntime.writer import Writer, model
 from driver.errors import ExecutionFailed, LoopTimeout, OutputInsufficientSize
+from driver.interface import CacheFiles, Saved
+from fmq._core import lib
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -31,6 +35,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from driver.nn import Model
+    from driver.options import Preference
 
 LARGE = 20_000_000
 """Products of an execution from which on it is worth more than one thread."""
@@ -43,6 +48,7 @@ class Options(NamedTuple):
 
     threads: int | None = None
     provider: str = "cpu"
+    staged: bool = False
 
 
 def configuration() -> Path:
@@ -50,20 +56,17 @@ def configuration() -> Path:
     return Path("~/.config/burst/onnxruntime.toml").expanduser()
 
 
-def configured() -> Options:
+def options() -> Options:
     """What the configuration says. Raises ValueError."""
-    try:
-        found = tomllib.loads(configuration().read_text())
-    except FileNotFoundError:
-        return Options()
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{configuration()}: {error}") from error
-    threads, provider = found.get("threads"), found.get("provider", "cpu")
+    found = configured(configuration())
+    threads, provider, staged = found.get("threads"), found.get("provider", "cpu"), found.get("staged", False)
     if threads is not None and (type(threads) is not int or threads < 1):
         raise ValueError(f"{configuration()}: threads = {threads!r} has to be a whole number above 0")
     if provider not in PROVIDERS:
         raise ValueError(f"{configuration()}: provider = {provider!r} has to be one of {', '.join(PROVIDERS)}")
-    return Options(threads, provider)
+    if type(staged) is not bool:
+        raise ValueError(f"{configuration()}: staged = {staged!r} has to be true or false")
+    return Options(threads, provider, staged)
 
 
 class OnnxRuntimeDevice:
@@ -72,17 +75,21 @@ class OnnxRuntimeDevice:
     name = "onnxruntime"
     version = f"1 (ONNX Runtime {version()})"
     type = "CPU"
+    takes_preference = True
+    cache_files = CacheFiles(1, 1)  #: graphs, and weights that are not laid out as in the model
 
-    def __init__(self, threads: int | None = None, provider: str | None = None) -> None:
+    def __init__(self, threads: int | None = None, provider: str | None = None, staged: bool | None = None) -> None:
         """`threads`: of every execution; None: as configured, else one for small models and some for large ones.
 
-        `provider`: "cpu" or "cuda"; None: as configured, else the CPU.
+        `provider`: "cpu" or "cuda"; None: as configured, else the CPU. `staged`: a model is first made ready in little
+        time, and made faster while it serves; None: as configured, else not.
 
         Raises LibraryMissing, LibraryFailed; ValueError for options that make no sense.
         """
-        options = configured()
-        self._threads = options.threads if threads is None else threads
-        self._provider = options.provider if provider is None else provider
+        found = options()
+        self._threads = found.threads if threads is None else threads
+        self._provider = found.provider if provider is None else provider
+        self._staged = found.staged if staged is None else staged
         library()
         require_provider(self._provider)
         if self._provider == "cuda":
@@ -93,15 +100,47 @@ class OnnxRuntimeDevice:
         """True for what ONNX Runtime computes as the HAL says, with these types, layouts and constant parameters."""
         return supported(model)
 
-    def prepare(self, model: Model, pace: Callable[[], object]) -> PreparedModel:
+    def prepare(
+        self, model: Model, pace: Callable[[], object], preference: Preference = "fast_single_answer"
+    ) -> PreparedModel:
         """Lowered and compiled. A model whose inputs leave dimensions open is so whenever it is bound to new shapes."""
-        return PreparedModel(model, pace, self.threads_for, self._provider)
+        return self._prepared(model, pace, partial(self.threads_for, preference=preference))
 
-    def threads_for(self, work: int) -> int:
-        """As many as an execution of `work` products should have. Clients need processors, too."""
+    def restore(
+        self,
+        model: Model,
+        saved: Saved,
+        root: NDArray[np.uint8],
+        pace: Callable[[], object],
+        preference: Preference = "fast_single_answer",
+    ) -> PreparedModel:
+        """Lowered before, so only ONNX Runtime has to make it ready."""
+        threads = partial(self.threads_for, preference=preference)
+        program = Program(*restored(saved, root), threads, self._provider, is_quick=self._staged)
+        return self._prepared(model, pace, threads, program)
+
+    def _prepared(
+        self,
+        model: Model,
+        pace: Callable[[], object],
+        threads: Callable[[int], int],
+        program: Program | None = None,
+    ) -> PreparedModel:
+        kind = StagedModel if self._staged else PreparedModel
+        return kind(model, pace, threads, self._provider, program)
+
+    def threads_for(self, work: int, preference: Preference = "fast_single_answer") -> int:
+        """As many as an execution of `work` products should have. Clients need processors, too.
+
+        For sustained speed one: executions of a prepared model go on at the same time here.
+        """
+        if preference == "low_power":
+            return 1
         if self._threads is not None:
             return self._threads
-        return 1 if work < LARGE else max(1, min(MOST_THREADS, (os.cpu_count() or 1) // 2))
+        if work < LARGE or preference == "sustained_speed":
+            return 1
+        return max(1, min(MOST_THREADS, (os.cpu_count() or 1) // 2))
 
 
 class PreparedModel(Programs[Program]):
@@ -109,16 +148,29 @@ class PreparedModel(Programs[Program]):
 
     serves_all = True
 
+    is_quick = False
+
     def __init__(
-        self, model: Model, pace: Callable[[], object], threads: Callable[[int], int], provider: str = "cpu"
+        self,
+        model: Model,
+        pace: Callable[[], object],
+        threads: Callable[[int], int],
+        provider: str = "cpu",
+        program: Program | None = None,
     ) -> None:
         """Raises LibraryFailed."""
         self._threads, self._provider = threads, provider
-        super().__init__(model, pace)
+        super().__init__(model, pace, program)
 
     def compiled(self, tensors: Tensors, pace: Callable[[], object]) -> Program:
         """As in `Programs`."""
-        return Program(self.model, self.prepared, tensors, self._threads, self._provider, pace)
+        found = lowered(self.model, self.prepared, tensors, pace)
+        return Program(*found, self._threads, self._provider, is_quick=self.is_quick)
+
+    def saved(self, root: NDArray[np.uint8]) -> Saved | None:
+        """Of a model that tells all shapes."""
+        program = self.only_program
+        return program.saved(root) if program else None
 
     def bind(
         self,
@@ -129,6 +181,19 @@ class PreparedModel(Programs[Program]):
     ) -> Bound:
         """As in the protocol."""
         return Bound(self.program_for(inputs, pace), inputs, outputs, loop_timeout)
+
+
+class StagedModel(PreparedModel):
+    """One that is made in little time, and faster later."""
+
+    is_quick = True
+
+    def improved(self, pace: Callable[[], object]) -> PreparedModel | None:
+        """As in the protocol. Raises LibraryFailed."""
+        program = self.only_program
+        if program is None:
+            return None
+        return PreparedModel(self.model, pace, self._threads, self._provider, program.improved())
 
 
 class Bound:
@@ -148,12 +213,14 @@ class Bound:
         self._binding: Any = None
         self._timeout = loop_timeout * program.loops
         self._is_long = bool(program.loops) or program.work >= LARGE
+        self._is_cancelled = False
         self._options: Any = None  # of the run in progress, if it can be ended
         if all(is_sufficient for _, is_sufficient in self.shapes):
             sources = [_bytes(inputs[port.number]) for port in program.inputs]
             targets = [outputs[port.number][: port.nbytes] for port in program.outputs]
             self._before = [_moved(memory, port) for memory, port in zip(sources, program.inputs, strict=True)]
             self._after = [_moved(memory, port) for memory, port in zip(targets, program.outputs, strict=True)]
+            self._is_in_place = any(np.may_share_memory(source, target) for source in sources for target in targets)
             self._bind(program)
 
     def _bind(self, program: Program) -> None:
@@ -168,28 +235,51 @@ class Bound:
         self.copied_bytes = sum(memory.nbytes for memory, _ in (*self._before, *self._after))
 
     def run(self) -> None:
-        """Executes once, without Python's lock. Raises OutputInsufficientSize, ExecutionFailed, LoopTimeout."""
+        """Executes once, without Python's lock. Raises OutputInsufficientSize, ExecutionFailed, LoopTimeout,
+        MissedDeadlineTransient.
+        """
         if self._binding is None:
             raise OutputInsufficientSize(self.shapes)
         for memory, place in self._before:
             np.copyto(place, memory)
+        check("queued")
         if fault := self._run_long() if self._is_long else self._binding.run():
             raise ExecutionFailed(0, "the model", fault)
         for memory, place in self._after:
             np.copyto(memory, place)
 
     def _run_long(self) -> str | None:
-        """So that it can be ended: by `cancel`, and by a loop that takes too long."""
-        self._options = options = run_options()
-        if not self._timeout:
+        """From the beginning again whenever it was ended for somebody more urgent, as there is no state to be kept.
+
+        Not when it writes to its inputs.
+        """
+        if self._is_in_place:
+            return self._run_once(run_options())
+        while True:
+            options = run_options()
+            with stoppable(partial(setattr, options, "terminate", True)) as attempt:
+                fault = self._run_once(options)
+            if not (fault and attempt.was_stopped) or self._is_cancelled:
+                return fault
+            checkpoint()
+
+    def _run_once(self, options: Any) -> str | None:
+        """So that it can be ended: by `cancel`, by a loop that takes too long, and at its deadline."""
+        self._options = options
+        deadline = lib.burst_due()
+        left = seconds_left(deadline)
+        limits = [limit for limit in (self._timeout or None, left) if limit is not None]
+        if not limits:
             return self._ended(options)
-        overdue = threading.Event()
-        watchdog = threading.Timer(self._timeout, _end, (options, overdue))
+        was_ended = threading.Event()
+        watchdog = threading.Timer(min(limits), _end, (options, was_ended))
         watchdog.daemon = True
         watchdog.start()
         fault = self._ended(options)
         watchdog.cancel()
-        if fault and overdue.is_set():
+        if fault and was_ended.is_set():
+            if left == min(limits):
+                raise overdue("executing", deadline)
             raise LoopTimeout(f"its loops took longer than their loop timeouts of {self._timeout} s together")
         return fault
 
@@ -204,13 +294,14 @@ class Bound:
 
         Models without loops that are small are not worth it: they end soon.
         """
+        self._is_cancelled = True
         options = self._options
         if options is not None:
             options.terminate = True
 
 
-def _end(options: Any, overdue: threading.Event) -> None:
-    overdue.set()
+def _end(options: Any, was_ended: threading.Event) -> None:
+    was_ended.set()
     options.terminate = True
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import os
 from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -57,6 +58,7 @@ def library() -> Any:
     if found == "none" or tuple(int(part) for part in found.split(".")[:2]) < OLDEST:
         needed = ".".join(map(str, OLDEST))
         raise LibraryMissing(f"onnxruntime: version {found} is installed, and {needed} or later is needed; {_REMEDY}")
+    os.environ["ORT_DISABLE_TELEMETRY"] = "1"  # it is looked at when the library is loaded
     try:
         return import_module("onnxruntime")
     except ImportError as error:
@@ -82,11 +84,21 @@ class Session:
     """A model made ready to run, in any number of threads at once."""
 
     def __init__(
-        self, model: bytes, weights: Sequence[tuple[str, NDArray[Any]]] = (), threads: int = 1, provider: str = "cpu"
+        self,
+        model: bytes,
+        weights: Sequence[tuple[str, NDArray[Any]]] = (),
+        threads: int = 1,
+        provider: str = "cpu",
+        *,
+        is_quick: bool = False,
     ) -> None:
-        """`weights`: constants that are no part of the model's bytes, by their names. Raises LibraryFailed."""
+        """`weights`: constants that are no part of the model's bytes, by their names. `is_quick`: made in a third of
+        the time, and slower to run: weights are not laid out anew. Raises LibraryFailed.
+        """
         ort = library()
         options = ort.SessionOptions()
+        if is_quick:
+            options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
         options.log_severity_level, options.intra_op_num_threads = _ERRORS, threads
         options.inter_op_num_threads = 1
         for name, value in _ENTRIES.items():

@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgpack
+import numpy as np
 
 from driver.devices import lowering
-from driver.devices.lowering import Tensors, UnsupportedError, require
+from driver.devices.lowering import ALIGNMENT, Tensors, UnsupportedError, offset_in, require
 from driver.devices.onnxruntime.library import Session
 from driver.devices.onnxruntime.lower import LOWERINGS, Graph, Node
 from driver.devices.onnxruntime.lower.control import placed
 from driver.devices.onnxruntime.lower.node import stored_type
 from driver.devices.onnxruntime.writer import model as model_bytes
+from driver.interface import Saved
 from driver.nn import ExecutionFailed, OperandType
 from driver.nn.plan import REFUSALS, Prepared
 from driver.nn.types import byte_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+    from numpy.typing import NDArray
 
     from driver.nn import Model, Subgraph
     from driver.nn.operation import Call, Tensor
@@ -50,33 +57,87 @@ class Port(NamedTuple):
     nbytes: int
 
 
+class Description(NamedTuple):
+    """All that there is to say about a lowered model besides its weights, in plain values."""
+
+    inputs: Sequence[Port]
+    outputs: Sequence[Port]
+    operations: Sequence[str]  #: by ONNX's names
+    work: int  #: products that an execution adds up
+    loops: int
+    graph: bytes  #: ONNX
+
+
+Weights = list[tuple[str, "NDArray[Any]"]]
+"""Constants that are no part of the graph, by their names there."""
+
+
+def lowered(
+    model: Model, operations: Sequence[Prepared], tensors: Tensors, pace: Callable[[], object]
+) -> tuple[Description, Weights]:
+    """A model for ONNX Runtime. `tensors`: constants and inputs, None for omitted ones. Raises ExecutionFailed."""
+    graph = model.main
+    found = Graph(graph, tensors, model.referenced)
+    given = [(n, i) for n, i in enumerate(graph.inputs) if tensors.get(i) is not None]
+    inputs = [_port(n, found.input(i), stored_type(found.tensor(i)), found.tensor(i)) for n, i in given]
+    for operation in operations:
+        _lower(operation, graph, found, tensors)
+        pace()
+    outputs = [_port(n, *found.output(i), found.tensor(i)) for n, i in enumerate(graph.outputs)]
+    written = found.writer.graph(
+        [(port.name, port.type, port.shape) for port in inputs], [(port.name, port.type) for port in outputs]
+    )
+    names = found.writer.operations
+    return Description(inputs, outputs, names, found.work, found.loops, model_bytes(written)), found.writer.weights
+
+
 class Program:
     """The session and its ports."""
 
     def __init__(
         self,
-        model: Model,
-        operations: Sequence[Prepared],
-        tensors: Tensors,
+        description: Description,
+        weights: Weights,
         threads: Callable[[int], int],
         provider: str,
-        pace: Callable[[], object],
+        *,
+        is_quick: bool = False,
     ) -> None:
-        """`tensors`: constants and inputs, None for omitted ones. Raises ExecutionFailed, LibraryFailed."""
-        graph = model.main
-        lowered = Graph(graph, tensors, model.referenced)
-        given = [(n, i) for n, i in enumerate(graph.inputs) if tensors.get(i) is not None]
-        self.inputs = [_port(n, lowered.input(i), stored_type(lowered.tensor(i)), lowered.tensor(i)) for n, i in given]
-        for operation in operations:
-            _lower(operation, graph, lowered, tensors)
-            pace()
-        self.outputs = [_port(n, *lowered.output(i), lowered.tensor(i)) for n, i in enumerate(graph.outputs)]
-        self.operations = lowered.writer.operations
-        inputs = [(port.name, port.type, port.shape) for port in self.inputs]
-        written = lowered.writer.graph(inputs, [(port.name, port.type) for port in self.outputs])
-        self.threads, self.work, self.loops = threads(lowered.work), lowered.work, lowered.loops
-        self.session = Session(model_bytes(written), lowered.writer.weights, self.threads, provider)
-        pace()
+        """`is_quick`: as `Session` has it. Raises LibraryFailed."""
+        self.description, self._weights = description, weights
+        self._threads, self._provider = threads, provider
+        self.inputs, self.outputs = description.inputs, description.outputs
+        self.operations, self.work, self.loops = list(description.operations), description.work, description.loops
+        self.threads = threads(description.work)
+        self.session = Session(description.graph, weights, self.threads, provider, is_quick=is_quick)
+
+    def improved(self) -> Program:
+        """The faster one. Raises LibraryFailed."""
+        return Program(self.description, self._weights, self._threads, self._provider)
+
+    def saved(self, root: NDArray[np.uint8]) -> Saved:
+        """For `restored`. Weights that lie in `root` are not saved a second time."""
+        places, block, end = [], [np.empty(0, np.uint8)], 0
+        for name, array in self._weights:
+            offset = offset_in(root, array)
+            places.append((name, array.dtype.str, array.shape, offset is not None, end if offset is None else offset))
+            if offset is None:
+                block += [array.reshape(-1).view(np.uint8), np.zeros(-array.nbytes % ALIGNMENT, np.uint8)]
+                end += array.nbytes + block[-1].nbytes
+        return Saved([msgpack.packb([self.description, places])], [np.concatenate(block)])
+
+
+def restored(saved: Saved, root: NDArray[np.uint8]) -> tuple[Description, Weights]:
+    """As `lowered`, of a program that was saved by this version of the device, and the bytes of the model."""
+    plain, places = msgpack.unpackb(saved.model[0], use_list=False)
+    inputs, outputs, *rest = plain
+    sources, targets = ([Port(*port) for port in side] for side in (inputs, outputs))
+    weights: Weights = []
+    for name, dtype, shape, lies_there, offset in places:
+        block: Any = root if lies_there else saved.data[0]
+        nbytes = np.dtype(dtype).itemsize * math.prod(shape)
+        weights.append((name, block[offset : offset + nbytes].view(dtype).reshape(shape)))
+    return Description(sources, targets, *rest), weights
 
 
 def _lower(operation: Prepared, graph: Subgraph, lowered: Graph, tensors: Tensors) -> None:

@@ -143,7 +143,7 @@ def check_in_pieces(graph):
     assert disagreement(lambda _: arrays, graph) is None, graph
 
 
-@examples(60)
+@examples(25)
 def test_random_graphs_in_pieces(graph):
     """Random graphs in as many segments as they have operations."""
     check_in_pieces(graph)

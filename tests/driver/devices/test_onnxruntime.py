@@ -1,6 +1,9 @@
 """The onnxruntime device around its operations: what it refuses, memory, threads, processes, options."""
 
 import importlib.metadata
+import os
+import subprocess
+import sys
 import threading
 
 import numpy as np
@@ -386,3 +389,10 @@ def test_cuda(net, agrees):
     gpu = OnnxRuntimeDevice(provider="cuda")
     assert gpu.type == "GPU"
     assert agrees(gpu, found)
+
+
+def test_nothing_is_reported_to_anybody(tmp_path):
+    """ONNX Runtime collects no telemetry in a device: it leaves no file that it would send."""
+    code = "from driver.devices.onnxruntime.library import library; library()"
+    subprocess.run([sys.executable, "-c", code], env={**os.environ, "HOME": str(tmp_path)}, check=True)
+    assert list(tmp_path.rglob("*")) == []

@@ -43,7 +43,7 @@ def check_graph(graph):
     assert disagreement(lambda _: reference(fed), graph) is None, graph
 
 
-@examples(100)
+@examples(50)
 def test_every_graph_is_valid_and_runs(graph):
     """Constants as constants and constants as inputs are two ways to compute a graph, and they agree."""
     check_graph(graph)
@@ -81,7 +81,7 @@ def test_graphs_are_mixed():
 def test_every_maker_makes_its_operation(name):
     """Graphs of one operation alone are valid and run, and they are of that operation."""
 
-    @settings(max_examples=15, deadline=None, database=None, derandomize=True, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=8, deadline=None, database=None, derandomize=True, suppress_health_check=list(HealthCheck))
     @given(graphs([name], largest=2))
     def run(graph):
         check_graph(graph)
@@ -191,7 +191,7 @@ def test_wrong_rounding_is_found_by_its_bias(monkeypatch):
     assert "bias" in said
 
 
-@examples(50)
+@examples(25)
 def test_a_graph_without_an_operation_computes_the_same(graph):
     """Taking an operation out, and feeding what it gave, changes no result of the others."""
     main = graph.model.main

@@ -220,7 +220,7 @@ def test_time_and_progress(settled, runtime_kit):
 
 @pytest.mark.parametrize(
     ("argument", "value"),
-    [("preference", "fast"), ("priority", "urgent"), ("cache_dir", "/tmp"), ("cache_token", bytes(32))],
+    [("preference", "fast"), ("priority", "urgent")],
 )
 def test_a_wrong_argument_is_named(kit, argument, value):
     """Before anything is started."""

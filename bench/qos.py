@@ -1,0 +1,435 @@
+"""Does an important stream stay on time beside programs that saturate the same device?
+
+    python bench/qos.py [--pairs 9] [--seconds 10] [--only stream grpc fairness uids cost] [--others 1 4 16]
+                        [--json FILE] [--plot FILE] [--markdown]
+
+A stream of 30 frames a second with 5 ms of work each, of high priority, alone and beside clients of low priority that
+ask for 20 ms of work again and again, on one litert device, all of one account. A frame is late that is not done 15 ms
+after it was due. Of each frame the script also notes how late its own sleep ended: what the machine itself stalled.
+
+grpc: the same mix through a gRPC server with a pool of as many threads as there are processors, and the same models.
+fairness: two equal processes of one account; uids: of two accounts, with equal weights (only root can be others). Each
+has as many bursts as there are processors, and one more. cost: bench/run_queue.py.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from contextlib import ExitStack, contextmanager
+from functools import cache, partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import run_queue
+from in_process import InProcess
+from measure import NotMeasured, Runs, Subject, conditions, estimate, interleave, percentiles, scratch
+from own_device import own_device
+from second_process import second_process
+from verdict import Budget, Report, arguments, parse, progress, publish
+
+import driver
+from driver.devices.litert.cuts import SEGMENT
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Callable, Iterator, Sequence
+    from multiprocessing.connection import Connection
+    from pathlib import Path
+
+    from measure import Block
+
+    Call = Callable[[], object]
+
+QUESTION = "Does an important stream stay on time beside programs that saturate the same device?"
+PARTS = ("stream", "grpc", "fairness", "uids", "cost")
+PERIOD, LIMIT = 1 / 30, 0.015  # seconds
+WORK = {"stream": 0.005, "other": 0.020}  # seconds, about
+STALL = 1e-3  # seconds by which a sleep ends late
+SHAPE, LAYER = (1, 28, 28, 64), 28 * 28 * 64 * 64 * 9  # and the products of a convolution on it
+SERVER, GROUP, ACCOUNTS = 61001, 61900, (61002, 61003)  # nobody's: numbers need no account
+METHOD = "/qos/run"
+OURS, GRPC = "burst", "gRPC"
+HEAD = ("", "p50 ms", "p99 ms", "p99.9 ms", "late", "stalls", "frames", "others/s", "others lose %")
+PATIENCE = 60
+
+
+# ---- the models
+
+
+def chain(layers: int) -> driver.Model:
+    """Convolutions one after the other."""
+    m, random = driver.ModelBuilder(), np.random.default_rng(1)
+    x = m.input("float32", SHAPE)
+    for _ in range(layers):
+        weights = random.standard_normal((64, 3, 3, 64), np.float32) / np.float32(2 * np.sqrt(64 * 9))
+        x = m.operation("CONV_2D", x, weights, np.zeros(64, np.float32), 1, 1, 1, 1)
+    m.output(x)
+    return m.build()
+
+
+def seconds_per_layer() -> float:
+    """On this machine, in one thread."""
+    layers = 8
+    alone = InProcess(chain(layers), lambda _: 1)
+    samples = []
+    for _ in range(20):
+        begin = time.perf_counter()
+        alone.run()
+        samples.append(time.perf_counter() - begin)
+    return float(np.median(samples)) / layers
+
+
+# ---- ours and theirs
+
+
+def burst_call(stack: ExitStack, role: str, layers: int) -> Call:
+    """A client of the device in BURST_RUNTIME_DIR."""
+    device = stack.enter_context(driver.connect("litert"))
+    prepared = stack.enter_context(device.prepare(chain(layers), priority="high" if role == "stream" else "low"))
+    return stack.enter_context(prepared.burst()).run
+
+
+def grpc_call(stack: ExitStack, role: str, address: str) -> Call:
+    """A client of the server below."""
+    import grpc
+
+    channel = stack.enter_context(grpc.insecure_channel(address, options=_limits()))
+    frame = np.ones(SHAPE, np.float32).tobytes()
+    return partial(channel.unary_unary(METHOD), role.encode().ljust(8) + frame, wait_for_ready=True, timeout=PATIENCE)
+
+
+def _limits() -> list[tuple[str, int]]:
+    return [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
+
+
+def serve_grpc(path: str, layers: dict[str, int]) -> None:
+    """Until standard input ends. Each thread of the pool has models of its own, as one runs in one thread at a time."""
+    from concurrent import futures
+
+    import grpc
+
+    mine = threading.local()
+
+    def infer(request: bytes, _: object) -> bytes:
+        role = request[:8].strip().decode()
+        models = mine.__dict__.setdefault("models", {})
+        if role not in models:
+            models[role] = InProcess(chain(layers[role]), lambda _: 1)
+        model = models[role]
+        model.inputs[0][...] = np.frombuffer(request[8:], np.float32).reshape(SHAPE)
+        model.run()
+        return bytes(model.outputs[0].data)
+
+    class Service(grpc.GenericRpcHandler):
+        def service(self, details: Any) -> Any:
+            return grpc.unary_unary_rpc_method_handler(infer) if details.method == METHOD else None
+
+    server = grpc.server(futures.ThreadPoolExecutor(os.cpu_count()), options=_limits())
+    server.add_generic_rpc_handlers((Service(),))
+    server.add_insecure_port(path)
+    server.start()
+    print("ready", flush=True)
+    sys.stdin.read()
+    server.stop(None).wait()
+
+
+@contextmanager
+def grpc_server(layers: dict[str, int]) -> Iterator[str]:
+    """Its address."""
+    with scratch() as directory:
+        address = f"unix:{directory / 'grpc.sock'}"
+        command = [sys.executable, __file__, "--serve-grpc", address, json.dumps(layers)]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+            if process.stdout.readline() != "ready\n":
+                raise NotMeasured("no gRPC server: pip install grpcio")
+            yield address
+            process.stdin.close()
+
+
+# ---- the mix
+
+
+def other(opened: Callable[[ExitStack], Call], stack: ExitStack) -> dict[str, Call]:
+    """What a process beside the stream can do."""
+    return {"work": opened(stack)}
+
+
+class Mix:
+    """A stream, and others beside it that were started when they were first needed."""
+
+    def __init__(self, stack: ExitStack, opened: Callable[[ExitStack, str], Call]) -> None:
+        self._stack, self._opened = stack, opened
+        self._call = opened(stack, "stream")
+        self._others: list[Connection] = []
+        for _ in range(3):
+            self._call()
+
+    def block(self, others: int, seconds: float) -> Block:
+        """Others alone, and then with the stream."""
+        while len(self._others) < others:
+            tasks = partial(other, partial(_open_other, self._opened))
+            self._others.append(self._stack.enter_context(second_process(tasks, None)))
+        lines = self._others[:others]
+        alone = _rate(lines, partial(time.sleep, seconds / 2)) if others else 0.0
+        found: list[Block] = []
+        rate = _rate(lines, lambda: found.append(self._stream(seconds)))
+        lost = 100 * (1 - rate / alone) if alone else 0.0
+        return {**found[0], "others_per_s": rate, "others_lose": lost}
+
+    def _stream(self, seconds: float) -> Block:
+        frames = max(3, round(seconds / PERIOD))
+        took, stalled = np.empty(frames), np.empty(frames)
+        begin = time.monotonic() + PERIOD
+        for n in range(frames):
+            due = begin + n * PERIOD
+            time.sleep(max(0.0, due - time.monotonic()))
+            stalled[n] = time.monotonic() - due
+            self._call()
+            took[n] = time.monotonic() - due
+        late = took > LIMIT
+        stalls = int((late & (stalled > STALL)).sum())
+        return {**percentiles(took * 1e9), "late": int(late.sum()), "stalls": stalls, "frames": frames}
+
+
+def _open_other(opened: Callable[[ExitStack, str], Call], stack: ExitStack) -> Call:
+    return opened(stack, "other")
+
+
+def _rate(lines: Sequence[Connection], meanwhile: Call) -> float:
+    """Executions a second of all others while that goes on."""
+    begin = time.monotonic()
+    for line in lines:
+        line.send("work")
+    meanwhile()
+    for line in lines:
+        line.send("stop")
+    done = sum(line.recv() for line in lines)
+    return float(done / (time.monotonic() - begin))
+
+
+def open_burst(layers: dict[str, int], stack: ExitStack, role: str) -> Call:
+    return burst_call(stack, role, layers[role])
+
+
+def open_grpc(address: str, stack: ExitStack, role: str) -> Call:
+    return grpc_call(stack, role, address)
+
+
+def row_of(way: str, others: int) -> str:
+    return f"{way}, beside {others}" if others else f"{way}, alone"
+
+
+def noted(alone: dict[str, list[Block]], name: str, mix: Mix, args: argparse.Namespace) -> Block:
+    """A block of the stream alone, kept whole."""
+    alone.setdefault(name, []).append(mix.block(0, args.seconds))
+    return alone[name][-1]
+
+
+def mixes(args: argparse.Namespace, layers: dict[str, int]) -> Runs:
+    """All rounds; each mix right after the stream alone."""
+    with ExitStack() as stack:
+        found = {}
+        if "stream" in args.only:
+            stack.enter_context(own_device("litert"))
+            found[OURS] = Mix(stack, partial(open_burst, layers))
+        if "grpc" in args.only:
+            found[GRPC] = Mix(stack, partial(open_grpc, stack.enter_context(grpc_server(layers))))
+        args.subjects = [
+            Subject(row_of(way, n), partial(mix.block, n, args.seconds), row_of(way, 0), is_ours=way == OURS)
+            for way, mix in found.items()
+            for n in args.others
+        ]
+        floors = {row_of(way, 0): partial(noted, args.alone, row_of(way, 0), mix, args) for way, mix in found.items()}
+        return interleave(args.subjects, floors, args.pairs, progress) if found else Runs()
+
+
+# ---- shares
+
+
+def share(address: str, layers: int, seconds: float) -> None:
+    """A process that asks for more than it can get, and says what it used. It begins when it is told to."""
+    bursts = (os.cpu_count() or 1) + 1
+    with ExitStack() as stack:
+        device = stack.enter_context(driver.connect(address))
+        prepared = [stack.enter_context(device.prepare(chain(layers))) for _ in range(bursts)]
+        calls = [stack.enter_context(one.burst()).run for one in prepared]
+        for call in calls:
+            call()
+        print("ready", flush=True)
+        sys.stdin.readline()
+        end = time.monotonic() + seconds
+        before = device.stats()["priorities"]["medium"]["used"]
+        threads = [threading.Thread(target=_until, args=(call, end)) for call in calls]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        print(device.stats()["priorities"]["medium"]["used"] - before, flush=True)
+
+
+def _until(call: Call, end: float) -> None:
+    while time.monotonic() < end:
+        call()
+
+
+def difference(address: str, accounts: Sequence[dict[str, Any]], layers: int, seconds: float) -> float:
+    """Percent by which two such processes differ in what they used."""
+    command = [sys.executable, __file__, "--share", address, str(layers), str(seconds)]
+    pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "cwd": "/"}
+    with ExitStack() as stack:
+        found = [stack.enter_context(subprocess.Popen(command, **pipes, **account)) for account in accounts]
+        for process in found:
+            if process.stdout.readline() != "ready\n":
+                raise NotMeasured("another account may not read the sources, or the libraries of this Python")
+        for process in found:
+            process.stdin.write("go\n")
+            process.stdin.flush()
+        one, two = (float(process.stdout.readline()) for process in found)
+    return 200 * abs(one - two) / (one + two)
+
+
+@contextmanager
+def served() -> Iterator[str]:
+    """The socket of a device of another account that is open to a group."""
+    if os.geteuid():
+        raise NotMeasured("only root can start processes of other accounts")
+    with scratch() as directory:
+        directory.chmod(0o755)
+        home = directory / "home"
+        home.mkdir()
+        os.chown(home, SERVER, SERVER)
+        words = ["-m", "driver.cli", "serve", "litert", "--group", GROUP, "--dir", home / "run"]
+        with subprocess.Popen(
+            [sys.executable, *map(str, words)],
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd="/",
+            env=os.environ | {"HOME": str(home)},
+            start_new_session=True,
+            **_account(SERVER),
+        ) as process:
+            try:
+                if "is served at" not in process.stdout.readline():
+                    raise NotMeasured("the device was not served under another account")
+                yield str(home / "run/litert.sock")
+            finally:
+                process.terminate()
+
+
+def _account(uid: int) -> dict[str, Any]:
+    return {"user": uid, "group": uid, "extra_groups": [GROUP]}
+
+
+def differences(args: argparse.Namespace, layers: int, part: str) -> list[float]:
+    """Of all rounds."""
+    with ExitStack() as stack:
+        if part == "fairness":
+            stack.enter_context(own_device("litert"))
+            address, accounts = "litert", [{}, {}]
+        else:
+            address, accounts = stack.enter_context(served()), [_account(uid) for uid in ACCOUNTS]
+        found = []
+        for n in range(args.pairs):
+            progress(f"{part}: round {n + 1} of {args.pairs}")
+            found.append(difference(address, accounts, layers, args.seconds))
+        progress("")
+        return found
+
+
+# ---- what it says
+
+
+def cells(runs: Runs, name: str, alone: dict[str, list[Block]]) -> tuple[str, ...]:
+    if name in runs.errors:
+        return (name, runs.errors[name], *[""] * (len(HEAD) - 2))
+    values = partial(runs.values, name)
+    times = [f"{np.median(values(key)) / 1e3:.2f}" for key in ("p50_us", "p99_us", "p999_us")]
+    blocks = alone.get(name, runs.blocks[name])
+    counts = [str(sum(block[key] for block in blocks)) for key in ("late", "stalls", "frames")]
+    others = [f"{np.median(values(key)):.1f}" for key in ("others_per_s", "others_lose") if key in runs.blocks[name][0]]
+    return (name, *times, *counts, *(others or ["", ""]))
+
+
+def budgets(args: argparse.Namespace, runs: Runs, checkpoint: float) -> list[Budget]:
+    """Against the stream alone, in the block before."""
+    found = []
+    for subject in args.subjects:
+        if not subject.is_ours or not runs.has(subject.name):
+            continue
+        late = runs.values(subject.name, "late") - runs.values(subject.name, "stalls")
+        usual = np.mean([block["late"] - block["stalls"] for block in args.alone[subject.floor]])
+        extra = runs.values(subject.name, "p999_us") - runs.values(subject.floor, "p999_us")
+        found += [
+            Budget(f"{subject.name}: frames late in a block, beyond stalls and alone", estimate(late - usual), 0, ""),
+            Budget(
+                f"{subject.name}: p99.9 over alone <= a checkpoint, {checkpoint:.1f} ms",
+                estimate(extra / 1e3),
+                checkpoint,
+                "ms",
+            ),
+        ]
+    return found
+
+
+@cache
+def per_layer() -> float:
+    return seconds_per_layer()
+
+
+def main() -> None:
+    """Measures, prints, writes."""
+    parser = arguments(__doc__)
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS)
+    parser.add_argument("--seconds", type=float, help="of each block (default 10, with --quick 0.5)")
+    parser.add_argument("--others", nargs="+", type=int, default=[1, 4, 16], help="how many beside the stream")
+    args = parse(parser)
+    args.seconds = args.seconds or (0.5 if args.quick else 10)
+    args.others = args.others[:1] if args.quick else args.others
+    found, args.subjects, args.alone = conditions(), [], {}
+    layers = {role: max(1, round(seconds / per_layer())) for role, seconds in WORK.items()}
+    checkpoint = 1.5 * SEGMENT / LAYER * per_layer() * 1e3
+    runs, more, promises = mixes(args, layers), {}, []
+    names = [name for subject in args.subjects for name in (subject.floor, subject.name)]
+    promises += budgets(args, runs, checkpoint)
+    for part, who in (("fairness", "processes of one account"), ("uids", "accounts")):
+        if part in args.only:
+            try:
+                more[part] = differences(args, layers["stream"], part)
+            except (NotMeasured, OSError) as why:
+                print(f"{part}: {why}", file=sys.stderr)
+            promises.append(Budget(f"two {who}: apart by", estimate(more[part]) if part in more else None, 5, "%"))
+    if "cost" in args.only:
+        promises += run_queue.budgets(run_queue.run(args))
+    rows = [cells(runs, name, args.alone) for name in dict.fromkeys(names)]
+    subjects = [{"name": name, "rounds": blocks} for name, blocks in runs.blocks.items()]
+    body = {"layers": layers, "checkpoint_ms": checkpoint, "subjects": subjects, "alone": args.alone, **more}
+    body["errors"] = runs.errors
+    publish(args, Report(QUESTION, found, rows, promises, body, HEAD))
+    if args.plot and runs.blocks:
+        draw(args.plot, runs)
+
+
+def draw(path: Path, runs: Runs) -> None:
+    import plots
+
+    curves = {
+        name: np.median([block["cdf_us"] for block in blocks], axis=0)
+        for name, blocks in runs.blocks.items()
+        if "cdf_us" in blocks[0]
+    }
+    plots.distributions(path, curves, {name for name in curves if name.startswith(OURS)}, QUESTION)
+
+
+if __name__ == "__main__":
+    match sys.argv[1:]:
+        case ["--serve-grpc", path, layers]:
+            serve_grpc(path, json.loads(layers))
+        case ["--share", address, layers, seconds]:
+            share(address, int(layers), float(seconds))
+        case _:
+            main()

@@ -1,0 +1,258 @@
+"""The file of a blob store: one table in SQLite.
+
+SQLite is part of Python and does what this file must: after a process was killed in the middle of writing there is
+either what was or what is to be, processes lock each other out while one writes, and damaged files have been thrown at
+its readers for twenty years. Importing it takes some milliseconds, so a device imports this module when it caches.
+
+Saves are appended to a log, which is brought to the disk (`fsync`) when it is moved into the file, once in a megabyte
+or so, and not at each save: killing the process loses nothing that was saved; a power failure may lose the last
+saves, and leaves those before them whole.
+
+Each row has a checksum, because SQLite finds damage of its structure only. The row with the empty key, which nobody can
+set, names the build whose entries these are.
+
+The file is one's own: mode 0600, no link, in a folder that nobody else may write to. It is opened, and made anew if it
+is damaged, under a lock on that folder, so that nobody removes what another process has just made. A process that has
+the old file open finds another one at its path, and writes its entries into that.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import sqlite3
+import stat
+import time
+import zlib
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+    from pathlib import Path
+
+_SCHEMA = "CREATE TABLE entry(key BLOB PRIMARY KEY, used INTEGER, sum INTEGER, value BLOB) WITHOUT ROWID"
+_PRAGMAS = "page_size=1024", "journal_mode=WAL", "synchronous=NORMAL"
+_SIDES = "", "-wal", "-shm", "-journal"  # of the file's name, and of those that SQLite keeps beside it
+_BUILD = b""
+_PATIENCE = 1.0  # seconds that others may hold a lock
+_MOST_USED = 2**62
+_OUTSIDE = {  # what SQLite says when the file is not to blame
+    *(sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_NOMEM, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_FULL),
+    *(sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM, sqlite3.SQLITE_PROTOCOL, sqlite3.SQLITE_INTERRUPT),
+}
+
+
+class Damaged(Exception):
+    """The file is not what was written, or no longer at its path: the next one to open it makes it anew."""
+
+
+class Row(NamedTuple):
+    """One entry. `used` grows with every save of an entry or of its use; a value that does not verify is None."""
+
+    key: bytes
+    value: bytes | None
+    used: int
+
+
+class BlobFile:
+    """Entries in a file. Every method raises OSError when the system refuses, and Damaged when the file is no good."""
+
+    def __init__(self, path: Path, build_id: str, most: int) -> None:
+        """Use `opened`. `most`: bytes of keys and values that are read."""
+        self._path, self._build, self._most = path, build_id.encode(), most
+        self._is_of_build, self._seen, self._last = False, -1, 0
+        _create(path)
+        _check(path, most)
+        self.inode = _inode(path)
+        with _errors(path):
+            self._db = sqlite3.connect(path, _PATIENCE, isolation_level=None, check_same_thread=False)
+        try:
+            with _errors(path):
+                self._prepare()
+        except BaseException:
+            self.close()
+            raise
+
+    def _prepare(self) -> None:
+        self._db.text_factory = bytes
+        self._db.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, min(self._most + 2**14, 10**9))
+        for pragma in _PRAGMAS:
+            self._db.execute(f"PRAGMA {pragma}")
+        if not self._schema():
+            self._db.execute(_SCHEMA)
+
+    def _schema(self) -> list[Any]:
+        return self._db.execute("SELECT sql FROM sqlite_master").fetchall()
+
+    @contextmanager
+    def transaction(self, kind: Literal["DEFERRED", "IMMEDIATE"]) -> Iterator[None]:
+        """All of it or nothing. IMMEDIATE: and nobody else writes meanwhile."""
+        with _errors(self._path):
+            self._db.execute(f"BEGIN {kind}")
+            try:
+                yield
+                self._db.execute("COMMIT")
+            except BaseException:
+                with suppress(sqlite3.Error):
+                    self._db.execute("ROLLBACK")
+                raise
+
+    def has_changed(self) -> bool:
+        """Whether others have written since `rows`."""
+        if _inode(self._path) != self.inode:
+            raise Damaged(f"{self._path}: is another file now")
+        with _errors(self._path):
+            return self._version() != self._seen
+
+    def _version(self) -> int:
+        (version,) = self._db.execute("PRAGMA data_version").fetchone()
+        return int(version)
+
+    def rows(self) -> list[Row] | None:
+        """Within a transaction: all of them, those used longest ago first. None when they are another build's."""
+        if self._schema() != [(_SCHEMA.encode(),)]:
+            raise Damaged(f"{self._path}: is something else")
+        self._seen, found, left = self._version(), {}, self._most
+        for key, used, checksum, value in self._db.execute("SELECT key, used, sum, value FROM entry"):
+            if not isinstance(key, bytes) or key in found:
+                raise Damaged(f"{self._path}: has keys that it cannot have")
+            is_whole = isinstance(value, bytes) and _is_stamp(used) and checksum == _sum(key, used, value)
+            found[key] = Row(key, value, used) if is_whole else Row(key, None, 0)
+            left -= len(key) + len(value or b"") if is_whole else 1
+            if left < 0:
+                raise Damaged(f"{self._path}: is larger than it may be")
+        build = found.pop(_BUILD, None)
+        self._last = max((row.used for row in found.values()), default=0)
+        self._is_of_build = build is not None and build.value == self._build
+        return sorted(found.values(), key=lambda row: row.used) if self._is_of_build else None
+
+    def write(self, gone: Iterable[bytes], entries: Iterable[tuple[bytes, bytes]], new: set[bytes]) -> dict[bytes, int]:
+        """Within an IMMEDIATE transaction and up to date: `gone` go, `entries` were used in this order, some are new.
+
+        Returns what `used` of each is now.
+        """
+        if not self._is_of_build:
+            self._db.execute("DELETE FROM entry")
+            self._insert(_BUILD, 0, self._build)
+            self._is_of_build = True
+        self._db.executemany("DELETE FROM entry WHERE key = ?", ((key,) for key in gone))
+        stamps = {}
+        for used, (key, value) in enumerate(entries, self._last + 1):
+            stamps[key] = self._last = used
+            if key in new:
+                self._insert(key, used, value)
+            else:
+                self._db.execute(
+                    "UPDATE entry SET used = ?, sum = ? WHERE key = ?", (used, _sum(key, used, value), key)
+                )
+        return stamps
+
+    def _insert(self, key: bytes, used: int, value: bytes) -> None:
+        self._db.execute("REPLACE INTO entry VALUES (?, ?, ?, ?)", (key, used, _sum(key, used, value), value))
+
+    def close(self) -> None:
+        """The log is moved into the file if nobody else has it open."""
+        with suppress(sqlite3.Error):
+            self._db.close()
+
+
+def opened(path: Path, build_id: str, most: int, damaged: int | None) -> BlobFile:
+    """The file, made if there is none, and anew if it is damaged, as that of inode `damaged` is.
+
+    Raises OSError, Damaged.
+    """
+    path.parent.mkdir(0o700, parents=True, exist_ok=True)
+    with _locked(path.parent):
+        if damaged is not None and _inode(path) == damaged:
+            _remove(path)
+        try:
+            return BlobFile(path, build_id, most)
+        except Damaged:
+            _remove(path)
+        return BlobFile(path, build_id, most)
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """The folder, which is ours alone to write to. Raises OSError."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        status = os.fstat(fd)
+        if status.st_uid != os.geteuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            raise PermissionError(f"others may write to {folder}; chmod 700, or choose a folder of your own")
+        end = time.monotonic() + _PATIENCE
+        while not _try_lock(fd):
+            if time.monotonic() > end:
+                raise TimeoutError(f"{folder}: another process keeps it locked")
+            time.sleep(1e-3)
+        yield
+    finally:
+        os.close(fd)
+
+
+def _try_lock(fd: int) -> bool:
+    with suppress(BlockingIOError):
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return True
+    return False
+
+
+def _create(path: Path) -> None:
+    """Only what is not there: closing a descriptor of a file that SQLite has open would end its locks."""
+    with suppress(FileExistsError):
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+
+
+def _check(path: Path, most: int) -> None:
+    """Raises PermissionError for what SQLite must not be given, Damaged for what is larger than it could have become.
+
+    An entry of a few bytes takes several times as many, and the log has room for two saves of everything.
+    """
+    size = 0
+    for side in map(path.with_name, (path.name + side for side in _SIDES)):
+        with suppress(FileNotFoundError):
+            status = os.lstat(side)
+            if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
+                raise PermissionError(f"{side}: is no file of this user; remove it")
+            if status.st_mode & 0o077:
+                os.chmod(side, 0o600)
+            size += status.st_size
+    if size > 4 * most + 2**22:
+        raise Damaged(f"{path}: {size} bytes, and its entries are {most} at most")
+
+
+def _inode(path: Path) -> int:
+    """Its number; 0 when there is no such file."""
+    try:
+        return os.lstat(path).st_ino
+    except FileNotFoundError:
+        return 0
+
+
+def _remove(path: Path) -> None:
+    """With what SQLite keeps beside it, which goes first: it would be taken for the next file's."""
+    for side in reversed(_SIDES):
+        path.with_name(path.name + side).unlink(missing_ok=True)
+
+
+def _is_stamp(used: Any) -> bool:
+    return type(used) is int and 0 <= used < _MOST_USED
+
+
+def _sum(key: bytes, used: int, value: bytes) -> int:
+    return zlib.crc32(value, zlib.crc32(key, zlib.crc32(b"%d %d" % (len(key), used))))
+
+
+@contextmanager
+def _errors(path: Path) -> Iterator[None]:
+    """SQLite's errors become those that this module raises."""
+    try:
+        yield
+    except UnicodeDecodeError:  # SQLite repeats in a message what it found in the file
+        raise Damaged(f"{path}: has a schema of another kind") from None
+    except sqlite3.Error as error:
+        code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+        if code in _OUTSIDE or (code == sqlite3.SQLITE_READONLY and not os.access(path, os.W_OK)):
+            raise OSError(f"{path}: {error}") from None
+        raise Damaged(f"{path}: {error}") from None

@@ -1,0 +1,20 @@
+"""What libraries choose their kernels by: kind and abilities of the processors."""
+
+from __future__ import annotations
+
+import os
+from functools import cache
+from pathlib import Path
+
+_LINES = (
+    *("vendor_id", "cpu family", "model", "model name", "stepping", "flags"),
+    *("Features", "CPU implementer", "CPU architecture", "CPU variant", "CPU part", "CPU revision"),
+)
+
+
+@cache
+def processor() -> str:
+    """As the kernel describes them."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    found = {line for line in lines if line.partition(":")[0].strip() in _LINES}
+    return "\n".join([os.uname().machine, *sorted(found)])

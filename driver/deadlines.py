@@ -1,0 +1,219 @@
+"""Deadlines: CLOCK_MONOTONIC nanoseconds inside, time.monotonic() seconds at the surface.
+
+On a device the deadline goes by the thread that works (`burst_due`), so that an operation in the midst of a model, or
+of its preparation, can look at it.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING
+
+from burst import (
+    ErrorStatus,
+    Malformed,
+    MissedDeadlinePersistent,
+    MissedDeadlineTransient,
+    Result,
+    Timeout,
+)
+from burst.messages import Cause, Phase
+from fmq._core import ffi, lib
+from fmq.clock import FOREVER, deadline_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from typing import Any
+
+    from burst import StatusError
+
+WAITING: Phase = "waiting for the answer"
+
+
+def nanoseconds(seconds: float) -> int:
+    """As times travel: what is before the beginning of time or after its end is there.
+
+    Raises ValueError for NaN.
+    """
+    if math.isnan(seconds):
+        raise ValueError(f"deadline={seconds!r}: a time.monotonic(), or None for none")
+    return FOREVER if seconds >= FOREVER / 1e9 else max(0, int(seconds * 1e9))
+
+
+def taken(plain: object) -> int | None:
+    """A deadline that somebody has sent. Raises Malformed."""
+    if plain is None or (type(plain) is int and 0 <= plain <= FOREVER):
+        return plain
+    raise Malformed(f"deadline {plain!r:.60}: nanoseconds of CLOCK_MONOTONIC from 0 to 2^64 - 1, or nil")
+
+
+def earlier(timeout: float | None, deadline: int | None) -> int | None:
+    """The deadline, or the end of so many seconds from now, whichever comes first; None without both."""
+    if timeout is None:
+        return deadline
+    end = max(1, deadline_of(timeout))
+    return end if deadline is None else min(end, deadline)
+
+
+def seconds_left(deadline: int | None) -> float | None:
+    """Until then, 0 when it has passed; None without one."""
+    if deadline is None or deadline == FOREVER:
+        return None
+    return max(0, deadline - lib.fmq_now()) / 1e9
+
+
+def _late(now: int, deadline: int) -> float | None:
+    return (now - deadline) / 1e9 if now > deadline else None
+
+
+# ---- what a client finds out
+
+
+def passed(deadline: int | None) -> Result | None:
+    """The result of a request whose deadline had passed before it was sent."""
+    if deadline is None or (now := lib.fmq_now()) <= deadline:
+        return None
+    error = MissedDeadlinePersistent(cause=Cause("before start", _late(now, deadline)))
+    return Result(error.status, message=str(error), cause=error.cause)
+
+
+def missed_in_waiting(deadline: int | None) -> Result | None:
+    """The result of a request whose deadline has passed, of which we know no more."""
+    if deadline is None or (now := lib.fmq_now()) < deadline:
+        return None
+    error = unanswered(now - deadline)
+    return Result(error.status, message=str(error), cause=error.cause)
+
+
+def unanswered(late_ns: int) -> MissedDeadlineTransient:
+    """When the wait ended at the deadline."""
+    return MissedDeadlineTransient(cause=Cause(WAITING, max(0, late_ns) / 1e9))
+
+
+@contextmanager
+def waiting(deadline: float | None) -> Iterator[int | None]:
+    """A call that ends at that time.monotonic(); gives it in nanoseconds. Raises MissedDeadline*."""
+    by = None if deadline is None else nanoseconds(deadline)
+    if found := passed(by):
+        found.raise_for_status()
+    try:
+        yield by
+    except Timeout:
+        raise unanswered(lib.fmq_now() - (by or 0)) from None
+
+
+# ---- what a device does about it
+
+
+@contextmanager
+def due(deadline: int | None) -> Iterator[None]:
+    """What this thread does meanwhile has to be done by then."""
+    before = lib.burst_due()
+    lib.burst_set_due(FOREVER if deadline is None else deadline)
+    try:
+        yield
+    finally:
+        lib.burst_set_due(before)
+
+
+def check(phase: Phase, deadline: int | None = None) -> None:
+    """Raises MissedDeadlineTransient when what this thread does is overdue. `deadline`: its, if it is known."""
+    end = int(lib.burst_due()) if deadline is None else deadline
+    if end != FOREVER and lib.fmq_now() > end:
+        raise overdue(phase, end)
+
+
+def overdue(phase: Phase, deadline: int) -> StatusError:
+    """The error of what is given up, or was not begun because of others."""
+    return missed(ErrorStatus.MISSED_DEADLINE_TRANSIENT, phase, lib.fmq_now(), deadline)
+
+
+def checker() -> Callable[[], None] | None:
+    """What to call before each operation of an execution in this thread; None when there is no deadline."""
+    deadline = lib.burst_due()
+    return None if deadline == FOREVER else partial(check, "executing", deadline)
+
+
+def check_entry(phase: Phase) -> None:
+    """Raises MissedDeadlinePersistent when what this thread is about to do was overdue from the beginning."""
+    deadline = lib.burst_due()
+    if (now := lib.fmq_now()) > deadline:
+        raise missed(ErrorStatus.MISSED_DEADLINE_PERSISTENT, phase, now, deadline)
+
+
+@contextmanager
+def taking(lock: threading.Lock) -> Iterator[None]:
+    """With that lock. Raises MissedDeadlineTransient when this thread does not get it in time."""
+    deadline = lib.burst_due()
+    left = seconds_left(deadline)
+    if not lock.acquire(timeout=-1 if left is None else min(left, threading.TIMEOUT_MAX)):
+        raise overdue("queued", deadline)
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def admit(estimate: Any, since: int, deadline: int) -> None:
+    """Raises MissedDeadline* for an execution that cannot be done by then. `since`: when it was asked for."""
+    now = lib.fmq_now()
+    status = lib.burst_admit(ffi.NULL if estimate is None else estimate, since, now, deadline)
+    if status:
+        phase: Phase = "queued" if status == ErrorStatus.MISSED_DEADLINE_TRANSIENT else "before start"
+        raise missed(ErrorStatus(status), phase, now, deadline, usual(estimate))
+
+
+def usual(estimate: Any) -> float | None:
+    """Seconds that executions take."""
+    return estimate.usual_ns / 1e9 or None if estimate is not None else None
+
+
+def missed(status: ErrorStatus, phase: Phase, now: int, deadline: int, retry_after: float | None = None) -> StatusError:
+    """The error of a request that has missed its deadline, or will."""
+    is_transient = status is ErrorStatus.MISSED_DEADLINE_TRANSIENT
+    cause = Cause(phase, _late(now, deadline), retry_after)
+    return MissedDeadlineTransient(cause=cause) if is_transient else MissedDeadlinePersistent(cause=cause)
+
+
+class Rate:
+    """How long preparations take at least, by what they have to do: nothing before the first one.
+
+    Operations differ, and so do weights, so what counts is the lesser of what the fewest seconds for an operation, and
+    the fewest for a byte, make of it. A refusal teaches nothing: each in a row asks for an eighth less.
+    """
+
+    def __init__(self) -> None:
+        self._operation = self._byte = self._doubts = 0.0
+
+    def needed(self, operations: int, nbytes: int) -> float:
+        """Seconds at least."""
+        return min(operations * self._operation, nbytes * self._byte) * max(0.0, 1 - self._doubts / 8)
+
+    @contextmanager
+    def preparing(self, operations: int, nbytes: int) -> Iterator[None]:
+        """Raises MissedDeadlinePersistent when not enough time is left for what this thread prepares meanwhile."""
+        self._check(operations, nbytes)
+        begin = time.monotonic()
+        try:
+            yield
+        except MissedDeadlineTransient:
+            self._doubts = 0.0  # it was tried
+            raise
+        self._note(operations, nbytes, time.monotonic() - begin)
+
+    def _check(self, operations: int, nbytes: int) -> None:
+        deadline = lib.burst_due()
+        if deadline != FOREVER and (now := lib.fmq_now()) + self.needed(operations, nbytes) * 1e9 > deadline:
+            self._doubts += 1
+            raise missed(ErrorStatus.MISSED_DEADLINE_PERSISTENT, "before start", now, deadline)
+
+    def _note(self, operations: int, nbytes: int, seconds: float) -> None:
+        operation, byte = seconds / max(1, operations), seconds / max(1, nbytes)
+        is_new = not self._operation or self._doubts
+        self._operation = operation if is_new else min(self._operation, operation)
+        self._byte = byte if is_new else min(self._byte, byte)
+        self._doubts = 0.0

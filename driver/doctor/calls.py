@@ -1,0 +1,88 @@
+"""System calls that bursts need, tried: a kernel may lack them, and a container's filter refuse them."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import struct
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from cffi import FFI
+
+from driver.doctor.finding import Finding, State
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+_ffi = FFI()
+_ffi.cdef("long syscall(long number, ...);")
+_libc: Any = _ffi.dlopen(None)
+_FUTEX_WAITV = 449  # on every architecture
+_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
+_F_OFD_SETLK = 37
+_ALLOW = "allow the call in the container's seccomp profile, or run a newer kernel"
+
+
+class Call(NamedTuple):
+    """What is tried. `state`: when it is refused."""
+
+    name: str
+    attempt: Callable[[], object]
+    state: State
+    why: str
+
+
+def tried() -> Iterator[Finding]:
+    """Each call, made once and harmlessly."""
+    for call in CALLS:
+        try:
+            call.attempt()
+        except OSError as error:
+            number = errno.errorcode.get(error.errno or 0, str(error.errno))
+            yield Finding(call.name, call.state, f"refused with {number}", call.why, _ALLOW)
+        else:
+            yield Finding(call.name, "ok", "works")
+
+
+def futex_waitv() -> None:
+    """With nothing to wait for, a kernel that knows it finds that INVALID. Raises OSError."""
+    arguments = [_ffi.cast("long", 0)] * 5
+    if _libc.syscall(_ffi.cast("long", _FUTEX_WAITV), *arguments) < 0 and _ffi.errno != errno.EINVAL:
+        raise OSError(_ffi.errno, os.strerror(_ffi.errno))
+
+
+def memfd() -> None:
+    """Memory without a name, sealed against another size. Raises OSError."""
+    fd = _new_memfd()
+    try:
+        os.ftruncate(fd, 4096)
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
+    finally:
+        os.close(fd)
+
+
+def ofd_lock() -> None:
+    """A lock that belongs to an open file: how a queue knows who writes to it. Raises OSError."""
+    fd = _new_memfd()
+    try:
+        fcntl.fcntl(fd, _F_OFD_SETLK, struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0))
+    finally:
+        os.close(fd)
+
+
+def pidfd() -> None:
+    """A process that its number cannot be taken from. Raises OSError."""
+    os.close(os.pidfd_open(os.getpid()))
+
+
+def _new_memfd() -> int:
+    return os.memfd_create("burst-doctor", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+
+
+CALLS = [
+    Call("memfd_create and seals", memfd, "warning", "queues and pools are sealed memory without a name"),
+    Call("locks of open files", ofd_lock, "warning", "a queue's two roles are locks that the kernel holds"),
+    Call("pidfd_open", pidfd, "warning", "a peer's death is seen by its pidfd"),
+    Call("futex_waitv", futex_waitv, "note", "without it (Linux 5.16) the death of a large peer is noticed later"),
+]

@@ -1,0 +1,35 @@
+"""All checks, in the order in which they are told."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from driver.doctor import calls, devices, folders, installation, machine, process
+from driver.doctor.finding import examined
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from driver.doctor.finding import Finding
+
+CHECKS: dict[str, Callable[[], Iterable[Finding]]] = {
+    "installation": installation.packages,
+    "kernel": machine.kernel,
+    "system calls": calls.tried,
+    "container": machine.container,
+    "processors": machine.processors,
+    "memory": machine.memory,
+    "shared memory": machine.shared_memory,
+    "huge pages": machine.huge_pages,
+    "limits of the process": process.limits_of_the_process,
+    "limits of clients": process.limits_of_clients,
+    "runtime directory": folders.runtime,
+    "folders": folders.kept,
+    "devices": devices.installed,
+}
+
+
+def examine(*, start: bool = False) -> list[Finding]:
+    """Everything; with `start`, every installed device is started, too. Never raises."""
+    checks = CHECKS | ({"starting devices": devices.started} if start else {})
+    return [finding for name, check in checks.items() for finding in examined(name, check)]

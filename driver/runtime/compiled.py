@@ -1,0 +1,113 @@
+"""What `driver.compile` returns: a model on its devices, with the CPU behind them."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Self
+
+from burst import PeerDied
+from driver.errors import DriverError
+from driver.options import options_of
+from driver.runtime.fallback import FAILURES, Fallbacks, Guarded, SafeBurst, Spare
+from driver.runtime.local import NAME, LocalBurst, LocalPrepared
+from driver.runtime.plan import Part, Planned
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from driver.options import Options
+    from driver.prepared import RemotePreparedModel
+    from driver.remote import RemoteDevice
+    from driver.runtime.chain import Chain
+    from driver.runtime.compilation import Terms
+    from driver.session import Burst
+
+
+class CompiledModel(Guarded):
+    """A model on one or several devices. Any thread may use it, several at once. Made by `compile`.
+
+    On one device it is what that device's `prepare` gives, and its burst is that device's burst.
+    """
+
+    def __init__(
+        self, terms: Terms, parts: Sequence[Part], devices: Sequence[RemoteDevice], fallbacks: Fallbacks
+    ) -> None:
+        """Use `compile`. `devices`: connections to be closed with it."""
+        self.model, self.preference, self.priority = terms.model, terms.preference, terms.priority
+        self._parts, self._devices, self._fallbacks = parts, devices, fallbacks
+        self._is_closed, self._terms = False, terms
+        if len(parts) == 1:
+            super().__init__(parts[0].guarded.prepared, parts[0].guarded.spare)
+        else:
+            spare = None
+            if terms.may_fall_back:
+                names = " + ".join(dict.fromkeys(part.device for part in parts))
+                spare = Spare(terms.model, terms.preference, "whole", names, fallbacks)
+            super().__init__(Planned(terms.model, parts, terms.preference, spare), spare)
+
+    def placement(self) -> list[tuple[str, tuple[int, ...]]]:
+        """What runs where now: (device, indices of operations of the main subgraph) of each step, in order."""
+        if self.is_replaced:
+            return [(NAME, tuple(range(len(self.model.main.operations))))]
+        return [(NAME if p.guarded.is_replaced else p.device, p.step.operations) for p in self._parts]
+
+    def burst(self, **options: Any) -> Burst | Chain | LocalBurst:
+        """Opens a burst, with the options of `RemotePreparedModel.burst`.
+
+        On one device it is that device's, on several a chain of them. Raises StatusError, PeerDied, ValueError.
+        """
+        if self._is_closed:
+            raise ValueError("this compiled model is closed; compile it again")
+        its = options_of(self.preference, **options)
+        try:
+            return self._burst(its)
+        except FAILURES as error:
+            return LocalBurst(self.instead(error), its)
+
+    def _burst(self, options: Options) -> Burst | Chain | LocalBurst:
+        prepared: RemotePreparedModel | LocalPrepared | Planned = self.prepared
+        if isinstance(prepared, Planned):
+            return prepared.burst(options)
+        if isinstance(prepared, LocalPrepared):
+            return LocalBurst(prepared, options)
+        if self.spare is None:
+            return prepared.burst(**options._asdict())
+        prepared.check_quarantine()
+        return SafeBurst(prepared, options, self)
+
+    def instead(self, error: BaseException) -> LocalPrepared:
+        """As `Guarded.instead`, unless it is closed."""
+        if self._is_closed:
+            raise ValueError("this compiled model is closed; compile it again") from error
+        return super().instead(error)
+
+    def stats(self) -> dict[str, Any]:
+        """`placement`, and `fallbacks`: how often a device was dropped when compiling, and how often the whole model
+        was compiled for the CPU instead, or a step or the whole executed there; with the last reasons.
+
+        `compilations`: of each step, its device; whether it came out of the cache (`restored`), was made anew and is
+        kept (`saved`), or is not (`compiled`), and why; and its `stage`: how often the device has replaced it by
+        something better since.
+        """
+        compilations = [part.compilation() for part in self._parts]
+        return {"placement": self.placement(), "fallbacks": self._fallbacks.report(), "compilations": compilations}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A recipe: compiles the model again, for devices of the same names, wherever it is unpickled."""
+        from driver.runtime.compilation import compile_again
+
+        return compile_again, (self._terms,)
+
+    def close(self) -> None:
+        """Frees the model on its devices. Bursts end with the connections that `compile` made."""
+        self._is_closed = True
+        with suppress(PeerDied, DriverError):
+            self.prepared.close()
+        for device in self._devices:
+            device.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

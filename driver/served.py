@@ -1,0 +1,67 @@
+"""Devices that somebody runs with `burst serve`, by the paths of their sockets. Nothing is ever started for them.
+
+A path says whom its user trusts: the owner of the folder. So nobody else, but root, may be able to put a socket there,
+and the one who listens has to be that owner.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+from pathlib import Path
+
+from burst.channel import Channel
+from driver.errors import DeviceFailed, DeviceNotFound
+
+
+def is_path(address: str) -> bool:
+    """Whether a device's address is the path of a socket; names of devices have no slash."""
+    return "/" in address
+
+
+def connect(address: str) -> Channel:
+    """A connection to the device that is served there. Raises DeviceNotFound, DeviceFailed."""
+    path = Path(address)
+    if not path.is_absolute():
+        raise DeviceNotFound(f"name={address!r}: the path of a socket is absolute; say {os.path.abspath(address)!r}")
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        folder = path.parent.resolve(strict=True)
+        owner = owner_of(folder)
+        sock.connect(str(folder / path.name))
+    except DeviceFailed:
+        sock.close()
+        raise
+    except OSError as error:
+        sock.close()
+        raise _told(address, error) from error
+    channel = Channel(sock)
+    if (uid := channel.peer_uid) != owner:
+        channel.close()
+        raise DeviceFailed(f"{address}: uid {uid} listens in a folder of uid {owner}, and is not talked to; remove it")
+    return channel
+
+
+def owner_of(folder: Path) -> int:
+    """The uid that decides, alone but for root, what lies in a folder. Raises DeviceFailed when others do, OSError."""
+    for place in (folder, *folder.parents):
+        mode = place.stat().st_mode
+        is_sticky = place != folder and mode & stat.S_ISVTX  # there, what is in it belongs to its owners
+        if mode & 0o022 and not is_sticky:
+            raise DeviceFailed(f"{place}: others may write to it, so anybody could listen below; chmod go-w {place}")
+    return folder.stat().st_uid
+
+
+def _told(address: str, error: OSError) -> DeviceNotFound | DeviceFailed:
+    match error:
+        case FileNotFoundError() | NotADirectoryError():
+            return DeviceNotFound(f"name={address!r}: nothing is served there; start it with `burst serve`")
+        case ConnectionRefusedError():
+            return DeviceFailed(f"{address}: nobody listens there any more; start it again with `burst serve`")
+        case PermissionError():
+            return DeviceFailed(
+                f"{address}: uid {os.getuid()} may not connect; it has to be served with --group, "
+                "and your account to be in that group"
+            )
+    return DeviceFailed(f"{address}: {error}")

@@ -1,0 +1,156 @@
+"""A device that runs in the foreground, under an account of its own, for that account or for a group: `burst serve`.
+
+The command binds the socket, and then becomes the process that a client would start: in a clean environment, isolated,
+and an engine beside it. But it stays without clients, and ends when it is told to.
+"""
+
+from __future__ import annotations
+
+import grp
+import os
+import pwd
+import signal
+import stat
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+from driver import rendezvous, service
+from driver.devices import device_class
+from driver.errors import DeviceFailed
+from driver.served import owner_of
+
+if TYPE_CHECKING:
+    import socket
+
+DEFAULT_DIR = Path("/run/burst")
+_ENDS = (signal.SIGTERM, signal.SIGINT)
+_RUN = "from driver.serving import main; main()"
+
+
+def serve(name: str, folder: Path = DEFAULT_DIR, group: str | None = None) -> NoReturn:
+    """Becomes the service of a device, until SIGTERM or SIGINT. `group`: whose members may connect, by name or number.
+
+    Raises DeviceNotFound, DeviceFailed.
+    """
+    device_class(name)  # a wrong name is told here
+    gid = None if group is None else _gid(group)
+    os.umask(0o077)
+    place = rendezvous.Place(_checked(folder.absolute(), gid), name, "use a shorter --dir")
+    signal.pthread_sigmask(signal.SIG_BLOCK, _ENDS)  # until the service can take them
+    listener = _listener(name, place, gid)
+    print(f"{name} is served at {place.socket}", flush=True)
+    _become(name, place, listener.fileno(), is_open=gid is not None)
+
+
+def main() -> None:
+    """Entry point of that process: name, listening socket, and whether who may open it is served, whatever its uid."""
+    name, fd, is_open = sys.argv[1], int(sys.argv[2]), sys.argv[3] == "True"
+    stop = _readable_at_end()
+    place = rendezvous.Place(Path(os.environ["BURST_RUNTIME_DIR"]), name)
+    service.run(name, fd, place, service.Terms(linger=None, any_uid=is_open, stop=stop))
+
+
+def _gid(group: str) -> int:
+    if group.isdecimal():
+        return int(group)
+    try:
+        return grp.getgrnam(group).gr_gid
+    except KeyError:
+        raise DeviceFailed(f"--group {group}: there is no such group; make it with `groupadd {group}`") from None
+
+
+def _checked(folder: Path, gid: int | None) -> Path:
+    """The folder, made if it is missing: its owner's, and for the group to look into if there is one."""
+    try:
+        _make(folder, gid)
+        folder = folder.resolve()
+        found, owner = folder.stat(), owner_of(folder)
+    except OSError as error:
+        raise DeviceFailed(
+            f"--dir {folder}: uid {os.getuid()} cannot make it ({error.strerror}); "
+            "have root make it and give it to this account, or use another"
+        ) from error
+    mode = stat.S_IMODE(found.st_mode)
+    if not stat.S_ISDIR(found.st_mode) or owner != os.getuid() or mode & 0o027:
+        raise DeviceFailed(
+            f"--dir {folder}: it has to be a folder of uid {os.getuid()} that others can neither write to nor enter; "
+            f"it belongs to uid {owner} and has mode {mode:04o}: correct that (chmod 0750), or use another"
+        )
+    if gid is not None and (found.st_gid != gid or mode & 0o050 != 0o050):
+        raise DeviceFailed(
+            f"--dir {folder}: group {gid} cannot enter it; chgrp {gid} {folder} && chmod 0750 {folder}, or use another"
+        )
+    return folder
+
+
+def _make(folder: Path, gid: int | None) -> None:
+    """Unless it is there. Its parent has to be: who would be let into that one is not ours to say."""
+    try:
+        folder.mkdir(0o700)
+    except FileExistsError:
+        return
+    if gid is not None:
+        try:
+            _give(folder, gid, 0o750)
+        except BaseException:
+            folder.rmdir()
+            raise
+
+
+def _give(path: Path, gid: int, mode: int) -> None:
+    try:
+        os.chown(path, -1, gid)
+    except PermissionError:
+        raise DeviceFailed(
+            f"--group {gid}: uid {os.getuid()} is not in that group itself, and cannot give it {path}; "
+            "add the account to the group"
+        ) from None
+    path.chmod(mode)
+
+
+def _listener(name: str, place: rendezvous.Place, gid: int | None) -> socket.socket:
+    """Raises DeviceFailed when somebody listens there."""
+    with place.locked():
+        if found := rendezvous.find(place):
+            found.close()
+            raise DeviceFailed(f"{place.socket}: {name!r} is served there already; end that, or use another --dir")
+        listener = rendezvous.listen(place)
+        try:
+            if gid is not None:
+                _give(place.socket, gid, 0o660)
+        except BaseException:
+            place.leave(listener)
+            raise
+    return listener
+
+
+def _become(name: str, place: rendezvous.Place, fd: int, *, is_open: bool) -> NoReturn:
+    """All that this process was given goes, but for the socket and where to write to."""
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.set_inheritable(fd, True)
+    os.closerange(3, fd)
+    os.closerange(fd + 1, os.sysconf("SC_OPEN_MAX"))
+    os.chdir("/")
+    environment = rendezvous.environment(place.socket.parent) | {"HOME": _home()}
+    os.execve(sys.executable, [sys.executable, "-P", "-c", _RUN, name, str(fd), str(is_open)], environment)  # noqa: S606
+
+
+def _home() -> str:
+    """The account's own, where its configuration is; what was in the environment for a uid without an account."""
+    with suppress(KeyError):
+        return pwd.getpwuid(os.getuid()).pw_dir
+    return os.environ.get("HOME", "/")
+
+
+def _readable_at_end() -> int:
+    """A descriptor to wait for, which the engine inherits: a signal to either of the two, or to both, ends the service,
+    and the engine with it.
+    """
+    readable, writable = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+    signal.set_wakeup_fd(writable, warn_on_full_buffer=False)
+    for number in _ENDS:
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as a shell wants it for what it runs in the background
+            signal.signal(number, lambda *_: None)
+    return readable

@@ -1,0 +1,109 @@
+"""Fences: descriptors that tell when something is done, and whether it failed. The states are those of syncWait.
+
+| a fence is | signalled when | in error when |
+|---|---|---|
+| a pipe's end for reading, as executions have | a byte lies in it | it is hung up, and no byte lies in it |
+| an eventfd | its count is from 1 to 2**63 - 1 | its count is 2**63 (`ERROR_COUNT`) or more |
+| a DMA-fence sync file | its fences are signalled | one of them has an error |
+
+Fences are polled and never read: any number of waiters, here and in other processes, look at one pipe or one count, and
+whoever read it would take the signal from all others. The count of an eventfd is looked at in /proc, which leaves it as
+it is. 2**63 is out of reach for those who signal by writing 1, even if they do so again and again.
+
+Our own fences are pipes because of what happens at a death: the kernel closes the device's end, and all who poll the
+other one see the end of it. The count of an eventfd would stay 0 for ever.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import select
+import stat
+import struct
+from contextlib import suppress
+from enum import Enum
+from pathlib import Path
+
+ERROR_COUNT = 2**63
+_KINDS = {"anon_inode:[eventfd]": "eventfd", "anon_inode:sync_file": "sync file", "anon_inode:[sync_file]": "sync file"}
+_COUNT = re.compile(r"^eventfd-count:\s*([0-9a-f]+)$", re.MULTILINE)
+_FILE_INFO = struct.Struct("32siIIIQ")  # linux/sync_file.h: name, status, flags, number of fences, padding, their place
+_SYNC_IOC_FILE_INFO = 3 << 30 | _FILE_INFO.size << 16 | ord(">") << 8 | 4
+
+
+class FenceState(Enum):
+    """SIGNALED: what it stands for is done. ERROR: it never will be. UNKNOWN: this is no fence."""
+
+    SIGNALED = "signaled"
+    ERROR = "error"
+    ACTIVE = "active"
+    UNKNOWN = "unknown"
+
+
+def sync_wait(fd: int, timeout: float | None = None) -> FenceState:
+    """Waits until a fence is signalled or in error, for so many seconds at most: then it is ACTIVE. None: for ever."""
+    return look(fd, timeout) if kind_of(fd) else FenceState.UNKNOWN
+
+
+def look(fd: int, timeout: float | None = 0.0) -> FenceState:
+    """The same of what is known to be a fence."""
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    found = poll.poll(None if timeout is None else max(0.0, timeout) * 1e3)
+    events = found[0][1] if found else 0
+    if events & select.POLLNVAL:
+        return FenceState.UNKNOWN
+    if events & select.POLLERR:
+        return FenceState.ERROR
+    if events & select.POLLIN:
+        return FenceState.ERROR if _has_error(fd) else FenceState.SIGNALED
+    return FenceState.ERROR if events & select.POLLHUP else FenceState.ACTIVE
+
+
+def kind_of(fd: int) -> str:
+    """What a fence is: "pipe", "eventfd" or "sync file"; empty for everything else, and for what is not open."""
+    try:
+        if stat.S_ISFIFO(os.fstat(fd).st_mode):
+            return "" if fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE == os.O_WRONLY else "pipe"
+        return _KINDS.get(os.readlink(f"/proc/self/fd/{fd}"), "")
+    except OSError:
+        return ""
+
+
+def _has_error(fd: int) -> bool:
+    """Of one that poll says is signalled. True also where nobody can tell."""
+    try:
+        match kind_of(fd):
+            case "eventfd":
+                found = _COUNT.search(Path(f"/proc/self/fdinfo/{fd}").read_text())
+                return found is None or int(found[1], 16) >= ERROR_COUNT
+            case "sync file":
+                info = bytearray(_FILE_INFO.size)
+                fcntl.ioctl(fd, _SYNC_IOC_FILE_INFO, info)
+                return bool(_FILE_INFO.unpack(info)[1] < 0)
+    except OSError:
+        return True
+    return False
+
+
+class Signal:
+    """The device's end of a fence. When it is let go, or its process dies, the fence is in error."""
+
+    def __init__(self) -> None:
+        """Raises OSError. `fence` is the other end, the caller's to pass on and close."""
+        self.fence, self._fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self.identity = os.fstat(self.fence).st_ino  #: the same for both ends, and for all copies of them
+
+    def signal(self) -> None:
+        """The fence is signalled, for good."""
+        with suppress(BrokenPipeError, BlockingIOError):  # nobody looks at it any more, or somebody has filled it
+            os.write(self._fd, b"\1")
+        self.fail()
+
+    def fail(self) -> None:
+        """The fence is in error, unless it is signalled. Harmless when done twice."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1

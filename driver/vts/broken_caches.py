@@ -1,0 +1,141 @@
+"""Devices that are wrong about their cache files, each in one way: `burst vts driver.vts.broken_caches:Trusting`.
+
+All but the first, which is right. They reach into the engine that runs them, because that does on a device's behalf
+what the kit wants to see done wrong.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from driver.caching import compilations
+from driver.caching.compilations import Compilations
+from driver.caching.records import Records
+from driver.devices.reference import ReferenceDevice
+from driver.interface import CacheFiles, Saved
+from driver.vts.broken import WrongResults
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from driver.caching.compilations import Owner, Restored
+    from driver.interface import PreparedModel
+    from driver.nn import Model
+
+    Pace = Callable[[], object]
+
+
+class Keeping(ReferenceDevice):
+    """A device whose restored models compute what they should as long as the file of code that it gave is as it was."""
+
+    cache_files = CacheFiles(1, 0)
+
+    def prepare(self, model: Model, pace: Pace) -> PreparedModel:
+        """As the reference, with code to keep."""
+        return _Kept(super().prepare(model, pace))
+
+    def restore(self, model: Model, saved: Saved, root: object, pace: Pace) -> PreparedModel:
+        """Wrong as soon as a byte of its code is."""
+        device = self if bytes(saved.model[0]) == _CODE else WrongResults()
+        return _Kept(device.prepare(model, pace))
+
+
+_CODE = bytes(range(256)) * 32
+
+
+class _Kept:
+    """Another prepared model, with code."""
+
+    def __init__(self, prepared: PreparedModel) -> None:
+        self.bind, self.is_static = prepared.bind, prepared.is_static
+
+    @staticmethod
+    def saved(_: object) -> Saved:
+        return Saved([_CODE])
+
+
+class Trusting(Keeping):
+    """Does not look whether the files are what it wrote, as long as they have that length."""
+
+    def __init__(self) -> None:
+        _replace(Records, digest=lambda *_: bytes(32))
+
+
+class Rereading(Keeping):
+    """Verifies the files, and reads them again to use them."""
+
+    def __init__(self) -> None:
+        read = Compilations._read
+
+        def twice(self: Compilations, owner: Owner, counts: CacheFiles, fds: Sequence[int]) -> Restored:
+            found = read(self, owner, counts, fds)
+            end = time.monotonic() + _WINDOW
+            code = bytes(found.saved.model[0])
+            while code == bytes(found.saved.model[0]) and time.monotonic() < end:
+                code = os.pread(fds[0], len(code), 0).ljust(len(code), b"\0")
+            return found._replace(saved=Saved([np.frombuffer(code, np.uint8)], found.saved.data))
+
+        _replace(Compilations, _read=twice)
+
+
+_WINDOW = 0.05  # seconds between reading once and reading again
+
+
+class Tokenless(Keeping):
+    """Takes every token for the same."""
+
+    def __init__(self) -> None:
+        get, put, digest = Records.get, Records.put, Records.digest
+        none = bytes(32)
+        _replace(
+            Records,
+            get=lambda self, uid, _: get(self, uid, none),
+            put=lambda self, uid, _, record: put(self, uid, none, record),
+            digest=lambda self, uid, _, where, contents: digest(self, uid, none, where, contents),
+        )
+
+
+class Forgetful(Keeping):
+    """Restores the model that it has restored first, whichever it is asked for."""
+
+    def __init__(self) -> None:
+        self._first: list[PreparedModel] = []
+
+    def restore(self, model: Model, saved: Saved, root: object, pace: Pace) -> PreparedModel:
+        """Once and for all."""
+        self._first = self._first or [super().restore(model, saved, root, pace)]
+        return self._first[0]
+
+
+class Fussy(Keeping):
+    """Prepares nothing that it cannot keep, if it is asked to."""
+
+    def __init__(self) -> None:
+        import driver.engine_client as module
+        from burst import GeneralFailure
+
+        save = module.Client._save
+
+        def insist(*arguments: Any) -> str:
+            if declined := save(*arguments):
+                raise GeneralFailure(declined)
+            return ""
+
+        _replace(module.Client, _save=insist)
+
+
+class Waiting(Keeping):
+    """Waits for files that somebody else has locked, however long that takes."""
+
+    def __init__(self) -> None:
+        vars(compilations)["_PATIENCE"] = math.inf
+
+
+def _replace(kind: type, **methods: Callable[..., object]) -> None:
+    for name, method in methods.items():
+        setattr(kind, name, method)

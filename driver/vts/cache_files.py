@@ -1,0 +1,231 @@
+"""Cache files for the kit: what lies in them, what can be done to them, and what to hand over in their place."""
+
+from __future__ import annotations
+
+import os
+import socket
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Self
+
+import numpy as np
+
+from driver.remote import Cache
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from driver.interface import CacheFiles
+
+    Damage = Callable[[np.random.Generator, bytes], bytes]
+
+TOKEN_BYTES = 32
+_JUNK = b"what was there before"
+
+
+class Files:
+    """Those of one entry, model files first: memory that has descriptors, and a token of its own."""
+
+    def __init__(self, counts: CacheFiles, token: bytes | None = None) -> None:
+        self.counts, self.token = counts, token or os.urandom(TOKEN_BYTES)
+        self.fds = [os.memfd_create("burst-vts-cache", os.MFD_CLOEXEC) for _ in range(sum(counts))]
+
+    def cache(self, fds: Sequence[int] | None = None, token: bytes | None = None) -> Cache:
+        """For the device; with other descriptors or another token."""
+        found = self.fds if fds is None else fds
+        files = list(found[: self.counts.model]), list(found[self.counts.model :])
+        return Cache(self.token if token is None else token, *files)
+
+    def is_code(self, number: int) -> bool:
+        """Whether nothing may be made of this file once it was changed."""
+        return number < self.counts.model
+
+    def read(self) -> list[bytes]:
+        """What lies in each."""
+        return [os.pread(fd, os.fstat(fd).st_size, 0) for fd in self.fds]
+
+    def write(self, contents: Sequence[bytes]) -> None:
+        """What lies in each from now on."""
+        for fd, content in zip(self.fds, contents, strict=True):
+            overwrite(fd, content)
+
+    def move(self) -> None:
+        """Whoever reads or writes next begins somewhere else than at the beginning, unless it says where."""
+        for number, fd in enumerate(self.fds, 1):
+            os.lseek(fd, 17 * number, os.SEEK_SET)
+
+    def fill_with_junk(self) -> None:
+        """As files that something else was in before."""
+        self.write([_JUNK * (n + 1) for n in range(len(self.fds))])
+        self.move()
+
+    def reopened(self, number: int, flags: int) -> int:
+        """One of the files once more: a descriptor that is the caller's."""
+        return os.open(f"/proc/self/fd/{self.fds[number]}", flags | os.O_CLOEXEC)
+
+    def close(self) -> None:
+        """The memory goes with the last descriptor."""
+        while self.fds:
+            os.close(self.fds.pop())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def overwrite(fd: int, content: bytes) -> None:
+    """The content takes the place of what was there."""
+    os.ftruncate(fd, 0)
+    done = 0
+    while done < len(content):
+        done += os.pwrite(fd, content[done:], done)
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A file that is no longer what the device wrote."""
+
+    number: int  #: of the file
+    content: bytes
+    what: str
+
+
+def _read_only(files: Files, number: int) -> list[int]:
+    return [files.reopened(number, os.O_RDONLY)]
+
+
+def _write_only(files: Files, number: int) -> list[int]:
+    return [files.reopened(number, os.O_WRONLY)]
+
+
+def _pipe(_: Files, __: int) -> list[int]:
+    return list(os.pipe2(os.O_CLOEXEC))[::-1]
+
+
+def _socket(_: Files, __: int) -> list[int]:
+    return [end.detach() for end in socket.socketpair()]
+
+
+def _null(_: Files, __: int) -> list[int]:
+    return [os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)]
+
+
+def _folder(_: Files, __: int) -> list[int]:
+    return [os.open("/", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)]
+
+
+_IN_PLACE: dict[str, Callable[[Files, int], list[int]]] = {
+    "read_only": _read_only,
+    "write_only": _write_only,
+    "pipe": _pipe,
+    "socket": _socket,
+    "dev_null": _null,
+    "folder": _folder,
+}
+DESCRIPTORS = tuple(_IN_PLACE)
+"""Kinds of descriptors that no cache file has."""
+
+
+@contextmanager
+def with_descriptor(kind: str, files: Files, number: int) -> Iterator[Cache]:
+    """The files, with a descriptor of that kind in the place of one."""
+    made = _IN_PLACE[kind](files, number)
+    try:
+        yield files.cache([*files.fds[:number], made[0], *files.fds[number + 1 :]])
+    finally:
+        for fd in made:
+            os.close(fd)
+
+
+_COUNTS: dict[str, Callable[[Cache, int], Cache]] = {
+    "none": lambda c, _: c._replace(model_files=(), data_files=()),
+    "model_file_more": lambda c, fd: c._replace(model_files=(*c.model_files, fd)),
+    "data_file_more": lambda c, fd: c._replace(data_files=(*c.data_files, fd)),
+    "model_file_less": lambda c, _: c._replace(model_files=c.model_files[:-1]),
+    "data_file_less": lambda c, _: c._replace(data_files=c.data_files[:-1]),
+    "kinds_exchanged": lambda c, _: c._replace(model_files=c.data_files, data_files=c.model_files),
+}
+COUNTS = tuple(_COUNTS)
+"""Ways to bring along other files than the device needs."""
+
+
+def with_counts(way: str, files: Files) -> Cache | None:
+    """Other counts of files; None where these are the same."""
+    found = _COUNTS[way](files.cache(), files.fds[-1])
+    counts = len(found.model_files), len(found.data_files)
+    return None if counts == files.counts else found
+
+
+TOKENS = {"empty": 0, "byte_less": TOKEN_BYTES - 1, "byte_more": TOKEN_BYTES + 1}
+"""Tokens of a wrong length, and that length."""
+
+
+def truncations(contents: Sequence[bytes]) -> Iterator[Change]:
+    """Each file at several lengths, from nothing to a byte too little."""
+    for number, content in enumerate(contents):
+        size = len(content)
+        for length in sorted({0, 1, 7, size // 2, size - 4096, size - 1} & set(range(size))):
+            yield Change(number, content[:length], f"file {number}, of {size} bytes, cut to {length}")
+
+
+def extensions(contents: Sequence[bytes]) -> Iterator[Change]:
+    """Each file with something behind it."""
+    for number, content in enumerate(contents):
+        for more in (b"\0", b"\xff", bytes(4096), content):
+            if more:
+                yield Change(number, content + more, f"file {number} with {len(more)} bytes more")
+
+
+def flips(contents: Sequence[bytes], most: int) -> Iterator[Change]:
+    """Each file with one bit changed, in places from its beginning to its end."""
+    for number, content in enumerate(contents):
+        bits = 8 * len(content)
+        for bit in np.unique(np.linspace(0, bits - 1, min(most, bits)).astype(int)):
+            flipped = bytearray(content)
+            flipped[bit // 8] ^= 1 << bit % 8
+            yield Change(number, bytes(flipped), f"file {number} with bit {bit} changed")
+
+
+def _flip_some(random: np.random.Generator, content: bytes) -> bytes:
+    found = np.frombuffer(content, np.uint8).copy()
+    places = random.integers(0, len(found), random.integers(1, 9))
+    found[places] ^= random.integers(1, 256, len(places), np.uint8)
+    return found.tobytes()
+
+
+def _cut(random: np.random.Generator, content: bytes) -> bytes:
+    return content[: random.integers(0, len(content))]
+
+
+def _insert(random: np.random.Generator, content: bytes) -> bytes:
+    place = random.integers(0, len(content) + 1)
+    return content[:place] + random.bytes(int(random.integers(1, 100))) + content[place:]
+
+
+def _remove(random: np.random.Generator, content: bytes) -> bytes:
+    begin, end = sorted(random.integers(0, len(content) + 1, 2))
+    return content[:begin] + content[end:]
+
+
+def _overwrite(random: np.random.Generator, content: bytes) -> bytes:
+    begin, end = sorted(random.integers(0, len(content) + 1, 2))
+    junk = (bytes(end - begin), b"\xff" * (end - begin), random.bytes(end - begin))[random.integers(3)]
+    return content[:begin] + junk + content[end:]
+
+
+def _move(random: np.random.Generator, content: bytes) -> bytes:
+    place = random.integers(0, len(content) + 1)
+    return content[place:] + content[:place]
+
+
+_DAMAGE: tuple[Damage, ...] = (_flip_some, _cut, _insert, _remove, _overwrite, _move)
+
+
+def corrupted(contents: Sequence[bytes], seed: int) -> Change:
+    """One of the files, damaged in a way that the seed says; perhaps not at all."""
+    random = np.random.default_rng(seed)
+    number = int(random.choice([n for n, content in enumerate(contents) if content]))
+    damage = _DAMAGE[random.integers(len(_DAMAGE))]
+    return Change(number, damage(random, contents[number]), f"corruption {seed} ({damage.__name__[1:]}, file {number})")

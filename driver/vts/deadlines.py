@@ -1,0 +1,111 @@
+"""qos: deadlines and priorities as Android's suite asks for them, by messages that the device itself has to judge.
+
+A client of ours would not even send a request whose deadline has passed.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from burst import Controller, ErrorStatus, InvalidArgument, StatusError
+from driver.options import PRIORITIES
+from driver.vts.kit import Failed, Test, check
+from driver.vts.operations import prepared
+from driver.vts.request import valid
+from driver.vts.samples import sample
+from fmq._core import lib
+from fmq.clock import FOREVER
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from burst import Request
+    from driver.prepared import RemotePreparedModel
+    from driver.vts.target import Target
+
+_PREFERENCE = "fast_single_answer"
+_SHORT = 5_000_000  # ns
+_MISSED = {ErrorStatus.MISSED_DEADLINE_TRANSIENT, ErrorStatus.MISSED_DEADLINE_PERSISTENT}
+_DEADLINES: dict[str, Callable[[], int]] = {
+    "now": lambda: int(lib.fmq_now()),
+    "short": lambda: int(lib.fmq_now()) + _SHORT,
+    "unlimited": lambda: FOREVER,
+}
+WRONG_PRIORITIES = {"low-1": -1, "high+1": len(PRIORITIES)}
+
+
+def tests() -> Iterator[Test]:
+    """All of them, whatever the scope: they take milliseconds."""
+    for name in _DEADLINES:
+        yield Test(f"qos/deadline/prepare/{name}", partial(preparation, name))
+        for way in ("plain", "burst"):
+            yield Test(f"qos/deadline/{way}/{name}", partial(execution, way, name))
+    for priority in PRIORITIES:
+        yield Test(f"qos/priority/{priority}", partial(preferred, PRIORITIES.index(priority)))
+    for name, wrong in WRONG_PRIORITIES.items():
+        yield Test(f"qos/priority/{name}", partial(refused, wrong))
+
+
+def preparation(name: str, target: Target) -> None:
+    """A preparation is done or misses its deadline; there is a prepared model only if it is done."""
+    try:
+        with target.prepared(sample("add").model, None, _PREFERENCE, _DEADLINES[name]()) as model:
+            _check_answer(model, target)
+    except StatusError as error:
+        _check_status(error.status, name)
+
+
+def execution(way: str, name: str, target: Target) -> None:
+    """An execution is done or misses its deadline, and the next one is none the worse for it."""
+    ask = _plain if way == "plain" else _burst
+    with prepared(sample("add"), target) as model:
+        for _ in range(2):
+            _check_status(ask(model, valid("add"), _DEADLINES[name](), target.patience), name)
+        _check_answer(model, target)
+
+
+def _check_status(status: ErrorStatus, name: str) -> None:
+    allowed = {ErrorStatus.NONE} | (set() if name == "unlimited" else _MISSED)
+    check(status in allowed, f"with the deadline {name!r}, {status.name} comes")
+
+
+def _check_answer(model: RemotePreparedModel, target: Target) -> None:
+    status = model.execute(valid("add"), timeout=target.patience).status
+    check(not status, f"afterwards, a request without a deadline gets {status.name}")
+
+
+def _plain(model: RemotePreparedModel, request: Request, deadline: int, patience: float) -> ErrorStatus:
+    with model.device.plain_path() as path:
+        return path.judged(model.home.number, request, deadline, patience).status
+
+
+def _burst(model: RemotePreparedModel, request: Request, deadline: int, patience: float) -> ErrorStatus:
+    with Controller(model.configure_burst(0.0), spin=0.0) as controller:
+        controller.start(controller.packet(request), deadline)
+        return ErrorStatus(controller.receive(patience).status)
+
+
+def preferred(priority: int, target: Target) -> None:
+    """A model of any priority gives the same result."""
+    case = sample("add")
+    with prepared(case, target) as model:
+        expected = [output.tobytes() for output in model.run(*case.feeds, timeout=target.patience)]
+    with target.prepared(case.model, None, _PREFERENCE, None, priority) as model, model.burst() as burst:
+        for outputs in (
+            model.run(*case.feeds, timeout=target.patience),
+            burst.run(*case.feeds, timeout=target.patience).outputs,
+        ):
+            check(
+                [output.tobytes() for output in outputs] == expected, f"at priority {priority}, the result is another"
+            )
+
+
+def refused(priority: int, target: Target) -> None:
+    """There is no such priority: INVALID_ARGUMENT, and no prepared model."""
+    try:
+        with target.prepared(sample("add").model, None, _PREFERENCE, None, priority):
+            pass
+    except InvalidArgument:
+        return
+    raise Failed(f"a model is prepared with priority {priority}, which there is not")

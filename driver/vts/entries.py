@@ -1,0 +1,90 @@
+"""Compilations that a device has kept, as the kit's tests of caching use them."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from burst import ErrorStatus, StatusError
+from driver.interface import CacheFiles
+from driver.vts.burst import plain
+from driver.vts.cache_files import Files
+from driver.vts.kit import Failed, check, skip
+from driver.vts.operations import prepared
+from driver.vts.samples import sample
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from driver.remote import Cache
+    from driver.vts.cases import Case
+    from driver.vts.target import Target
+
+FLOAT, QUANTISED = "convolution", "per_channel"
+FAILS = (ErrorStatus.GENERAL_FAILURE,)
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A model that the device has kept in files, and what it answered before that."""
+
+    case: Case
+    files: Files
+    expected: list[bytes]
+
+    def check_restored(self, target: Target, what: str, cache: Cache | None = None) -> None:
+        """That the model comes back, and computes the same on both ways."""
+        try:
+            with target.restored(self.case.model, cache or self.files.cache()) as model:
+                check(
+                    plain(model, self.case, target) == self.expected,
+                    f"{what}: the restored model computes another result",
+                )
+                with model.burst() as burst:
+                    found = burst.run(*self.case.feeds, timeout=target.patience).outputs
+                    same = [output.tobytes() for output in found] == self.expected
+                    check(same, f"{what}: the restored model computes another result in a burst")
+        except StatusError as error:
+            raise Failed(f"{what}: restoring gets {error.status.name}: {error}") from error
+
+
+@contextmanager
+def new_files(target: Target) -> Iterator[Files]:
+    """Empty ones, as many as the device needs."""
+    counts = CacheFiles(*target.device.number_of_cache_files_needed())
+    if counts == (0, 0):
+        skip("this device keeps no compilations")
+    with Files(counts) as files:
+        yield files
+
+
+@contextmanager
+def entry_of(name: str, target: Target) -> Iterator[Entry]:
+    """One of the kit's models, kept, and freed on the device."""
+    with new_files(target) as files:
+        yield kept(name, files, target)
+
+
+def kept(name: str, files: Files, target: Target) -> Entry:
+    """One of the kit's models, in these files."""
+    case = sample(name)
+    with prepared(case, target, files.cache()) as model:
+        if model.home.declined:
+            skip(f"the device keeps nothing of this model: {model.home.declined}")
+        return Entry(case, files, plain(model, case, target))
+
+
+def check_refused(
+    entry: Entry, cache: Cache, target: Target, what: str, allowed: Sequence[ErrorStatus] = FAILS
+) -> None:
+    """That there is no model, and one of these statuses."""
+    try:
+        with target.restored(entry.case.model, cache):
+            pass
+    except StatusError as error:
+        wanted = " or ".join(status.name for status in allowed)
+        if error.status not in allowed:
+            raise Failed(f"{what}: restoring gets {error.status.name}, not {wanted}: {error}") from error
+        return
+    raise Failed(f"{what}: a model is restored")

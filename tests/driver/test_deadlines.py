@@ -1,0 +1,453 @@
+"""Deadlines: waits end on time, devices do not do what nobody waits for, errors say where it was and how late."""
+
+import math
+import threading
+import time
+
+import numpy as np
+import pytest
+
+import driver
+from burst import ErrorStatus, MissedDeadlinePersistent, MissedDeadlineTransient, Timeout
+from driver import deadlines
+from fmq._core import lib
+
+MISSED = {ErrorStatus.MISSED_DEADLINE_TRANSIENT, ErrorStatus.MISSED_DEADLINE_PERSISTENT}
+TRANSIENT, PERSISTENT = ErrorStatus.MISSED_DEADLINE_TRANSIENT, ErrorStatus.MISSED_DEADLINE_PERSISTENT
+WAITING = "waiting for the answer"
+PREFERENCE = "fast_single_answer"
+SOON, LONG = 0.03, 5.0  # seconds: a deadline, and how long the device would take
+PROMPT = 1.0  # seconds in which everything here ends that does not take LONG
+EARLY = 5e-3  # what clocks and sleeps may differ by
+
+
+def x(seconds=0.0, mark=0.0):
+    return np.array([[seconds, mark, 0, 0]], np.float32)
+
+
+def after(seconds):
+    return time.monotonic() + seconds
+
+
+def timed(function):
+    """How long it took, and what it raised or returned."""
+    begin = time.monotonic()
+    try:
+        found = function()
+    except Exception as error:  # noqa: BLE001 (what it is, the test looks at)
+        found = error
+    return time.monotonic() - begin, found
+
+
+def asked(prepared, request, deadline):
+    """The device's own answer on the plain path, however late: a client that keeps to the deadline does not see it."""
+    with prepared.device.plain_path() as path:
+        return path.judged(prepared.home.number, request, deadlines.nanoseconds(deadline), 20)
+
+
+def asked_of_burst(burst, request, deadline):
+    """The same through a burst."""
+    controller = burst._pipeline.controller
+    by = deadlines.nanoseconds(deadline)
+    controller.start(controller.packet(request), by)
+    reply = controller.receive(20)
+    return reply.status, burst._pipeline.cause_of(reply, by)
+
+
+def prepared_by(device, model, deadline):
+    """The device's own answer to a preparation, however late."""
+    return device._with_model(
+        device.connection, "prepare", model, None, None, PREFERENCE, deadlines.nanoseconds(deadline)
+    )
+
+
+@pytest.fixture
+def stuck(slow, kit):
+    """A request that takes LONG, until the test is over."""
+    request, (array,) = kit.request([x(LONG)], 16)
+    yield request
+    array[...] = 0
+
+
+@pytest.fixture
+def noting(connect, kit, shared):
+    """x + 1 on a device that notes the second element of what it runs; and those notes."""
+    file = shared.path / "ran"
+    file.unlink(missing_ok=True)
+    with connect("Noting").prepare(kit.add_model()) as prepared:
+        yield prepared, lambda: [float(line) for line in file.read_text().split()] if file.exists() else []
+
+
+class TestTheWait:
+    """It ends at the deadline whatever the device does."""
+
+    def test_run_on_the_plain_path(self, slow):
+        """Timeout, on time, saying where and by how much; the next one gets its own result."""
+        took, error = timed(lambda: slow.run(x(0.5), timeout=SOON))
+        assert isinstance(error, Timeout)
+        assert SOON - EARLY < took < 0.4
+        assert error.phase == WAITING
+        assert 0 <= error.late_by < 0.4
+        assert slow.run(x(0, 7), timeout=LONG)[0].tolist() == [[1, 8, 1, 1]]
+
+    def test_execute_on_the_plain_path(self, slow, stuck):
+        """With a deadline it is a result, of an error; with a timeout as well, whichever comes first."""
+        took, result = timed(lambda: slow.execute(stuck, deadline=after(SOON), timeout=LONG))
+        assert result.status is TRANSIENT
+        assert SOON - EARLY < took < PROMPT
+        assert result.cause.phase == WAITING
+        assert 0 <= result.cause.late_by < PROMPT
+        took, error = timed(lambda: slow.execute(stuck, deadline=after(LONG), timeout=SOON))
+        assert isinstance(error, Timeout)
+        assert took < PROMPT
+
+    def test_a_burst_of_many(self, slow):
+        """A future is done at its deadline, behind one that takes longer; later results go to whom they belong."""
+        with slow.burst(depth=4) as burst:
+            first = burst.submit(x(0.3, 1))
+            took, error = timed(burst.submit(x(0, 3), deadline=after(SOON)).result)
+            assert isinstance(error, MissedDeadlineTransient)
+            assert error.phase == WAITING
+            assert SOON - EARLY < took < 0.25
+            took, error = timed(lambda: burst.run(x(0, 5), timeout=SOON))
+            assert isinstance(error, Timeout)
+            assert took < 0.25
+            assert burst.run(x(0, 7), timeout=LONG).outputs[0].tolist() == [[1, 8, 1, 1]]
+            assert first.result().outputs[0][0, 1] == 2
+
+    def test_a_burst(self, slow):
+        """Timeout, on time, and the next result belongs to the next request."""
+        with slow.burst() as burst:
+            took, error = timed(lambda: burst.run(x(0.3), timeout=SOON))
+            assert isinstance(error, Timeout)
+            assert SOON - EARLY < took < 0.25
+            assert error.phase == WAITING
+            assert burst.run(x(0, 7), timeout=LONG).outputs[0].tolist() == [[1, 8, 1, 1]]
+
+    def test_a_burst_with_an_explicit_request(self, slow, stuck, kit):
+        """A deadline gives a result, a timeout raises."""
+        quick, (_, *_) = kit.request([x(0, 5)], 16)
+        with slow.burst() as burst:
+            took, result = timed(lambda: burst.execute(stuck, deadline=after(SOON)))
+            assert (result.status, result.cause.phase) == (TRANSIENT, WAITING)
+            assert SOON - EARLY < took < PROMPT
+            stuck.pools[0].asarray(np.float32, 4)[...] = 0
+            assert burst.execute(quick, timeout=LONG).outputs[0].tolist() == [[1, 6, 1, 1]]
+
+    def test_a_preparation(self, connect, kit):
+        """MissedDeadlineTransient on time from a device that does not look at the clock; it can be used afterwards."""
+        device = connect("Thorough")
+        took, error = timed(lambda: device.prepare(kit.add_model(2.0), deadline=after(SOON)))
+        assert isinstance(error, MissedDeadlineTransient)
+        assert error.phase == WAITING
+        assert SOON - EARLY < took < 0.4
+        with device.prepare(kit.add_model(3.0), deadline=after(LONG)) as prepared:
+            assert prepared.run(x())[0].tolist() == [[3, 3, 3, 3]]
+
+
+SHORT = 0.0, -1.0, 5e-3  # seconds from now
+UNLIMITED = math.inf, 1e30, 3600.0
+
+
+class TestTheHal:
+    """NOW, passed and SHORT give NONE or a missed deadline, UNLIMITED NONE; a model comes exactly with NONE."""
+
+    @pytest.mark.parametrize("way", ["plain", "burst", "future"])
+    def test_an_execution(self, fast, kit, way):
+        """On each path."""
+        request, _ = kit.request([x(0, 2)], 16)
+        with fast.burst(depth=2) as burst:
+
+            def status(deadline):
+                if way != "future":
+                    path = fast if way == "plain" else burst
+                    return path.execute(request, deadline=deadline).status
+                error = burst.submit(x(0, 2), deadline=deadline).exception()
+                return error.status if error else ErrorStatus.NONE
+
+            for seconds in SHORT:
+                assert status(after(seconds)) in MISSED | {ErrorStatus.NONE}
+            assert status(after(-1)) in MISSED
+            assert [status(after(s)) for s in UNLIMITED] == [ErrorStatus.NONE] * 3
+
+    def test_a_preparation(self, device, kit):
+        """It raises, or there is a model."""
+        for seconds in SHORT:
+            _, found = timed(lambda s=seconds: device.prepare(kit.long_model(40), deadline=after(s)))
+            assert isinstance(found, driver.RemotePreparedModel | MissedDeadlineTransient | MissedDeadlinePersistent)
+        with pytest.raises(MissedDeadlinePersistent, match=r"before start.*late by 1e\+03 ms.*more time"):
+            device.prepare(kit.add_model(), deadline=after(-1))
+        for seconds in UNLIMITED:
+            with device.prepare(kit.add_model(), deadline=after(seconds)) as prepared:
+                assert prepared.run(x())[0].tolist() == [[1, 1, 1, 1]]
+
+    def test_what_is_no_deadline(self, fast, kit):
+        """NaN is refused by us, and what is no time by the device."""
+        request, _ = kit.request([x()], 16)
+        with pytest.raises(ValueError, match="deadline=nan"):
+            fast.execute(request, deadline=math.nan)
+        for wrong in (-1, 2.5, "soon", True):
+            with pytest.raises(driver.InvalidArgument, match="deadline"):
+                fast.device._with_model(
+                    fast.device.connection, "prepare", kit.add_model(), None, None, PREFERENCE, wrong
+                )
+
+
+class TestOnTheDevice:
+    """What it does about it, whether or not somebody still waits."""
+
+    def test_an_abandoned_request_is_not_executed(self, noting):
+        """Behind one that takes long, a request in a burst whose deadline passes meanwhile is skipped."""
+        prepared, ran = noting
+        with prepared.burst(depth=4) as burst:
+            first = burst.submit(x(0.3, 1))
+            late = [burst.submit(x(0, mark), deadline=after(SOON)) for mark in (2, 3)]
+            last = burst.submit(x(0, 4), deadline=after(LONG))
+            for future in late:
+                with pytest.raises(MissedDeadlineTransient):
+                    future.result()
+            assert last.result().outputs[0].tolist() == [[1, 5, 1, 1]]
+            assert first.result().outputs[0].tolist()[0][1] == 2
+        assert ran() == [1, 4]
+
+    def test_queued_and_before_start_are_told_apart(self, slow, kit):
+        """A deadline that passed while others were executed is transient; one that had passed before, persistent."""
+        (long, (array,)), (short, _) = kit.request([x(LONG)], 16), kit.request([x()], 16)
+        with slow.burst(depth=4) as burst:
+            status, cause = asked_of_burst(burst, short, after(-5))
+            assert (status, cause.phase) == (PERSISTENT, "before start")
+            assert cause.late_by >= 5
+            controller = burst._pipeline.controller
+            controller.start(controller.packet(long))
+            kit.until(lambda: controller.trace.page.device.running)
+            by = lib.fmq_now() + int(SOON * 1e9)
+            controller.start(controller.packet(short), by)
+            kit.until(lambda: lib.fmq_now() > by)
+            array[...] = 0
+            assert controller.receive(20).status is ErrorStatus.NONE
+            cause = burst._pipeline.cause_of(reply := controller.receive(20), by)
+            assert (reply.status, cause.phase) == (TRANSIENT, "queued")
+            assert 0 < cause.late_by < PROMPT
+
+    @pytest.mark.parametrize("way", ["plain", "burst"])
+    def test_what_has_never_been_done_in_that_time_is_not_begun(self, noting, way, kit):
+        """By what executions took: refused at once, persistent; after several refusals in a row one is tried."""
+        prepared, ran = noting
+        request, _ = kit.request([x(0.1, 1)], 16)
+        with prepared.burst() as burst:
+            path = prepared if way == "plain" else burst
+            for _ in range(3):
+                assert path.execute(request).status is ErrorStatus.NONE
+            before = len(ran())
+            took, result = timed(lambda: path.execute(request, deadline=after(0.05)))
+            assert result.status is PERSISTENT
+            assert result.cause.phase == "before start"
+            assert took < 0.05
+            assert len(ran()) == before
+            run = prepared.run if way == "plain" else burst.run
+            with pytest.raises(MissedDeadlinePersistent) as caught:
+                run(x(0.1, 1), timeout=0.05)
+            assert (caught.value.phase, caught.value.retry_after) == ("before start", None)
+            assert "give it more time" in str(caught.value)
+            found = [path.execute(request, deadline=after(0.05)).status for _ in range(8)]
+            assert PERSISTENT in found
+            assert TRANSIENT in found
+            assert len(ran()) > before
+
+    def test_a_success_that_comes_too_late_is_none(self, slow, kit):
+        """A device that cannot look meanwhile answers a missed deadline when it is done, on both paths."""
+        request, _ = kit.request([x(0.06)], 16)
+        result = asked(slow, request, after(SOON))
+        assert (result.status, result.cause.phase) == (TRANSIENT, "executing")
+        assert 0 < result.cause.late_by < PROMPT
+        assert result.outputs == ()
+        with slow.burst() as burst:
+            status, cause = asked_of_burst(burst, request, after(SOON))
+        assert (status, cause.phase) == (TRANSIENT, "executing")
+        assert 0 < cause.late_by < PROMPT
+
+
+def additions(n, elements):
+    builder = driver.ModelBuilder()
+    found = builder.input("float32", (1, elements))
+    one = builder.constant(np.ones(elements, np.float32))
+    for _ in range(n):
+        found = builder.operation("ADD", found, one, 0)
+    builder.output(found)
+    return builder.build()
+
+
+def convolutions(n, channels=64, side=56):
+    builder = driver.ModelBuilder()
+    found = builder.input("float32", (1, side, side, channels))
+    filters = builder.constant(np.full((channels, 3, 3, channels), 1e-3, np.float32))
+    bias = builder.constant(np.zeros(channels, np.float32))
+    for _ in range(n):
+        found = builder.operation("CONV_2D", found, filters, bias, 1, 1, 1, 0)
+    builder.output(found)
+    return builder.build()
+
+
+LARGE = {
+    "reference": lambda: additions(300, 500_000),
+    "litert": lambda: convolutions(16),
+    "onnxruntime": lambda: convolutions(16),
+}
+
+
+class TestInTheMidst:
+    """Real devices give up between operations, or pieces of the model."""
+
+    @pytest.mark.parametrize("way", ["plain", "burst"])
+    @pytest.mark.parametrize("name", LARGE)
+    def test_an_execution_ends_at_a_checkpoint(self, connect, kit, name, way):
+        """Transient, executing, and long before it would have been done; the next one without a deadline is right."""
+        model = LARGE[name]()
+        operand = model.main.operands[model.main.inputs[0]]
+        data = np.zeros(operand.dimensions, np.float32)
+        request, _ = kit.request([data], data.nbytes)
+        with connect(name).prepare(model) as prepared, prepared.burst() as burst:
+            path = prepared if way == "plain" else burst
+            usual, result = timed(lambda: path.execute(request))
+            assert result.status is ErrorStatus.NONE
+            wanted = result.outputs[0].copy()
+            late = []
+            for _ in range(3):  # of which one may meet with a busy machine
+                if way == "plain":
+                    result = asked(prepared, request, after(usual / 4))
+                    status, cause = result.status, result.cause
+                else:
+                    status, cause = asked_of_burst(burst, request, after(usual / 4))
+                assert (status, cause.phase) == (TRANSIENT, "executing")
+                late.append(cause.late_by)
+            assert 0 < min(late) < usual / 2
+            result = path.execute(request)
+            assert result.status is ErrorStatus.NONE
+            assert np.array_equal(result.outputs[0], wanted)
+
+    def test_in_this_process(self):
+        """The CPU here gives up too: Timeout for `run`, a result for `execute`."""
+        model = additions(300, 500_000)
+        data = np.zeros((1, 500_000), np.float32)
+        with driver.compile(model, ["cpu"]) as compiled:
+            usual, _ = timed(lambda: compiled.run(data))
+            took, error = timed(lambda: compiled.run(data, timeout=usual / 4))
+            assert isinstance(error, Timeout)
+            assert error.phase == "executing"
+            assert took < 0.8 * usual
+            with compiled.burst() as burst:
+                assert isinstance(burst.submit(data, deadline=after(usual / 4)).exception(), MissedDeadlineTransient)
+                assert burst.run(data).outputs[0][0, 0] == 300
+
+    def test_turns_of_one_program(self, connect, kit):
+        """Behind another execution of the same LiteRT program a deadline passes: queued, and not begun."""
+        model = convolutions(64)  # long enough for the second request to come while the first one runs
+        data = np.zeros((1, 56, 56, 64), np.float32)
+        requests = [kit.request([data], data.nbytes)[0] for _ in range(2)]
+        with connect("litert").prepare(model) as prepared:
+            usual, _ = timed(lambda: prepared.execute(requests[0]))
+            prepared.execute(requests[1])
+            with prepared.burst() as burst:
+                controller = burst._pipeline.controller
+                burst.execute(requests[0])
+                controller.start(controller.packet(requests[0]))
+                kit.until(lambda: controller.trace.page.device.running)
+                result = asked(prepared, requests[1], after(usual / 8))
+                assert (result.status, result.cause.phase) == (TRANSIENT, "queued")
+                assert controller.receive(20).status is ErrorStatus.NONE
+
+
+class TestPreparation:
+    """Given up between operations, and while it waits for others."""
+
+    def test_it_is_given_up(self, connect, kit):
+        """The device's own answer says so, and it is free for others long before it would have been done."""
+        device = connect("Slow")
+        with pytest.raises(MissedDeadlineTransient, match=r"preparing.*late by.*more time") as caught:
+            prepared_by(device, kit.add_model(relaxed=True), after(0.1))
+        assert caught.value.phase == "preparing"
+        assert 0 < caught.value.late_by < PROMPT
+        took, _ = timed(lambda: device.prepare(kit.add_model()).close())
+        assert took < PROMPT
+
+    def test_behind_another_one(self, connect, kit):
+        """Queued, and transient."""
+        busy, other = connect("Slow"), connect("Slow")
+        model = kit.add_model(relaxed=True)
+        thread = threading.Thread(target=lambda: timed(lambda: prepared_by(busy, model, after(1))))
+        thread.start()
+
+        def waits():
+            _, error = timed(lambda: prepared_by(other, kit.add_model(), after(0.1)))
+            return isinstance(error, MissedDeadlineTransient) and error
+
+        error = kit.until(waits, 0.9)
+        thread.join()
+        assert error.phase == "queued"
+        assert error.retry_after > 0
+
+    def test_compile_hands_on_what_is_left(self, shared, monkeypatch, kit):
+        """`compile(timeout=)` ends a preparation, instead of waiting for its end."""
+        monkeypatch.setenv("BURST_RUNTIME_DIR", str(shared.path))
+        took, error = timed(lambda: driver.compile(kit.add_model(relaxed=True), [kit.odd("Slow")], timeout=0.3))
+        assert isinstance(error, MissedDeadlineTransient | MissedDeadlinePersistent)
+        assert took < 2.0
+
+    def test_an_estimate_by_what_was_prepared(self):
+        """What the fewest seconds for an operation and for a byte both say is too long is not begun; and then tried."""
+        rate = deadlines.Rate()
+        with rate.preparing(10, 1000):
+            pass
+        rate._operation, rate._byte = 0.01, 1e-4  # as if that had taken 0.1 s
+        with deadlines.due(lib.fmq_now() + 10**7), pytest.raises(MissedDeadlinePersistent), rate.preparing(10, 1000):
+            pytest.fail("it began")
+        with deadlines.due(lib.fmq_now() + 10**7):
+            rate._check(10, 10)
+        for attempt in range(9):
+            with deadlines.due(lib.fmq_now() + 10**9):
+                _, error = timed(lambda: rate._check(1000, 100_000))
+            if error is None:
+                break
+            assert isinstance(error, MissedDeadlinePersistent), attempt
+        assert 0 < attempt <= 8
+
+
+class TestEstimates:
+    """csrc/deadline.c, by itself."""
+
+    def test_it_admits_what_has_been_done_in_that_time(self, estimate):
+        """0, or a status by how long it waited; a single quick one is remembered."""
+        for took in (1000, 800, 1200):
+            lib.burst_took(estimate, took, 1)
+        assert estimate.least_ns == 800
+        assert 900 < estimate.usual_ns < 1100
+        assert lib.burst_admit(estimate, 0, 100, 900) == 0
+        assert lib.burst_admit(estimate, 100, 100, 800) == PERSISTENT  # it came too late to be done
+        assert lib.burst_admit(estimate, 0, 500, 900) == TRANSIENT  # it had been time enough
+        assert lib.burst_admit(estimate, 0, 901, 900) == TRANSIENT
+        assert lib.burst_admit(estimate, 901, 901, 900) == PERSISTENT
+        assert lib.burst_admit(estimate, 0, 10**9, 2**64 - 1) == 0
+
+    def test_refusals_wear_off(self, estimate):
+        """A model that was slow once is tried again, and what that takes counts from then on."""
+        lib.burst_took(estimate, 10**6, 1)
+        refusals = next(n for n in range(99) if lib.burst_admit(estimate, 0, 0, 1000) == 0)
+        assert refusals == 8
+        lib.burst_took(estimate, 900, 1)
+        assert estimate.least_ns == 900
+        assert lib.burst_admit(estimate, 0, 0, 1000) == 0
+
+    def test_an_attempt_that_was_given_up_confirms_it(self, estimate):
+        """Then it is refused as before."""
+        lib.burst_took(estimate, 10**6, 1)
+        while lib.burst_admit(estimate, 0, 0, 1000):
+            pass
+        lib.burst_took(estimate, 1000, 0)
+        assert lib.burst_admit(estimate, 0, 0, 1000) == PERSISTENT
+        assert estimate.least_ns == 10**6
+
+    @pytest.fixture
+    def estimate(self):
+        from fmq._core import ffi
+
+        return ffi.new("burst_estimate *")

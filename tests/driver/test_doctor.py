@@ -1,0 +1,232 @@
+"""`burst doctor`: what it finds, on ordinary machines and on odd ones, and how it ends."""
+
+import errno
+import json
+import os
+import platform
+import resource
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from driver import doctor
+from driver.doctor import calls, devices, examination, folders, installation, machine, process
+from driver.doctor.finding import examined
+
+MEMFD_CREATE = {"x86_64": 319, "aarch64": 279}
+
+FILTERED = """
+import ctypes, os, struct, sys
+libc = ctypes.CDLL(None, use_errno=True)
+refused = [int(word) for word in sys.argv[1].split(",")]
+steps = [(0x20, 0, 0, 0)]  # the call's number
+steps += [(0x15, len(refused) - n, 0, number) for n, number in enumerate(refused)]
+steps += [(0x06, 0, 0, 0x7fff0000), (0x06, 0, 0, 0x00050001)]  # allowed, else EPERM
+code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *step) for step in steps))
+program = ctypes.create_string_buffer(struct.pack("HxxxxxxQ", len(steps), ctypes.addressof(code)))
+assert libc.prctl(38, 1, 0, 0, 0) == 0  # no new privileges
+assert libc.prctl(22, 2, program, 0, 0) == 0, os.strerror(ctypes.get_errno())  # a filter
+from driver.cli import main
+sys.argv[1:] = ["doctor", "--json"]
+main()
+"""
+
+
+def found(check):
+    """By subject."""
+    return {finding.subject: finding for finding in check()}
+
+
+@pytest.fixture
+def root(monkeypatch, tmp_path):
+    """A file system of its own for what the kernel says; writes a file there."""
+    monkeypatch.setattr(machine, "ROOT", tmp_path)
+
+    def write(path, text):
+        file = tmp_path / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+
+    return write
+
+
+def burst(*arguments, **options):
+    return subprocess.run(
+        [sys.executable, "-c", "from driver.cli import main; main()", "doctor", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        **options,
+    )
+
+
+class TestCommand:
+    """What is printed, and the exit status."""
+
+    def test_json(self, place):
+        """Every finding has its fields; the limits in force are there; a machine on which tests run has no warning."""
+        done = burst("--json")
+        findings = json.loads(done.stdout)
+        assert all(entry.keys() == {"subject", "state", "found", "why", "remedy"} for entry in findings)
+        subjects = {entry["subject"]: entry for entry in findings}
+        assert subjects["client_bursts"]["found"] == "256"
+        assert subjects["fmq._core"]["state"] == "ok"
+        assert {"device reference", "kernel", "futex_waitv", "/dev/shm", "RLIMIT_FSIZE"} <= subjects.keys()
+        assert [entry for entry in findings if entry["state"] == "warning"] == []
+        assert done.returncode == 0
+        assert place.files() == []  # nothing was started
+
+    def test_warning(self, place, tmp_path):
+        """A file of limits that no device can start with is a warning, with what to do, and the status 1."""
+        file = tmp_path / ".config/burst/limits.toml"
+        file.parent.mkdir(parents=True)
+        file.write_text("client_burst = 3\n")
+        done = burst(env={**os.environ, "HOME": str(tmp_path)})
+        assert done.returncode == 1
+        lines = done.stdout.splitlines()
+        (n,) = [n for n, line in enumerate(lines) if line.startswith("warning")]
+        assert "client_burst = 3: known are" in lines[n]
+        assert [line.strip() for line in lines[n + 1 : n + 3]] == [
+            "no device starts",
+            "correct that line, or remove the file",
+        ]
+
+    def test_start(self, place):
+        """With --start, each installed device is started and named with its processes."""
+        findings = json.loads(burst("--json", "--start").stdout)
+        starts = {entry["subject"]: entry for entry in findings if entry["subject"].startswith("start of ")}
+        assert set(starts) == {f"start of {name}" for name in ("litert", "onnxruntime", "reference")}
+        assert all(entry["state"] == "ok" for entry in starts.values())
+        assert "reference.sock" in place.files()
+
+    @pytest.mark.skipif(platform.machine() not in MEMFD_CREATE, reason="whose numbers of system calls are not known")
+    def test_filter(self, place):
+        """In a sandbox that refuses memfd_create and futex_waitv, the one is a warning and the other a note."""
+        refused = f"{MEMFD_CREATE[platform.machine()]},449"
+        done = subprocess.run(
+            [sys.executable, "-c", FILTERED, refused], capture_output=True, text=True, timeout=60, check=False
+        )
+        assert done.returncode == 1, done.stderr
+        states = {entry["subject"]: (entry["state"], entry["found"]) for entry in json.loads(done.stdout)}
+        assert states["memfd_create and seals"] == ("warning", "refused with EPERM")
+        assert states["futex_waitv"] == ("note", "refused with EPERM")
+        assert states["seccomp"][1].startswith("a filter")
+
+
+class TestOddSystems:
+    """Nothing that cannot be read is more than unknown."""
+
+    def test_nothing_to_read(self, root, monkeypatch):
+        """On a machine without /proc, /sys and /dev/shm every check of it still ends, with "unknown"."""
+        monkeypatch.setattr(os, "uname", lambda: SimpleNamespace(release="plan9"))
+        for check in (machine.kernel, machine.container, machine.processors, machine.memory, machine.shared_memory):
+            assert "unknown" in " ".join(finding.found for finding in check())
+        assert [finding.found for finding in machine.huge_pages()] == ["unknown", "unknown"]
+        assert all(finding.state != "warning" for finding in doctor.examine())
+
+    def test_a_check_that_fails(self, monkeypatch):
+        """A check that raises is a note, and those after it are made."""
+
+        def broken():
+            raise RuntimeError("odd")
+
+        assert [(f.state, f.found) for f in examined("it", broken)] == [("note", "unknown: RuntimeError: odd")]
+        monkeypatch.setattr(examination, "CHECKS", {"one": broken, "two": calls.tried})
+        assert len(doctor.examine()) == 1 + len(calls.CALLS)
+
+    @pytest.mark.parametrize(
+        ("release", "state"),
+        [("4.19.0-generic", "warning"), ("5.5", "warning"), ("5.6.1", "note"), ("5.16.0-1", "ok"), ("6.1", "ok")],
+    )
+    def test_kernels(self, monkeypatch, release, state):
+        """Before 5.6 nothing works, and before 5.16 something is slower."""
+        monkeypatch.setattr(os, "uname", lambda: SimpleNamespace(release=release))
+        assert found(machine.kernel)["kernel"].state == state
+
+    @pytest.mark.parametrize(
+        ("path", "text", "subject", "check"),
+        [
+            ("sys/fs/cgroup/cpu.max", "150000 100000", "quota of processors", machine.processors),
+            ("sys/devices/system/cpu/cpu0/cpufreq/scaling_governor", "powersave", "governor", machine.processors),
+            ("proc/meminfo", "MemAvailable:   1000 kB\n", "memory", machine.memory),
+        ],
+    )
+    def test_notes(self, root, path, text, subject, check):
+        """A quota of processors, a slow governor and little memory are notes, with why and what to do."""
+        root(path, text)
+        finding = found(check)[subject]
+        assert finding.state == "note"
+        assert finding.why
+        assert finding.remedy
+
+    def test_one_processor(self, monkeypatch):
+        """Where client and device share one, nobody polls: a note."""
+        monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})
+        assert found(machine.processors)["processors"].state == "note"
+
+    def test_refused_calls(self, monkeypatch):
+        """A call that is refused is told by the error's name."""
+
+        def refuse():
+            raise OSError(errno.ENOSYS, "no")
+
+        monkeypatch.setattr(calls, "CALLS", [calls.CALLS[0]._replace(attempt=refuse)])
+        (finding,) = calls.tried()
+        assert (finding.state, finding.found) == ("warning", "refused with ENOSYS")
+
+    def test_missing_package(self, monkeypatch):
+        """A package that cannot be loaded is a warning."""
+        monkeypatch.setitem(sys.modules, "blake3", None)
+        finding = found(installation.packages)["blake3"]
+        assert finding.state == "warning"
+        assert "blake3" in finding.found
+
+    @pytest.mark.parametrize(("limit", "state"), [(2**10, "warning"), (2**25, "note"), (2**40, "ok")])
+    def test_size_of_files(self, monkeypatch, limit, state):
+        """RLIMIT_FSIZE bounds shared memory, too."""
+        monkeypatch.setattr(resource, "getrlimit", lambda _: (limit, limit))
+        assert found(process.limits_of_the_process)["RLIMIT_FSIZE"].state == state
+
+    def test_few_descriptors(self, monkeypatch):
+        """A thousand descriptors are few for bursts: a note."""
+        monkeypatch.setattr(resource, "getrlimit", lambda _: (256, 4096))
+        assert found(process.limits_of_the_process)["RLIMIT_NOFILE"].state == "note"
+
+
+class TestFolders:
+    """Where sockets lie, and where something is kept."""
+
+    def test_runtime_directory(self, monkeypatch, tmp_path):
+        """One that others may enter, or whose path is too long for a socket, is a warning."""
+        open_to_all = tmp_path / "open"
+        open_to_all.mkdir(mode=0o755)
+        for path in (open_to_all, tmp_path / ("x" * 100)):
+            monkeypatch.setenv("BURST_RUNTIME_DIR", str(path))
+            finding = found(folders.runtime)["runtime directory"]
+            assert finding.state == "warning"
+            assert str(path) in finding.found
+
+    def test_kept(self, monkeypatch, tmp_path):
+        """Folders that are not made yet are looked for where they would be made."""
+        monkeypatch.setenv("HOME", str(tmp_path / "new"))
+        monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+        findings = found(folders.kept)
+        assert {finding.state for finding in findings.values()} == {"ok"}
+        assert "not made yet" in findings["state folder"].found
+        monkeypatch.setattr(os, "access", lambda *_: False)
+        assert {finding.state for finding in found(folders.kept).values()} == {"note"}
+
+
+def test_a_device_that_cannot_be_loaded(monkeypatch):
+    """Vendors' code may fail in any way when it is loaded: a warning that names the device."""
+
+    def load(name):
+        raise RuntimeError(f"no {name} here")
+
+    monkeypatch.setattr(devices, "device_class", load)
+    findings = found(devices.installed)
+    assert {finding.state for finding in findings.values()} == {"warning"}
+    assert findings["device litert"].found == "cannot be loaded: no litert here"

@@ -1,0 +1,174 @@
+"""What a client, an account and all together may have on a device: refused by name, and given back by who is gone."""
+
+import contextlib
+import subprocess
+from dataclasses import fields
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import driver
+from burst import Controller, PeerDied, ResourceExhaustedPersistent, ResourceExhaustedTransient
+from driver.limits import Limits, limits
+
+X = np.zeros((1, 4), np.float32)
+
+HERE = Path(__file__).parent
+HOLDER = """
+import sys, driver
+sys.path.insert(0, sys.argv[1])
+from conftest import add_model
+device = None
+while not device:
+    try:
+        device = driver.connect()
+    except driver.ResourceExhaustedTransient:
+        pass  # the one before is being buried
+prepared = device.prepare(add_model())
+bursts = [prepared.burst() for _ in range(4)]
+print("engine", device.engine_pid, flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def configure(place, monkeypatch, tmp_path):
+    """Writes limits.toml for devices that start from now on; gives back where it lies."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    path = tmp_path / ".config/burst/limits.toml"
+    path.parent.mkdir(parents=True)
+
+    def configure(**found):
+        path.write_text("".join(f"{name} = {value}\n" for name, value in found.items()))
+        return path
+
+    return configure
+
+
+class TestClient:
+    """Limits of one client."""
+
+    def test_bursts(self, configure, kit):
+        """One burst too many is refused with the limit, its value, its file and what to do; a closed one makes room."""
+        path = configure(client_bursts=3)
+        with driver.connect() as device, device.prepare(kit.add_model()) as prepared:
+            bursts = [prepared.burst() for _ in range(3)]
+            with pytest.raises(ResourceExhaustedTransient, match=f"client_bursts = 3 .*close bursts.*{path}"):
+                prepared.burst()
+            bursts.pop().close()
+
+            def opened():
+                with contextlib.suppress(ResourceExhaustedTransient):
+                    return prepared.burst()
+
+            with kit.until(opened) as burst:
+                assert burst.run(X).outputs[0].tolist() == [[1, 1, 1, 1]]
+            with driver.connect() as other, other.prepare(kit.add_model()) as theirs, theirs.burst() as burst:
+                assert burst.run(X).outputs[0].tolist() == [[1, 1, 1, 1]]
+
+    def test_models(self, configure, kit):
+        """One prepared model too many is refused; a closed one makes room at once."""
+        path = configure(client_models=2)
+        with driver.connect() as device:
+            models = [device.prepare(kit.add_model(float(n))) for n in range(2)]
+            with pytest.raises(ResourceExhaustedTransient, match=f"client_models = 2 .*{path}"):
+                device.prepare(kit.add_model(2.0))
+            models[0].close()
+            with device.prepare(kit.add_model(2.0)) as prepared:
+                assert prepared.run(X)[0].tolist() == [[2, 2, 2, 2]]
+
+    def test_connections(self, configure, kit):
+        """One plain path too many is refused, and those that are there go on."""
+        path = configure(client_connections=1)
+        with driver.connect() as device, device.prepare(kit.add_model()) as prepared, device.plain_path():
+            with pytest.raises(ResourceExhaustedTransient, match=f"client_connections = 1 .*{path}"):
+                prepared.run(X)
+            with prepared.burst() as burst:
+                assert burst.run(X).outputs[0].tolist() == [[1, 1, 1, 1]]
+
+    def test_queues(self, configure, kit):
+        """A burst whose queues are longer than they may be never fits; a shorter one does."""
+        path = configure(burst_elements=256)
+        with driver.connect() as device, device.prepare(kit.add_model()) as prepared:
+            with pytest.raises(ResourceExhaustedPersistent, match=f"512 is more than burst_elements = 256; .*{path}"):
+                Controller(prepared.configure_burst(0.0), length=512)
+            Controller(prepared.configure_burst(0.0), length=256).close()
+
+
+class TestDevice:
+    """Limits of an account, and of all clients of a device."""
+
+    @pytest.mark.parametrize("name", ["uid_clients", "device_clients"])
+    def test_clients(self, configure, kit, name):
+        """One client too many is told why, and is let in when another has left."""
+        path = configure(**{name: 2})
+        with driver.connect(), driver.connect() as last:
+            with pytest.raises(ResourceExhaustedTransient, match=f"{name} = 2 .*close connections.*{path}"):
+                driver.connect()
+            last.close()
+
+            def connected():
+                with contextlib.suppress(ResourceExhaustedTransient):
+                    return driver.connect()
+
+            kit.until(connected).close()
+
+    def test_refused_in_numbers(self, configure, kit):
+        """Many who come at once to a device that is full are all refused, and it serves its client meanwhile."""
+        configure(device_clients=1)
+        with driver.connect() as device, device.prepare(kit.add_model()) as prepared:
+            for _ in range(100):
+                with pytest.raises((ResourceExhaustedTransient, PeerDied, driver.DriverError)):
+                    driver.connect()
+            assert prepared.run(X)[0].tolist() == [[1, 1, 1, 1]]
+
+    def test_killed(self, configure, kit):
+        """Who is killed at the limit gives back everything, again and again, to others on the same device."""
+        configure(uid_clients=2, client_bursts=4, client_models=1)
+        device, engines = driver.connect(), set()  # one client is us, so that the device stays
+        for _ in range(4):
+            with kit.python(
+                HOLDER, HERE, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            ) as child:
+                line = child.stdout.readline()
+                child.kill()
+                _, words = child.communicate()
+            assert line.startswith("engine "), words
+            engines.add(line)
+        device.close()
+        assert len(engines) == 1
+
+
+class TestFile:
+    """limits.toml."""
+
+    @pytest.mark.parametrize("name", [field.name for field in fields(Limits)])
+    @pytest.mark.parametrize("value", ["0", "-1", '"many"', "true", "nan"])
+    def test_wrong(self, configure, name, value):
+        """What makes no sense is refused with the file, the name and the value."""
+        path = configure(**{name: value})
+        with pytest.raises(ValueError, match=f"{path}: {name} = "):
+            limits()
+
+    def test_unknown(self, configure):
+        """A name that is none is refused, with those that are."""
+        configure(client_burst=3)
+        with pytest.raises(ValueError, match=r"client_burst = 3: known are client_bytes, .*client_bursts"):
+            limits()
+
+    def test_fractions(self, configure):
+        """Seconds may be fractions; numbers of things may not."""
+        configure(idle_seconds=0.5)
+        assert limits().idle_seconds == 0.5
+        configure(client_bursts=2.5)
+        with pytest.raises(ValueError, match=r"client_bursts = 2\.5"):
+            limits()
+
+    def test_device_with_a_wrong_file(self, configure):
+        """A device does not start on limits that nobody can mean; its log says which."""
+        configure(client_burst=3)
+        with pytest.raises(driver.DriverError, match="log") as failure:
+            driver.connect()
+        log = str(failure.value).rpartition(" ")[2]
+        assert "client_burst = 3" in Path(log).read_text()

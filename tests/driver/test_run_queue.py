@@ -1,0 +1,489 @@
+"""The run queue of a device: its policy on simulated time under random clients, and its waiting with real threads."""
+
+import errno
+import itertools
+import sys
+import threading
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from fmq._core import ffi, lib
+
+sys.path.append(str(Path(__file__).parent))
+from simulated_device import MS, QUANTUM, US, Client, Device, Job, World
+
+FOREVER = 2**64 - 1
+LOW, MEDIUM, HIGH = lib.BURST_LOW, lib.BURST_MEDIUM, lib.BURST_HIGH
+HUNDREDS = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+# ---- random clients --------------------------------------------------------------------------------------------------
+
+lengths = st.sampled_from([US, 10 * US, 137 * US, MS, 2 * MS + 1, 10 * MS])
+rests = st.sampled_from([0, 10 * US, MS, 30 * MS])
+patient, impatient = st.none(), st.sampled_from([None, 0, 5 * US, 2 * MS])
+
+
+@st.composite
+def jobs(draw, patience):
+    length = draw(lengths)
+    return Job(draw(rests), length, draw(st.sampled_from([length, 20 * US, 300 * US, 3 * MS])), draw(patience))
+
+
+@st.composite
+def worlds(draw, patience):
+    weights = draw(st.lists(st.sampled_from([1, 100, 300, 1000]), min_size=1, max_size=3))
+    threads = st.lists(st.lists(jobs(patience), min_size=1, max_size=8), min_size=1, max_size=3)
+    client = st.builds(Client, st.integers(0, len(weights) - 1), st.integers(0, 2), threads)
+    return World(draw(st.integers(1, 3)), weights, draw(st.lists(client, min_size=1, max_size=6)))
+
+
+@HUNDREDS
+@given(worlds(impatient))
+def test_every_request_is_served_once_in_its_order(world):
+    """Each request runs for exactly its length, or is given up in line; within a flow they begin in the order in which
+    they came; and while somebody waits, no slot is free but for the time that a thread takes to wake up.
+    """
+    device = Device(world).run()
+    asked = [job for client in world.clients for jobs in client.threads for job in jobs]
+    assert sum(thread.finished for thread in device.threads) == len(asked) - device.abandoned
+    assert not device.waiting
+    assert not device.running
+    if not device.abandoned:
+        assert sum(flow.used for flow in device.flows) == sum(job.length for job in asked)
+
+
+@HUNDREDS
+@given(worlds(patient))
+def test_random_clients_are_served_fairly_and_urgent_ones_first(world):
+    """At no start and after no checkpoint does a job run while a more urgent one of its uid waits; clients of one
+    priority, and uids by their weights, stay within their bounds while they wait for each other.
+    """
+    Device(world).run()
+
+
+# ---- chosen clients --------------------------------------------------------------------------------------------------
+
+
+def saturating(uid=0, priority=MEDIUM, length=MS, checkpoints=100 * US, threads=2, rest=0):
+    """A client that always has somebody waiting, unless it rests."""
+    return Client(uid, priority, [[Job(rest, length, checkpoints)] * 10_000] * threads)
+
+
+def used_after(milliseconds, *clients, weights=(100,), slots=1):
+    """What each client used, in ms."""
+    device = Device(World(slots, list(weights), list(clients))).run(until=milliseconds * MS)
+    return [flow.used / MS for flow in device.flows], device
+
+
+def test_uids_share_by_their_weights():
+    """Two uids with weights 3 and 1 get three quarters and one, whatever their jobs are like and however many."""
+    (heavy, light), device = used_after(
+        1000, saturating(0, length=10 * MS), saturating(1, length=137 * US, threads=5), weights=(300, 100)
+    )
+    assert heavy / light == pytest.approx(3, rel=0.02)
+    assert device.pairs[0].worst > 0
+
+
+def test_clients_share_by_time_and_not_by_requests():
+    """Jobs of 10 ms, whole, and of 0.1 ms: each client gets half."""
+    (long, short), device = used_after(
+        1000, saturating(length=10 * MS, checkpoints=10 * MS), saturating(length=100 * US)
+    )
+    assert long == pytest.approx(short, abs=14)
+    assert device.pairs[0].worst > device.pairs[0].bound / 3  # so the bound is not one that nothing can reach
+
+
+def test_clients_with_one_thread_share_by_time():
+    """Who has one request at a time never has one waiting when it is done, and gets no less than a third for it."""
+    (long, short), _ = used_after(
+        1000,
+        saturating(length=10 * MS, threads=1, rest=10 * US),
+        saturating(length=MS, threads=1, rest=10 * US),
+    )
+    assert min(long, short) > 333
+
+
+@pytest.mark.parametrize("uids", [(0, 0), (0, 1)], ids=["of one uid", "of two uids"])
+def test_equal_clients_get_equal_time(uids):
+    """Two processes alike, of one uid or of two, with one thread each, are within 5 % of each other after a second."""
+    client = {"length": 3 * MS, "threads": 1, "rest": 10 * US}
+    (one, other), _ = used_after(1000, *(saturating(uid, **client) for uid in uids), weights=(100, 100))
+    assert one == pytest.approx(other, rel=0.05)
+
+
+@pytest.mark.parametrize("uids", [(0, 0), (0, 1)], ids=["of one uid", "of two uids"])
+def test_who_was_away_has_saved_nothing_up(uids):
+    """A client that comes after half a second gets half of what is left, and not all of it."""
+    late = Client(uids[1], MEDIUM, [[Job(500 * MS, US, US), *saturating().threads[0]]] * 2)
+    (first, second), _ = used_after(1000, saturating(uids[0]), late, weights=(100, 100))
+    assert first == pytest.approx(750, abs=5)
+    assert second == pytest.approx(250, abs=5)
+
+
+@pytest.mark.parametrize("uids", [(0, 0), (0, 1)], ids=["of one uid", "of two uids"])
+def test_nobody_owes_for_a_device_that_nobody_else_wanted(uids):
+    """A client that had the device for itself, in executions of half a second, gets as much as the other later."""
+    early = Client(uids[0], MEDIUM, [[Job(0, 500 * MS, 500 * MS), *saturating().threads[0]]] * 2)
+    late = Client(uids[1], MEDIUM, [[Job(499 * MS, MS, MS), *saturating().threads[0]]] * 2)
+    device = Device(World(2, [100, 100], [early, late])).run(until=600 * MS)
+    before = [flow.used for flow in device.flows]
+    device.run(until=1000 * MS)
+    gained = [(flow.used - old) / MS for flow, old in zip(device.flows, before, strict=True)]
+    assert gained == pytest.approx([400, 400], abs=30)
+
+
+def test_who_begins_on_an_idle_device_has_saved_nothing_up():
+    """A uid that found the device idle, after another had used it for long, yields to that one as if it had waited."""
+    early = Client(0, MEDIUM, [[Job(0, 250 * MS, MS), Job(110 * MS, 100 * MS, MS)]] * 2)
+    late = Client(1, MEDIUM, [[Job(605 * MS, 400 * MS, MS)]])
+    device = Device(World(1, [100, 100], [early, late])).run(until=610 * MS)
+    before = [flow.used for flow in device.flows]
+    device.run(until=750 * MS)
+    gained = [(flow.used - old) / MS for flow, old in zip(device.flows, before, strict=True)]
+    assert gained == pytest.approx([70, 70], abs=3)
+
+
+def test_a_debt_is_paid_by_staying_away():
+    """Who used 300 ms at a stretch while another waited, and then rested for a second, begins as anybody does."""
+    debtor = Client(0, MEDIUM, [[Job(0, 300 * MS, 300 * MS), Job(1000 * MS, MS, MS), *saturating().threads[0]]])
+    others = [saturating(), saturating()]
+    device = Device(World(1, [100], [debtor, *others])).run(until=1310 * MS)
+    before = [flow.used for flow in device.flows]
+    device.run(until=1910 * MS)
+    gained = [flow.used - old for flow, old in zip(device.flows, before, strict=True)]
+    assert gained[0] / MS > 100
+
+
+def test_short_requests_are_not_handed_from_one_to_the_other():
+    """A client that comes back soon after its result goes on until its quantum is used up, so that waking the other one
+    costs once a quantum, and not once a request; and both get the same.
+    """
+    device = Device(World(1, [100], [saturating(length=5 * US, threads=1, rest=3 * US)] * 2))
+    starts, start = [], device.start
+
+    def note_start(thread):
+        starts.append(thread.flow)
+        start(thread)
+
+    device.start = note_start
+    device.run(until=50 * MS)
+    changes = sum(one is not other for one, other in itertools.pairwise(starts))
+    assert len(starts) > 4000
+    assert changes < 120
+    one, other = (flow.used for flow in device.flows)
+    assert one == pytest.approx(other, rel=0.05)
+
+
+@pytest.mark.parametrize("uids", [(0, 0), (0, 1)], ids=["of one uid", "of two uids"])
+def test_a_debt_is_paid_on_a_device_that_nobody_used(uids):
+    """Who used 300 ms at a stretch while another waited shares with it evenly after a second in which both rested."""
+    more = saturating().threads[0]
+    debtor = Client(uids[0], MEDIUM, [[Job(0, 300 * MS, 300 * MS), Job(1000 * MS, MS, MS), *more]] * 2)
+    other = Client(uids[1], MEDIUM, [[Job(10 * MS, MS, MS), Job(1300 * MS, MS, MS), *more]] * 2)
+    device = Device(World(2, [100, 100], [debtor, other])).run(until=1650 * MS)
+    before = [flow.used for flow in device.flows]
+    device.run(until=1850 * MS)
+    gained = [(flow.used - old) / MS for flow, old in zip(device.flows, before, strict=True)]
+    assert gained == pytest.approx([200, 200], abs=10)
+
+
+def test_an_urgent_request_waits_for_one_checkpoint():
+    """A 30 fps stream of high priority beside four saturating clients of low priority: it never waits longer for its
+    slot than the time between two checkpoints, and then runs through.
+    """
+    stream = Client(0, HIGH, [[Job(28 * MS, 5 * MS, 100 * US)] * 100])
+    others = [saturating(priority=LOW, length=20 * MS, checkpoints=400 * US) for _ in range(4)]
+    device = Device(World(2, [100], [stream, *others]))
+    took, ask, rest = [], device.ask, device.rest
+
+    def note_begin(thread):
+        thread.since = device.now
+        ask(thread)
+
+    def note_end(thread):
+        if thread.finished and thread.flow.priority == HIGH:
+            took.append(device.now - thread.since)
+        rest(thread)
+
+    device.ask, device.rest = note_begin, note_end
+    device.events = [(when, n, note_begin, about) for when, n, _, about in device.events]
+    device.run(until=1000 * MS)
+    assert len(took) > 25
+    assert max(took) <= 5 * MS + 400 * US
+
+
+def test_only_ones_own_urgent_requests_starve():
+    """Low priority gets nothing beside saturating high priority of its uid, and its uid's share beside another's."""
+    (high, low), _ = used_after(200, saturating(0, HIGH), saturating(0, LOW))
+    assert high > 199
+    assert low <= 0.1 + QUANTUM / MS
+    (high, low), _ = used_after(200, saturating(0, HIGH), saturating(1, LOW), weights=(100, 100))
+    assert high == pytest.approx(low, abs=5)
+
+
+# ---- real threads ----------------------------------------------------------------------------------------------------
+
+
+class Queue:
+    """A run queue of one slot, and all that is made for it."""
+
+    def __init__(self, slots=1):
+        self.handle = ffi.gc(lib.burst_runqueue_new(slots, QUANTUM), lib.burst_runqueue_free)
+        self.share = ffi.gc(lib.burst_share_new(self.handle, 100), lib.burst_share_free)
+
+    def flow(self, priority=MEDIUM):
+        return ffi.gc(lib.burst_flow_new(self.share, priority), lib.burst_flow_free)
+
+    def ticket(self, priority=MEDIUM, flow=None):
+        flow = flow or self.flow(priority)
+        return ffi.gc(lib.burst_ticket_new(flow), lib.burst_ticket_free)
+
+
+def enter(ticket, timeout=None, estimate=0):
+    """With a deadline so many ns from now."""
+    now = lib.fmq_now()
+    return lib.burst_enter(ticket, estimate, FOREVER if timeout is None else now + timeout, now)
+
+
+class Waiting:
+    """Another thread that enters, says what came of it, and leaves when it is told to."""
+
+    def __init__(self, ticket):
+        self.ticket, self.code, self.has_slot, self.may_leave = ticket, None, threading.Event(), threading.Event()
+        self.thread = threading.Thread(target=self.run, daemon=True)
+        self.thread.start()
+
+    def run(self):
+        self.code = enter(self.ticket)
+        self.has_slot.set()
+        if not self.code:
+            self.may_leave.wait(30)
+            lib.burst_leave(self.ticket)
+
+
+@contextmanager
+def waiting_for(mine, ticket):
+    """Somebody who comes before `mine`, which has the slot, and is in line already."""
+    other = Waiting(ticket)
+    while not lib.burst_must_yield(mine):
+        assert other.thread.is_alive()
+    yield other
+    other.may_leave.set()
+    other.thread.join(30)
+    assert not other.thread.is_alive()
+
+
+def test_a_slot_is_not_kept_for_who_does_not_come_back():
+    """Whoever leaves in the midst of its turn is expected back, but who waits does not wait for that."""
+    queue = Queue()
+    first, second, third = queue.ticket(LOW), queue.ticket(HIGH), queue.ticket(HIGH)
+    assert enter(first) == 0
+    with waiting_for(first, second) as other, waiting_for(first, third) as last:
+        other.may_leave.set()
+        last.may_leave.set()
+        lib.burst_leave(first)
+        assert other.has_slot.wait(30)
+        assert last.has_slot.wait(30)
+        assert other.code == last.code == 0
+    assert enter(first, timeout=0) == 0
+    lib.burst_leave(first)
+
+
+def test_numbers_that_are_none_are_refused():
+    """No queue without slots or quantum, no share without weight, no priority beyond high."""
+    queue = Queue()
+    assert not lib.burst_runqueue_new(0, QUANTUM)
+    assert not lib.burst_runqueue_new(1, 0)
+    assert not any(lib.burst_share_new(queue.handle, weight) for weight in (0, 1001))
+    assert not any(lib.burst_flow_new(queue.share, priority) for priority in (3, 2**32 - 1))
+
+
+def test_a_deadline_passes_in_the_queue():
+    """Not before it has, and nothing of the request is left: the slot goes to who asks next."""
+    queue = Queue()
+    holder, late = queue.ticket(), queue.ticket(HIGH)
+    assert enter(holder) == 0
+    begin = lib.fmq_now()
+    assert enter(late, timeout=5 * MS) == -errno.ETIMEDOUT
+    assert lib.fmq_now() - begin >= 5 * MS
+    assert not lib.burst_must_yield(holder)
+    lib.burst_leave(holder)
+    assert enter(late, timeout=1000 * MS) == 0
+    lib.burst_leave(late)
+
+
+def test_what_cannot_be_in_time_does_not_begin():
+    """An estimate beyond the deadline is told at once, also when a slot is free; in line it shortens the wait."""
+    queue = Queue()
+    holder, late = queue.ticket(), queue.ticket()
+    assert enter(late, timeout=1000 * MS, estimate=1001 * MS) == -errno.ETIMEDOUT
+    assert enter(holder) == 0
+    begin = lib.fmq_now()
+    assert enter(late, timeout=100_000 * MS, estimate=99_995 * MS) == -errno.ETIMEDOUT
+    assert 5 * MS <= lib.fmq_now() - begin < 50_000 * MS
+    lib.burst_leave(holder)
+
+
+def test_a_ticket_is_closed_while_it_waits():
+    """Who waits with it is told, and so is who enters with it later; others of its flow go on."""
+    queue = Queue()
+    holder, flow = queue.ticket(LOW), queue.flow(HIGH)
+    closed, beside = queue.ticket(flow=flow), queue.ticket(flow=flow)
+    assert enter(holder) == 0
+    with waiting_for(holder, closed) as other:
+        lib.burst_ticket_close(closed)
+        assert other.has_slot.wait(30)
+        assert other.code == -errno.ECANCELED
+    assert not lib.burst_must_yield(holder)
+    assert enter(closed) == -errno.ECANCELED
+    lib.burst_leave(holder)
+    assert enter(beside, timeout=0) == 0
+    lib.burst_leave(beside)
+    assert enter(holder, timeout=0) == 0
+    lib.burst_leave(holder)
+
+
+def test_a_yield_lets_the_other_through_and_comes_back():
+    """The slot changes hands twice."""
+    queue = Queue()
+    mine = queue.ticket(LOW)
+    assert enter(mine) == 0
+    with waiting_for(mine, queue.ticket(HIGH)) as other:
+        assert not other.has_slot.is_set()
+        other.may_leave.set()
+        assert lib.burst_yield(mine) == 0
+        assert other.has_slot.is_set()
+        assert other.code == 0
+    lib.burst_leave(mine)
+    assert enter(mine, timeout=0) == 0
+    lib.burst_leave(mine)
+
+
+def test_a_yield_for_nobody_keeps_the_slot():
+    """Who was to be let through may be gone by then."""
+    queue = Queue()
+    mine, other = queue.ticket(), queue.ticket()
+    assert enter(mine) == 0
+    assert lib.burst_yield(mine) == 0
+    assert enter(other, timeout=MS) == -errno.ETIMEDOUT
+    lib.burst_leave(mine)
+
+
+def test_a_deadline_passes_after_a_yield():
+    """The one who yielded has no slot then, and the other keeps his."""
+    queue = Queue()
+    mine = queue.ticket(LOW)
+    assert enter(mine, timeout=200 * MS) == 0
+    with waiting_for(mine, queue.ticket(HIGH)) as other:
+        assert lib.burst_yield(mine) == -errno.ETIMEDOUT
+        assert other.code == 0
+        assert enter(mine, timeout=MS) == -errno.ETIMEDOUT
+    assert enter(mine, timeout=0) == 0
+    lib.burst_leave(mine)
+
+
+@pytest.mark.parametrize("checkpoint", [lib.burst_yield, lambda _: lib.burst_checkpoint()])
+def test_a_yield_with_a_closed_ticket_gives_the_slot_up(checkpoint):
+    """So that the execution ends at its next checkpoint; to leave is harmless then, once or twice."""
+    queue = Queue()
+    mine = queue.ticket()
+    assert enter(mine) == 0
+    lib.burst_ticket_close(mine)
+    assert checkpoint(mine) == -errno.ECANCELED
+    for _ in range(2):
+        lib.burst_leave(mine)
+    other = queue.ticket()
+    assert enter(other, timeout=0) == 0
+    lib.burst_leave(other)
+
+
+def test_as_many_run_at_once_as_there_are_slots():
+    """The third of two slots waits."""
+    queue = Queue(slots=2)
+    first, second, third = (queue.ticket() for _ in range(3))
+    assert [enter(ticket, timeout=MS) for ticket in (first, second, third)] == [0, 0, -errno.ETIMEDOUT]
+    lib.burst_leave(first)
+    assert enter(third, timeout=0) == 0
+    for ticket in (second, third):
+        lib.burst_leave(ticket)
+
+
+def test_a_checkpoint_knows_the_execution_of_its_thread():
+    """Without a slot, and while nobody waits, it does nothing; else it lets the other through and comes back."""
+    queue = Queue()
+    mine = queue.ticket(LOW)
+    assert lib.burst_checkpoint() == 0
+    assert enter(mine) == 0
+    assert lib.burst_checkpoint() == 0
+    with waiting_for(mine, queue.ticket(HIGH)) as other:
+        other.may_leave.set()
+        assert lib.burst_checkpoint() == 0
+        assert other.has_slot.is_set()
+    lib.burst_leave(mine)
+
+
+def test_who_pauses_has_no_slot():
+    """Whoever waits for another execution gives it the slot meanwhile, and waits for one again afterwards."""
+    queue = Queue()
+    mine, other = queue.ticket(), queue.ticket()
+    assert lib.burst_pause() == ffi.NULL
+    assert lib.burst_resume(ffi.NULL) == 0
+    assert enter(mine) == 0
+    assert lib.burst_pause() == mine
+    assert enter(other, timeout=0) == 0
+    lib.burst_leave(other)
+    assert lib.burst_resume(mine) == 0
+    assert enter(other, timeout=0) == -errno.ETIMEDOUT
+    lib.burst_leave(mine)
+
+
+def counts_of(flow):
+    counts = ffi.new("burst_flow_counts *")
+    lib.burst_flow_count(flow, counts)
+    return counts
+
+
+def test_what_a_flow_has_waited_for_is_seen():
+    """Executions, waits, yields and time, while it waits and after its tickets were freed; the uid's part of all."""
+    queue = Queue()
+    low, high = queue.flow(LOW), queue.flow(HIGH)
+    mine = queue.ticket(flow=low)
+    assert enter(mine) == 0
+    with waiting_for(mine, queue.ticket(flow=high)) as other:
+        begin = lib.fmq_now()
+        while lib.fmq_now() < begin + MS:
+            pass
+        assert (counts_of(high).waiting, counts_of(high).waits, counts_of(high).executions) == (1, 1, 0)
+        assert counts_of(high).waited_ns >= MS
+        other.may_leave.set()
+        assert lib.burst_yield(mine) == 0
+    lib.burst_leave(mine)
+    del mine
+    found = counts_of(low)
+    assert (found.waiting, found.waits, found.executions, found.yields) == (0, 0, 1, 1)
+    assert MS <= found.used_ns <= found.share_used_ns == found.all_used_ns
+
+
+def test_an_execution_that_can_be_broken_off_hears_of_urgent_ones():
+    """The wait ends when somebody stands in line who outranks it; equals, and those of other uids, do not."""
+    queue = Queue()
+    mine = queue.ticket(LOW)
+    assert lib.burst_breakable(True) == ffi.NULL
+    assert enter(mine) == 0
+    assert lib.burst_breakable(True) == mine
+    heard = []
+    watch = threading.Thread(target=lambda: heard.append(lib.burst_await_urgent(0)), daemon=True)
+    watch.start()
+    with waiting_for(mine, queue.ticket(HIGH)) as other:
+        watch.join(30)
+        assert heard
+        assert lib.burst_outranking(mine) == 1
+        lib.burst_breakable(False)
+        other.may_leave.set()
+        assert lib.burst_yield(mine) == 0
+    assert lib.burst_outranking(mine) == 0
+    lib.burst_leave(mine)

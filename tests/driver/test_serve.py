@@ -1,0 +1,506 @@
+"""`burst serve`: a device under an account of its own, and clients of other accounts."""
+
+import contextlib
+import json
+import os
+import pickle
+import signal
+import stat
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+import driver
+from driver import rendezvous, serving
+from driver.cli.command import burst as command
+from driver.runtime import capabilities
+from driver.service import LINGER
+
+SERVER, GROUP, FRIEND, OTHER, STRANGER = 61001, 61900, 61002, 61003, 61004  # nobody's: numbers need no account
+PATIENCE = 20.0  # seconds
+X = np.ones((1, 4), np.float32)
+
+
+@contextlib.contextmanager
+def folder():
+    """A temporary one that everybody may enter, with a path short enough for a socket's."""
+    with tempfile.TemporaryDirectory(prefix="burst-s-", dir="/tmp") as name:
+        path = Path(name)
+        path.chmod(0o755)
+        yield path
+
+
+@contextlib.contextmanager
+def served(path, *options, device="reference", **account):
+    """The process of `burst serve DEVICE --dir PATH`, listening; killed in the end if it lives."""
+    words = [sys.executable, "-m", "driver.cli", "serve", device, "--dir", str(path), *map(str, options)]
+    environment = os.environ | {"HOME": str(path.parent)}
+    with (
+        open(path.parent / "log", "ab") as log,
+        subprocess.Popen(
+            words, stdout=subprocess.PIPE, stderr=log, env=environment, cwd="/", start_new_session=True, **account
+        ) as process,
+    ):
+        try:
+            said = process.stdout.readline().decode()
+            assert said == f"{device} is served at {path}/{device}.sock\n", Path(log.name).read_text()
+            yield process
+        finally:
+            process.kill()
+
+
+@pytest.fixture(scope="module")
+def own():
+    """The socket of a device that this account serves to itself."""
+    with folder() as path, served(path / "run"):
+        yield str(path / "run/reference.sock")
+
+
+def test_connected_to_by_path(own, kit):
+    """A slash makes a name the path of a socket: the device there works, on both paths, and nothing else is started."""
+    with driver.connect(own) as device, device.prepare(kit.add_model()) as prepared, prepared.burst() as burst:
+        assert (device.name, device.address) == ("reference", own)
+        assert burst.run(X).outputs[0].tolist() == prepared.run(X)[0].tolist() == [[2, 2, 2, 2]]
+        for pid in (device.service_pid, device.engine_pid):
+            assert Path(f"/proc/{pid}/cwd").readlink() == Path("/")
+            assert f"BURST_RUNTIME_DIR={Path(own).parent}".encode() in Path(f"/proc/{pid}/environ").read_bytes()
+            assert b"OPENBLAS_NUM_THREADS" in Path(f"/proc/{pid}/environ").read_bytes()
+
+
+def test_pickled_by_path(own, kit):
+    """A prepared model of a served device is pickled as its path, and prepared there again."""
+    with driver.connect(own) as device, device.prepare(kit.add_model()) as prepared:
+        again = pickle.loads(pickle.dumps(prepared))
+        with again.device:
+            assert again.device.service_pid == device.service_pid
+            assert again.run(X)[0].tolist() == [[2, 2, 2, 2]]
+
+
+def test_compiled_for_a_path(own, kit):
+    """driver.compile takes paths where it takes names."""
+    with driver.compile(kit.add_model(), [own]) as compiled:
+        assert compiled.run(X)[0].tolist() == [[2, 2, 2, 2]]
+        assert compiled.placement()[0][0] == own
+
+
+def test_figures_of_paths_are_kept_apart(place):
+    """Two devices whose paths differ in nothing but a slash have files of their own, in the folder of figures."""
+    one, two = (driver.Capabilities({"TENSOR_INT32": driver.Performance(n)}) for n in (1.0, 2.0))
+    capabilities.store("/run/a_b/c.sock", "1", one)
+    capabilities.store("/run/a/b_c.sock", "1", two)
+    assert capabilities.stored("/run/a_b/c.sock", "1") == one
+    assert capabilities.stored("/run/a/b_c.sock", "1") == two
+    assert len(list((place.path / "capabilities").iterdir())) == 2
+
+
+def test_nothing_there():
+    """A path where nothing is served, or nobody listens any more, is told with the remedy; nothing is started."""
+    with folder() as path:
+        here = rendezvous.Place(path, "reference")
+        for missing in (here.socket, path / "missing" / "x.sock"):
+            with pytest.raises(driver.DeviceNotFound, match=f"{missing}.*nothing is served there; .*burst serve"):
+                driver.connect(str(missing))
+        rendezvous.listen(here).close()
+        with pytest.raises(driver.DeviceFailed, match="nobody listens there any more; start it again"):
+            driver.connect(str(here.socket))
+        assert [p.name for p in path.iterdir()] == ["reference.sock"]
+
+
+def test_relative_path():
+    """The path of a socket is absolute, so that it means the same to every process."""
+    with pytest.raises(driver.DeviceNotFound, match=f"is absolute; say '{os.getcwd()}/run/x.sock'"):
+        driver.connect("./run/x.sock")
+
+
+@pytest.mark.parametrize("mode", [0o775, 0o757, 0o1777])
+def test_folder_of_others_not_trusted(mode):
+    """A client does not connect where others could have put the socket: in the folder, or instead of it."""
+    with folder() as path, rendezvous.listen(rendezvous.Place(path, "x")):
+        path.chmod(mode)
+        with pytest.raises(driver.DeviceFailed, match=f"{path}: others may write to it.*chmod go-w {path}"):
+            driver.connect(str(path / "x.sock"))
+        (path / "below").mkdir()
+        is_sticky = mode & stat.S_ISVTX  # what is in it belongs to its owners
+        with pytest.raises(driver.DeviceNotFound if is_sticky else driver.DeviceFailed):
+            driver.connect(str(path / "below" / "x.sock"))
+
+
+def test_another_listener_not_trusted(monkeypatch):
+    """A client talks to the owner of the folder alone."""
+    with folder() as path, rendezvous.listen(rendezvous.Place(path, "x")):
+        monkeypatch.setattr("burst.channel.Channel.peer_uid", os.getuid() + 1)
+        with pytest.raises(
+            driver.DeviceFailed, match=f"uid {os.getuid() + 1} listens in a folder of uid {os.getuid()}"
+        ):
+            driver.connect(str(path / "x.sock"))
+
+
+# ---- refusals of the command
+
+
+@pytest.fixture
+def refused(monkeypatch):
+    """Calls `burst serve` in this process, which it does not become: the error that it exits with."""
+    monkeypatch.setattr(serving, "_become", lambda *_, **__: pytest.fail("it was not refused"))
+    monkeypatch.setattr(signal, "pthread_sigmask", lambda *_: None)
+    umask = os.umask(0)
+
+    def call(*words):
+        result = CliRunner().invoke(command, ["serve", *map(str, words)])
+        assert result.exit_code == 2, result.output
+        return result.stderr
+
+    yield call
+    os.umask(umask)
+
+
+def test_refuses_names(refused):
+    """An unknown device or group, or a path too long for a socket, is told with the remedy; nothing is left behind."""
+    with folder() as path:
+        assert "'refrence': no such device" in refused("refrence", "--dir", path / "run")
+        assert "no such group; make it with" in refused("reference", "--group", "no-such", "--dir", path / "run")
+        assert "at most 107 bytes; use a shorter --dir" in refused("reference", "--dir", path / ("x" * 90))
+        (path / ("x" * 90)).rmdir()
+        assert list(path.iterdir()) == []
+
+
+def test_refuses_folders(refused):
+    """A folder that cannot be made, that others may enter or write to, or that the group may not enter, is refused."""
+    with folder() as path:
+        run = path / "run"
+        assert "cannot make it (No such file or directory)" in refused("reference", "--dir", run / "below")
+        run.touch()
+        assert "has to be a folder" in refused("reference", "--dir", run)
+        run.unlink()
+        run.mkdir()
+        for mode in (0o755, 0o701):
+            run.chmod(mode)
+            assert f"mode {mode:04o}: correct that" in refused("reference", "--dir", run)
+        run.chmod(0o770)
+        assert f"{run}: others may write to it" in refused("reference", "--dir", run)
+        run.chmod(0o700)
+        assert f"chgrp {GROUP} {run} && chmod 0750" in refused("reference", "--group", GROUP, "--dir", run)
+        path.chmod(0o775)
+        assert f"{path}: others may write to it" in refused("reference", "--dir", run)
+        assert list(run.iterdir()) == []
+
+
+def test_refuses_what_is_served(refused, own, kit):
+    """A device that is served there already stays, undisturbed."""
+    assert "'reference' is served there already; end that" in refused("reference", "--dir", Path(own).parent)
+    with driver.connect(own) as device, device.prepare(kit.add_model()) as prepared:
+        assert prepared.run(X)[0].tolist() == [[2, 2, 2, 2]]
+
+
+# ---- life and death
+
+
+def test_stays_without_clients(own, process):
+    """A served device does not end when nobody needs it."""
+    with driver.connect(own) as device:
+        service = process(device.service_pid)
+    assert not service.has_ended(LINGER + 0.2)
+    with driver.connect(own) as device:
+        assert device.service_pid == service.pid
+
+
+def test_started_again_by_others(process, kit, monkeypatch):
+    """A burst that recovers waits for whoever serves the device to start it again, but not for ever.
+
+    SIGTERM ends a served device in good order, and its socket is gone.
+    """
+    with folder() as path:
+        run, address = path / "run", str(path / "run/reference.sock")
+        with served(run) as first, driver.connect(address) as device:
+            prepared = device.prepare(kit.add_model())
+            burst = prepared.burst(recover=True)
+            assert burst.run(X).outputs[0].tolist() == [[2, 2, 2, 2]]
+            engine = process(device.engine_pid)
+            first.kill()
+            assert engine.has_ended()
+            assert "reference.sock" in os.listdir(run)
+            future = burst.submit(X)
+            with served(run) as second:
+                assert future.result(kit.patience).outputs[0].tolist() == [[2, 2, 2, 2]]
+                assert device.service_pid == second.pid
+                engine = process(device.engine_pid)
+                second.send_signal(signal.SIGTERM)
+                assert second.wait(kit.patience) == 0
+                assert engine.has_ended()
+            assert os.listdir(run) == ["reference.lock"]
+            monkeypatch.setattr("driver.remote._PATIENCE", 0.0)
+            with pytest.raises(driver.DeviceFailed, match=r"did not come back within 0 s: .*nothing is served there"):
+                burst.run(X)
+            with pytest.raises(ConnectionError):
+                prepared.run(X)
+
+
+# ---- accounts
+
+
+class Client:
+    """A Python process of another account: it runs lines of code, and answers what they leave in `out`."""
+
+    CODE = """
+import json, os, sys
+import numpy as np
+import driver
+from driver.domains import BufferDesc, BufferRole
+builder = driver.ModelBuilder()
+X = np.ones((1, 4), np.float32)
+builder.output(builder.operation("ADD", builder.input("float32", (1, 4)), X, 0))
+model = builder.build()
+print(flush=True)
+for line in sys.stdin:
+    out = None
+    try:
+        exec(json.loads(line))
+    except Exception as error:
+        out = f"{type(error).__name__}: {error}"
+    print(json.dumps(out), flush=True)
+"""
+
+    def __init__(self, uid, *groups):
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", self.CODE],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd="/",
+            user=uid,
+            group=uid,
+            extra_groups=groups,
+        )
+
+    def is_ready(self):
+        return self._process.stdout.readline() == "\n"
+
+    def do(self, *lines):
+        """What came of it; the text of an error."""
+        self._process.stdin.write(json.dumps("\n".join(lines)) + "\n")
+        self._process.stdin.flush()
+        return json.loads(self._process.stdout.readline())
+
+    def kill(self):
+        self._process.kill()
+        self._process.communicate()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.kill()
+
+
+@pytest.fixture(scope="module")
+def accounts():
+    """Clients: a friend and another in the group, and a stranger who is not. Nobody but root can become others."""
+    if os.geteuid():
+        pytest.skip("only root can start processes of other accounts")
+    with contextlib.ExitStack() as stack:
+        try:
+            found = [
+                stack.enter_context(Client(uid, *groups))
+                for uid, *groups in ((FRIEND, GROUP), (OTHER, GROUP), (STRANGER,))
+            ]
+        except OSError as error:
+            pytest.skip(f"other accounts may not execute {sys.executable}: {error}")
+        if not all(client.is_ready() for client in found):
+            pytest.skip(f"other accounts may not read the sources, or the libraries of {sys.executable}")
+        yield found
+
+
+@contextlib.contextmanager
+def foreign(*options):
+    """`burst serve` of another account; the path of its socket, and its process."""
+    with folder() as path:
+        os.chown(path, SERVER, SERVER)
+        account = {"user": SERVER, "group": SERVER, "extra_groups": [GROUP]}
+        with served(path / "run", *options, **account) as process:
+            yield str(path / "run/reference.sock"), process
+
+
+@pytest.fixture(scope="module")
+def for_group(accounts):
+    """The socket of a device of another account, which is open to the group."""
+    with foreign("--group", GROUP) as (address, _):
+        yield address
+
+
+CONNECT = "device = driver.connect({!r}); prepared = device.prepare(model)"
+
+
+@pytest.fixture
+def members(accounts, for_group):
+    """The friend and the other, with a model prepared on that device."""
+    for client in accounts[:2]:
+        assert client.do(CONNECT.format(for_group)) is None
+    yield accounts[:2]
+    for client in accounts[:2]:
+        assert client.do("device.close()") is None
+
+
+def test_modes(for_group):
+    """A device for a group has a folder of 0750 and a socket of 0660, both the account's and that group's."""
+    found = [os.stat(path) for path in (Path(for_group).parent, for_group)]
+    assert [stat.S_IMODE(status.st_mode) for status in found] == [0o750, 0o660]
+    assert {(status.st_uid, status.st_gid) for status in found} == {(SERVER, GROUP)}
+
+
+def test_both_processes_are_the_accounts(for_group):
+    """Service and engine run under that account, with its home: no client's, and not root's."""
+    with driver.connect(for_group) as device:
+        for pid in (device.service_pid, device.engine_pid):
+            assert os.stat(f"/proc/{pid}").st_uid == SERVER
+            assert f"HOME={Path(for_group).parents[1]}".encode() in Path(f"/proc/{pid}/environ").read_bytes()
+
+
+@pytest.mark.parametrize("memory", ["memfd", "posix"])
+def test_members_of_the_group_are_served(members, memory):
+    """Accounts in the group run models on the plain path and in bursts, of any memory, at the same time."""
+    for client in members:
+        assert client.do(f"burst = prepared.burst(memory={memory!r})") is None
+    for client in members:
+        run = "out = [prepared.run(X)[0].tolist(), burst.run(X).outputs[0].tolist(), burst.stats()['runs']['burst']]"
+        assert client.do(run) == [[[2.0] * 4], [[2.0] * 4], 1]
+        assert client.do("out = burst.stats()['cpu_seconds']['device'] > 0") is True
+
+
+def test_others_are_not(accounts, for_group):
+    """Who is not in the group is told what is missing."""
+    assert "uid 61004 may not connect; it has to be served with --group, and your account to be in that group" in (
+        accounts[2].do(f"driver.connect({for_group!r})")
+    )
+
+
+def test_nobody_names_what_is_anothers(members):
+    """Prepared models and buffers belong to a connection: another account that says their numbers is refused."""
+    friend, other = members
+    allocate = "mine = device.allocate(BufferDesc(), [prepared], [BufferRole(0, 0)], [])"
+    number, token = friend.do("again = device.prepare(model)", allocate, "out = [again.home.number, mine.token]")
+    assert other.do(allocate) is None
+    none = f"InvalidArgument: prepared model {number}: there is none of that number"
+    assert none in other.do(f"device.call('allocate', (), [{number}], [[0, 0, 1.0]], [])")
+    assert none in other.do(f"prepared.home = prepared.home._replace(number={number}); prepared.run(X)")
+    assert none in other.do("prepared.burst()")
+    assert f"token {token}: no buffer of this client" in other.do(f"mine.token = {token}; mine.copy_from(X)")
+    assert f"token {token}: no buffer of this client" in other.do(f"device.call('release', {token})")
+    assert other.do(f"device.call('free', {number})") is None
+    use = "mine.copy_from(X); Y = 0 * X; mine.copy_to(Y); out = [again.run(X)[0].tolist(), Y.tolist()]"
+    assert friend.do(use) == [[[2.0] * 4], [[1.0] * 4]]
+
+
+def test_notes_are_of_the_own_account(members, for_group):
+    """An account sees the traces of its own bursts; root sees all, also those that their owner has locked."""
+    for client in members:
+        assert client.do("bursts = [prepared.burst(), prepared.burst()]") is None
+    assert members[0].do("os.fchmod(bursts[0]._pipeline.controller.trace.memory.fd, 0)") is None
+    with driver.connect(for_group) as device:
+        assert len(device.traces()) == 4
+    for client in members:
+        assert client.do("out = [trace.page.client.pid == os.getpid() for trace in device.traces()]") == [True] * 2
+
+
+def test_a_killed_client_leaves_nothing(members, for_group, kit):
+    """kill -9 of another account's client ends its bursts on the device, and nobody else notices."""
+    friend = members[0]
+    assert friend.do("burst = prepared.burst()") is None
+    with Client(OTHER, GROUP) as victim, driver.connect(for_group) as device:
+        kit.until(lambda: len(device.traces()) == 1)  # those of other tests have ended
+        assert victim.is_ready()
+        assert victim.do(CONNECT.format(for_group), "burst = prepared.burst(); burst.run(X)") is None
+        assert len(device.traces()) == 2
+        victim.kill()
+        kit.until(lambda: len(device.traces()) == 1)
+    assert friend.do("out = burst.run(X).outputs[0].tolist()") == [[2.0] * 4]
+
+
+def test_its_own_account_alone(accounts):
+    """Without --group the folder is closed, and even root, who can enter it, is not served."""
+    with foreign() as (address, process):
+        assert stat.S_IMODE(Path(address).parent.stat().st_mode) == 0o700
+        assert stat.S_IMODE(os.stat(address).st_mode) & 0o077 == 0
+        assert "uid 61002 may not connect" in accounts[0].do(f"driver.connect({address!r})")
+        with pytest.raises(driver.DeviceFailed, match="it ended, or does not serve uid 0"):
+            driver.connect(address)
+        os.killpg(process.pid, signal.SIGINT)  # as Ctrl-C does
+        assert process.wait(PATIENCE) == 0
+        assert os.listdir(Path(address).parent) == ["reference.lock"]
+
+
+def test_only_to_a_group_of_ones_own(accounts):
+    """An account that is not in the group cannot serve it: it is told so, and leaves no folder behind."""
+    with folder() as path:
+        os.chown(path, SERVER, SERVER)
+        words = [sys.executable, "-m", "driver.cli", "serve", "reference", "--dir", path / "run", "--group", str(GROUP)]
+        account = {"user": SERVER, "group": SERVER, "extra_groups": []}
+        done = subprocess.run(words, capture_output=True, text=True, cwd="/", timeout=PATIENCE, check=False, **account)
+        assert done.returncode == 2
+        assert f"uid {SERVER} is not in that group itself" in " ".join(done.stderr.split())
+        assert os.listdir(path) == []
+
+
+def test_a_folder_of_another_is_not_trusted(accounts):
+    """Somebody who can put a socket into the folder of another is not talked to."""
+    with folder() as path, rendezvous.listen(rendezvous.Place(path, "x")):
+        os.chown(path, SERVER, SERVER)
+        (path / "x.sock").chmod(0o666)
+        assert f"uid 0 listens in a folder of uid {SERVER}" in accounts[0].do(
+            f"driver.connect({str(path / 'x.sock')!r})"
+        )
+
+
+def test_a_device_that_dies(accounts):
+    """kill -9 of the engine ends what clients of any account wait for, and the command with 1: it can be restarted."""
+    with foreign("--group", GROUP) as (address, process):
+        for client in accounts[:2]:
+            assert client.do(CONNECT.format(address), "burst = prepared.burst(); burst.run(X)") is None
+        with driver.connect(address) as device:
+            os.kill(device.engine_pid, signal.SIGKILL)
+        for client in accounts[:2]:
+            assert client.do("burst.run(X)").startswith("PeerDied")
+            assert client.do("prepared.run(X)").startswith("PeerDied")
+        assert process.wait(PATIENCE) == 1
+        assert os.listdir(Path(address).parent) == ["reference.lock"]
+
+
+FILES = """
+def files(*contents):
+    found = [os.memfd_create("cache") for _ in range(sum(device.number_of_cache_files_needed()))]
+    for fd, content in zip(found, contents):
+        os.pwrite(fd, bytes.fromhex(content), 0)
+    return found
+
+def kept(fds, token=b"t" * 32):
+    return driver.Cache(token, [], fds)
+"""
+RESTORED = "out = device.prepare_from_cache(model, kept(fds)).run(X)[0].tolist()"
+
+
+def test_a_device_loads_what_it_has_written_for_that_account(members, for_group):
+    """A client of another account cannot make it load bytes of its making: not its own files when it has changed them,
+    not another account's, and neither the key nor the records are within its reach.
+    """
+    friend, other = members
+    for client in members:
+        assert client.do(FILES, "fds = files()") is None
+    keep = "out = device.prepare(model, cache=kept(fds)).home.declined"
+    assert friend.do(keep) == ""
+    assert friend.do(RESTORED) == [[2.0] * 4]
+    read = "out = [os.pread(fd, os.fstat(fd).st_size, 0).hex() for fd in fds]"
+    contents = friend.do(read)
+    assert "no record of them" in other.do(f"fds = files(*{contents!r})", RESTORED)
+    assert other.do("fds = files()", keep) == ""
+    assert other.do(read) == contents  # the same model: what the device does not accept is the account
+    assert other.do("os.pwrite(fds[0], b'!', 3)") is None
+    assert "changed since they were written" in other.do(RESTORED)
+    assert friend.do(RESTORED) == [[2.0] * 4]
+    state = Path(for_group).parents[1] / ".local/state/burst"
+    assert state.stat().st_uid == SERVER
+    for client in members:
+        assert "PermissionError" in client.do(f"os.listdir({str(state)!r})")
