@@ -282,7 +282,7 @@ static int take_request(burst_listener *l) {
     if (bytes < 0) return (int)bytes;
     l->bytes = (uint64_t)bytes;
     l->taken = futex_now();
-    if (!waited) l->since = l->taken;
+    if (!waited || !l->since) l->since = l->taken; /* before the first one nothing was executed */
     return 0;
 }
 
