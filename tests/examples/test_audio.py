@@ -149,9 +149,11 @@ class TestState:
 
     @pytest.mark.parametrize("path", ["burst", "plain RPC"])
     def test_it_is_handed_on_as_by_hand(self, prepared, path):
-        """Sixty blocks: the answers, and both states afterwards, are those of the interpreter in this process."""
+        """Sixty blocks: the answers, and both states afterwards, are those of the interpreter in this process, but for
+        the last bits of sums of products: what a BLAS adds first depends on the processor, and on where it lies.
+        """
         blocks = np.float32(section(UNSEEN_SOUND, 0)[0]).reshape(-1, BLOCK)[:60]
-        tolerance = {"rtol": 0, "atol": 0 if prepared.device.name == "reference" else 1e-3}
+        tolerance = {"rtol": 1e-5, "atol": 1e-5 if prepared.device.name == "reference" else 1e-3}
         expected, states = by_hand(blocks)
         with prepared.burst() as fast:
             listener = audio.Listener(prepared, fast.execute if path == "burst" else prepared.execute)
