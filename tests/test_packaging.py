@@ -45,18 +45,8 @@ def test_the_sdist_holds_the_sources_and_nothing_generated(built):
 def installed(wheel, folder):
     """An empty environment with that wheel, extras included: its folder of programs."""
     venv.create(folder)  # our pip fills it: a pip of its own takes longer than all the rest
-    install = [
-        sys.executable,
-        "-m",
-        "pip",
-        "--python",
-        folder / "bin/python",
-        "install",
-        "--quiet",
-        "--no-compile",
-        wheel,
-    ]
-    subprocess.run(install, check=True, capture_output=True, timeout=240)
+    pip = [sys.executable, "-m", "pip", "--python", folder / "bin/python", "install", "--quiet", "--no-compile"]
+    subprocess.run([*pip, wheel], check=True, capture_output=True, timeout=240)
     return folder / "bin"
 
 
@@ -79,7 +69,7 @@ def test_the_wheel_alone_runs_a_model(built, tmp_path):
 
 @pytest.mark.stress
 def test_the_wheel_with_its_extra_runs_the_demos(built, tmp_path):
-    """In an empty environment, `burst-engine[demo]` is all that both demos need; what they leave is where one stands."""
+    """In an empty environment, `burst-engine[demo]` is all that both demos need; what they leave is here."""
     (wheel,) = built.glob("*.whl")
     burst = installed(f"{wheel}[demo]", tmp_path / "empty") / "burst"
     camera = json.loads(run_alone([burst, "demo", "camera", "--frames", "5", "--fps", "0", "--json"], tmp_path))
