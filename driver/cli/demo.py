@@ -75,8 +75,9 @@ def camera(
     out: Path,
     as_json: bool,
 ) -> None:
-    """Finds moving objects in a camera's frames: a burst beside the plain path, on the same frames.
+    """Finds moving objects in a camera's frames.
 
+    Each frame goes to the device twice: through a burst, and over the plain path, to compare the times.
     Leaves an annotated video, a picture of both paths' latencies and one of a frame. Ctrl-C ends it early.
     """
     from driver.demos.camera import connected
@@ -117,8 +118,9 @@ def audio(
     out: Path,
     as_json: bool,
 ) -> None:
-    """Hears a telephone's keys in noise, with a network whose state stays on the device.
+    """Hears a telephone's keys in noise.
 
+    The network's state stays on the device; each block of 20 ms goes there through a burst and over the plain path.
     Prints each key as it is heard; leaves a picture and, of generated keys, the sound. Ctrl-C ends it early.
     """
     from driver.demos.audio import connected
