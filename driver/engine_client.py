@@ -267,7 +267,7 @@ class Client:
             raise ResourceExhaustedTransient("this connection has one for fenced executions; close that first")
         near, far = Channel.pair()
         life = LifePage()
-        self._fenced = FencedServer(near, self._fenced_model, self.flow, life.close)
+        self._fenced = FencedServer(near, self._fenced_model, self.flow, life.close, self._limits)
         self._fenced.start()
         return Reply([], [_handed_over(far), os.dup(life.fd)])
 
