@@ -26,8 +26,8 @@ class Limits:
 
     client_bursts, client_models, client_connections: of one client; a connection is a plain path, of which a client has
     one for each call at the same time. client_launched, client_fences: fenced executions of one client that are not
-    done, and fences of others that they wait for. burst_elements: of each of a burst's two queues, which is what bounds the
-    requests that wait in it. uid_clients, device_clients: connected, of one account and of all.
+    done, and fences of others that they wait for. burst_elements: of each of a burst's two queues, which is what bounds
+    the requests that wait in it. uid_clients, device_clients: connected, of one account and of all.
 
     idle_seconds: after which a device that rests gives back what it can make again.
     """
