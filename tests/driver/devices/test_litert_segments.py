@@ -316,7 +316,7 @@ with driver.connect("litert") as device, device.prepare(long_chain(LAYERS)) as p
     print("ready", flush=True)
     run(image())
 """
-LAYERS = 300
+LAYERS = 150
 
 
 def image():
