@@ -248,7 +248,6 @@ static uint64_t read_request(burst_listener *l) {
     return l->id ? l->bytes - DATUM : 0;
 }
 
-/* Not inside the queue while something runs or is answered: fmq_stop waits for whoever is inside. */
 /* More listeners that poll than there are processors would take each other's time, and so would any of it that polls while
  * executions wait for a slot. */
 static bool may_poll(void) {
@@ -275,6 +274,7 @@ static int wait_for_request(burst_listener *l) {
     return r == -EAGAIN ? sleep_until(l->request, 1, adapts ? FMQ_SPIN_ADAPTIVE : 0, FMQ_FOREVER) : r;
 }
 
+/* Not inside the queue while something runs or is answered: fmq_stop waits for whoever is inside. */
 static int take_request(burst_listener *l) {
     int r = end_enter_free(l->request);
     if (r) return r;
