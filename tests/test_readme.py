@@ -16,6 +16,8 @@ EXPECTED = {  # of each block, in order: lines of its output
         ["[1.0, 2.0, 3.0, 4.0, 5.0, 6.0]\n1.0 2.0 3.0 4.0 5.0 6.0 1.0"],
         ["{'burst': 300, 'plain': 0} ['encode', 'queue', 'wake', 'bind', 'execute', 'return', 'total']\n2"],
     ],
+    "docs/importers.md": [["(1, 20)"]],
+    "docs/models.md": [["[[75 75 75 75 75 75 75 75]]"], ["[1024.] [10]"]],
     "docs/runtime.md": [
         ["[0, 1]\n(array([ 0.,  2.,  6., 12.], dtype=float32),)\n[ 2.  6. 12. 20.] 0\n[('reference', (0, 1))]"]
     ],
@@ -38,12 +40,16 @@ EXPECTED = {  # of each block, in order: lines of its output
         ["released nobody 3 True\n[1 2 3]"],
         ["[5]"],
     ],
+    "docs/start.md": [["[[1. 1. 1. 1.]]\n[[2. 2. 2. 2.]]\n[[3. 3. 3. 3.]]"], ["[(1, 20)]", "ms each"]],
 }
+ELSEWHERE = {"docs/conformance.md": "tests/driver/vts/test_conformance_page.py"}
+NETWORK = ROOT / "tests/driver/importers/vendor/mobilenet_float32.tflite"
+BLOCK = re.compile(r"^```(?:python|py)\b.*?\n(.*?)^```", re.DOTALL | re.MULTILINE)
 
 
 def blocks():
     for path, expected in EXPECTED.items():
-        found = re.findall(r"^```python\n(.*?)^```", (ROOT / path).read_text(), re.DOTALL | re.MULTILINE)
+        found = BLOCK.findall((ROOT / path).read_text())
         for number, (block, lines) in enumerate(zip(found, expected, strict=True)):
             yield pytest.param(block, lines, id=f"{path}-{number}")
 
@@ -53,6 +59,8 @@ def test_a_block_runs_as_a_program(block, expected, tmp_path):
     """Each Python block is a whole program that prints what it promises and warns of nothing."""
     program = tmp_path / "block.py"
     program.write_text(block)
+    for name in ("mobilenet.tflite", "model.tflite"):  # what a reader has
+        (tmp_path / name).symlink_to(NETWORK)
     done = subprocess.run(
         [sys.executable, "-W", "error", program], capture_output=True, text=True, timeout=60, check=False, cwd=tmp_path
     )
@@ -60,6 +68,14 @@ def test_a_block_runs_as_a_program(block, expected, tmp_path):
     assert done.stderr == ""
     for line in expected:
         assert line in done.stdout
+
+
+def test_no_block_is_left_out():
+    """Every page with Python on it is in one of the two lists above, and nothing else is."""
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
+    found = {str(page.relative_to(ROOT)) for page in pages if BLOCK.search(page.read_text())}
+    assert found == EXPECTED.keys() | ELSEWHERE.keys()
+    assert all((ROOT / test).exists() for test in ELSEWHERE.values())
 
 
 def test_the_guide_fits_one_reading():

@@ -105,10 +105,11 @@ class ModelBuilder:
     ) -> Any:
         """Add an operation and return the handle of its output, or a tuple of handles when it has several.
 
-        args: its inputs in the order of the HAL: values of this builder, arrays and lists (constants), Python numbers
-            (INT32, FLOAT32 or BOOL scalars), models (the subgraphs of IF and WHILE), None for an omitted input.
-        scale, zero_point, dtype, dimensions: of the outputs, where they do not follow from the inputs.
-        outputs: how many, where the operation leaves that open.
+        Args:
+            *args: its inputs in the order of the HAL: values of this builder, arrays and lists (constants), Python numbers
+                (INT32, FLOAT32 or BOOL scalars), models (the subgraphs of IF and WHILE), None for an omitted input.
+            scale, zero_point, dtype, dimensions: of the outputs, where they do not follow from the inputs.
+            outputs: how many, where the operation leaves that open.
         """
         if type not in OPERATIONS:
             raise InvalidModel(f"there is no operation {type!r}{did_you_mean(type, tuple(OPERATIONS))}")

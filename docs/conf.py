@@ -1,0 +1,34 @@
+"""How Sphinx makes the site: `make docs`. Its root is the repository, so that links to any file in it are checked."""
+
+from pygments.lexers.special import TextLexer
+from sphinx.application import Sphinx
+
+project = "Burst"
+html_title = "Burst"
+root_doc = "docs/index"
+include_patterns = ["docs/**", "CHANGELOG.md", "bench/README.md", "csrc/README.md", "csrc/model/README.md"]
+exclude_patterns = ["**/.*", ".*", "build", "burst", "driver", "fmq", "site", "tests", "**/out"]
+
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+myst_heading_anchors = 4  # a link may end in #heading, as on a code host
+suppress_warnings = ["ref.python"]  # `type` is an attribute of two classes, and a word of Python's
+default_role = "code"  # in docstrings
+autodoc_typehints_format = "short"
+autodoc_member_order = "bysource"
+autodoc_default_options = {"members": True}
+autodoc_class_signature = "separated"
+python_maximum_signature_line_length = 100
+napoleon_use_ivar = True
+
+html_theme = "furo"  # brings its fonts and scripts along: nothing is fetched from elsewhere
+html_extra_path = ["index.html"]
+html_show_sourcelink = html_copy_source = False
+html_theme_options = {"navigation_with_keys": True, "footer_icons": []}
+html_static_path = ["site.css"]
+html_css_files = ["site.css"]
+
+
+def setup(app: Sphinx) -> None:
+    """The blocks of the protocol's page are in no language that a lexer knows."""
+    for name in ("hex", "order"):
+        app.add_lexer(name, TextLexer)
