@@ -15,20 +15,36 @@ suppress_warnings = ["ref.python"]  # `type` is an attribute of two classes, and
 default_role = "code"  # in docstrings
 autodoc_typehints_format = "short"
 autodoc_member_order = "bysource"
-autodoc_default_options = {"members": True}
-autodoc_class_signature = "separated"
 python_maximum_signature_line_length = 100
 napoleon_use_ivar = True
+MADE_BY_CALLS = {  # no program of one's own makes these, so that their constructors are no concern of its author
+    *("Buffer", "Burst", "Chain", "CompiledModel", "DeviceBuffer", "FencedExecution", "Future"),
+    *("MessageQueue", "MessageQueueReader", "MessageQueueWriter", "Region", "RemoteDevice", "RemotePreparedModel"),
+    *("Descriptor", "HardwareBuffer", "Memory"),
+}
 
 html_theme = "furo"  # brings its fonts and scripts along: nothing is fetched from elsewhere
 html_extra_path = ["index.html"]
-html_show_sourcelink = html_copy_source = False
+html_show_sourcelink = html_copy_source = html_show_copyright = False
 html_theme_options = {"navigation_with_keys": True, "footer_icons": []}
 html_static_path = ["site.css"]
 html_css_files = ["site.css"]
 
 
+def signature(_app: Sphinx, what: str, name: str, *_: object) -> tuple[str, str] | None:
+    """None is what autodoc found."""
+    return ("", "") if what == "class" and name.rpartition(".")[2] in MADE_BY_CALLS else None
+
+
+def docstring(_app: Sphinx, what: str, name: str, obj: object, options: object, lines: list[str]) -> None:
+    """What Python says about a field of a named tuple, where nobody says more, is nothing."""
+    if lines and lines[0].startswith("Alias for field number"):
+        lines.clear()
+
+
 def setup(app: Sphinx) -> None:
     """The blocks of the protocol's page are in no language that a lexer knows."""
+    app.connect("autodoc-process-signature", signature)
+    app.connect("autodoc-process-docstring", docstring)
     for name in ("hex", "order"):
         app.add_lexer(name, TextLexer)

@@ -41,7 +41,8 @@ def entries():
     """What index.md has in its trees of pages."""
     for fence in FENCE.finditer((DOCS / "index.md").read_text()):
         if fence[2].startswith("{toctree}"):
-            yield from (line for line in fence[3].split("\n") if line and not line.startswith(":"))
+            lines = [line for line in fence[3].split("\n") if line and not line.startswith(":")]
+            yield from (re.sub(r"^.*<(.*)>$", r"\1", line) for line in lines)
 
 
 def test_every_page_has_a_place_in_the_navigation():
@@ -137,7 +138,7 @@ def test_named_tests_exist():
 
 
 def test_drawings_say_what_they_show():
-    """Each has a title and a description for those who do not see it, is described where it stands, and fetches nothing."""
+    """Each has a title, and a description for those who do not see it, also where it stands, and fetches nothing."""
     text = "".join(page.read_text() for page in PAGES)
     for drawing in (DOCS / "pictures").glob("*.svg"):
         source = drawing.read_text()

@@ -12,7 +12,8 @@ PART = re.compile(r"(<!-- from (.*?) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 
 def script(name):
     """The lines that a script's `--markdown` left in bench/README.md."""
-    return re.search(rf"<!-- {re.escape(name)} --markdown: begin -->\n\n(.*?)\n\n<!--", SOURCE, re.DOTALL)[1].split("\n")
+    block = re.search(rf"<!-- {re.escape(name)} --markdown: begin -->\n\n(.*?)\n\n<!--", SOURCE, re.DOTALL)
+    return block[1].split("\n")
 
 
 def section(title):
@@ -41,7 +42,7 @@ def cut(header, rows, columns, wanted):
 
 
 def part(order):
-    """What belongs between the marks: command, machine, the tables that have those columns, what came of the budgets."""
+    """What belongs between the marks: command, machine, the tables with those columns, what came of the budgets."""
     name, *options = order.split("; ")
     if name.startswith("section: "):
         return section(name.removeprefix("section: "))
