@@ -27,6 +27,7 @@ html_theme = "furo"  # brings its fonts and scripts along: nothing is fetched fr
 html_extra_path = ["index.html"]
 html_show_sourcelink = html_copy_source = html_show_copyright = False
 html_theme_options = {"navigation_with_keys": True, "footer_icons": []}
+html_show_search_summary = False  # it would need a server, and the site can be read from a folder
 html_static_path = ["site.css"]
 html_css_files = ["site.css"]
 
