@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from driver.cli.cache import cache
+from driver.cli.demo import demo
 from driver.cli.doctor import doctor
 from driver.cli.serve import serve
 from driver.cli.vts import vts
@@ -17,6 +18,7 @@ def burst() -> None:
 
 
 burst.add_command(cache)
+burst.add_command(demo)
 burst.add_command(doctor)
 burst.add_command(serve)
 burst.add_command(vts)
