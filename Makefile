@@ -1,10 +1,10 @@
-# demo · test · check · stress · bench. Each makes its own .venv when there is none, or when pyproject.toml changed.
+# demo · test · check · stress · bench · docs. Each makes its own .venv when there is none, or when pyproject.toml changed.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 export OPENBLAS_NUM_THREADS ?= 1
 
-.PHONY: demo test check stress bench clean
+.PHONY: demo test check stress bench docs clean
 .DEFAULT_GOAL := test
 
 demo: $(VENV)/demo
@@ -49,6 +49,10 @@ bench: $(VENV)/bench
 	$(BIN)/python bench/fenced.py
 	$(BIN)/python bench/idle_cost.py
 
+docs: $(VENV)/docs
+	$(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet -c docs -d build/doctrees . site
+	@echo "open site/index.html"
+
 # One stamp per set of extras. The sources of the extension are listed so that editing C rebuilds it.
 CORE := $(wildcard csrc/*.c csrc/*.h csrc/CMakeLists.txt)
 $(VENV)/%: pyproject.toml $(CORE) | $(BIN)/python
@@ -62,4 +66,4 @@ $(BIN)/python:
 	$(BIN)/python -m pip install --quiet --upgrade pip
 
 clean:
-	rm -rf $(VENV) build examples/out bench/out
+	rm -rf $(VENV) build site examples/out bench/out
