@@ -51,9 +51,9 @@ def _options(device: str, seeds: int) -> Callable[[Callable[..., None]], Callabl
 
 @click.group()
 def demo() -> None:
-    """Shows what a burst does, on frames or sound that are generated, or come from a file or from hardware.
+    """Shows what a burst does, on frames or sound.
 
-    Needs the extra `demo`: pip install 'burst-engine[demo]'.
+    They are generated, or come from a file or from hardware. Needs the extra `demo`: pip install 'burst-engine[demo]'.
     """
 
 
