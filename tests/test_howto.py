@@ -20,7 +20,7 @@ OF_A_BURST = re.compile(r"burst\.(inputs|run|run_async|submit|stream|stats|execu
 
 
 def found(name):
-    """Whether such a module, class, function or attribute is there; in `burst.run`, burst is what people call theirs."""
+    """Whether such a module, class, function or attribute is there. In `burst.run` burst is one that was opened."""
     if name == GROUP:
         return True
     if OF_A_BURST.match(name):
