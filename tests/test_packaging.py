@@ -80,6 +80,31 @@ def test_the_wheel_with_its_extra_runs_the_demos(built, tmp_path):
     assert left == {*camera["files"], *audio["files"]}
 
 
+@pytest.mark.stress
+def test_a_device_from_outside_is_installed_and_passes(built, tmp_path):
+    """The wheels of Burst and of examples/device-plugin, in an empty environment: its entry point brings a device that
+    `burst vts` finds nothing wrong with, and its own tests pass."""
+    plugin = ROOT / "examples/device-plugin"
+    run([sys.executable, "-m", "build", "--wheel", "--outdir", tmp_path, plugin])
+    (wheel,), (ours,) = tmp_path.glob("burst_blocks-*.whl"), built.glob("*.whl")
+    venv.create(tmp_path / "empty")
+    python = tmp_path / "empty/bin/python"
+    install = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet"]
+    run([*install, f"{ours}[cli,vts]", f"{wheel}[test]", "--find-links", built])
+    alone = {"cwd": tmp_path, "env": {"PATH": "/usr/bin:/bin", "BURST_RUNTIME_DIR": str(tmp_path / "run")}}
+    named = run([python, "-c", "import driver; print(*(device.name for device in driver.devices()))"], **alone)
+    assert "blocks" in named.split()
+    assert '"failed": 0' in run([tmp_path / "empty/bin/burst", "vts", "blocks", "--json"], **alone)
+    run([python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", plugin, plugin], **alone)
+
+
+def run(command, **how):
+    """What it prints; its complaints are the test's failure."""
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, **how)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
 @pytest.fixture
 def free_threaded():
     """A free-threaded CPython 3.14 or later, with pip and headers."""
