@@ -106,8 +106,6 @@ def test_five_commands_lead_a_newcomer_to_a_result(tmp_path):
     page = (ROOT / "docs/howto/newcomer.md").read_text()
     commands = re.search(r"^```sh\n(.*?)^```", page, re.DOTALL | re.MULTILINE)[1].splitlines()
     assert len(commands) == 5
-    if not (ROOT / "driver/cli/run.py").exists():
-        del commands[-1]
     shutil.copy(ROOT / "tests/driver/importers/vendor/mobilenet_int8.tflite", tmp_path / "model.tflite")
     (script,) = blocks("docs/howto/newcomer.md")
     (tmp_path / "ten.py").write_text(script)
