@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
     from burst import Request
     from burst.executor import Execution
+    from burst.turns import Counts
     from driver.constants import Kept
     from driver.engine import Engine
     from driver.options import Preference
@@ -192,16 +193,17 @@ class Client:
 
     def turns(self, _: Message) -> Reply:
         """Slots, who waits, the weight of its account, and what has become of its executions, by priority."""
-        counts = [flow.counts() for flow in self._flows]
-        return Reply([self._engine.queue.slots, waiters(), self._share.weight, counts])
+        return Reply([self._engine.queue.slots, waiters(), self._share.weight, self.counts()])
+
+    def counts(self) -> list[Counts]:
+        """Of its executions, by priority."""
+        return [flow.counts() for flow in self._flows]
 
     def _loaded(self, number: int) -> Loaded:
         try:
             return self._models[number]
         except (KeyError, TypeError):
-            raise InvalidArgument(
-                f"prepared model {number!r:.20}: there is none of that number; it was closed"
-            ) from None
+            raise InvalidArgument(f"prepared model {number!r:.20}: there is none; it was closed") from None
 
     def allocate(
         self, _: Message, dimensions: list[int], numbers: list[int], inputs: list[Any], outputs: list[Any]
@@ -278,9 +280,7 @@ class Client:
         Answers the wire version.
         """
         if len(message.fds) not in {4, 5} or not (spin == "adaptive" or 0 <= spin <= 10):  # type: ignore[operator]
-            raise Malformed(
-                'a burst needs four or five descriptors, and from 0 to 10 seconds of spinning or "adaptive"'
-            )
+            raise Malformed('a burst needs 4 or 5 descriptors, and 0 to 10 seconds of spinning or "adaptive"')
         version = max(set(versions) & set(VERSIONS), default=0)
         if not version:
             raise InvalidArgument(f"versions {versions!r:.80}: this device speaks {list(VERSIONS)}")
