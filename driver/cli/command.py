@@ -6,6 +6,8 @@ import click
 
 from driver.cli.cache import cache
 from driver.cli.doctor import doctor
+from driver.cli.record import record
+from driver.cli.replay import replay
 from driver.cli.serve import serve
 from driver.cli.vts import vts
 
@@ -18,5 +20,7 @@ def burst() -> None:
 
 burst.add_command(cache)
 burst.add_command(doctor)
+burst.add_command(record)
+burst.add_command(replay)
 burst.add_command(serve)
 burst.add_command(vts)
