@@ -1,8 +1,9 @@
 """The frames of a recording: a small msgpack array each, and bytes that it describes.
 
-A frame is a head of 24 bytes (the length of the array, its CRC-32, the length of the bulk, the first 8 bytes of its
-BLAKE3), the array, the bulk. So a reader goes through a file of any size without its bulk, never allocates more than a
-small array for what it has not checked, and knows where a file was cut or changed.
+A frame is a head of 24 bytes, the array, the bulk. The head: the CRC-32 of all that follows but the bulk, the length of
+the array, the length of the bulk, the first 8 bytes of its BLAKE3; integers of 32, 32 and 64 bits, lowest byte first.
+So a reader goes through a file of any size without its bulk, never allocates more than a small array for what it has
+not checked, and knows where a file was cut or changed.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ VERSION = 1
 MOST_WORDS = 2**20
 """Bytes of a frame's array."""
 
-_HEAD = struct.Struct("<IIQ8s")
+_CRC, _REST = struct.Struct("<I"), struct.Struct("<IQ8s")
+_HEAD_BYTES = _CRC.size + _REST.size
 _UNREADABLE = (ValueError, TypeError, msgpack.UnpackException, RecursionError)
 
 
@@ -59,21 +61,23 @@ def head(raw: bytes, bulk: Iterable[Any]) -> bytes:
     for part in bulk:
         digest.update(part)
         nbytes += len(part)
-    return _HEAD.pack(len(raw), zlib.crc32(raw), nbytes, digest.digest(length=8))
+    rest = _REST.pack(len(raw), nbytes, digest.digest(length=8))
+    return _CRC.pack(zlib.crc32(raw, zlib.crc32(rest))) + rest
 
 
 def read(fd: int, at: int, end: int) -> Frame:
     """The frame at that offset, of a file that ends at `end`. Raises Damaged."""
-    if at + _HEAD.size > end:
+    if at + _HEAD_BYTES > end:
         raise Damaged("it was cut off")
-    length, checksum, nbytes, digest = _HEAD.unpack(exactly(fd, _HEAD.size, at))
-    offset = at + _HEAD.size + length
+    found = exactly(fd, _HEAD_BYTES, at)
+    length, nbytes, digest = _REST.unpack_from(found, _CRC.size)
+    offset = at + _HEAD_BYTES + length
     if length > MOST_WORDS:
         raise Damaged(f"a frame is described by {length} bytes; at most {MOST_WORDS} are allowed")
     if offset + nbytes > end:
         raise Damaged("it was cut off")
-    raw = exactly(fd, length, at + _HEAD.size)
-    if zlib.crc32(raw) != checksum:
+    raw = exactly(fd, length, at + _HEAD_BYTES)
+    if _CRC.pack(zlib.crc32(raw, zlib.crc32(found[_CRC.size :]))) != found[: _CRC.size]:
         raise Damaged("a frame was changed")
     try:
         words = msgpack.unpackb(raw, max_ext_len=0)

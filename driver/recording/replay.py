@@ -151,7 +151,8 @@ class _Play:
     def note_late(self, seconds: float) -> None:
         """A request began so much after its time."""
         if self.pace == "recorded":
-            self.report.late = max(self.report.late, seconds)
+            with self._lock:
+                self.report.late = max(self.report.late, seconds)
 
     def note(self, number: int, run: Run, took: float, answer: Result | Exception, outputs: list[Any]) -> None:
         """A request is over. `outputs`: of the model."""
