@@ -203,7 +203,9 @@ class Client:
         try:
             return self._models[number]
         except (KeyError, TypeError):
-            raise InvalidArgument(f"prepared model {number!r:.20}: there is none; it was closed") from None
+            raise InvalidArgument(
+                f"prepared model {number!r:.20}: there is none of that number; it was closed"
+            ) from None
 
     def allocate(
         self, _: Message, dimensions: list[int], numbers: list[int], inputs: list[Any], outputs: list[Any]
@@ -255,8 +257,7 @@ class Client:
         """A plain path of its own: one call at a time each, so a client opens as many as it wants in flight."""
         self._plain = [server for server in self._plain if server.is_alive]
         self._limits.check("client_connections", len(self._plain), "let fewer calls go on at once")
-        near, far = Channel.pair()
-        life = LifePage()
+        (near, far), life = Channel.pair(), LifePage()
         server = PlainServer(near, self.model, self.flow, life.close)
         self._plain.append(server)
         server.start()
@@ -266,8 +267,7 @@ class Client:
         """A connection for fenced executions; a client has one at a time."""
         if self._fenced and self._fenced.is_alive:
             raise ResourceExhaustedTransient("this connection has one for fenced executions; close that first")
-        near, far = Channel.pair()
-        life = LifePage()
+        (near, far), life = Channel.pair(), LifePage()
         self._fenced = FencedServer(near, self._fenced_model, self.flow, life.close)
         self._fenced.start()
         return Reply([], [_handed_over(far), os.dup(life.fd)])
