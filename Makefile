@@ -8,8 +8,8 @@ export OPENBLAS_NUM_THREADS ?= 1
 .DEFAULT_GOAL := test
 
 demo: $(VENV)/demo
-	$(BIN)/python examples/camera.py
-	$(BIN)/python examples/audio.py
+	$(BIN)/burst demo camera --out examples/out
+	$(BIN)/burst demo audio --out examples/out
 
 test: $(VENV)/test
 	$(BIN)/python -m pytest -m "not stress" -n 2 --dist loadfile --no-loadscope-reorder

@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from driver.cli.cache import cache
+from driver.cli.demo import demo
 from driver.cli.doctor import doctor
 from driver.cli.record import record
 from driver.cli.replay import replay
@@ -19,6 +20,7 @@ def burst() -> None:
 
 
 burst.add_command(cache)
+burst.add_command(demo)
 burst.add_command(doctor)
 burst.add_command(record)
 burst.add_command(replay)

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Protocol
 
 import av
 import numpy as np
-from scene import Scene
+
+from driver.demos.scene import Scene
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from boxes import Box
+    from driver.demos.boxes import Box
 
 WIDTH, HEIGHT = 640, 480
 
@@ -63,7 +64,7 @@ class VideoSource:
     def read(self, out: np.ndarray) -> None:
         """Decode the next frame, scale it and write its rows into `out`."""
         plane = next(self._frames).reformat(WIDTH, HEIGHT, "rgb24").planes[0]
-        rows = np.frombuffer(plane, np.uint8).reshape(HEIGHT, plane.line_size)
+        rows = np.frombuffer(memoryview(plane), np.uint8).reshape(HEIGHT, plane.line_size)
         out[...] = rows[:, : WIDTH * 3].reshape(out.shape)
 
     def skip(self, frames: int) -> None:

@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-from boxes import Box
+
+from driver.demos.boxes import Box
 
 if TYPE_CHECKING:
     from collections.abc import Callable

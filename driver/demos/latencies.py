@@ -1,31 +1,35 @@
-"""What a run of the demo leaves behind: a table, the latency picture and the picture of one frame."""
+"""How long calls take: counted, tabulated and drawn, as a whole and by what of it the device worked."""
 
 from __future__ import annotations
 
 import math
-import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-from drawing import COLOURS
 from matplotlib import pyplot as plt
 from matplotlib.patheffects import withStroke
 from matplotlib.ticker import LogLocator, NullFormatter
 from rich.table import Table
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from pathlib import Path
 
-    from boxes import Agreement, Box
     from matplotlib.axes import Axes
 
 plt.switch_backend("Agg")  # there may be no display
 
 PERCENTILES = (50, 99, 99.9)
+NAMES = tuple(f"p{p:g}" for p in PERCENTILES)
 LONGER = tuple(round(1 - p / 100, 6) for p in PERCENTILES)  # the share of calls beyond each
 PARTS = {"whole call": "The whole call", "in the device": "… of which in the device", "around it": "… and around it"}
 STYLES = {"burst": ("#0072B2", "-", "o"), "plain RPC": ("#D55E00", "--", "s")}
+
+
+class Call(NamedTuple):
+    """How long one call took, and the microseconds that the device reported: None if it does not measure."""
+
+    seconds: float
+    on_device: float | None
 
 
 class Latencies:
@@ -34,22 +38,26 @@ class Latencies:
     def __init__(self) -> None:
         self._calls: list[tuple[float, float]] = []
 
-    def add(self, seconds: float, on_device: float | None) -> None:
-        """Remember one call; `on_device` is the microseconds that the device reported, None if it does not measure."""
-        self._calls.append((seconds * 1e6, np.nan if on_device is None else on_device))
+    def add(self, call: Call) -> None:
+        """Remember one call."""
+        self._calls.append((call.seconds * 1e6, np.nan if call.on_device is None else call.on_device))
 
     def __len__(self) -> int:
         return len(self._calls)
-
-    @property
-    def latest(self) -> float:
-        """The last call's time in milliseconds."""
-        return self._calls[-1][0] / 1e3 if self._calls else np.nan
 
     def parts(self) -> dict[str, np.ndarray]:
         """Return the whole, the device's part and the rest, call by call."""
         whole, device = np.array(self._calls, float).reshape(-1, 2).T
         return dict(zip(PARTS, (whole, device, whole - device), strict=True))
+
+    def summary(self) -> dict[str, dict[str, float]]:
+        """Of each part that was measured: how many calls, and the percentiles in milliseconds."""
+        known = {part: values[np.isfinite(values)] / 1e3 for part, values in self.parts().items()}
+        return {
+            part: {"calls": len(values)} | dict(zip(NAMES, percentiles(values).tolist(), strict=True))
+            for part, values in known.items()
+            if values.size
+        }
 
 
 def percentiles(values: np.ndarray) -> np.ndarray:
@@ -63,32 +71,15 @@ def latency_table(paths: dict[str, Latencies]) -> Table:
     table = Table(title="Latency in milliseconds, same frames, same device", title_justify="left")
     table.add_column("path")
     table.add_column("part")
-    for heading in ("calls", *(f"p{p:g}" for p in PERCENTILES)):
+    for heading in ("calls", *NAMES):
         table.add_column(heading, justify="right")
     for path, latencies in paths.items():
-        for part, values in latencies.parts().items():
-            known = values[np.isfinite(values)] / 1e3
-            cells = [f"{v:.3f}" for v in percentiles(known)] if known.size else ["-"] * len(PERCENTILES)
-            table.add_row(path if part == "whole call" else "", part, str(len(known)), *cells)
+        measured = latencies.summary()
+        for part in PARTS:
+            found = measured.get(part, {})
+            cells = [f"{found[name]:.3f}" if found else "-" for name in NAMES]
+            table.add_row(path if part == "whole call" else "", part, str(found.get("calls", 0)), *cells)
         table.add_section()
-    return table
-
-
-def summary_table(facts: dict[str, str], agreement: Agreement, files: Sequence[Path]) -> Table:
-    """Tabulate what happened: the given facts, how well the objects were found, and what was written."""
-    table = Table(show_header=False)
-    table.add_column(style="bold")
-    table.add_column()
-    for name, fact in facts.items():
-        table.add_row(name, fact)
-    objects = agreement.hits + agreement.misses
-    if objects:
-        table.add_row("precision", f"{agreement.precision:.3f}  ({agreement.false_alarms} false alarms)")
-        table.add_row("recall", f"{agreement.recall:.3f}  ({agreement.misses} of {objects} objects missed)")
-    else:
-        table.add_row("precision, recall", "unknown: nobody says what this source shows")
-    for path in files:
-        table.add_row("written", f"{os.path.relpath(path)}  ({path.stat().st_size / 1024:,.0f} KiB)")
     return table
 
 
@@ -155,37 +146,3 @@ def _mark_percentiles(axis: Axes, marks: dict[tuple[str, str, str], np.ndarray])
                 color=colour,
                 path_effects=[withStroke(linewidth=3, foreground="white")],
             )
-
-
-def draw_frame(path: Path, frame: np.ndarray, found: Sequence[Box], truth: Sequence[Box] | None) -> None:
-    """Draw one frame with what was found and, dashed, what was there."""
-    height, width = frame.shape[:2]
-    figure = plt.figure(figsize=(width / 80, height / 80 + 0.45))
-    axis = figure.add_axes((0, 0, 1, height / 80 / (height / 80 + 0.45)))
-    axis.imshow(frame, interpolation="nearest")
-    axis.set_axis_off()
-    for box in truth or ():
-        _rectangle(axis, box, edgecolor="white", linewidth=2.2, linestyle=(0, (4, 3)), zorder=3)
-    for box in found:
-        colour = COLOURS[box.name] / 255
-        _rectangle(axis, box, edgecolor="black", linewidth=4.5, zorder=1)
-        _rectangle(axis, box, edgecolor=colour, linewidth=2.8, zorder=2)
-        axis.text(
-            box.x0,
-            max(box.y0 - 3, 12),
-            f"{box.name} {box.score:.0%}",
-            color="black",
-            fontsize=10.5,
-            va="bottom",
-            zorder=4,
-            bbox={"facecolor": colour, "edgecolor": "none", "pad": 1.8},
-        )
-    legend = f"{len(found)} found (solid, with class and confidence)"
-    legend += "" if truth is None else f", {len(truth)} true (white, dashed)"
-    figure.text(0.01, 0.985, legend, va="top", fontsize=11)
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
-
-
-def _rectangle(axis: Axes, box: Box, **style: object) -> None:
-    axis.add_patch(plt.Rectangle((box.x0 - 0.5, box.y0 - 0.5), box.x1 - box.x0, box.y1 - box.y0, fill=False, **style))

@@ -9,18 +9,20 @@ from typing import TYPE_CHECKING, Self
 import av
 import numpy as np
 from matplotlib.font_manager import findfont, get_font
-from scene import NAMES
+
+from driver.demos.recordings import private
+from driver.demos.scene import NAMES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from boxes import Box
+    from driver.demos.boxes import Box
 
 # Okabe and Ito's colours, which colour-blind people can tell apart.
 PALETTE = ("#E69F00", "#56B4E9", "#009E73", "#F0E442", "#CC79A7", "#D55E00")
 COLOURS = {name: np.frombuffer(bytes.fromhex(c[1:]), np.uint8) for name, c in zip(NAMES, PALETTE, strict=True)}
-DARK = np.array((24, 24, 24), np.uint8)
+DARK, WHITE = np.full(3, 24, np.uint8), np.full(3, 255, np.uint8)
 
 
 @lru_cache(512)
@@ -57,7 +59,7 @@ def annotate(frame: np.ndarray, found: Sequence[Box], caption: str) -> np.ndarra
         outline(picture, box, COLOURS[box.name], 3)
     for box in reversed(found):
         write(picture, f"{box.name} {box.score:.0%}", (box.x0, box.y0 - 19), DARK, COLOURS[box.name])
-    write(picture, caption, (0, picture.shape[0]), np.uint8([255, 255, 255]), DARK)
+    write(picture, caption, (0, picture.shape[0]), WHITE, DARK)
     return picture
 
 
@@ -67,7 +69,7 @@ class Film:
     NAME = "camera.mp4"
 
     def __init__(self, folder: Path, width: int, height: int, fps: float) -> None:
-        self._container = av.open(str(folder / self.NAME), "w")
+        self._container = av.open(str(private(folder / self.NAME)), "w")
         self._stream = self._container.add_stream("libx264", rate=Fraction(fps or 30).limit_denominator(1000))
         self._stream.width, self._stream.height = width, height
         self._stream.pix_fmt = "yuv420p"

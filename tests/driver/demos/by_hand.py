@@ -1,9 +1,9 @@
 """The network of the audio demo in this process, its state handed on by hand: what buffers have to do as well."""
 
 import numpy as np
-from keypad import BLOCK
-from listener import CLASSES, STATES, WEIGHTS, build_model
 
+from driver.demos.keypad import BLOCK
+from driver.demos.listener import CLASSES, STATES, WEIGHTS, build_model
 from driver.nn import Interpreter
 
 

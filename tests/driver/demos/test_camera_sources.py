@@ -3,12 +3,14 @@
 import av
 import numpy as np
 import pytest
-import sources
-from boxes import Agreement, Box
-from drawing import Film, annotate
-from report import Latencies, draw_frame, draw_latencies, latency_table, percentiles, summary_table
 from rich.console import Console
-from sources import Clock, open_source
+
+from driver.demos import camera_sources
+from driver.demos.boxes import Agreement, Box
+from driver.demos.camera_report import draw_frame, summary_table
+from driver.demos.camera_sources import Clock, open_source
+from driver.demos.drawing import Film, annotate
+from driver.demos.latencies import Call, Latencies, draw_latencies, latency_table, percentiles
 
 COLOURS = ((200, 30, 30), (30, 200, 30), (30, 30, 200))
 
@@ -30,7 +32,7 @@ class FakeTime:
 @pytest.fixture
 def fake_time(monkeypatch):
     fake = FakeTime()
-    monkeypatch.setattr(sources, "time", fake)
+    monkeypatch.setattr(camera_sources, "time", fake)
     return fake
 
 
@@ -123,7 +125,7 @@ def test_annotating_leaves_the_frame_alone():
 def latencies(count, device=2000.0):
     filled = Latencies()
     for i in range(count):
-        filled.add((device + 10 + i) / 1e6, device)
+        filled.add(Call((device + 10 + i) / 1e6, device))
     return filled
 
 
@@ -135,11 +137,14 @@ def test_percentiles_are_measured_values():
 def test_tables_split_the_time():
     """The closing tables name frames, drops, precision and recall, and split a call into the device and the rest."""
     agreement = Agreement(hits=90, false_alarms=10, misses=30)
+    facts = {"source": "[/scene]", "device": "reference", "frames": 1000, "dropped": 7, "copied_frame_bytes": 0}
+    runs = {"burst": 1020, "plain": 0, "warm_up": 20}
     console = Console(width=100)
     with console.capture() as capture:
-        console.print(summary_table({"frames": "1000 seen, 7 dropped"}, agreement, []))
+        console.print(summary_table({**facts, "runs": runs, "objects": agreement.summary(), "files": []}))
         console.print(latency_table({"burst": latencies(1000), "plain RPC": latencies(1000)}))
     text = capture.get()
+    assert "[/scene]" in text  # a name is not markup
     assert "1000 seen, 7 dropped" in text
     assert "0.900" in text
     assert "0.750" in text
@@ -151,7 +156,7 @@ def test_tables_split_the_time():
 def test_pictures_are_written(tmp_path, device):
     """Both pictures come out as PNG files, also for a device that does not measure its time."""
     unmeasured = Latencies()
-    unmeasured.add(0.002, device)
+    unmeasured.add(Call(0.002, device))
     draw_latencies(tmp_path / "latency.png", {"burst": unmeasured, "plain RPC": unmeasured}, "scene")
     draw_frame(tmp_path / "frame.png", np.zeros((480, 640, 3), np.uint8), [Box("disc", 1, 2, 30, 40)], None)
     for name in ("latency.png", "frame.png"):

@@ -69,3 +69,11 @@ class Agreement:
     def recall(self) -> float:
         """The share of true boxes that were found."""
         return self.hits / max(self.hits + self.misses, 1)
+
+    def summary(self) -> dict[str, float] | None:
+        """All of it, or None when nobody said what is true."""
+        true = self.hits + self.misses
+        if not true:
+            return None
+        counts = {"true": true, "missed": self.misses, "false_alarms": self.false_alarms}
+        return counts | {"precision": self.precision, "recall": self.recall}

@@ -8,16 +8,18 @@ is how likely it is for each key, and for none, that it was held during the bloc
 
 from __future__ import annotations
 
-from pathlib import Path
+from importlib.resources import files
 from typing import TYPE_CHECKING
 
 import numpy as np
-from keypad import BLOCK, COLUMNS, KEYS, NOTHING, RATE, ROWS
+
+import driver
+from driver.demos.keypad import BLOCK, COLUMNS, KEYS, NOTHING, RATE, ROWS
 
 if TYPE_CHECKING:
-    import driver
+    from importlib.resources.abc import Traversable
 
-WEIGHTS = Path(__file__).with_name("audio_net.npz")
+WEIGHTS = files("driver.demos") / "audio_net.npz"
 BANDS, CELLS, CLASSES = 32, 64, 1 + len(KEYS)
 STATES = ((1, CELLS), (1, CELLS))  # float32: inputs 1 and 2, outputs 1 and 2
 DELAY = 1  # blocks by which an answer comes late
@@ -27,11 +29,9 @@ NONE, TANH = 0, 4  # activations, as the HAL numbers them
 _GATES = ("input", "forget", "cell", "output")
 
 
-def build_model(weights: Path = WEIGHTS) -> driver.Model:
+def build_model(weights: Traversable = WEIGHTS) -> driver.Model:
     """Spell the network out for a driver: (block, output state, cell state) to (answer, both states)."""
-    import driver
-
-    with np.load(weights) as file:
+    with weights.open("rb") as opened, np.load(opened) as file:
         w = {name: file[name] for name in file.files if "." in name}
     m = driver.ModelBuilder()
     block = m.input("float32", (1, BLOCK))
@@ -61,9 +61,9 @@ class Goertzel:
         self._waves = np.exp(2j * np.pi * time * np.array(ROWS + COLUMNS)).astype(np.complex64)
 
     @classmethod
-    def trained(cls, weights: Path = WEIGHTS) -> Goertzel:
+    def trained(cls, weights: Traversable = WEIGHTS) -> Goertzel:
         """With what training chose."""
-        with np.load(weights) as file:
+        with weights.open("rb") as opened, np.load(opened) as file:
             return cls(*file["goertzel"].tolist())
 
     def label(self, block: np.ndarray) -> int:

@@ -1,4 +1,4 @@
-"""A telephone keypad in a noisy room: what audio.py hears when nobody gives it a sound, and what is true about it.
+"""A telephone keypad in a noisy room: what `burst demo audio` hears without a sound of yours, and the truth about it.
 
 A key is two tones at once, one for its row and one for its column. Sections of four seconds each have a loudness of the
 tones against everything else: hiss, and somebody who talks, or at least hums vowels at the pace of speech.

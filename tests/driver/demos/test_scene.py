@@ -2,8 +2,9 @@
 
 import numpy as np
 import pytest
-from boxes import Agreement, Box, overlap
-from scene import CEILING, FLOOR, NAMES, NOISE_LIMIT, OUTLINES, Scene, Thing
+
+from driver.demos.boxes import Agreement, Box, overlap
+from driver.demos.scene import CEILING, FLOOR, NAMES, NOISE_LIMIT, OUTLINES, Scene, Thing
 
 
 def picture(scene):

@@ -4,12 +4,13 @@ import re
 import wave
 from pathlib import Path
 
-import audio_sources
 import numpy as np
 import pytest
-from audio_sources import KeypadSource, Pace, RecordedSource, open_source
 from by_hand import by_hand
-from keypad import (
+
+from driver.demos import audio_sources
+from driver.demos.audio_sources import KeypadSource, Pace, RecordedSource, open_source
+from driver.demos.keypad import (
     BLOCK,
     COLUMNS,
     KEYS,
@@ -28,9 +29,9 @@ from keypad import (
     room,
     section,
 )
-from listener import CELLS, CLASSES, STATES, WEIGHTS, Goertzel, build_model
+from driver.demos.listener import CELLS, CLASSES, STATES, WEIGHTS, Goertzel, build_model
 
-GUIDE = Path(__file__).parents[2] / "docs" / "audio.md"
+GUIDE = Path(__file__).parents[3] / "docs" / "audio.md"
 UNSEEN_SOUND = 3_000_000  # far from the seeds that train_audio.py trains and checks on
 
 

@@ -8,19 +8,20 @@ left, upper, right and lower edges are, in cells.
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from boxes import Box, overlap
-from scene import NAMES
+
+import driver
+from driver.demos.boxes import Box, overlap
+from driver.demos.scene import NAMES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from importlib.resources.abc import Traversable
 
-    import driver
-
-WEIGHTS = Path(__file__).with_name("detector.npz")
+WEIGHTS = files("driver.demos") / "detector.npz"
 FRAME = (1, 480, 640, 3)
 STRIDE = 4  # of the subsampling at the entrance
 CELL = 16
@@ -31,15 +32,13 @@ SAME = 1  # padding schemes and fused activations, as the HAL numbers them
 NONE, RELU = 0, 1
 
 
-def build_model(weights: Path = WEIGHTS) -> driver.Model:
+def build_model(weights: Traversable = WEIGHTS) -> driver.Model:
     """Spell the network out for a driver."""
-    import driver
-
-    with np.load(weights) as file:
+    with weights.open("rb") as opened, np.load(opened) as file:
         layers = {name: file[name] for name in file.files if name.endswith((".filter", ".bias"))}
     m = driver.ModelBuilder()
 
-    def conv(x: object, name: str, stride: int = 1, activation: int = RELU) -> object:
+    def conv(x: Any, name: str, stride: int = 1, activation: int = RELU) -> Any:
         kernel, bias = layers[name + ".filter"], layers[name + ".bias"]
         return m.operation("CONV_2D", x, kernel, bias, SAME, stride, stride, activation)
 
@@ -76,7 +75,8 @@ def decode(outputs: Sequence[np.ndarray], at_least: float = 0.35, most_shared: f
     np.clip(corners, 0, (FRAME[2], FRAME[1]) * 2, out=corners)
     order = np.argsort(-scores, kind="stable")
     kept = order[_survivors(corners[order], kinds[order], most_shared)]
-    return [Box(NAMES[kinds[i]], *corners[i].tolist(), score=float(scores[i])) for i in kept]
+    found = zip(kinds[kept].tolist(), corners[kept].tolist(), scores[kept].tolist(), strict=True)
+    return [Box(NAMES[kind], x0, y0, x1, y1, score) for kind, (x0, y0, x1, y1), score in found]
 
 
 def _neighbourhood(heat: np.ndarray) -> np.ndarray:

@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
-from boxes import Agreement
-from detector import CELL, FRAME, GRID, OUTPUTS, WEIGHTS, build_model, decode
-from scene import NAMES, Scene
 
+from driver.demos.boxes import Agreement
+from driver.demos.detector import CELL, FRAME, GRID, OUTPUTS, WEIGHTS, build_model, decode
+from driver.demos.scene import NAMES, Scene
 from driver.nn import Interpreter
 
 UNSEEN_SCENE = 3_000_000  # far from the seeds that train_detector.py trains and checks on

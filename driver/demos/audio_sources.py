@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Protocol
 
 import av
 import numpy as np
-from keypad import BLOCK, RATE, SECTION, Press, level_at, section
+
+from driver.demos.keypad import BLOCK, RATE, SECTION, Press, level_at, section
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -21,8 +22,11 @@ class Source(Protocol):
     """Something that fills blocks of float32 samples between -1 and 1."""
 
     name: str
-    presses: Sequence[Press] | None  #: the keys that are pressed in it, where somebody knows them
     is_live: bool  #: whether it takes its time itself
+
+    @property
+    def presses(self) -> Sequence[Press] | None:
+        """The keys that are pressed in it, where somebody knows them."""
 
     def read(self, out: np.ndarray) -> bool:
         """Fill `out` with the next block; False when there is none."""
