@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -59,7 +60,8 @@ class Attendant:
             return
         self._untested = ""
         took = (time.monotonic() - begin) * 1e3
-        print(f"{device.name}, version {device.version}, is ready after {took:.0f} ms: {found}", flush=True)
+        with suppress(OSError):  # who started us need not listen to the end
+            print(f"{device.name}, version {device.version}, is ready after {took:.0f} ms: {found}", flush=True)
         notify(READY=1, STATUS=f"ready: {found}")
         if every := watchdog_seconds():
             threading.Thread(target=self._watch, args=(every / 2,), name="watchdog", daemon=True).start()

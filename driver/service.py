@@ -370,13 +370,13 @@ def run(name: str, fd: int, place: Place, terms: Terms) -> NoReturn:
     listener = socket.socket(fileno=fd)
     try:
         service = Service(name, listener, place, terms, *start_engine(name, listener))
+        if terms.attend:
+            terms.attend(service)
     except BaseException:  # noqa: BLE001 (whatever it was, nobody must wait for us)
         _log.exception("the device %r does not start", name)
         with place.locked():
             place.leave(listener)  # now clients see that we failed, and look into the log
         os._exit(1)
-    if terms.attend:
-        terms.attend(service)
     os._exit(0 if service.run() else 1)  # threads of clients that are still talking end with us
 
 

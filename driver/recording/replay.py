@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from driver.future import Future
     from driver.prepared import RemotePreparedModel
     from driver.recording.file import Recording, Run, Stream
+    from driver.remote import RemoteDevice
     from driver.workspace import Shapes
 
 Pace = Literal["recorded", "max"]
@@ -88,26 +89,45 @@ def replay(
 
     Raises BadRecording, and what `driver.connect` and `device.prepare` raise.
     """
-    numbers = recording.numbers()
-    if len(numbers) > MOST_STREAMS:
-        raise BadRecording(f"{recording.path}: {len(numbers)} streams; at most {MOST_STREAMS} can be played at once")
+    lanes = _lanes(recording)
+    if len(lanes) > MOST_STREAMS:
+        raise BadRecording(f"{recording.path}: {len(lanes)} streams at once; at most {MOST_STREAMS} can be played")
     with ExitStack() as stack:
-        prepared = {n: _prepare(recording, n, device, stack) for n in {recording.streams[s].model for s in numbers}}
+        prepared = _prepared(recording, {stream.model for stream, _ in lanes}, device, stack)
         play = _Play(recording, pace, tolerance, tell)
-        streams = [(recording.streams[number], of_it) for number, of_it in numbers.items()]
-        players = [_Player(play, prepared[stream.model], stream, of_it, stack) for stream, of_it in streams]
-        play.run(players)
+        play.run([_Player(play, prepared[stream.model], stream, numbers, stack) for stream, numbers in lanes])
     return play.report
 
 
-def _prepare(recording: Recording, number: int, device: str | None, stack: ExitStack) -> RemotePreparedModel:
-    recorded, model = recording.models[number], recording.model(number)
-    if device is None and recorded.address not in names():  # a file may have come from anybody
-        raise BadRecording(
-            f"{recording.path}: recorded on {recorded.address!r:.100}, not installed here; name a device"
-        )
-    home = stack.enter_context(connect(device or recorded.address))
-    return stack.enter_context(home.prepare(model, preference=recorded.preference, priority=recorded.priority))
+def _lanes(recording: Recording) -> list[tuple[Stream, list[int]]]:
+    """Streams, with the numbers of their requests. Equal ones that followed one another are one."""
+    lanes: list[tuple[Stream, list[int]]] = []
+    for number, numbers in recording.numbers().items():
+        stream = recording.streams[number]
+        before = next((of_it for other, of_it in lanes if other == stream and of_it[-1] < numbers[0]), None)
+        if before is None:
+            lanes.append((stream, numbers))
+        else:
+            before += numbers
+    return lanes
+
+
+def _prepared(
+    recording: Recording, models: set[int], device: str | None, stack: ExitStack
+) -> dict[int, RemotePreparedModel]:
+    """By number, on one connection to each device."""
+    homes: dict[str, RemoteDevice] = {}
+    found = {}
+    for number in sorted(models):
+        recorded, model = recording.models[number], recording.model(number)
+        address = device or recorded.address
+        if device is None and address not in names():  # a file may have come from anybody
+            raise BadRecording(f"{recording.path}: recorded on {address!r:.100}, not installed here; name a device")
+        if address not in homes:
+            homes[address] = stack.enter_context(connect(address))
+        prepared = homes[address].prepare(model, preference=recorded.preference, priority=recorded.priority)
+        found[number] = stack.enter_context(prepared)
+    return found
 
 
 class _Play:

@@ -24,13 +24,13 @@ if TYPE_CHECKING:
     from driver.prepared import RemotePreparedModel
 
 _log = logging.getLogger(__name__)
-MOST_WAITING = 64 * 2**20
+MOST_WAITING = 256 * 2**20
 """Bytes that may wait to be written."""
 
 _OVERHEAD = 512  # bytes that a waiting frame takes beside its own
 _EVERY = 0.02  # seconds between looks at what there is to write
 _WORK, _PAUSE = 100e-6, 1e-3  # seconds: a busy Python thread keeps others from running for 5 ms
-_AT_ONCE = 64  # frames in one call
+_AT_ONCE, _BYTES_AT_ONCE = 64, 2**20  # frames, and bytes but for the last one, in one call
 UNANSWERED = -1
 """In the place of a status: nobody knows what became of that request."""
 
@@ -143,9 +143,13 @@ class Tape:
         return self._is_closed or self._waiting > self._most_waiting // 2
 
     def _write_some(self) -> None:
-        frames = [self._frames.popleft() for _ in range(min(_AT_ONCE, len(self._frames)))]
-        parts = [part for raw, bulk in frames for part in (head(raw, bulk), raw, *bulk)]
-        nbytes = sum(len(raw) + sum(map(len, bulk)) + _OVERHEAD for raw, bulk in frames)
+        parts: list[bytes] = []
+        count = nbytes = 0
+        while self._frames and count < _AT_ONCE and nbytes < _BYTES_AT_ONCE:
+            raw, bulk = self._frames.popleft()
+            parts += (head(raw, bulk), raw, *bulk)
+            nbytes += len(raw) + sum(map(len, bulk)) + _OVERHEAD
+            count += 1
         try:
             self._write(parts)
         except OSError as error:
