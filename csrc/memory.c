@@ -78,21 +78,36 @@ int fmq_guard(void) {
     return sigaction(SIGBUS, &action, NULL) ? -errno : 0;
 }
 
-int fmq_map_at(int fd, uint64_t bytes, uint64_t offset, int writable, void **base) {
-    void *p = mmap(NULL, bytes, PROT_READ | (writable ? PROT_WRITE : 0), MAP_SHARED, fd, (off_t)offset);
-    if (p == MAP_FAILED) return -errno;
+/* With the tail: vector kernels read some bytes beyond the end of what they are given, and ignore them. Nobody else's
+ * mapping is there, and no hole. */
+static uint64_t with_tail(uint64_t bytes) {
+    uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
+    return (bytes + page - 1) / page * page + page;
+}
+
+static int map_over(void *room, int fd, uint64_t bytes, uint64_t offset, int writable) {
+    int protection = PROT_READ | (writable ? PROT_WRITE : 0);
+    if (mmap(room, bytes, protection, MAP_SHARED | MAP_FIXED, fd, (off_t)offset) == MAP_FAILED) return -errno;
     int seals = fcntl(fd, F_GET_SEALS);
     int may_shrink = seals < 0 || !(seals & F_SEAL_SHRINK);
-    if (may_shrink && !fmq_remember(p, bytes) && is_guarded) return munmap(p, bytes), -ENOMEM;
-    *base = p;
-    return 0;
+    return may_shrink && !fmq_remember(room, bytes) && is_guarded ? -ENOMEM : 0;
+}
+
+int fmq_map_at(int fd, uint64_t bytes, uint64_t offset, int writable, void **base) {
+    if (!bytes || bytes > PTRDIFF_MAX / 2) return bytes ? -ENOMEM : -EINVAL;
+    void *room = mmap(NULL, with_tail(bytes), PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (room == MAP_FAILED) return -errno;
+    int r = map_over(room, fd, bytes, offset, writable);
+    if (r) munmap(room, with_tail(bytes));
+    else *base = room;
+    return r;
 }
 
 int fmq_map(int fd, uint64_t bytes, int writable, void **base) { return fmq_map_at(fd, bytes, 0, writable, base); }
 
 int fmq_unmap(void *base, uint64_t bytes) {
     forget(base);
-    return munmap(base, bytes) ? -errno : 0;
+    return munmap(base, with_tail(bytes)) ? -errno : 0;
 }
 
 int fmq_flush(void *base, uint64_t bytes) { return msync(base, bytes, MS_SYNC) ? -errno : 0; }

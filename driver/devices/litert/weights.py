@@ -35,8 +35,8 @@ _FAILED = 2 ** (8 * _ffi.sizeof("void *")) - 1
 
 
 def aligned(nbytes: int) -> NDArray[np.uint8]:
-    """Memory that LiteRT can use in place."""
-    block = np.empty(nbytes + ALIGNMENT, np.uint8)
+    """Memory that LiteRT can use in place, with some behind it: vector kernels read a little beyond the end."""
+    block = np.empty(nbytes + 2 * ALIGNMENT, np.uint8)
     start = -block.ctypes.data % ALIGNMENT
     return block[start : start + nbytes]
 

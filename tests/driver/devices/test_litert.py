@@ -439,3 +439,13 @@ def test_two_threads(kit):
         prepare(LiteRtDevice(threads=threads), kit.conv_model()).bind([x], [found]).run()
         results.append(found.view(np.float32))
     np.testing.assert_allclose(*results, atol=1e-6)
+
+
+@pytest.mark.parametrize("shape", [(1, 512, 2048, 4), (1, 1080, 1920, 4)])
+def test_memory_that_ends_with_its_page(shape):
+    """A pooling whose kernel reads some bytes beyond its input runs on memory with nothing of ours behind it."""
+    m = driver.ModelBuilder()
+    m.output(m.operation("MAX_POOL_2D", m.input("quant8_asymm", shape, scale=1.0, zero_point=0), 1, 2, 2, 2, 2, 0))
+    with driver.connect("litert") as device, device.prepare(m.build()) as prepared, prepared.burst() as burst:
+        burst.inputs[0][...] = 7
+        assert (burst.run().outputs[0] == 7).all()
