@@ -224,7 +224,7 @@ class Client:
             "prepare": self.prepare,
             **{method: partial(self.forward, method) for method in ("free", "channel", "fenced", "burst", "traces")},
             **{method: partial(self.forward, method) for method in ("allocate", "release", "copy_from", "copy_to")},
-            **{method: partial(self.forward, method) for method in ("restore", "stage", "turns")},
+            **{method: partial(self.forward, method) for method in ("restore", "stage", "turns", "census")},
         }
 
     def __enter__(self) -> Self:

@@ -7,6 +7,8 @@ import click
 from driver.cli.cache import cache
 from driver.cli.doctor import doctor
 from driver.cli.serve import serve
+from driver.cli.top import top
+from driver.cli.trace import trace
 from driver.cli.vts import vts
 
 
@@ -19,4 +21,6 @@ def burst() -> None:
 burst.add_command(cache)
 burst.add_command(doctor)
 burst.add_command(serve)
+burst.add_command(top)
+burst.add_command(trace)
 burst.add_command(vts)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-_NEEDED = {"click", "rich"}
+_NEEDED = {"click", "psutil", "rich"}
 
 
 def main() -> None:
