@@ -46,8 +46,9 @@ class WatchedBurst:
         if int(self.trace.page.client.results) != self._seen:
             records = self.trace.records()
             new = records[records["id"] > self._seen]
-            self._came.append(new)
-            self._seen = int(new["id"][-1]) if len(new) else self._seen
+            if len(new):
+                self._came.append(new)
+                self._seen = int(new["id"][-1])
 
     def look(self) -> BurstFigures:
         """As it is now."""
@@ -109,13 +110,12 @@ class WatchedBurst:
 
     def _stages(self) -> dict[str, Spread]:
         self.glance()
-        each, self._came = [self.trace.stages(records) for records in self._came if len(records)], []
-        return {name: _spread(np.concatenate([ns[name] for ns in each])) for name in each[0]} if each else {}
-
-
-def _spread(ns: Any) -> Spread:
-    p50, p99 = np.percentile(ns, [50, 99]) / 1e3
-    return Spread(float(p50), float(p99))
+        each, self._came = [self.trace.stages(records) for records in self._came], []
+        if not each:
+            return {}
+        rows = [np.concatenate([ns[name] for ns in each]) for name in each[0]]
+        spreads = np.percentile(rows, [50, 99], axis=1).T / 1e3
+        return {name: Spread(p50, p99) for name, (p50, p99) in zip(each[0], spreads.tolist(), strict=True)}
 
 
 def _path(results: int, plain: int) -> str:
