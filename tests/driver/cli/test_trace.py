@@ -29,11 +29,12 @@ def trace(*arguments):
     return found.output, found.exit_code
 
 
-@pytest.fixture
-def bursts(place, kit):
-    """Two on the slow device: one request at a time, and four."""
+@pytest.fixture(scope="module")
+def bursts(_home, kit):
+    """Two on a slow device: one request at a time, and four."""
     with (
-        driver.connect(SLOW) as device,
+        pytest.MonkeyPatch.context() as monkeypatch,
+        driver.connect(folder(monkeypatch, _home)) as device,
         device.prepare(kit.add_model()) as prepared,
         prepared.burst() as one,
         prepared.burst(depth=4) as four,
@@ -41,24 +42,25 @@ def bursts(place, kit):
         yield one, four
 
 
-@pytest.fixture
+def folder(monkeypatch, place):
+    """The device is one of that runtime directory."""
+    monkeypatch.setenv("BURST_RUNTIME_DIR", str(place.path))
+    return SLOW
+
+
+@pytest.fixture(scope="module")
 def drawn(bursts):
     """What is drawn of thirty requests of the one and eighty of the other; by kind of event."""
-    followed = follow_while(lambda: [ran(burst, count) for burst, count in zip(bursts, (30, 80), strict=True)])
+    followed = follow(Watcher(), 1e-9, lambda _: True)
+    for burst, count in zip(bursts, (30, 80), strict=True):
+        ran(burst, count)
+    for one in followed:
+        one.look(0.0)
     assert [(len(one.records), one.missed) for one in followed] == [(30, 0), (80, 0)]
     found = defaultdict(list)
     for event in json.loads(json.dumps(list(events(followed)))):
         found[event["ph"]].append(event)
     return found
-
-
-def follow_while(work):
-    """All bursts, from before that is done until after it."""
-    followed = follow(Watcher(), 1e-9, lambda _: True)
-    work()
-    for one in followed:
-        one.look(0.0)
-    return followed
 
 
 def ran(burst, count):
@@ -128,7 +130,7 @@ def test_everything_has_a_name(drawn):
     assert sorted(named["process_name"]) == sorted({pid for pid, _ in lanes})
 
 
-def test_what_was_overwritten_is_told(bursts, fast):
+def test_what_was_overwritten_is_told(fast):
     """Who comes too late for all that a trace has kept says how many requests that cost, and loses no others."""
     with fast.burst() as burst:
         followed = Followed(Watched(burst._pipeline.controller.trace), 0)
@@ -151,19 +153,18 @@ class Watched:
         self.trace = trace
 
 
-@pytest.mark.parametrize("name", ["trace.json", "trace.json.gz"])
-def test_bursts_of_running_clients(place, client, tmp_path, name):
+def test_bursts_of_running_clients(place, client, tmp_path):
     """Two clients run while they are followed: one file has both, and the command says how many requests it has."""
     peers = [client(SLOW), client(SLOW)]
     for peer in peers:
         peer.begin([0.002] * 400)
-    path = tmp_path / name
+    path = tmp_path / "trace.json.gz"
     words, code = trace(SLOW, "--seconds", 0.3, "-o", path, "--json")
     assert code == 0, words
     told = json.loads(words)
     assert told["file"] == str(path)
     assert {burst["pid"] for burst in told["bursts"]} == {peer.pid for peer in peers}
-    with gzip.open(path) if name.endswith("gz") else path.open("rb") as file:
+    with gzip.open(path) as file:
         found = json.load(file)["traceEvents"]
     requests = [event for event in found if event["name"] == "request"]
     for burst in told["bursts"]:
@@ -181,6 +182,7 @@ def test_one_of_them(place, client, tmp_path):
             words, code = trace("--seconds", 0.01, "-o", tmp_path / "trace.json", "--json", *option)
             assert code == 0, words
             assert [found["pid"] for found in json.loads(words)["bursts"]] == [burst.pid]
+            assert json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     assert len(peers) == 2
 
 
@@ -200,7 +202,7 @@ def test_nothing_to_follow(place, tmp_path, options, told):
     assert list(tmp_path.iterdir()) == place.pids() == []
 
 
-def test_a_file_that_cannot_be_written(bursts, tmp_path):
+def test_a_file_that_cannot_be_written(place, tmp_path):
     """Is told before anything is followed."""
     words, code = trace("-o", tmp_path)
     assert code == 2
