@@ -28,6 +28,7 @@ EXPECTED = {  # of each block, in order: lines of its output
         ["1"],
     ],
     "docs/serving.md": [["[1. 2. 3. 4.]"]],
+    "docs/watching.md": [["ADD 100 burst True"]],
     "docs/memory.md": [["[2. 3. 4. 5.] NONE\n[2. 3. 4. 5.] 0"], ["(1, 720, 640, 1) 130 0"], ["[5. 5. 5. 5.]"]],
     "docs/queues.md": [
         ["[1 2]\n[3 4]\nthe writer has left"],

@@ -73,7 +73,7 @@ def _line(words: str, style: str = "") -> Text:
 
 
 def _head(device: DeviceFigures) -> Text:
-    counts = f"{device.clients} clients, {device.bursts} bursts"
+    counts = f"{_plural(device.clients, 'client')}, {_plural(device.bursts, 'burst')}"
     memory = f"RSS {_size(device.rss)}, PSS {_size(device.pss)}"
     text = Text(device.address, "bold", no_wrap=True, overflow="ellipsis")
     return text.append(f"  {counts}, CPU {_percent(device.cpu)} %, {memory}, pid {device.engine_pid}", "not bold")
@@ -82,7 +82,7 @@ def _head(device: DeviceFigures) -> Text:
 def _turns(device: DeviceFigures) -> str:
     """Priorities that somebody has."""
     found = [
-        f"{name}: {queue.bursts} bursts, {queue.waiting} wait, {_number(queue.waits_per_s)} waits/s"
+        f"{name}: {_plural(queue.bursts, 'burst')}, {queue.waiting} waiting, {_number(queue.waits_per_s)} waits/s"
         for name, queue in device.run_queue.items()
         if queue.bursts
     ]
@@ -157,6 +157,10 @@ def _number(value: float | None) -> str:
         if abs(value) < most:
             return f"{value / divisor:.{1 if most < 100 else 0}f}{unit}"
     return _NONE
+
+
+def _plural(count: int, thing: str) -> str:
+    return f"{count} {thing}{'s' * (count != 1)}"
 
 
 def _percent(share: float | None) -> str:
