@@ -28,7 +28,7 @@ COLUMNS: Mapping[str, Callable[[BurstFigures], Any]] = {
     "rate": lambda burst: -burst.rate,
     "p50": lambda burst: -(burst.latency.p50 if burst.latency else 0),
     "p99": lambda burst: -(burst.latency.p99 if burst.latency else 0),
-    "queue": lambda burst: -burst.queued,
+    "queued": lambda burst: -burst.queued,
     "flight": lambda burst: -burst.in_flight,
     "lost": lambda burst: -(burst.drops + burst.timeouts),
     "cpu": lambda burst: -(burst.client_cpu + (burst.device_cpu or 0)),

@@ -77,4 +77,4 @@ class Sample:
     seconds: float  #: since the last look
     devices: list[DeviceFigures] = field(default_factory=list)
     bursts: list[BurstFigures] = field(default_factory=list)
-    absent: Mapping[str, str] = field(default_factory=dict)  #: devices that were asked for, and why they are not here
+    absent: Mapping[str, str] = field(default_factory=dict)  #: devices that are missed, and why

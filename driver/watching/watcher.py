@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from burst import BurstError
 from driver import rendezvous, served
-from driver.errors import DriverError
+from driver.errors import DeviceNotFound, DriverError
 from driver.watching.device import WatchedDevice
 from driver.watching.figures import BurstFigures, DeviceFigures, Sample
 from fmq import FmqError
@@ -30,7 +30,7 @@ class Watcher:
                 rendezvous.Place(rendezvous.runtime_dir(), name)
         self._addresses = list(dict.fromkeys(addresses))
         self._devices: dict[str, WatchedDevice] = {}
-        self._absent: dict[str, str] = {}
+        self._absent: dict[str, Exception] = {}
         self._not_before: dict[str, float] = {}
         self._at = time.monotonic()
         self._find()
@@ -68,8 +68,12 @@ class Watcher:
 
     @property
     def absent(self) -> dict[str, str]:
-        """Devices that were asked for, and why they are not here."""
-        return {name: why for name, why in self._absent.items() if name in self._addresses}
+        """Devices that were asked for and are not here, or that do not answer as they should; and why."""
+        return {
+            name: str(error) or type(error).__name__
+            for name, error in self._absent.items()
+            if name in self._addresses or not isinstance(error, DeviceNotFound)
+        }
 
     @property
     def devices(self) -> list[WatchedDevice]:
@@ -80,7 +84,9 @@ class Watcher:
         for address, device in list(self._devices.items()):
             if device.has_ended:
                 del self._devices[address]
-        for address in self._addresses or _running():
+        addresses = self._addresses or _running()
+        self._absent = {name: error for name, error in self._absent.items() if name in addresses}
+        for address in addresses:
             if address not in self._devices and time.monotonic() >= self._not_before.get(address, 0.0):
                 self._look_for(address)
 
@@ -94,7 +100,7 @@ class Watcher:
 
     def _lose(self, address: str, error: Exception) -> None:
         self._devices.pop(address, None)
-        self._absent[address] = str(error) or type(error).__name__
+        self._absent[address] = error
         self._not_before[address] = time.monotonic() + _AGAIN
 
 

@@ -19,6 +19,7 @@ from rich.console import Console, Group
 import driver
 from burst import Timeout
 from burst.trace import STAGES
+from driver import rendezvous
 from driver.cli.command import burst as command
 from driver.cli.top_view import COLUMNS, view
 from driver.watching import Watcher
@@ -174,6 +175,20 @@ def test_nobody_is_started(place, devices, words):
     found = CliRunner().invoke(command, ["top", "--every", "0.1", "--count", "1", *devices])
     assert (found.exit_code, words in found.output) == (0, True), found.output
     assert place.pids() == place.files() == []
+
+
+def test_a_device_that_does_not_answer_is_told(place, client, monkeypatch):
+    """Who listens and says nothing is given up after a while, and named; the others are shown."""
+    monkeypatch.setattr("driver.watching.device._PATIENCE", 0.1)
+    with rendezvous.listen(rendezvous.Place(place.path, "mute")):
+        peer = client()
+        watcher = Watcher()
+        sample = watcher.sample()
+        assert list(sample.absent) == ["mute"]
+        assert [burst.pid for burst in sample.bursts] == [peer.pid]
+        assert shown(sample)[0].startswith("mute: ")
+    (place.path / "mute.sock").unlink()
+    assert watcher.sample().absent == {}
 
 
 def test_nobody_is_kept_from_ending(place, kit):
