@@ -221,9 +221,12 @@ def test_looking_wakes_nobody(place, kit):
 
 
 def switches(pids):
-    """How often the threads of processes have gone to sleep, by thread."""
-    tasks = [task for pid in pids for task in Path(f"/proc/{pid}/task").iterdir()]
-    return {task.name: re.search(r"^voluntary.*", (task / "status").read_text(), re.MULTILINE)[0] for task in tasks}
+    """How often the threads of processes have gone to sleep, by thread; one may end while we look."""
+    found = {}
+    for task in [task for pid in pids for task in Path(f"/proc/{pid}/task").iterdir()]:
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            found[task.name] = re.search(r"^voluntary.*", (task / "status").read_text(), re.MULTILINE)[0]
+    return found
 
 
 def test_a_served_device_by_its_path(place, tmp_path, client):
