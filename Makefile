@@ -1,15 +1,15 @@
-# demo · test · check · stress · bench. Each makes its own .venv when there is none, or when pyproject.toml changed.
+# demo · test · check · stress · bench · docs. Each makes its own .venv when there is none, or when pyproject.toml changed.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 export OPENBLAS_NUM_THREADS ?= 1
 
-.PHONY: demo test check stress bench clean
+.PHONY: demo test check stress bench docs clean
 .DEFAULT_GOAL := test
 
 demo: $(VENV)/demo
-	$(BIN)/python examples/camera.py
-	$(BIN)/python examples/audio.py
+	$(BIN)/burst demo camera --out examples/out
+	$(BIN)/burst demo audio --out examples/out
 
 test: $(VENV)/test
 	$(BIN)/python -m pytest -m "not stress" -n 2 --dist loadfile --no-loadscope-reorder
@@ -50,6 +50,10 @@ bench: $(VENV)/bench
 	$(BIN)/python bench/fenced.py
 	$(BIN)/python bench/idle_cost.py
 
+docs: $(VENV)/docs
+	$(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet -c docs -d build/doctrees . site
+	@echo "open site/index.html"
+
 # One stamp per set of extras. The sources of the extension are listed so that editing C rebuilds it.
 CORE := $(wildcard csrc/*.c csrc/*.h csrc/CMakeLists.txt)
 $(VENV)/%: pyproject.toml $(CORE) | $(BIN)/python
@@ -63,4 +67,4 @@ $(BIN)/python:
 	$(BIN)/python -m pip install --quiet --upgrade pip
 
 clean:
-	rm -rf $(VENV) build examples/out bench/out
+	rm -rf $(VENV) build site examples/out bench/out

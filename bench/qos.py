@@ -411,18 +411,14 @@ def main() -> None:
     body["errors"] = runs.errors
     publish(args, Report(QUESTION, found, rows, promises, body, HEAD))
     if args.plot and runs.blocks:
-        draw(args.plot, runs)
+        draw(args.plot, runs.blocks | args.alone)
 
 
-def draw(path: Path, runs: Runs) -> None:
+def draw(path: Path, found: dict[str, list[Block]]) -> None:
     import plots
 
-    curves = {
-        name: np.median([block["cdf_us"] for block in blocks], axis=0)
-        for name, blocks in runs.blocks.items()
-        if "cdf_us" in blocks[0]
-    }
-    plots.distributions(path, curves, {name for name in curves if name.startswith(OURS)}, QUESTION)
+    curves = {name: np.median([block["cdf_us"] for block in blocks], axis=0) for name, blocks in found.items()}
+    plots.distributions(path, curves, {name for name in curves if name.startswith(OURS)}, "30 frames/s beside others")
 
 
 if __name__ == "__main__":

@@ -1,5 +1,7 @@
 """What can go wrong with one execution.
 
+::
+
     BurstError
     ├── PeerDied                            also fmq's PeerDied, so also ConnectionError
     │   ├── BuffersLost

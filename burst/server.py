@@ -21,6 +21,7 @@ from burst.errors import GeneralFailure, InvalidArgument, PeerDied, Timeout, sta
 from burst.executor import CachedExecutor, Execution, Job, Plan, Protocols
 from burst.memory import Memory
 from burst.trace import Trace
+from burst.turns import give_way
 from burst.wire import VERSIONS, decode_request, encode_result
 from fmq import Flavour, FmqError, InvalidDescriptor, MessageQueue
 from fmq._core import ffi, lib
@@ -181,6 +182,8 @@ class BurstServer:
     def _listen(self) -> None:
         device = self.trace.page.device
         device.pid, device.tid = os.getpid(), threading.get_native_id()
+        if self._ticket and self._ticket.gives_way:
+            give_way()
         try:
             self._serve()
         except (FmqError, GeneralFailure, ValueError) as end:

@@ -9,6 +9,7 @@ A device need not know any of them: in the thread of an execution, `checkpoint` 
 from __future__ import annotations
 
 import errno
+import os
 import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -77,6 +78,7 @@ class Flow:
     """Of one client, at one priority: 0, 1 or 2 for low, medium, high."""
 
     def __init__(self, share: Share, priority: int) -> None:
+        self.gives_way = priority == 0
         self.handle = _owned(lib.burst_flow_new(share.handle, priority), lib.burst_flow_free)
 
     def counts(self) -> Counts:
@@ -91,6 +93,7 @@ class Ticket:
     """Of one thread, which enters with it before an execution and leaves after it. Any thread may close it."""
 
     def __init__(self, flow: Flow) -> None:
+        self.gives_way = flow.gives_way
         self.handle = _owned(lib.burst_ticket_new(flow.handle), lib.burst_ticket_free)
 
     def enter(self, deadline: int = FOREVER) -> None:
@@ -127,6 +130,14 @@ class Tickets:
         self._is_closed = True  # before we look: one that is made meanwhile is closed by who makes it
         for ticket in list(self._tickets.values()):
             ticket.close()
+
+
+def give_way() -> None:
+    """From now on this thread, and those that it starts, compute when nothing else on the machine wants to, or little.
+
+    There is no way back without privileges.
+    """
+    os.setpriority(os.PRIO_PROCESS, 0, 10)  # of a thread: Linux has them one by one
 
 
 def _check(code: int, phase: Phase) -> None:

@@ -124,6 +124,7 @@ typedef struct {
     uint64_t hold_ns;             /* of burst_call, at least; it takes longer while answers usually come soon */
     uint64_t usual_ns;            /* what answers to burst_call have lately taken, long ones cut */
     uint64_t expected_ns, deviation_ns; /* what answers to single requests take, and how far they are from that */
+    uint64_t queued_ns;           /* for how long the last request has waited for its turn on the device */
     uint64_t begin, deadline;     /* of the next request; begin 0: when it is sent */
     uint64_t sent;                /* the last one */
     uint64_t id, result_id;       /* of the last request, and of the last result */

@@ -11,6 +11,7 @@
 
 static const uint64_t SOON = 100000; /* ns */
 static const uint64_t EARLY = 150000; /* ns: the slack of a timer, and an idle processor's way back */
+static const uint64_t MOST_EARLY = 2000000;
 
 /* ---- requests ---------------------------------------------------------------------------------------------------- */
 
@@ -82,6 +83,7 @@ static bool has_usual_times(const burst_caller *c, const unsigned char *packet) 
 static void expect(burst_caller *c, uint64_t took) {
     if (!c->expected_ns) c->expected_ns = took;
     uint64_t off = took > c->expected_ns ? took - c->expected_ns : c->expected_ns - took;
+    if (off > MOST_EARLY) off = MOST_EARLY; /* one that is far off does not make the others irregular */
     c->deviation_ns += off / 8 - c->deviation_ns / 8;
     c->expected_ns += took / 8 - c->expected_ns / 8;
 }
@@ -90,7 +92,9 @@ static void expect(burst_caller *c, uint64_t took) {
 static void learn(burst_caller *c, uint64_t took) {
     const burst_sent *sent = &c->trace->sent[c->results % BURST_RECORDS];
     const burst_served *served = &c->trace->served[c->results % BURST_RECORDS];
-    if (took > SOON && served->id == c->results && served->done - sent->sent < took) took = served->done - sent->sent;
+    bool is_known = served->id == c->results;
+    if (took > SOON && is_known && served->done - sent->sent < took) took = served->done - sent->sent;
+    c->queued_ns = is_known ? served->started - served->taken : 0;
     if (c->id == c->results) expect(c, took);
     if (took > 4 * SOON) took = 4 * SOON; /* one long pause does not change the habit */
     c->usual_ns += took / 8 - c->usual_ns / 8;
@@ -127,12 +131,13 @@ static int64_t take_result(burst_caller *c, uint64_t since) {
 }
 
 /* An answer that takes long is polled for from shortly before it is due: then neither side has to be woken up, for the
- * device still polls when the next request comes. */
+ * device still polls when the next request comes. Not when nobody can say when it is due, and not while others
+ * are served before us: they need the processors. */
 static int await_result(burst_caller *c, uint64_t deadline) {
-    uint64_t most = c->expected_ns / 8, margin = EARLY + 2 * c->deviation_ns, due = c->sent + c->expected_ns;
-    if (margin > most) margin = most; /* irregular answers shall not cost more */
-    bool is_long = c->spin_ns && c->id == c->results + 1 && most > EARLY;
-    if (!is_long || due - margin >= deadline) return sleep_until(c->back, 1, c->spin_ns, deadline);
+    uint64_t margin = EARLY + 2 * c->deviation_ns, due = c->sent + c->expected_ns;
+    bool is_regular = margin <= MOST_EARLY && margin <= c->expected_ns / 8 && c->queued_ns < SOON;
+    bool is_foreseen = is_regular && c->spin_ns && c->id == c->results + 1 && due - margin < deadline;
+    if (!is_foreseen) return sleep_until(c->back, 1, c->spin_ns, deadline);
     int r = sleep_until(c->back, 1, c->spin_ns, due - margin);
     return r == -ETIMEDOUT ? sleep_until(c->back, 1, margin + EARLY, deadline) : r;
 }

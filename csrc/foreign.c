@@ -38,15 +38,6 @@ static bool is_overdue(burst_foreign *f, uint32_t ended) {
     return f->ended;
 }
 
-/* In the thread that runs, which alone writes to its turn. */
-_Bool burst_foreign_ends(void *context) {
-    const burst_turn *turn = context;
-    burst_foreign *f = turn->running;
-    if (is_cancelled(f) || is_overdue(f, BURST_OVERDUE)) return true;
-    if (turn->until && futex_now() > turn->until) f->ended = BURST_TIMED_OUT;
-    return f->ended;
-}
-
 static void copy(const burst_copy *copies, uint64_t n) {
     for (uint64_t i = 0; i < n; i++) memcpy(copies[i].to, copies[i].from, copies[i].bytes);
 }
@@ -64,7 +55,25 @@ static void take_turn(burst_foreign *f) {
     has_no_slot(f, burst_resume(ticket), BURST_QUEUED);
 }
 
-/* In our turn. Between two steps others of the run queue come before us, but none of this turn. */
+/* Others of the run queue come before us, but none of this turn. That is no part of the time that a loop may take. */
+static void let_others_through(burst_foreign *f) {
+    if (!*(const volatile uint32_t *)burst_waiters()) return;
+    uint64_t since = futex_now();
+    if (has_no_slot(f, burst_checkpoint(), BURST_OVERDUE)) return;
+    if (f->turn->until) f->turn->until += futex_now() - since;
+}
+
+/* In the thread that runs, which alone writes to its turn; the library asks before each node, those of a loop's body, too. */
+_Bool burst_foreign_ends(void *context) {
+    burst_turn *turn = context;
+    burst_foreign *f = turn->running;
+    let_others_through(f);
+    if (f->ended || is_cancelled(f) || is_overdue(f, BURST_OVERDUE)) return true;
+    if (turn->until && futex_now() > turn->until) f->ended = BURST_TIMED_OUT;
+    return f->ended;
+}
+
+/* In our turn. */
 static void run_steps(burst_foreign *f) {
     burst_turn *turn = f->turn;
     turn->running = f;
@@ -72,7 +81,7 @@ static void run_steps(burst_foreign *f) {
     is_overdue(f, BURST_QUEUED);
     const burst_step *end = f->steps + f->n_steps;
     for (const burst_step *s = f->steps; s < end && !f->status; s++) {
-        if (s > f->steps && !has_no_slot(f, burst_checkpoint(), BURST_OVERDUE)) is_overdue(f, BURST_OVERDUE);
+        if (s > f->steps) let_others_through(f), is_overdue(f, BURST_OVERDUE);
         if (is_cancelled(f)) break;
         turn->until = s->limit_ns ? futex_now() + s->limit_ns : 0;
         f->status = f->function(f->object, s->number, s->n_inputs, s->inputs, s->n_outputs, s->outputs);

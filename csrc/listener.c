@@ -248,12 +248,14 @@ static uint64_t read_request(burst_listener *l) {
     return l->id ? l->bytes - DATUM : 0;
 }
 
-/* Not inside the queue while something runs or is answered: fmq_stop waits for whoever is inside. */
-/* More listeners that poll than there are processors would take each other's time. */
+/* More listeners that poll than there are processors would take each other's time, and so would any of it that polls while
+ * executions wait for a slot. */
 static bool may_poll(void) {
     static _Atomic long processors;
     if (!processors) processors = sysconf(_SC_NPROCESSORS_ONLN);
-    return atomic_fetch_add_explicit(&polling, 1, memory_order_relaxed) < processors; /* relaxed, because it is a hint */
+    /* relaxed, because both are hints */
+    bool fits = atomic_fetch_add_explicit(&polling, 1, memory_order_relaxed) < processors;
+    return fits && !*(const volatile uint32_t *)burst_waiters();
 }
 
 /* How long to poll: longer after long work, when the client's caches are cold and it comes back slowly. */
@@ -272,6 +274,7 @@ static int wait_for_request(burst_listener *l) {
     return r == -EAGAIN ? sleep_until(l->request, 1, adapts ? FMQ_SPIN_ADAPTIVE : 0, FMQ_FOREVER) : r;
 }
 
+/* Not inside the queue while something runs or is answered: fmq_stop waits for whoever is inside. */
 static int take_request(burst_listener *l) {
     int r = end_enter_free(l->request);
     if (r) return r;

@@ -15,6 +15,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from burst import Busy
+from driver.deadlines import seconds_left
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable
@@ -47,6 +48,9 @@ class Arrivals:
         future.add_done_callback(lambda _: _call(loop, _set, done))
         if not done.done():
             self._watch(loop)
+            if (left := seconds_left(future.deadline)) is not None:
+                timer = loop.call_later(left, self._pipeline.expire, future)
+                done.add_done_callback(lambda _: timer.cancel())
         return done
 
     def tell(self) -> None:

@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import logging
 import threading
-from typing import TYPE_CHECKING, Any, Protocol
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 from weakref import WeakSet
 
 from cffi import FFI
 
+from burst.turns import give_way
 from driver.caching.compilations import Declined
 from driver.deadlines import Rate
 from driver.encoding import decode, sealed
@@ -32,12 +34,32 @@ if TYPE_CHECKING:
     from driver.nn import Model
     from driver.options import Preference
 
+T = TypeVar("T")
 _log = logging.getLogger(__name__)
 _MOST_SAVINGS = 16  # of a model that is to be improved: each has descriptors open
 _MOST_ESTIMATES = 16  # of one model
 _ffi = FFI()
 _ffi.cdef("int memcmp(const void *one, const void *other, size_t nbytes);")
 _libc: Any = _ffi.dlopen(None)  # calls give up the GIL
+
+
+class Use(NamedTuple):
+    """What a prepared model is for. Those of low priority give way to everything else on the machine."""
+
+    preference: Preference = "fast_single_answer"
+    gives_way: bool = False
+
+    def made(self, make: Callable[[], T]) -> T:
+        """What `make` returns. The threads that a library starts meanwhile give way if this does: they take after the
+        one that starts them, which is not ours then, as it could not go back.
+        """
+        if not self.gives_way:
+            return make()
+        with ThreadPoolExecutor(1, "preparation", initializer=give_way) as threads:
+            return threads.submit(make).result()
+
+
+USUAL = Use()
 
 
 class Bytes(Protocol):
@@ -52,15 +74,15 @@ class Bytes(Protocol):
 
 
 class Kept:
-    """A model, and what the device made of it for one preference, as long as somebody has it.
+    """A model, and what the device made of it for one use, as long as somebody has it.
 
     digest: of the cache files that it came from or went into. saved: what the former held. stage: how often `prepared`
     was replaced by something better.
     """
 
     __slots__ = (
-        *("__weakref__", "_estimates", "_lock", "_savings", "digest", "model", "preference", "prepared", "region"),
-        *("saved", "stage", "where"),
+        *("__weakref__", "_estimates", "_lock", "_savings", "digest", "model", "prepared", "region", "saved"),
+        *("stage", "use", "where"),
     )
 
     def __init__(
@@ -69,10 +91,9 @@ class Kept:
         where: Sequence[int],
         model: Model,
         prepared: PreparedModel,
-        preference: Preference = "fast_single_answer",
+        use: Use = USUAL,
     ) -> None:
-        self.region, self.where, self.model, self.prepared = region, where, model, prepared
-        self.preference = preference
+        self.region, self.where, self.model, self.prepared, self.use = region, where, model, prepared, use
         self.digest: bytes | None = None
         self.saved: Saved | None = None
         self.stage = 0
@@ -80,9 +101,9 @@ class Kept:
         self._savings: list[Saving] = []
         self._lock = threading.Lock()
 
-    def serves(self, preference: Preference) -> bool:
-        """Whether it is for another client, too, who prefers that."""
-        return self.preference == preference and bool(getattr(self.prepared, "serves_all", False))
+    def serves(self, use: Use) -> bool:
+        """Whether it is for another client, too, who wants it for that."""
+        return self.use == use and bool(getattr(self.prepared, "serves_all", False))
 
     def is_of(self, region: Bytes, where: Sequence[int]) -> bool:
         """Whether the same bytes lie there."""
@@ -157,37 +178,35 @@ class Models:
         fd: int,
         where: Sequence[int],
         pace: Callable[[], object],
-        preference: Preference = "fast_single_answer",
+        use: Use = USUAL,
     ) -> Kept:
         """The model in a memfd that somebody sent, or the equal one that is there. Owns `fd`.
 
         Raises InvalidModel, and what the device raises.
         """
         region = sealed(fd)
-        known = next((kept for kept in self._serving_first(preference) if kept.is_of(region, where)), None)
-        if known and known.serves(preference):
+        known = next((kept for kept in self._serving_first(use) if kept.is_of(region, where)), None)
+        if known and known.serves(use):
             return known
         source = known.region if known else region
         model = known.model if known else decode(region, where, pace)
         with self._preparing.preparing(len(model.main.operations), source.nbytes):
-            prepared = self._device.prepare(model, pace, **self._preferring(preference))
-        return self._new(source, where, model, prepared, preference)
+            prepared = self._device.prepare(model, pace, **self._preferring(use))
+        return self._new(source, where, model, prepared, use)
 
-    def restore(
-        self, restored: Restored, pace: Callable[[], object], preference: Preference = "fast_single_answer"
-    ) -> Kept:
+    def restore(self, restored: Restored, pace: Callable[[], object], use: Use = USUAL) -> Kept:
         """The one out of cache files, or the same that is there. Raises InvalidModel, and what the device raises."""
-        same = [kept for kept in self._serving_first(preference) if kept.digest == restored.digest]
-        known = next((kept for kept in same if kept.saved or kept.serves(preference)), None)
-        if known and known.serves(preference):
+        same = [kept for kept in self._serving_first(use) if kept.digest == restored.digest]
+        known = next((kept for kept in same if kept.saved or kept.serves(use)), None)
+        if known and known.serves(use):
             return known
         source = known.region if known else restored.model
         model = known.model if known else decode(source, restored.where, pace)
         saved = known.saved if known and known.saved else restored.saved
         restore: Callable[..., PreparedModel] = self._device.restore  # type: ignore[attr-defined]
         with self._restoring.preparing(len(model.main.operations), source.nbytes):
-            prepared = restore(model, saved, source.asarray(), pace, **self._preferring(preference))
-        kept = self._new(source, restored.where, model, prepared, preference)
+            prepared = restore(model, saved, source.asarray(), pace, **self._preferring(use))
+        kept = self._new(source, restored.where, model, prepared, use)
         kept.digest, kept.saved = restored.digest, saved
         return kept
 
@@ -197,17 +216,15 @@ class Models:
             if rest := getattr(kept.prepared, "rest", None):
                 rest()
 
-    def _serving_first(self, preference: Preference) -> list[Kept]:
+    def _serving_first(self, use: Use) -> list[Kept]:
         """All: those that may serve as they are, and then those that only have bytes to share."""
-        return sorted(self._kept, key=lambda kept: not kept.serves(preference))
+        return sorted(self._kept, key=lambda kept: not kept.serves(use))
 
-    def _preferring(self, preference: Preference) -> dict[str, Any]:
+    def _preferring(self, use: Use) -> dict[str, Any]:
         """For a device that asks for it."""
-        return {"preference": preference} if getattr(self._device, "takes_preference", False) else {}
+        return {"preference": use.preference} if getattr(self._device, "takes_preference", False) else {}
 
-    def _new(
-        self, region: Bytes, where: Sequence[int], model: Model, prepared: PreparedModel, preference: Preference
-    ) -> Kept:
-        kept = Kept(region, where, model, prepared, preference)
+    def _new(self, region: Bytes, where: Sequence[int], model: Model, prepared: PreparedModel, use: Use) -> Kept:
+        kept = Kept(region, where, model, prepared, use)
         self._kept.add(kept)
         return kept

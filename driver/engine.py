@@ -27,8 +27,8 @@ from burst.turns import RunQueue, Share
 from driver.caching.compilations import Compilations
 from driver.caching.improvements import Improvements
 from driver.census import Census
-from driver.constants import Kept, Models
-from driver.deadlines import check, check_entry, taking
+from driver.constants import Kept, Models, Use
+from driver.deadlines import check, check_entry, due, taking
 from driver.devices import device_class
 from driver.engine_client import Client
 from driver.limits import limits, weights
@@ -36,6 +36,7 @@ from driver.managed import Quota
 from driver.rest import Rest
 from driver.rpc import serve, take_fd
 from fmq import LifePage
+from fmq._core import lib
 from fmq.region import guard
 
 if TYPE_CHECKING:
@@ -100,14 +101,20 @@ class Engine:
         self._censuses: dict[int | None, Census] = {}
         self._preparing, self._counting = threading.Lock(), threading.Lock()
 
-    def prepare(self, prepare: Callable[[Models, Pacer], Kept], trace: Trace | None) -> Kept:
+    def prepare(self, prepare: Callable[[Models, Pacer], Kept], use: Use, trace: Trace | None) -> Kept:
         """One at a time, so that the pauses are not filled by another's work. Notes a crash in the trace.
 
         Raises MissedDeadline*, by the deadline of this thread; what is prepared too late is let go.
         """
         check_entry("before start")
-        with taking(self._preparing), blamed(trace):
-            kept = prepare(self._models, self.pace)
+        deadline = int(lib.burst_due())
+
+        def make() -> Kept:
+            with due(deadline), blamed(trace):
+                return prepare(self._models, self.pace)
+
+        with taking(self._preparing):
+            kept = use.made(make)
         check("preparing")
         self._improvements.begin(kept, self.pace)
         return kept

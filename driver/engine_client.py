@@ -23,12 +23,13 @@ from burst.channel import Channel, Message, close_all
 from burst.turns import Flow, Ticket, waiters
 from burst.wire import VERSIONS
 from driver.caching.compilations import Declined, Owner
+from driver.constants import Use
 from driver.deadlines import due, taken
 from driver.fenced import FencedServer, check_outputs
 from driver.managed import Loaded, ManagedBuffers
 from driver.managed_request import execution
 from driver.notes import to_read, trace_memory, trace_of
-from driver.options import PRIORITIES, check_preference, taken_priority
+from driver.options import LOW, MEDIUM, PRIORITIES, check_preference, taken_priority
 from driver.plain import PlainServer
 from driver.rpc import Reply, take_fd
 from fmq import Descriptor, FmqError, LifePage
@@ -42,7 +43,6 @@ if TYPE_CHECKING:
     from driver.engine import Engine
     from driver.options import Preference
 
-MEDIUM = PRIORITIES.index("medium")
 
 _log = logging.getLogger(__name__)
 _MOST_ROLES = 256  # of one buffer
@@ -98,11 +98,11 @@ class Client:
         Cache files follow if there are `counts`, then memory for a trace if the client likes.
         """
         self._check_models()
-        by = taken(deadline)
+        by, use = taken(deadline), Use(preference, priority == LOW)
         with _Descriptors(message.take_fds()) as fds, due(by):
             trace = trace_of(fds, 1 + max(0, sum(counts or ())))
             fd = fds.pop(0)  # now that nothing is wrong with the rest: it becomes the model's
-            kept = self._engine.prepare(lambda models, pace: models.prepare(fd, where, pace, preference), trace)
+            kept = self._engine.prepare(lambda models, pace: models.prepare(fd, where, pace, use), use, trace)
             declined = [self._save(kept, counts, token, fds)] if counts else []
         return Reply([self._loaded_as(kept, priority), *declined])
 
@@ -129,12 +129,13 @@ class Client:
         check_preference(preference)
         self._check_models()
         by, priority = taken(deadline), taken_priority(priority)
+        use = Use(preference, priority == LOW)
         with _Descriptors(message.take_fds()) as fds, due(by):
             trace = trace_of(fds, sum(counts))
             given = self._engine.compilations.check(counts, token, fds)
             restored = self._engine.compilations.restored(Owner(self.uid, token), given, fds)
             try:
-                kept = self._engine.prepare(lambda models, pace: models.restore(restored, pace, preference), trace)
+                kept = self._engine.prepare(lambda models, pace: models.restore(restored, pace, use), use, trace)
             except StatusError:
                 raise
             except Exception as error:
@@ -268,7 +269,7 @@ class Client:
             raise ResourceExhaustedTransient("this connection has one for fenced executions; close that first")
         near, far = Channel.pair()
         life = LifePage()
-        self._fenced = FencedServer(near, self._fenced_model, self.flow, life.close)
+        self._fenced = FencedServer(near, self._fenced_model, self.flow, life.close, self._limits)
         self._fenced.start()
         return Reply([], [_handed_over(far), os.dup(life.fd)])
 

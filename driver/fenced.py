@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from burst.messages import Cause
     from burst.turns import Flow
     from burst.wire import ResultPacket
+    from driver.limits import Limits
     from driver.nn import Model
 
 MOST_FENCES = 64  # that one execution waits for
@@ -44,6 +45,7 @@ class FencedServer:
         model: Callable[[int], Callable[[Request], Execution]],
         flow: Callable[[int], Flow],
         on_end: Callable[[], None],
+        limits: Limits,
     ) -> None:
         """`model`: binds requests to the prepared model of that number; `flow`: in which its executions wait."""
         self._channel, self._model, self._flow, self._on_end = channel, model, flow, on_end
@@ -51,7 +53,7 @@ class FencedServer:
         self._registered: dict[int, Memory] = {}
         self._executor = CachedExecutor(Protocols(self._decode, _encode, self._fetch), self._forget)
         self._plans: dict[bytes, Plan] = {}
-        self._schedule = Schedule()
+        self._schedule = Schedule(limits)
         self.forget_plans = self._executor.forget_plans
         self._threads = [
             threading.Thread(target=target, name=name, daemon=True)

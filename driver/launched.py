@@ -30,9 +30,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from burst.executor import Plan
+    from driver.limits import Limits
 
-MOST_LAUNCHED = 256  # by one client, and not done yet
-MOST_FENCES = 1024  # of others that one client has us watch
 _MOST_KEPT = 4096  # answers that nobody has asked for
 _NONE, _GENERAL_FAILURE = ErrorStatus.NONE, ErrorStatus.GENERAL_FAILURE
 _MISSED = ErrorStatus.MISSED_DEADLINE_TRANSIENT
@@ -86,8 +85,8 @@ class Launched:
 class Schedule:
     """All that one client has launched."""
 
-    def __init__(self) -> None:
-        self._lock = threading.RLock()
+    def __init__(self, limits: Limits) -> None:
+        self._limits, self._lock = limits, threading.RLock()
         self._changed = threading.Condition(self._lock)
         self._pending: dict[int, Launched] = {}
         self._by_fence: dict[int, Launched] = {}
@@ -100,14 +99,8 @@ class Schedule:
 
     def check_room(self, fences: int) -> None:
         """Raises ResourceExhaustedTransient."""
-        if len(self._pending) >= MOST_LAUNCHED:
-            raise ResourceExhaustedTransient(
-                f"{len(self._pending)} fenced executions are pending; a client may have {MOST_LAUNCHED}: wait for one"
-            )
-        if len(self._watched) + fences > MOST_FENCES:
-            raise ResourceExhaustedTransient(
-                f"{len(self._watched)} fences are watched, and {fences} came; a client may have {MOST_FENCES} watched"
-            )
+        self._limits.check("client_launched", len(self._pending), "wait for one of them")
+        self._limits.check("client_fences", len(self._watched), f"wait for some, as {fences} came", fences)
 
     def launch(self, raw: bytes, plan: Plan, fds: list[int], bounds: Bounds) -> tuple[int, int]:
         """Its number and its fence, the caller's to close. Takes from `fds` those that it watches.

@@ -25,8 +25,9 @@ class Limits:
     these are arrays of ours. device_bytes: of those of all clients of a device.
 
     client_bursts, client_models, client_connections: of one client; a connection is a plain path, of which a client has
-    one for each call at the same time. burst_elements: of each of a burst's two queues, which is what bounds the
-    requests that wait in it. uid_clients, device_clients: connected, of one account and of all.
+    one for each call at the same time. client_launched, client_fences: fenced executions of one client that are not
+    done, and fences of others that they wait for. burst_elements: of each of a burst's two queues, which is what bounds
+    the requests that wait in it. uid_clients, device_clients: connected, of one account and of all.
 
     idle_seconds: after which a device that rests gives back what it can make again.
     """
@@ -36,15 +37,17 @@ class Limits:
     client_bursts: int = 256
     client_models: int = 1024
     client_connections: int = 128
+    client_launched: int = 256
+    client_fences: int = 1024
     burst_elements: int = 2**16
     uid_clients: int = 512
     device_clients: int = 1024
     idle_seconds: float = 10.0
 
-    def check(self, name: str, there: int, remedy: str) -> None:
-        """Whether there may be one more. Raises ResourceExhaustedTransient. `remedy`: what the client itself can do."""
+    def check(self, name: str, there: int, remedy: str, more: int = 1) -> None:
+        """Whether there may be more. Raises ResourceExhaustedTransient. `remedy`: what the client itself can do."""
         most = getattr(self, name)
-        if there >= most:
+        if there + more > most:
             raise ResourceExhaustedTransient(f"{there} of {name} = {most} are in use; {remedy}, or {_raised(name)}")
 
     def check_size(self, name: str, size: int, remedy: str) -> None:

@@ -54,6 +54,9 @@ def options_of(preference: Preference, **options: Any) -> Options:
     return defaults._replace(**{name: value for name, value in options.items() if value is not None}).checked()
 
 
+LOW, MEDIUM, HIGH = range(len(PRIORITIES))
+
+
 def check_preference(preference: object) -> None:
     """Raises ValueError."""
     if preference not in PREFERENCES:

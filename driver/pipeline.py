@@ -65,12 +65,15 @@ class Pipeline(Endings):
         try:
             self.advance(future.done, left)
         except Timeout:
-            with self._lock:
-                late = unanswered(lib.fmq_now() - (future.deadline or 0))
-                is_new = not future.done()
-                future.fail(late)  # its result is dropped when it comes
-            if is_new:
-                future.call_back()
+            self.expire(future)
+
+    def expire(self, future: Future) -> None:
+        """At its deadline: it is done, whatever comes."""
+        with self._lock:
+            is_new = not future.done()
+            future.fail(unanswered(lib.fmq_now() - (future.deadline or 0)))  # its result is dropped when it comes
+        if is_new:
+            future.call_back()
 
     def collect(self) -> None:
         """Takes the results that have arrived."""

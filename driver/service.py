@@ -27,6 +27,7 @@ import numpy as np
 
 from burst import InvalidArgument, Malformed, PeerDied, ResourceExhaustedTransient, StatusError, Timeout
 from burst.channel import Channel, Message, close_all
+from burst.turns import give_way
 from driver import engine
 from driver.caching.compilations import files_needed
 from driver.deadlines import overdue, passed, seconds_left, taken
@@ -85,7 +86,7 @@ class Service:
         self._refusing = threading.Semaphore(_REFUSALS)
         self._left = os.eventfd(0, os.EFD_CLOEXEC)
         # Validation must not take the CPU from a listener: Linux priorities are per thread.
-        self._heavy = ThreadPoolExecutor(1, "validation", initializer=partial(os.setpriority, os.PRIO_PROCESS, 0, 10))
+        self._heavy = ThreadPoolExecutor(1, "validation", initializer=give_way)
 
     def run(self) -> bool:
         """Until nobody has needed us for a while, we are told to end, or the engine is gone: then False."""

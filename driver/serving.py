@@ -13,6 +13,7 @@ import signal
 import stat
 import sys
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -23,14 +24,18 @@ from driver.served import owner_of
 
 if TYPE_CHECKING:
     import socket
+    from collections.abc import Callable
 
 DEFAULT_DIR = Path("/run/burst")
 _ENDS = (signal.SIGTERM, signal.SIGINT)
 _RUN = "from driver.serving import main; main()"
 
 
-def serve(name: str, folder: Path = DEFAULT_DIR, group: str | None = None) -> NoReturn:
+def serve(
+    name: str, folder: Path = DEFAULT_DIR, group: str | None = None, tell: Callable[[Path], object] | None = None
+) -> NoReturn:
     """Becomes the service of a device, until SIGTERM or SIGINT. `group`: whose members may connect, by name or number.
+    `tell`: called with its socket when clients may connect; None prints that.
 
     Raises DeviceNotFound, DeviceFailed.
     """
@@ -40,7 +45,7 @@ def serve(name: str, folder: Path = DEFAULT_DIR, group: str | None = None) -> No
     place = rendezvous.Place(_checked(folder.absolute(), gid), name, "use a shorter --dir")
     signal.pthread_sigmask(signal.SIG_BLOCK, _ENDS)  # until the service can take them
     listener = _listener(name, place, gid)
-    print(f"{name} is served at {place.socket}", flush=True)
+    (tell or partial(_tell, name))(place.socket)
     _become(name, place, listener.fileno(), is_open=gid is not None)
 
 
@@ -50,6 +55,10 @@ def main() -> None:
     stop = _readable_at_end()
     place = rendezvous.Place(Path(os.environ["BURST_RUNTIME_DIR"]), name)
     service.run(name, fd, place, service.Terms(linger=None, any_uid=is_open, stop=stop))
+
+
+def _tell(name: str, socket: Path) -> None:
+    print(f"{name} is served at {socket}", flush=True)
 
 
 def _gid(group: str) -> int:

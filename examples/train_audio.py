@@ -1,6 +1,6 @@
-"""Train the network that audio.py runs, on sounds it will never play.
+"""Train the network that `burst demo audio` runs, on sounds it will never play.
 
-examples/audio_net.npz was made by
+driver/demos/audio_net.npz was made by
 
     python examples/train_audio.py --rooms 400 --steps 5000 --seed 1
 
@@ -21,10 +21,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from keypad import BLOCK, COLUMNS, LEVELS, RATE, ROWS, Ear, keystrokes, labels, mixed, room, section
-from listener import BANDS, CELLS, CLASSES, DELAY, FAINT, WEIGHTS, Goertzel
 from torch import nn
 from torch.nn import functional
+
+from driver.demos.keypad import BLOCK, COLUMNS, LEVELS, RATE, ROWS, Ear, keystrokes, labels, mixed, room, section
+from driver.demos.listener import BANDS, CELLS, CLASSES, DELAY, FAINT, WEIGHTS, Goertzel
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

@@ -1,6 +1,6 @@
-"""Train the detector that camera.py runs, on scenes it will never show.
+"""Train the detector that `burst demo camera` runs, on scenes it will never show.
 
-examples/detector.npz was made by
+driver/demos/detector.npz was made by
 
     python examples/train_detector.py --scenes 400 --frames 15 --epochs 24 --seed 1
 
@@ -18,11 +18,12 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from boxes import Agreement, Box
-from detector import CELL, GRID, STRIDE, WEIGHTS, decode
-from scene import NAMES, Scene
 from torch import nn
 from torch.nn import functional
+
+from driver.demos.boxes import Agreement, Box
+from driver.demos.detector import CELL, GRID, STRIDE, WEIGHTS, decode
+from driver.demos.scene import NAMES, Scene
 
 FIRST_SCENE, UNSEEN_SCENE = 1_000_000, 2_000_000
 

@@ -4,6 +4,7 @@ import ast
 import re
 import subprocess
 import tomllib
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -85,6 +86,41 @@ def imports(path):
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
             found.add(node.module.split(".")[0])
     return found
+
+
+def names_of_packages(path):
+    """What a file takes from fmq, burst and driver: (module, name), by `from`, by `import` or by an attribute."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {(alias.name, None) for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            found |= {(node.module, alias.name) for alias in node.names}
+        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            found.add((node.value.id, node.attr))
+    return {(module, taken) for module, taken in found if module.split(".")[0] in PACKAGES}
+
+
+def test_demos_use_nothing_that_users_could_not():
+    """Of the packages only what their __all__ names, beside other files of the demos: they are to be copied."""
+    public = {(package, taken) for package in PACKAGES for taken in [None, *import_module(package).__all__]}
+    for path in sorted((ROOT / "driver/demos").glob("*.py")):
+        own = {(module, taken) for module, taken in names_of_packages(path) if module.startswith("driver.demos")}
+        assert names_of_packages(path) - own <= public, name(path)
+
+
+def test_only_the_command_knows_the_demos():
+    """Nothing else imports them, nor the libraries that only they need."""
+    for path in sources(".py"):
+        if path.parent.name not in {"demos", "cli"}:
+            assert "driver.demos" not in path.read_text(), name(path)
+            assert not imports(path) & {"av", "matplotlib"}, name(path)
+
+
+@pytest.mark.parametrize("demo", ["camera", "audio"])
+def test_a_demo_is_short(demo):
+    """A program to begin with has 150 lines at most."""
+    assert len((ROOT / f"driver/demos/{demo}.py").read_text().splitlines()) <= 150
 
 
 def test_every_folder_says_what_it_is_for():

@@ -1,5 +1,6 @@
 """What is built can be installed alone, and works."""
 
+import json
 import os
 import pathlib
 import shutil
@@ -28,6 +29,7 @@ def test_the_wheel_holds_the_packages_and_one_extension(built):
     names = zipfile.ZipFile(wheel).namelist()
     assert {name.split("/")[0] for name in names if ".dist-info" not in name} == {"fmq", "burst", "driver"}
     assert [name for name in names if name.endswith(".so")] == ["fmq/_core.abi3.so", "fmq/_hot.abi3.so"]
+    assert {"driver/demos/detector.npz", "driver/demos/audio_net.npz"} <= set(names)
     assert {"fmq/py.typed", "fmq/_core.pyi", "fmq/_hot.pyi", "burst/py.typed", "driver/py.typed"} <= set(names)
 
 
@@ -40,27 +42,67 @@ def test_the_sdist_holds_the_sources_and_nothing_generated(built):
     assert not [name for name in names if name.endswith((".so", ".o", "_core.c"))]
 
 
+def installed(wheel, folder):
+    """An empty environment with that wheel, extras included: its folder of programs."""
+    venv.create(folder)  # our pip fills it: a pip of its own takes longer than all the rest
+    pip = [sys.executable, "-m", "pip", "--python", folder / "bin/python", "install", "--quiet", "--no-compile"]
+    subprocess.run([*pip, wheel], check=True, capture_output=True, timeout=240)
+    return folder / "bin"
+
+
+def run_alone(command, folder):
+    """What a program prints, away from the sources."""
+    environment = {"PATH": "/usr/bin:/bin", "BURST_RUNTIME_DIR": str(folder / "run")}
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
 def test_the_wheel_alone_runs_a_model(built, tmp_path):
     """In an empty environment, away from the sources, the wheel and its four dependencies run the README's program."""
-    venv.create(tmp_path / "empty")  # our pip fills it: a pip of its own takes longer than all the rest
-    python = tmp_path / "empty" / "bin" / "python"
     (wheel,) = built.glob("*.whl")
-    install = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-compile", wheel]
-    subprocess.run(install, check=True, capture_output=True, timeout=240)
+    programs = installed(wheel, tmp_path / "empty")
     program = tmp_path / "block.py"
     program.write_text((ROOT / "README.md").read_text().split("```python\n")[1].split("```")[0])
-    environment = {"PATH": "/usr/bin:/bin", "BURST_RUNTIME_DIR": str(tmp_path / "run")}
-    done = subprocess.run(
-        [python, "-W", "error", program],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "[[2. 3. 4. 5.]] NONE" in done.stdout
+    assert "[[2. 3. 4. 5.]] NONE" in run_alone([programs / "python", "-W", "error", program], tmp_path)
+
+
+@pytest.mark.stress
+def test_the_wheel_with_its_extra_runs_the_demos(built, tmp_path):
+    """In an empty environment, `burst-engine[demo]` is all that both demos need; what they leave is here."""
+    (wheel,) = built.glob("*.whl")
+    burst = installed(f"{wheel}[demo]", tmp_path / "empty") / "burst"
+    camera = json.loads(run_alone([burst, "demo", "camera", "--frames", "5", "--fps", "0", "--json"], tmp_path))
+    audio = json.loads(run_alone([burst, "demo", "audio", "--seconds", "2", "--fast", "--json"], tmp_path))
+    assert camera["frames"] == 5
+    assert audio["keys"]["network"]["wrong"] == 0
+    left = {str(path.relative_to(tmp_path)) for path in (tmp_path / "burst-demo").iterdir()}
+    assert left == {*camera["files"], *audio["files"]}
+
+
+@pytest.mark.stress
+def test_a_device_from_outside_is_installed_and_passes(built, tmp_path):
+    """The wheels of Burst and of examples/device-plugin, in an empty environment: its entry point brings a device that
+    `burst vts` finds nothing wrong with, and its own tests pass."""
+    plugin = ROOT / "examples/device-plugin"
+    run([sys.executable, "-m", "build", "--wheel", "--outdir", tmp_path, plugin])
+    (wheel,), (ours,) = tmp_path.glob("burst_blocks-*.whl"), built.glob("*.whl")
+    venv.create(tmp_path / "empty")
+    python = tmp_path / "empty/bin/python"
+    install = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet"]
+    run([*install, f"{ours}[cli,vts]", f"{wheel}[test]", "--find-links", built])
+    alone = {"cwd": tmp_path, "env": {"PATH": "/usr/bin:/bin", "BURST_RUNTIME_DIR": str(tmp_path / "run")}}
+    named = run([python, "-c", "import driver; print(*(device.name for device in driver.devices()))"], **alone)
+    assert "blocks" in named.split()
+    assert '"failed": 0' in run([tmp_path / "empty/bin/burst", "vts", "blocks", "--json"], **alone)
+    run([python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", plugin, plugin], **alone)
+
+
+def run(command, **how):
+    """What it prints; its complaints are the test's failure."""
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, **how)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
 
 
 @pytest.fixture

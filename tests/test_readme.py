@@ -1,13 +1,13 @@
 """The code in the README and in the guides runs."""
 
-import pathlib
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-ROOT = pathlib.Path(__file__).parents[1]
+ROOT = Path(__file__).parents[1]
 EXPECTED = {  # of each block, in order: lines of its output
     "README.md": [["[[0., 2., 4., 6.]]", "[[2. 3. 4. 5.]] NONE"], ["[1 2 3]"]],
     "docs/audio.md": [["[ 0. 10. 20. 30.]]\n[[10. 20. 40. 60.]]\n[[30. 30. 60. 90.]]"]],
@@ -16,6 +16,8 @@ EXPECTED = {  # of each block, in order: lines of its output
         ["[1.0, 2.0, 3.0, 4.0, 5.0, 6.0]\n1.0 2.0 3.0 4.0 5.0 6.0 1.0"],
         ["{'burst': 300, 'plain': 0} ['encode', 'queue', 'wake', 'bind', 'execute', 'return', 'total']\n2"],
     ],
+    "docs/importers.md": [["(1, 20)"]],
+    "docs/models.md": [["[[75 75 75 75 75 75 75 75]]"], ["[1024.] [10]"]],
     "docs/runtime.md": [
         ["[0, 1]\n(array([ 0.,  2.,  6., 12.], dtype=float32),)\n[ 2.  6. 12. 20.] 0\n[('reference', (0, 1))]"]
     ],
@@ -30,6 +32,13 @@ EXPECTED = {  # of each block, in order: lines of its output
     "docs/serving.md": [["[1. 2. 3. 4.]"]],
     "docs/watching.md": [["ADD 100 burst True"]],
     "docs/memory.md": [["[2. 3. 4. 5.] NONE\n[2. 3. 4. 5.] 0"], ["(1, 720, 640, 1) 130 0"], ["[5. 5. 5. 5.]"]],
+    "docs/howto/asyncio.md": [["[1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0]\n1.0 2.0 3.0 \n[1. 1. 1. 1.]\n[8. 8. 8. 8.]"]],
+    "docs/howto/audio.md": [["0 0.040\n10 0.084\n20 0.088\n30 0.088\n40 0.088"]],
+    "docs/howto/camera.md": [["0 bytes copied by the burst"], ["[89 89 89] True True"]],
+    "docs/howto/device.md": [["[True, True, True]\n[-0. -1. -2. -3.]"]],
+    "docs/howto/multiprocessing.md": [["[[0. 0. 0. 0.]]\n[[0. 0. 0. 0.]]\n[[2. 2. 2. 2.]]"]] * 4,
+    "docs/howto/ndk.md": [["[1. 2. 3. 4.]"]],
+    "docs/howto/triton.md": [["[1. 2. 3. 4.]"]],
     "docs/queues.md": [
         ["[1 2]\n[3 4]\nthe writer has left"],
         ["6 0 15.0", "2 2"],
@@ -39,12 +48,20 @@ EXPECTED = {  # of each block, in order: lines of its output
         ["released nobody 3 True\n[1 2 3]"],
         ["[5]"],
     ],
+    "docs/start.md": [["[[1. 1. 1. 1.]]\n[[2. 2. 2. 2.]]\n[[3. 3. 3. 3.]]"], ["[(1, 20)]", "ms each"]],
 }
+ELSEWHERE = {  # pages whose blocks need more than a program, and the tests that give it
+    "docs/conformance.md": "tests/driver/vts/test_conformance_page.py",
+    "docs/howto/newcomer.md": "tests/test_howto.py",
+    "docs/howto/torch.md": "tests/test_howto.py",
+}
+NETWORK = ROOT / "tests/driver/importers/vendor/mobilenet_float32.tflite"
+BLOCK = re.compile(r"^```(?:python|py)\b.*?\n(.*?)^```", re.DOTALL | re.MULTILINE)
 
 
 def blocks():
     for path, expected in EXPECTED.items():
-        found = re.findall(r"^```python\n(.*?)^```", (ROOT / path).read_text(), re.DOTALL | re.MULTILINE)
+        found = BLOCK.findall((ROOT / path).read_text())
         for number, (block, lines) in enumerate(zip(found, expected, strict=True)):
             yield pytest.param(block, lines, id=f"{path}-{number}")
 
@@ -54,6 +71,8 @@ def test_a_block_runs_as_a_program(block, expected, tmp_path):
     """Each Python block is a whole program that prints what it promises and warns of nothing."""
     program = tmp_path / "block.py"
     program.write_text(block)
+    for name in ("mobilenet.tflite", "model.tflite"):  # what a reader has
+        (tmp_path / name).symlink_to(NETWORK)
     done = subprocess.run(
         [sys.executable, "-W", "error", program], capture_output=True, text=True, timeout=60, check=False, cwd=tmp_path
     )
@@ -61,6 +80,15 @@ def test_a_block_runs_as_a_program(block, expected, tmp_path):
     assert done.stderr == ""
     for line in expected:
         assert line in done.stdout
+
+
+def test_no_block_is_left_out():
+    """Every page with Python on it is in one of the two lists above, or in a test that names it."""
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
+    found = {str(page.relative_to(ROOT)) for page in pages if BLOCK.search(page.read_text())}
+    assert found - ELSEWHERE.keys() == EXPECTED.keys()
+    for page in found & ELSEWHERE.keys():
+        assert Path(page).name in (ROOT / ELSEWHERE[page]).read_text(), page
 
 
 def test_the_guide_fits_one_reading():

@@ -1,16 +1,16 @@
 """Multi-stage compilation: a device serves a quick plan first, and a better one as soon as that is made.
 
-The better one is made in one thread that yields to all others, while the quick one serves. Requests that are bound to
+The better one is made in one thread, while the quick one serves. Requests that are bound to
 the quick one run to their end there; the next ones are bound anew. None is lost, none runs twice.
 """
 
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import weakref
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ class Improvements:
                 return
             self._begun.add(kept)
             if self._threads is None:
-                self._threads = ThreadPoolExecutor(1, "improvement", initializer=_yield_to_others)
+                self._threads = ThreadPoolExecutor(1, "improvement")
         self._threads.submit(self._improve, weakref.ref(kept), pace)
 
     def _improve(self, wanted: weakref.ref[Kept], pace: Callable[[], object]) -> None:
@@ -47,13 +47,9 @@ class Improvements:
         if kept is None:  # nobody has it any more
             return
         try:
-            better = kept.prepared.improved(pace)  # type: ignore[attr-defined]
+            better = kept.use.made(partial(kept.prepared.improved, pace))  # type: ignore[attr-defined]
         except Exception:  # noqa: BLE001 (whatever it was, others are still served)
             _log.exception("a model was not improved; what was made at first goes on serving")
             return
         if better is not None:
             kept.improve(better, self._forget_plans)
-
-
-def _yield_to_others() -> None:
-    os.setpriority(os.PRIO_PROCESS, 0, 10)  # of this thread: Linux has them one by one

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import time
 from dataclasses import asdict
@@ -16,6 +15,7 @@ from rich.text import Text
 
 from driver.caching.folder import Folder, default_folder
 from driver.caching.verify import verify
+from driver.cli.output import json_option, print_json, print_table
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,7 +37,7 @@ def _seconds(_context: click.Context, _option: click.Parameter, value: str | Non
 
 def _options(function: Callable[..., None]) -> Callable[..., None]:
     for option in (
-        click.option("--json", "as_json", is_flag=True, help="Print JSON, and nothing else."),
+        json_option,
         click.option(
             "--dir",
             "path",
@@ -62,7 +62,7 @@ def list_(path: Path | None, as_json: bool) -> None:
     folder = _folder(path)
     found = sorted(folder.entries(), key=lambda compilation: -compilation.used)
     if as_json:
-        click.echo(json.dumps([asdict(compilation) for compilation in found], indent=1))
+        print_json([asdict(compilation) for compilation in found])
     else:
         _show(found, folder, Console())
 
@@ -106,7 +106,7 @@ def _removed(folder: Folder, remove: Callable[[], Pruned]) -> Pruned:
 def _tell(pruned: Pruned, as_json: bool) -> None:
     if as_json:
         removed = [asdict(compilation) for compilation in pruned.removed]
-        click.echo(json.dumps({"removed": removed, "in_use": pruned.in_use}, indent=1))
+        print_json({"removed": removed, "in_use": pruned.in_use})
         return
     left = f"; left alone {pruned.in_use} being made anew" if pruned.in_use else ""
     click.echo(f"removed {_sum(pruned.removed)}{left}")
@@ -151,10 +151,8 @@ def verify_(path: Path | None, as_json: bool) -> None:
     """
     verdicts = list(verify(_folder(path)))
     if as_json:
-        click.echo(json.dumps([{**asdict(v.entry), "state": v.state, "reason": v.reason} for v in verdicts], indent=1))
+        print_json([{**asdict(v.entry), "state": v.state, "reason": v.reason} for v in verdicts])
     else:
-        table = Table("model", "device", "state", "reason")
-        for verdict in verdicts:
-            table.add_row(*map(Text, (verdict.entry.model, verdict.entry.device, verdict.state, verdict.reason)))
-        Console().print(table)
+        rows = [(v.entry.model, v.entry.device, v.state, v.reason) for v in verdicts]
+        print_table(("model", "device", "state", "reason"), rows)
     raise SystemExit(1 if any(verdict.state == "refused" for verdict in verdicts) else 0)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from dataclasses import asdict
 
 import click
 
+from driver.cli.output import json_option, print_json
 from driver.doctor import Finding, examine
 
 _COLOURS = {"ok": "green", "note": "yellow", "warning": "red"}
@@ -15,7 +15,7 @@ _COLOURS = {"ok": "green", "note": "yellow", "warning": "red"}
 
 @click.command()
 @click.option("--start", is_flag=True, help="Also start every installed device.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON, and nothing else.")
+@json_option
 def doctor(start: bool, as_json: bool) -> None:
     """Looks at everything that bursts depend on.
 
@@ -23,7 +23,7 @@ def doctor(start: bool, as_json: bool) -> None:
     """
     findings = examine(start=start)
     if as_json:
-        click.echo(json.dumps([asdict(finding) for finding in findings], indent=1))
+        print_json([asdict(finding) for finding in findings])
     else:
         for finding in findings:
             _tell(finding)

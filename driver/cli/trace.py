@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 )
 @click.option("--json", "as_json", is_flag=True, help="Print what was written as JSON, and nothing else.")
 def trace(device: str | None, number: int | None, pid: int | None, seconds: float, path: Path, as_json: bool) -> None:
-    """Follows the bursts of DEVICE, or of all devices that run for this account, and writes FILE.
+    """Follows bursts, and writes what they did for Perfetto.
 
-    FILE is for https://ui.perfetto.dev; one that ends in .gz is packed. Ctrl-C ends it early. Exits with 1 when no such
-    burst runs.
+    DEVICE is a name, or the path of the socket of one that is served; none: all that run for this account. FILE is for
+    https://ui.perfetto.dev; one that ends in .gz is packed. Ctrl-C ends it early. Exits with 1 when no such burst runs.
     """
     try:
         watcher = Watcher([device] if device else [])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -15,8 +14,9 @@ from rich.table import Table
 from rich.text import Text
 
 from burst import BurstError
-from driver.devices import device_class
-from driver.errors import DeviceNotFound, DriverError
+from driver.cli.names import DeviceName
+from driver.cli.output import json_option, print_json
+from driver.errors import DriverError
 from driver.vts import (
     ALL,
     CATEGORIES,
@@ -43,11 +43,23 @@ _FILE: Any = click.Path(path_type=Path)
 _SCOPES = {"smoke": SMOKE, "usual": USUAL, "all": ALL}
 
 
+def _names_of_tests(_context: Any, _option: Any, incomplete: str) -> list[str]:
+    """For the shell: categories first, and then what is in one."""
+    if "/" not in incomplete:
+        return [f"{category}/" for category in CATEGORIES if category.startswith(incomplete)]
+    return [test.name for test in catalogue((), USUAL) if test.name.startswith(incomplete)]
+
+
 def _options(function: Callable[..., None]) -> Callable[..., None]:
     for option in reversed(
         (
             click.option(
-                "--filter", "glob", metavar="GLOB", default="*", help="Only tests of these names, as 'burst/*'."
+                "--filter",
+                "glob",
+                metavar="GLOB",
+                default="*",
+                help="Only tests of these names, as 'burst/*'.",
+                shell_complete=_names_of_tests,
             ),
             click.option(
                 "--cases", type=_FILE, metavar="FILE", help="More cases: JSON lines, gzipped if it ends in .gz."
@@ -57,7 +69,7 @@ def _options(function: Callable[..., None]) -> Callable[..., None]:
                 "--all", "scope", flag_value="all", help="Every mutation of every model, every case in a burst."
             ),
             click.option("--list", "listing", is_flag=True, help="Only print the names of the tests."),
-            click.option("--json", "as_json", is_flag=True, help="Print the results as JSON, and nothing else."),
+            json_option,
             click.option("--junit", type=_FILE, metavar="FILE", help="Also write the results as JUnit XML."),
             click.option("--known-failures", type=_FILE, metavar="FILE", help="TOML: failures that count as skipped."),
             click.option("--timeout", default=PATIENCE, show_default=True, help="Seconds after which a device hangs."),
@@ -68,7 +80,7 @@ def _options(function: Callable[..., None]) -> Callable[..., None]:
 
 
 @click.command(context_settings={"show_default": False})
-@click.argument("device")
+@click.argument("device", type=DeviceName())
 @_options
 def vts(
     device: str,
@@ -81,36 +93,28 @@ def vts(
     known_failures: Path | None,
     timeout: float,
 ) -> None:
-    """Tests whether DEVICE does what a device has to do.
+    """Tests whether a device does what a device has to do.
 
     DEVICE is the name of an installed device, or "module:Class". Test names begin with their category: device, model,
     request, operations, burst, memory, caching, qos. Exits with 0 when no test failed, and with 1 otherwise.
     """
     if timeout <= 0:
         raise click.UsageError(f"--timeout {timeout}: a device needs more time than none")
-    _check_device(device)
     tests = _tests(glob, cases, _SCOPES[scope or "usual"])
     if listing:
         names = [test.name for test in tests]
-        click.echo(json.dumps(names, indent=1) if as_json else "\n".join(names))
+        print_json(names) if as_json else click.echo("\n".join(names))
         return
     report, stale = _run(device, tests, known_failures, timeout)
     if junit:
         _write(junit, report.as_junit())
     if as_json:
-        click.echo(json.dumps(report.as_json(), indent=1))
+        print_json(report.as_json())
     else:
         _show(report, Console())
     for entry in stale:
         click.echo(f"{known_failures}: {entry}", err=True)
     raise SystemExit(1 if report.summary["failed"] else 0)
-
-
-def _check_device(name: str) -> None:
-    try:
-        device_class(name)
-    except DeviceNotFound as error:
-        raise click.UsageError(str(error)) from error
 
 
 def _tests(glob: str, cases: Path | None, scope: Scope) -> list[Test]:

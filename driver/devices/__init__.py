@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, cast
 
 from driver.errors import DeviceNotFound
 from driver.interface import DeviceInfo
+from driver.nn.errors import did_you_mean
 
 if TYPE_CHECKING:
     from driver.interface import Device
@@ -36,7 +37,7 @@ def device_class(name: str) -> type[Device]:
     installed = ", ".join(names()) or "none"
     found = next((entry for entry in entry_points(group=GROUP) if entry.name == name), None)
     if found is None and ":" not in name:
-        raise DeviceNotFound(f"name={name!r}: no such device; installed are {installed}")
+        raise DeviceNotFound(f"name={name!r}: no such device; installed are {installed}{did_you_mean(name, names())}")
     try:
         return _load(found or EntryPoint(name, name, GROUP))
     except (ImportError, AttributeError) as error:

@@ -71,11 +71,6 @@ def ofd_lock() -> None:
         os.close(fd)
 
 
-def pidfd() -> None:
-    """A process that its number cannot be taken from. Raises OSError."""
-    os.close(os.pidfd_open(os.getpid()))
-
-
 def _new_memfd() -> int:
     return os.memfd_create("burst-doctor", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
 
@@ -83,6 +78,5 @@ def _new_memfd() -> int:
 CALLS = [
     Call("memfd_create and seals", memfd, "warning", "queues and pools are sealed memory without a name"),
     Call("locks of open files", ofd_lock, "warning", "a queue's two roles are locks that the kernel holds"),
-    Call("pidfd_open", pidfd, "warning", "a peer's death is seen by its pidfd"),
     Call("futex_waitv", futex_waitv, "note", "without it (Linux 5.16) the death of a large peer is noticed later"),
 ]

@@ -35,7 +35,7 @@ class Value:
 
 
 class ModelBuilder:
-    """Builds a model operation by operation, checking each as it is added.
+    """Builds a model operation by operation, checking each as it is added::
 
         m = ModelBuilder()
         x = m.input("float32", (1, 4))
@@ -105,10 +105,12 @@ class ModelBuilder:
     ) -> Any:
         """Add an operation and return the handle of its output, or a tuple of handles when it has several.
 
-        args: its inputs in the order of the HAL: values of this builder, arrays and lists (constants), Python numbers
-            (INT32, FLOAT32 or BOOL scalars), models (the subgraphs of IF and WHILE), None for an omitted input.
-        scale, zero_point, dtype, dimensions: of the outputs, where they do not follow from the inputs.
-        outputs: how many, where the operation leaves that open.
+        Args:
+            *args: its inputs in the order of the HAL: values of this builder, arrays and lists (constants), Python
+                numbers (INT32, FLOAT32 or BOOL scalars), models (the subgraphs of IF and WHILE), None for an omitted
+                input.
+            scale, zero_point, dtype, dimensions: of the outputs, where they do not follow from the inputs.
+            outputs: how many, where the operation leaves that open.
         """
         if type not in OPERATIONS:
             raise InvalidModel(f"there is no operation {type!r}{did_you_mean(type, tuple(OPERATIONS))}")

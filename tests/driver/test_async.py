@@ -15,7 +15,7 @@ import pytest
 
 import driver
 import fmq
-from burst import PeerDied
+from burst import MissedDeadlineTransient, PeerDied
 
 sys.path.insert(0, str(Path(__file__).parent))
 from frames import frame, number_of
@@ -70,6 +70,22 @@ class TestAwait:
         assert [n if f is not None else None for n, f in enumerate(found)] == found
         assert found[-1] == 299
         assert policy == "latest" or None not in found
+
+    def test_an_await_ends_at_the_deadline(self, slow):
+        """Whatever the device does: the await raises when the time is up, and the late result goes to nobody."""
+
+        async def main(burst):
+            begin = time.monotonic()
+            with pytest.raises(MissedDeadlineTransient) as error:
+                await burst.submit(frame(0.5, 1), deadline=begin + 0.05)
+            return time.monotonic() - begin, error.value.phase, number_of(await burst.submit(frame(0, 2)))
+
+        with slow.burst(depth=2) as burst:
+            burst.run(frame(0, 0))
+            seconds, phase, number = asyncio.run(main(burst))
+        assert 0.05 <= seconds < 0.4
+        assert phase == "waiting for the answer"
+        assert number == 2
 
     def test_several_await_one(self, slow):
         """Several tasks may await the same future."""

@@ -29,7 +29,7 @@ from burst import (
     Timeout,
 )
 from driver import BufferDesc, BufferRole, DriverError, FenceState, sync
-from driver.launched import MOST_LAUNCHED
+from driver.limits import Limits
 from driver.nn import Model, Operand, Operation, Subgraph
 from driver.rpc import call
 from driver.sync import ERROR_COUNT, sync_wait
@@ -389,9 +389,9 @@ class TestErrors:
         pending = [fast.execute_fenced(rows.request(0, 1), [gate])]
         tasks = Path(f"/proc/{fast.device.engine_pid}/task")
         threads = len(list(tasks.iterdir()))
-        pending += [fast.execute_fenced(rows.request(0, 1), pending[:1]) for _ in range(MOST_LAUNCHED - 1)]
+        pending += [fast.execute_fenced(rows.request(0, 1), pending[:1]) for _ in range(Limits.client_launched - 1)]
         assert len(list(tasks.iterdir())) <= threads  # (of other clients, some may have ended)
-        with pytest.raises(ResourceExhaustedTransient, match=str(MOST_LAUNCHED)):
+        with pytest.raises(ResourceExhaustedTransient, match=r"256 of client_launched = 256 .*wait for one of them"):
             fast.execute_fenced(rows.request(0, 1))
         os.eventfd_write(gate, 1)
         assert {e.wait(PATIENCE) for e in pending} == {SIGNALED}

@@ -280,10 +280,10 @@ def chain(layers=12, size=32, channels=16):
     return m.build()
 
 
-def loop():
-    """Counts from its input in steps of 3 to 100."""
+def loop(end=100):
+    """Counts from its input in steps of 3 to that."""
     condition, body, m = driver.ModelBuilder(), driver.ModelBuilder(), driver.ModelBuilder()
-    condition.output(condition.operation("LESS", condition.input("int32", (1,)), np.array([100], np.int32)))
+    condition.output(condition.operation("LESS", condition.input("int32", (1,)), np.array([end], np.int32)))
     body.output(body.operation("ADD", body.input("int32", (1,)), np.array([3], np.int32), 0))
     m.output(m.operation("WHILE", condition.build(), body.build(), m.input("int32", (1,))))
     return m.build()
@@ -312,8 +312,14 @@ def worker(connect, model, priority, expected, rounds):
 
 @pytest.mark.parametrize(
     ("name", "model"),
-    [("Reference", chain()), ("Reference", loop()), ("LiteRt", chain()), ("OnnxRuntime", chain())],
-    ids=["reference", "reference, a loop", "litert", "onnxruntime"],
+    [
+        ("Reference", chain()),
+        ("Reference", loop()),
+        ("LiteRt", chain()),
+        ("LiteRt", loop(2 * 10**4)),
+        ("OnnxRuntime", chain()),
+    ],
+    ids=["reference", "reference, a loop", "litert", "litert, a loop", "onnxruntime"],
 )
 def test_results_are_right_with_yields_at_every_checkpoint(name, model, kit, home):
     """Three clients of one priority and one that is more urgent on a device of one slot, whose turns are over at once:
@@ -322,15 +328,19 @@ def test_results_are_right_with_yields_at_every_checkpoint(name, model, kit, hom
     connect = lambda: kit.living(f"driver.devices.narrow:{name}")  # noqa: E731
     with connect() as device, device.prepare(model) as prepared:
         expected = [prepared.run(frame)[0] for frame in frames(model)]
-    with ThreadPoolExecutor(4) as threads:
-        work = [threads.submit(worker, connect, model, MEDIUM, expected, 8) for _ in range(3)]
-        work.append(threads.submit(worker, connect, model, HIGH, expected, 8))
-        found = [future.result(60) for future in work]
-    assert [wrong for wrong, _ in found] == [0] * 4
-    assert {counts["executions"] for _, counts in found} == {8 + sum(1 + n % 3 for n in range(8))}
-    if name != "OnnxRuntime":  # which does not stop for equals
-        assert sum(counts["yields"] for _, counts in found[:3]) > 10
-    assert found[3][1]["yields"] == 0
+    yields = 0
+    for _ in range(10):  # whether anybody waits at a checkpoint is chance
+        with ThreadPoolExecutor(4) as threads:
+            work = [threads.submit(worker, connect, model, MEDIUM, expected, 8) for _ in range(3)]
+            work.append(threads.submit(worker, connect, model, HIGH, expected, 8))
+            found = [future.result(60) for future in work]
+        assert [wrong for wrong, _ in found] == [0] * 4
+        assert {counts["executions"] for _, counts in found} == {8 + sum(1 + n % 3 for n in range(8))}
+        assert found[3][1]["yields"] == 0
+        yields += sum(counts["yields"] for _, counts in found[:3])
+        if yields > 3 or name == "OnnxRuntime":  # which does not stop for equals
+            break
+    assert yields > 3 or name == "OnnxRuntime"
 
 
 def test_an_execution_that_cannot_stop_begins_again(kit, home):
@@ -412,3 +422,31 @@ def test_the_weight_of_an_account_is_that_of_its_clients(kit, place):
     path.write_text(f"[weights]\n{os.getuid()} = 7")
     with driver.connect("reference") as device, driver.connect("reference") as other:
         assert [d.stats()["weight"] for d in (device, other)] == [7, 7]
+
+
+def niceness(pid):
+    """Of the threads of a process, as `nice` counts."""
+    stats = [path.read_text().rpartition(")")[2].split() for path in Path(f"/proc/{pid}/task").glob("*/stat")]
+    return [int(words[16]) for words in stats]
+
+
+def test_low_priority_gives_way_on_the_processors(place, kit):
+    """The threads that execute a model of low priority, its burst's and those of the library, are nice to all others;
+    those of an equal model of another priority are not.
+    """
+    pytest.importorskip("ai_edge_litert")
+    m = driver.ModelBuilder()
+    x = m.input("float32", (32, 1024))
+    m.output(m.operation("FULLY_CONNECTED", x, np.ones((1024, 1024), np.float32), np.zeros(1024, np.float32), 0))
+    model, bursts, found = m.build(), [], {}
+    frame = np.ones((32, 1024), np.float32)
+    with driver.connect("litert") as device:
+        for priority in (HIGH, LOW):
+            bursts += [device.prepare(model, priority=priority).burst() for _ in range(3)]
+            for burst in bursts[-3:]:
+                burst.run(frame)
+            found[priority] = niceness(device.engine_pid)
+    threads = 3 * min(2, os.cpu_count())  # the listeners, and the library's
+    assert found[HIGH].count(10) == 0
+    assert found[LOW].count(10) == threads
+    assert found[LOW].count(0) == found[HIGH].count(0) >= threads

@@ -37,7 +37,7 @@ def folder():
 
 
 @contextlib.contextmanager
-def served(path, *options, device="reference", **account):
+def served(path, *options, device="reference", says="{device} is served at {socket}", **account):
     """The process of `burst serve DEVICE --dir PATH`, listening; killed in the end if it lives."""
     words = [sys.executable, "-m", "driver.cli", "serve", device, "--dir", str(path), *map(str, options)]
     environment = os.environ | {"HOME": str(path.parent)}
@@ -49,7 +49,8 @@ def served(path, *options, device="reference", **account):
     ):
         try:
             said = process.stdout.readline().decode()
-            assert said == f"{device} is served at {path}/{device}.sock\n", Path(log.name).read_text()
+            expected = says.format(device=device, socket=f"{path}/{device}.sock") + "\n"
+            assert said == expected, Path(log.name).read_text()
             yield process
         finally:
             process.kill()
@@ -189,6 +190,15 @@ def test_refuses_folders(refused):
         path.chmod(0o775)
         assert f"{path}: others may write to it" in refused("reference", "--dir", run)
         assert list(run.iterdir()) == []
+
+
+def test_tells_programs_where_it_is_served():
+    """--json: one line, when clients may connect, and nothing after it."""
+    with folder() as path, served(path / "run", "--json", says='{{"device": "{device}", "socket": "{socket}"}}') as its:
+        with driver.connect(f"{path}/run/reference.sock") as device:
+            assert device.name == "reference"
+        its.terminate()
+        assert its.stdout.read() == b""
 
 
 def test_refuses_what_is_served(refused, own, kit):

@@ -107,15 +107,14 @@ def test_long_answers_are_polled_for(slow, apart):
     for spin in (50e-6, 0):
         with slow.burst(spin=spin) as burst:
             apart(burst)
-            tries = []
-            for _ in range(4):
+            found = []
+            for _ in range(40):
                 before = cpu(burst)[0]
-                for _ in range(10):
-                    burst.run(X + 20e-3)
-                tries.append((cpu(burst)[0] - before) / 10)
+                burst.run(X + 20e-3)
+                found.append(cpu(burst)[0] - before)
             assert burst._pipeline.controller._caller.expected_ns > 15e6
-            spent.append(tries[1:])
-    assert min(spent[0]) > 140e-6 > min(spent[1])
+            spent.append(found[10:])
+    assert np.quantile(spent[0], 0.8) > 140e-6 > np.median(spent[1])
 
 
 def test_zero_sleeps(fast, apart):

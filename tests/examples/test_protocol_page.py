@@ -26,6 +26,7 @@ from burst.wire import (
     encode_result,
 )
 from driver import encoding, fenced, launched, plain, rendezvous, rpc, service
+from driver.limits import Limits
 from driver.nn.types import OperandLifeTime, OperandType
 from fmq._core import ffi, lib
 from fmq.geometry import CONTROL, Geometry, dtype_text
@@ -215,7 +216,7 @@ FIGURES = [
     f"Answer within {server._CALLBACK_TIMEOUT:.0f} s",
     f"from 0 to 2^{memory._MAX_SLOT.bit_length()} - 1",
     f"one each, at most {MAX_FDS}",
-    f"when {launched.MOST_LAUNCHED} executions are pending or {launched.MOST_FENCES} fences of others are watched",
+    f"when {Limits.client_launched} executions are pending or {Limits.client_fences} fences of others are watched",
     f"One execution waits for {fenced.MOST_FENCES} fences at most",
     f"keeps {launched._MOST_KEPT} answers",
     f"`{plain._EXECUTE.hex(' ')}`",

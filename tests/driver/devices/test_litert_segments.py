@@ -316,7 +316,7 @@ with driver.connect("litert") as device, device.prepare(long_chain(LAYERS)) as p
     print("ready", flush=True)
     run(image())
 """
-LAYERS = 100
+LAYERS = 150
 
 
 def image():
@@ -333,14 +333,14 @@ def image():
 )
 def test_a_client_that_is_killed(place, kit, path, before):
     """A client dies of kill -9 in the midst of a long execution, its first one or a later one: the device ends that,
-    and has let go of the client long before the execution would have been over.
+    and has let go of the client with much of its work not done.
     """
     model = long_chain(LAYERS)
     with driver.connect("litert") as device, device.prepare(model) as prepared, prepared.burst() as burst:
         burst.run(image())
-        begin = time.monotonic()
+        begin = processor_time(device.engine_pid)
         prepared.run(image())
-        whole = time.monotonic() - begin
+        whole = processor_time(device.engine_pid) - begin
         idle = tasks(device.engine_pid)
         arguments = Path(__file__).parent, path, before
         client = kit.python(CLIENT, *arguments, stdout=subprocess.PIPE)
@@ -349,11 +349,11 @@ def test_a_client_that_is_killed(place, kit, path, before):
             begin = processor_time(device.engine_pid)
             kit.until(lambda: processor_time(device.engine_pid) > begin + whole / 10)
             os.kill(client.pid, signal.SIGKILL)
-            begin = time.monotonic()
+            begin = processor_time(device.engine_pid)
             kit.until(lambda: tasks(device.engine_pid) <= idle)
-            freed = time.monotonic() - begin
-            print(f"{path}: {freed * 1e3:.1f} ms after the kill; an execution takes {whole * 1e3:.0f} ms")
-        assert freed < whole / 2
+            spent = processor_time(device.engine_pid) - begin
+            print(f"{path}: {spent * 1e3:.0f} ms of work after the kill; an execution is {whole * 1e3:.0f} ms")
+        assert spent < 0.6 * whole
         prepared.run(image())
 
 

@@ -1,0 +1,51 @@
+"""How Sphinx makes the site: `make docs`. Its root is the repository, so that links to any file in it are checked."""
+
+from pygments.lexers.special import TextLexer
+from sphinx.application import Sphinx
+
+project = "Burst"
+html_title = "Burst"
+root_doc = "docs/index"
+include_patterns = ["docs/**", "CHANGELOG.md", "bench/README.md", "csrc/README.md", "csrc/model/README.md"]
+exclude_patterns = ["**/.*", ".*", "build", "burst", "driver", "fmq", "site", "tests", "**/out"]
+
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+myst_heading_anchors = 4  # a link may end in #heading, as on a code host
+suppress_warnings = ["ref.python"]  # `type` is an attribute of two classes, and a word of Python's
+default_role = "code"  # in docstrings
+autodoc_typehints_format = "short"
+autodoc_member_order = "bysource"
+python_maximum_signature_line_length = 100
+napoleon_use_ivar = True
+MADE_BY_CALLS = {  # no program of one's own makes these, so that their constructors are no concern of its author
+    *("Buffer", "Burst", "Chain", "CompiledModel", "DeviceBuffer", "FencedExecution", "Future"),
+    *("MessageQueue", "MessageQueueReader", "MessageQueueWriter", "Region", "RemoteDevice", "RemotePreparedModel"),
+    *("Descriptor", "HardwareBuffer", "Memory"),
+}
+
+html_theme = "furo"  # brings its fonts and scripts along: nothing is fetched from elsewhere
+html_extra_path = ["index.html"]
+html_show_sourcelink = html_copy_source = html_show_copyright = False
+html_theme_options = {"navigation_with_keys": True, "footer_icons": []}
+html_show_search_summary = False  # it would need a server, and the site can be read from a folder
+html_static_path = ["site.css"]
+html_css_files = ["site.css"]
+
+
+def signature(_app: Sphinx, what: str, name: str, *_: object) -> tuple[str, str] | None:
+    """None is what autodoc found."""
+    return ("", "") if what == "class" and name.rpartition(".")[2] in MADE_BY_CALLS else None
+
+
+def docstring(_app: Sphinx, what: str, name: str, obj: object, options: object, lines: list[str]) -> None:
+    """What Python says about a field of a named tuple, where nobody says more, is nothing."""
+    if lines and lines[0].startswith("Alias for field number"):
+        lines.clear()
+
+
+def setup(app: Sphinx) -> None:
+    """The blocks of the protocol's page are in no language that a lexer knows."""
+    app.connect("autodoc-process-signature", signature)
+    app.connect("autodoc-process-docstring", docstring)
+    for name in ("hex", "order"):
+        app.add_lexer(name, TextLexer)

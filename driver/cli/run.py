@@ -1,0 +1,238 @@
+"""`burst run`: a model file on the devices of this machine, with inputs from files or random."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import click
+import numpy as np
+
+from burst import BurstError
+from driver.cli.answers import classes, read_labels, summary, summary_words
+from driver.cli.arrays import write_arrays
+from driver.cli.image import PIXELS
+from driver.cli.inputs import Feed, feeds
+from driver.cli.names import DeviceName, loaded
+from driver.cli.output import json_option, print_json, print_line, print_table, spelled, watched
+from driver.cli.ports import inputs_of, outputs_of, shape_words
+from driver.cli.timing import timed
+from driver.options import PREFERENCES, PRIORITIES
+from driver.runtime.compilation import compile  # noqa: A004 (its name)
+from driver.runtime.local import NAME
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from numpy.typing import NDArray
+
+    from driver.nn import Model
+    from driver.runtime.compiled import CompiledModel
+
+_PATH: Any = click.Path(path_type=Path)
+_OPTIONS = (
+    click.option(
+        "--device",
+        "devices",
+        multiple=True,
+        type=DeviceName(NAME, served=True),
+        metavar="NAME",
+        help="Where it may run; several, in order of preference. [default: all that are installed, and cpu]",
+    ),
+    click.option(
+        "--input",
+        "inputs",
+        multiple=True,
+        metavar="[NAME=]FILE",
+        help="An image, a .wav, .npy or .npz for an input, or the word random. [default: random]",
+    ),
+    click.option("--shape", "shapes", multiple=True, metavar="[NAME=]1x224x…", help="Of an input that leaves it open."),
+    click.option("--pixels", type=click.Choice(PIXELS), help="The range of an image's. [default: 0..1, or all steps]"),
+    click.option("--seed", default=0, show_default=True, help="Of random inputs."),
+    click.option("--runs", default=20, show_default=True, type=click.IntRange(1), help="How many are timed."),
+    click.option("--plain", is_flag=True, help="By the plain path, and not through a burst."),
+    click.option("--top", default=5, show_default=True, type=click.IntRange(0), help="How many classes to show."),
+    click.option("--labels", type=_PATH, metavar="FILE", help="A line for each class."),
+    click.option("--output", type=_PATH, metavar="FILE.npz", help="Write the outputs there."),
+    click.option("--cache-dir", type=_PATH, metavar="FOLDER", help="Keep the compilation there."),
+    click.option("--preference", type=click.Choice(PREFERENCES), default="fast_single_answer", show_default=True),
+    click.option("--priority", type=click.Choice(PRIORITIES), default="medium", show_default=True),
+    click.option("--deadline", type=click.FloatRange(0, min_open=True), metavar="SECONDS", help="Of each run."),
+    json_option,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Wish:
+    """The command line."""
+
+    model: Path
+    devices: tuple[str, ...]
+    inputs: tuple[str, ...]
+    shapes: tuple[str, ...]
+    pixels: str | None
+    seed: int
+    runs: int
+    plain: bool
+    top: int
+    labels: Path | None
+    output: Path | None
+    cache_dir: Path | None
+    preference: Any
+    priority: Any
+    deadline: float | None
+    as_json: bool
+
+
+class _Ran(NamedTuple):
+    """What came of it."""
+
+    outputs: Sequence[NDArray[Any]]
+    first: float  #: us of the first run, with all that is done only once
+    us: NDArray[np.float64]  #: of the others
+    stages: list[tuple[str, dict[str, Any]]]  #: device, and the times of each stage
+
+
+def _options(function: Callable[..., None]) -> Callable[..., None]:
+    for option in reversed(_OPTIONS):
+        function = option(function)
+    return function
+
+
+@click.command()
+@click.argument("model", type=_PATH)
+@_options
+def run(**given: Any) -> None:
+    """Runs a model file, and says what it does, where, and how fast.
+
+    MODEL is a .tflite or an .onnx file. Inputs are random unless --input gives them; what had to be done to make a file
+    fit is printed. With one --device all of it runs there, or fails; with several, operations go where they are
+    quickest. Times are those of whole requests by their client, inputs written each time.
+    """
+    wish = _Wish(**given)
+    model = loaded(wish.model)
+    ports, labels = inputs_of(model), read_labels(wish.labels)
+    fed = feeds(ports, wish.inputs, wish.shapes, wish.seed, wish.pixels)
+    if wish.output and wish.output.suffix != ".npz":
+        raise click.UsageError(f"--output {wish.output}: outputs are written as .npz; call it {wish.output.stem}.npz")
+    begin = time.monotonic()
+    with watched() as tell, _compiled(wish, model, tell) as compiled:
+        seconds = time.monotonic() - begin
+        tell(f"run {wish.runs} times")
+        ran = _run(wish, compiled, [feed.array for feed in fed])
+        found = _report(wish, compiled, fed, ran, labels) | {"seconds_to_compile": seconds}
+    if wish.output:
+        _write(wish.output, dict(zip([port.name for port in outputs_of(model)], ran.outputs, strict=True)))
+    if wish.as_json:
+        print_json(found)
+    else:
+        _show(found, len(model.main.operations))
+
+
+def _compiled(wish: _Wish, model: Model, tell: Callable[[str], object]) -> CompiledModel:
+    try:
+        return compile(
+            model,
+            wish.devices or None,
+            preference=wish.preference,
+            priority=wish.priority,
+            cache_dir=wish.cache_dir,
+            progress=lambda what, done: tell(f"{what} ({done:.0%})"),
+        )
+    except BurstError:
+        raise
+    except ValueError as error:  # a device that is named twice, a folder that cannot be used
+        raise click.UsageError(str(error)) from error
+
+
+def _run(wish: _Wish, compiled: CompiledModel, arrays: Sequence[Any]) -> _Ran:
+    """The first time, and as often as is wished."""
+    if wish.plain:
+        return _timed(lambda: compiled.run(*arrays, timeout=wish.deadline), wish.runs, dict)
+    is_open = not all(port.operand.is_known for port in inputs_of(compiled.model))
+    with compiled.burst(input_shapes=[array.shape for array in arrays] if is_open else None) as burst:
+        return _timed(lambda: burst.run(*arrays, timeout=wish.deadline).outputs, wish.runs, burst.stats)
+
+
+def _timed(call: Callable[[], Sequence[Any]], runs: int, stats: Callable[[], dict[str, Any]]) -> _Ran:
+    begin = time.perf_counter()
+    outputs = [np.array(output) for output in call()]
+    first = 1e6 * (time.perf_counter() - begin)
+    us, figures = timed(call, runs), stats()
+    steps = figures.get("steps", [{"device": "", **figures}])
+    return _Ran(outputs, first, us, [(step["device"], step["stages"]) for step in steps if "stages" in step])
+
+
+def _report(
+    wish: _Wish, compiled: CompiledModel, fed: Sequence[Feed], ran: _Ran, labels: Sequence[str]
+) -> dict[str, Any]:
+    """All of it, as JSON has it."""
+    ports, model = outputs_of(compiled.model), compiled.model
+    given = [
+        {"name": p.name, "type": p.operand.type.name, "shape": f.array.shape, "source": f.source, "done": f.done}
+        for p, f in zip(inputs_of(model), fed, strict=True)
+    ]
+    outputs = [summary(port, array) for port, array in zip(ports, ran.outputs, strict=True)]
+    for port, array, found in zip(ports, ran.outputs, outputs, strict=True):
+        found["top"] = [one._asdict() for one in classes(port, array, wish.top, labels)]
+    if labels and not any(found["top"] for found in outputs) and wish.top:
+        raise click.UsageError(f"--labels {wish.labels}: no output is a row of scores of classes; leave it out")
+    placement, stats = compiled.placement(), compiled.stats()
+    p50, p99 = np.percentile(ran.us, [50, 99])
+    return {
+        "model": str(wish.model),
+        "placement": [{"device": device, "operations": list(numbers)} for device, numbers in placement],
+        "compilations": stats["compilations"],
+        "inputs": given,
+        "outputs": outputs,
+        "path": "plain" if wish.plain else "burst",
+        "runs": len(ran.us),
+        "us": {"first": ran.first, "p50": float(p50), "p99": float(p99), "least": ran.us.min(), "most": ran.us.max()},
+        "stages": [{"device": device or placement[0][0], "us": stages} for device, stages in ran.stages],
+        "fallbacks": stats["fallbacks"],
+    }
+
+
+def _write(path: Path, arrays: dict[str, NDArray[Any]]) -> None:
+    try:
+        write_arrays(path, arrays)
+    except OSError as error:
+        raise click.UsageError(f"--output {path}: it cannot be written: {error.strerror}; choose another") from error
+
+
+def _show(found: dict[str, Any], operations: int) -> None:
+    print_line(f"{found['model']}: {operations} operations, compiled in {spelled(1e6 * found['seconds_to_compile'])}")
+    for step in found["placement"]:
+        print_line(f"on {step['device']}: {_numbers(step['operations'])}")
+    for given in found["inputs"]:
+        done = f" ({given['done']})" if given["done"] else ""
+        print_line(f"input {given['name']}: {given['type']} {shape_words(given['shape'])}, {given['source']}{done}")
+    for output in found["outputs"]:
+        print_line(f"output {output['name']}: {summary_words(output)}")
+    for reason in found["fallbacks"]["reasons"].values():
+        print_line(f"fell back: {reason}")
+    _show_times(found)
+    for output in found["outputs"]:
+        if output["top"]:
+            rows = [(str(c["number"]), c["label"] or "", f"{c['value']:.4g}") for c in output["top"]]
+            print_table(("class", "label", output["name"]), rows, (0, 2))
+
+
+def _numbers(operations: Sequence[int]) -> str:
+    """Of a step; those in a row as a range."""
+    first, last = operations[0], operations[-1]
+    if len(operations) == last - first + 1:
+        return f"operation {first}" if first == last else f"operations {first} to {last}"
+    return f"operations {', '.join(map(str, operations))}"
+
+
+def _show_times(found: dict[str, Any]) -> None:
+    us, runs, way = found["us"], found["runs"], "through a burst" if found["path"] == "burst" else "on the plain path"
+    times = f"p50 {spelled(us['p50'])}, p99 {spelled(us['p99'])}, at most {spelled(us['most'])}"
+    print_line(f"{runs} run{'s' * (runs > 1)} {way}: {times}; the first of all took {spelled(us['first'])}")
+    for stages in found["stages"]:
+        spread = {name: figures for name, figures in stages["us"].items() if figures}
+        words = (f"{name} {spelled(figures['p50'])}" for name, figures in spread.items())
+        print_line(f"stages on {stages['device']}, p50: {', '.join(words)}")

@@ -1,0 +1,97 @@
+"""A small fully convolutional detector: the network, and what its answers mean.
+
+The camera frame goes in as it is (TENSOR_QUANT8_ASYMM, 640x480 RGB). The first operation takes every fourth pixel of
+every fourth row; the rest is an hourglass of 3x3 convolutions that ends in a grid of 40x30 cells of 16x16 pixels. For
+each cell the network says how much it looks like the middle of an object of each class, and how far away the object's
+left, upper, right and lower edges are, in cells.
+"""
+
+from __future__ import annotations
+
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+import driver
+from driver.demos.boxes import Box, overlap
+from driver.demos.scene import NAMES
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from importlib.resources.abc import Traversable
+
+WEIGHTS = files("driver.demos") / "detector.npz"
+FRAME = (1, 480, 640, 3)
+STRIDE = 4  # of the subsampling at the entrance
+CELL = 16
+GRID = (FRAME[1] // CELL, FRAME[2] // CELL)
+OUTPUTS = ((1, *GRID, len(NAMES)), (1, *GRID, 4))  # float32: heat by class, distances to the edges
+
+SAME = 1  # padding schemes and fused activations, as the HAL numbers them
+NONE, RELU = 0, 1
+
+
+def build_model(weights: Traversable = WEIGHTS) -> driver.Model:
+    """Spell the network out for a driver."""
+    with weights.open("rb") as opened, np.load(opened) as file:
+        layers = {name: file[name] for name in file.files if name.endswith((".filter", ".bias"))}
+    m = driver.ModelBuilder()
+
+    def conv(x: Any, name: str, stride: int = 1, activation: int = RELU) -> Any:
+        kernel, bias = layers[name + ".filter"], layers[name + ".bias"]
+        return m.operation("CONV_2D", x, kernel, bias, SAME, stride, stride, activation)
+
+    def ints(*values: int) -> np.ndarray:
+        return np.array(values, np.int32)
+
+    frame = m.input("quant8_asymm", FRAME, scale=1 / 255, zero_point=0)
+    thin = m.operation("STRIDED_SLICE", frame, ints(0, 0, 0, 0), ints(*FRAME), ints(1, STRIDE, STRIDE, 1), 0, 0, 0)
+    fine = conv(conv(conv(m.operation("DEQUANTIZE", thin), "stem", 2), "down", 2), "fine")
+    coarse = conv(fine, "coarse", 2)
+    coarse = m.operation("ADD", coarse, conv(conv(coarse, "wide1"), "wide2", activation=NONE), RELU)
+    lifted = m.operation("RESIZE_BILINEAR", conv(coarse, "lift", activation=NONE), GRID[1], GRID[0], False, False, True)
+    joined = conv(m.operation("ADD", fine, lifted, RELU), "join")
+    m.output(m.operation("LOGISTIC", conv(joined, "classes", activation=NONE)))
+    m.output(conv(joined, "edges", activation=NONE))
+    return m.build()
+
+
+def decode(outputs: Sequence[np.ndarray], at_least: float = 0.35, most_shared: float = 0.5) -> list[Box]:
+    """Turn the network's two outputs into boxes, the surest first.
+
+    A cell is an object's middle if its heat for some class is `at_least` and no neighbour's is higher. Of boxes of one
+    class that share more than `most_shared` of their union only the surest stays; boxes of different classes may share
+    half of the rest on top.
+    """
+    heat, edges = outputs[0][0], outputs[1][0]
+    rows, columns, kinds = np.nonzero((heat >= at_least) & (heat == _neighbourhood(heat)))
+    if not len(rows):
+        return []
+    scores = heat[rows, columns, kinds]
+    middle = (np.stack([columns, rows], axis=1) + 0.5) * CELL
+    reach = edges[rows, columns] * CELL
+    corners = np.concatenate([middle - reach[:, :2], middle + reach[:, 2:]], axis=1)
+    np.clip(corners, 0, (FRAME[2], FRAME[1]) * 2, out=corners)
+    order = np.argsort(-scores, kind="stable")
+    kept = order[_survivors(corners[order], kinds[order], most_shared)]
+    found = zip(kinds[kept].tolist(), corners[kept].tolist(), scores[kept].tolist(), strict=True)
+    return [Box(NAMES[kind], x0, y0, x1, y1, score) for kind, (x0, y0, x1, y1), score in found]
+
+
+def _neighbourhood(heat: np.ndarray) -> np.ndarray:
+    """Return the highest heat within one cell of each cell."""
+    edge = np.pad(heat, ((1, 1), (1, 1), (0, 0)))
+    down = np.maximum(np.maximum(edge[:-2], edge[1:-1]), edge[2:])
+    return np.maximum(np.maximum(down[:, :-2], down[:, 1:-1]), down[:, 2:])
+
+
+def _survivors(corners: np.ndarray, kinds: np.ndarray, most_shared: float) -> np.ndarray:
+    """Return the positions of the boxes (surest first) that no surer box suppresses."""
+    limit = np.where(kinds[:, None] == kinds[None, :], most_shared, (1 + most_shared) / 2)
+    rival = np.triu(overlap(corners, corners) > limit, k=1)
+    alive = np.ones(len(corners), bool)
+    for i in np.flatnonzero(rival.any(axis=1)):
+        if alive[i]:
+            alive &= ~rival[i]
+    return np.flatnonzero(alive)

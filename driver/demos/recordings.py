@@ -1,0 +1,21 @@
+"""Files that show what a camera saw or a microphone heard: only who made them may read them."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def private(path: Path) -> Path:
+    """Put an empty file of mode 0600 there, in place of what was there, for something to be written into it."""
+    path.unlink(missing_ok=True)
+    os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+    return path
+
+
+def written(path: str) -> str:
+    """Where a file lies, from here, and how large it is."""
+    return f"{os.path.relpath(path)}  ({os.path.getsize(path) / 1024:,.0f} KiB)"

@@ -1,0 +1,109 @@
+"""`burst bench`: the comparison on this machine, its picture, and the scripts of a clone."""
+
+import json
+import os
+
+import pytest
+
+from driver.cli import scripts
+
+WAYS = ["in this process", "burst, polling", "burst, sleeping", "plain path"]
+QUICK = ("--seconds", "0.1", "--device", "reference")
+
+
+def test_compares_the_ways(command, files):
+    """An addition and a model, each way in each round, with medians, intervals, ratios and the machine's conditions."""
+    found = command("bench", files.floats, *QUICK, "--json").json()
+    assert {"processor", "kernel", "governor", "load", "numpy", "python", "at"} <= set(found["conditions"])
+    for one, model in zip(found["comparisons"], ("ADD of 4 floats", "mobilenet_float32.tflite"), strict=True):
+        assert (one["device"], one["model"], one["reason"]) == ("reference", model, "")
+        assert [way["name"] for way in one["us"]] == WAYS
+        assert one["rounds"] >= 6
+        for way in one["us"]:
+            assert way["p50"]["low"] <= way["p50"]["value"] <= way["p50"]["high"]
+            assert way["p50"]["confidence"] >= 0.95
+            assert (way["ratio"] is None) == (way["name"] == WAYS[0])
+
+
+def test_draws(command, tmp_path):
+    """--plot writes the picture, and the table says the same."""
+    picture = tmp_path / "bench.svg"
+    shown = command("bench", *QUICK, "--plot", picture).out
+    assert "ADD of 4 floats on reference" in shown
+    assert all(way in shown for way in WAYS)
+    assert picture.read_text().startswith("<?xml")
+
+
+def test_leaves_the_machine_as_it_was(command, shared):
+    """The device that is measured is one of its own, and ends; this process may use the processors that it might."""
+    running, usable = shared.pids(), os.sched_getaffinity(0)
+    pinned = command("bench", *QUICK, "--json").json()["comparisons"][0]["pinned"]
+    assert pinned == (len(usable) > 1)
+    assert "nobody pinned" in command("bench", *QUICK, "--no-pin").out
+    assert shared.pids() == running
+    assert os.environ["BURST_RUNTIME_DIR"] == str(shared.path)
+    assert os.sched_getaffinity(0) == usable
+
+
+def test_what_cannot_be_measured_says_why(command, files, kit):
+    """A device that does not take a model, beside what it takes; when there is nothing at all, it ends with 1."""
+    found = command("bench", files.unplaced, "--seconds", "0.1", "--device", "litert", "--json").json()
+    assert [one["reason"] for one in found["comparisons"]] == ["", "it does not take all operations of this model"]
+    broken = command("bench", "--seconds", "0.1", "--device", kit.odd("Broken"), ends=1)
+    assert "did not start: RuntimeError: this device is broken on purpose" in broken.out
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["burst_roundtri"], r"did you mean 'burst_roundtrip'?"),
+        (["mobile.net"], "no model file (.tflite, .onnx), and no script of bench/ (--list)"),
+        (["a.onnx", "b.onnx"], "give one MODEL, or any number of SCRIPTs"),
+        (["nowhere.onnx"], "give the path of a model file"),
+        (["--plot", "picture.txt"], "pictures are .png, .svg, .pdf; call it picture.png"),
+        (["--seconds", "0"], "Invalid value for '--seconds'"),
+        (["run_queue", "fenced", "--plot", "p.png"], "for one script at a time"),
+    ],
+)
+def test_a_wrong_call_is_told(command, words, told):
+    """With the remedy, and the exit code 2."""
+    assert told in command("bench", *words, ends=2).err
+
+
+def test_lists_the_scripts_of_a_clone(command):
+    """Every program of bench/ with its question; modules that they share are none."""
+    found = {script["name"]: script["question"] for script in command("bench", "--list", "--json").json()}
+    assert {"burst_roundtrip", "queue_idle", "mobilenet"} <= set(found)
+    assert not {"measure", "verdict", "first_result"} & set(found)
+    assert all(question.endswith("?") for question in found.values())
+
+
+def test_runs_scripts(command, monkeypatch, tmp_path):
+    """One after the other, telling which; what each prints is printed, and with --json its figures are collected."""
+    folder = tmp_path / "bench"
+    folder.mkdir()
+    (tmp_path / "pyproject.toml").touch()
+    monkeypatch.setattr(scripts, "FOLDER", folder)
+    program = (
+        '"""Does it work?"""\nimport json, pathlib, sys\nif __name__ == "__main__":\n    print("yes")\n'
+        '    pathlib.Path(sys.argv[sys.argv.index("--json") + 1]).write_text(json.dumps(sys.argv[3:]))\n'
+    )
+    for name in ("one", "two"):
+        (folder / f"{name}.py").write_text(program)
+    (folder / "three.py").write_text(program.replace("print", "sys.exit"))
+    found = command("bench", "one", "two.py", "--quick", "--json")
+    assert json.loads(found.out) == {"one": ["--quick"], "two": ["--quick"]}
+    assert "1 of 2: one: Does it work?" in found.err
+    assert command("bench", "one").out.strip() == "yes"
+    assert "three ended with 1" in command("bench", "three", ends=1).err
+
+
+def test_a_wheel_has_no_scripts(command, monkeypatch, tmp_path):
+    """It says where they are, and what works without them."""
+    (tmp_path / "bench").mkdir()  # somebody else's, beside an installed package
+    (tmp_path / "bench/measure.py").write_text('"""Whose?"""\n"__main__"')
+    monkeypatch.setattr(scripts, "FOLDER", tmp_path / "bench")
+    for words in (["--list"], ["burst_roundtrip"]):
+        told = command("bench", *words, ends=2).err
+        assert "run this in a clone of the project" in told
+        assert "`burst bench MODEL` need no clone" in told

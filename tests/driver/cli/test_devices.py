@@ -1,0 +1,79 @@
+"""`burst devices`: what it says of devices that work, that do not, and that others run."""
+
+from importlib import import_module
+from importlib.metadata import EntryPoint, EntryPoints
+
+import pytest
+
+import driver
+from driver import serving
+from driver.runtime import capabilities
+
+
+@pytest.fixture
+def entries(monkeypatch):
+    """Installs these devices, and no others."""
+
+    module = import_module("driver.devices")  # which the function hides
+
+    def install(**places):
+        found = EntryPoints(EntryPoint(name, place, module.GROUP) for name, place in places.items())
+        monkeypatch.setattr(module, "entry_points", lambda group: found)
+
+    return install
+
+
+def test_lists_without_starting(command, shared):
+    """Name, version, type, feature level, cache files; the devices that run, and those that do not."""
+    before = shared.pids()
+    found = {device["name"]: device for device in command("devices", "--json").json()}
+    assert shared.pids() == before
+    assert set(found) >= {"litert", "onnxruntime", "reference"}
+    assert found["litert"]["cache_files"] == {"model": 2, "data": 0}
+    assert {device["feature_level"] for device in found.values()} == {30}
+    with driver.connect("reference"):
+        found = {device["name"]: device for device in command("devices", "--json").json()}
+    assert found["reference"]["runs"]
+    assert found["reference"]["reason"] == ""
+
+
+def test_a_device_that_cannot_be_loaded_says_why(command, entries):
+    """It is in the list with its reason, and the others are, too."""
+    entries(broken="no_such_module:Device", reference="driver.devices.reference:ReferenceDevice")
+    found = {device["name"]: device for device in command("devices", "--json").json()}
+    assert "No module named 'no_such_module'" in found["broken"]["reason"]
+    assert found["reference"]["type"] == "CPU"
+    assert "broken: cannot be used" in command("devices").out
+
+
+def test_measures(command, entries, monkeypatch):
+    """--measure starts a device, has its capabilities as the HAL has them, and times a request on each way."""
+    monkeypatch.setattr("driver.cli.devices._SECONDS", 0.02)
+    monkeypatch.setattr(capabilities, "_BUDGET", 0.0)
+    entries(reference="driver.devices.reference:ReferenceDevice")
+    (found,) = command("devices", "--measure", "--json").json()
+    assert found["capabilities"]["operands"]["TENSOR_FLOAT32"]["exec_time"] > 0
+    assert found["capabilities"]["if_performance"]["exec_time"] > 0
+    for way in ("burst, polling", "burst, sleeping", "plain path"):
+        assert 0 < found["measured"][way]["p50_us"] <= found["measured"][way]["p99_us"]
+    assert found["measured"]["seconds_to_connect"] > 0
+    shown = command("devices").out
+    assert "TENSOR_QUANT8_ASYMM_SIGNED" in shown
+
+
+def test_a_device_that_does_not_start_is_told(command, entries):
+    """--measure ends with 1, and says where to look; without it, the device can only be listed."""
+    entries(elsewhere="driver.devices.reference:ReferenceDevice")  # nothing of that name where it is started
+    assert command("devices", "--json").json()[0]["reason"] == ""
+    (found,) = command("devices", "--measure", "--json", ends=1).json()
+    assert "ended while it started; its log is" in found["reason"]
+
+
+def test_lists_what_others_serve(command, entries, monkeypatch, tmp_path):
+    """The sockets in the folder of `burst serve`; where nobody listens any more, that is the reason."""
+    entries()
+    monkeypatch.setattr(serving, "DEFAULT_DIR", tmp_path)
+    (tmp_path / "litert.sock").touch()
+    (found,) = command("devices", "--json").json()
+    assert found["name"] == str(tmp_path / "litert.sock")
+    assert "start it again with `burst serve`" in found["reason"]

@@ -1,0 +1,310 @@
+"""What becomes of files and of randomness on their way into an input; no device is needed for that."""
+
+import io
+import wave
+
+import click
+import numpy as np
+import pytest
+from PIL import Image
+
+from driver.cli.answers import classes
+from driver.cli.arrays import write_arrays
+from driver.cli.inputs import feeds
+from driver.cli.ports import Port, inputs_of, outputs_of
+from driver.cli.timing import median
+from driver.importers import load
+from driver.nn import Operand
+
+BYTE = {"scale": 1 / 64, "zero_point": 128}
+
+
+def port(kind, shape, name="x", **more):
+    """An input as a file has it."""
+    return Port(name, Operand(kind, shape, extra={"name": name}, **more))
+
+
+def fed(its, source, shapes=(), seed=0, pixels=None):
+    """What that one input gets."""
+    (found,) = feeds([its], [str(source)] if source else [], shapes, seed, pixels)
+    return found
+
+
+@pytest.fixture
+def picture(tmp_path):
+    """A file with 5 x 2 pixels of colour; returns its path and its bytes [height, width, channels]."""
+    pixels = np.arange(30, dtype=np.uint8).reshape(2, 5, 3) * 8
+    path = tmp_path / "picture.png"
+    Image.fromarray(pixels).save(path)
+    return path, pixels
+
+
+@pytest.fixture
+def recording(tmp_path):
+    """Writes a WAV file of integers, [time, channels]."""
+
+    def write(samples, width=2, rate=16000):
+        path = tmp_path / "sound.wav"
+        with wave.open(str(path), "wb") as file:
+            file.setparams((samples.shape[1], width, rate, len(samples), "NONE", ""))
+            file.writeframes(b"".join(int(n).to_bytes(width, "little", signed=width > 1) for n in samples.reshape(-1)))
+        return path
+
+    return write
+
+
+# ---- images
+
+
+def test_an_image_fits_its_input(picture):
+    """Pixels become 0 to 1, channels last or first, whatever the rank, and what was done is said."""
+    path, pixels = picture
+    last = fed(port("TENSOR_FLOAT32", (1, 2, 5, 3)), path)
+    assert np.allclose(last.array, pixels[None] / 255)
+    assert last.done == "5 x 2 RGB; pixels as 0..1"
+    first = fed(port("TENSOR_FLOAT32", (1, 3, 2, 5)), path)
+    assert np.allclose(first.array[0], pixels.transpose(2, 0, 1) / 255)
+    assert first.done.endswith("channels first")
+    assert fed(port("TENSOR_FLOAT16", (2, 5, 3)), path).array.dtype == np.float16
+    grey = fed(port("TENSOR_FLOAT32", (4, 6)), path)
+    assert grey.array.shape == (4, 6)
+    assert "converted to L, resized to 6 x 4 (bilinear)" in grey.done
+
+
+def test_an_open_size_is_the_images_own(picture):
+    """Height, width and batch, where the model leaves them open."""
+    assert fed(port("TENSOR_FLOAT32", (0, 0, 0, 3)), picture[0]).array.shape == (1, 2, 5, 3)
+
+
+def test_a_quantised_input_gets_the_bytes(picture):
+    """As its 256 steps, with a sign or without; --pixels says which numbers they stand for instead."""
+    path, pixels = picture
+    assert np.array_equal(fed(port("TENSOR_QUANT8_ASYMM", (1, 2, 5, 3), **BYTE), path).array[0], pixels)
+    signed = port("TENSOR_QUANT8_ASYMM_SIGNED", (1, 2, 5, 3), scale=1 / 64, zero_point=0)
+    assert np.array_equal(fed(signed, path).array[0], pixels.astype(int) - 128)
+    ranged = fed(signed, path, pixels="-1..1")
+    assert np.array_equal(ranged.array[0], np.rint((pixels / 255 * 2 - 1) * 64))
+    assert ranged.done.endswith("pixels as -1..1, quantised")
+
+
+def test_imagenets_pixels(picture):
+    """Each channel with its own mean and deviation; only where there are three."""
+    path, pixels = picture
+    found = fed(port("TENSOR_FLOAT32", (1, 2, 5, 3)), path, pixels="imagenet").array[0, 1, 2]
+    assert np.allclose(found, (pixels[1, 2] / 255 - (0.485, 0.456, 0.406)) / (0.229, 0.224, 0.225), atol=1e-6)
+    with pytest.raises(click.UsageError, match="is for 3 channels, and not 1"):
+        fed(port("TENSOR_FLOAT32", (1, 2, 3, 1)), path, pixels="imagenet")
+
+
+@pytest.mark.parametrize(
+    ("kind", "shape", "told"),
+    [
+        ("TENSOR_FLOAT32", (2, 2, 3, 3), "which is no image of 1, 3 or 4 channels"),
+        ("TENSOR_FLOAT32", (7,), "give an array"),
+        ("TENSOR_BOOL8", (2, 3), "TENSOR_BOOL8; give an array"),
+    ],
+)
+def test_what_takes_no_image_says_so(picture, kind, shape, told):
+    """A batch, a vector, truth values."""
+    with pytest.raises(click.UsageError, match=told):
+        fed(port(kind, shape), picture[0])
+
+
+def test_what_is_no_image_is_told(tmp_path):
+    """With what could be read."""
+    path = tmp_path / "picture.png"
+    path.write_bytes(b"nothing")
+    with pytest.raises(click.UsageError, match=r"it cannot be read as an image: .*known are .npy"):
+        fed(port("TENSOR_FLOAT32", (2, 3)), path)
+
+
+# ---- sound
+
+
+@pytest.mark.parametrize("width", [1, 2, 3, 4])
+def test_samples_of_every_width(recording, width):
+    """8 bits without a sign, 16, 24 and 32 with one, become -1 to 1."""
+    most = 2 ** (8 * width - 1)
+    levels = np.array([[-most], [0], [most // 2]])
+    path = recording(levels + (128 if width == 1 else 0), width)
+    assert np.allclose(fed(port("TENSOR_FLOAT32", (3,)), path).array, [-1, 0, 0.5])
+
+
+def test_a_recording_fits_its_input(recording):
+    """Cut, or filled with zeros; its channels kept where the input has as many, else their mean."""
+    path = recording(np.array([[0, 16384], [-16384, -16384], [8192, 0]]))
+    cut = fed(port("TENSOR_FLOAT32", (1, 2)), path)
+    assert cut.array.tolist() == [[0.25, -0.5]]
+    assert cut.done == "3 samples at 16000 Hz, the mean of 2 channels, the first 2 of them; -1 to 1"
+    filled = fed(port("TENSOR_FLOAT32", (1, 4, 1)), path)
+    assert filled.array.reshape(-1).tolist() == [0.25, -0.5, 0.125, 0]
+    assert "1 zeros after them" in filled.done
+    kept = fed(port("TENSOR_FLOAT32", (1, 3, 2)), path)
+    assert kept.array.tolist() == [[[0, 0.5], [-0.5, -0.5], [0.25, 0]]]
+    assert fed(port("TENSOR_FLOAT32", (0, 0)), path).array.shape == (1, 3)
+    bytes_ = fed(port("TENSOR_QUANT8_ASYMM", (3,), **BYTE), path)
+    assert bytes_.array.tolist() == [144, 96, 136]
+
+
+@pytest.mark.parametrize(
+    ("kind", "shape", "told"),
+    [("TENSOR_FLOAT32", (40, 13), "no row of samples"), ("TENSOR_INT32", (3,), "give an array")],
+)
+def test_what_takes_no_sound_says_so(recording, kind, shape, told):
+    """Spectra, and numbers of words."""
+    with pytest.raises(click.UsageError, match=told):
+        fed(port(kind, shape), recording(np.zeros((3, 1), int)))
+
+
+@pytest.mark.parametrize("content", [b"", b"RIFF", b"RIFF\x04\0\0\0WAVE", None])
+def test_a_damaged_recording_is_told(tmp_path, recording, content):
+    """Also one without samples."""
+    path = recording(np.zeros((0, 1), int))
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(click.UsageError, match=r"no WAV file of PCM samples|no samples in it"):
+        fed(port("TENSOR_FLOAT32", (3,)), path)
+
+
+# ---- arrays
+
+
+def saved(path, **arrays):
+    write_arrays(path, arrays)
+    return path
+
+
+def test_an_array_is_taken_as_it_is(tmp_path):
+    """With a batch of one before it, if that is all that lacks; in the input's type, if nothing is lost."""
+    values = np.arange(6.0).reshape(2, 3)
+    np.save(tmp_path / "a.npy", values)
+    assert (
+        fed(port("TENSOR_FLOAT32", (1, 2, 3)), tmp_path / "a.npy").done == "as a batch of one; float64 taken as float32"
+    )
+    assert fed(port("TENSOR_QUANT8_ASYMM", (2, 3), **BYTE), tmp_path / "a.npy").array.tolist() == [
+        [128, 192, 255],
+        [255, 255, 255],
+    ]
+    np.save(tmp_path / "a.npy", np.arange(3, dtype=np.int64))
+    assert fed(port("TENSOR_INT32", (0,)), tmp_path / "a.npy").array.dtype == np.int32
+
+
+@pytest.mark.parametrize(
+    ("values", "kind", "told"),
+    [
+        (np.zeros((3, 2)), "TENSOR_FLOAT32", "an array of shape 3 x 2; input 'x' takes 2 x 3: reshape it"),
+        (np.full((2, 3), 0.5), "TENSOR_INT32", r"takes int32: convert it with .astype\('int32'\)"),
+        (np.full((2, 3), 2**40), "TENSOR_INT32", "convert it"),
+        (np.zeros((2, 3), complex), "TENSOR_FLOAT32", "complex128"),
+        (np.array([[{}] * 3] * 2), "TENSOR_FLOAT32", "cannot be read as arrays"),
+    ],
+)
+def test_an_array_that_does_not_fit_is_told(tmp_path, values, kind, told):
+    """Its shape or its type, the input's, and the way from one to the other. Pickled objects are never loaded."""
+    np.save(tmp_path / "a.npy", values)
+    with pytest.raises(click.UsageError, match=told):
+        fed(port(kind, (2, 3)), tmp_path / "a.npy")
+
+
+def test_an_archive_is_for_all_inputs(tmp_path):
+    """By the names of its arrays; one input's array may be called anything."""
+    both = [port("TENSOR_FLOAT32", (2,), "file"), port("TENSOR_FLOAT32", (2,), "b=c")]
+    path = saved(
+        tmp_path / "a.npz", **{"file": np.ones(2, np.float32), "b=c": np.zeros(2, np.float32), "d": np.ones(1)}
+    )
+    assert [f.array.tolist() for f in feeds(both, [str(path)], (), 0, None)] == [[1, 1], [0, 0]]
+    assert feeds(both, [f"b=c={path}"], (), 0, None)[0].source == "random"
+    alone = saved(tmp_path / "b.npz", anything=np.ones(2, np.float32))
+    assert fed(both[0], alone).array.tolist() == [1, 1]
+    with pytest.raises(click.UsageError, match=r"no array is called 'e'; it has file, b=c, d"):
+        fed(port("TENSOR_FLOAT32", (2,), "e"), f"e={path}")
+    path.write_bytes(b"no archive")
+    with pytest.raises(click.UsageError, match=r"no \.npz file"):
+        feeds(both, [str(path)], (), 0, None)
+
+
+# ---- random, and which file is whose
+
+
+def test_random_inputs_are_seeded():
+    """The same seed, the same numbers, in the range of the type; states begin with zeros."""
+    kinds = {"TENSOR_FLOAT32": "f", "TENSOR_INT32": "i", "TENSOR_BOOL8": "u", "TENSOR_FLOAT16": "f"}
+    for kind in kinds:
+        its = port(kind, (50,))
+        one, again, other = (fed(its, "random", seed=seed).array for seed in (1, 1, 2))
+        assert np.array_equal(one, again)
+        assert not np.array_equal(one, other)
+        assert np.abs(one.astype(float)).max() <= 1
+    assert np.ptp(fed(port("TENSOR_QUANT8_ASYMM", (999,), **BYTE), None).array.astype(int)) > 200
+    state = Port("h", Operand("TENSOR_FLOAT32", (3,), extra={"name": "h", "state": 0}))
+    assert fed(state, None)[:2][1] == "zeros"
+
+
+def test_open_shapes_are_chosen():
+    """By --shape; else what is open is 1, and that is said. Without a rank there has to be one."""
+    its = port("TENSOR_FLOAT32", (0, 4))
+    assert fed(its, None).array.shape == (1, 4)
+    assert "? taken as 1" in fed(its, None).done
+    assert fed(its, None, shapes=["3x4"]).array.shape == (3, 4)
+    assert fed(port("TENSOR_FLOAT32", ()), None, shapes=["x=2x2"]).array.shape == (2, 2)
+    for shapes, told in ((["3x5"], r"only \? can be chosen"), (["3,4"], "with x between them"), (["0x4"], "above 0")):
+        with pytest.raises(click.UsageError, match=told):
+            fed(its, None, shapes=shapes)
+    with pytest.raises(click.UsageError, match="has no known rank"):
+        fed(port("TENSOR_FLOAT32", ()), None)
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        (["left=random", "left=random"], "input 'left' is given twice"),
+        (["random", "random", "random"], "there are 2 inputs, left, right; leave it out"),
+        (["lef=random"], r"no input is called 'lef'; there are left, right; did you mean 'left'\?"),
+        (["right=nowhere.npy"], "there is no such file; give a path, or the word 'random'"),
+    ],
+)
+def test_a_wrong_input_is_told(given, told):
+    """With the names that there are, and the nearest."""
+    with pytest.raises(click.UsageError, match=told):
+        feeds([port("TENSOR_FLOAT32", (2,), name) for name in ("left", "right")], given, (), 0, None)
+
+
+def test_ports_have_the_names_of_the_file(files):
+    """And numbers where the file has none, or the same one twice."""
+    model = load(files.states)
+    assert inputs_of(model)[0].name == "frames"
+    assert [p.is_state for p in outputs_of(model)] == [False, True, True]
+
+
+# ---- what comes out
+
+
+def test_classes_are_the_largest_of_a_row():
+    """By their real values, with labels; a box, a state, a matrix and numbers of things are no scores."""
+    its = port("TENSOR_QUANT8_ASYMM", (1, 5), **BYTE)
+    found = classes(its, np.array([[128, 255, 0, 192, 128]], np.uint8), 3, list("abcde"))
+    assert [(c.number, c.label, c.value) for c in found] == [(1, "b", 127 / 64), (3, "d", 1.0), (0, "a", 0.0)]
+    real = port("TENSOR_FLOAT32", ())
+    assert [c.number for c in classes(real, np.array([1, np.nan, 3, 2, 0], np.float32), 9, [])] == [2, 3, 0, 4, 1]
+    assert classes(real, np.ones((1, 4), np.float32), 5, []) == []
+    assert classes(real, np.ones((2, 9), np.float32), 5, []) == []
+    assert classes(port("TENSOR_INT32", (9,)), np.ones(9, np.int32), 5, []) == []
+    with pytest.raises(click.UsageError, match="2 lines for the 5 classes of output 'x'"):
+        classes(its, np.zeros((1, 5), np.uint8), 3, ["a", "b"])
+
+
+def test_an_archive_is_what_numpy_reads(tmp_path):
+    """With names and shapes that numpy's own way of writing them does not take."""
+    arrays = {"file": np.float32(1), "a b": np.ones((0, 2)), "allow_pickle": np.arange(3)}
+    with np.load(io.BytesIO(saved(tmp_path / "o.npz", **arrays).read_bytes())) as found:
+        assert {name: found[name].shape for name in found} == {"file": (), "a b": (0, 2), "allow_pickle": (3,)}
+
+
+@pytest.mark.parametrize(
+    ("n", "bounds"), [(1, (0, 0)), (5, (0, 4)), (6, (0, 5)), (9, (1, 7)), (15, (3, 11)), (20, (5, 14))]
+)
+def test_the_interval_of_a_median_is_the_sign_tests(n, bounds):
+    """The largest number of values cut off from both ends that leaves 95 % inside, by the binomial tables."""
+    found = median(np.random.default_rng(0).permutation(n))
+    assert (found.low, found.high) == bounds
+    assert found.confidence >= 0.95 or n < 6

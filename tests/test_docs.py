@@ -1,0 +1,183 @@
+"""The documentation: complete, without a dead link, and of what there is."""
+
+import ast
+import re
+import shlex
+import subprocess
+import sys
+from fnmatch import fnmatch
+from html.parser import HTMLParser
+from pathlib import Path
+
+import click
+import pytest
+
+import burst
+import driver
+import fmq
+from driver.cli.command import burst as command
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "bench/README.md", *(ROOT / "csrc").rglob("*.md")]
+PAGES += sorted(DOCS.rglob("*.md"))
+FENCE = re.compile(r"^( *)```([^\n]*)\n(.*?)^\1```", re.DOTALL | re.MULTILINE)
+SHELL = {"", "sh", "bash", "console", "shell", "ini", "dockerfile", "Dockerfile"}
+
+
+def name(page):
+    return str(page.relative_to(ROOT))
+
+
+def prose(page):
+    """Without blocks of code."""
+    return FENCE.sub("", page.read_text())
+
+
+# ---- navigation and links --------------------------------------------------------------------------------------------
+
+
+def entries():
+    """What index.md has in its trees of pages."""
+    for fence in FENCE.finditer((DOCS / "index.md").read_text()):
+        if fence[2].startswith("{toctree}"):
+            lines = [line for line in fence[3].split("\n") if line and not line.startswith(":")]
+            yield from (re.sub(r"^.*<(.*)>$", r"\1", line) for line in lines)
+
+
+def test_every_page_has_a_place_in_the_navigation():
+    """And one only; what is in the navigation exists."""
+    pages = {str(page.relative_to(DOCS).with_suffix("")) for page in DOCS.rglob("*.md")} - {"index"}
+    places = {page: [entry for entry in entries() if fnmatch(page, entry)] for page in pages}
+    assert {page: found for page, found in places.items() if len(found) != 1} == {}
+    assert [entry for entry in entries() if "*" not in entry and not (DOCS / f"{entry}.md").exists()] == []
+
+
+def anchors(page):
+    """Of its headings, as code hosts and the site make them."""
+    for heading in re.findall(r"^#+ (.*)$", prose(page), re.MULTILINE):
+        yield re.sub(r"[^\w\- ]", "", heading.lower().replace("`", "")).replace(" ", "-")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_links_lead_somewhere(page):
+    """To files of the repository, and to headings in them."""
+    text = re.sub(r"`[^`\n]*`", "", prose(page))
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if not re.match(r"\w+:", target):
+            path, _, anchor = target.partition("#")
+            other = (page.parent / path).resolve() if path else page
+            assert other.exists(), target
+            assert not anchor or anchor in anchors(other), target
+
+
+# ---- what is said about the sources ----------------------------------------------------------------------------------
+
+
+def lines_of_commands(page):
+    """The arguments of `burst` on its lines of shell, and where it is named in the text."""
+    text = page.read_text()
+    blocks = [fence[3] for fence in FENCE.finditer(text) if fence[2].strip() in SHELL]
+    blocks += re.findall(r"^    (\S.*)$", FENCE.sub("", text), re.MULTILINE)
+    line = re.compile(r"^\s*(?:\$ |ExecStart=|CMD |sudo )*(?:\w+=\S+ )*(?:\S*/)?burst +([a-z-].*)$", re.MULTILINE)
+    for block in blocks:
+        yield from line.findall(block)
+    yield from (" ".join(span.split()) for span in re.findall(r"`burst ([^`]+)`", prose(page)))
+
+
+def check_command(words):
+    """Raises AssertionError for a sub-command or an option that is none. `a|b` is both."""
+    found, options = command, {"-h", "--help", "--version"}
+    for word in words:
+        if word == "--":
+            return
+        if word.startswith("-") and not re.match(r"-\d", word):
+            assert word.partition("=")[0] in options, f"{found.name} has no option {word}"
+        elif isinstance(found, click.Group) and not word.isupper():
+            inner = [found.get_command(click.Context(found), each) for each in word.split("|")]
+            assert all(inner), f"{found.name} has no sub-command {word}"
+            found = inner[0]
+            options = {"-h", "--help"}.union(*(it.opts + it.secondary_opts for it in found.params))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_command_lines_are_of_the_command(page):
+    """Each `burst …` names a sub-command and options that there are."""
+    for line in lines_of_commands(page):
+        words = shlex.split(line.partition(" #")[0].replace("[", " ").replace("]", " "))
+        check_command(words)
+
+
+@pytest.mark.parametrize("line", ["--fast", "fly", "serve --wings", "cache fly"])
+def test_a_wrong_command_line_is_found(line):
+    """So that silence above means something."""
+    with pytest.raises(AssertionError, match="has no"):
+        check_command(line.split())
+
+
+@pytest.mark.parametrize("package", [fmq, burst, driver], ids=lambda package: package.__name__)
+def test_the_reference_has_every_public_name(package):
+    """Those of another package stand there, and nothing that is gone is listed."""
+    pages = {each.stem: each.read_text() for each in (DOCS / "reference").glob("*.md")}
+    listed = re.findall(r"^\.\. auto\w+:: (\w+)$", pages[package.__name__], re.MULTILINE)
+    borrowed = {name for name in package.__all__ if not getattr(package, name).__module__.startswith(package.__name__)}
+    assert set(listed) == set(package.__all__) - borrowed
+    for taken in borrowed:
+        assert re.search(rf"^\.\. auto\w+:: {taken}$", pages["burst"], re.MULTILINE), taken
+
+
+def test_named_tests_exist():
+    """A page that says which test holds a claim names one that there is."""
+    named = {found for page in PAGES for found in re.findall(r"`(tests/[\w/]+\.py)((?:::\w+)*)`", page.read_text())}
+    assert len(named) > 60
+    for path, inside in named:
+        tree = ast.parse((ROOT / path).read_text())
+        for part in inside.split("::")[1:]:
+            tree = next((node for node in tree.body if getattr(node, "name", None) == part), None)
+            assert tree is not None, f"{path}{inside}"
+
+
+def test_drawings_say_what_they_show():
+    """Each has a title, and a description for those who do not see it, also where it stands, and fetches nothing."""
+    text = "".join(page.read_text() for page in PAGES)
+    for drawing in (DOCS / "pictures").glob("*.svg"):
+        source = drawing.read_text()
+        assert re.search(r"<title id=\"title\">\w", source), drawing.name
+        assert re.search(r"<desc id=\"description\">\w", source), drawing.name
+        assert "prefers-color-scheme: dark" in source, drawing.name
+        assert re.findall(r"(?:href|url\()\W*http", source) == []
+        assert re.search(rf"!\[[^\]]{{20,}}\]\([\w/.]*{drawing.name}\)", text), drawing.name
+
+
+# ---- the site --------------------------------------------------------------------------------------------------------
+
+
+class Fetched(HTMLParser):
+    """What a browser loads for a page, as far as it comes from elsewhere."""
+
+    def __init__(self):
+        super().__init__()
+        self.elsewhere = []
+
+    def handle_starttag(self, tag, attrs):
+        attributes = dict(attrs)
+        source = attributes.get("src") or (attributes.get("href") if tag == "link" else None) or ""
+        if re.match(r"(https?:)?//", source):
+            self.elsewhere.append(source)
+
+
+@pytest.mark.stress
+def test_the_site_is_built_without_a_warning_and_needs_no_network(tmp_path):
+    """Every link, heading, docstring and drawing in order; nothing that a page loads comes from elsewhere; a search."""
+    build = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-c", DOCS, "-d", tmp_path / "trees", ROOT]
+    done = subprocess.run([*build, tmp_path / "site"], capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    pages = list((tmp_path / "site").rglob("*.html"))
+    assert len(pages) > 20
+    for page in pages:
+        parser = Fetched()
+        parser.feed(page.read_text())
+        assert parser.elsewhere == [], page.name
+    for sheet in (tmp_path / "site").rglob("*.css"):
+        assert re.findall(r"url\(\W*http|@import", sheet.read_text()) == [], sheet.name
+    assert "Controller" in (tmp_path / "site/searchindex.js").read_text()
