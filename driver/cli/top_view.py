@@ -123,7 +123,7 @@ def _fitted(cell: str, width: int, is_words: bool) -> str:
 def _cells(width: int, is_of_many: bool) -> dict[str, Callable[[BurstFigures], str]]:
     """What there is room for."""
     cells: dict[str, Callable[[BurstFigures], str]] = {
-        "burst": lambda burst: str(burst.number),
+        "number": lambda burst: str(burst.number),
         "pid": lambda burst: str(burst.pid),
         "program": lambda burst: burst.program or _NONE,
         "device": lambda burst: burst.device,

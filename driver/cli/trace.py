@@ -17,14 +17,16 @@ if TYPE_CHECKING:
     from driver.watching import WatchedBurst
 
 
+_SECONDS = click.FloatRange(min=0, min_open=True)
+_FILE = click.Path(dir_okay=False, writable=True, path_type=Path)
+
+
 @click.command()
 @click.argument("device", required=False)
 @click.option("--burst", "number", type=int, metavar="N", help="This one alone, by its number in `burst top`.")
 @click.option("--pid", type=int, help="Those of this client alone.")
-@click.option("--seconds", type=click.FloatRange(min=0, min_open=True), default=1.0, show_default=True)
-@click.option(
-    "-o", "path", type=click.Path(dir_okay=False, writable=True, path_type=Path), metavar="FILE", required=True
-)
+@click.option("--seconds", type=_SECONDS, default=1.0, show_default=True, help="For how long they are followed.")
+@click.option("-o", "path", type=_FILE, metavar="FILE", required=True, help="What is written.")
 @click.option("--json", "as_json", is_flag=True, help="Print what was written as JSON, and nothing else.")
 def trace(device: str | None, number: int | None, pid: int | None, seconds: float, path: Path, as_json: bool) -> None:
     """Follows bursts, and writes what they did for Perfetto.
