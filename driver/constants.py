@@ -173,6 +173,10 @@ class Models:
         self._kept: WeakSet[Kept] = WeakSet()
         self._preparing, self._restoring = Rate(), Rate()
 
+    def __len__(self) -> int:
+        """How many there are."""
+        return len(self._kept)
+
     def prepare(
         self,
         fd: int,

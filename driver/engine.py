@@ -12,18 +12,20 @@ import os
 import threading
 import time
 import warnings
+from functools import partial
 from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
 from burst import (
     BurstServer,
+    InvalidArgument,
     Memory,
     PeerDied,
     Trace,
 )
 from burst.channel import Channel, ChannelLoop
 from burst.trace import blamed, note_crashes
-from burst.turns import RunQueue, Share
+from burst.turns import RunQueue, Share, waiters
 from driver.caching.compilations import Compilations
 from driver.caching.improvements import Improvements
 from driver.census import Census
@@ -34,7 +36,8 @@ from driver.engine_client import Client
 from driver.limits import limits, weights
 from driver.managed import Quota
 from driver.rest import Rest
-from driver.rpc import serve, take_fd
+from driver.rpc import Reply, serve, take_fd
+from driver.totals import Totals, summed
 from fmq import LifePage
 from fmq._core import lib
 from fmq.region import guard
@@ -42,6 +45,7 @@ from fmq.region import guard
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from burst.channel import Message
     from driver.interface import Device
     from driver.plain import PlainServer
 
@@ -99,6 +103,7 @@ class Engine:
         self.traces: dict[BurstServer, tuple[int, Memory]] = {}  #: of all bursts, with their clients' uids
         self.clients: set[Client] = set()
         self._censuses: dict[int | None, Census] = {}
+        self._totals = Totals()
         self._preparing, self._counting = threading.Lock(), threading.Lock()
 
     def prepare(self, prepare: Callable[[Models, Pacer], Kept], use: Use, trace: Trace | None) -> Kept:
@@ -177,12 +182,28 @@ class Engine:
     def serve(self, channel: Channel, uid: int) -> None:
         """One client, of that account, until its connection ends."""
         client = Client(self, uid)
+        client.handlers["figures"] = partial(self.figures, uid)
         try:
             with channel:
                 serve(channel, client.handlers)
         finally:
             self.end_with_service()
+            with self._counting:
+                self._totals.leave(client.counts())
+                self.clients.discard(client)
             client.close()
+
+    def figures(self, uid: int, _: Message) -> Reply:
+        """Of all accounts together: slots, who waits, the sums of `driver.totals`, bursts and models in memory.
+
+        For the device's own account and root. Raises InvalidArgument for others.
+        """
+        if uid not in {0, os.getuid()}:
+            raise InvalidArgument("figures of all accounts are for the device's own account and for root; use `turns`")
+        with self._counting:
+            left, clients = self._totals.snapshot(), list(self.clients)
+        sums = summed(left, (client.counts for client in clients), self.pace)
+        return Reply([self.queue.slots, waiters(), sums, len(self.traces), len(self._models)])
 
     def end_with_service(self) -> None:
         """Ends the process if the service is gone: then nobody needs us, and what clients wait for ends with our life

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
     from burst import Request
     from burst.executor import Execution
+    from burst.turns import Counts
     from driver.constants import Kept
     from driver.engine import Engine
     from driver.options import Preference
@@ -195,8 +196,11 @@ class Client:
 
     def turns(self, _: Message) -> Reply:
         """Slots, who waits, the weight of its account, and what has become of its executions, by priority."""
-        counts = [flow.counts() for flow in self._flows]
-        return Reply([self._engine.queue.slots, waiters(), self._share.weight, counts])
+        return Reply([self._engine.queue.slots, waiters(), self._share.weight, self.counts()])
+
+    def counts(self) -> list[Counts]:
+        """Of its executions, by priority."""
+        return [flow.counts() for flow in self._flows]
 
     def _loaded(self, number: int) -> Loaded:
         try:
@@ -256,8 +260,7 @@ class Client:
         """A plain path of its own: one call at a time each, so a client opens as many as it wants in flight."""
         self._plain = [server for server in self._plain if server.is_alive]
         self._limits.check("client_connections", len(self._plain), "let fewer calls go on at once")
-        near, far = Channel.pair()
-        life = LifePage()
+        (near, far), life = Channel.pair(), LifePage()
         server = PlainServer(near, self.model, self.flow, life.close)
         self._plain.append(server)
         server.start()
@@ -267,8 +270,7 @@ class Client:
         """A connection for fenced executions; a client has one at a time."""
         if self._fenced and self._fenced.is_alive:
             raise ResourceExhaustedTransient("this connection has one for fenced executions; close that first")
-        near, far = Channel.pair()
-        life = LifePage()
+        (near, far), life = Channel.pair(), LifePage()
         self._fenced = FencedServer(near, self._fenced_model, self.flow, life.close, self._limits)
         self._fenced.start()
         return Reply([], [_handed_over(far), os.dup(life.fd)])
@@ -281,9 +283,7 @@ class Client:
         Answers the wire version.
         """
         if len(message.fds) not in {4, 5} or not (spin == "adaptive" or 0 <= spin <= 10):  # type: ignore[operator]
-            raise Malformed(
-                'a burst needs four or five descriptors, and from 0 to 10 seconds of spinning or "adaptive"'
-            )
+            raise Malformed('a burst needs 4 or 5 descriptors, and 0 to 10 seconds of spinning or "adaptive"')
         version = max(set(versions) & set(VERSIONS), default=0)
         if not version:
             raise InvalidArgument(f"versions {versions!r:.80}: this device speaks {list(VERSIONS)}")

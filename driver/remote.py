@@ -22,6 +22,7 @@ from driver.errors import DeviceFailed, DeviceNotFound, DriverError
 from driver.nn import validate
 from driver.options import PRIORITIES, Preference, Priority, check_preference, number_of
 from driver.prepared import Home, RemotePreparedModel
+from driver.recorded import prepared_model
 from driver.recovery import Revivals, quarantine
 
 if TYPE_CHECKING:
@@ -249,7 +250,7 @@ class RemoteDevice:
         """
         check_preference(preference)
         number_of(priority)
-        prepared = RemotePreparedModel(self, model, 0, preference, prepare, priority)
+        prepared = prepared_model(self, model, 0, preference, prepare, priority)
         if quarantine.knows(self.address):
             quarantine.check(prepared.key)
         return prepared

@@ -60,6 +60,7 @@ class Terms(NamedTuple):
     linger: float | None = LINGER  #: seconds without a client; None: it stays
     any_uid: bool = False  #: all who may open its socket are served, and not only its own account
     stop: int | None = None  #: a descriptor; when there is something to read, the service ends
+    attend: Callable[[Service], object] | None = None  #: called before it accepts clients, with the service
 
 
 class Service:
@@ -83,6 +84,7 @@ class Service:
         self._clients = 0
         self._limits, self._door = limits(), threading.Lock()
         self._of_uid: Counter[int] = Counter()
+        self._outcomes: Counter[str] = Counter()
         self._refusing = threading.Semaphore(_REFUSALS)
         self._left = os.eventfd(0, os.EFD_CLOEXEC)
         # Validation must not take the CPU from a listener: Linux priorities are per thread.
@@ -177,6 +179,31 @@ class Service:
             self._leave(uid)
             os.eventfd_write(self._left, 1)
 
+    def own_client(self) -> Channel:
+        """A connection for this process itself, which counts for no limit. It is served until it is closed."""
+        near, far = Channel.pair()
+
+        def attend() -> None:
+            with far, Client(far, self) as client:
+                serve(far, client.handlers)
+
+        threading.Thread(target=attend, name="own client", daemon=True).start()
+        return near
+
+    def note(self, outcome: str) -> None:
+        """Of a preparation."""
+        with self._door:
+            self._outcomes[outcome] += 1
+
+    def counts(self) -> tuple[int, Counter[str]]:
+        """Clients that are connected, and the outcomes of preparations so far."""
+        with self._door:
+            return self._of_uid.total(), self._outcomes.copy()
+
+    def kill(self) -> None:
+        """Ends the device, as a crash would: clients that recover wait for whoever starts it again."""
+        os.kill(self._engine_pid, signal.SIGKILL)
+
     def describe(self) -> list[object]:
         """What `hello` answers."""
         device = self._device
@@ -222,10 +249,11 @@ class Client:
         self.handlers: dict[str, Callable[..., Reply]] = {
             "hello": self.hello,
             "supported": self.supported,
-            "prepare": self.prepare,
+            "prepare": partial(self.noted, "prepared", "refused", self.prepare),
             **{method: partial(self.forward, method) for method in ("free", "channel", "fenced", "burst", "traces")},
             **{method: partial(self.forward, method) for method in ("allocate", "release", "copy_from", "copy_to")},
-            **{method: partial(self.forward, method) for method in ("restore", "stage", "turns", "census")},
+            **{method: partial(self.forward, method) for method in ("stage", "turns", "figures", "census")},
+            "restore": partial(self.noted, "restored", "not_restored", partial(self.forward, "restore")),
         }
 
     def __enter__(self) -> Self:
@@ -281,7 +309,21 @@ class Client:
             values, _ = call(self._engine, "load", where, *terms, fds=fds)
         finally:
             close_all(fds)
+        if counts:
+            self._service.note("declined" if values[-1] else "saved")
         return Reply(values)
+
+    def noted(
+        self, done: str, failed: str, method: Callable[..., Reply], message: Message, *arguments: object
+    ) -> Reply:
+        """What a method answers; what became of it is counted."""
+        try:
+            reply = method(message, *arguments)
+        except Exception:
+            self._service.note(failed)
+            raise
+        self._service.note(done)
+        return reply
 
     def forward(self, method: str, message: Message, *arguments: Any) -> Reply:
         """The engine's business."""
@@ -328,6 +370,8 @@ def run(name: str, fd: int, place: Place, terms: Terms) -> NoReturn:
     listener = socket.socket(fileno=fd)
     try:
         service = Service(name, listener, place, terms, *start_engine(name, listener))
+        if terms.attend:
+            terms.attend(service)
     except BaseException:  # noqa: BLE001 (whatever it was, nobody must wait for us)
         _log.exception("the device %r does not start", name)
         with place.locked():

@@ -14,17 +14,20 @@ import stat
 import sys
 from contextlib import suppress
 from functools import partial
+from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from driver import rendezvous, service
+from driver.attendant import attend
 from driver.devices import device_class
 from driver.errors import DeviceFailed
+from driver.notify import VARIABLES
 from driver.served import owner_of
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
 DEFAULT_DIR = Path("/run/burst")
 _ENDS = (signal.SIGTERM, signal.SIGINT)
@@ -32,10 +35,16 @@ _RUN = "from driver.serving import main; main()"
 
 
 def serve(
-    name: str, folder: Path = DEFAULT_DIR, group: str | None = None, tell: Callable[[Path], object] | None = None
+    name: str,
+    folder: Path = DEFAULT_DIR,
+    group: str | None = None,
+    metrics: str | None = None,
+    tell: Callable[[Path, str | None], object] | None = None,
 ) -> NoReturn:
     """Becomes the service of a device, until SIGTERM or SIGINT. `group`: whose members may connect, by name or number.
-    `tell`: called with its socket when clients may connect; None prints that.
+    `tell`: called with its socket, and where the metrics are, when clients may connect; None prints that.
+
+    `metrics`: where it answers about itself, as `driver.exposition.listen` takes it. That needs the extra `metrics`.
 
     Raises DeviceNotFound, DeviceFailed.
     """
@@ -44,21 +53,51 @@ def serve(
     os.umask(0o077)
     place = rendezvous.Place(_checked(folder.absolute(), gid), name, "use a shorter --dir")
     signal.pthread_sigmask(signal.SIG_BLOCK, _ENDS)  # until the service can take them
+    exposed = None if metrics is None else _exposed(metrics, gid)
     listener = _listener(name, place, gid)
-    (tell or partial(_tell, name))(place.socket)
-    _become(name, place, listener.fileno(), is_open=gid is not None)
+    (tell or partial(_tell, name))(place.socket, exposed[1] if exposed else None)
+    fds = listener.fileno(), exposed[0].fileno() if exposed else -1
+    _become(name, place, fds, is_open=gid is not None, is_quiet=tell is not None)
+
+
+def unit(user: str, group: str, command: str) -> str:
+    """The unit for systemd, a template: `systemctl start burst@DEVICE`. `command`: the path of `burst`."""
+    text = resources.files("driver").joinpath("burst@.service").read_text()
+    for name, value in {"user": user, "group": group, "burst": command}.items():
+        text = text.replace(f"@{name}@", value)
+    return text
 
 
 def main() -> None:
-    """Entry point of that process: name, listening socket, and whether who may open it is served, whatever its uid."""
-    name, fd, is_open = sys.argv[1], int(sys.argv[2]), sys.argv[3] == "True"
+    """Entry point of that process: name, sockets, whether who may open it is served, whatever its uid, and whether it
+    prints nothing.
+    """
+    name, (fd, metrics_fd) = sys.argv[1], map(int, sys.argv[2:4])
+    is_open, is_quiet = (word == "True" for word in sys.argv[4:6])
     stop = _readable_at_end()
     place = rendezvous.Place(Path(os.environ["BURST_RUNTIME_DIR"]), name)
-    service.run(name, fd, place, service.Terms(linger=None, any_uid=is_open, stop=stop))
+    attending = partial(attend, address=str(place.socket), metrics_fd=metrics_fd, is_quiet=is_quiet)
+    service.run(name, fd, place, service.Terms(linger=None, any_uid=is_open, stop=stop, attend=attending))
 
 
-def _tell(name: str, socket: Path) -> None:
+def _exposed(address: str, gid: int | None) -> tuple[socket.socket, str]:
+    """A socket for metrics and health, and where it is. Raises DeviceFailed."""
+    try:
+        from driver import exposition
+    except ModuleNotFoundError as error:
+        if error.name != "prometheus_client":
+            raise
+        raise DeviceFailed("--metrics: it needs prometheus_client: pip install 'burst-engine[metrics]'") from None
+    listener = exposition.listen(address)
+    if gid is not None and "/" in address:
+        _give(Path(address), gid, 0o660)
+    return listener, exposition.where(listener)
+
+
+def _tell(name: str, socket: Path, metrics: str | None) -> None:
     print(f"{name} is served at {socket}", flush=True)
+    if metrics:
+        print(f"metrics and health are at {metrics}", flush=True)
 
 
 def _gid(group: str) -> int:
@@ -135,15 +174,20 @@ def _listener(name: str, place: rendezvous.Place, gid: int | None) -> socket.soc
     return listener
 
 
-def _become(name: str, place: rendezvous.Place, fd: int, *, is_open: bool) -> NoReturn:
-    """All that this process was given goes, but for the socket and where to write to."""
+def _become(name: str, place: rendezvous.Place, fds: Sequence[int], *, is_open: bool, is_quiet: bool) -> NoReturn:
+    """All that this process was given goes, but for the sockets, where to write to, and what systemd has said."""
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    os.set_inheritable(fd, True)
-    os.closerange(3, fd)
-    os.closerange(fd + 1, os.sysconf("SC_OPEN_MAX"))
+    first = 3
+    for fd in sorted(fd for fd in fds if fd >= 0):
+        os.set_inheritable(fd, True)
+        os.closerange(first, fd)
+        first = fd + 1
+    os.closerange(first, os.sysconf("SC_OPEN_MAX"))
     os.chdir("/")
-    environment = rendezvous.environment(place.socket.parent) | {"HOME": _home()}
-    os.execve(sys.executable, [sys.executable, "-P", "-c", _RUN, name, str(fd), str(is_open)], environment)  # noqa: S606
+    said = {name: os.environ[name] for name in VARIABLES if name in os.environ}
+    environment = rendezvous.environment(place.socket.parent) | {"HOME": _home()} | said
+    words = [sys.executable, "-P", "-c", _RUN, name, *map(str, fds), str(is_open), str(is_quiet)]
+    os.execve(sys.executable, words, environment)  # noqa: S606
 
 
 def _home() -> str:

@@ -31,6 +31,7 @@ def test_the_wheel_holds_the_packages_and_one_extension(built):
     assert [name for name in names if name.endswith(".so")] == ["fmq/_core.abi3.so", "fmq/_hot.abi3.so"]
     assert {"driver/demos/detector.npz", "driver/demos/audio_net.npz"} <= set(names)
     assert {"fmq/py.typed", "fmq/_core.pyi", "fmq/_hot.pyi", "burst/py.typed", "driver/py.typed"} <= set(names)
+    assert "driver/burst@.service" in names
 
 
 def test_the_sdist_holds_the_sources_and_nothing_generated(built):

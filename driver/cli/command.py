@@ -30,6 +30,8 @@ COMMANDS = {
     "demo": _Place("driver.cli.demo:demo", "Shows what a burst does, on frames or sound."),
     "devices": _Place("driver.cli.devices:devices", "Lists the devices: what they are, what they can, how fast."),
     "doctor": _Place("driver.cli.doctor:doctor", "Looks at everything that bursts depend on."),
+    "record": _Place("driver.cli.record:record", "Runs COMMAND, and records its requests to devices."),
+    "replay": _Place("driver.cli.replay:replay", "Plays a recording, and says how long requests took then and now."),
     "run": _Place("driver.cli.run:run", "Runs a model file, and says what it does, where, and how fast."),
     "serve": _Place("driver.cli.serve:serve", "Runs a device under this account, for others to use."),
     "top": _Place("driver.cli.top:top", "Shows the bursts of each DEVICE that runs, until Ctrl-C."),

@@ -194,7 +194,10 @@ def test_refuses_folders(refused):
 
 def test_tells_programs_where_it_is_served():
     """--json: one line, when clients may connect, and nothing after it."""
-    with folder() as path, served(path / "run", "--json", says='{{"device": "{device}", "socket": "{socket}"}}') as its:
+    with (
+        folder() as path,
+        served(path / "run", "--json", says='{{"device": "{device}", "socket": "{socket}", "metrics": null}}') as its,
+    ):
         with driver.connect(f"{path}/run/reference.sock") as device:
             assert device.name == "reference"
         its.terminate()

@@ -1,0 +1,229 @@
+"""Reads a recording, whoever wrote it: all is bounded and checked, and what was cut off is read up to its end."""
+
+from __future__ import annotations
+
+import os
+import stat
+from array import array
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
+
+import numpy as np
+
+from driver.caching.memory import ModelMemory
+from driver.encoding import decode
+from driver.errors import DriverError
+from driver.nn import InvalidModel, validate
+from driver.options import PREFERENCES, PRIORITIES
+from driver.recording.frames import MAGIC, VERSION, Damaged, Frame, bulk_of, read
+from driver.recording.tape import UNANSWERED
+from fmq.end import spin_ns
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from numpy.typing import NDArray
+
+    from driver.nn import Model, Operand
+    from driver.options import Preference, Priority
+
+_MOST_RUNS = 2**22
+_MOST_OTHERS = 2**16  # models, or streams
+_MOST_DEPTH = 64
+_MOST_STATUS = 8
+
+
+class BadRecording(DriverError, ValueError):
+    """A file is no recording, or what it says cannot be."""
+
+
+class Recorded(NamedTuple):
+    """A model, as it was prepared."""
+
+    address: str
+    preference: Preference
+    priority: Priority
+    where: list[int]
+    frame: Frame
+
+
+class Stream(NamedTuple):
+    """Requests that came one after the other: of a burst, or of a thread on the plain path."""
+
+    model: int
+    path: str
+    depth: int
+    spin: float | str | None
+
+
+Part = tuple[tuple[int, ...], memoryview]
+
+
+class Run(NamedTuple):
+    """One request. `inputs` and `outputs`: shape and bytes, None where one was omitted, or stayed on the device."""
+
+    stream: int
+    begin: int  #: ns of CLOCK_MONOTONIC, then
+    took: int  #: ns
+    deadline: int | None  #: ns after `begin`
+    status: int  #: `driver.recording.tape.UNANSWERED` where nobody knows
+    inputs: Sequence[Part | None]
+    outputs: Sequence[Part | None]
+
+
+class Recording:
+    """A file. Any thread may read. `trouble`: why its end is missing; `left_out`: requests by reason, if it says so."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        """Goes through all of it but the data. Raises BadRecording."""
+        self.path, self.trouble = os.fspath(path), ""
+        self.models: dict[int, Recorded] = {}
+        self.streams: dict[int, Stream] = {}
+        self.left_out: dict[str, int] | None = None
+        self.command = ""
+        self._begins, self._ats, self._of = array("q"), array("q"), array("q")
+        try:
+            self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        except OSError as error:
+            raise BadRecording(f"{self.path}: cannot be read: {error.strerror}") from error
+        try:
+            self._scan()
+        except BaseException:
+            self.close()
+            raise
+        self._order = np.argsort(np.array(self._begins), kind="stable")
+
+    def _scan(self) -> None:
+        found = os.fstat(self._fd)
+        if not stat.S_ISREG(found.st_mode) or os.pread(self._fd, len(MAGIC), 0) != MAGIC:
+            raise BadRecording(f"{self.path}: it is no recording; `burst record` makes one")
+        at, self.nbytes = len(MAGIC), found.st_size
+        try:
+            while self.left_out is None:
+                frame = read(self._fd, at, self.nbytes)
+                self._take(frame, at)
+                at = frame.end
+        except Damaged as error:
+            self.trouble = f"{error} at byte {at}; what comes before that is used"
+
+    def _take(self, frame: Frame, at: int) -> None:
+        """Raises Damaged for what this version does not understand, BadRecording for another version's."""
+        match frame.words:
+            case ["begin", int(version), *_] if version != VERSION:
+                raise BadRecording(f"{self.path}: version {version}; this release reads version {VERSION}")
+            case ["begin", _, _, _, _, str(command)]:
+                self.command = command
+            case ["model", int(number), str(address), preference, priority, [int(), int()] as where] if (
+                preference in PREFERENCES and priority in PRIORITIES and len(self.models) < _MOST_OTHERS
+            ):
+                self.models[number] = Recorded(address, preference, priority, where, frame)
+            case ["stream", int(number), int(model), "burst" | "plain" as path, int(depth), spin] if (
+                model in self.models and 1 <= depth <= _MOST_DEPTH and len(self.streams) < _MOST_OTHERS
+            ):
+                self.streams[number] = Stream(model, path, depth, _spin(spin))
+            case ["run", int(stream), int(begin), *_] if stream in self.streams and 0 <= begin < 2**62:
+                if len(self._ats) >= _MOST_RUNS:
+                    raise Damaged(f"there are more than {_MOST_RUNS} requests")
+                self._begins.append(begin)
+                self._ats.append(at)
+                self._of.append(stream)
+            case ["end", int(), dict(reasons)]:
+                self.left_out = {str(why): n for why, n in reasons.items() if isinstance(n, int)}
+            case _:
+                raise Damaged("a frame is none of ours")
+
+    def __len__(self) -> int:
+        return len(self._ats)
+
+    @property
+    def seconds(self) -> float:
+        """From the first request to the last one's beginning."""
+        return (max(self._begins) - min(self._begins)) / 1e9 if self._begins else 0.0
+
+    @property
+    def begin(self) -> int:
+        """Of the first request, ns."""
+        return min(self._begins, default=0)
+
+    def numbers(self) -> dict[int, list[int]]:
+        """Of the requests of each stream, in the order of their beginnings; the first of all is 0."""
+        found: dict[int, list[int]] = {}
+        for number, place in enumerate(self._order.tolist()):
+            found.setdefault(self._of[place], []).append(number)
+        return found
+
+    def run(self, number: int) -> Run:
+        """With its data. Raises BadRecording."""
+        try:
+            frame = read(self._fd, self._ats[int(self._order[number])], self.nbytes)
+            return _run(frame.words, bulk_of(self._fd, frame))
+        except Damaged as error:
+            raise BadRecording(f"{self.path}: request {number}: {error}") from error
+
+    def model(self, number: int) -> Model:
+        """Decoded and valid. Raises BadRecording."""
+        recorded = self.models[number]
+        try:
+            memory = ModelMemory(np.frombuffer(bulk_of(self._fd, recorded.frame), np.uint8))
+            model = decode(memory, recorded.where)
+            validate(model)
+        except (Damaged, InvalidModel) as error:
+            raise BadRecording(f"{self.path}: model {number}: {error}") from error
+        return model
+
+    def close(self) -> None:
+        """Harmless when done twice."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _spin(spin: object) -> float | str | None:
+    if spin is None:
+        return None
+    try:
+        spin_ns(spin)  # type: ignore[arg-type]
+    except (ValueError, TypeError) as error:
+        raise Damaged(f"spin={spin!r:.40}") from error
+    return spin  # type: ignore[return-value]
+
+
+def _run(words: list[Any], bulk: bytes) -> Run:
+    match words:
+        case ["run", int(stream), int(begin), int(took), int() | None as deadline, int(status), list(ins), list(outs)]:
+            is_sane = 0 <= took < 2**62 and UNANSWERED <= status <= _MOST_STATUS
+            if is_sane and (deadline is None or abs(deadline) < 2**62):
+                parts = _parts([*ins, *outs], memoryview(bulk))
+                return Run(stream, begin, took, deadline, status, parts[: len(ins)], parts[len(ins) :])
+    raise Damaged("a request is not what it has to be")
+
+
+def _parts(described: Iterable[object], bulk: memoryview) -> list[Part | None]:
+    found, at = list[Part | None](), 0
+    for one in described:
+        match one:
+            case None:
+                found.append(None)
+            case [list(dimensions), int(length)] if length >= 0 and all(type(d) is int and d >= 0 for d in dimensions):
+                found.append((tuple(dimensions), bulk[at : at + length]))
+                at += length
+            case _:
+                raise Damaged("an argument is not what it has to be")
+    if at != len(bulk):
+        raise Damaged(f"arguments of {at} bytes, and {len(bulk)} are there")
+    return found
+
+
+def as_array(part: Part, operand: Operand) -> NDArray[Any]:
+    """Typed, as the model says. Raises BadRecording."""
+    dimensions, raw = part
+    try:
+        found: NDArray[Any] = np.frombuffer(raw, operand.type.dtype).reshape(dimensions)
+    except (ValueError, OverflowError) as error:
+        raise BadRecording(f"{len(raw)} bytes of shape {dimensions!r:.60} are no {operand.type.name}") from error
+    return found

@@ -1,0 +1,345 @@
+"""Plays a recording: the same requests, in as many streams, on the same device or another; what differs is told."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from array import array
+from collections import Counter, deque
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from burst import ErrorStatus, StatusError, Timeout
+from driver.devices import names
+from driver.recording.compare import Difference, largest
+from driver.recording.file import BadRecording, as_array
+from driver.recording.tape import UNANSWERED
+from driver.recording.taped import TapedPreparedModel
+from driver.remote import connect
+from driver.workspace import InputSet, OutputSet, Workspace
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from numpy.typing import NDArray
+
+    from burst import Result
+    from driver.future import Future
+    from driver.prepared import RemotePreparedModel
+    from driver.recording.file import Recording, Run, Stream
+    from driver.remote import RemoteDevice
+    from driver.workspace import Shapes
+
+Pace = Literal["recorded", "max"]
+MOST_STREAMS = 256
+_MOST_SEATS = 16  # bursts of one stream: for inputs of other shapes
+_PERCENTILES = (50, 90, 99, 100)
+
+
+@dataclass
+class Report:
+    """What came of it. Times are seconds, of requests that were answered both times."""
+
+    recorded: array[float] = field(default_factory=lambda: array("d"))
+    now: array[float] = field(default_factory=lambda: array("d"))
+    statuses: dict[str, Counter[str]] = field(default_factory=lambda: {"recorded": Counter(), "now": Counter()})
+    compared: int = 0
+    different: int = 0
+    worst: Difference | None = None
+    late: float = 0.0  #: the most that a request came after its time
+    seconds: float = 0.0
+
+    @property
+    def failed(self) -> int:
+        """Requests more than then that were not answered well."""
+        then, now = (sum(n for name, n in self.statuses[when].items() if name != "NONE") for when in self.statuses)
+        return max(0, now - then)
+
+    def percentiles(self) -> dict[str, dict[str, float] | None]:
+        """Of both."""
+        return {name: _percentiles(times) for name, times in (("recorded", self.recorded), ("now", self.now))}
+
+
+def _percentiles(times: array[float]) -> dict[str, float] | None:
+    if not times:
+        return None
+    found = np.percentile(np.array(times), _PERCENTILES)
+    return {f"p{n}" if n < 100 else "max": float(value) for n, value in zip(_PERCENTILES, found, strict=True)}
+
+
+def replay(
+    recording: Recording,
+    device: str | None = None,
+    pace: Pace = "recorded",
+    tolerance: float | None = None,
+    tell: Callable[[], object] = lambda: None,
+) -> Report:
+    """Prepares the models of a recording and executes its requests.
+
+    Args:
+        recording: stays the caller's.
+        device: a name or a path, for all models; by default the one that each was recorded on.
+        pace: "recorded": each request at its time; "max": as soon as those before it in its stream are done.
+        tolerance: outputs are compared; a float may differ by this part of it (or of 1), an integer by this many.
+        tell: called for each request that is over.
+
+    Raises BadRecording, and what `driver.connect` and `device.prepare` raise.
+    """
+    lanes = _lanes(recording)
+    if len(lanes) > MOST_STREAMS:
+        raise BadRecording(f"{recording.path}: {len(lanes)} streams at once; at most {MOST_STREAMS} can be played")
+    with ExitStack() as stack:
+        prepared = _prepared(recording, {stream.model for stream, _ in lanes}, device, stack)
+        play = _Play(recording, pace, tolerance, tell)
+        play.run([_Player(play, prepared[stream.model], stream, numbers, stack) for stream, numbers in lanes])
+    return play.report
+
+
+def _lanes(recording: Recording) -> list[tuple[Stream, list[int]]]:
+    """Streams, with the numbers of their requests. Equal ones that followed one another are one."""
+    lanes: list[tuple[Stream, list[int]]] = []
+    for number, numbers in recording.numbers().items():
+        stream = recording.streams[number]
+        before = next((of_it for other, of_it in lanes if other == stream and of_it[-1] < numbers[0]), None)
+        if before is None:
+            lanes.append((stream, numbers))
+        else:
+            before += numbers
+    return lanes
+
+
+def _prepared(
+    recording: Recording, models: set[int], device: str | None, stack: ExitStack
+) -> dict[int, RemotePreparedModel]:
+    """By number, on one connection to each device."""
+    homes: dict[str, RemoteDevice] = {}
+    found = {}
+    for number in sorted(models):
+        recorded, model = recording.models[number], recording.model(number)
+        address = device or recorded.address
+        if device is None and address not in names():  # a file may have come from anybody
+            raise BadRecording(f"{recording.path}: recorded on {address!r:.100}, not installed here; name a device")
+        if address not in homes:
+            homes[address] = stack.enter_context(connect(address))
+        prepared = homes[address].prepare(model, preference=recorded.preference, priority=recorded.priority)
+        found[number] = stack.enter_context(prepared)
+    return found
+
+
+class _Play:
+    """What all streams share."""
+
+    def __init__(self, recording: Recording, pace: Pace, tolerance: float | None, tell: Callable[[], object]) -> None:
+        self.recording, self.pace, self.tolerance = recording, pace, tolerance
+        self.report, self._tell, self._lock = Report(), tell, threading.Lock()
+        self._error: BaseException | None = None
+        self.is_over = False
+        self._began = 0
+
+    def run(self, players: list[_Player]) -> None:
+        """All at once. Raises the first error of any."""
+        self._began = time.monotonic_ns()
+        threads = [threading.Thread(target=self._run_one, args=(player,), daemon=True) for player in players]
+        for thread in threads:
+            thread.start()
+        try:
+            for thread in threads:
+                thread.join()
+        finally:
+            self.is_over = True  # after Ctrl-C, for the others
+        self.report.seconds = (time.monotonic_ns() - self._began) / 1e9
+        if self._error:
+            raise self._error
+
+    def _run_one(self, player: _Player) -> None:
+        try:
+            player.play()
+        except Exception as error:  # noqa: BLE001 (who waits for all raises it)
+            self._error = self._error or error
+            self.is_over = True
+
+    def left(self, run: Run) -> float:
+        """Seconds until it is a request's turn."""
+        if self.pace == "max":
+            return 0.0
+        return (run.begin - self.recording.begin + self._began - time.monotonic_ns()) / 1e9
+
+    def note_late(self, seconds: float) -> None:
+        """A request began so much after its time."""
+        if self.pace == "recorded":
+            with self._lock:
+                self.report.late = max(self.report.late, seconds)
+
+    def note(self, number: int, run: Run, took: float, answer: Result | Exception, outputs: list[Any]) -> None:
+        """A request is over. `outputs`: of the model."""
+        status = _status(answer)
+        found = None
+        is_compared = self.tolerance is not None and run.status == 0 and not isinstance(answer, Exception)
+        if is_compared:
+            found = largest(number, run, answer, outputs, self.tolerance or 0.0)  # type: ignore[arg-type]
+        with self._lock:
+            report = self.report
+            report.statuses["recorded"][_name(run.status)] += 1
+            report.statuses["now"][_name(status)] += 1
+            report.compared += is_compared
+            if status == run.status == 0:
+                report.recorded.append(run.took / 1e9)
+                report.now.append(took)
+            if found:
+                report.different += 1
+                if report.worst is None or found.by > report.worst.by:
+                    report.worst = found
+            self._tell()
+
+
+class _Ear(deque[float]):
+    """In the place of a tape: seconds that requests took, measured where they were when they were recorded."""
+
+    def stream(self, *_: object) -> int:
+        """One is all there is."""
+        return 1
+
+    def run(self, words: list[Any], _: object) -> None:
+        """A request is over."""
+        self.append(words[2] / 1e9)
+
+    def leave_out(self, *_: object) -> None:
+        """Nobody counts them."""
+
+
+class _Player:
+    """One stream."""
+
+    def __init__(
+        self, play: _Play, prepared: RemotePreparedModel, stream: Stream, numbers: list[int], stack: ExitStack
+    ) -> None:
+        """`numbers`: of its requests."""
+        self._play, self._stream, self._numbers, self._stack = play, stream, numbers, stack
+        self._took, model, home = _Ear(), prepared.model, prepared.home
+        terms = prepared.preference, None, prepared.priority
+        self._prepared = TapedPreparedModel(self._took, prepared.device, model, home.number, *terms)
+        self._prepared.home = home
+        sides = model.main.inputs, model.main.outputs
+        self._inputs, self._outputs = ([model.main.operands[i] for i in side] for side in sides)
+        self._seats: dict[Shapes, Any] = {}
+        self._present: Any = None
+        self._flying: deque[tuple[int, Run, Future]] = deque()
+        self._seat(self._arrays(play.recording.run(numbers[0])))  # what takes long is done before the first one's time
+
+    def play(self) -> None:
+        """Its requests, in order."""
+        for number in self._numbers:
+            if self._play.is_over:
+                return
+            self._play_one(number)
+        self._land(0)
+
+    def _play_one(self, number: int) -> None:
+        run = self._play.recording.run(number)
+        arrays = self._arrays(run)
+        seat = self._seat(arrays)
+        self._land(self._stream.depth - 1)
+        for place, array_ in zip(seat.inputs, arrays, strict=True):
+            if place is not None:
+                place[...] = array_
+        self._wait(run)
+        left = None if run.deadline is None else max(run.deadline / 1e9, 1e-6)
+        if self._stream.depth == 1:
+            self._note(number, run, _answer(lambda: seat.run(timeout=left)))
+        else:
+            deadline = None if left is None else time.monotonic() + left
+            self._flying.append((number, run, seat.submit(deadline=deadline)))
+
+    def _wait(self, run: Run) -> None:
+        """Until its time; meanwhile results are taken."""
+        left = self._play.left(run)
+        while left > 0 and not self._play.is_over:
+            if self._flying:
+                self._land(0, left)
+            else:
+                time.sleep(min(left, 0.1))
+            left = self._play.left(run)
+        self._play.note_late(-left)
+
+    def _land(self, most: int, within: float | None = None) -> None:
+        """Takes results, oldest first, until so many requests are in flight or that time has passed."""
+        end = math.inf if within is None else time.monotonic() + within
+        while len(self._flying) > most:
+            number, run, future = self._flying[0]
+            left = None if within is None else end - time.monotonic()
+            if left is not None and left <= 0:
+                return
+            try:
+                error = future.exception(left)
+            except Timeout:
+                return
+            self._flying.popleft()
+            self._note(number, run, error or future.result())
+
+    def _note(self, number: int, run: Run, answer: Any) -> None:
+        took = self._took.popleft() if self._took else 0.0  # a miss that was found before it was sent
+        if isinstance(answer, BaseException) and not isinstance(answer, StatusError | Timeout):
+            raise answer
+        self._play.note(number, run, took, answer, self._outputs)
+
+    def _arrays(self, run: Run) -> list[NDArray[Any] | None]:
+        if len(run.inputs) != len(self._inputs):
+            raise BadRecording(f"a request of {len(run.inputs)} inputs; its model takes {len(self._inputs)}")
+        return [None if p is None else as_array(p, o) for p, o in zip(run.inputs, self._inputs, strict=True)]
+
+    def _seat(self, arrays: list[NDArray[Any] | None]) -> Any:
+        """Where inputs of these shapes are put: a burst, or `_Plain`."""
+        shapes = tuple(None if a is None else a.shape for a in arrays)
+        found = self._seats.get(shapes)
+        if found is not self._present:
+            self._land(0)  # results come in order within one burst alone
+        if found is None:
+            if len(self._seats) >= _MOST_SEATS:
+                raise BadRecording(f"a stream with inputs of more than {_MOST_SEATS} different shapes")
+            found = self._seats[shapes] = self._new_seat(shapes)
+        self._present = found
+        return found
+
+    def _new_seat(self, shapes: Shapes) -> Any:
+        if self._stream.path == "plain":
+            return _Plain(self._prepared, shapes)
+        depth, spin = self._stream.depth, self._stream.spin
+        return self._stack.enter_context(self._prepared.burst(input_shapes=shapes, depth=depth, spin=spin))
+
+
+class _Plain:
+    """The plain path, with inputs and a `run` as a burst has them."""
+
+    def __init__(self, prepared: RemotePreparedModel, shapes: Shapes) -> None:
+        self._prepared = prepared
+        self._workspace = Workspace(InputSet(prepared.model, shapes), OutputSet(prepared.model))
+        self.inputs = self._workspace.inputs.arrays
+
+    def run(self, timeout: float | None) -> Result:
+        """Raises StatusError, PeerDied, Timeout."""
+        result = self._prepared.execute(self._workspace.request, timeout=timeout)
+        if result.status == ErrorStatus.OUTPUT_INSUFFICIENT_SIZE and self._workspace.grow(result.output_shapes):
+            result = self._prepared.execute(self._workspace.request, timeout=timeout)
+        result.raise_for_status()
+        return result
+
+
+def _answer(run: Callable[[], Result]) -> Result | Exception:
+    try:
+        return run()
+    except (StatusError, Timeout) as error:
+        return error
+
+
+def _status(answer: Result | Exception) -> int:
+    if isinstance(answer, StatusError):
+        return int(answer.status)
+    return UNANSWERED if isinstance(answer, Exception) else 0
+
+
+def _name(status: int) -> str:
+    return "not answered" if status == UNANSWERED else ErrorStatus(status).name

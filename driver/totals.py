@@ -1,0 +1,48 @@
+"""What all clients of a device have had of it, those that have left included."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from driver.options import PRIORITIES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from burst.turns import Counts
+
+SUMMED = ("executions", "waits", "yields", "waiting", "waited", "used")
+"""The fields of `burst.turns.Counts` that can be added up."""
+
+
+class Totals:
+    """By priority, lowest first, a sum for each of `SUMMED`."""
+
+    def __init__(self) -> None:
+        self._left = [[0.0] * len(SUMMED) for _ in PRIORITIES]
+
+    def leave(self, counts: Sequence[Counts]) -> None:
+        """A client goes; this is what it has had. Who calls this lets nobody `snapshot` meanwhile."""
+        _add(self._left, counts)
+        for flow in self._left:
+            flow[SUMMED.index("waiting")] = 0
+
+    def snapshot(self) -> list[list[float]]:
+        """Of those that have left."""
+        return [list(flow) for flow in self._left]
+
+
+def summed(
+    begin: list[list[float]], clients: Iterable[Callable[[], Sequence[Counts]]], pace: Callable[[], object]
+) -> list[list[float]]:
+    """With what the others have had so far. `pace` lets running bursts through."""
+    for counts in clients:
+        pace()
+        _add(begin, counts())
+    return begin
+
+
+def _add(sums: list[list[float]], counts: Sequence[Counts]) -> None:
+    for flow, found in zip(sums, counts, strict=True):
+        for n, name in enumerate(SUMMED):
+            flow[n] += getattr(found, name)

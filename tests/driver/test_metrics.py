@@ -1,0 +1,203 @@
+"""`burst serve --metrics`: figures for Prometheus, and health, of a device that is served."""
+
+import contextlib
+import http.client
+import os
+import re
+import select
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from prometheus_client.parser import text_string_to_metric_families
+
+import driver
+from driver import attendant, exposition, health
+from driver.cli.command import burst as command
+from driver.engine import Engine
+from driver.metrics import Stages
+
+X = np.ones((1, 4), np.float32)
+
+
+class Served(SimpleNamespace):
+    """One device: its socket's path and the port of its metrics."""
+
+    def get(self, path):
+        """Status and text."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
+        with contextlib.closing(connection):
+            connection.request("GET", path)
+            answer = connection.getresponse()
+            return answer.status, answer.read().decode()
+
+    def figures(self):
+        """By name and labels."""
+        status, text = self.get("/metrics")
+        assert status == 200
+        samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
+        return {(s.name, *sorted(s.labels.values())): s.value for s in samples}
+
+
+@pytest.fixture(scope="module")
+def served():
+    """`burst serve reference`, ready."""
+    with tempfile.TemporaryDirectory(prefix="burst-m-", dir="/tmp") as folder:
+        words = [sys.executable, "-m", "driver.cli", "serve", "reference", "--dir", f"{folder}/run", "--metrics", ":0"]
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        with subprocess.Popen(words, **pipes, cwd="/") as process:
+            try:
+                lines = [process.stdout.readline() for _ in range(3)]
+                port = re.search(r"http://127\.0\.0\.1:(\d+)/metrics", lines[1])
+                assert "is ready after" in lines[2]
+                assert "self test passed" in lines[2]
+                yield Served(port=int(port[1]), address=f"{folder}/run/reference.sock")
+            finally:
+                process.kill()
+
+
+def test_figures_of_all_clients(served, kit):
+    """What clients have now and what they have done is there, and what was done stays when they have left."""
+    before = served.figures()
+    with driver.connect(served.address) as device, device.prepare(kit.add_model(), priority="high") as prepared:
+        with prepared.burst() as burst:
+            for _ in range(20):
+                burst.run(X)
+            prepared.run(X)
+            during = served.figures()
+        assert (during["burst_clients",], during["burst_bursts",], during["burst_models",]) == (1, 1, 1)
+        executed = "burst_executions_total", "high"
+        assert during[executed] - before[executed] == 21
+        for stage in ("encode", "queue", "wake", "bind", "execute", "return", "total"):
+            counted = "burst_request_seconds_count", stage
+            assert during[counted] - before[counted] == 20
+        assert during["burst_preparations_total", "prepared"] == before["burst_preparations_total", "prepared"] + 1
+    kit.until(lambda: served.figures()["burst_clients",] == 0)
+    after = served.figures()
+    assert after[executed] == during[executed]
+    assert after["burst_bursts",] == 0
+    assert after["burst_request_seconds_count", "total"] == during["burst_request_seconds_count", "total"]
+    assert after["burst_memory_bytes", "engine", "shmem"] > 0
+    assert 0 < after["burst_descriptors", "service"] < 100
+    assert abs(time.time() - after["burst_start_time_seconds", "service"]) < 300
+
+
+def test_nobody_is_named(served, kit):
+    """Neither accounts nor models nor clients are labels: only priorities, stages, outcomes and processes."""
+    with driver.connect(served.address) as device, device.prepare(kit.add_model()):
+        _, text = served.get("/metrics")
+    labels = {name for family in text_string_to_metric_families(text) for s in family.samples for name in s.labels}
+    assert labels == {"device", "version", "type", "priority", "stage", "le", "outcome", "process", "kind"}
+
+
+def test_health(served):
+    """/healthz and `burst serve --check` say that the device answers; while its engine hangs, that it does not."""
+    check = ["serve", "--check", served.address]
+    assert served.get("/healthz") == (200, "ok\n")
+    assert CliRunner().invoke(command, check).output.startswith("reference, version")
+    with driver.connect(served.address) as device:
+        engine = device.engine_pid
+    os.kill(engine, signal.SIGSTOP)
+    try:
+        assert served.get("/healthz") == (503, f"it did not answer within {attendant.WITHIN:g} s\n")
+        with pytest.raises((driver.DeviceFailed, TimeoutError), match=r"within 0\.1 s|no answer"):
+            health.check(served.address, 0.1)
+    finally:
+        os.kill(engine, signal.SIGCONT)
+    assert served.get("/healthz") == (200, "ok\n")
+    assert served.get("/else") == (404, "here are /metrics and /healthz\n")
+
+
+def test_nothing_served_is_not_healthy(tmp_path):
+    """`burst serve --check` exits with 1 and the reason where nothing is served."""
+    done = CliRunner().invoke(command, ["serve", "--check", str(tmp_path / "x.sock")])
+    assert done.exit_code == 1
+    assert "nothing is served there; start it" in done.stderr
+
+
+def test_a_burst_that_lies(kit):
+    """Whatever a client writes into its notes costs it its own sample, and no scrape."""
+    stages = Stages()
+    with driver.connect("reference") as device, device.prepare(kit.add_model()) as prepared, prepared.burst() as burst:
+        burst.run(X)
+        notes = burst._pipeline.controller.trace.memory.asarray()
+        notes[:] = np.random.default_rng(3).integers(0, 256, notes.size, np.uint8)
+        notes.view(np.uint64)[-2048:] = 2**63
+        stages.look(device.traces())
+    assert sum(stages._seconds.values()) < 3600 * 7 * 256
+
+
+def test_only_for_its_own_account():
+    """Another account cannot ask for the figures of all."""
+    with pytest.raises(driver.InvalidArgument, match="the device's own account and for root"):
+        Engine.figures(SimpleNamespace(), os.getuid() + 1, None)
+
+
+class _Wrong:
+    """A device whose sums are wrong."""
+
+    def supported_operations(self, _):
+        return [True]
+
+    def prepare(self, _, **__):
+        return contextlib.nullcontext(self)
+
+    def run(self, x, **_):
+        return (x + 1,)
+
+    def burst(self):
+        burst = SimpleNamespace(run=lambda x, **_: SimpleNamespace(outputs=(x,)))
+        return contextlib.nullcontext(burst)
+
+
+def test_a_wrong_sum_fails_the_self_test():
+    """A device that computes wrongly is found out before it is called ready."""
+    with pytest.raises(driver.DeviceFailed, match=r"the sum of \[0.0, 1.0, 2.0, 3.0\] and itself is \[1.0"):
+        attendant.self_test(_Wrong())
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "localhost:70000", ":", "1.2.3.4:x", "::1:80"])
+def test_addresses_that_are_none(address):
+    """What is no address is told with an example."""
+    with pytest.raises(driver.DeviceFailed, match=r"say HOST:PORT, as 127\.0\.0\.1:9464"):
+        exposition.listen(address)
+
+
+def test_places_that_are_taken(tmp_path):
+    """A port or a path that somebody uses is not taken from him; a socket that nobody listens at any more is."""
+    path = tmp_path / "m.sock"
+    with exposition.listen("127.0.0.1:0") as one, pytest.raises(driver.DeviceFailed, match="cannot listen there"):
+        exposition.listen(exposition.where(one).split("/")[2])
+    first = exposition.listen(str(path))
+    with pytest.raises(driver.DeviceFailed, match="in use"):
+        exposition.listen(str(path))
+    first.close()
+    with exposition.listen(str(path)) as again:
+        assert exposition.where(again) == str(path)
+    path.unlink()
+    path.write_text("mine")
+    with pytest.raises(driver.DeviceFailed):
+        exposition.listen(str(path))
+    assert path.read_text() == "mine"
+
+
+def test_more_than_some_at_once(served, kit):
+    """Whoever connects and says nothing does not keep others from an answer: too many of them are turned away."""
+    with contextlib.ExitStack() as stack:
+        mute = [stack.enter_context(socket.create_connection(("127.0.0.1", served.port))) for _ in range(12)]
+        kit.until(lambda: len(select.select(mute, [], [], 1)[0]) >= 4)
+    kit.until(lambda: _is_ok(served))
+
+
+def _is_ok(served):
+    try:
+        return served.get("/healthz")[0] == 200
+    except ConnectionError:  # their threads have not ended yet
+        return False

@@ -1,0 +1,115 @@
+"""`burst serve` under systemd: the unit, and what the service tells of itself."""
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+import driver
+from driver.cli.command import burst as command
+from driver.notify import notify, watchdog_seconds
+
+
+def unit(*words):
+    done = CliRunner().invoke(command, ["serve", "--unit", *words])
+    assert done.exit_code == 0
+    return done.output
+
+
+def test_the_unit_runs_this_installation():
+    """What is printed names this `burst`, the account and the group, and nothing is left to be filled in."""
+    text = unit("--user", "nobody", "--group", "inference")
+    assert f"ExecStart={Path(sys.executable).with_name('burst')} serve %i --group inference $BURST_OPTIONS\n" in text
+    assert "User=nobody\nGroup=inference\n" in text
+    assert "Group=burst\n" in unit()
+    assert not any(f"@{name}@" in text for name in ("user", "group", "burst"))
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd-analyze: install systemd")
+def test_systemd_takes_the_unit(tmp_path):
+    """`systemd-analyze verify` has nothing to say about it."""
+    path = tmp_path / "burst@reference.service"
+    path.write_text(unit("--user", "root", "--group", "root"))
+    done = subprocess.run(["systemd-analyze", "verify", path], capture_output=True, text=True, check=False)
+    assert (done.returncode, [line for line in done.stderr.splitlines() if "burst@" in line]) == (0, [])
+
+
+@contextlib.contextmanager
+def listening():
+    """A socket as systemd's, with the folder that it lies in."""
+    with tempfile.TemporaryDirectory(prefix="burst-n-", dir="/tmp") as folder:
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        with contextlib.closing(sock):
+            sock.bind(f"{folder}/notify")
+            sock.settimeout(20)
+            yield sock, folder
+
+
+def test_told_when_ready_and_while_it_answers():
+    """READY comes after the self test, then WATCHDOG as long as the device answers, and the reason when it does not."""
+    with listening() as (sock, folder):
+        said = {"NOTIFY_SOCKET": f"{folder}/notify", "WATCHDOG_USEC": "1200000"}
+        words = [sys.executable, "-m", "driver.cli", "serve", "reference", "--dir", f"{folder}/run"]
+        with subprocess.Popen(words, stdout=subprocess.DEVNULL, cwd="/", env=os.environ | said) as process:
+            try:
+                assert sock.recv(4096) == b"READY=1\nSTATUS=ready: its self test passed"
+                assert sock.recv(4096) == b"WATCHDOG=1\nSTATUS=answers; 0 clients"
+                engine = int(Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()[0])
+                os.kill(engine, signal.SIGSTOP)
+                try:
+                    while (told := sock.recv(4096)).startswith(b"WATCHDOG=1"):
+                        pass
+                    assert told == b"STATUS=it did not answer within 0.6 s"
+                finally:
+                    os.kill(engine, signal.SIGCONT)
+            finally:
+                process.kill()
+
+
+def test_notify_by_abstract_name(monkeypatch):
+    """A name that begins with @ is an abstract socket's; without systemd, or when it is gone, nothing happens."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
+        sock.bind(f"\0burst-test-{os.getpid()}")
+        monkeypatch.setenv("NOTIFY_SOCKET", f"@burst-test-{os.getpid()}")
+        notify(STATUS="two\nlines", READY=1)
+        assert sock.recv(100) == b"STATUS=two lines\nREADY=1"
+    notify(READY=1)
+    monkeypatch.delenv("NOTIFY_SOCKET")
+    notify(READY=1)
+
+
+def test_watchdogs_of_others(monkeypatch):
+    """A watchdog that is meant for another process, or set to nothing, is not ours."""
+    monkeypatch.delenv("WATCHDOG_PID", raising=False)
+    for usec, seconds in (("3000000", 3.0), ("0", None), ("x", None)):
+        monkeypatch.setenv("WATCHDOG_USEC", usec)
+        assert watchdog_seconds() == seconds
+    monkeypatch.setenv("WATCHDOG_USEC", "3000000")
+    monkeypatch.setenv("WATCHDOG_PID", "1")
+    assert watchdog_seconds() is None
+
+
+def test_nobody_listens_to_what_it_prints(kit):
+    """Whoever starts it may close its output at once: it is served all the same."""
+    with tempfile.TemporaryDirectory(prefix="burst-n-", dir="/tmp") as folder:
+        words = [sys.executable, "-m", "driver.cli", "serve", "reference", "--dir", f"{folder}/run"]
+        with subprocess.Popen(words, stdout=subprocess.PIPE, cwd="/") as process:
+            try:
+                process.stdout.readline()
+                process.stdout.close()
+                with (
+                    driver.connect(f"{folder}/run/reference.sock") as device,
+                    device.prepare(kit.add_model()) as prepared,
+                ):
+                    assert prepared.run(np.ones((1, 4), np.float32))[0].tolist() == [[2, 2, 2, 2]]
+            finally:
+                process.kill()
