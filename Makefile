@@ -36,6 +36,7 @@ bench: $(VENV)/bench
 	$(BIN)/python bench/burst_payload.py
 	$(BIN)/python bench/burst_depth.py
 	$(BIN)/python bench/burst_many.py
+	$(BIN)/python bench/top.py
 	$(BIN)/python bench/burst_interference.py
 	$(BIN)/python bench/prepare_interference.py
 	$(BIN)/python bench/ops.py

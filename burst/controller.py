@@ -95,7 +95,6 @@ class Packet:
 class Counts:
     """What a burst has done so far."""
 
-    timeouts: int = 0
     memories_sent: int = 0
 
 
@@ -301,7 +300,7 @@ class Controller:
             if not self.in_flight:
                 code = lib.burst_send(self._caller, packet.data, packet.nbytes) or -errno.ETIMEDOUT
             elif code == -errno.ETIMEDOUT:
-                self.counts.timeouts += 1
+                self.trace.page.client.timeouts += 1
                 raise Timeout(f"the result of an earlier request did not come {_within(timeout)}; nothing was sent")
         if code == -errno.ETIMEDOUT:  # the packet is out
             try:
@@ -316,7 +315,7 @@ class Controller:
         if code in {-errno.EAGAIN, -errno.EMSGSIZE}:
             raise NotSent(f"a packet of {nbytes} bytes does not fit into the channel")
         if code == -errno.ETIMEDOUT:
-            self.counts.timeouts += 1
+            self.trace.page.client.timeouts += 1
             late = lib.fmq_now() - int(self._caller.deadline)
             late_by = late / 1e9 if late > 0 else None  # of a deadline
             raise Timeout(f"no result {_within(timeout)}; the burst stays usable", "waiting for the answer", late_by)

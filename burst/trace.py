@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from burst import timeline
 from burst.errors import Malformed
 from burst.memory import Memory
+from burst.timeline import Sides
 from fmq._core import ffi, lib
 from fmq.region import guard
 
@@ -30,7 +32,6 @@ encode: until it was in the queue, with the copying of arrays. queue: while the 
 until the listener had it. bind: until it was recognised, or checked and bound, and admitted. execute: until its result
 was there. return: until the client had it.
 """
-_ON_DEVICE = {"wake", "bind", "execute"}
 _MAGIC = 0x4543415254535242  # the bytes "BRSTRACE"
 _VERSION = 1
 _RECORD = np.dtype([(name, "u8") for name in ("id", "begin", "sent", "taken", "started", "done", "received")])
@@ -54,6 +55,17 @@ class Trace:
         trace = cls(Memory.create(cls.nbytes))
         trace.page.version, trace.page.records, trace.page.magic = _VERSION, lib.BURST_RECORDS, _MAGIC
         return trace
+
+    def describe(self, model: str, depth: int) -> None:
+        """What its client tells about a burst: what it runs, and how many requests may be in flight."""
+        self.page.model = model.encode()[: ffi.sizeof(self.page.model) - 1].decode(errors="ignore").encode()
+        self.page.client.depth = depth
+
+    @property
+    def model(self) -> str:
+        """As its client describes it, who can write anything there."""
+        raw: bytes = ffi.buffer(self.page.model)[:].partition(b"\0")[0]
+        return "".join(filter(str.isprintable, raw.decode(errors="replace")))
 
     def records(self) -> NDArray[Any]:
         """The last requests whose results have come, oldest first: id, and ns of CLOCK_MONOTONIC for each step."""
@@ -80,40 +92,17 @@ class Trace:
         stages = {name: b - a for name, a, b in zip(STAGES, marks[:-1], marks[1:], strict=True)}
         return stages | {"total": r["received"] - r["begin"]}
 
+    def sides(self, first_lane: int = 0) -> Sides:
+        """Where it is drawn."""
+        client, device = self.page.client, self.page.device
+        return Sides(int(client.pid), int(device.pid), int(device.tid), first_lane)
+
     def chrome_events(self, name: str) -> list[dict[str, Any]]:
-        """The last requests as events of the Trace Event format, which Perfetto and chrome://tracing show.
-
-        A request is drawn in the client's process, in the first lane that is free: what is in flight at the same time
-        lies side by side. What the device does with it is drawn in the device's process.
-        """
-        records, client, device = self.records(), int(self.page.client.pid), int(self.page.device.pid)
-        stages, ends, events = self.stages(records), list[int](), list[dict[str, Any]]()
-        for k, record in enumerate(records):
-            at, number, total = int(record["begin"]), int(record["id"]), int(stages["total"][k])
-            lane = next((n for n, end in enumerate(ends) if end <= at), len(ends))
-            ends[lane:] = [at + total, *ends[lane + 1 :]]
-            events.append(_event("request", name, at, total, (client, lane), number))
-            for stage in STAGES:
-                took = int(stages[stage][k])
-                place = (device, int(self.page.device.tid)) if stage in _ON_DEVICE else (client, lane)
-                events.append(_event(stage, name, at, took, place, number))
-                at += took
-        tracks = [("process_name", client, 0, f"{name}, client"), ("process_name", device, 0, f"{name}, device")]
-        tracks += [("thread_name", client, lane, f"in flight {lane + 1}") for lane in range(len(ends))]
-        labels = [{"name": n, "ph": "M", "pid": pid, "tid": tid, "args": {"name": as_}} for n, pid, tid, as_ in tracks]
-        return labels + events
-
-
-def _event(stage: str, name: str, begin: int, took: int, place: tuple[int, int], number: int) -> dict[str, Any]:
-    times = {"ts": begin / 1e3, "dur": took / 1e3}
-    return {
-        "name": stage,
-        "cat": name,
-        "ph": "X",
-        "pid": place[0],
-        "tid": place[1],
-        "args": {"request": number},
-    } | times
+        """The last requests as events of the Trace Event format (burst/timeline.py)."""
+        records, sides = self.records(), self.sides()
+        both = ((sides.client, "client"), (sides.device, "device"))
+        labels = [timeline.label("process_name", pid, 0, f"{name}, {side}") for pid, side in both]
+        return [*labels, *timeline.requests(name, sides, records, self.stages(records))]
 
 
 @contextmanager

@@ -100,13 +100,15 @@ void fmq_unhang(int64_t token);
  * arrived is one packet (version 1), and its id is its number. */
 typedef struct { uint64_t id, begin, sent, received; } burst_sent;   /* by the client; begin: before it encoded */
 typedef struct { uint64_t id, taken, started, done; } burst_served;  /* by the device; started: bound and admitted */
-typedef struct { uint64_t requests, results, total_ns, busy_ns, asleep_ns, pid, reserved[10]; } burst_client_counts;
-typedef struct { uint64_t answered, running, busy_ns, asleep_ns, signal, tid, pid, copied, checked, reserved[7]; } burst_device_counts;
+typedef struct { uint64_t requests, results, total_ns, busy_ns, asleep_ns, pid, depth, timeouts, drops, plain, reserved[6]; } burst_client_counts;
+typedef struct { uint64_t answered, running, busy_ns, asleep_ns, signal, tid, pid, copied, checked, priority, begun, waits, waited_ns, reserved[3]; } burst_device_counts;
 enum { BURST_RECORDS = 256 };
 typedef struct {
-    uint64_t magic, version, records, reserved[13];
+    uint64_t magic, version, records;
+    char model[104]; /* UTF-8, as its client describes it */
     burst_client_counts client; /* a writer per 128-byte line; all times are CLOCK_MONOTONIC nanoseconds */
-    burst_device_counts device; /* running: the request's id, or 0; signal: that one crashed the device;
+    burst_device_counts device; /* running: the request's id, or 0; begun: that one's, once it has its turn; waits: for
+                                 * turns; signal: that one crashed the device; priority: 1 to 3, 0 unknown;
                                  * bytes copied because of where they lay, and to be looked at in private memory */
     burst_sent sent[256];       /* the last requests, by id modulo 256 */
     burst_served served[256];

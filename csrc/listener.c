@@ -289,6 +289,13 @@ static int take_request(burst_listener *l) {
     return 0;
 }
 
+static void note_wait(burst_listener *l) {
+    uint64_t now = futex_now();
+    count(&l->trace->device.waits, 1);
+    count(&l->trace->device.waited_ns, now - l->started);
+    l->started = now;
+}
+
 /* 0, and a slot for a plan; the status of a request that cannot be met any more; or -ECANCELED. Python sees to a slot for
  * what it has to bind first. */
 static int admitted(burst_listener *l) {
@@ -298,7 +305,7 @@ static int admitted(burst_listener *l) {
     int32_t status = burst_admit(p ? p->estimate : NULL, l->since, l->started, l->deadline);
     if (status || !p || !l->ticket) return status;
     int r = burst_enter(l->ticket, 0, l->deadline, l->started);
-    if (!r && l->ticket->number) l->started = futex_now(); /* it has waited */
+    if (!r && l->ticket->number) note_wait(l);
     return r == -ETIMEDOUT ? MISSED_DEADLINE_TRANSIENT : r;
 }
 
@@ -316,6 +323,7 @@ static int64_t serve(burst_listener *l) {
         if (r > 0) r = put_status(l, (uint32_t)r);
         return r ? r : stale;
     }
+    note(&l->trace->device.begun, l->id);
     if (is_known && l->plans[l->current].function) return run_native(l);
     l->in_python = 1;
     return is_known ? l->current + 1 : -ENOENT;

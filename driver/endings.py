@@ -77,6 +77,7 @@ class Endings(Sending):
         self.statistics.recoveries += 1
         self.controller.close()
         self._home, self.controller = home, controller
+        self.statistics.tell(controller.trace)
         try:
             self.check()  # who closed this burst, or its model's, meanwhile, has closed the other controller
         except (PeerDied, ValueError):

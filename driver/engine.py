@@ -28,6 +28,7 @@ from burst.trace import blamed, note_crashes
 from burst.turns import RunQueue, Share, waiters
 from driver.caching.compilations import Compilations
 from driver.caching.improvements import Improvements
+from driver.census import Census
 from driver.constants import Kept, Models, Use
 from driver.deadlines import check, check_entry, due, taking
 from driver.devices import device_class
@@ -101,6 +102,7 @@ class Engine:
         self._shares: WeakValueDictionary[int, Share] = WeakValueDictionary()
         self.traces: dict[BurstServer, tuple[int, Memory]] = {}  #: of all bursts, with their clients' uids
         self.clients: set[Client] = set()
+        self._censuses: dict[int | None, Census] = {}
         self._totals = Totals()
         self._preparing, self._counting = threading.Lock(), threading.Lock()
 
@@ -152,6 +154,30 @@ class Engine:
             self.pace.bursts += change
             if not self.pace.bursts:
                 gc.collect()
+
+    def traces_of(self, uid: int | None) -> list[Memory]:
+        """Of the bursts of one account, or of all."""
+        return [memory for owner, memory in list(self.traces.values()) if uid in {None, owner}]
+
+    def census(self, uid: int | None) -> Census:
+        """Of one account, or of all; it is kept from now on."""
+        with self._counting:
+            census = self._censuses.get(uid)
+            if census is None:
+                census = self._censuses[uid] = Census.create()
+                self._count(uid, census)
+        return census
+
+    def note(self, uid: int, changes: int = 0) -> None:
+        """A client of that account has come or gone; or a burst, which is a change."""
+        with self._counting:
+            for of, census in self._censuses.items():
+                if of in {None, uid}:
+                    self._count(of, census, changes)
+
+    def _count(self, uid: int | None, census: Census, changes: int = 0) -> None:
+        clients = sum(uid in {None, client.uid} for client in list(self.clients))
+        census.note(changes, clients, len(self.traces_of(uid)))
 
     def serve(self, channel: Channel, uid: int) -> None:
         """One client, of that account, until its connection ends."""

@@ -18,7 +18,6 @@ from burst import (
     ResourceExhaustedTransient,
     StatusError,
     Terms,
-    Trace,
 )
 from burst.channel import Channel, Message, close_all
 from burst.turns import Flow, Ticket, waiters
@@ -29,6 +28,7 @@ from driver.deadlines import due, taken
 from driver.fenced import FencedServer, check_outputs
 from driver.managed import Loaded, ManagedBuffers
 from driver.managed_request import execution
+from driver.notes import to_read, trace_memory, trace_of
 from driver.options import LOW, MEDIUM, PRIORITIES, check_preference, taken_priority
 from driver.plain import PlainServer
 from driver.rpc import Reply, take_fd
@@ -58,6 +58,7 @@ class Client:
     def __init__(self, engine: Engine, uid: int) -> None:
         self._engine, self.uid, self._limits = engine, uid, engine.limits
         engine.clients.add(self)
+        engine.note(uid)
         self._numbers = count(1)
         self._models: dict[int, Loaded] = {}
         self._share = engine.share_of(uid)
@@ -75,6 +76,7 @@ class Client:
             "fenced": self.fenced,
             "burst": self.burst,
             "traces": self.traces,
+            "census": self.census,
             "turns": self.turns,
             "allocate": self.allocate,
             "release": self.release,
@@ -99,7 +101,7 @@ class Client:
         self._check_models()
         by, use = taken(deadline), Use(preference, priority == LOW)
         with _Descriptors(message.take_fds()) as fds, due(by):
-            trace = _trace_of(fds, 1 + max(0, sum(counts or ())))
+            trace = trace_of(fds, 1 + max(0, sum(counts or ())))
             fd = fds.pop(0)  # now that nothing is wrong with the rest: it becomes the model's
             kept = self._engine.prepare(lambda models, pace: models.prepare(fd, where, pace, use), use, trace)
             declined = [self._save(kept, counts, token, fds)] if counts else []
@@ -130,7 +132,7 @@ class Client:
         by, priority = taken(deadline), taken_priority(priority)
         use = Use(preference, priority == LOW)
         with _Descriptors(message.take_fds()) as fds, due(by):
-            trace = _trace_of(fds, sum(counts))
+            trace = trace_of(fds, sum(counts))
             given = self._engine.compilations.check(counts, token, fds)
             restored = self._engine.compilations.restored(Owner(self.uid, token), given, fds)
             try:
@@ -296,12 +298,13 @@ class Client:
                     self._queue(results, message),
                     callback,
                     bind,
-                    terms=Terms(version, _trace(message.fds), spin),
+                    terms=Terms(version, trace_memory(message.fds), spin),
                     ticket=Ticket(self.flow(number)),
                 )
             except FmqError as error:
                 raise GeneralFailure(f"the burst's queues cannot be used: {error}") from error
             undo.pop_all()
+        server.trace.page.device.priority = 1 + self._loaded(number).priority
         self._start(server, context)
         return Reply([version])
 
@@ -317,9 +320,18 @@ class Client:
         Of the client's own account alone: whoever has a descriptor of a memfd can open it again for writing. The
         device's account and root see all.
         """
-        sees_all = self.uid in {0, os.getuid()}
-        found = [memory for uid, memory in list(self._engine.traces.values()) if sees_all or uid == self.uid]
-        return Reply([len(found)], [_to_read(memory) for memory in found[start : start + _TRACES_AT_ONCE]])
+        found = self._engine.traces_of(self._sight)
+        return Reply([len(found)], [to_read(memory) for memory in found[start : start + _TRACES_AT_ONCE]])
+
+    @property
+    def _sight(self) -> int | None:
+        """Whose notes it may read: its own account's, or everybody's."""
+        return None if self.uid in {0, os.getuid()} else self.uid
+
+    def census(self, _: Message) -> Reply:
+        """How many clients and bursts there are of those whose notes it may read; and a life page of this process."""
+        census = self._engine.census(self._sight)
+        return Reply([], [to_read(census.memory), os.dup(census.life.fd)])
 
     def _start(self, server: BurstServer, context: Channel) -> None:
         self._engine.traces[server] = self.uid, server.trace.memory
@@ -330,16 +342,19 @@ class Client:
             self._engine.contexts.discard(context)
             context.close()
             self._engine.count_burst(-1)
+            self._engine.note(self.uid, changes=1)
 
         server.on_end = on_end
         self._bursts.add(server)
         self._engine.count_burst(+1)
+        self._engine.note(self.uid, changes=1)
         self._engine.contexts.add(context, partial(_context_message, server), server.stop)
         server.start()
 
     def close(self) -> None:
         """The client is gone."""
         self._engine.clients.discard(self)
+        self._engine.note(self.uid)
         for burst in list(self._bursts):
             burst.stop()
         for plain in self._plain:
@@ -352,14 +367,6 @@ class Client:
             held.clear()
 
 
-def _trace(fds: list[int]) -> Memory | None:
-    """Its descriptor is kept, for `traces`."""
-    try:
-        return Memory.adopt(fds.pop(), Trace.nbytes) if fds else None
-    except (FmqError, OSError) as error:
-        raise Malformed(f"the trace cannot be used: {error}") from error
-
-
 class _Descriptors(list[int]):
     """Closed at the end."""
 
@@ -368,22 +375,6 @@ class _Descriptors(list[int]):
 
     def __exit__(self, *_: object) -> None:
         close_all(self)
-
-
-def _trace_of(fds: list[int], others: int) -> Trace | None:
-    """What follows so many others, if something does."""
-    memory = _trace([fds.pop()]) if fds and len(fds) == others + 1 else None
-    if memory:
-        memory.close()  # what is mapped stays
-    return Trace(memory) if memory else None
-
-
-def _to_read(memory: Memory) -> int:
-    """A descriptor to send; its owner, of another account, may have seen to it that we cannot make a read-only one."""
-    try:
-        return os.open(f"/proc/self/fd/{memory.fd}", os.O_RDONLY | os.O_CLOEXEC)
-    except PermissionError:
-        return os.dup(memory.fd)
 
 
 def _context_message(server: BurstServer, message: Message) -> None:

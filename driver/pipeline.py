@@ -220,7 +220,7 @@ class Pipeline(Endings):
             if future.done():
                 return False
             future.fail(CancelledError())
-            self.statistics.drops += 1
+            self.statistics.note_drop(self.controller.trace)
         future.call_back()
         return True
 

@@ -15,7 +15,7 @@ from driver.errors import DriverError
 from driver.fences import FencedExecution, Terms, duplicates, output_shapes
 from driver.options import Options, Policy, Preference, Priority, options_of
 from driver.plain import with_loop_timeout
-from driver.recovery import Crash, Key, crash_in_preparation, digest_of, quarantine
+from driver.recovery import Crash, Key, crash_in_preparation, describe, digest_of, quarantine
 from driver.session import Burst
 from driver.workspace import InputSet, OutputSet, Workspace, input_shapes, output_views
 from fmq._core import lib
@@ -277,7 +277,9 @@ class RemotePreparedModel:
 
     def new_controller(self, options: Options, home: Home) -> Controller:
         """A burst's queues and listener, where the model is prepared."""
-        return Controller(self.configure_burst(options.spin, home), options.memory, options.spin)
+        controller = Controller(self.configure_burst(options.spin, home), options.memory, options.spin)
+        controller.trace.describe(describe(self.model), options.depth)
+        return controller
 
     def revived(self, options: Options, dead: Connection) -> tuple[Home, Controller]:
         """The same on the device's next life. Raises Quarantined, and what `RemoteDevice.revive` raises."""

@@ -104,7 +104,7 @@ class Sending(Driver):
     def run_plain(self, shot: Shot, timeout: float | None) -> Result:
         """One execution on the plain path."""
         self.check()
-        self.statistics.plain += 1
+        self.statistics.note_plain(self.controller.trace)
         result = self._prepared.execute(shot.request, measure=self.options.measure, timeout=timeout)
         self._deaths.in_a_row = 0
         result.raise_for_status()
@@ -121,7 +121,7 @@ class Sending(Driver):
         end = None if timeout is None else time.monotonic() + timeout
         while (future := self.try_submit(arrays, deadline)) is None:
             if self.options.policy == "reject":
-                self.statistics.drops += 1
+                self.statistics.note_drop(self.controller.trace)
                 raise Busy(f"depth={self.depth} requests are in flight, and policy is 'reject'; wait for a result")
             try:
                 self.advance(lambda: self.has_room, None if end is None else max(0.0, end - time.monotonic()))
@@ -164,7 +164,7 @@ class Sending(Driver):
         if self.staged is not None:
             old, dropped = self.staged
             if not dropped.done():
-                self.statistics.drops += 1
+                self.statistics.note_drop(self.controller.trace)
                 self._finished.append(dropped.fail(CancelledError("a newer frame took its place")))
             self.buffers.give_back(old)
         self.staged = inputs, future

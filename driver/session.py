@@ -238,7 +238,7 @@ class Burst:
             reply = pipeline.exchange(packet, timeout, deadline)
         except NotSent:
             pipeline.check()
-            self._statistics.plain += 1
+            self._statistics.note_plain(pipeline.controller.trace)
             until = None if deadline is None else deadline / 1e9
             return self._prepared.execute(request, measure=measure, timeout=timeout, deadline=until)
         except Timeout:

@@ -34,6 +34,20 @@ class Statistics:
             self._on_device += timing.time_on_device or 0
             self._in_driver += timing.time_in_driver
 
+    def note_drop(self, trace: Trace) -> None:
+        """A request that was cancelled, refused or replaced; whoever reads the trace sees it, too."""
+        self.drops += 1
+        self.tell(trace)
+
+    def note_plain(self, trace: Trace) -> None:
+        """A request takes the plain path."""
+        self.plain += 1
+        self.tell(trace)
+
+    def tell(self, trace: Trace) -> None:
+        """What Python counts, to those who read the trace."""
+        trace.page.client.drops, trace.page.client.plain = self.drops, self.plain
+
     def retire(self, controller: Controller) -> None:
         """Another one takes its place."""
         self._earlier += _totals(controller)
@@ -53,7 +67,7 @@ class Statistics:
             "memories_sent": sent,
             "copied_bytes": {"bulk": self.copied + copied, "control": control},
             "stages": {name: _spread(ns) for name, ns in stages.items()},
-            "cpu_seconds": {"client": busy_ns / 1e9, "device": _cpu_of(controller.trace)},
+            "cpu_seconds": {"client": busy_ns / 1e9, "device": cpu_of_listener(controller.trace)},
             "seconds": {"total": total_ns / 1e9, **seconds} if measure else None,
         }
 
@@ -67,7 +81,7 @@ class Statistics:
 def _totals(controller: Controller) -> Any:
     (client, device), counts = (controller.trace.page.client, controller.trace.page.device), controller.counts
     busy = client.busy_ns - client.asleep_ns
-    shared = [client.results, counts.timeouts, counts.memories_sent, controller.control_bytes + device.checked]
+    shared = [client.results, client.timeouts, counts.memories_sent, controller.control_bytes + device.checked]
     return np.array([*shared, device.copied, max(busy, 0), client.total_ns])
 
 
@@ -78,7 +92,8 @@ def _spread(ns: Any) -> dict[str, float] | None:
     return {"p50": float(p50), "p99": float(p99)}
 
 
-def _cpu_of(trace: Trace) -> float | None:
+def cpu_of_listener(trace: Trace) -> float | None:
+    """Seconds that the device's thread of this burst has computed; None where the kernel does not tell."""
     device = trace.page.device
     try:
         return int(Path(f"/proc/{device.pid}/task/{device.tid}/schedstat").read_text().split()[0]) / 1e9

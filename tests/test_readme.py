@@ -30,6 +30,7 @@ EXPECTED = {  # of each block, in order: lines of its output
         ["1"],
     ],
     "docs/serving.md": [["[1. 2. 3. 4.]"]],
+    "docs/watching.md": [["ADD 100 burst True"]],
     "docs/recording.md": [["3 3 0\n[4. 4. 4. 4.]"]],
     "docs/memory.md": [["[2. 3. 4. 5.] NONE\n[2. 3. 4. 5.] 0"], ["(1, 720, 640, 1) 130 0"], ["[5. 5. 5. 5.]"]],
     "docs/howto/asyncio.md": [["[1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0]\n1.0 2.0 3.0 \n[1. 1. 1. 1.]\n[8. 8. 8. 8.]"]],

@@ -34,6 +34,8 @@ COMMANDS = {
     "replay": _Place("driver.cli.replay:replay", "Plays a recording, and says how long requests took then and now."),
     "run": _Place("driver.cli.run:run", "Runs a model file, and says what it does, where, and how fast."),
     "serve": _Place("driver.cli.serve:serve", "Runs a device under this account, for others to use."),
+    "top": _Place("driver.cli.top:top", "Shows the bursts of each DEVICE that runs, until Ctrl-C."),
+    "trace": _Place("driver.cli.trace:trace", "Follows bursts, and writes what they did for Perfetto."),
     "vts": _Place("driver.cli.vts:vts", "Tests whether a device does what a device has to do."),
 }
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 
-_EXTRAS = {"click": "cli", "rich": "cli", "av": "demo", "matplotlib": "demo"}  # which of them brings what
+# Which of them brings what.
+_EXTRAS = {"click": "cli", "psutil": "cli", "rich": "cli", "av": "demo", "matplotlib": "demo"}
 
 
 def main() -> None:

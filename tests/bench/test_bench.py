@@ -56,6 +56,7 @@ TURN_ROWS = [
     "enter, look whether to yield, leave; with a deadline",
     "enter and leave, beside another thread",
 ]
+TOP_ROWS = [load + beside for load in ("paced", "full") for beside in ("", ", beside burst top")]
 MANY_ROWS = ["one burst", "all bursts, spinning", "all bursts, spin=0"]
 
 
@@ -103,6 +104,7 @@ def run(script, tmp_path, *options):
             marks=pytest.mark.stress,
         ),
         pytest.param("prepare_interference.py", [], INTERFERENCE_ROWS, 2, marks=pytest.mark.stress),
+        pytest.param("top.py", [], TOP_ROWS, 2, marks=pytest.mark.stress),
     ],
 )
 def test_a_script_measures_every_row_it_promises(tmp_path, script, options, rows, budgets):

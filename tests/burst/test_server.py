@@ -295,7 +295,7 @@ def test_a_result_that_does_not_fit(host, burst, memory, increment, wire):
     fits = (NONE, (OutputShape((1,) * most),), (None, None), 0)
     for rank[0], result in ((most + 2, FAILED), (most, fits), (most + 1, FAILED)):
         assert client.run(pool) == result
-        assert client.counts.timeouts == 0
+        assert client.trace.page.client.timeouts == 0
 
 
 def test_a_request_that_does_not_fit(host, burst, memory, wire):

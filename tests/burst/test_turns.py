@@ -59,7 +59,7 @@ class TestOneAtATime:
             assert gate.entered.acquire(timeout=20)
             gate.open.release()
             assert client.run(pool, 5).output_shapes == (OutputShape((5,)),)
-        assert (client.counts.timeouts, client._caller.results) == (3, 6)
+        assert (client.trace.page.client.timeouts, client._caller.results) == (3, 6)
 
     def test_a_result_that_stays_away(self, host, burst, memory, slow, gate):
         """While a late result is still to come, requests run into their timeouts and are not sent."""

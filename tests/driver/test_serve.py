@@ -20,6 +20,7 @@ from driver import rendezvous, serving
 from driver.cli.command import burst as command
 from driver.runtime import capabilities
 from driver.service import LINGER
+from driver.watching import Watcher
 
 SERVER, GROUP, FRIEND, OTHER, STRANGER = 61001, 61900, 61002, 61003, 61004  # nobody's: numbers need no account
 PATIENCE = 20.0  # seconds
@@ -193,7 +194,10 @@ def test_refuses_folders(refused):
 
 def test_tells_programs_where_it_is_served():
     """--json: one line, when clients may connect, and nothing after it."""
-    with folder() as path, served(path / "run", "--json", says='{{"device": "{device}", "socket": "{socket}", "metrics": null}}') as its:
+    with (
+        folder() as path,
+        served(path / "run", "--json", says='{{"device": "{device}", "socket": "{socket}", "metrics": null}}') as its,
+    ):
         with driver.connect(f"{path}/run/reference.sock") as device:
             assert device.name == "reference"
         its.terminate()
@@ -414,6 +418,20 @@ def test_notes_are_of_the_own_account(members, for_group):
         assert len(device.traces()) == 4
     for client in members:
         assert client.do("out = [trace.page.client.pid == os.getpid() for trace in device.traces()]") == [True] * 2
+
+
+def test_who_looks_on_sees_their_own_account(members, for_group):
+    """What `burst top` reads has the bursts and clients of one account, whatever others do; root's has all."""
+    look = "sample = watcher.sample(); out = [len(sample.bursts), sample.devices[0].bursts]"
+    for client in members:
+        assert client.do(f"from driver.watching import Watcher; watcher = Watcher([{for_group!r}])", look) == [0, 0]
+    assert members[0].do("bursts = [prepared.burst(), prepared.burst()]") is None
+    assert Watcher([for_group]).sample().devices[0].bursts == 2
+    assert members[1].do(look) == [0, 0]
+    unchanged = "next(iter(watcher.devices))._census.changes"
+    assert members[1].do(f"out = {unchanged}") == 0
+    assert members[0].do("watcher = Watcher(watcher._addresses)", look) == [2, 2]
+    assert members[0].do("[burst.close() for burst in bursts]") is None
 
 
 def test_a_killed_client_leaves_nothing(members, for_group, kit):

@@ -1,6 +1,8 @@
-"""The command in this process, and small model files for it."""
+"""The command in this process, small model files for it, and clients in processes of their own."""
 
+import contextlib
 import json
+import subprocess
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -40,3 +42,58 @@ def files():
         unplaced=IMPORTED / "vendor/detector_float32.tflite",
         states=IMPORTED / "vendor/lstm_float32.tflite",
     )
+
+
+PROGRAM = """
+import json, os, sys, time
+import numpy as np
+import driver
+name, options = sys.argv[1], json.loads(sys.argv[2])
+builder = driver.ModelBuilder()
+x = builder.input("float32", (1, 4))
+builder.output(builder.operation("ADD", x, np.ones(4, np.float32), 0))
+with driver.connect(name) as device, device.prepare(builder.build()) as prepared, prepared.burst(**options) as burst:
+    print(json.dumps(os.getpid()), flush=True)
+    for line in sys.stdin:
+        took = []
+        for seconds in json.loads(line):
+            frame = np.full((1, 4), seconds, np.float32)
+            begin = time.perf_counter()
+            burst.run(frame)
+            took.append(1e6 * (time.perf_counter() - begin))
+        print(json.dumps(took), flush=True)
+"""
+
+
+class Client:
+    """One burst of a process of its own."""
+
+    def __init__(self, process):
+        self.process = process
+        self.pid = json.loads(process.stdout.readline())
+
+    def run(self, frames):
+        """Microseconds of each execution; on a slow device each takes as many seconds as its frame says."""
+        self.begin(frames)
+        return self.end()
+
+    def begin(self, frames):
+        self.process.stdin.write(json.dumps(frames) + "\n")
+        self.process.stdin.flush()
+
+    def end(self):
+        return json.loads(self.process.stdout.readline())
+
+
+@pytest.fixture
+def client(kit):
+    """Client(device, **options of its burst); all are killed in the end."""
+    with contextlib.ExitStack() as stack:
+
+        def client(name="reference", **options):
+            pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+            process = stack.enter_context(kit.python(PROGRAM, name, json.dumps(options), **pipes))
+            stack.callback(process.kill)
+            return Client(process)
+
+        yield client

@@ -1,0 +1,69 @@
+"""Requests of bursts as events of the Trace Event format, which Perfetto and chrome://tracing show.
+
+A request is drawn in the client's process, in the first lane that is free: what is in flight at the same time lies side
+by side. What the device does with it is drawn in the device's process, in its listener's thread. Beside them two
+counters go through time: how many requests are in flight, and how many of those are in the queue.
+"""
+
+from __future__ import annotations
+
+from itertools import count
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from numpy.typing import NDArray
+
+    Event = dict[str, Any]
+
+ON_DEVICE: Final = {"wake", "bind", "execute"}
+"""The stages that are drawn there."""
+
+
+class Sides(NamedTuple):
+    """Where a burst is drawn."""
+
+    client: int  #: pid
+    device: int  #: pid
+    listener: int  #: tid
+    first_lane: int = 0  #: tid; there are as many as requests in flight
+
+
+def requests(name: str, sides: Sides, records: NDArray[Any], stages: Mapping[str, NDArray[Any]]) -> Iterator[Event]:
+    """`records` and `stages` as a `Trace` tells them, oldest first: each request, its stages, and the lanes' names."""
+    ends: list[int] = []
+    parts = [(stage, ns.tolist()) for stage, ns in stages.items() if stage != "total"]
+    each = zip(records["begin"].tolist(), records["id"].tolist(), stages["total"].tolist(), count(), strict=False)
+    for at, number, total, k in each:
+        lane = next((n for n, end in enumerate(ends) if end <= at), len(ends))
+        if lane == len(ends):
+            yield label("thread_name", sides.client, sides.first_lane + lane, f"{name}, in flight {lane + 1}")
+        ends[lane:] = [at + total, *ends[lane + 1 :]]
+        in_client, on_device = (sides.client, sides.first_lane + lane), (sides.device, sides.listener)
+        yield _span("request", name, at, total, in_client, number)
+        for stage, took in parts:
+            yield _span(stage, name, at, took[k], on_device if stage in ON_DEVICE else in_client, number)
+            at += took[k]  # noqa: PLW2901 (the next stage begins there)
+
+
+def counters(name: str, sides: Sides, records: NDArray[Any]) -> Iterator[Event]:
+    """How many of these requests were in flight, and how many in the queue, whenever that changed."""
+    n, times = len(records), np.concatenate([records[step] for step in ("sent", "taken", "received")])
+    order = np.argsort(times, kind="stable")
+    flying, queued = (np.repeat(change, n)[order].cumsum() for change in ([1, 0, -1], [1, -1, 0]))
+    for at, f, q in zip(times[order].tolist(), flying.tolist(), queued.tolist(), strict=True):
+        values = {"in flight": f, "queued": q}
+        yield {"name": name, "ph": "C", "ts": at / 1e3, "pid": sides.client, "args": values}
+
+
+def label(kind: str, pid: int, tid: int, name: str) -> Event:
+    """`kind`: "process_name" or "thread_name"."""
+    return {"name": kind, "ph": "M", "pid": pid, "tid": tid, "args": {"name": name}}
+
+
+def _span(stage: str, name: str, begin: int, took: int, place: tuple[int, int], number: int) -> Event:
+    where = {"pid": place[0], "tid": place[1], "args": {"request": number}}
+    return {"name": stage, "cat": name, "ph": "X", **where, "ts": begin / 1e3, "dur": took / 1e3}

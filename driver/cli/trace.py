@@ -1,0 +1,79 @@
+"""`burst trace`: the requests of running bursts, stage by stage, as a file for Perfetto."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from driver.errors import DriverError
+from driver.watching import Followed, Watcher, follow, write
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from driver.watching import WatchedBurst
+
+
+_SECONDS = click.FloatRange(min=0, min_open=True)
+_FILE = click.Path(dir_okay=False, writable=True, path_type=Path)
+
+
+@click.command()
+@click.argument("device", required=False)
+@click.option("--burst", "number", type=int, metavar="N", help="This one alone, by its number in `burst top`.")
+@click.option("--pid", type=int, help="Those of this client alone.")
+@click.option("--seconds", type=_SECONDS, default=1.0, show_default=True, help="For how long they are followed.")
+@click.option("-o", "path", type=_FILE, metavar="FILE", required=True, help="What is written.")
+@click.option("--json", "as_json", is_flag=True, help="Print what was written as JSON, and nothing else.")
+def trace(device: str | None, number: int | None, pid: int | None, seconds: float, path: Path, as_json: bool) -> None:
+    """Follows bursts, and writes what they did for Perfetto.
+
+    DEVICE is a name, or the path of the socket of one that is served; none: all that run for this account. FILE is for
+    https://ui.perfetto.dev; one that ends in .gz is packed. Ctrl-C ends it early. Exits with 1 when no such burst runs.
+    """
+    try:
+        watcher = Watcher([device] if device else [])
+        followed = follow(watcher, seconds, lambda burst: _is_wanted(burst, number, pid))
+    except DriverError as error:
+        raise click.UsageError(str(error)) from error
+    if not followed:
+        raise click.ClickException(_nothing(watcher, number, pid))
+    try:
+        write(path, followed)
+    except OSError as error:
+        raise click.ClickException(f"-o {path}: {error}") from error
+    click.echo(json.dumps({"file": str(path), "bursts": _plain(followed)}) if as_json else _told(path, followed))
+
+
+def _is_wanted(burst: WatchedBurst, number: int | None, pid: int | None) -> bool:
+    return number in {None, burst.number} and pid in {None, burst.pid}
+
+
+def _nothing(watcher: Watcher, number: int | None, pid: int | None) -> str:
+    wanted = f"burst {number}" if number is not None else "burst" if pid is None else f"burst of process {pid}"
+    where = ", ".join(device.address for device in watcher.devices)
+    why = " ".join(watcher.absent.values())
+    return f"no {wanted} runs {f'on {where}' if where else 'here'}; `burst top` shows those that do. {why}".rstrip()
+
+
+def _plain(followed: Sequence[Followed]) -> list[dict[str, Any]]:
+    return [
+        {
+            "device": one.burst.device,
+            "number": one.burst.number,
+            "pid": one.burst.pid,
+            "program": one.burst.program,
+            "requests": len(one.records),
+            "missed": one.missed,
+        }
+        for one in followed
+    ]
+
+
+def _told(path: Path, followed: Sequence[Followed]) -> str:
+    requests, missed = sum(len(one.records) for one in followed), sum(one.missed for one in followed)
+    bursts = f"{len(followed)} burst{'s' * (len(followed) != 1)}"
+    return f"{path}: {requests} requests of {bursts}, {missed} missed; open it in https://ui.perfetto.dev"

@@ -1,0 +1,109 @@
+"""All devices that run, or those that were asked for. None is ever started, and none is kept from ending."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from burst import BurstError
+from driver import rendezvous, served
+from driver.errors import DeviceNotFound, DriverError
+from driver.watching.device import WatchedDevice
+from driver.watching.figures import BurstFigures, DeviceFigures, Sample
+from fmq import FmqError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_ERRORS = (BurstError, DriverError, FmqError, OSError)
+_GLANCES, _GLANCED = 10, 32  # at most, between two looks; at one burst each: what 64 bursts cost then is 1 % of a CPU
+_AGAIN = 1.0  # seconds until a device that did not answer is asked again
+
+
+class Watcher:
+    """Looks at devices, each time anew at those that have come, and no more at those that have gone."""
+
+    def __init__(self, addresses: Sequence[str] = ()) -> None:
+        """Names, or paths of devices that are served; none: all that run for this account. Raises DriverError."""
+        for name in addresses:
+            if not served.is_path(name):
+                rendezvous.Place(rendezvous.runtime_dir(), name)
+        self._addresses = list(dict.fromkeys(addresses))
+        self._devices: dict[str, WatchedDevice] = {}
+        self._absent: dict[str, Exception] = {}
+        self._not_before: dict[str, float] = {}
+        self._at = time.monotonic()
+        self._find()
+
+    def sample_after(self, seconds: float) -> Sample:
+        """A look in so many seconds. Where few bursts run, some glances before it, so that it knows more results."""
+        glances = min(_GLANCES, max(1, _GLANCED // max(1, sum(len(d.bursts) for d in self.devices))))
+        for _ in range(glances - 1):
+            time.sleep(seconds / glances)
+            for device in self.devices:
+                device.glance()
+        time.sleep(seconds / glances)
+        return self.sample()
+
+    def sample(self) -> Sample:
+        """A look at everything."""
+        now = time.monotonic()
+        seconds, self._at = now - self._at, now
+        self.refresh()
+        devices, bursts = list[DeviceFigures](), list[BurstFigures]()
+        for device in self.devices:
+            figures, found = device.look()
+            devices.append(figures)
+            bursts += found
+        return Sample(time.time(), seconds, devices, bursts, self.absent)
+
+    def refresh(self) -> None:
+        """Finds devices and bursts that have come, and forgets those that are gone."""
+        self._find()
+        for device in self.devices:
+            try:
+                device.refresh()
+            except _ERRORS as error:
+                self._lose(device.address, error)
+
+    @property
+    def absent(self) -> dict[str, str]:
+        """Devices that were asked for and are not here, or that do not answer as they should; and why."""
+        return {
+            name: str(error) or type(error).__name__
+            for name, error in self._absent.items()
+            if name in self._addresses or not isinstance(error, DeviceNotFound)
+        }
+
+    @property
+    def devices(self) -> list[WatchedDevice]:
+        """Those that run, as far as we know."""
+        return list(self._devices.values())
+
+    def _find(self) -> None:
+        for address, device in list(self._devices.items()):
+            if device.has_ended:
+                del self._devices[address]
+        addresses = self._addresses or _running()
+        self._absent = {name: error for name, error in self._absent.items() if name in addresses}
+        for address in addresses:
+            if address not in self._devices and time.monotonic() >= self._not_before.get(address, 0.0):
+                self._look_for(address)
+
+    def _look_for(self, address: str) -> None:
+        try:
+            self._devices[address] = WatchedDevice(address)
+        except _ERRORS as error:
+            self._lose(address, error)
+        else:
+            self._absent.pop(address, None)
+
+    def _lose(self, address: str, error: Exception) -> None:
+        self._devices.pop(address, None)
+        self._absent[address] = error
+        self._not_before[address] = time.monotonic() + _AGAIN
+
+
+def _running() -> list[str]:
+    """Names of devices of this account whose sockets are there."""
+    return sorted(path.stem for path in rendezvous.runtime_dir().glob("*.sock"))
