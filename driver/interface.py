@@ -111,6 +111,9 @@ class Device(Protocol):
     A device to which it makes a difference what a model is prepared for has an attribute `takes_preference`: True.
     `prepare` and `restore` then get a keyword `preference` besides, one of `driver.options.PREFERENCES`: "low_power"
     asks for one thread, and "sustained_speed" for the most executions in an hour rather than the fastest.
+
+    A device that is made of somebody's library may name its module by an attribute `library`: where that is not
+    installed, `driver.compile` does without the device and says nothing, unless it is asked for it.
     """
 
     name: str

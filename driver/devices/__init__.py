@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 from importlib.metadata import EntryPoint, entry_points
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, cast
 
 from driver.errors import DeviceNotFound
@@ -42,6 +43,15 @@ def device_class(name: str) -> type[Device]:
         return _load(found or EntryPoint(name, name, GROUP))
     except (ImportError, AttributeError) as error:
         raise DeviceNotFound(f"name={name!r}: {error}; installed are {installed}") from error
+
+
+def lacks_library(name: str) -> bool:
+    """Whether this device comes with us, and the library that it is made of does not: its extra is not installed."""
+    try:
+        needed = getattr(device_class(name), "library", None)
+    except DeviceNotFound:
+        return False
+    return needed is not None and find_spec(needed) is None
 
 
 def _load(entry: EntryPoint) -> type[Device]:

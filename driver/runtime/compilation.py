@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple, get_args
 
 from burst import MissedDeadlinePersistent, MissedDeadlineTransient, PeerDied, StatusError
 from burst.messages import Cause
+from driver.devices import lacks_library
 from driver.devices import names as installed
 from driver.errors import DeviceNotFound, NotPlaced
 from driver.nn import InvalidModel, validate
@@ -239,7 +240,8 @@ class _Compilation:
                 is_asked_for = isinstance(error, DeviceNotFound) and not self._terms.takes_any
                 if is_asked_for or len(names) == 1 or self._terms.required:
                     raise
-                self._fallbacks.note("dropped", _name(name), error)
+                if not (self._terms.takes_any and lacks_library(_name(name))):
+                    self._fallbacks.note("dropped", _name(name), error)
         if not found:
             raise NotPlaced(f"none of the devices {[_name(n) for n in names]} can be used: {self._fallbacks.report()}")
         return found

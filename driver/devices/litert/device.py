@@ -69,6 +69,7 @@ class LiteRtDevice:
     name = "litert"
     version = f"1 (LiteRT {VERSION})"
     type = "CPU"
+    library = "ai_edge_litert"
     takes_preference = True
     cache_files = CacheFiles(2, 0)  #: what there is to say about a program, and its flatbuffer
 

@@ -75,6 +75,7 @@ class OnnxRuntimeDevice:
     name = "onnxruntime"
     version = f"1 (ONNX Runtime {version()})"
     type = "CPU"
+    library = "onnxruntime"
     takes_preference = True
     cache_files = CacheFiles(1, 1)  #: graphs, and weights that are not laid out as in the model
 

@@ -9,6 +9,7 @@ import pytest
 
 import driver
 from burst import ErrorStatus, PeerDied
+from driver.devices import device_class
 
 X = np.arange(1, 5, dtype=np.float32)
 
@@ -72,6 +73,18 @@ def test_a_device_that_dies_while_it_is_measured_is_left_out(place, kit):
         assert compiled.placement() == [("cpu", (0,))]
         assert counts(compiled) == {"dropped": 1}
     assert not (place.path / "capabilities").exists()
+
+
+def test_a_device_of_ours_without_its_library_is_no_failure(monkeypatch, kit):
+    """By default: an extra that is not installed is nobody's concern. Whoever asks for the device by name is told."""
+    broken = kit.odd("Broken")
+    monkeypatch.setattr(device_class(broken), "library", "no_such_library", raising=False)
+    monkeypatch.setattr("driver.runtime.compilation.installed", lambda: [broken])
+    with driver.compile(kit.add_model()) as compiled:
+        assert compiled.placement() == [("cpu", (0,))]
+        assert counts(compiled) == {}
+    with driver.compile(kit.add_model(), [broken, "cpu"]) as compiled:
+        assert counts(compiled) == {"dropped": 1}
 
 
 def test_an_installed_device_that_cannot_be_loaded_is_left_out(monkeypatch, kit):
