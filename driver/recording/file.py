@@ -108,9 +108,9 @@ class Recording:
     def _take(self, frame: Frame, at: int) -> None:
         """Raises Damaged for what this version does not understand, BadRecording for another version's."""
         match frame.words:
-            case ["begin", int(version), *_] if version != VERSION:
+            case ["begin", int(version), *_] if at == len(MAGIC) and version != VERSION:
                 raise BadRecording(f"{self.path}: version {version}; this release reads version {VERSION}")
-            case ["begin", _, _, _, _, str(command)]:
+            case ["begin", _, _, _, _, str(command)] if at == len(MAGIC):
                 self.command = command
             case ["model", int(number), str(address), preference, priority, [int(), int()] as where] if (
                 preference in PREFERENCES and priority in PRIORITIES and len(self.models) < _MOST_OTHERS

@@ -132,7 +132,9 @@ def test_worth_it(monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", str(tmp_path))
     quota = Quota(2**30)
     share = Share(RunQueue(1, 1e-3), 1)
-    engine = SimpleNamespace(clients=set(), limits=limits(), new_quota=lambda: quota, share_of=lambda _: share)
+    engine = SimpleNamespace(
+        clients=set(), limits=limits(), new_quota=lambda: quota, share_of=lambda _: share, note=lambda _: None
+    )
     client = Client(engine, 0)
     nothing, few, many = (SimpleNamespace(bound=n) for n in (0, 4, 5))
     client._plain, client._bursts = [nothing, few], [many]
