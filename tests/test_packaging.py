@@ -30,6 +30,7 @@ def test_the_wheel_holds_the_packages_and_one_extension(built):
     assert {name.split("/")[0] for name in names if ".dist-info" not in name} == {"fmq", "burst", "driver"}
     assert [name for name in names if name.endswith(".so")] == ["fmq/_core.abi3.so", "fmq/_hot.abi3.so"]
     assert {"driver/demos/detector.npz", "driver/demos/audio_net.npz"} <= set(names)
+    assert {f"driver/demos/web/page/page.{kind}" for kind in ("html", "css", "js")} <= set(names)
     assert {"fmq/py.typed", "fmq/_core.pyi", "fmq/_hot.pyi", "burst/py.typed", "driver/py.typed"} <= set(names)
     assert "driver/burst@.service" in names
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 from rich.console import Console
 from rich.text import Text
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 _MANY = 10**9 - 1
 _BLOCKS_PER_SECOND = 50
+_MOST_FPS = 120  # of a page
 
 
 class _Number(click.FloatRange):
@@ -49,15 +51,58 @@ def _options(device: str, seeds: int) -> Callable[[Callable[..., None]], Callabl
     return add
 
 
+def _web_options(function: Callable[..., None]) -> Callable[..., None]:
+    """What both pages take."""
+    for option in (
+        click.option("--open", "opens", is_flag=True, help="With --web: open the page in the browser."),
+        click.option("--port", type=click.IntRange(0, 65535), default=0, help="With --web; 0: any that is free."),
+        click.option("--web", is_flag=True, help="Show it live on a page of this machine's, until Ctrl-C."),
+    ):
+        function = option(function)
+    return function
+
+
+_NOT_WITH_WEB = {"frames", "seconds", "fast", "no_video", "as_json"}
+
+
+def _is_web(given: dict[str, Any], fps: float = 30) -> bool:
+    """Whether a page is wanted, with nothing that a page makes no sense with."""
+    context = click.get_current_context()
+    said = {name for name in context.params if context.get_parameter_source(name) is ParameterSource.COMMANDLINE}
+    if not given["web"]:
+        if said & {"port", "opens"}:
+            raise click.UsageError("--port and --open: they are about the page; pass --web, too")
+        return False
+    if wrong := [param.opts[-1] for param in context.command.params if param.name in said & _NOT_WITH_WEB]:
+        raise click.UsageError(
+            f"{wrong[0]}: a page runs until Ctrl-C, without a summary; leave {wrong[0]} or --web away"
+        )
+    if "spin" in said:
+        raise click.UsageError("--spin: with --web it is a control of the page; leave it away")
+    if not 1 <= fps <= _MOST_FPS:
+        raise click.UsageError(f"--fps {fps:g}: with --web it is from 1 to {_MOST_FPS}, and can be changed on the page")
+    return True
+
+
+def _show(show: Any, web: bool, port: int, opens: bool) -> None:
+    """The page, until Ctrl-C."""
+    from driver.demos.web.serving import serve
+
+    assert web
+    serve(show, port, opens, click.echo)
+
+
 @click.group()
 def demo() -> None:
     """Shows what a burst does, on frames or sound.
 
-    They are generated, or come from a file or from hardware. Needs the extra `demo`: pip install 'burst-engine[demo]'.
+    They are generated, or come from a file or from hardware. Needs the extra `demo`, and `web` for --web:
+    pip install 'burst-engine[demo,web]'.
     """
 
 
 @demo.command(context_settings={"show_default": True})
+@_web_options
 @click.option("--source", default="scene", metavar="SOURCE", help="'scene', a video file, or a camera: /dev/video0.")
 @click.option("--frames", type=click.IntRange(1, _MANY), default=1000, help="How many, each through both paths.")
 @click.option("--fps", type=_Number(0, _MANY), default=30, help="Frames per second; 0: as fast as it goes.")
@@ -74,12 +119,20 @@ def camera(
     device: str,
     out: Path,
     as_json: bool,
+    **web: Any,
 ) -> None:
     """Finds moving objects in a camera's frames.
 
     Each frame goes to the device twice: through a burst, and over the plain path, to compare the times.
     Leaves an annotated video, a picture of both paths' latencies and one of a frame. Ctrl-C ends it early.
+    With --web it shows all of that live, until Ctrl-C, and leaves what the page is told to record.
     """
+    if _is_web(web, fps=fps):
+        with _complaints():
+            from driver.demos.web.camera import CameraShow
+
+            _show(CameraShow(source, seed, fps, device, out), **web)
+        return
     from driver.demos.camera import connected
     from driver.demos.camera_report import CameraReport
     from driver.demos.camera_sources import HEIGHT, WIDTH, Clock, open_source
@@ -93,7 +146,7 @@ def camera(
         _make(out)
         film = None if no_video else stack.enter_context(Film(out, WIDTH, HEIGHT, fps))
         _tell(console, opened.name, device)
-        how = {} if spin is None else {"spin": spin}
+        how: dict[str, Any] = {} if spin is None else {"spin": spin}
         detector = stack.enter_context(connected(device, **how))
         with CameraReport(frames, out, film, console) as report, suppress(KeyboardInterrupt):
             for step in islice(detector.watch(opened, Clock(fps)), frames):
@@ -103,6 +156,7 @@ def camera(
 
 
 @demo.command(context_settings={"show_default": True})
+@_web_options
 @click.option("--wav", type=click.Path(path_type=Path), metavar="FILE", help="A sound file: anything FFmpeg reads.")
 @click.option("--microphone", metavar="NAME", help="A microphone, by its name in ALSA.")
 @click.option("--seconds", type=_Number(0.02, 600), default=20, help="How much sound.")
@@ -117,11 +171,13 @@ def audio(
     device: str,
     out: Path,
     as_json: bool,
+    **web: Any,
 ) -> None:
     """Hears a telephone's keys in noise.
 
     The network's state stays on the device; each block of 20 ms goes there through a burst and over the plain path.
     Prints each key as it is heard; leaves a picture and, of generated keys, the sound. Ctrl-C ends it early.
+    With --web it shows all of that live, until Ctrl-C, and leaves what the page is told to record.
     """
     from driver.demos.audio import connected
     from driver.demos.audio_report import AudioReport
@@ -129,6 +185,12 @@ def audio(
 
     if wav and microphone:
         raise click.UsageError("--wav and --microphone: pass one of them, or neither")
+    if _is_web(web):
+        with _complaints():
+            from driver.demos.web.audio import AudioShow
+
+            _show(AudioShow(wav, microphone, seed, device, out), **web)
+        return
     console, blocks = Console(stderr=as_json), round(seconds * _BLOCKS_PER_SECOND)
     with _complaints(), ExitStack() as stack:
         opened = stack.enter_context(closing(open_source(wav, microphone, seed, seconds)))

@@ -5,7 +5,15 @@ from __future__ import annotations
 import sys
 
 # Which of them brings what.
-_EXTRAS = {"click": "cli", "psutil": "cli", "rich": "cli", "av": "demo", "matplotlib": "demo"}
+_EXTRAS = {
+    "click": "cli",
+    "psutil": "cli",
+    "rich": "cli",
+    "av": "demo",
+    "matplotlib": "demo",
+    "aiohttp": "web",
+    "PIL": "cli",
+}
 
 
 def main() -> None:

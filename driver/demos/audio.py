@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -42,11 +42,11 @@ class Step:
 
 
 @contextmanager
-def connected(device: str, **how: Any) -> Iterator[Listeners]:
+def connected(device: str, priority: Literal["low", "medium", "high"] = "medium", **how: Any) -> Iterator[Listeners]:
     """The network on a device whose process starts when there is none; `how` goes to `burst`, as `spin`."""
     with (
         driver.connect(device) as remote,
-        remote.prepare(build_model()) as prepared,
+        remote.prepare(build_model(), priority=priority) as prepared,
         prepared.burst(measure=True, **how) as fast,
     ):
         yield Listeners(prepared, fast)
@@ -95,7 +95,7 @@ class Listeners:
     """The same network twice, on both paths, each with a memory of its own."""
 
     def __init__(self, prepared: driver.RemotePreparedModel, fast: driver.Burst) -> None:
-        self._fast = fast
+        self.prepared, self._fast = prepared, fast
         paths = {"burst": fast.execute, "plain RPC": prepared.execute}
         self._paths = {path: Listener(prepared, execute) for path, execute in paths.items()}
 

@@ -178,7 +178,12 @@ def write_sound(path: Path, sound: np.ndarray) -> None:
         file.setnchannels(1)
         file.setsampwidth(2)
         file.setframerate(RATE)
-        file.writeframes((np.clip(sound, -1, 1) * 32767).astype("<i2").tobytes())
+        file.writeframes(samples(sound))
+
+
+def samples(sound: np.ndarray) -> bytes:
+    """As they are in a WAV file: 16 bits each."""
+    return (np.clip(sound, -1, 1) * 32767).astype("<i2").tobytes()
 
 
 def draw(

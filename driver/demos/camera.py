@@ -11,13 +11,13 @@ import math
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 import burst
 import driver
-from driver.demos.detector import FRAME, OUTPUTS, build_model, decode
+from driver.demos.detector import build_model, decode, outputs_of
 from driver.demos.latencies import Call
 
 if TYPE_CHECKING:
@@ -43,11 +43,16 @@ class Step:
 
 
 @contextmanager
-def connected(device: str, **how: Any) -> Iterator[Detector]:
-    """The network on a device whose process starts when there is none; `how` goes to `burst`, as `spin`."""
+def connected(
+    device: str, size: tuple[int, int] = (640, 480), priority: Literal["low", "medium", "high"] = "medium", **how: Any
+) -> Iterator[Detector]:
+    """The network on a device whose process starts when there is none; `how` goes to `burst`, as `spin`.
+
+    `size`: columns and rows of the frames, both in whole cells of 16.
+    """
     with (
         driver.connect(device) as remote,
-        remote.prepare(build_model()) as prepared,
+        remote.prepare(build_model(*size), priority=priority) as prepared,
         prepared.burst(measure=True, **how) as fast,
     ):
         yield Detector(prepared, fast)
@@ -58,28 +63,28 @@ class Detector:
 
     def __init__(self, prepared: driver.RemotePreparedModel, fast: driver.Burst) -> None:
         """Lay both executions out in shared memory, once; then let both paths map it and fill their caches."""
-        self._fast = fast
+        self.prepared, self.fast = prepared, fast
         (frames,) = fast.inputs
         assert frames is not None  # no input is omitted
-        self.frame = frames[0]  # uint8 [480, 640, 3], to be written in place
-        request = _plain_request()
-        self._plain_frame = request.pools[0].asarray(np.uint8, self.frame.shape)
-        self._paths: dict[str, Callable[[], burst.Result]] = {
+        self.frame = frames[0]  # uint8 [rows, columns, 3], to be written in place
+        request = _plain_request(*self.frame.shape[1::-1])
+        self.plain_frame = request.pools[0].asarray(np.uint8, self.frame.shape)
+        self.paths: dict[str, Callable[[], burst.Result]] = {
             "burst": lambda: fast.run(timeout=TIMEOUT),
             "plain RPC": lambda: prepared.execute(request, measure=True, timeout=TIMEOUT),
         }
-        for run in self._paths.values():
+        for run in self.paths.values():
             for _ in range(WARM_UP):
                 run().raise_for_status()
 
     def detect(self, *, last: bool = False) -> tuple[list[Box], dict[str, Call]]:
         """Run the frame on both paths, the burst first or last; what the burst found, and how long each took."""
-        self._plain_frame[...] = self.frame
+        self.plain_frame[...] = self.frame
         found: list[Box] = []
         calls = {}
-        for path in sorted(self._paths, reverse=last):
+        for path in sorted(self.paths, reverse=last):
             start = time.perf_counter()
-            result = self._paths[path]()
+            result = self.paths[path]()
             calls[path] = Call(time.perf_counter() - start, result.timing.time_on_device)
             result.raise_for_status()
             if path == "burst":
@@ -98,12 +103,12 @@ class Detector:
 
     def stats(self) -> dict[str, Any]:
         """What the burst counted."""
-        return self._fast.stats()
+        return self.fast.stats()
 
 
-def _plain_request() -> burst.Request:
+def _plain_request(width: int, height: int) -> burst.Request:
     """The same execution for the plain path, in shared memory as well: the frame, then both outputs."""
-    sizes = [math.prod(FRAME), *(4 * math.prod(shape) for shape in OUTPUTS)]
+    sizes = [3 * width * height, *(4 * math.prod(shape) for shape in outputs_of(width, height))]
     memory = driver.Memory.create(sum(sizes))
     frame, *outputs = (burst.RequestArgument(offset=sum(sizes[:i]), length=size) for i, size in enumerate(sizes))
     return burst.Request((frame,), tuple(outputs), (memory,))

@@ -13,7 +13,7 @@ import numpy as np
 from driver.demos.scene import Scene
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from driver.demos.boxes import Box
 
@@ -24,6 +24,7 @@ class Source(Protocol):
     """Something that fills frames."""
 
     name: str
+    is_live: bool  #: whether it takes its time itself
 
     def read(self, out: np.ndarray) -> list[Box] | None:
         """Fill `out` with the next frame; return the true boxes if anybody knows them."""
@@ -38,9 +39,11 @@ class Source(Protocol):
 class SceneSource:
     """The generated scene, which draws straight into the frame it is given."""
 
-    def __init__(self, seed: int) -> None:
+    is_live = False
+
+    def __init__(self, seed: int, size: tuple[int, int] = (WIDTH, HEIGHT)) -> None:
         self.name = f"generated scene, seed {seed}"
-        self._scene = Scene(seed, WIDTH, HEIGHT)
+        self._scene = Scene(seed, *size)
         self.read = self._scene.render
         self.skip = self._scene.advance
 
@@ -49,13 +52,13 @@ class SceneSource:
 
 
 class VideoSource:
-    """A video file, played again from its beginning when it ends, or a camera; scaled to 640x480."""
+    """A video file, played again from its beginning when it ends, or a camera; scaled to the size."""
 
-    def __init__(self, path: Path, fps: float) -> None:
-        self.name = str(path)
-        self._live = path.exists() and stat.S_ISCHR(path.stat().st_mode)
-        options = {"video_size": f"{WIDTH}x{HEIGHT}", "framerate": f"{fps or 30:g}"} if self._live else {}
-        self._container = av.open(self.name, format="v4l2" if self._live else None, options=options)
+    def __init__(self, path: Path, fps: float, size: tuple[int, int] = (WIDTH, HEIGHT)) -> None:
+        self.name, self._size = str(path), size
+        self.is_live = path.exists() and stat.S_ISCHR(path.stat().st_mode)
+        options = {"video_size": "{}x{}".format(*size), "framerate": f"{fps or 30:g}"} if self.is_live else {}
+        self._container = av.open(self.name, format="v4l2" if self.is_live else None, options=options)
         if not self._container.streams.video:
             self._container.close()
             raise ValueError("it has no video stream")
@@ -63,13 +66,14 @@ class VideoSource:
 
     def read(self, out: np.ndarray) -> None:
         """Decode the next frame, scale it and write its rows into `out`."""
-        plane = next(self._frames).reformat(WIDTH, HEIGHT, "rgb24").planes[0]
-        rows = np.frombuffer(memoryview(plane), np.uint8).reshape(HEIGHT, plane.line_size)
-        out[...] = rows[:, : WIDTH * 3].reshape(out.shape)
+        width, height = self._size
+        plane = next(self._frames).reformat(width, height, "rgb24").planes[0]
+        rows = np.frombuffer(memoryview(plane), np.uint8).reshape(height, plane.line_size)
+        out[...] = rows[:, : width * 3].reshape(out.shape)
 
     def skip(self, frames: int) -> None:
         """Decode frames of a file for nothing; a camera drops them itself."""
-        for _ in range(0 if self._live else frames):
+        for _ in range(0 if self.is_live else frames):
             next(self._frames)
 
     def close(self) -> None:
@@ -82,20 +86,20 @@ class VideoSource:
             for frame in self._container.decode(video=0):
                 shown += 1
                 yield frame
-            if not shown or self._live:
+            if not shown or self.is_live:
                 raise ValueError(f"--source {self.name}: no frame can be decoded from it; pass another video")
             self._container.seek(0)
 
 
-def open_source(spec: str, seed: int, fps: float) -> Source:
+def open_source(spec: str, seed: int, fps: float, size: tuple[int, int] = (WIDTH, HEIGHT)) -> Source:
     """Open what `--source` names, or say what is wrong with it."""
     if spec == "scene":
-        return SceneSource(seed)
+        return SceneSource(seed, size)
     remedy = "pass 'scene', a video file or a camera such as /dev/video0"
     if not Path(spec).exists():
         raise ValueError(f"--source {spec}: there is no such file or camera; {remedy}")
     try:
-        return VideoSource(Path(spec), fps)
+        return VideoSource(Path(spec), fps, size)
     except (av.FFmpegError, OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise ValueError(f"--source {spec}: cannot be opened as a video ({reason}); {remedy}") from error
@@ -107,11 +111,16 @@ class Clock:
     A frame whose slot ended before anybody asked for it is dropped. With fps 0 there is no schedule and no loss.
     """
 
-    def __init__(self, fps: float) -> None:
-        self.fps = fps
+    def __init__(self, fps: float, sleep: Callable[[float], object] | None = None) -> None:
+        """`sleep`: takes seconds; may return early, and then so does `tick`."""
+        self.fps, self._sleep = fps, sleep or time.sleep
         self.dropped = 0
         self._next = 0
         self._start = time.monotonic()
+
+    def left(self) -> float:
+        """Seconds until the next frame is due; 0 when it is."""
+        return max(0.0, self._start + self._next / self.fps - time.monotonic()) if self.fps else 0.0
 
     def tick(self) -> int:
         """Sleep until the next frame is due and return how many frames were dropped before it."""
@@ -121,7 +130,7 @@ class Clock:
         missed = max(int(slot) - self._next, 0)
         self._next += missed
         if slot < self._next:
-            time.sleep((self._next - slot) / self.fps)
+            self._sleep((self._next - slot) / self.fps)
         self._next += 1
         self.dropped += missed
         return missed

@@ -26,14 +26,30 @@ FRAME = (1, 480, 640, 3)
 STRIDE = 4  # of the subsampling at the entrance
 CELL = 16
 GRID = (FRAME[1] // CELL, FRAME[2] // CELL)
-OUTPUTS = ((1, *GRID, len(NAMES)), (1, *GRID, 4))  # float32: heat by class, distances to the edges
+
+
+def outputs_of(width: int, height: int) -> tuple[tuple[int, ...], ...]:
+    """What comes out for a frame, float32: the heat by class, and the distances to the edges."""
+    grid = height // CELL, width // CELL
+    return (1, *grid, len(NAMES)), (1, *grid, 4)
+
+
+OUTPUTS = outputs_of(FRAME[2], FRAME[1])
 
 SAME = 1  # padding schemes and fused activations, as the HAL numbers them
 NONE, RELU = 0, 1
 
 
-def build_model(weights: Traversable = WEIGHTS) -> driver.Model:
-    """Spell the network out for a driver."""
+def build_model(width: int = FRAME[2], height: int = FRAME[1], weights: Traversable = WEIGHTS) -> driver.Model:
+    """Spell the network out for a driver, for frames of that size: all of it is convolution, so any size will do.
+
+    It was trained on objects of 50 to 120 pixels, and finds those of that size best.
+    """
+    if width <= 0 or height <= 0 or width % CELL or height % CELL:
+        raise ValueError(
+            f"width={width!r}, height={height!r}: both in whole cells of {CELL} pixels, such as 640 and 480"
+        )
+    shape = (1, height, width, 3)
     with weights.open("rb") as opened, np.load(opened) as file:
         layers = {name: file[name] for name in file.files if name.endswith((".filter", ".bias"))}
     m = driver.ModelBuilder()
@@ -45,12 +61,13 @@ def build_model(weights: Traversable = WEIGHTS) -> driver.Model:
     def ints(*values: int) -> np.ndarray:
         return np.array(values, np.int32)
 
-    frame = m.input("quant8_asymm", FRAME, scale=1 / 255, zero_point=0)
-    thin = m.operation("STRIDED_SLICE", frame, ints(0, 0, 0, 0), ints(*FRAME), ints(1, STRIDE, STRIDE, 1), 0, 0, 0)
+    frame = m.input("quant8_asymm", shape, scale=1 / 255, zero_point=0)
+    thin = m.operation("STRIDED_SLICE", frame, ints(0, 0, 0, 0), ints(*shape), ints(1, STRIDE, STRIDE, 1), 0, 0, 0)
     fine = conv(conv(conv(m.operation("DEQUANTIZE", thin), "stem", 2), "down", 2), "fine")
     coarse = conv(fine, "coarse", 2)
     coarse = m.operation("ADD", coarse, conv(conv(coarse, "wide1"), "wide2", activation=NONE), RELU)
-    lifted = m.operation("RESIZE_BILINEAR", conv(coarse, "lift", activation=NONE), GRID[1], GRID[0], False, False, True)
+    lift, across, down = conv(coarse, "lift", activation=NONE), width // CELL, height // CELL
+    lifted = m.operation("RESIZE_BILINEAR", lift, across, down, False, False, True)
     joined = conv(m.operation("ADD", fine, lifted, RELU), "join")
     m.output(m.operation("LOGISTIC", conv(joined, "classes", activation=NONE)))
     m.output(conv(joined, "edges", activation=NONE))
@@ -72,7 +89,7 @@ def decode(outputs: Sequence[np.ndarray], at_least: float = 0.35, most_shared: f
     middle = (np.stack([columns, rows], axis=1) + 0.5) * CELL
     reach = edges[rows, columns] * CELL
     corners = np.concatenate([middle - reach[:, :2], middle + reach[:, 2:]], axis=1)
-    np.clip(corners, 0, (FRAME[2], FRAME[1]) * 2, out=corners)
+    np.clip(corners, 0, (heat.shape[1] * CELL, heat.shape[0] * CELL) * 2, out=corners)
     order = np.argsort(-scores, kind="stable")
     kept = order[_survivors(corners[order], kinds[order], most_shared)]
     found = zip(kinds[kept].tolist(), corners[kept].tolist(), scores[kept].tolist(), strict=True)

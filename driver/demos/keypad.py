@@ -134,6 +134,10 @@ class Ear:
         self._coming, self._blocks = sorted(presses, key=lambda press: press.start), 0
         self._last, self._held, self._others = NOTHING, NOTHING, 0
 
+    def expect(self, presses: Sequence[Press]) -> None:
+        """More presses, later than those it knows."""
+        self._coming += sorted(presses, key=lambda press: press.start)
+
     def hear(self, label: int) -> list[Event]:
         """The next block's label; what is known by now, and was not before it."""
         self._blocks += 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from datetime import datetime
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -14,6 +15,13 @@ def private(path: Path) -> Path:
     path.unlink(missing_ok=True)
     os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
     return path
+
+
+def new_folder(parent: Path) -> Path:
+    """Make a folder there that is named after the moment."""
+    folder = parent / f"{datetime.now():%Y%m%d-%H%M%S-%f}"
+    folder.mkdir(mode=0o700, parents=True)
+    return folder
 
 
 def written(path: str) -> str:

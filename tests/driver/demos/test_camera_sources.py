@@ -74,6 +74,31 @@ def test_clock_without_schedule_never_waits(fake_time):
     assert fake_time.now == 1000
 
 
+def test_clock_says_what_is_left(fake_time):
+    """Seconds until the next frame is due, 0 when it is; whoever waits for it by himself may be early."""
+    clock = Clock(fps=10, sleep=lambda seconds: None)
+    clock.tick()
+    assert clock.left() == pytest.approx(0.1)
+    fake_time.now += 0.04
+    assert clock.left() == pytest.approx(0.06)
+    clock.tick()
+    assert fake_time.now == 1000.04
+    fake_time.now += 1
+    assert clock.left() == 0
+
+
+@pytest.mark.parametrize("size", [(320, 240), (1280, 720)])
+def test_any_size_can_be_asked_for(film, size):
+    """The scene is drawn, and a film scaled, to that size."""
+    frame = np.zeros((size[1], size[0], 3), np.uint8)
+    for spec in ("scene", str(film)):
+        source = open_source(spec, 0, 30, size)
+        source.read(frame)
+        source.close()
+        assert frame.any()
+        frame[...] = 0
+
+
 def test_video_is_scaled_into_the_frame_and_starts_over(film):
     """A file's frames arrive in order in 640x480 RGB, and after the last comes the first again."""
     source, frame, seen = open_source(str(film), 0, 30), np.empty((480, 640, 3), np.uint8), []

@@ -1,0 +1,131 @@
+"""What the camera's page shows: frames, what was found in them, and how long that took."""
+
+from __future__ import annotations
+
+import io
+from contextlib import closing, contextmanager
+from dataclasses import astuple
+from typing import TYPE_CHECKING, Any
+
+import av
+from PIL import Image
+
+from driver.demos import in_flight
+from driver.demos.camera import connected
+from driver.demos.camera_sources import Clock, Source, open_source
+from driver.demos.drawing import PALETTE, Film, annotate
+from driver.demos.recordings import new_folder
+from driver.demos.scene import NAMES
+from driver.demos.web.board import Update
+from driver.demos.web.settings import SPINS, Held, Setting, common
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Iterator
+    from pathlib import Path
+
+    import numpy as np
+
+    from driver.demos.camera import Step
+    from driver.demos.web.stream import Stage
+
+SIZES = {"320x240": (320, 240), "640x480": (640, 480), "1280x720": (1280, 720)}
+QUALITY = 80  # of the JPEG pictures
+MOST_FPS = 120
+
+
+class CameraShow:
+    """Frames of a source, at the size and rate that the page asks for."""
+
+    kind = "camera"
+
+    def __init__(self, source: str, seed: int, fps: float, device: str, out: Path) -> None:
+        """`out`: the folder for recordings. Raises ValueError for a source that cannot be opened."""
+        self._spec, self._seed, self._out, self._dropped = source, seed, out, 0
+        self._source: Source | None = None
+        self._opened: tuple[str, float] | None = None
+        self.settings = (
+            *common(device),
+            Setting("size", "Frame size", "640x480", "of what the network gets", choices=tuple(SIZES)),
+            Setting("fps", "Frames per second", fps, limits=(1, MOST_FPS)),
+            Setting("depth", "Depth", "1", "frames that may be with the device at once", choices=("1", "2", "4", "8")),
+        )
+        with closing(open_source(source, seed, fps)) as opened:
+            self.name = opened.name
+
+    def about(self) -> dict[str, Any]:
+        """The source, and the colours of what is found."""
+        return {"source": self.name, "colours": dict(zip(NAMES, PALETTE, strict=True))}
+
+    def play(self, values: Held, stage: Stage) -> Generator[Update, None, None]:
+        """A frame, what was found in it, and where everything stands."""
+        source = self._source_for(values["size"], values["fps"])
+        depth, dropped, size = int(values["depth"]), self._dropped, SIZES[values["size"]]
+        how: dict[str, Any] = {"spin": SPINS[values["spin"]], "depth": depth, "recover": True}
+        with (
+            self._source_is_whole(),
+            connected(values["device"], size, values["priority"], **how) as detector,
+            self._film(size, values, stage) as film,
+        ):
+            stage.placed(detector.prepared)
+            clock = Clock(values["fps"], stage.wait)
+            several = in_flight.watch(detector, source, clock, depth)
+            for step in detector.watch(source, clock) if depth == 1 else several:
+                self._dropped = dropped + step.dropped
+                stage.noticed(detector.prepared, step.calls["burst"].seconds)
+                if film is not None:
+                    film.add(annotate(step.frame, step.found, f"frame {step.index}"))
+                yield Update(stage.point(step.calls), self._facts(step, stage.rate()), jpeg(step.frame))
+
+    @contextmanager
+    def _film(self, size: tuple[int, int], values: Held, stage: Stage) -> Iterator[Film | None]:
+        """A new one, in a folder of its own, if this is to be recorded."""
+        if not values["record"]:
+            stage.records(None)
+            yield None
+            return
+        folder = new_folder(self._out)
+        stage.records(folder / Film.NAME)
+        with Film(folder, *size, values["fps"]) as film:
+            yield film
+
+    @contextmanager
+    def _source_is_whole(self) -> Iterator[None]:
+        """What cannot be read any more is opened again the next time."""
+        try:
+            yield
+        except (ValueError, av.FFmpegError) as error:
+            self._close()
+            raise ValueError(f"{self.name}: {error}") from error
+
+    def _facts(self, step: Step, rate: float) -> dict[str, Any]:
+        rows, columns = step.frame.shape[:2]
+        found = [astuple(box) for box in step.found]
+        return {"found": found, "size": [columns, rows], "fps": rate, "dropped": self._dropped}
+
+    def _source_for(self, size: str, fps: float) -> Source:
+        """The one that is open, where it fits."""
+        wanted = size, fps
+        is_other = self._opened is None or self._opened[0] != size
+        if self._source is not None and (is_other or (self._source.is_live and self._opened != wanted)):
+            self._close()
+        if self._source is None:
+            self._source = open_source(self._spec, self._seed, fps, SIZES[size])
+        self._opened = wanted
+        return self._source
+
+    def rest(self) -> None:
+        """Give a camera back; what is generated goes on where it was."""
+        if self._source is not None and self._source.is_live:
+            self._close()
+
+    def _close(self) -> None:
+        if self._source is not None:
+            self._source.close()
+        self._source = None
+
+
+def jpeg(frame: np.ndarray) -> bytes:
+    """As browsers take it."""
+    file = io.BytesIO()
+    Image.fromarray(frame).save(file, "JPEG", quality=QUALITY)
+    return file.getvalue()

@@ -1,0 +1,187 @@
+"""Serves the page on loopback, to whoever knows its address: it may show a camera, so everything else is refused."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import json
+import secrets
+import socket
+from contextlib import asynccontextmanager, suppress
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any
+
+from aiohttp import WSMsgType, web
+
+from driver.demos.web.board import Board, Viewer
+from driver.demos.web.settings import Values
+from driver.demos.web.stream import Stream
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable
+
+    from driver.demos.web.stream import Show
+
+HOST = "127.0.0.1"
+MOST_VIEWERS = 8
+LONGEST_MESSAGE = 4096  # bytes, from a page
+HEARTBEAT = 20.0  # seconds after which a page that is silent is asked whether it lives
+TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
+
+
+class Server:
+    """One show, its pages, and who may see them."""
+
+    def __init__(self, show: Show, port: int) -> None:
+        """Raises OSError when the port is taken."""
+        self._socket = socket.create_server((HOST, port))
+        self._port = self._socket.getsockname()[1]
+        self._token = secrets.token_urlsafe(32)
+        self._show, self._values, self._board = show, Values(show.settings), Board()
+        self.url = f"http://{HOST}:{self._port}/{self._token}/"
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[Board]:
+        """The show plays and its pages are served."""
+        loop = asyncio.get_running_loop()
+
+        def from_thread(function: Callable[..., None], *arguments: Any, **words: Any) -> None:
+            with suppress(RuntimeError):  # the loop has ended
+                loop.call_soon_threadsafe(lambda: function(*arguments, **words))
+
+        board = self._board
+        board.say(values=self._values.plain(), status="starting", place=None, deaths=0, notice="", recording=None)
+        self._stream = Stream(
+            self._show,
+            self._values,
+            lambda update: from_thread(board.post, update),
+            lambda **facts: from_thread(board.say, **facts),
+        )
+        runner = web.AppRunner(self._application(), access_log=None, shutdown_timeout=0.1)
+        await runner.setup()
+        try:
+            await web.SockSite(runner, self._socket).start()
+            self._stream.start()
+            yield board
+        finally:
+            await asyncio.to_thread(self._stream.stop)
+            await runner.cleanup()
+
+    def _application(self) -> web.Application:
+        application = web.Application(middlewares=[self._guard])
+        application.on_response_prepare.append(self._harden)
+        application.router.add_get("/{token}/stream", self._talk)
+        application.router.add_get("/{token}/{name:[a-z.]*}", _page)
+        return application
+
+    # ---- who may see it
+
+    @web.middleware
+    async def _guard(
+        self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    ) -> web.StreamResponse:
+        """Refuse names that others' pages could come by, other pages, and whoever does not know the token."""
+        if request.headers.getall("Host", []) not in [[host] for host in self._hosts]:
+            raise web.HTTPMisdirectedRequest(text=f"this server is {HOST}:{self._port}, and nothing else\n")
+        origins = request.headers.getall("Origin", [])
+        if origins not in ([], [f"http://{request.host}"]):
+            raise web.HTTPForbidden(text="pages of another origin see nothing here\n")
+        token = request.path.split("/")[1]
+        if not hmac.compare_digest(token.encode(errors="replace"), self._token.encode()):
+            raise web.HTTPNotFound(text="not found: open the address that the program has printed\n")
+        return await handler(request)
+
+    @property
+    def _hosts(self) -> tuple[str, str]:
+        return f"{HOST}:{self._port}", f"localhost:{self._port}"
+
+    async def _harden(self, request: web.Request, response: web.StreamResponse) -> None:
+        """What a browser has to keep to."""
+        sockets = " ".join(f"ws://{host}" for host in self._hosts)
+        policy = (
+            "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
+            f"connect-src 'self' {sockets}; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+        )
+        response.headers.update(
+            {
+                "Content-Security-Policy": policy,
+                "X-Content-Type-Options": "nosniff",
+                "Referrer-Policy": "no-referrer",
+                "Cache-Control": "no-store",
+                "Cross-Origin-Resource-Policy": "same-origin",
+                "Cross-Origin-Opener-Policy": "same-origin",
+            }
+        )
+
+    # ---- what a page gets and says
+
+    async def _talk(self, request: web.Request) -> web.StreamResponse:
+        """One page, as long as it is open."""
+        if "Origin" not in request.headers:
+            raise web.HTTPForbidden(text="only the page itself may see the stream, and it names its origin\n")
+        if len(self._board) >= MOST_VIEWERS:
+            raise web.HTTPServiceUnavailable(text=f"{MOST_VIEWERS} pages are open; close one\n")
+        page = web.WebSocketResponse(heartbeat=HEARTBEAT, max_msg_size=LONGEST_MESSAGE, compress=False)
+        viewer = Viewer(self._board)
+        self._board.join(viewer)
+        try:
+            await page.prepare(request)
+            settings = [setting.described() for setting in self._show.settings]
+            await page.send_json({"type": "hello", "kind": self._show.kind, "settings": settings, **self._show.about()})
+            feeding = asyncio.create_task(_feed(page, viewer))
+            try:
+                await self._listen(page, viewer)
+            finally:
+                feeding.cancel()
+        finally:
+            self._board.leave(viewer)
+        return page
+
+    async def _listen(self, page: web.WebSocketResponse, viewer: Viewer) -> None:
+        """Do as the page says, until it closes."""
+        async for message in page:
+            try:
+                self._obey(message.data if message.type == WSMsgType.TEXT else "", viewer)
+            except ValueError as error:
+                await page.send_json({"type": "refused", "text": str(error)})
+
+    def _obey(self, text: str, viewer: Viewer) -> None:
+        """One message. Raises ValueError in words."""
+        try:
+            said = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise ValueError('this is no message: send {"drawn": true} or {"set": {name: value}}') from error
+        match said:
+            case {"drawn": _, **rest} if not rest:
+                viewer.drew()
+            case {"set": wanted, **rest} if not rest:
+                self._values.change(wanted)
+                self._board.say(values=self._values.plain(), notice="")
+                self._stream.changed()
+            case _:
+                raise ValueError(f'{text!r:.40}: send {{"drawn": true}} or {{"set": {{name: value}}}}')
+
+
+async def _feed(page: web.WebSocketResponse, viewer: Viewer) -> None:
+    """Send what is new, as fast as the page takes it, and never more than that."""
+    with suppress(ConnectionError):
+        while not page.closed:
+            await viewer.news.wait()
+            viewer.news.clear()
+            if state := viewer.state():
+                await page.send_json(state)
+            if update := viewer.update():
+                words, picture = update
+                await page.send_json(words)
+                if picture is not None:
+                    await page.send_bytes(picture)
+
+
+async def _page(request: web.Request) -> web.StreamResponse:
+    name = request.match_info["name"] or "page.html"
+    if name not in FILES:
+        raise web.HTTPNotFound(text="not found\n")
+    return web.Response(body=FILES[name], content_type=TYPES[name.rpartition(".")[2]], charset="utf-8")
+
+
+FILES = {file.name: file.read_bytes() for file in (files("driver.demos.web") / "page").iterdir()}
