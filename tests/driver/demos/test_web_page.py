@@ -219,6 +219,7 @@ CONTRASTS = """() => {
 }"""
 
 
+@pytest.mark.stress
 @pytest.mark.usefixtures("_home")
 def test_the_audio_page_hears_keys_and_takes_noise(look):
     """Keys are told as they are heard, the sound and both plots move, and with -30 dB of tones keys are missed."""
