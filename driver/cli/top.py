@@ -13,6 +13,7 @@ import click
 from rich.console import Console, Group
 from rich.live import Live
 
+from burst.turns import give_way
 from driver.cli.top_view import COLUMNS, view
 from driver.errors import DriverError
 from driver.watching import Sample, Watcher
@@ -31,8 +32,10 @@ def top(devices: tuple[str, ...], every: float, count: int | None, sort: str, as
     """Shows the bursts of each DEVICE that runs, until Ctrl-C.
 
     DEVICE is a name, or the path of the socket of one that is served; none: all that run for this account. Nothing is
-    started, and nothing is kept from ending. Figures are of the time between two looks.
+    started, and nothing is kept from ending; what else the machine does comes first. Figures are of the time between
+    two looks.
     """
+    give_way()
     try:
         samples = _samples(Watcher(devices), every, count)
         if as_json:

@@ -14,6 +14,12 @@ from driver.cli.command import burst
 IMPORTED = Path(__file__).parents[1] / "importers"
 
 
+@pytest.fixture(autouse=True)
+def _as_before(monkeypatch):
+    """`burst top` gives way to all others, from which there is no way back for the tests' process."""
+    monkeypatch.setattr("driver.cli.top.give_way", lambda: None)
+
+
 @pytest.fixture
 def command(shared, monkeypatch):
     """Runs `burst …` with devices that other tests use, too; asserts how it ends, and that nobody sees a traceback."""
