@@ -12,7 +12,7 @@ demo: $(VENV)/demo
 	$(BIN)/burst demo audio --out examples/out
 
 test: $(VENV)/test
-	$(BIN)/python -m pytest -m "not stress" -n 3 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -m "not stress" -n 2 --dist loadfile --no-loadscope-reorder
 
 check: $(VENV)/check
 	$(BIN)/ruff check

@@ -348,7 +348,7 @@ def test_a_forked_child_opens_its_own(host, burst, child, memory, increment, wir
     assert list(pool.asarray(shape=10)) == [0, 1, 2, 3, 1, 1, 2, 3, 4, 2]
 
 
-@pytest.mark.parametrize("wire", [2, pytest.param(1, marks=pytest.mark.stress)])  # five seconds each
+@pytest.mark.stress  # five seconds each
 def test_a_client_that_never_reads_its_results(host, raw, increment, wire):
     """When not even a refusal fits into the result queue any more, the burst ends."""
     taken = threading.Semaphore(0)

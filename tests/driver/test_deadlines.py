@@ -354,11 +354,15 @@ class TestInTheMidst:
             with prepared.burst() as burst:
                 controller = burst._pipeline.controller
                 burst.execute(requests[0])
-                controller.start(controller.packet(requests[0]))
-                kit.until(lambda: controller.trace.page.device.running)
-                result = asked(prepared, requests[1], after(usual / 8))
-                assert (result.status, result.cause.phase) == (TRANSIENT, "queued")
-                assert controller.receive(20).status is ErrorStatus.NONE
+                for _ in range(5):  # on a busy machine the first one may be done before that
+                    controller.start(controller.packet(requests[0]))
+                    kit.until(lambda: controller.trace.page.device.running)
+                    result = asked(prepared, requests[1], after(usual / 16))
+                    assert controller.receive(20).status is ErrorStatus.NONE
+                    assert result.status is TRANSIENT
+                    if result.cause.phase == "queued":
+                        break
+                assert result.cause.phase == "queued"
 
 
 class TestPreparation:

@@ -107,7 +107,7 @@ def test_health(served):
     os.kill(engine, signal.SIGSTOP)
     try:
         assert served.get("/healthz") == (503, f"it did not answer within {attendant.WITHIN:g} s\n")
-        with pytest.raises((driver.DeviceFailed, TimeoutError), match=r"within 0\.1 s|no answer"):
+        with pytest.raises((driver.DeviceFailed, TimeoutError), match=r"within 0\.\d+ s|no answer"):
             health.check(served.address, 0.1)
     finally:
         os.kill(engine, signal.SIGCONT)

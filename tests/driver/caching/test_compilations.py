@@ -456,7 +456,7 @@ def kill_a_device(kit, source):
     device.close()
 
 
-@pytest.mark.parametrize("rounds", [40, pytest.param(1000, marks=pytest.mark.stress)])
+@pytest.mark.parametrize("rounds", [15, pytest.param(1000, marks=pytest.mark.stress)])
 def test_killed_at_random_moments(home, kit, rounds):
     """Devices and clients, while models are kept and restored: what was kept before is restored every time, and the
     next model is kept and restored. Every fourth kill is a device's.

@@ -61,7 +61,22 @@ def report(shared, monkeypatch):
     return report
 
 
-@pytest.mark.parametrize("name", BROKEN)
+OFTEN = {
+    "Generous",
+    "Mortal",
+    "Nameless",
+    "Credulous",
+    "Careless",
+    "Racy",
+    "Scribbler",
+    "Boastful",
+    "broken_caches:Trusting",
+}
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in OFTEN else pytest.param(name, marks=pytest.mark.stress) for name in BROKEN]
+)
 def test_the_kit_finds_what_is_broken(report, name):
     """A device that is broken in one way fails in the categories for that, with words for it, and in no others."""
     found = report(name)
@@ -72,8 +87,8 @@ def test_the_kit_finds_what_is_broken(report, name):
 
 
 def test_every_category_can_fail():
-    """There is none that no broken device fails in."""
-    assert set().union(*BROKEN.values()) == set(CATEGORIES)
+    """There is none that no broken device fails in, of those that are tried often."""
+    assert set().union(*(BROKEN[name] for name in OFTEN)) == set(CATEGORIES)
 
 
 def test_only_what_is_broken_fails(report):
