@@ -189,12 +189,15 @@ class TestCamera:
 
     @pytest.mark.stress
     def test_competing_programs_raise_the_plot(self, camera, look):
-        """With four of them the median of the last ten seconds is at least twice what it was, and falls again after."""
+        """With four that are more urgent the median of the last ten seconds is at least twice what it was, and falls
+        again after.
+        """
         page = look(camera)
         median = "Number(document.querySelector('#whole tr[data-path=\"burst\"]').cells[2].textContent)"
         full = "Number(document.querySelector('#whole tr[data-path=\"burst\"]').cells[1].textContent) > 200"
         page.wait_for_function(f"() => {full}")
         alone = page.evaluate(median)
+        field(page, "Their priority").select_option("high")
         field(page, "Competing programs").select_option("4")
         page.wait_for_function(f"() => {median} > {2 * alone}", timeout=60e3)
         field(page, "Competing programs").select_option("0")
