@@ -57,10 +57,8 @@ static void take_turn(burst_foreign *f) {
 
 /* Others of the run queue come before us, but none of this turn. That is no part of the time that a loop may take. */
 static void let_others_through(burst_foreign *f) {
-    if (!*(const volatile uint32_t *)burst_waiters()) return;
-    uint64_t since = futex_now();
-    if (has_no_slot(f, burst_checkpoint(), BURST_OVERDUE)) return;
-    if (f->turn->until) f->turn->until += futex_now() - since;
+    uint64_t since = f->turn->until ? futex_now() : 0;
+    if (!has_no_slot(f, burst_checkpoint(), BURST_OVERDUE) && since) f->turn->until += futex_now() - since;
 }
 
 /* In the thread that runs, which alone writes to its turn; the library asks before each node, those of a loop's body, too. */
@@ -81,7 +79,8 @@ static void run_steps(burst_foreign *f) {
     is_overdue(f, BURST_QUEUED);
     const burst_step *end = f->steps + f->n_steps;
     for (const burst_step *s = f->steps; s < end && !f->status; s++) {
-        if (s > f->steps) let_others_through(f), is_overdue(f, BURST_OVERDUE);
+        if (s > f->steps) let_others_through(f);
+        if (s > f->steps && !f->ended) is_overdue(f, BURST_OVERDUE);
         if (is_cancelled(f)) break;
         turn->until = s->limit_ns ? futex_now() + s->limit_ns : 0;
         f->status = f->function(f->object, s->number, s->n_inputs, s->inputs, s->n_outputs, s->outputs);

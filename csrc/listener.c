@@ -253,9 +253,8 @@ static uint64_t read_request(burst_listener *l) {
 static bool may_poll(void) {
     static _Atomic long processors;
     if (!processors) processors = sysconf(_SC_NPROCESSORS_ONLN);
-    /* relaxed, because both are hints */
-    bool fits = atomic_fetch_add_explicit(&polling, 1, memory_order_relaxed) < processors;
-    return fits && !*(const volatile uint32_t *)burst_waiters();
+    bool fits = atomic_fetch_add_explicit(&polling, 1, memory_order_relaxed) < processors; /* relaxed, because it is a hint */
+    return fits && !turns_are_awaited();
 }
 
 /* How long to poll: longer after long work, when the client's caches are cold and it comes back slowly. */

@@ -81,4 +81,6 @@ static inline uint64_t burst_executions_of(const burst_ticket *t) {
     return atomic_load_explicit(&t->past.executions, memory_order_relaxed); /* relaxed, because it is a figure */
 }
 
+bool turns_are_awaited(void); /* by somebody, in any queue of this process: a hint. In turns.c */
+
 #endif

@@ -278,6 +278,10 @@ int burst_checkpoint(void) {
     return atomic_load_explicit(&t->closed, memory_order_relaxed) || burst_must_yield(t) ? burst_yield(t) : 0;
 }
 
+bool turns_are_awaited(void) {
+    return atomic_load_explicit(&waiters, memory_order_relaxed); /* relaxed, because it is a hint */
+}
+
 const uint32_t *burst_waiters(void) { return (const uint32_t *)&waiters; }
 
 burst_ticket *burst_pause(void) {
