@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from measure import HERE, conditions, estimate, scratch
 from models import mobilenet
-from own_device import own_device
+from own_device import installed, own_device
 from verdict import Budget, Report, arguments, parse, progress, publish, spell
 
 import driver
@@ -150,9 +150,7 @@ def options() -> argparse.Namespace:
 def main() -> None:
     """Measures, prints, writes."""
     args = options()
-    installed = {device.name for device in driver.devices()}
-    missing = [device for device in args.devices if device not in installed]
-    args.devices = [device for device in args.devices if device in installed]
+    args.devices, missing = installed(args.devices)
     found = conditions()
     with ExitStack() as stack:
         blocks = measure(args, stack)

@@ -24,10 +24,8 @@ import litert
 import numpy as np
 from measure import HERE, conditions, estimate, scratch
 from models import FORMS, mobilenet
-from own_device import own_device
+from own_device import installed, own_device
 from verdict import Report, arguments, parse, progress, publish, spell
-
-import driver
 
 if TYPE_CHECKING:
     import argparse
@@ -129,9 +127,7 @@ def main() -> None:
     args = options()
     if litert.schema is None:
         sys.exit("bench: ai-edge-litert is missing, which writes the files; pip install 'burst-engine[litert]'")
-    installed = {device.name for device in driver.devices()}
-    missing = [device for device in args.devices if device not in installed]
-    args.devices = [device for device in args.devices if device in installed]
+    args.devices, missing = installed(args.devices)
     found = conditions()
     with ExitStack() as stack:
         blocks = measure(args, stack)

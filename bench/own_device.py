@@ -13,7 +13,7 @@ import driver
 from driver import rendezvous
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from measure import Block
 
@@ -41,6 +41,12 @@ def own_device(name: str = "reference") -> Iterator[driver.RemoteDevice]:
             device.close()
             with suppress(ProcessLookupError):
                 os.kill(device.service_pid, signal.SIGTERM)  # the engine ends with it
+
+
+def installed(names: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Those devices that are, and those that are not."""
+    known = {device.name for device in driver.devices()}
+    return [name for name in names if name in known], [name for name in names if name not in known]
 
 
 def pin(device: driver.RemoteDevice) -> None:

@@ -336,3 +336,13 @@ def kit():
         reshape_model=reshape_model,
         until=until,
     )
+
+
+@pytest.fixture
+def two_cpus():
+    """One for us and one for the other side; afterwards we may use all again that we might before."""
+    before = os.sched_getaffinity(0)
+    if len(before) < 2:
+        pytest.skip("one CPU: nobody polls")
+    yield sorted(before)[:2]
+    os.sched_setaffinity(0, before)

@@ -43,12 +43,9 @@ def spent(burst):
 
 
 @pytest.fixture
-def apart():
+def apart(two_cpus):
     """Gives each side a CPU of its own: who shares one with its peer does not poll."""
-    before = os.sched_getaffinity(0)
-    if len(before) < 2:
-        pytest.skip("one CPU: nobody polls")
-    ours, theirs, *_ = sorted(before)
+    ours, theirs = two_cpus
 
     def keep_apart(engine):
         for tid in os.listdir(f"/proc/{engine}/task"):
@@ -56,8 +53,7 @@ def apart():
                 os.sched_setaffinity(int(tid), {theirs})
         os.sched_setaffinity(0, {ours})
 
-    yield keep_apart
-    os.sched_setaffinity(0, before)
+    return keep_apart
 
 
 def test_low_power_takes_less(place, kit, apart):

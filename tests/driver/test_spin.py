@@ -44,12 +44,9 @@ def listener_switches(burst):
 
 
 @pytest.fixture
-def apart():
+def apart(two_cpus):
     """Gives each side a CPU of its own: who shares one with its peer does not poll."""
-    before = os.sched_getaffinity(0)
-    if len(before) < 2:
-        pytest.skip("one CPU: nobody polls")
-    ours, theirs, *_ = sorted(before)
+    ours, theirs = two_cpus
 
     def keep_apart(*bursts):
         for burst in bursts:
@@ -59,8 +56,7 @@ def apart():
         for burst in bursts:
             burst.run(X)
 
-    yield keep_apart
-    os.sched_setaffinity(0, before)
+    return keep_apart
 
 
 def spent(burst, n, gap, choose=np.min):
