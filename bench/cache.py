@@ -102,8 +102,8 @@ def hashing(model: driver.Model, rounds: int) -> dict[str, float]:
     """GB/s of what a restored model passes through."""
     from blake3 import blake3
 
-    from driver.caching.memory import PrivateMemory
-    from driver.encoding import encode, sealed
+    from driver.engine.cache.memory import PrivateMemory
+    from driver.protocol.model_codec import encode, sealed
 
     fd, _ = encode(model)
     region = sealed(os.dup(fd))

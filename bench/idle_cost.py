@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from driver import Model, RemoteDevice
-    from driver.session import Burst
+    from driver.client.burst import Burst
 
 QUESTION = "What does a burst give back when it rests, and what does its first request after that cost?"
 SECONDS, NEVER = 0.25, 3600

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from measure import DEVICE_CPU, HERE, scratch
 
 import driver
-from driver import rendezvous
+from driver.client import discovery
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _LAUNCH = (
     "import os; os.fork() and os._exit(0)\n"
     f"import sys; sys.path.append({str(HERE)!r})\n"
-    "from driver.service import main; main()"
+    "from driver.service.process import main; main()"
 )
 
 
@@ -29,12 +29,12 @@ _LAUNCH = (
 def own_device(name: str = "reference") -> Iterator[driver.RemoteDevice]:
     """`driver.connect(name)` in a runtime directory of its own; both processes end with the block."""
     with scratch() as directory:
-        before, rendezvous._LAUNCH = rendezvous._LAUNCH, _LAUNCH
+        before, discovery._LAUNCH = discovery._LAUNCH, _LAUNCH
         os.environ["BURST_RUNTIME_DIR"] = str(directory)
         try:
             device = driver.connect(name)
         finally:
-            rendezvous._LAUNCH = before
+            discovery._LAUNCH = before
         try:
             yield device
         finally:

@@ -13,21 +13,22 @@ from burst.errors import (
 )
 from burst.images import HardwareBuffer
 from burst.memory import Memory, Usage
-from driver.devices import devices
-from driver.domains import Buffer, BufferDesc, BufferRole
+from driver.client.burst import Burst
+from driver.client.device import Cache, RemoteDevice, connect
+from driver.client.device_buffers import Buffer, BufferDesc, BufferRole
+from driver.client.fenced import ExecutionInfo, FencedExecution
+from driver.client.prepared_model import RemotePreparedModel
+from driver.client.retry import retry
 from driver.errors import DeviceFailed, DeviceNotFound, DriverError, ImportFailed, InvalidModel, NotPlaced
-from driver.fences import ExecutionInfo, FencedExecution
 from driver.importers import load
 from driver.interface import CacheFiles, Capabilities, Device, DeviceInfo, Performance, PreparedModel, Saved
 from driver.nn import Model, ModelBuilder, Operand, Operation, Subgraph
-from driver.prepared import RemotePreparedModel
-from driver.remote import Cache, RemoteDevice, connect
-from driver.retry import retry
+from driver.protocol.fences import FenceState
+from driver.recording import recorder as _recorder  # noqa: F401 (records what BURST_RECORD asks for)
+from driver.runtime.capabilities import devices
 from driver.runtime.chain import Chain
 from driver.runtime.compilation import compile  # noqa: A004 (the name that users look for)
 from driver.runtime.compiled import CompiledModel
-from driver.session import Burst
-from driver.sync import FenceState
 
 __all__ = [
     "Buffer",

@@ -13,14 +13,14 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from driver.caching.folder import Folder, default_folder
-from driver.caching.verify import verify
 from driver.cli.output import json_option, print_json, print_table
+from driver.runtime.cache.folder import Folder, default_folder
+from driver.runtime.cache.verify import verify
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from driver.caching.folder import Compilation, Pruned
+    from driver.runtime.cache.folder import Compilation, Pruned
 
 _MB = 10**6
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}

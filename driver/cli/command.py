@@ -9,9 +9,9 @@ import click
 from click.shell_completion import CompletionItem
 
 from burst import BurstError, InternalError, PeerDied
+from driver.client.discovery import runtime_dir
 from driver.errors import DeviceNotFound, DriverError, ImportFailed, InvalidModel
 from driver.nn.errors import did_you_mean
-from driver.rendezvous import runtime_dir
 
 _CALLED_WRONGLY = DeviceNotFound, ImportFailed, InvalidModel
 

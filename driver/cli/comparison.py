@@ -19,19 +19,19 @@ import numpy as np
 from burst import BurstError
 from driver.cli.timing import Median, count_for, median, seconds_of, timed
 from driver.cli.work import PLAIN, Work
+from driver.client.device import connect
+from driver.client.workspace import InputSet, OutputSet, Workspace
 from driver.devices import device_class
 from driver.errors import DeviceFailed, DriverError
-from driver.remote import connect
 from driver.runtime.local import LocalDevice
-from driver.workspace import InputSet, OutputSet, Workspace
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
+    from driver.client.device import RemoteDevice
     from driver.nn import Model
-    from driver.remote import RemoteDevice
 
     Calls = dict[str, Callable[[], object]]
 

@@ -11,20 +11,21 @@ import click
 import numpy as np
 
 from burst import BurstError
-from driver import rendezvous, serving
 from driver.cli.output import json_option, print_json, print_line, print_table, spelled, watched
 from driver.cli.timing import count_for, seconds_of, timed
 from driver.cli.work import WAYS, Work, add_model
+from driver.client import discovery
+from driver.client.device import connect
 from driver.devices import device_class, names
 from driver.errors import DriverError
-from driver.remote import connect
 from driver.runtime import capabilities as measures
+from driver.service.serve import DEFAULT_DIR
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from driver.client.device import RemoteDevice
     from driver.interface import Capabilities
-    from driver.remote import RemoteDevice
 
 FEATURE_LEVEL = 30  # Android's number for what a driver of the HAL 1.3 can be asked, which all of ours can
 _SECONDS = 0.3  # for each way to a device
@@ -87,7 +88,7 @@ def _installed(name: str) -> _Found:
 
 
 def _is_running(name: str) -> bool:
-    channel = rendezvous.find(rendezvous.Place(rendezvous.runtime_dir(), name))
+    channel = discovery.find(discovery.Place(discovery.runtime_dir(), name))
     if channel:
         channel.close()
     return channel is not None
@@ -95,9 +96,9 @@ def _is_running(name: str) -> bool:
 
 def _served() -> Iterator[_Found]:
     """Those of other accounts, by their sockets."""
-    if not os.access(serving.DEFAULT_DIR, os.R_OK):
+    if not os.access(DEFAULT_DIR, os.R_OK):
         return
-    for path in sorted(serving.DEFAULT_DIR.glob("*.sock")):
+    for path in sorted(DEFAULT_DIR.glob("*.sock")):
         try:
             with connect(str(path)) as device:
                 files = device.number_of_cache_files_needed()

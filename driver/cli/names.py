@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.shell_completion import CompletionItem
 
+from driver.client.served import is_path
 from driver.devices import device_class, names
 from driver.errors import DeviceNotFound
 from driver.importers.files import READERS, load
-from driver.served import is_path
 
 if TYPE_CHECKING:
     from driver.nn import Model

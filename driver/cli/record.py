@@ -11,8 +11,8 @@ from pathlib import Path
 
 import click
 
-from driver.recorded import MOST_MB, VARIABLE, VARIABLE_MB
 from driver.recording import BadRecording, Recording
+from driver.recording.recorder import MOST_MB, VARIABLE, VARIABLE_MB
 
 
 @click.command(context_settings={"ignore_unknown_options": True})

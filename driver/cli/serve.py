@@ -12,11 +12,11 @@ from pathlib import Path
 import click
 
 from burst import BurstError
-from driver import serving
 from driver.cli.names import DeviceName
 from driver.cli.output import json_option
 from driver.errors import DriverError
-from driver.health import check
+from driver.service import serve as service
+from driver.service.probe import check
 
 _WITHIN = 5.0  # seconds
 
@@ -28,7 +28,7 @@ _WITHIN = 5.0  # seconds
     "--dir",
     "folder",
     type=click.Path(path_type=Path),
-    default=serving.DEFAULT_DIR,
+    default=service.DEFAULT_DIR,
     show_default=True,
     help="Where its socket lies: a folder of this account's. It is made if its parent is there.",
 )
@@ -62,12 +62,12 @@ def serve(
     if checked:
         _check(checked)
     elif unit:
-        click.echo(serving.unit(user, group or user, _command()), nl=False)
+        click.echo(service.unit(user, group or user, _command()), nl=False)
     elif device is None:
         raise click.UsageError("which DEVICE? As `burst serve litert`")
     else:
         try:
-            serving.serve(device, folder, group, metrics, partial(_tell, device) if as_json else None)
+            service.serve(device, folder, group, metrics, partial(_tell, device) if as_json else None)
         except DriverError as error:
             raise click.UsageError(str(error)) from error
 

@@ -10,7 +10,7 @@ from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
 from burst.trace import STAGES
-from driver.rendezvous import runtime_dir
+from driver.client.discovery import runtime_dir
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

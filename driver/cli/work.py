@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
+from driver.client.workspace import InputSet, OutputSet, Workspace
 from driver.nn import ModelBuilder
-from driver.workspace import InputSet, OutputSet, Workspace
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from driver.client.device import RemoteDevice
     from driver.nn import Model
-    from driver.remote import RemoteDevice
 
 WAYS = POLLING, SLEEPING, PLAIN = "burst, polling", "burst, sleeping", "plain path"
 

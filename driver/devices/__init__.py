@@ -11,21 +11,12 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, cast
 
 from driver.errors import DeviceNotFound
-from driver.interface import DeviceInfo
 from driver.nn.errors import did_you_mean
 
 if TYPE_CHECKING:
     from driver.interface import Device
 
 GROUP = "burst.devices"
-
-
-def devices() -> list[DeviceInfo]:
-    """All that are installed. Nothing is started by asking."""
-    from driver.runtime.capabilities import stored  # which needs to connect to devices, and so us
-
-    found = [(entry.name, _load(entry)) for entry in sorted(entry_points(group=GROUP))]
-    return [DeviceInfo(kind.name, kind.version, kind.type, stored(name, kind.version)) for name, kind in found]
 
 
 def names() -> list[str]:
@@ -40,7 +31,7 @@ def device_class(name: str) -> type[Device]:
     if found is None and ":" not in name:
         raise DeviceNotFound(f"name={name!r}: no such device; installed are {installed}{did_you_mean(name, names())}")
     try:
-        return _load(found or EntryPoint(name, name, GROUP))
+        return load(found or EntryPoint(name, name, GROUP))
     except (ImportError, AttributeError) as error:
         raise DeviceNotFound(f"name={name!r}: {error}; installed are {installed}") from error
 
@@ -54,6 +45,7 @@ def lacks_library(name: str) -> bool:
     return needed is not None and find_spec(needed) is None
 
 
-def _load(entry: EntryPoint) -> type[Device]:
+def load(entry: EntryPoint) -> type[Device]:
+    """The class that an entry point names. Raises ImportError, AttributeError."""
     importlib.invalidate_caches()
     return cast("type[Device]", entry.load())

@@ -6,10 +6,10 @@ import time
 from typing import TYPE_CHECKING
 
 from burst import BurstError
+from driver.client.device import connect
 from driver.devices import device_class, names
 from driver.doctor.finding import Finding
 from driver.errors import DriverError
-from driver.remote import connect
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -6,10 +6,10 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from driver.caching.folder import default_folder
+from driver.client.discovery import Place, runtime_dir
 from driver.doctor.finding import Finding, size
 from driver.errors import DeviceFailed
-from driver.rendezvous import Place, runtime_dir
+from driver.runtime.cache.folder import default_folder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

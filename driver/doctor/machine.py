@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from driver.doctor.finding import Finding, size, text_of
-from driver.limits import memory_bytes
+from driver.engine.limits import memory_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

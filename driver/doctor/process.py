@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from driver.doctor.finding import Finding, size
-from driver.limits import limits, limits_file
+from driver.engine.limits import limits, limits_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

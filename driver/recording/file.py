@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
 
-from driver.caching.memory import ModelMemory
-from driver.encoding import decode
+from driver.engine.cache.memory import ModelMemory
 from driver.errors import DriverError
 from driver.nn import InvalidModel, validate
 from driver.options import PREFERENCES, PRIORITIES
+from driver.protocol.model_codec import decode
 from driver.recording.frames import MAGIC, VERSION, Damaged, Frame, bulk_of, read
 from driver.recording.tape import UNANSWERED
 from fmq.end import spin_ns

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from burst import ErrorStatus, StatusError, Timeout
+from driver.client.device import connect
+from driver.client.workspace import InputSet, OutputSet, Workspace
 from driver.devices import names
 from driver.recording.compare import Difference, largest
 from driver.recording.file import BadRecording, as_array
 from driver.recording.tape import UNANSWERED
 from driver.recording.taped import TapedPreparedModel
-from driver.remote import connect
-from driver.workspace import InputSet, OutputSet, Workspace
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from burst import Result
-    from driver.future import Future
-    from driver.prepared import RemotePreparedModel
+    from driver.client.device import RemoteDevice
+    from driver.client.future import Future
+    from driver.client.prepared_model import RemotePreparedModel
+    from driver.client.workspace import Shapes
     from driver.recording.file import Recording, Run, Stream
-    from driver.remote import RemoteDevice
-    from driver.workspace import Shapes
 
 Pace = Literal["recorded", "max"]
 MOST_STREAMS = 256

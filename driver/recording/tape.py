@@ -13,15 +13,15 @@ import time
 from collections import Counter, deque
 from typing import TYPE_CHECKING, Any
 
-from driver.encoding import encode
 from driver.errors import DriverError
+from driver.protocol.model_codec import encode
 from driver.recording.frames import MAGIC, VERSION, head, packed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from driver.prepared import RemotePreparedModel
+    from driver.client.prepared_model import RemotePreparedModel
 
 _log = logging.getLogger(__name__)
 MOST_WAITING = 256 * 2**20

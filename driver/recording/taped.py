@@ -14,18 +14,18 @@ import numpy as np
 
 from burst import Busy, Controller, DeviceBuffer, ErrorStatus, HardwareBuffer
 from burst.controller import NotSent, Packet
-from driver.prepared import RemotePreparedModel
+from driver.client.prepared_model import RemotePreparedModel
+from driver.client.workspace import nbytes
 from driver.recording.tape import UNANSWERED
-from driver.workspace import nbytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from burst import OutputShape, Request, RequestArgument, Result
     from burst.wire import ResultPacket
+    from driver.client.prepared_model import Home
     from driver.nn import Model, Operand
     from driver.options import Options
-    from driver.prepared import Home
 
 _UNUSUAL = (ValueError, TypeError, LookupError, AttributeError)
 """What comes of a request that the device will refuse, or whose memory is not here."""

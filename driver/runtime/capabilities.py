@@ -20,19 +20,20 @@ from statistics import quantiles
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from burst import StatusError
+from driver.client.discovery import runtime_dir
+from driver.client.served import is_path
+from driver.devices import device_class, names
 from driver.devices.reference import ReferenceDevice
 from driver.errors import DeviceFailed
-from driver.interface import Capabilities, Performance
-from driver.rendezvous import runtime_dir
+from driver.interface import Capabilities, DeviceInfo, Performance
 from driver.runtime.local import LocalDevice
 from driver.runtime.workloads import WORKLOADS
-from driver.served import is_path
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from driver.client.device import RemoteDevice
     from driver.nn import Model, Operation, Subgraph
-    from driver.remote import RemoteDevice
     from driver.runtime.workloads import Workload
 
 _BUDGET = 1.2  # seconds for all workloads; building and preparing them takes some more
@@ -175,6 +176,12 @@ def digest(address: str) -> bytes:
     with suppress(OSError, DeviceFailed):
         return hashlib.sha256(_path(address).read_bytes()).digest()
     return b""
+
+
+def devices() -> list[DeviceInfo]:
+    """Every installed device, with the capabilities that are stored. Nothing is started by asking."""
+    found = [(name, device_class(name)) for name in names()]
+    return [DeviceInfo(kind.name, kind.version, kind.type, stored(name, kind.version)) for name, kind in found]
 
 
 def stored(address: str, version: str) -> Capabilities | None:

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterable, AsyncIterator, Iterable
 
     from burst import Memory, Request
-    from driver.future import Future
+    from driver.client.burst import Burst
+    from driver.client.future import Future
     from driver.runtime.local import LocalBurst
-    from driver.session import Burst
 
 
 class Chain(Flights):

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, NamedTuple, get_args
 
 from burst import MissedDeadlinePersistent, MissedDeadlineTransient, PeerDied, StatusError
 from burst.messages import Cause
+from driver.client.device import RemoteDevice, connect
 from driver.devices import lacks_library
 from driver.devices import names as installed
 from driver.errors import DeviceNotFound, NotPlaced
 from driver.nn import InvalidModel, validate
 from driver.options import Preference, Priority
-from driver.remote import RemoteDevice, connect
-from driver.runtime import cached
 from driver.runtime import capabilities as measures
+from driver.runtime.cache.device import CachedDevice, CacheTerms
 from driver.runtime.compiled import CompiledModel
 from driver.runtime.fallback import FAILURES, Fallbacks, Guarded, Spare
 from driver.runtime.local import NAME, LocalDevice, LocalPrepared
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
+    from driver.client.prepared_model import RemotePreparedModel
     from driver.interface import Capabilities
     from driver.nn import Model
-    from driver.prepared import RemotePreparedModel
 
 _MISSED = MissedDeadlinePersistent, MissedDeadlineTransient
 _SAME_AS_CPU = "reference"  # in another process, and so never cheaper: used where it is named
@@ -110,13 +110,13 @@ class Terms(NamedTuple):
     cache_dir: str | Path | None
     cache_token: bytes | None
 
-    def cache(self, clock: _Clock) -> cached.Terms | None:
+    def cache(self, clock: _Clock) -> CacheTerms | None:
         """Where compilations are kept. Raises ValueError."""
         if self.cache_dir is None:
             return None
         how = (self.preference, self.priority)
         wait = partial(clock.note, "wait for another process that compiles the same")
-        return cached.Terms.of(self.cache_dir, self.cache_token, self.model, how, wait, clock.left)
+        return CacheTerms.of(self.cache_dir, self.cache_token, self.model, how, wait, clock.left)
 
 
 class _Clock:
@@ -159,7 +159,7 @@ class _Candidate(NamedTuple):
 class _Compilation:
     """One call of `compile`."""
 
-    def __init__(self, terms: Terms, stack: ExitStack, clock: _Clock, cache: cached.Terms | None) -> None:
+    def __init__(self, terms: Terms, stack: ExitStack, clock: _Clock, cache: CacheTerms | None) -> None:
         """`stack`: closes what was opened, if that fails."""
         self._terms, self._stack, self._clock, self._fallbacks = terms, stack, clock, Fallbacks()
         self._cache = cache
@@ -297,7 +297,7 @@ class _Compilation:
         self._clock.begin(f"prepare {len(step.operations)} operations on {device.address}", 0.5 + 0.5 * n / count)
         prepared: RemotePreparedModel | LocalPrepared
         if self._cache and isinstance(device, RemoteDevice):
-            kept = cached.CachedDevice(device, self._cache, step, is_whole=count == 1)
+            kept = CachedDevice(device, self._cache, step, is_whole=count == 1)
             prepared = kept.prepare(preference, self._clock.end)
         elif isinstance(device, RemoteDevice):
             priority, end = self._terms.priority, self._clock.end

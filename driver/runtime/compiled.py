@@ -15,12 +15,12 @@ from driver.runtime.plan import Part, Planned
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from driver.client.burst import Burst
+    from driver.client.device import RemoteDevice
+    from driver.client.prepared_model import RemotePreparedModel
     from driver.options import Options
-    from driver.prepared import RemotePreparedModel
-    from driver.remote import RemoteDevice
     from driver.runtime.chain import Chain
     from driver.runtime.compilation import Terms
-    from driver.session import Burst
 
 
 class CompiledModel(Guarded):

@@ -23,22 +23,22 @@ from burst import (
     StatusError,
 )
 from burst.errors import status_error
+from driver.client.burst import Burst
+from driver.client.future import Future
+from driver.client.pipeline import Pipeline
 from driver.errors import DeviceFailed
-from driver.future import Future
-from driver.pipeline import Pipeline
 from driver.runtime.local import LocalDevice, LocalPrepared
 from driver.runtime.places import check_shapes
-from driver.session import Burst
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from burst import Request
     from burst.wire import ResultPacket
-    from driver.buffers import Shot
+    from driver.client.buffers import Shot
+    from driver.client.prepared_model import RemotePreparedModel
     from driver.nn import Model
     from driver.options import Options, Preference
-    from driver.prepared import RemotePreparedModel
 
 _log = logging.getLogger("driver.runtime")
 FAILURES = (StatusError, PeerDied, DeviceFailed)

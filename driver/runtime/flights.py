@@ -12,9 +12,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from burst import Busy, ErrorStatus, Result, Timeout
-from driver.buffers import Buffers
+from driver.client.buffers import Buffers
+from driver.client.future import Future
 from driver.deadlines import nanoseconds
-from driver.future import Future
 from driver.runtime.fallback import FAILURES, is_retryable
 from driver.runtime.link import Link
 from driver.runtime.places import Frame, StepInputs, with_temporaries
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from driver.future import Driver
+    from driver.client.future import Driver
     from driver.options import Options
     from driver.runtime.plan import Planned
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from burst import PeerDied
-from driver.prepared import RemotePreparedModel
+from driver.client.burst import Burst
+from driver.client.prepared_model import RemotePreparedModel
 from driver.runtime.fallback import FAILURES
 from driver.runtime.local import LocalBurst
 from driver.runtime.places import Aimed, StepInputs
-from driver.session import Burst
 
 if TYPE_CHECKING:
     from driver.options import Options

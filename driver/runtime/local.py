@@ -24,17 +24,17 @@ from burst import (
     Timeout,
     Timing,
 )
-from driver.buffers import Buffers
+from driver.client.buffers import Buffers
+from driver.client.burst import shapes_of
+from driver.client.future import Future
+from driver.client.workspace import InputSet, OutputSet, Workspace, input_shapes, output_views
 from driver.deadlines import WAITING, check, check_entry, due, nanoseconds, passed
 from driver.devices.reference import ReferenceDevice
+from driver.engine.binding import BoundRequest
 from driver.errors import ExecutionFailed
-from driver.future import Future
 from driver.nn import validate
 from driver.options import check_preference, options_of
-from driver.plain import with_loop_timeout
-from driver.request import BoundRequest
-from driver.session import shapes_of
-from driver.workspace import InputSet, OutputSet, Workspace, input_shapes, output_views
+from driver.protocol.plain_codec import with_loop_timeout
 from fmq._core import lib
 from fmq.clock import FOREVER
 
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
     from burst import Memory, Request
-    from driver.buffers import Outputs
+    from driver.client.buffers import Outputs
     from driver.interface import Device
     from driver.nn import Model
     from driver.options import Options, Preference

@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from burst import GeneralFailure, Request
-from driver.buffers import Buffers, Outputs
+from driver.client.buffers import Buffers, Outputs
+from driver.client.workspace import InputSet
 from driver.nn import Model, Subgraph, combine_dimensions
-from driver.workspace import InputSet
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

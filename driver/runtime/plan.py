@@ -7,9 +7,9 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from burst import ErrorStatus, HardwareBuffer, Memory, OutputShape, PeerDied, Request, Result, StatusError, Timeout
-from driver.runtime.cached import Outcome
+from driver.client.workspace import InputSet, OutputSet, Workspace, input_shapes, nbytes, output_views
+from driver.runtime.cache.device import Outcome
 from driver.runtime.places import arguments, between, with_temporaries
-from driver.workspace import InputSet, OutputSet, Workspace, input_shapes, nbytes, output_views
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from burst import RequestArgument
     from driver.nn import Model
     from driver.options import Options, Preference
-    from driver.runtime.cached import CachedDevice
+    from driver.runtime.cache.device import CachedDevice
     from driver.runtime.chain import Chain
     from driver.runtime.fallback import Guarded, Spare
     from driver.runtime.partition import Step

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from driver.client.prepared_model import RemotePreparedModel
     from driver.nn import Operand
-    from driver.prepared import RemotePreparedModel
     from driver.vts.cases import Case
 
     Array = NDArray[Any]

@@ -166,7 +166,7 @@ class Credulous(ReferenceDevice):
     """Takes every model for valid."""
 
     def __init__(self) -> None:
-        if service := sys.modules.get("driver.service"):
+        if service := sys.modules.get("driver.service.process"):
             service.validate = lambda _: None  # type: ignore[attr-defined]
 
     def supported_operations(self, model: Model) -> list[bool]:
@@ -178,7 +178,7 @@ class Careless(ReferenceDevice):
     """Takes requests with any number of arguments."""
 
     def __init__(self) -> None:
-        import driver.request as module
+        import driver.engine.binding as module
 
         module._check_count = lambda *_: None
         module._pairs = zip  # type: ignore[assignment]
@@ -289,11 +289,13 @@ class Boastful(ReferenceDevice):
     """Says on the plain path that its executions take longer on the device than in the driver."""
 
     def __init__(self) -> None:
-        import driver.plain as module
+        import driver.engine.plain
+
+        module: Any = driver.engine.plain
         from burst import Timing
 
-        encode = module._encode
-        module._encode = lambda result, *more: encode(
+        encode = module.encode_answer
+        module.encode_answer = lambda result, *more: encode(
             result._replace(timing=result.timing if result.status else Timing(3, 2)), *more
         )
 

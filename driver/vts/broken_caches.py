@@ -13,17 +13,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from driver.caching import compilations
-from driver.caching.compilations import Compilations
-from driver.caching.records import Records
 from driver.devices.reference import ReferenceDevice
+from driver.engine.cache import compilations
+from driver.engine.cache.compilations import Compilations
+from driver.engine.cache.records import Records
 from driver.interface import CacheFiles, Saved
 from driver.vts.broken import WrongResults
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from driver.caching.compilations import Owner, Restored
+    from driver.engine.cache.compilations import Owner, Restored
     from driver.interface import PreparedModel
     from driver.nn import Model
 
@@ -116,7 +116,7 @@ class Fussy(Keeping):
     """Prepares nothing that it cannot keep, if it is asked to."""
 
     def __init__(self) -> None:
-        import driver.engine_client as module
+        import driver.engine.client as module
         from burst import GeneralFailure
 
         save = module.Client._save

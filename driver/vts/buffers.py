@@ -28,10 +28,10 @@ from driver.vts.kit import Test, check
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from driver.domains import Buffer
+    from driver.client.burst import Burst
+    from driver.client.device_buffers import Buffer
+    from driver.client.prepared_model import RemotePreparedModel
     from driver.nn import Model
-    from driver.prepared import RemotePreparedModel
-    from driver.session import Burst
     from driver.vts.target import Target
 
 

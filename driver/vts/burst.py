@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from burst.wire import ResultPacket
-    from driver.prepared import RemotePreparedModel
+    from driver.client.prepared_model import RemotePreparedModel
     from driver.vts.bench import Array
     from driver.vts.cases import Case
     from driver.vts.target import Target

@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from burst import ErrorStatus, StatusError
-from driver.remote import connect
+from driver.client.device import connect
 from driver.vts.bench import output_sizes
 from driver.vts.burst import plain
 from driver.vts.cache_files import (
@@ -37,7 +37,7 @@ from driver.vts.vandals import changed_meanwhile, locked
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from driver.remote import Cache
+    from driver.client.device import Cache
     from driver.vts.cases import Case
     from driver.vts.target import Target
 

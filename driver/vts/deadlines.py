@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from burst import Request
-    from driver.prepared import RemotePreparedModel
+    from driver.client.prepared_model import RemotePreparedModel
     from driver.vts.target import Target
 
 _PREFERENCE = "fast_single_answer"

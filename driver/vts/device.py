@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING
 
-from driver.remote import connect
+from driver.client.device import connect
 from driver.vts.burst import plain
 from driver.vts.kit import Test, check
 from driver.vts.operations import prepared

@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from burst import ErrorStatus, Memory, StatusError
-from driver.domains import Buffer, BufferDesc, BufferRole
+from driver.client.device_buffers import Buffer, BufferDesc, BufferRole
 from driver.nn import ModelBuilder
 from driver.vts.kit import Test, check, skip
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from driver.client.prepared_model import RemotePreparedModel
     from driver.nn import Model
-    from driver.prepared import RemotePreparedModel
     from driver.vts.target import Target
 
 SHAPE, SIZE = (2, 4), 32

@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from burst import ErrorStatus, Result, StatusError
-from driver.sync import ERROR_COUNT, FenceState
+from driver.protocol.fences import ERROR_COUNT, FenceState
 from driver.vts.bench import answer
 from driver.vts.kit import Failed, Test, check, skip
 from driver.vts.mutations import request_mutations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from burst import Request
-    from driver.fences import FencedExecution
+    from driver.client.fenced import FencedExecution
     from driver.vts.target import Target
 
 _CHAIN = 5

@@ -20,8 +20,8 @@ from driver.vts.operations import check_bare
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from driver.client.prepared_model import RemotePreparedModel
     from driver.nn import Model
-    from driver.prepared import RemotePreparedModel
     from driver.vts.bench import Execute
     from driver.vts.target import Target
 

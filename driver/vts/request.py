@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from burst import Request
-    from driver.prepared import RemotePreparedModel
+    from driver.client.prepared_model import RemotePreparedModel
     from driver.vts.bench import Execute
     from driver.vts.target import Target
 

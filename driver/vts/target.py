@@ -12,18 +12,18 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 
 from burst import BurstError, PeerDied, Timeout
-from driver.encoding import encode
+from driver.client.device import connect
+from driver.client.prepared_model import Home, RemotePreparedModel
 from driver.errors import DeviceFailed, DriverError
-from driver.prepared import Home, RemotePreparedModel
-from driver.remote import connect
+from driver.protocol.model_codec import encode
 from driver.vts.bench import Bench
 from fmq import FmqError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from driver.client.device import Cache, RemoteDevice
     from driver.nn import Model
-    from driver.remote import Cache, RemoteDevice
 
 PATIENCE = 30.0
 _MOST_FAILED_STARTS = 3

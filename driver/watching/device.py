@@ -11,11 +11,11 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from burst import Memory, Trace
-from driver import rendezvous, served
-from driver.census import Census, Numbers
-from driver.connection import Connection
+from driver.client import discovery, served
+from driver.client.connection import Connection
 from driver.errors import DeviceNotFound
 from driver.options import PRIORITIES
+from driver.protocol.census import Census, Numbers
 from driver.watching.figures import BurstFigures, DeviceFigures, Queue
 from driver.watching.processes import Processes
 from driver.watching.watched import WatchedBurst
@@ -121,7 +121,7 @@ class WatchedDevice:
 @contextmanager
 def _connected(address: str) -> Iterator[Connection]:
     channel = served.connect(address) if served.is_path(address) else None
-    channel = channel or rendezvous.find(rendezvous.Place(rendezvous.runtime_dir(), address))
+    channel = channel or discovery.find(discovery.Place(discovery.runtime_dir(), address))
     if channel is None:
         raise DeviceNotFound(f"name={address!r}: that device does not run; it starts with its first client")
     try:

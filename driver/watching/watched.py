@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from driver.client.statistics import cpu_of_listener
 from driver.options import PRIORITIES
-from driver.statistics import cpu_of_listener
 from driver.watching.figures import BurstFigures, Spread
 from driver.watching.processes import program_of
 

@@ -6,7 +6,7 @@ import time
 from typing import TYPE_CHECKING
 
 from burst import BurstError
-from driver import rendezvous, served
+from driver.client import discovery, served
 from driver.errors import DeviceNotFound, DriverError
 from driver.watching.device import WatchedDevice
 from driver.watching.figures import BurstFigures, DeviceFigures, Sample
@@ -27,7 +27,7 @@ class Watcher:
         """Names, or paths of devices that are served; none: all that run for this account. Raises DriverError."""
         for name in addresses:
             if not served.is_path(name):
-                rendezvous.Place(rendezvous.runtime_dir(), name)
+                discovery.Place(discovery.runtime_dir(), name)
         self._addresses = list(dict.fromkeys(addresses))
         self._devices: dict[str, WatchedDevice] = {}
         self._absent: dict[str, Exception] = {}
@@ -106,4 +106,4 @@ class Watcher:
 
 def _running() -> list[str]:
     """Names of devices of this account whose sockets are there."""
-    return sorted(path.stem for path in rendezvous.runtime_dir().glob("*.sock"))
+    return sorted(path.stem for path in discovery.runtime_dir().glob("*.sock"))

@@ -11,8 +11,8 @@ from burst.controller import Packet
 from burst.datum import DATUM
 from burst.wire import VERSIONS, decode_result
 from driver.devices.reference import ReferenceDevice
+from driver.engine.binding import BoundRequest
 from driver.nn import ModelBuilder
-from driver.request import BoundRequest
 from fmq._core import lib
 
 NO_SLOT = 2**31 - 1

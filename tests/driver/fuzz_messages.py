@@ -33,7 +33,8 @@ from burst import (
 from burst.channel import Channel, Message
 from burst.turns import Flow, RunQueue, Share
 from burst.wire import Token
-from driver import plain, rpc
+from driver.engine import plain
+from driver.protocol import rpc
 
 ANSWERS = set(ErrorStatus) - {ErrorStatus.GENERAL_FAILURE}
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 import driver
-from driver import rendezvous
+from driver.client import discovery
 
 CONNECT = "import driver\nwith driver.connect() as d: print(d.service_pid, d.engine_pid)"
 
@@ -98,14 +98,14 @@ def test_comes_while_it_retires(place, kit):
 
 def test_retirement_looks_once_more(place):
     """A service does not retire while somebody waits in its backlog, or is starting a service."""
-    from driver.service import Service
+    from driver.service.process import Service
 
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     path = place.path / "x.sock"
     listener.bind(str(path))
     listener.listen()
     service = Service.__new__(Service)
-    service._listener, service._place = listener, rendezvous.Place(place.path, "x")
+    service._listener, service._place = listener, discovery.Place(place.path, "x")
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as client:
         client.connect(str(path))
         assert not service._retire()
@@ -119,9 +119,9 @@ def test_retirement_looks_once_more(place):
 
 def test_a_successors_socket_stays(place):
     """A service that leaves does not take away the socket of its successor."""
-    here = rendezvous.Place(place.path, "x")
-    old = rendezvous.listen(here)
-    with rendezvous.listen(here):
+    here = discovery.Place(place.path, "x")
+    old = discovery.listen(here)
+    with discovery.listen(here):
         here.leave(old)
         assert here.socket.exists()
 
@@ -216,22 +216,22 @@ def test_foreign_directory_refused(place, monkeypatch):
 
 def test_foreign_service_refused(place, monkeypatch):
     """A service of another user, in a directory of ours, is not talked to."""
-    here = rendezvous.Place(place.path, "reference")
-    with rendezvous.listen(here):
+    here = discovery.Place(place.path, "reference")
+    with discovery.listen(here):
         monkeypatch.setattr("burst.channel.Channel.peer_uid", os.getuid() + 1)
         with pytest.raises(driver.DeviceFailed, match=r"belongs to another user; remove it"):
-            rendezvous.find(here)
+            discovery.find(here)
 
 
 def test_directory_is_made(place, monkeypatch):
     """A runtime directory that does not exist is made, for its owner alone."""
     path = place.path / "a" / "b"
     monkeypatch.setenv("BURST_RUNTIME_DIR", str(path))
-    assert rendezvous.runtime_dir() == path
+    assert discovery.runtime_dir() == path
     assert stat.S_IMODE(path.stat().st_mode) == 0o700
     monkeypatch.delenv("BURST_RUNTIME_DIR")
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(place.path))
-    assert rendezvous.runtime_dir() == place.path / "burst"
+    assert discovery.runtime_dir() == place.path / "burst"
 
 
 def test_long_path(place, monkeypatch):
@@ -279,7 +279,7 @@ def check_clean(pid, session, place):
     assert os.getsid(pid) == session or os.getsid(pid) not in (os.getsid(0), pid)
     assert os.readlink(proc / "cwd") == "/"
     names = {line.split(b"=")[0].decode() for line in (proc / "environ").read_bytes().split(b"\0") if line}
-    assert names == set(rendezvous.environment(place.path))
+    assert names == set(discovery.environment(place.path))
     assert os.sched_getaffinity(pid) == os.sched_getaffinity(0)
     assert resource.prlimit(pid, resource.RLIMIT_CORE) == (1, 1)
     assert resource.prlimit(pid, resource.RLIMIT_NOFILE)[0] == resource.prlimit(pid, resource.RLIMIT_NOFILE)[1]
@@ -297,7 +297,7 @@ def check_clean(pid, session, place):
 def test_hello_of_another_version(device, shared):
     """A client of another release is refused with words, and the device lives on."""
     from burst.channel import Channel
-    from driver.rpc import call
+    from driver.protocol.rpc import call
 
     path = shared.path / "reference.sock"
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)

@@ -25,10 +25,10 @@ from burst import (
     StatusError,
 )
 from driver import BufferDesc, BufferRole
-from driver.constants import Kept
-from driver.limits import limits
-from driver.managed import Loaded, ManagedBuffers, Quota
-from driver.managed_request import execution
+from driver.engine.buffer_binding import execution
+from driver.engine.device_memory import Loaded, ManagedBuffers, Quota
+from driver.engine.limits import limits
+from driver.engine.models import Kept
 from driver.nn import Interpreter
 
 ROLES = [BufferRole(0, 0)], [BufferRole(0, 0)]

@@ -28,11 +28,12 @@ from burst import (
     StatusError,
     Timeout,
 )
-from driver import BufferDesc, BufferRole, DriverError, FenceState, sync
-from driver.limits import Limits
+from driver import BufferDesc, BufferRole, DriverError, FenceState
+from driver.engine.limits import Limits
 from driver.nn import Model, Operand, Operation, Subgraph
-from driver.rpc import call
-from driver.sync import ERROR_COUNT, sync_wait
+from driver.protocol import fences
+from driver.protocol.fences import ERROR_COUNT, sync_wait
+from driver.protocol.rpc import call
 from driver.vts.bench import Place, request
 from driver.vts.qos import endless
 
@@ -604,8 +605,8 @@ def test_what_the_kernel_says_of_a_sync_file(monkeypatch, gate, status, state):
         assert (fd, number, len(info)) == (gate, 0xC0383E04, 56)
         struct.pack_into("32si", info, 0, b"fake", status)
 
-    monkeypatch.setattr(sync, "kind_of", lambda _: "sync file")
-    monkeypatch.setattr(sync.fcntl, "ioctl", ioctl)
+    monkeypatch.setattr(fences, "kind_of", lambda _: "sync file")
+    monkeypatch.setattr(fences.fcntl, "ioctl", ioctl)
     assert sync_wait(gate, 0) == ACTIVE
     os.eventfd_write(gate, 1)
     assert sync_wait(gate, 0) == state

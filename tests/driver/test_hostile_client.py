@@ -81,7 +81,7 @@ class Hostile:
 
 
 def prepared_request(prepared):
-    from driver.workspace import InputSet, OutputSet, Workspace
+    from driver.client.workspace import InputSet, OutputSet, Workspace
 
     return Workspace(InputSet(prepared.model, ((1, 4),)), OutputSet(prepared.model)).request
 

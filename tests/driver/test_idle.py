@@ -12,10 +12,10 @@ import pytest
 import driver
 from burst.turns import RunQueue, Share
 from driver.devices.litert import LiteRtDevice
-from driver.engine_client import Client
-from driver.limits import limits
-from driver.managed import Quota
-from driver.rest import Rest
+from driver.engine.client import Client
+from driver.engine.device_memory import Quota
+from driver.engine.idle import Rest
+from driver.engine.limits import limits
 
 SIDE = 1 << 22
 SECONDS = 0.2

@@ -10,7 +10,7 @@ import pytest
 
 import driver
 from burst import Controller, PeerDied, ResourceExhaustedPersistent, ResourceExhaustedTransient
-from driver.limits import Limits, limits
+from driver.engine.limits import Limits, limits
 
 X = np.zeros((1, 4), np.float32)
 

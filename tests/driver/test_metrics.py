@@ -19,10 +19,10 @@ from click.testing import CliRunner
 from prometheus_client.parser import text_string_to_metric_families
 
 import driver
-from driver import attendant, exposition, health
 from driver.cli.command import burst as command
-from driver.engine import Engine
-from driver.metrics import Stages
+from driver.engine.process import Engine
+from driver.service import health, metrics_server, probe
+from driver.service.metrics import Stages
 
 X = np.ones((1, 4), np.float32)
 
@@ -106,9 +106,9 @@ def test_health(served):
         engine = device.engine_pid
     os.kill(engine, signal.SIGSTOP)
     try:
-        assert served.get("/healthz") == (503, f"it did not answer within {attendant.WITHIN:g} s\n")
+        assert served.get("/healthz") == (503, f"it did not answer within {health.WITHIN:g} s\n")
         with pytest.raises((driver.DeviceFailed, TimeoutError), match=r"within 0\.\d+ s|no answer"):
-            health.check(served.address, 0.1)
+            probe.check(served.address, 0.1)
     finally:
         os.kill(engine, signal.SIGCONT)
     assert served.get("/healthz") == (200, "ok\n")
@@ -160,31 +160,31 @@ class _Wrong:
 def test_a_wrong_sum_fails_the_self_test():
     """A device that computes wrongly is found out before it is called ready."""
     with pytest.raises(driver.DeviceFailed, match=r"the sum of \[0.0, 1.0, 2.0, 3.0\] and itself is \[1.0"):
-        attendant.self_test(_Wrong())
+        health.self_test(_Wrong())
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "localhost:70000", ":", "1.2.3.4:x", "::1:80"])
 def test_addresses_that_are_none(address):
     """What is no address is told with an example."""
     with pytest.raises(driver.DeviceFailed, match=r"say HOST:PORT, as 127\.0\.0\.1:9464"):
-        exposition.listen(address)
+        metrics_server.listen(address)
 
 
 def test_places_that_are_taken(tmp_path):
     """A port or a path that somebody uses is not taken from him; a socket that nobody listens at any more is."""
     path = tmp_path / "m.sock"
-    with exposition.listen("127.0.0.1:0") as one, pytest.raises(driver.DeviceFailed, match="cannot listen there"):
-        exposition.listen(exposition.where(one).split("/")[2])
-    first = exposition.listen(str(path))
+    with metrics_server.listen("127.0.0.1:0") as one, pytest.raises(driver.DeviceFailed, match="cannot listen there"):
+        metrics_server.listen(metrics_server.where(one).split("/")[2])
+    first = metrics_server.listen(str(path))
     with pytest.raises(driver.DeviceFailed, match="in use"):
-        exposition.listen(str(path))
+        metrics_server.listen(str(path))
     first.close()
-    with exposition.listen(str(path)) as again:
-        assert exposition.where(again) == str(path)
+    with metrics_server.listen(str(path)) as again:
+        assert metrics_server.where(again) == str(path)
     path.unlink()
     path.write_text("mine")
     with pytest.raises(driver.DeviceFailed):
-        exposition.listen(str(path))
+        metrics_server.listen(str(path))
     assert path.read_text() == "mine"
 
 

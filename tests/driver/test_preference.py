@@ -10,11 +10,11 @@ import pytest
 
 import driver
 from burst import InvalidArgument
-from driver.constants import Models, Use
 from driver.devices.litert import LiteRtDevice
 from driver.devices.onnxruntime import OnnxRuntimeDevice
-from driver.encoding import encode
+from driver.engine.models import Models, Use
 from driver.options import PREFERENCES
+from driver.protocol.model_codec import encode
 
 X = np.zeros((1, 4), np.float32)
 HZ, FRAMES = 100, 8

@@ -17,7 +17,7 @@ import pytest
 
 import driver
 from burst import InvalidArgument
-from driver.limits import limits, weights
+from driver.engine.limits import limits, weights
 from driver.options import PRIORITIES
 
 X = np.ones((1, 4), np.float32)

@@ -11,9 +11,8 @@ import pytest
 
 import driver
 from burst import Controller, DeviceBuffer, Request, RequestArgument
-from driver import recorded
-from driver.domains import BufferDesc, BufferRole
-from driver.recording import Recording, Tape, record
+from driver.client.device_buffers import BufferDesc, BufferRole
+from driver.recording import Recording, Tape, record, recorder
 from driver.recording.tape import UNANSWERED
 
 X = np.arange(4, dtype=np.float32).reshape(1, 4)
@@ -212,7 +211,7 @@ def test_a_disk_that_is_full(path, device, kit):
 
 def test_who_is_not_recorded_pays_nothing(device, path, kit, monkeypatch):
     """Without a recording neither the prepared model nor the burst's controller is another than ever."""
-    monkeypatch.delenv(recorded.VARIABLE, raising=False)
+    monkeypatch.delenv(recorder.VARIABLE, raising=False)
     with record(path):
         pass
     with device.prepare(kit.add_model()) as prepared, prepared.burst() as burst:

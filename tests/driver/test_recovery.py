@@ -14,7 +14,7 @@ import pytest
 
 import driver
 from burst import BuffersLost, DeviceBuffer, Memory, PeerDied, Quarantined, Request, RequestArgument
-from driver import recovery
+from driver.client import recovery
 from fmq import Closed
 
 BOUND = 5.0  # seconds for one slow frame, on a machine that is busy with other tests

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import driver
-from driver import recovery
+from driver.client import recovery
 
 BOUND = 10.0  # seconds for one slow frame, with every other process of the test on the same cores
 DEPTH = 4
@@ -25,7 +25,7 @@ SIDES = ("engine", "service", "both", "client")
 FRAMES = """
 import sys, numpy as np, driver
 from collections import deque
-from driver import recovery
+from driver.client import recovery
 sys.path.insert(0, sys.argv[1])
 from conftest import add_model
 recovery._MOST_REVIVALS = 10**6

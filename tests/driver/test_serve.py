@@ -16,10 +16,11 @@ import pytest
 from click.testing import CliRunner
 
 import driver
-from driver import rendezvous, serving
 from driver.cli.command import burst as command
+from driver.client import discovery
 from driver.runtime import capabilities
-from driver.service import LINGER
+from driver.service import serve as serving
+from driver.service.process import LINGER
 from driver.watching import Watcher
 
 SERVER, GROUP, FRIEND, OTHER, STRANGER = 61001, 61900, 61002, 61003, 61004  # nobody's: numbers need no account
@@ -103,11 +104,11 @@ def test_figures_of_paths_are_kept_apart(place):
 def test_nothing_there():
     """A path where nothing is served, or nobody listens any more, is told with the remedy; nothing is started."""
     with folder() as path:
-        here = rendezvous.Place(path, "reference")
+        here = discovery.Place(path, "reference")
         for missing in (here.socket, path / "missing" / "x.sock"):
             with pytest.raises(driver.DeviceNotFound, match=f"{missing}.*nothing is served there; .*burst serve"):
                 driver.connect(str(missing))
-        rendezvous.listen(here).close()
+        discovery.listen(here).close()
         with pytest.raises(driver.DeviceFailed, match="nobody listens there any more; start it again"):
             driver.connect(str(here.socket))
         assert [p.name for p in path.iterdir()] == ["reference.sock"]
@@ -122,7 +123,7 @@ def test_relative_path():
 @pytest.mark.parametrize("mode", [0o775, 0o757, 0o1777])
 def test_folder_of_others_not_trusted(mode):
     """A client does not connect where others could have put the socket: in the folder, or instead of it."""
-    with folder() as path, rendezvous.listen(rendezvous.Place(path, "x")):
+    with folder() as path, discovery.listen(discovery.Place(path, "x")):
         path.chmod(mode)
         with pytest.raises(driver.DeviceFailed, match=f"{path}: others may write to it.*chmod go-w {path}"):
             driver.connect(str(path / "x.sock"))
@@ -134,7 +135,7 @@ def test_folder_of_others_not_trusted(mode):
 
 def test_another_listener_not_trusted(monkeypatch):
     """A client talks to the owner of the folder alone."""
-    with folder() as path, rendezvous.listen(rendezvous.Place(path, "x")):
+    with folder() as path, discovery.listen(discovery.Place(path, "x")):
         monkeypatch.setattr("burst.channel.Channel.peer_uid", os.getuid() + 1)
         with pytest.raises(
             driver.DeviceFailed, match=f"uid {os.getuid() + 1} listens in a folder of uid {os.getuid()}"
@@ -247,7 +248,7 @@ def test_started_again_by_others(process, kit, monkeypatch):
                 assert second.wait(kit.patience) == 0
                 assert engine.has_ended()
             assert os.listdir(run) == ["reference.lock"]
-            monkeypatch.setattr("driver.remote._PATIENCE", 0.0)
+            monkeypatch.setattr("driver.client.device._PATIENCE", 0.0)
             with pytest.raises(driver.DeviceFailed, match=r"did not come back within 0 s: .*nothing is served there"):
                 burst.run(X)
             with pytest.raises(ConnectionError):
@@ -264,7 +265,7 @@ class Client:
 import json, os, sys
 import numpy as np
 import driver
-from driver.domains import BufferDesc, BufferRole
+from driver.client.device_buffers import BufferDesc, BufferRole
 builder = driver.ModelBuilder()
 X = np.ones((1, 4), np.float32)
 builder.output(builder.operation("ADD", builder.input("float32", (1, 4)), X, 0))
@@ -475,7 +476,7 @@ def test_only_to_a_group_of_ones_own(accounts):
 
 def test_a_folder_of_another_is_not_trusted(accounts):
     """Somebody who can put a socket into the folder of another is not talked to."""
-    with folder() as path, rendezvous.listen(rendezvous.Place(path, "x")):
+    with folder() as path, discovery.listen(discovery.Place(path, "x")):
         os.chown(path, SERVER, SERVER)
         (path / "x.sock").chmod(0o666)
         assert f"uid 0 listens in a folder of uid {SERVER}" in accounts[0].do(

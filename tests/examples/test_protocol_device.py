@@ -19,7 +19,7 @@ from burst import ErrorStatus, Memory, OutputShape, Timing
 from burst.channel import MAX_BYTES, MAX_FDS, pack
 from burst.datum import DATUM_DTYPE
 from burst.wire import ResultPacket, decode_result, encode_request, encode_result
-from driver import rpc
+from driver.protocol import rpc
 
 
 @pytest.fixture(scope="module")

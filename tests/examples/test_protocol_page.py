@@ -25,9 +25,12 @@ from burst.wire import (
     encode_request,
     encode_result,
 )
-from driver import encoding, fenced, launched, plain, rendezvous, rpc, service
-from driver.limits import Limits
+from driver.client import discovery
+from driver.engine import fence_schedule, fenced
+from driver.engine.limits import Limits
 from driver.nn.types import OperandLifeTime, OperandType
+from driver.protocol import model_codec, plain_codec, rpc
+from driver.service import process
 from fmq._core import ffi, lib
 from fmq.geometry import CONTROL, Geometry, dtype_text
 from fmq.role import LIFE_AT
@@ -46,7 +49,7 @@ def test_the_model_is_the_example_that_it_says_it_is():
     builder = driver.ModelBuilder()
     x, y = builder.input("float32", (1, 4)), builder.input("float32", (1, 4))
     builder.output(builder.operation("ADD", x, y, 0))
-    fd, where = encoding.encode(builder.build())
+    fd, where = model_codec.encode(builder.build())
     lines = block("hex model")
     try:
         assert os.pread(fd, 2 * len(raw(lines)), 0) == raw(lines)
@@ -167,7 +170,7 @@ def test_numbers_with_names_are_the_sources():
 
 def test_the_methods_are_the_service_s():
     """All of them."""
-    source = inspect.getsource(service.Client.__init__)
+    source = inspect.getsource(process.Client.__init__)
     lists = "".join(re.findall(r"for method in (\(.*?\))", source))
     assert {row[0] for row in table("method")} == {*re.findall(r'"(\w+)":', source), *re.findall(r'"(\w+)"', lists)}
 
@@ -206,11 +209,11 @@ def test_roles_lie_where_the_page_says():
 FIGURES = [
     f"at most {MAX_BYTES} bytes and {MAX_FDS} descriptors",
     f"unread for {struct.unpack('ll', channel._SEND_TIMEOUT)[0]} s is given up",
-    f"ends {service.LINGER:.0f} s after its last client",
+    f"ends {process.LINGER:.0f} s after its last client",
     f"`hello` | protocol, which is {rpc.PROTOCOL} |",
-    f"at most {encoding._MAX_STRUCTURE >> 20} MiB",
-    f"two counts of at most 2^{encoding._MAX_COUNT.bit_length() - 1}",
-    f"each at a multiple of {encoding._ALIGN}",
+    f"at most {model_codec._MAX_STRUCTURE >> 20} MiB",
+    f"two counts of at most 2^{model_codec._MAX_COUNT.bit_length() - 1}",
+    f"each at a multiple of {model_codec._ALIGN}",
     f"A memfd of {CONTROL} bytes and the ring, length x {DATUM} bytes",
     f"length is from 1 to {server._MAX_LENGTH} elements",
     f"Answer within {server._CALLBACK_TIMEOUT:.0f} s",
@@ -218,9 +221,9 @@ FIGURES = [
     f"one each, at most {MAX_FDS}",
     f"when {Limits.client_launched} executions are pending or {Limits.client_fences} fences of others are watched",
     f"One execution waits for {fenced.MOST_FENCES} fences at most",
-    f"keeps {launched._MOST_KEPT} answers",
-    f"`{plain._EXECUTE.hex(' ')}`",
-    f"`{plain._EXECUTE_BY.hex(' ')}`",
+    f"keeps {fence_schedule._MOST_KEPT} answers",
+    f"`{plain_codec.EXECUTE.hex(' ')}`",
+    f"`{plain_codec.EXECUTE_BY.hex(' ')}`",
 ]
 
 
@@ -236,7 +239,7 @@ def test_a_device_is_found_where_the_page_says(monkeypatch, tmp_path):
     (tmp_path / "own").mkdir(mode=0o700)
     monkeypatch.setenv("BURST_RUNTIME_DIR", str(tmp_path / "own"))
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    assert rendezvous.runtime_dir() == tmp_path / "own"
+    assert discovery.runtime_dir() == tmp_path / "own"
     monkeypatch.delenv("BURST_RUNTIME_DIR")
-    assert rendezvous.runtime_dir() == tmp_path / "burst"
-    assert rendezvous.Place(tmp_path, "a:B/c_1.-").socket == tmp_path / "a_B_c_1.-.sock"
+    assert discovery.runtime_dir() == tmp_path / "burst"
+    assert discovery.Place(tmp_path, "a:B/c_1.-").socket == tmp_path / "a_B_c_1.-.sock"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from driver.configuration import configured
+from driver.config import configured
 from driver.deadlines import overdue
 from driver.devices.litert.flatbuffer import Writer
 from driver.devices.litert.library import (

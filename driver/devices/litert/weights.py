@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from cffi import FFI
 
-from driver.constants import same_bytes
 from driver.devices.lowering import ALIGNMENT
+from driver.protocol.model_memory import same_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import numpy as np
 
 from burst.turns import checkpoint, stoppable
-from driver.configuration import configured
+from driver.config import configured
 from driver.deadlines import check, overdue, seconds_left
 from driver.devices.lowering import Programs, Tensors
 from driver.devices.onnxruntime.library import (

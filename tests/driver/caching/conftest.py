@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from driver.caching.blobs import BlobStore
-from driver.caching.folder import Folder
+from driver.engine.cache.blobs import BlobStore
+from driver.runtime.cache.folder import Folder
 
 sys.path.insert(0, str(Path(__file__).parent))  # for marked_sets
 

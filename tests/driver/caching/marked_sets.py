@@ -2,7 +2,7 @@
 
 import os
 
-from driver.caching.folder import About, Counts
+from driver.runtime.cache.folder import About, Counts
 
 COUNTS = Counts(2, 2)
 NAMES = [(kind, index) for kind in ("model", "data") for index in range(2)]

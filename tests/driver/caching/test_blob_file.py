@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from driver.caching import blob_file
-from driver.caching.blobs import BlobStore
+from driver.engine.cache import blob_file
+from driver.engine.cache.blobs import BlobStore
 
 NEVER = float("inf")
 
@@ -287,7 +287,7 @@ def test_no_folder(opened, warnings):
 READER = """
 import logging, os, sys
 from pathlib import Path
-from driver.caching.blobs import BlobStore
+from driver.engine.cache.blobs import BlobStore
 logging.basicConfig(format="%(levelname)s")
 if not os.geteuid():
     os.setuid(int(sys.argv[2]))
@@ -424,7 +424,7 @@ def test_locked_for_long(opened, path, warnings, monkeypatch):
 WRITERS = r"""
 import os, sys
 from pathlib import Path
-from driver.caching.blobs import BlobStore
+from driver.engine.cache.blobs import BlobStore
 
 def write(start):
     limits = {"max_total_bytes": 10**6, "select": "lru", "capacity": "fit"}

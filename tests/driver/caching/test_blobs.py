@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from driver.caching.blobs import BlobStore
+from driver.engine.cache.blobs import BlobStore
 
 pytest.importorskip("hypothesis")
 from hypothesis import given, settings
@@ -221,7 +221,7 @@ def test_saved_by_itself(opened, kit):
 def test_the_first_set_counts(opened, monkeypatch):
     """The delay begins with the first set since the last save: later ones do not put it off, and a flush ends it."""
     now, store = [100.0], opened(delay=4.0)
-    monkeypatch.setattr("driver.caching.blobs.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("driver.engine.cache.blobs.time.monotonic", lambda: now[0])
     store.set(b"a", b"v")
     now[0] = 103.0
     store.set(b"b", b"v")
@@ -329,7 +329,7 @@ def test_the_total_holds_for_all(opened):
 CHILD = """
 import sys
 from pathlib import Path
-from driver.caching.blobs import BlobStore
+from driver.engine.cache.blobs import BlobStore
 store = BlobStore(Path(sys.argv[1]), build_id="one", delay=float("inf"))
 print("ready", flush=True)
 sys.stdin.readline()
@@ -362,7 +362,7 @@ def test_two_processes(opened, path, kit):
 FORK = """
 import os, sys
 from pathlib import Path
-from driver.caching.blobs import BlobStore
+from driver.engine.cache.blobs import BlobStore
 store = BlobStore(Path(sys.argv[1]), build_id="one", delay=float("inf"))
 store.set(b"before", b"v")
 store.flush()

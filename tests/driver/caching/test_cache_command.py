@@ -8,9 +8,9 @@ import pytest
 from click.testing import CliRunner
 from marked_sets import COUNTS, replace, wait_never
 
-from driver.caching.folder import About, Folder
 from driver.cli.cache import _age
 from driver.cli.command import burst
+from driver.runtime.cache.folder import About, Folder
 
 
 @pytest.fixture

@@ -20,11 +20,11 @@ from hypothesis import strategies as st
 
 import driver
 from burst import GeneralFailure, InvalidArgument, PeerDied, StatusError
-from driver.caching import compilations, records
-from driver.caching.compilations import Compilations, Declined, Owner
-from driver.encoding import encode
+from driver.client.device import Cache
+from driver.engine.cache import compilations, records
+from driver.engine.cache.compilations import Compilations, Declined, Owner
 from driver.interface import CacheFiles, Saved
-from driver.remote import Cache
+from driver.protocol.model_codec import encode
 from driver.vts.cache_files import Files, corrupted, extensions, flips, truncations
 
 X = np.full((1, 4), 3, np.float32)

@@ -16,9 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from marked_sets import COUNTS, NAMES, TOKEN, WHOLE, fill, lying, mark_of, replace, wait_never
 
-from driver.caching import lock
-from driver.caching import manifest as manifests
-from driver.caching.folder import About, Counts, Folder, default_folder
+from driver.runtime.cache import lock
+from driver.runtime.cache import manifest as manifests
+from driver.runtime.cache.folder import About, Counts, Folder, default_folder
 
 OTHER = bytes(range(1, 33))
 
@@ -556,7 +556,7 @@ def refusing(monkeypatch, step, number):
 
     def refuse(function):
         def call(*args, **more):
-            if sys._getframe(1).f_globals["__name__"].startswith("driver.caching") and next(count) == step:
+            if sys._getframe(1).f_globals["__name__"].startswith("driver.runtime.cache") and next(count) == step:
                 failed.append(function.__name__)
                 raise OSError(number, os.strerror(number))
             return function(*args, **more)

@@ -16,7 +16,7 @@ import warnings
 import pytest
 from marked_sets import COUNTS, TOKEN, WHOLE, fill, lying, mark_of, replace, wait_never
 
-from driver.caching.folder import About, Folder
+from driver.runtime.cache.folder import About, Folder
 
 PATIENCE = 20  # seconds after which what never comes is an error
 CALLS = ("open", "write", "unlink", "replace", "utime", "listdir", "fstat", "lstat", "stat")

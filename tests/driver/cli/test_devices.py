@@ -6,7 +6,6 @@ from importlib.metadata import EntryPoint, EntryPoints
 import pytest
 
 import driver
-from driver import serving
 from driver.runtime import capabilities
 
 
@@ -72,7 +71,7 @@ def test_a_device_that_does_not_start_is_told(command, entries):
 def test_lists_what_others_serve(command, entries, monkeypatch, tmp_path):
     """The sockets in the folder of `burst serve`; where nobody listens any more, that is the reason."""
     entries()
-    monkeypatch.setattr(serving, "DEFAULT_DIR", tmp_path)
+    monkeypatch.setattr("driver.cli.devices.DEFAULT_DIR", tmp_path)
     (tmp_path / "litert.sock").touch()
     (found,) = command("devices", "--json").json()
     assert found["name"] == str(tmp_path / "litert.sock")

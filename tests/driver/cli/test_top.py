@@ -19,9 +19,9 @@ from rich.console import Console, Group
 import driver
 from burst import Timeout
 from burst.trace import STAGES
-from driver import rendezvous
 from driver.cli.command import burst as command
 from driver.cli.top_view import COLUMNS, view
+from driver.client import discovery
 from driver.watching import Watcher
 
 X = np.ones((1, 4), np.float32)
@@ -180,7 +180,7 @@ def test_nobody_is_started(place, devices, words):
 def test_a_device_that_does_not_answer_is_told(place, client, monkeypatch):
     """Who listens and says nothing is given up after a while, and named; the others are shown."""
     monkeypatch.setattr("driver.watching.device._PATIENCE", 0.1)
-    with rendezvous.listen(rendezvous.Place(place.path, "mute")):
+    with discovery.listen(discovery.Place(place.path, "mute")):
         peer = client()
         watcher = Watcher()
         sample = watcher.sample()

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 import driver
-from driver.encoding import decode, encode, sealed
 from driver.errors import ExecutionFailed, OutputInsufficientSize
 from driver.nn import Interpreter
+from driver.protocol.model_codec import decode, encode, sealed
 
 pytest.importorskip("ai_edge_litert", reason="needs the extra 'litert'")
 

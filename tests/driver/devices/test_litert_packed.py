@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import driver
-from driver.encoding import decode, encode, sealed
 from driver.nn import Interpreter
+from driver.protocol.model_codec import decode, encode, sealed
 
 pytest.importorskip("ai_edge_litert", reason="needs the extra 'litert'")
 

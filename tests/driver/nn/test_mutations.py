@@ -9,8 +9,8 @@ from hypothesis import HealthCheck, given, settings
 
 import driver
 from burst import ErrorStatus, Memory, Request, RequestArgument
-from driver.encoding import encode
 from driver.nn import OPERATIONS, InvalidModel, ModelBuilder, validate
+from driver.protocol.model_codec import encode
 from driver.vts.graphs import graphs
 from driver.vts.image_makers import IMAGE_MAKERS
 from driver.vts.makers import MAKERS

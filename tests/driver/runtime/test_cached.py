@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 import driver
-from driver.caching import token as tokens
-from driver.caching.folder import Folder
-from driver.caching.manifest import Counts
-from driver.caching.verify import PLACEMENT, verify
-from driver.remote import RemoteDevice
-from driver.runtime import cached
+from driver.client.device import RemoteDevice
+from driver.runtime.cache import device as cached
+from driver.runtime.cache import token as tokens
+from driver.runtime.cache.folder import Folder
+from driver.runtime.cache.manifest import Counts
+from driver.runtime.cache.verify import PLACEMENT, verify
 
 X = np.arange(4, dtype=np.float32)
 

@@ -1,0 +1,1 @@
+"""What an application holds: devices, prepared models, bursts and buffers, and how they recover."""

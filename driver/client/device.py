@@ -1,0 +1,394 @@
+"""A device in another process, behind the same methods: what `driver.connect` and `device.prepare` return."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
+
+import numpy as np
+
+from burst import InvalidArgument, Memory, PeerDied, Trace
+from burst.turns import Counts
+from driver.client import discovery, served
+from driver.client.connection import Connection
+from driver.client.device_buffers import Buffer
+from driver.client.prepared_model import Home, RemotePreparedModel
+from driver.client.recovery import Revivals, quarantine
+from driver.deadlines import seconds_left, waiting
+from driver.errors import DeviceFailed, DeviceNotFound, DriverError
+from driver.nn import validate
+from driver.options import PRIORITIES, Preference, Priority, check_preference, number_of
+from driver.protocol.model_codec import encode
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from burst import Result
+    from burst.channel import Channel
+    from driver.client.device_buffers import BufferDesc, BufferRole
+    from driver.client.plain import PlainClient
+    from driver.interface import CacheFiles
+    from driver.nn import Model
+
+
+class Cache(NamedTuple):
+    """Files for a compilation, as the HAL has them: descriptors, open for reading and writing, that stay yours."""
+
+    token: bytes  #: 32 bytes that stand for the model and for how it is compiled
+    model_files: Sequence[int]
+    data_files: Sequence[int]
+
+
+_ATTEMPTS = 3  # a service may retire just when we come; twice as many for a device that was killed, and may be again
+_PATIENCE = 10.0  # seconds for whoever serves a device to start it again
+_AGAIN = 0.05
+
+
+def connect(name: str = "reference") -> RemoteDevice:
+    """A device by name, its process started when there is none; or one that is served, by the path of its socket.
+
+    Raises DeviceNotFound, DeviceFailed; ResourceExhaustedTransient while it has as many clients as it may have.
+    """
+    return RemoteDevice(_served(name) if served.is_path(name) else _own(name), name)
+
+
+def _own(name: str, attempts: int = _ATTEMPTS) -> Connection:
+    for _ in range(attempts):
+        with suppress(PeerDied):
+            return _greeted(discovery.connect(name))
+    log = discovery.Place(discovery.runtime_dir(), name).log
+    raise DeviceFailed(f"device {name!r} ended while it started; its log is {log}")
+
+
+def _served(address: str) -> Connection:
+    try:
+        return _greeted(served.connect(address))
+    except PeerDied as error:
+        raise DeviceFailed(
+            f"{address}: it ended, or does not serve uid {os.getuid()}; whoever runs it finds more in its log"
+        ) from error
+
+
+def _served_again(address: str) -> Connection:
+    """Others start it: we can only wait."""
+    end = time.monotonic() + _PATIENCE
+    while True:
+        try:
+            return _served(address)
+        except (DeviceNotFound, DeviceFailed) as error:
+            if time.monotonic() > end:
+                raise DeviceFailed(f"the device did not come back within {_PATIENCE:g} s: {error}") from error
+        time.sleep(_AGAIN)
+
+
+def _greeted(channel: Channel) -> Connection:
+    try:
+        return Connection(channel)
+    except BaseException:
+        channel.close()
+        raise
+
+
+class RemoteDevice:
+    """One connection to a device. Any thread may use it; what was made through it ends with it.
+
+    When the device dies, so does all of that, except for bursts that recover: they connect this again, in place, and
+    from then on everything that is done through it goes to the device's next life.
+    """
+
+    new_prepared_model: ClassVar[Callable[..., RemotePreparedModel]] = RemotePreparedModel
+    """Makes the prepared models of this process. `driver.recording` puts one in its place that records."""
+
+    def __init__(self, connection: Connection, address: str) -> None:
+        """Use `connect`."""
+        self.connection, self.address, self._pid = connection, address, os.getpid()
+        self._lock, self._reviving = threading.Lock(), threading.Lock()
+        self._revivals, self._attempts = Revivals(), 0
+        self._failure: Exception | None = None  # of the last attempt
+        self._threads: ThreadPoolExecutor | None = None
+        self._is_closed = False
+
+    @property
+    def name(self) -> str:
+        """As the device calls itself."""
+        return str(self.connection.name)
+
+    @property
+    def version(self) -> str:
+        """Of the device's driver."""
+        return str(self.connection.version)
+
+    @property
+    def type(self) -> str:
+        """OTHER, CPU, GPU or ACCELERATOR."""
+        return str(self.connection.type)
+
+    @property
+    def service_pid(self) -> int:
+        """Of the process that listens."""
+        return int(self.connection.service_pid)
+
+    @property
+    def engine_pid(self) -> int:
+        """Of the process that executes."""
+        return int(self.connection.engine_pid)
+
+    @property
+    def _channel(self) -> Channel:
+        return self.connection.channel
+
+    def call(
+        self, method: str, *arguments: object, fds: Sequence[int] = (), timeout: float | None = None
+    ) -> tuple[list[Any], list[int]]:
+        """One call to the service. Raises StatusError, PeerDied."""
+        self.check_process()
+        return self.connection.call(method, *arguments, fds=fds, timeout=timeout)
+
+    def check_process(self) -> None:
+        """Raises DriverError in a forked child: the connection is its parent's."""
+        if os.getpid() != self._pid:
+            raise DriverError("this device was connected before a fork; connect again in this process")
+
+    def revive(self, dead: Connection) -> None:
+        """Connects again, in place, unless somebody did since `dead` was the connection. Threads make one attempt.
+
+        Raises DeviceNotFound, DeviceFailed; PeerDied when this device has died too often lately, or was closed.
+        """
+        self.check_process()
+        seen = self._attempts
+        with self._reviving:
+            if self.connection is not dead:
+                return
+            if self._attempts != seen and self._failure:  # while we waited
+                raise type(self._failure)(*self._failure.args) from self._failure
+            if self._is_closed:
+                raise PeerDied(f"device {self.address!r} died, and its connection was closed")
+            self._attempts += 1
+            try:
+                self._revivals.count(self.address)
+                if served.is_path(self.address):
+                    self.connection = _served_again(self.address)
+                else:
+                    self.connection = _own(self.address, 2 * _ATTEMPTS)
+            except Exception as error:
+                self._failure = error
+                raise
+            self._failure = None
+        dead.abandon()
+
+    def supported_operations(self, model: Model) -> list[bool]:
+        """For each operation of the main subgraph: True is a promise. Raises InvalidModel."""
+        validate(model)
+        self.check_process()
+        n, bits = self._with_model(self.connection, "supported", model)
+        return [bool(bit) for bit in np.unpackbits(np.frombuffer(bits, np.uint8), count=n)]
+
+    def number_of_cache_files_needed(self) -> CacheFiles:
+        """How many files of each kind a compilation is kept in; (0, 0) when this device keeps none."""
+        return self.connection.cache_files
+
+    def prepare(
+        self,
+        model: Model,
+        *,
+        preference: Preference = "fast_single_answer",
+        priority: Priority = "medium",
+        cache: Cache | None = None,
+        deadline: float | None = None,
+    ) -> RemotePreparedModel:
+        """Compiles a model on the device.
+
+        Args:
+            model: is validated first.
+            preference: "low_power" (nobody polls, and an execution has one thread), "fast_single_answer", or
+                "sustained_speed" (bursts of depth 4, and executions at the same time rather than threads of one).
+            priority: "low", "medium" or "high", of its executions among all of this account on the device.
+            cache: files for the device to keep the compilation in. It may decline; `prepared.home.declined` says why.
+            deadline: a time.monotonic() by which it has to be done. The device gives up what it cannot do by then, and
+                the wait ends there whatever it does, with MissedDeadlineTransient or MissedDeadlinePersistent.
+
+        Raises InvalidModel before anything is sent, StatusError, PeerDied.
+        """
+        validate(model)
+        prepared = self.unprepared(model, preference, priority=priority)
+        prepared.home = self.home_of(model, None, cache, preference, deadline, priority)
+        return prepared
+
+    def prepare_from_cache(
+        self,
+        model: Model,
+        cache: Cache,
+        *,
+        preference: Preference = "fast_single_answer",
+        priority: Priority = "medium",
+        deadline: float | None = None,
+    ) -> RemotePreparedModel:
+        """A model that this device has kept in these files. It is not sent, and not compiled.
+
+        `model`: what the files hold; it says what requests look like, and is compiled when the device is started again.
+        `deadline`: as in `prepare`.
+
+        Raises InvalidArgument for other counts of files than the device needs, GeneralFailure for whatever it has not
+        written itself under that token, or not as it is now; PeerDied.
+        """
+        prepared = self.unprepared(model, preference, priority=priority)
+        prepared.home = self.restored_home(cache, None, preference, deadline, priority)
+        return prepared
+
+    def unprepared(
+        self,
+        model: Model,
+        preference: Preference,
+        prepare: Callable[[Trace | None], Home] | None = None,
+        priority: Priority = "medium",
+    ) -> RemotePreparedModel:
+        """One that is not prepared yet: `home` is still to be set. `prepare`: as `home_of`, should the device die.
+
+        Raises ValueError, Quarantined.
+        """
+        check_preference(preference)
+        number_of(priority)
+        prepared = self.new_prepared_model(self, model, 0, preference, prepare, priority)
+        if quarantine.knows(self.address):
+            quarantine.check(prepared.key)
+        return prepared
+
+    def allocate(
+        self,
+        desc: BufferDesc,
+        prepared_models: Sequence[RemotePreparedModel],
+        input_roles: Sequence[BufferRole] = (),
+        output_roles: Sequence[BufferRole] = (),
+    ) -> Buffer:
+        """Memory on the device for inputs and outputs of these models, to be named in requests.
+
+        Raises StatusError: INVALID_ARGUMENT for models of another device, roles that are given twice, do not exist or
+        contradict each other; RESOURCE_EXHAUSTED_TRANSIENT or _PERSISTENT when the device has no room. PeerDied.
+        """
+        connection = self.connection
+        homes = [prepared.present_home() for prepared in prepared_models]
+        for n, home in enumerate(homes):
+            if home.connection is not connection:
+                raise InvalidArgument(f"prepared_models[{n}] was prepared on another device or connection than this")
+        (token,), _ = connection.call(
+            "allocate", desc.dimensions, [home.number for home in homes], list(input_roles), list(output_roles)
+        )
+        return Buffer(connection, token)
+
+    def home_of(
+        self,
+        model: Model,
+        trace: Trace | None = None,
+        cache: Cache | None = None,
+        preference: Preference = "fast_single_answer",
+        deadline: float | None = None,
+        priority: Priority = "medium",
+    ) -> Home:
+        """Prepares a valid model, and keeps it in cache files. A crash while that goes on is noted in the trace."""
+        self.check_process()
+        connection, fds = self.connection, _descriptors(trace, cache)
+        with waiting(deadline) as by:
+            terms = *_terms(cache), preference, by, number_of(priority)
+            return Home(connection, *self._with_model(connection, "prepare", model, *terms, fds=fds, deadline=by))
+
+    def restored_home(
+        self,
+        cache: Cache,
+        trace: Trace | None = None,
+        preference: Preference = "fast_single_answer",
+        deadline: float | None = None,
+        priority: Priority = "medium",
+    ) -> Home:
+        """The same of a model that the device has kept in cache files. Raises InvalidArgument, GeneralFailure."""
+        self.check_process()
+        connection = self.connection
+        with waiting(deadline) as by:
+            fds, timeout = _descriptors(trace, cache), seconds_left(by)
+            terms = *_terms(cache), preference, by, number_of(priority)
+            (number,), _ = connection.call("restore", *terms, fds=fds, timeout=timeout)
+        return Home(connection, number)
+
+    def _with_model(
+        self,
+        connection: Connection,
+        method: str,
+        model: Model,
+        *terms: object,
+        fds: Sequence[int] = (),
+        deadline: int | None = None,
+    ) -> list[Any]:
+        fd, where = encode(model)
+        try:
+            return connection.call(method, where, *terms, fds=[fd, *fds], timeout=seconds_left(deadline))[0]
+        finally:
+            os.close(fd)
+
+    @contextmanager
+    def plain_path(self) -> Iterator[PlainClient]:
+        """A connection for one call. Calls at the same time get connections of their own, which are kept."""
+        self.check_process()
+        with self.connection.plain_path() as path:
+            yield path
+
+    def free_memory(self, memory: Memory) -> None:
+        """The device may unmap it on the plain path; a burst has its own free_memory."""
+        self.connection.free_memory(memory)
+
+    def submit(self, function: Callable[[], Result]) -> Future[Result]:
+        """Runs an execution in a thread; eight at the same time."""
+        with self._lock:
+            self._threads = self._threads or ThreadPoolExecutor(8, "execute")
+        return self._threads.submit(function)
+
+    def stats(self) -> dict[str, Any]:
+        """How executions through this connection have fared on the device, and what this account has used of it.
+
+        `slots`: how many run at once. `waiting`: how many wait for one, of all accounts. `weight`: of this account,
+        against others'. `share`: of the time for which somebody had to wait, the part that this account has used since
+        it came. `priorities`: for "low", "medium" and "high" what `burst.turns.Counts` says.
+        """
+        (slots, waiting, weight, flows), _ = self.call("turns")
+        counts = [Counts(*plain) for plain in flows]
+        share = counts[0].used_by_uid / counts[0].used_by_all if counts[0].used_by_all else None
+        priorities = {name: found._asdict() for name, found in zip(PRIORITIES, counts, strict=True)}
+        return {"slots": slots, "waiting": waiting, "weight": weight, "share": share, "priorities": priorities}
+
+    def traces(self) -> list[Trace]:
+        """The notes of the bursts of all clients of this device that are of our account: to be read while they run, at
+        no cost. The device's own account and root get those of all.
+        """
+        found: list[Trace] = []
+        while True:
+            (count,), fds = self.call("traces", len(found))
+            found += [Trace(Memory.adopt(fd, Trace.nbytes, writable=False)) for fd in fds]
+            if not fds or len(found) >= count:
+                return found
+
+    def close(self) -> None:
+        """Ends the connection: prepared models and bursts made through it end too. Harmless when done twice."""
+        if self._threads:
+            self._threads.shutdown()
+        self._is_closed = True
+        self.connection.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _terms(cache: Cache | None) -> tuple[object, ...]:
+    return ((len(cache.model_files), len(cache.data_files)), cache.token) if cache else (None, None)
+
+
+def _descriptors(trace: Trace | None, cache: Cache | None) -> list[int]:
+    return [
+        *(cache.model_files if cache else ()),
+        *(cache.data_files if cache else ()),
+        *([trace.memory.fd] if trace else ()),
+    ]

@@ -1,0 +1,342 @@
+"""A model that is prepared on a device in another process: its plain path, and its bursts."""
+
+from __future__ import annotations
+
+import threading
+import time
+from contextlib import contextmanager, suppress
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
+
+from burst import Controller, ErrorStatus, PeerDied, Quarantined, Timeout, Trace
+from driver.client.burst import Burst
+from driver.client.device_buffers import check_buffers
+from driver.client.fenced import FencedExecution, Terms, duplicates, output_shapes
+from driver.client.recovery import Crash, Key, crash_in_preparation, describe, digest_of, quarantine
+from driver.client.workspace import InputSet, OutputSet, Workspace, input_shapes, output_views
+from driver.deadlines import WAITING, earlier, missed_in_waiting, nanoseconds, passed
+from driver.errors import DriverError
+from driver.options import Options, Policy, Preference, Priority, options_of
+from driver.protocol.plain_codec import with_loop_timeout
+from fmq._core import lib
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from concurrent.futures import Future
+
+    from numpy.typing import ArrayLike, NDArray
+
+    from burst import Offer, OutputShape, Request, Result
+    from burst.controller import Configure
+    from driver.client.connection import Connection
+    from driver.client.device import RemoteDevice
+    from driver.client.fenced import Waitable
+    from driver.nn import Model
+    from fmq.region import Kind
+
+
+class Home(NamedTuple):
+    """Where a model is prepared: on one life of its device, under a number."""
+
+    connection: Connection
+    number: int
+    declined: str = ""  #: why it was not kept in cache files
+
+
+class RemotePreparedModel:
+    """A model made ready to run on a device. Any thread may use it, several at once."""
+
+    def __init__(
+        self,
+        device: RemoteDevice,
+        model: Model,
+        number: int,
+        preference: Preference = "fast_single_answer",
+        prepare: Callable[[Trace | None], Home] | None = None,
+        priority: Priority = "medium",
+    ) -> None:
+        """Use `device.prepare`. `prepare`: as `device.home_of` of this model, when the device was started again."""
+        self.device, self.model, self.preference, self.priority = device, model, preference, priority
+        self.home = Home(device.connection, number)
+        self._prepare = prepare or (
+            lambda trace: device.home_of(model, trace, preference=preference, priority=priority)
+        )
+        self._preparing, self._crashed_in_preparation = threading.Lock(), False
+        self._workspaces: dict[Any, list[Workspace]] = {}
+        self._last: tuple[Any, Sequence[OutputShape], tuple[NDArray[Any], ...]] = None, (), ()
+
+    def run(self, *arrays: ArrayLike | None, timeout: float | None = None) -> tuple[NDArray[Any], ...]:
+        """Executes once on the plain path: an array per input (None: omitted), an array per output, which is yours.
+
+        Raises ValueError for a wrong dtype or shape (nothing was sent), StatusError, PeerDied, and Timeout when the
+        result does not come in `timeout` seconds. The device is told, and gives up what it cannot do by then.
+        """
+        end = None if timeout is None else time.monotonic() + timeout
+        with self._workspace(input_shapes(self.model, arrays)) as workspace:
+            workspace.inputs.fill(arrays)
+            result = self.execute(workspace.request, timeout=timeout)
+            if result.status == ErrorStatus.OUTPUT_INSUFFICIENT_SIZE and (old := workspace.grow(result.output_shapes)):
+                self.device.free_memory(old)
+                left = None if end is None else max(0.0, end - time.monotonic())
+                result = self.execute(workspace.request, timeout=left)
+            result.raise_for_status()
+            return tuple(output.copy() for output in result.outputs)
+
+    @contextmanager
+    def _workspace(self, shapes: tuple[tuple[int, ...] | None, ...]) -> Iterator[Workspace]:
+        """One that nobody else uses now; kept for later, unless a device that was too slow may still write to it."""
+        free = self._workspaces.setdefault(shapes, [])
+        workspace = free.pop() if free else Workspace(InputSet(self.model, shapes), OutputSet(self.model))
+        try:
+            yield workspace
+        except (Timeout, PeerDied):
+            raise
+        except Exception:  # and not KeyboardInterrupt, after which it is still executing
+            free.append(workspace)
+            raise
+        free.append(workspace)
+
+    def execute(
+        self,
+        request: Request,
+        measure: bool = False,
+        timeout: float | None = None,
+        loop_timeout: float | None = None,
+        deadline: float | None = None,
+    ) -> Result:
+        """Executes an explicit request on the plain path, with any status; outputs are views of its pools.
+
+        `timeout`: seconds from now, `deadline`: a time.monotonic(). The device is told the earlier one, and gives up
+        what it cannot do by then. The wait ends there whatever it does: at the deadline with a result of status
+        MISSED_DEADLINE_TRANSIENT, after the timeout by Timeout. `loop_timeout`: seconds that a WHILE may take; by
+        default 2, at most 15.
+
+        Raises PeerDied, Timeout, and Malformed for a request that cannot be said.
+        """
+        self.device.check_process()
+        request = with_loop_timeout(request, loop_timeout)
+        by = None if deadline is None else nanoseconds(deadline)
+        if missed := passed(by):
+            return missed
+        end = earlier(timeout, by)
+        home = self.present_home()
+        check_buffers(request.pools, home.connection)
+        try:
+            with home.connection.plain_path(end) as path:
+                result = path.execute(home.number, request, measure=measure, deadline=end)
+        except Timeout:
+            if missed := missed_in_waiting(by):
+                return missed
+            late_by = max(0, lib.fmq_now() - (end or 0)) / 1e9
+            raise Timeout(f"no result within {timeout} s; it is dropped when it comes", WAITING, late_by) from None
+        if result.status == 0:
+            result.outputs = self.outputs(request, result.output_shapes)
+        return result
+
+    def execute_async(
+        self,
+        request: Request,
+        measure: bool = False,
+        *,
+        timeout: float | None = None,
+        callback: Callable[[Future[Result]], object] | None = None,
+        deadline: float | None = None,
+    ) -> Future[Result]:
+        """The same in the background, several at once. `callback` gets the future when it is done."""
+        future = self.device.submit(lambda: self.execute(request, measure=measure, timeout=timeout, deadline=deadline))
+        if callback:
+            future.add_done_callback(callback)
+        return future
+
+    def execute_fenced(
+        self,
+        request: Request,
+        wait_for: Sequence[Waitable | None] = (),
+        *,
+        measure: bool = False,
+        deadline: float | None = None,
+        loop_timeout: float | None = None,
+        duration: float | None = None,
+    ) -> FencedExecution:
+        """Launches an execution that runs when all of `wait_for` are signalled, and returns at once.
+
+        Args:
+            request: must say the shapes of outputs that the model leaves open.
+            wait_for: fences: descriptors, or whatever has a `fileno()`, as other fenced executions do. They stay yours.
+            measure: whether `info` has times.
+            deadline: of `time.monotonic()`; what is not done by then is missed.
+            loop_timeout: seconds that a WHILE may take.
+            duration: seconds that it may take from when the fences are signalled.
+
+        Raises InvalidArgument for a request that does not fit, for what is no fence and for fences in error;
+        MissedDeadlinePersistent for a deadline in the past; ResourceExhaustedTransient when too many are pending;
+        PeerDied.
+        """
+        self.device.check_process()
+        terms = Terms.of(measure, deadline, duration)
+        request = with_loop_timeout(request, loop_timeout)
+        home = self.present_home()
+        check_buffers(request.pools, home.connection)
+        with duplicates(wait_for) as fds:
+            number, fence = home.connection.fences().launch(home.number, request, terms, fds, len(wait_for))
+        shapes = output_shapes(self.model, request)
+        return FencedExecution(home.connection.fences(), number, fence, lambda: self.outputs(request, shapes))
+
+    def outputs(self, request: Request, shapes: Sequence[OutputShape]) -> tuple[NDArray[Any], ...]:
+        """Typed views of a request's outputs in its pools; of the last request and shapes, the same ones again."""
+        last = self._last
+        if last[0] is request and last[1] == shapes:
+            return last[2]
+        outputs = output_views(self.model, request, shapes)
+        self._last = request, shapes, outputs
+        return outputs
+
+    def burst(
+        self,
+        *,
+        spin: float | str | None = None,
+        memory: Kind = "memfd",
+        measure: bool = False,
+        input_shapes: Sequence[tuple[int, ...] | None] | None = None,
+        depth: int | None = None,
+        policy: Policy = "block",
+        recover: bool = False,
+    ) -> Burst:
+        """Opens a burst.
+
+        Args:
+            spin: seconds that both sides poll before they sleep; 0 sleeps at once, "adaptive" polls while that pays.
+                By default 50 us, and 0 for a model that was prepared for low power.
+            memory: what its queues are made of, "memfd" or "posix".
+            measure: whether results carry their timing.
+            input_shapes: for a model that leaves them open; None there omits that input.
+            depth: requests that may be in flight at once, for `submit`, from 1 to 64. By default 1, and 4 for a model
+                that was prepared for sustained speed.
+            policy: what `submit` does when so many are: "block", "reject" or "latest".
+            recover: when the device dies, start it again, prepare the model again and send again what was not
+                answered; the caller sees one slow result. A model that crashes the device twice over one request, or
+                three times in all, gets Quarantined; a burst that is bound to buffers of the device, BuffersLost.
+
+        Raises StatusError, PeerDied, ValueError.
+        """
+        its = options_of(
+            self.preference,
+            spin=spin,
+            memory=memory,
+            measure=measure,
+            input_shapes=input_shapes,
+            depth=depth,
+            policy=policy,
+            recover=recover,
+        )
+        self.check_quarantine()
+        return Burst(self, its)
+
+    @property
+    def _number(self) -> int:
+        return self.home.number
+
+    @cached_property
+    def key(self) -> Key:
+        """What its crashes are counted by."""
+        return Key(self.device.address, digest_of(self.model))
+
+    @property
+    def stage(self) -> int:
+        """How often the device has replaced it by something better since: 0 for what it made at first."""
+        home = self.present_home()
+        return int(home.connection.call("stage", home.number)[0][0])
+
+    def check_quarantine(self) -> None:
+        """Raises Quarantined."""
+        if quarantine.knows(self.device.address):
+            quarantine.check(self.key)
+
+    def present_home(self) -> Home:
+        """Where it is prepared. Prepares it again, once for all its users, if the device was started again since."""
+        if self.home.connection is not self.device.connection:
+            with self._preparing:
+                if self.home.connection is not self.device.connection:
+                    self.check_quarantine()
+                    self.home = self._prepared_again()
+        return self.home
+
+    def _prepared_again(self) -> Home:
+        trace = Trace.create()
+        try:
+            return self._prepare(trace)
+        except PeerDied:
+            if crash := crash_in_preparation(trace):
+                self.note_crash(crash, again=self._crashed_in_preparation)
+                self._crashed_in_preparation = True
+            raise
+
+    def note_crash(self, crash: Crash, *, again: bool) -> None:
+        """Of this model. Raises Quarantined when it was one too many."""
+        quarantine.note(self.key, self.model, crash, again=again)
+
+    def new_controller(self, options: Options, home: Home) -> Controller:
+        """A burst's queues and listener, where the model is prepared."""
+        controller = Controller(self.configure_burst(options.spin, home), options.memory, options.spin)
+        controller.trace.describe(describe(self.model), options.depth)
+        return controller
+
+    def revived(self, options: Options, dead: Connection) -> tuple[Home, Controller]:
+        """The same on the device's next life. Raises Quarantined, and what `RemoteDevice.revive` raises."""
+        while True:
+            self.check_quarantine()
+            self.device.revive(dead)
+            dead = self.device.connection  # should it have died, too
+            try:
+                home = self.present_home()
+                return home, self.new_controller(options, home)
+            except Quarantined:
+                raise
+            except PeerDied:
+                pass
+
+    def configure_burst(self, spin: float | str, home: Home | None = None) -> Configure:
+        """For burst.Controller."""
+        connection, number, _ = home or self.present_home()
+        self.device.check_process()
+
+        def configure(offer: Offer) -> int:
+            (request_wire, request_fds), (result_wire, result_fds) = offer.requests.to_wire(), offer.results.to_wire()
+            fds = [*request_fds, *result_fds, offer.callback.fileno(), offer.context.fileno(), offer.trace.fd]
+            answer, _ = connection.call("burst", number, request_wire, result_wire, spin, list(offer.versions), fds=fds)
+            return int(answer[0])
+
+        return configure
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A recipe: connects to the device by its name and prepares the model again, wherever it is unpickled."""
+        return _prepare_again, (self.device.address, self.model, self.preference, self.priority)
+
+    def close(self) -> None:
+        """Frees the model on the device; bursts on it go on until they are closed."""
+        for workspace in [w for free in self._workspaces.values() for w in free]:
+            self.device.free_memory(workspace.inputs.memory)
+            self.device.free_memory(workspace.outputs.memory)
+        self._workspaces.clear()
+        self.device.check_process()
+        if self.home.connection is self.device.connection:  # else its device died, and the model with it
+            self.home.connection.call("free", self.home.number)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with suppress(PeerDied, DriverError):  # with the device, the model is gone too
+            self.close()
+
+
+def _prepare_again(address: str, model: Model, preference: Preference, priority: Priority) -> RemotePreparedModel:
+    """What an unpickled prepared model is made by. Its connection is its own: `prepared.device`."""
+    from driver.client.device import connect
+
+    device = connect(address)
+    try:
+        return device.prepare(model, preference=preference, priority=priority)
+    except BaseException:
+        device.close()
+        raise

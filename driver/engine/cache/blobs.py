@@ -1,0 +1,300 @@
+"""Small records that a driver keeps from one process to the next: what it made of a model, or how to know it again.
+
+The rules are those of Android's nnCache: what is set when there is no room replaces other entries by a policy, and is
+saved some seconds later together with what else was set meanwhile. Whatever happens to the file, a store never fails:
+at worst it is empty, and its entries are in memory only.
+
+A store has in memory what is in its file, and over it what was set, used or evicted since the last save. Before each
+get and save it looks whether another process has saved, so all processes on one file see the same, each its own unsaved
+entries on top. A file that is damaged or gone is written anew from memory at the next save.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import threading
+import time
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Literal, get_args
+
+from driver import fork
+from driver.engine.cache.blob_file import BlobFile, Damaged, opened
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from driver.engine.cache.blob_file import Row
+
+Select = Literal["random", "lru"]
+Capacity = Literal["halve", "fit", "fit_halve"]
+
+_log = logging.getLogger(__name__)
+_inherited: list[BlobFile | None] = []  # a parent's: closing it here would be done to the parent's file
+
+
+class BlobStore:
+    """Values by key, of bytes, in a file that processes share. Any thread may call.
+
+    Entries count as the bytes of their key and value. When `max_total_bytes` are too few for one more, others go: at
+    random or those used longest ago (`select`), until half the total is left, until it fits, or until both
+    (`capacity`). With "halve" what does not fit into the other half is not kept.
+
+    What is not saved when a process ends is lost: close it. In a forked child it is empty, and in memory only. SQLite's
+    locks are the parent's, so a child opens no other store on that file, either.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        build_id: str,
+        max_key_bytes: int = 12 * 2**10,
+        max_value_bytes: int = 64 * 2**10,
+        max_total_bytes: int = 2 * 2**20,
+        select: Select = "random",
+        capacity: Capacity = "halve",
+        delay: float = 4.0,
+    ) -> None:
+        """`build_id`: of whatever writes the values; another build finds nothing. `delay`: seconds from set to save.
+
+        Raises ValueError for limits that are not positive and for unknown policies.
+        """
+        _check_limits(
+            max_key_bytes=max_key_bytes, max_value_bytes=max_value_bytes, max_total_bytes=max_total_bytes, delay=delay
+        )
+        _check_choice("select", select, get_args(Select))
+        _check_choice("capacity", capacity, get_args(Capacity))
+        self._path, self._build_id, self._delay = path.absolute(), build_id, delay
+        self._max_key, self._max_value, self._max_total = max_key_bytes, max_value_bytes, max_total_bytes
+        self._select, self._capacity = select, capacity
+        self._lock = threading.RLock()
+        self._entries: OrderedDict[bytes, bytes] = OrderedDict()  # used longest ago first
+        self._total = 0
+        self._used: OrderedDict[bytes, None] = OrderedDict()  # since the last save, in this order
+        self._unsaved: set[bytes] = set()  # of these
+        self._stamps: dict[bytes, int] = {}  # of the rows that the file has
+        self._gone: set[bytes] = set()  # of these
+        self._due: float | None = None  # when the first set since the last save is to be saved
+        self._saver: threading.Thread | None = None
+        self._file: BlobFile | None = None
+        self._damaged: int | None = None
+        self._is_child = self._has_warned = False
+        self._closed = threading.Event()
+        with self._lock:
+            self._attempt(self._refresh)
+        fork.tell(self)
+
+    def get(self, key: bytes) -> bytes | None:
+        """Its value, which counts as a use of it; None when there is none."""
+        with self._lock:
+            if self._file:
+                self._attempt(self._refresh)
+            value = self._entries.get(key)
+            if value is not None:
+                self._note_use(key)
+            return value
+
+    def set(self, key: bytes, value: bytes) -> None:
+        """Ignored, and what the key had stays, if either is empty or too large, or there can be no room for them."""
+        key, value = bytes(memoryview(key)), bytes(memoryview(value))
+        with self._lock:
+            if self._closed.is_set() or not self._is_acceptable(key, value) or not self._make_room(key, value):
+                return
+            self._put(key, value)
+            self._unsaved.add(key)
+            self._note_use(key)
+            if self._due is None:
+                self._due = time.monotonic() + self._delay
+            if not self._saver and not self._is_child:
+                self._saver = threading.Thread(target=self._save_when_due, name="blobs", daemon=True)
+                self._saver.start()
+
+    def flush(self) -> bool:
+        """Saves what is not saved yet, now. False when that is not possible: then it is in memory only."""
+        with self._lock:
+            self._due = None
+            if not self._is_child and (self._used or self._gone):
+                self._attempt(self._save)
+            return not self._unsaved
+
+    def close(self) -> None:
+        """Saves; from now on there is nothing to get, and what is set is ignored."""
+        with self._lock:
+            self.flush()
+            self._closed.set()
+            self._drop_file()
+            self._forget()
+
+    def abandon(self) -> None:
+        """We are in a forked child: the file is the parent's."""
+        self._lock = threading.RLock()
+        _inherited.append(self._file)
+        self._file, self._saver, self._is_child = None, None, True
+        self._forget()
+
+    def _save_when_due(self) -> None:
+        """A thread's work. It outlives a flush, to be there for the next set, but never the time that it waits for."""
+        while True:
+            with self._lock:
+                if self._due is not None and self._due <= time.monotonic():
+                    self.flush()
+                if self._due is None:
+                    self._saver = None
+                    return
+                left = self._due - time.monotonic()
+            self._closed.wait(min(max(left, 0), threading.TIMEOUT_MAX))
+
+    # ---- what is kept
+
+    def _is_acceptable(self, key: bytes, value: bytes) -> bool:
+        return (
+            0 < len(key) <= self._max_key
+            and 0 < len(value) <= self._max_value
+            and len(key) + len(value) <= self._max_total
+        )
+
+    def _make_room(self, key: bytes, value: bytes) -> bool:
+        """Evicts until the total has room for it, by which its own older value may go, too. False if nothing helps."""
+        while True:
+            old = self._entries.get(key)
+            growth = len(value) - len(old) if old is not None else len(key) + len(value)
+            if self._total + growth <= self._max_total:
+                return True
+            left = self._left_after_cleaning(growth)
+            if self._total <= left:
+                return False
+            self._evict_down_to(left)
+
+    def _left_after_cleaning(self, growth: int) -> int:
+        if self._capacity == "halve":
+            return self._max_total // 2
+        fit = self._max_total - growth
+        return fit if self._capacity == "fit" else min(fit, self._max_total // 2)
+
+    def _evict_down_to(self, most: int) -> None:
+        at_random = list(self._entries) if self._select == "random" and self._total > most else []
+        while self._total > most:
+            if at_random:
+                i = secrets.randbelow(len(at_random))
+                at_random[i], at_random[-1] = at_random[-1], at_random[i]
+                self._evict(at_random.pop())
+            else:
+                self._evict(next(iter(self._entries)))
+
+    def _evict(self, key: bytes) -> None:
+        self._total -= len(key) + len(self._entries.pop(key))
+        self._used.pop(key, None)
+        self._unsaved.discard(key)
+        if key in self._stamps:
+            self._gone.add(key)
+
+    def _put(self, key: bytes, value: bytes) -> None:
+        """As the one used last."""
+        old = self._entries.pop(key, None)
+        self._total += len(value) - len(old) if old is not None else len(key) + len(value)
+        self._entries[key] = value
+        self._gone.discard(key)
+
+    def _note_use(self, key: bytes) -> None:
+        self._entries.move_to_end(key)
+        self._used[key] = None
+        self._used.move_to_end(key)
+
+    def _forget(self) -> None:
+        self._entries.clear()
+        self._total = 0
+        for noted in (self._used, self._unsaved, self._stamps, self._gone):
+            noted.clear()
+
+    # ---- the file
+
+    def _refresh(self) -> None:
+        """Opens the file if it is not open; reads it if that is new. Raises OSError, Damaged."""
+        file = self._opened()
+        if file.has_changed():
+            with file.transaction("DEFERRED"):
+                self._merge(file.rows())
+
+    def _save(self) -> None:
+        """Raises OSError, Damaged."""
+        file = self._opened()
+        with file.transaction("IMMEDIATE"):
+            if file.has_changed():
+                self._merge(file.rows())
+            entries = [(key, self._entries[key]) for key in self._used]
+            stamps = file.write(self._gone, entries, self._unsaved)
+        for key in self._gone:
+            del self._stamps[key]
+        self._stamps.update(stamps)
+        for noted in (self._used, self._unsaved, self._gone):
+            noted.clear()
+        self._has_warned = False
+
+    def _opened(self) -> BlobFile:
+        if not self._file:
+            self._file = opened(self._path, self._build_id, 2 * self._max_total, self._damaged)
+            self._damaged = None
+        return self._file
+
+    def _merge(self, rows: list[Row] | None) -> None:
+        """What the file has now, and over it what was set, used or evicted here."""
+        used = [(key, self._entries[key], key in self._unsaved) for key in self._used]
+        gone = {key: self._stamps[key] for key in self._gone}
+        self._forget()
+        for key, value, stamp in rows or ():
+            self._stamps[key] = stamp
+            if value is None or gone.get(key) == stamp:
+                self._gone.add(key)
+            elif self._is_acceptable(key, value):
+                self._put(key, value)
+        for key, value, unsaved in used:
+            if unsaved:
+                self._put(key, value)
+                self._unsaved.add(key)
+            if key in self._entries:
+                self._note_use(key)
+        self._evict_down_to(self._max_total)
+
+    def _keep_as_unsaved(self) -> None:
+        """The file does not have what we thought it has."""
+        unused = [key for key in self._entries if key not in self._used]
+        for key in reversed(unused):
+            self._used[key] = None
+            self._used.move_to_end(key, last=False)
+        self._unsaved.update(self._entries)
+        self._stamps.clear()
+        self._gone.clear()
+
+    def _drop_file(self) -> None:
+        if self._file:
+            self._file.close()
+        self._file = None
+
+    def _attempt(self, action: Callable[[], None]) -> None:
+        """With the file: a damaged one is made anew, once; one that the system refuses waits for the next save."""
+        for _ in range(2):
+            try:
+                return action()
+            except Damaged as error:
+                _log.info("%s; it is made anew", error)
+                self._damaged = self._file.inode if self._file else None
+                self._keep_as_unsaved()
+                self._drop_file()
+            except OSError as error:
+                if not self._has_warned:
+                    _log.warning("%s; until that is mended, what is set is kept in memory only", error)
+                self._has_warned = True
+                return self._drop_file()
+
+
+def _check_limits(**limits: float) -> None:
+    for name, value in limits.items():
+        if not value > 0:
+            raise ValueError(f"{name}={value}: must be positive")
+
+
+def _check_choice(name: str, value: str, known: tuple[str, ...]) -> None:
+    if value not in known:
+        raise ValueError(f"{name}={value!r}: choose one of {', '.join(known)}")

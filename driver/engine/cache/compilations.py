@@ -1,0 +1,246 @@
+"""The device's side of compilation caching: writes what it has made into a client's files, and knows it again.
+
+The files are the client's: it may read them, change them at any moment, exchange them, or hand over those of somebody
+else. So nothing in them is believed. A device keeps a record of its own (`records`) of each set that it has written,
+and gives back what it reads only if that is what it wrote, for this user and this token, to the last byte:
+
+1. The lengths of the files are those of the record. So no client makes us read more than we have written.
+2. The contents are read once, into private memory. What happens to the files from here on has no effect.
+3. The keyed digest of that memory is the record's. What was verified is what is used.
+
+The contents of all files count alike, although the HAL would let us trust data more than code.
+
+A device may write again, after the preparation has returned: to the end of the files, where nothing is that anybody
+reads. The order is: a record that says that the files grow; the new contents; a record of these. Whatever moment we are
+killed at, a record is there that is right about the old contents or about the new.
+
+Locks (flock) keep writers and readers of one file apart. Nobody waits for them longer than `_PATIENCE`, for a client
+can take them too.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import stat
+import threading
+import time
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any, NamedTuple
+from weakref import WeakValueDictionary
+
+from burst import GeneralFailure, InvalidArgument, Malformed
+from driver.engine.cache.memory import ModelMemory, PrivateMemory
+from driver.interface import CacheFiles, Saved
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, MutableMapping, Sequence
+
+    from driver.engine.cache.records import Record, Records
+    from driver.interface import Device
+
+_log = logging.getLogger(__name__)
+_TOKEN_BYTES, _MOST_FILES = 32, 32
+_PATIENCE, _PAUSE = 0.5, 2e-3  # seconds
+NONE = CacheFiles(0, 0)
+
+
+def files_needed(device: Device) -> CacheFiles:
+    """How many files a client has to bring along: the device's own, and one for the model. NONE: it caches nothing."""
+    own = getattr(device, "cache_files", None)
+    if own is None:
+        return NONE
+    if max(own.model, own.data + 1) > _MOST_FILES:
+        raise ValueError(f"cache_files={own}: at most {_MOST_FILES} model files and {_MOST_FILES - 1} data files")
+    return CacheFiles(own.model, own.data + 1)
+
+
+class Declined(Exception):
+    """Nothing was kept, for this reason. The prepared model is none the worse for it."""
+
+
+class Restored(NamedTuple):
+    """What was read and verified."""
+
+    model: ModelMemory
+    where: tuple[int, int]
+    saved: Saved
+    digest: bytes  #: of all of it: equal ones are the same compilation
+
+
+class Owner(NamedTuple):
+    """Whose files they are, and what they stand for."""
+
+    uid: int
+    token: bytes
+
+
+class Compilations:
+    """Of one device. Any thread."""
+
+    def __init__(self, device: Device, name: str) -> None:
+        self._device, self._name = device, name
+        self._needed, self._lock = files_needed(device), threading.Lock()
+        self._records: Records | None = None
+        self._newest: WeakValueDictionary[Owner, Saving] = WeakValueDictionary()
+
+    def check(self, counts: Sequence[int], token: object, fds: Sequence[int]) -> CacheFiles:
+        """What a client says that it brings along. Raises InvalidArgument."""
+        match list(counts):
+            case [int(model), int(data)] if model + data == len(fds):
+                given = CacheFiles(model, data)
+            case _:
+                raise Malformed(f"{counts!r:.40} cache files: {len(fds)} descriptors came")
+        if given != self._needed or given == NONE:
+            raise InvalidArgument(
+                f"{given.model} model files and {given.data} data files: the device needs {self._needed.model} and "
+                f"{self._needed.data}; ask it for number_of_cache_files_needed()"
+            )
+        if not isinstance(token, bytes) or len(token) != _TOKEN_BYTES:
+            raise InvalidArgument(f"token={token!r:.80}: {_TOKEN_BYTES} bytes")
+        return given
+
+    def restored(self, owner: Owner, counts: CacheFiles, fds: Sequence[int]) -> Restored:
+        """What lies in these files, verified. Raises GeneralFailure."""
+        try:
+            with _locked(fds, fcntl.LOCK_SH):
+                return self._read(owner, counts, fds)
+        except (OSError, ValueError, Declined) as error:
+            raise GeneralFailure(f"the cache files are not used: {error}") from error
+
+    def _read(self, owner: Owner, counts: CacheFiles, fds: Sequence[int]) -> Restored:
+        records = self._opened()
+        record = records.get(*owner)
+        if record is None or len(record.lengths) != len(fds):
+            raise Declined("this device has no record of them; it is another version, or never wrote them")
+        _check_lengths(record, fds)
+        memory = PrivateMemory(record.sizes)
+        memory.fill(zip(fds, record.offsets, strict=True))
+        if records.digest(*owner, record.where, [array.data for array in memory.arrays]) != record.digest:
+            raise Declined("they were changed since they were written")
+        *own, model = memory.arrays
+        saved = Saved(own[: counts.model], own[counts.model :])
+        return Restored(ModelMemory(model), record.where, saved, record.digest)
+
+    def saving(self, owner: Owner, fds: Sequence[int]) -> Saving:
+        """Files to write into, now and later. The descriptors stay the caller's. Raises OSError, Declined."""
+        _check_access(fds)
+        return Saving(self._opened(), owner, fds, self._newest)
+
+    def _opened(self) -> Records:
+        """The records, opened when they are first needed. Raises OSError."""
+        with self._lock:
+            if self._records is None:
+                from driver.engine.cache.records import Records
+
+                self._records = Records(self._device, self._name)
+            return self._records
+
+
+class Saving:
+    """Files of a client for one prepared model. They are kept open until this object is gone."""
+
+    def __init__(
+        self, records: Records, owner: Owner, fds: Sequence[int], newest: MutableMapping[Owner, Saving]
+    ) -> None:
+        """`newest`: of each owner, the one that was saved last."""
+        self._records, self._owner, self._newest = records, owner, newest
+        self._record: Record | None = None  # of what we have written
+        self._lock = threading.Lock()
+        self._fds: list[int] = []
+        for fd in fds:
+            self._fds.append(os.dup(fd))
+
+    def __del__(self) -> None:
+        for fd in self._fds:
+            os.close(fd)
+
+    def save(self, model: memoryview, where: tuple[int, int], saved: Saved) -> bytes:
+        """Keeps that; the digest of it. Raises Declined, OSError."""
+        own: list[Any] = [*saved.model, *saved.data]
+        contents = [*(memoryview(part).cast("B") for part in own), model]
+        if len(contents) != len(self._fds):
+            raise Declined(f"the device gave {len(contents) - 1} files of its own, which is not what it says it needs")
+        with self._lock, _locked(self._fds, fcntl.LOCK_EX):
+            offsets = self._begun()
+            for fd, offset, content in zip(self._fds, offsets, contents, strict=True):
+                _write(fd, offset, content)
+            sizes = tuple(content.nbytes for content in contents)
+            lengths = tuple(offset + size for offset, size in zip(offsets, sizes, strict=True))
+            digest = self._records.digest(*self._owner, where, contents)
+            self._put(_record(where, offsets, sizes, lengths, digest))
+            return digest
+
+    def _begun(self) -> tuple[int, ...]:
+        """Where the contents go: behind what we have written, or into empty files. Raises OSError, Declined."""
+        if self._record is None:
+            self._newest[self._owner] = self
+            for fd in self._fds:
+                os.ftruncate(fd, 0)
+            return (0,) * len(self._fds)
+        if [os.fstat(fd).st_size for fd in self._fds] != list(self._record.lengths):
+            raise Declined("the files were changed since they were written")
+        if self._newest.get(self._owner) is not self or self._records.get(*self._owner) != self._record:
+            raise Declined("something else was kept under that token since")
+        self._put(self._record._replace(grows=True))
+        return self._record.lengths
+
+    def _put(self, record: Record) -> None:
+        self._records.put(*self._owner, record)
+        self._record = record
+
+
+def _record(
+    where: tuple[int, int], offsets: tuple[int, ...], sizes: tuple[int, ...], lengths: tuple[int, ...], digest: bytes
+) -> Record:
+    from driver.engine.cache.records import Record
+
+    return Record(where, offsets, sizes, lengths, digest, grows=False)
+
+
+def _check_access(fds: Sequence[int]) -> None:
+    """Raises Declined."""
+    for fd in fds:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise Declined("a cache file is no regular file")
+        if fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE != os.O_RDWR:
+            raise Declined("a cache file is not open for reading and writing")
+
+
+def _check_lengths(record: Record, fds: Sequence[int]) -> None:
+    """Raises Declined."""
+    _check_access(fds)
+    for fd, length in zip(fds, record.lengths, strict=True):
+        found = os.fstat(fd).st_size
+        if found < length or (found > length and not record.grows):
+            raise Declined(f"a file has {found} bytes, and had {length} when it was written")
+
+
+@contextmanager
+def _locked(fds: Sequence[int], operation: int) -> Iterator[None]:
+    """Raises Declined when somebody else has one of them for too long."""
+    end = time.monotonic() + _PATIENCE
+    with ExitStack() as stack:
+        for fd in fds:
+            _lock(fd, operation, end)
+            stack.callback(fcntl.flock, fd, fcntl.LOCK_UN)
+        yield
+
+
+def _lock(fd: int, operation: int, end: float) -> None:
+    while True:
+        try:
+            fcntl.flock(fd, operation | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > end:
+                raise Declined("somebody else is writing the cache files, or reading them") from None
+            time.sleep(_PAUSE)
+        else:
+            return
+
+
+def _write(fd: int, offset: int, content: memoryview) -> None:
+    while content:
+        count = os.pwrite(fd, content, offset)
+        offset, content = offset + count, content[count:]

@@ -1,0 +1,55 @@
+"""Multi-stage compilation: a device serves a quick plan first, and a better one as soon as that is made.
+
+The better one is made in one thread, while the quick one serves. Requests that are bound to
+the quick one run to their end there; the next ones are bound anew. None is lost, none runs twice.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import weakref
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from driver.engine.models import Kept
+
+_log = logging.getLogger(__name__)
+
+
+class Improvements:
+    """Those of one device, one at a time."""
+
+    def __init__(self, forget_plans: Callable[[], None]) -> None:
+        """`forget_plans`: what is bound is bound anew."""
+        self._forget_plans, self._lock = forget_plans, threading.Lock()
+        self._begun: weakref.WeakSet[Kept] = weakref.WeakSet()
+        self._threads: ThreadPoolExecutor | None = None
+
+    def begin(self, kept: Kept, pace: Callable[[], object]) -> None:
+        """In the background, unless it was done, or the device knows nothing better."""
+        if not hasattr(kept.prepared, "improved"):
+            return
+        with self._lock:
+            if kept in self._begun:
+                return
+            self._begun.add(kept)
+            if self._threads is None:
+                self._threads = ThreadPoolExecutor(1, "improvement")
+        self._threads.submit(self._improve, weakref.ref(kept), pace)
+
+    def _improve(self, wanted: weakref.ref[Kept], pace: Callable[[], object]) -> None:
+        kept = wanted()
+        if kept is None:  # nobody has it any more
+            return
+        try:
+            better = kept.use.made(partial(kept.prepared.improved, pace))  # type: ignore[attr-defined]
+        except Exception:  # noqa: BLE001 (whatever it was, others are still served)
+            _log.exception("a model was not improved; what was made at first goes on serving")
+            return
+        if better is not None:
+            kept.improve(better, self._forget_plans)

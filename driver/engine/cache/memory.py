@@ -1,0 +1,62 @@
+"""Memory of this process's own that files are read into, once: what is checked there is what is used."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from numpy.typing import NDArray
+
+_LARGE = 2**21
+"""Bytes from which on large pages are asked for: it takes a third of the time to fill them."""
+
+
+class PrivateMemory:
+    """Arrays of given sizes behind one another, each at the beginning of a page, to be filled once."""
+
+    def __init__(self, sizes: Sequence[int]) -> None:
+        """Raises OSError, ValueError when there is no such memory."""
+        starts, end = [], 0
+        for size in sizes:
+            starts.append(end)
+            end += -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
+        self._mapping = mmap.mmap(-1, max(end, 1), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        if end >= _LARGE:
+            self._mapping.madvise(mmap.MADV_HUGEPAGE)
+        memory: Any = np.frombuffer(self._mapping, np.uint8)
+        self.arrays: list[NDArray[np.uint8]] = [
+            memory[start : start + size] for start, size in zip(starts, sizes, strict=True)
+        ]
+
+    def fill(self, sources: Iterable[tuple[int, int]]) -> None:
+        """Each from a descriptor and an offset there. Raises OSError when there is less than that."""
+        for array, (fd, offset) in zip(self.arrays, sources, strict=True):
+            done = 0
+            while done < array.nbytes:
+                count = os.preadv(fd, [array.data[done:]], offset + done)
+                if not count:
+                    raise OSError("a file is shorter than it was")
+                done += count
+
+
+class ModelMemory:
+    """The bytes of a model in private memory, as `driver.protocol.model_codec.decode` reads them."""
+
+    def __init__(self, array: NDArray[np.uint8]) -> None:
+        array.flags.writeable = False
+        self._array = array
+
+    @property
+    def nbytes(self) -> int:
+        """Of all."""
+        return self._array.nbytes
+
+    def asarray(self) -> NDArray[np.uint8]:
+        """A read-only view."""
+        return self._array

@@ -1,0 +1,312 @@
+"""Buffers that the device manages: the engine's side of the HAL's memory domains.
+
+A buffer is made for roles: input or output k of this or that prepared model. It is fresh until an execution has written
+it or a client has copied something into it, and fresh again when either of these fails; a fresh buffer is no input.
+Dimensions that neither its description nor its roles fix are fixed by use, each time anew.
+
+Requests name a buffer by its token, which means something to one client alone, and never comes back.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import threading
+import weakref
+from itertools import chain, count
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from burst import (
+    GeneralFailure,
+    HardwareBuffer,
+    InvalidArgument,
+    Memory,
+    ResourceExhaustedPersistent,
+)
+from driver.engine.limits import no_room
+from driver.nn import combine_dimensions
+from fmq._core import ffi
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from numpy.typing import NDArray
+
+    from driver.engine.models import Kept
+    from driver.interface import PreparedModel
+    from driver.nn import Model, Operand, OperandType
+
+_ALIGNMENT = 64
+_LARGE = 2**18
+_tokens = count(1)
+
+
+class Kind(NamedTuple):
+    """What all roles of a buffer have in common."""
+
+    type: OperandType
+    scale: float
+    zero_point: int
+    channel_quant: Any
+
+    @classmethod
+    def of(cls, operand: Operand) -> Kind:
+        """Of one operand."""
+        return cls(operand.type, operand.scale, operand.zero_point, operand.channel_quant)
+
+
+class Role(NamedTuple):
+    """An input or output of a prepared model, which is known by its number."""
+
+    model: int
+    is_input: bool
+    io_index: int
+
+
+class Loaded(NamedTuple):
+    """A prepared model of a client."""
+
+    number: int
+    kept: Kept
+    priority: int  #: of its executions: 0, 1 or 2 for low, medium, high
+
+    @property
+    def model(self) -> Model:
+        """As it was sent."""
+        return self.kept.model
+
+    @property
+    def prepared(self) -> PreparedModel:
+        """What the device made of it, which other clients may use, too."""
+        return self.kept.prepared
+
+    def operand(self, role: Role) -> Operand:
+        """Raises InvalidArgument for an index that the model does not have."""
+        graph = self.model.main
+        side, what = (graph.inputs, "inputs") if role.is_input else (graph.outputs, "outputs")
+        if not 0 <= role.io_index < len(side):
+            raise InvalidArgument(f"io_index={role.io_index}: model {role.model} has {len(side)} {what}")
+        return graph.operands[side[role.io_index]]
+
+
+class Quota:
+    """Bytes that may be kept for somebody, and together with others for all of them (`whole`)."""
+
+    def __init__(self, nbytes: int, whole: Quota | None = None) -> None:
+        self._free, self._limit, self._whole = nbytes, nbytes, whole
+        self._name = "client_bytes" if whole else "device_bytes"
+        self._lock = threading.RLock()  # what is given back may be so while we hold it
+
+    def room(self, nbytes: int) -> NDArray[np.uint8]:
+        """New memory, given back when the last array on it is gone. Raises ResourceExhausted…, of either kind."""
+        self._take(nbytes)
+        try:
+            block = _block(nbytes)
+        except (MemoryError, OSError):
+            self._give_back(nbytes)
+            raise ResourceExhaustedPersistent(f"the machine has no memory for {nbytes} bytes") from None
+        weakref.finalize(block, self._give_back, nbytes).atexit = False
+        start = -block.ctypes.data % _ALIGNMENT
+        return block[start : start + nbytes]
+
+    @property
+    def taken(self) -> int:
+        """How much of it."""
+        return self._limit - self._free
+
+    def _take(self, nbytes: int) -> None:
+        if self._whole:
+            self._whole._take(nbytes)
+        with self._lock:
+            if nbytes <= self._free:
+                self._free -= nbytes
+                return
+        if self._whole:
+            self._whole._give_back(nbytes)
+        raise no_room(nbytes, self._free, self._limit, self._name)
+
+    def _give_back(self, nbytes: int) -> None:
+        if self._whole:
+            self._whole._give_back(nbytes)
+        with self._lock:
+            self._free += nbytes
+
+
+def _block(nbytes: int) -> NDArray[np.uint8]:
+    """Zeroed, with room to align it. Large ones are pages of their own: the system has them back at once."""
+    if nbytes >= _LARGE:
+        pages: Any = mmap.mmap(-1, nbytes)
+        return np.frombuffer(pages, np.uint8)
+    return np.zeros(nbytes + _ALIGNMENT, np.uint8)
+
+
+class ManagedBuffer:
+    """One buffer. `version` changes with everything that a bound request has to notice before it runs.
+
+    dimensions: that its description and its roles leave it; known: that it has at present.
+    """
+
+    writable = True
+
+    def __init__(self, kind: Kind, dimensions: tuple[int, ...], roles: frozenset[Role], quota: Quota) -> None:
+        """Raises ResourceExhaustedTransient, ResourceExhaustedPersistent."""
+        self.kind, self.dimensions, self.roles, self._quota = kind, dimensions, roles, quota
+        self.token, self.version = next(_tokens), 0
+        self.fresh = ffi.new("uint32_t *", 1)  #: for C
+        self.is_fixed = kind.type.is_scalar or (bool(dimensions) and 0 not in dimensions)
+        self.known = dimensions
+        self._array = quota.room(self.size(dimensions) if self.is_fixed else 0)
+
+    @property
+    def is_fresh(self) -> bool:
+        """It has no value, and is no input."""
+        return bool(self.fresh[0])
+
+    @is_fresh.setter
+    def is_fresh(self, fresh: bool) -> None:
+        self.fresh[0] = fresh
+
+    def size(self, dimensions: tuple[int, ...]) -> int:
+        """Bytes of that shape."""
+        return math.prod(dimensions) * self.kind.type.element_size
+
+    @property
+    def nbytes(self) -> int:
+        """That it has room for."""
+        return self._array.nbytes
+
+    def asarray(self, dtype: Any, shape: int, offset: int = 0) -> NDArray[Any]:
+        """As of a `Memory`."""
+        return self._array[offset : offset + shape].view(dtype)
+
+    def settle(self, dimensions: tuple[int, ...]) -> None:
+        """It has a value now, of that shape."""
+        self.is_fresh = False
+        if dimensions != self.known:
+            self.known = dimensions
+            self.version += 1
+
+    def grow(self, nbytes: int) -> None:
+        """Room for so much, in a buffer whose size is not fixed; what was in it is lost."""
+        if nbytes > self.nbytes:
+            self.is_fresh = True
+            self._array = self._quota.room(nbytes)
+            self.version += 1
+
+    def release(self) -> None:
+        """Nobody may use it any more; requests that are bound to it notice."""
+        self._array, self.is_fresh = self._array[:0], True
+        self.version += 1
+
+    def copy_from(self, memory: Memory, dimensions: tuple[int, ...]) -> None:
+        """What `memory` holds, as a value of that shape (): as described. Raises InvalidArgument, and is fresh then."""
+        try:
+            found = self._fixed_by(dimensions)
+            nbytes = self.size(found)
+            _check_size(memory, nbytes, f"{self.kind.type.name} {list(found)}")
+            self.grow(nbytes)
+        except Exception:
+            self.is_fresh = True
+            raise
+        self._array[:nbytes] = memory.asarray()
+        self.settle(found)
+
+    def copy_to(self, memory: Memory) -> None:
+        """Its value. Raises InvalidArgument, GeneralFailure."""
+        nbytes = self.size(self.known) if self.is_fixed or not self.is_fresh else memory.nbytes
+        _check_size(memory, nbytes, f"buffer {self.token}")
+        self.check_value()
+        memory.asarray()[:] = self._array[:nbytes]
+
+    def check_value(self) -> None:
+        """Raises GeneralFailure while it is fresh."""
+        if self.is_fresh:
+            raise GeneralFailure(f"buffer {self.token} has no value: nothing was written to it, or that failed")
+
+    def _fixed_by(self, given: tuple[int, ...]) -> tuple[int, ...]:
+        if self.kind.type.is_scalar and given:
+            raise InvalidArgument(f"dimensions={list(given)}: {self.kind.type.name} has none")
+        if not given and not self.is_fixed:
+            raise InvalidArgument(f"dimensions=(): those of the buffer are {list(self.dimensions)}; say all of them")
+        found = combine_dimensions(self.dimensions, given)
+        if found is None or 0 in given:
+            raise InvalidArgument(f"dimensions={list(given)}: those of the buffer are {list(self.dimensions)}")
+        return found
+
+
+def _check_size(memory: Memory, nbytes: int, what: str) -> None:
+    if isinstance(memory, HardwareBuffer):
+        raise GeneralFailure(f"an image in {memory.format} is no memory to copy bytes with; use a pool of bytes")
+    if memory.nbytes != nbytes:
+        raise InvalidArgument(f"memory of {memory.nbytes} bytes; {what} has {nbytes}")
+
+
+class ManagedBuffers:
+    """All buffers of one client, by token."""
+
+    def __init__(self, quota: Quota) -> None:
+        """`quota`: of the client, for them and for the temporaries of its executions."""
+        self.quota = quota
+        self._buffers: dict[int, ManagedBuffer] = {}
+
+    def __getitem__(self, token: int) -> ManagedBuffer:
+        """Raises InvalidArgument."""
+        try:
+            return self._buffers[token]
+        except (KeyError, TypeError):
+            raise InvalidArgument(f"token {token!r:.20}: no buffer of this client; it was released") from None
+
+    def allocate(
+        self, dimensions: tuple[int, ...], models: Sequence[Loaded], inputs: Sequence[Any], outputs: Sequence[Any]
+    ) -> ManagedBuffer:
+        """A buffer for roles [model index, input or output index, frequency] of `models`.
+
+        Raises InvalidArgument, ResourceExhaustedTransient, ResourceExhaustedPersistent.
+        """
+        roles = _roles(models, inputs, outputs)
+        by_number = {loaded.number: loaded for loaded in models}
+        operands = [by_number[role.model].operand(role) for role in roles]
+        kind = Kind.of(operands[0])
+        for role, operand in zip(roles, operands, strict=True):
+            if Kind.of(operand) != kind:
+                raise InvalidArgument(f"{role} is {Kind.of(operand)}, and {roles[0]} is {kind}: they share no buffer")
+            combined = combine_dimensions(dimensions, operand.dimensions)
+            if combined is None:
+                raise InvalidArgument(
+                    f"{role} has dimensions {list(operand.dimensions)}, which contradict {list(dimensions)} of the "
+                    "description and the other roles"
+                )
+            dimensions = combined
+        if kind.type.is_scalar and dimensions:
+            raise InvalidArgument(f"dimensions={list(dimensions)}: {kind.type.name} has none")
+        buffer = ManagedBuffer(kind, dimensions, frozenset(roles), self.quota)
+        self._buffers[buffer.token] = buffer
+        return buffer
+
+    def release(self, token: int) -> None:
+        """The client needs it no more. Raises InvalidArgument."""
+        self[token].release()
+        del self._buffers[token]
+
+    def clear(self) -> None:
+        """The client is gone."""
+        self._buffers.clear()
+
+
+def _roles(models: Sequence[Loaded], inputs: Sequence[Any], outputs: Sequence[Any]) -> list[Role]:
+    roles: list[Role] = []
+    sides: Iterable[tuple[bool, Any]] = chain(((True, r) for r in inputs), ((False, r) for r in outputs))
+    for is_input, (model, index, frequency) in sides:
+        if not 0 <= model < len(models):
+            raise InvalidArgument(f"model_index={model}: {len(models)} prepared models were given")
+        if not 0 < frequency <= 1:
+            raise InvalidArgument(f"frequency={frequency}: more than 0, and at most 1")
+        role = Role(models[model].number, is_input, index)
+        if role in roles:
+            raise InvalidArgument(f"{role}: was given twice")
+        roles.append(role)
+    if not roles:
+        raise InvalidArgument("a buffer needs at least one prepared model, and one role for it")
+    return roles

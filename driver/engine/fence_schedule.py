@@ -1,0 +1,304 @@
+"""What was launched to run later: who waits for which fences, until when, and what came of it.
+
+A fence of an execution that is still to come here is recognised by its pipe, and whoever waits for it follows without a
+look at any descriptor: a chain runs inside the device, whatever its client does meanwhile. All other fences are watched
+by one thread, which also looks after deadlines. What never comes costs that thread nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import threading
+import time
+from contextlib import suppress
+from contextvars import copy_context
+from typing import TYPE_CHECKING, NamedTuple
+
+from burst import (
+    ErrorStatus,
+    GeneralFailure,
+    InvalidArgument,
+    MissedDeadlinePersistent,
+    ResourceExhaustedTransient,
+    Timing,
+)
+from burst.channel import close_all
+from driver.protocol.fences import FenceState, Signal, kind_of, look
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from burst.executor import Plan
+    from driver.engine.limits import Limits
+
+_MOST_KEPT = 4096  # answers that nobody has asked for
+_NONE, _GENERAL_FAILURE = ErrorStatus.NONE, ErrorStatus.GENERAL_FAILURE
+_MISSED = ErrorStatus.MISSED_DEADLINE_TRANSIENT
+
+
+class Info(NamedTuple):
+    """What came of an execution."""
+
+    status: ErrorStatus
+    launched: Timing = Timing()
+    fenced: Timing = Timing()
+    text: str = ""
+
+
+class Bounds(NamedTuple):
+    """Nanoseconds: of the clock, and from when all fences are signalled. None: for ever."""
+
+    deadline: int | None
+    duration: int | None
+
+
+class Launched:
+    """One execution. `plan`: None where it has to be bound again, from `raw`."""
+
+    def __init__(self, number: int, raw: bytes, plan: Plan, bounds: Bounds) -> None:
+        self.number, self.raw, self._bounds = number, raw, bounds
+        self.plan: Plan | None = plan
+        self.context = copy_context()  # what the thread that bound it had set: its memory is counted as the client's
+        self.begin, self.fenced = time.monotonic_ns(), 0
+        self.end = bounds.deadline  #: when it is too late
+        self.missing = 0  #: fences that are not signalled yet
+        self.fences: list[int] = []  #: those that are watched
+        self.followers: list[Launched] = []
+        self.is_running = self.is_forgotten = False
+        self.signal = Signal()
+
+    def ready(self) -> None:
+        """All its fences are signalled."""
+        self.fenced = time.monotonic_ns()
+        ends = (self._bounds.deadline, None if self._bounds.duration is None else self.fenced + self._bounds.duration)
+        self.end = min((end for end in ends if end is not None), default=None)
+
+    def missed(self, now: int) -> str:
+        """How, if its time is over."""
+        if self.end is None or now < self.end:
+            return ""
+        what = "waited for fences" if self.missing else "ran" if self.is_running else "was queued"
+        return f"its time was over while it {what}, {(now - self.end) / 1e6:.1f} ms ago"
+
+
+class Schedule:
+    """All that one client has launched."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits, self._lock = limits, threading.RLock()
+        self._changed = threading.Condition(self._lock)
+        self._pending: dict[int, Launched] = {}
+        self._by_fence: dict[int, Launched] = {}
+        self._watched: dict[int, Launched] = {}
+        self._queue: list[Launched] = []
+        self._kept: dict[int, Info] = {}
+        self._last, self._is_over = 0, False
+        self._epoll, self._wake = select.epoll(), os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._epoll.register(self._wake, select.EPOLLIN)
+
+    def check_room(self, fences: int) -> None:
+        """Raises ResourceExhaustedTransient."""
+        self._limits.check("client_launched", len(self._pending), "wait for one of them")
+        self._limits.check("client_fences", len(self._watched), f"wait for some, as {fences} came", fences)
+
+    def launch(self, raw: bytes, plan: Plan, fds: list[int], bounds: Bounds) -> tuple[int, int]:
+        """Its number and its fence, the caller's to close. Takes from `fds` those that it watches.
+
+        Raises InvalidArgument for what is no fence, or is in error; MissedDeadlinePersistent,
+        ResourceExhaustedTransient.
+        """
+        if bounds.deadline is not None and bounds.deadline <= time.monotonic_ns():
+            late = (time.monotonic_ns() - bounds.deadline) / 1e6
+            raise MissedDeadlinePersistent(f"the deadline passed {late:.1f} ms before the execution was launched")
+        kinds = [kind_of(fd) for fd in fds]
+        if "" in kinds:
+            raise InvalidArgument(f"wait_for: fence {kinds.index('')} is no fence: no pipe, eventfd or sync file")
+        with self._lock:
+            leaders, watched = self._sorted(fds, kinds)
+            self._last += 1
+            try:
+                launched = Launched(self._last, raw, plan, bounds)
+            except OSError as error:
+                raise ResourceExhaustedTransient(f"no descriptors for another fence: {error}") from error
+            for fd in watched:
+                fds.remove(fd)
+            self._add(launched, leaders, watched)
+            return launched.number, launched.signal.fence
+
+    def _sorted(self, fds: list[int], kinds: list[str]) -> tuple[list[Launched], list[int]]:
+        """Executions that are to run before, and fences that are to be watched. Raises InvalidArgument."""
+        leaders, watched = [], []
+        for n, (fd, kind) in enumerate(zip(fds, kinds, strict=True)):
+            leader = self._by_fence.get(os.fstat(fd).st_ino) if kind == "pipe" else None
+            if leader:
+                leaders.append(leader)
+                continue
+            match look(fd):
+                case FenceState.ACTIVE:
+                    watched.append(fd)
+                case FenceState.ERROR | FenceState.UNKNOWN:
+                    raise InvalidArgument(f"wait_for: fence {n}, {kind}, is in error already")
+        return leaders, watched
+
+    def _add(self, launched: Launched, leaders: list[Launched], watched: list[int]) -> None:
+        self._pending[launched.number] = self._by_fence[launched.signal.identity] = launched
+        launched.missing, launched.fences = len(leaders) + len(watched), list(watched)
+        for leader in leaders:
+            leader.followers.append(launched)
+        for fd in watched:
+            self._watched[fd] = launched
+        try:
+            for fd in watched:
+                self._epoll.register(fd, select.EPOLLIN)
+        except OSError as error:
+            self._settle(launched, Info(_GENERAL_FAILURE, text=f"its fences cannot be watched: {error}"))
+            return
+        if not launched.missing:
+            self._ready(launched)
+        elif launched.end is not None:
+            self._rouse()
+
+    def _ready(self, launched: Launched) -> None:
+        launched.ready()
+        self._queue.append(launched)
+        self._changed.notify()
+        if launched.end is not None:
+            self._rouse()
+
+    def _rouse(self) -> None:
+        """There is another deadline."""
+        os.eventfd_write(self._wake, 1)
+
+    def next(self) -> Launched | None:
+        """The next one to run, once there is one; None at the end."""
+        with self._lock:
+            self._changed.wait_for(lambda: self._queue or self._is_over)
+            if self._is_over:
+                return None
+            launched = self._queue.pop(0)
+            launched.is_running = True
+            return launched
+
+    def finish(self, launched: Launched, info: Info) -> bool:
+        """It has run. False when its time was over before, or the client is gone: then it is as if it had not."""
+        with self._lock:
+            if launched.number not in self._pending:
+                return False
+            late = launched.missed(time.monotonic_ns())
+            self._settle(launched, Info(_MISSED, text=late) if late else info)
+            return not late
+
+    def unbind(self, plan: Plan) -> None:
+        """It was cancelled, and cannot run again: who was to run it binds again."""
+        with self._lock:
+            for launched in self._pending.values():
+                if launched.plan is plan:
+                    launched.plan = None
+
+    def _settle(self, launched: Launched, info: Info) -> None:
+        """Signals its fence, or sets it to error and with it the fences of all who wait for it."""
+        work = [(launched, info)]
+        while work:
+            done, info = work.pop()
+            if not self._pending.pop(done.number, None):
+                continue  # it waited for several that failed
+            del self._by_fence[done.signal.identity]
+            if not done.is_forgotten:
+                self._kept[done.number] = info
+            if len(self._kept) > _MOST_KEPT:
+                del self._kept[next(iter(self._kept))]
+            self._unwatch(list(done.fences))
+            if done in self._queue:
+                self._queue.remove(done)
+            if info.status == _NONE:
+                done.signal.signal()
+                for follower in done.followers:
+                    self._one_less(follower)
+            else:
+                done.signal.fail()
+                text = f"it waited for fenced execution {done.number}, which ended with {info.status.name}"
+                work += [(follower, Info(_GENERAL_FAILURE, text=text)) for follower in done.followers]
+
+    def _one_less(self, launched: Launched) -> None:
+        launched.missing -= 1
+        if not launched.missing and launched.number in self._pending:
+            self._ready(launched)
+
+    def _unwatch(self, fds: list[int]) -> None:
+        for fd in fds:
+            self._watched.pop(fd).fences.remove(fd)
+            with suppress(FileNotFoundError):  # it could not be watched
+                self._epoll.unregister(fd)  # closing does not suffice: others have copies
+        close_all(fds)
+
+    def info(self, number: int) -> Info:
+        """Of an execution that is done. Raises GeneralFailure."""
+        with self._lock:
+            if number in self._kept:
+                return self._kept[number]
+            state = "is not done yet" if number in self._pending else "is none of this client, or was forgotten"
+            raise GeneralFailure(f"fenced execution {number!r:.20} {state}")
+
+    def forget(self, numbers: Iterable[int]) -> None:
+        """Nobody will ask for these again."""
+        with self._lock:
+            for number in numbers:
+                self._kept.pop(number, None)
+                if number in self._pending:
+                    self._pending[number].is_forgotten = True
+
+    def watch(self) -> None:
+        """What a thread does until the end: looks after fences and deadlines."""
+        seconds: float | None = None
+        while True:
+            ready = self._epoll.poll(seconds)
+            with self._lock:
+                if self._is_over:
+                    break
+                for fd, _ in ready:
+                    self._look(fd)
+                seconds = self._expire(time.monotonic_ns())
+        self._epoll.close()
+        os.close(self._wake)
+
+    def _look(self, fd: int) -> None:
+        if fd == self._wake:
+            os.eventfd_read(fd)
+        launched = self._watched.get(fd)
+        # Anew, because the number may stand for another fence by now.
+        state = look(fd) if launched else FenceState.ACTIVE
+        if launched is None or state == FenceState.ACTIVE:
+            return
+        self._unwatch([fd])
+        if state == FenceState.SIGNALED:
+            self._one_less(launched)
+        else:
+            self._settle(launched, Info(_GENERAL_FAILURE, text="a fence that it waited for was set to error"))
+
+    def _expire(self, now: int) -> float | None:
+        """Ends what is too late, and tells how many seconds are left to the next deadline."""
+        for launched in list(self._pending.values()):
+            if text := launched.missed(now):
+                if launched.is_running and launched.plan:
+                    launched.plan.cancel()
+                self._settle(launched, Info(_MISSED, text=text))
+        ends = [launched.end for launched in self._pending.values() if launched.end is not None]
+        return max(0, min(ends) - now) / 1e9 if ends else None
+
+    def stop(self) -> None:
+        """The client is gone, and nothing of it is run any more: all its fences are in error."""
+        with self._lock:
+            if self._is_over:
+                return
+            self._is_over = True
+            for launched in self._pending.values():
+                launched.signal.fail()
+                if launched.is_running and launched.plan:
+                    launched.plan.cancel()
+            self._unwatch(list(self._watched))
+            for held in (self._pending, self._by_fence, self._kept):
+                held.clear()
+            self._queue.clear()
+            self._changed.notify_all()
+            self._rouse()

@@ -1,0 +1,235 @@
+"""Fenced executions, the engine's side: launched now, run when their fences are signalled, and told by a fence.
+
+A client has one connection for them. One thread answers its calls, another looks after fences and deadlines, and a
+third one runs what is ready, one after the other; what waits has no thread.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from burst import ErrorStatus, HardwareBuffer, InvalidArgument, Malformed, Memory, PeerDied, Timing
+from burst.channel import Channel, Message, close_all, pack
+from burst.executor import CachedExecutor, Job, Plan, Protocols
+from burst.server import MAX_PLANS
+from burst.turns import Tickets
+from burst.wire import RequestPacket
+from driver.engine.fence_schedule import Bounds, Info, Launched, Schedule
+from driver.nn import combine_dimensions
+from driver.protocol.plain_codec import argument_of, pool_of
+from driver.protocol.rpc import Reply, serve, take_fd
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from burst import Request
+    from burst.executor import Execution
+    from burst.messages import Cause
+    from burst.turns import Flow
+    from burst.wire import ResultPacket
+    from driver.engine.limits import Limits
+    from driver.nn import Model
+
+MOST_FENCES = 64  # that one execution waits for
+
+
+class FencedServer:
+    """One connection."""
+
+    def __init__(
+        self,
+        channel: Channel,
+        model: Callable[[int], Callable[[Request], Execution]],
+        flow: Callable[[int], Flow],
+        on_end: Callable[[], None],
+        limits: Limits,
+    ) -> None:
+        """`model`: binds requests to the prepared model of that number; `flow`: in which its executions wait."""
+        self._channel, self._model, self._flow, self._on_end = channel, model, flow, on_end
+        self._tickets = Tickets()
+        self._registered: dict[int, Memory] = {}
+        self._executor = CachedExecutor(Protocols(self._decode, _encode, self._fetch), self._forget)
+        self._plans: dict[bytes, Plan] = {}
+        self._schedule = Schedule(limits)
+        self.forget_plans = self._executor.forget_plans
+        self._threads = [
+            threading.Thread(target=target, name=name, daemon=True)
+            for target, name in ((self._serve, "fenced"), (self._schedule.watch, "fences"), (self._run, "fenced-run"))
+        ]
+
+    def start(self) -> None:
+        """All three threads."""
+        for thread in self._threads:
+            thread.start()
+
+    @property
+    def is_alive(self) -> bool:
+        """Until its connection has ended."""
+        return self._threads[0].is_alive()
+
+    def stop(self) -> None:
+        """Ends the connection; a running execution is cancelled, or finishes first."""
+        self._schedule.stop()
+        self._tickets.close()
+        with suppress(OSError):
+            self._channel.shutdown()
+
+    def _serve(self) -> None:
+        handlers: dict[str, Callable[..., Reply]] = {
+            "memory": self.memory,
+            "free_memory": self.free_memory,
+            "execute": self.execute,
+            "info": self.info,
+        }
+        try:
+            serve(self._channel, handlers)
+        except PeerDied:
+            pass
+        finally:
+            self._schedule.stop()
+            self._tickets.close()
+            self._channel.close()
+            self._registered.clear()
+            self._threads[-1].join()  # which answers with the executor
+            self._executor.close()
+            self._on_end()
+
+    # ---- calls
+
+    def memory(self, message: Message, slot: int, plain: object) -> Reply:
+        """What requests name by that number from now on."""
+        self._registered[slot] = Memory.from_wire(plain, take_fd(message))
+        return Reply()
+
+    def free_memory(self, _: Message, slot: int) -> Reply:
+        """They do so no more."""
+        self._registered.pop(slot, None)
+        self._executor.free_memory(slot)
+        return Reply()
+
+    def execute(
+        self,
+        message: Message,
+        request: object,
+        deadline: int | None,
+        duration: int | None,
+        fences: int,
+        forgotten: list[int],
+    ) -> Reply:
+        """Launches; answers number and fence. So many fences should have come, and less are null where they did not."""
+        fds = message.take_fds()
+        try:
+            self._schedule.forget(forgotten)
+            bounds = Bounds(_time("deadline", deadline), _time("duration", duration))
+            if type(fences) is not int or not 0 <= len(fds) <= fences <= MOST_FENCES:
+                raise InvalidArgument(f"wait_for: {fences!r:.20} fences; an execution waits for {MOST_FENCES} at most")
+            self._schedule.check_room(fences)
+            raw = pack([request])
+            plan = self._plan(raw)
+            if len(fds) < fences:
+                raise InvalidArgument(f"wait_for: {fences - len(fds)} of {fences} fences are null")
+            number, fence = self._schedule.launch(raw, plan, fds, bounds)
+            return Reply([number], [fence])
+        finally:
+            close_all(fds)
+
+    def info(self, _: Message, number: int, forgotten: list[int]) -> Reply:
+        """Status, times since the launch and since the fences, and what there is to say."""
+        self._schedule.forget(forgotten)
+        found = self._schedule.info(number)
+        return Reply([int(found.status), found.launched, found.fenced, found.text])
+
+    # ---- requests
+
+    def _plan(self, raw: bytes) -> Plan:
+        """The request, checked and bound. Raises Malformed, StatusError."""
+        with self._executor.lock:
+            plan = self._plans.get(raw)
+            if plan is None:
+                if len(self._plans) >= MAX_PLANS:
+                    self._plans.clear()
+                plan = self._plans[raw] = self._executor.plan(raw)
+        self._executor.free_when_idle()
+        return plan
+
+    def _forget(self, slot: int | None) -> None:
+        self._plans = {raw: p for raw, p in self._plans.items() if slot is not None and slot not in p.slots}
+
+    def _decode(self, raw: bytes) -> Job:
+        match Message(raw, []).body[0]:
+            case [number, list(inputs), list(outputs), list(slots), bool(measure), int() | None as loop]:
+                arguments = tuple(map(argument_of, inputs)), tuple(map(argument_of, outputs))
+                packet = RequestPacket(*arguments, tuple(map(pool_of, slots)), measure, loop)
+                return Job(packet, self._model(number), self._tickets.of(self._flow(number)))
+            case _:
+                raise Malformed("a request is [model, inputs, outputs, slots, measure, loop timeout]")
+
+    def _fetch(self, slots: list[int]) -> list[Memory]:
+        try:
+            return [self._registered[slot] for slot in slots]
+        except KeyError as error:
+            raise InvalidArgument(f"no memory is registered as {error.args[0]}") from None
+
+    # ---- execution
+
+    def _run(self) -> None:
+        while launched := self._schedule.next():
+            info = self._executed(launched)
+            plan = launched.plan
+            if not self._schedule.finish(launched, info) and plan:
+                self._discard(launched.raw, plan)
+            del launched, plan  # while we wait, nobody's memory is kept
+
+    def _executed(self, launched: Launched) -> Info:
+        try:
+            plan = launched.plan = launched.plan or launched.context.run(self._plan, launched.raw)
+            begin, end = launched.context.run(plan.run_in_turn)
+        except Exception as error:  # noqa: BLE001 (one bad request must not end a process that serves many)
+            status, text = Message(self._executor.refuse(error), []).body
+            return Info(ErrorStatus(status), text=text)
+        if not plan.measure:
+            return Info(ErrorStatus.NONE)
+        spent = (end - begin) // 1000
+        since_launch, since_fences = ((end - since) // 1000 for since in (launched.begin, launched.fenced))
+        return Info(ErrorStatus.NONE, Timing(spent, since_launch), Timing(spent, since_fences))
+
+    def _discard(self, raw: bytes, plan: Plan) -> None:
+        """It may have been cancelled."""
+        with self._executor.lock:
+            if self._plans.get(raw) is plan:
+                del self._plans[raw]
+        self._executor.free_when_idle()
+        self._schedule.unbind(plan)
+
+
+def check_outputs(model: Model, request: Request) -> None:
+    """Raises InvalidArgument unless the model or the request says all about outputs, and there is room for them."""
+    graph = model.main
+    for n, (argument, index) in enumerate(zip(request.outputs, graph.outputs, strict=False)):
+        operand = graph.operands[index]
+        found = combine_dimensions(operand.dimensions, argument.dimensions)
+        if found is None or argument.has_no_value:
+            continue  # which is refused wherever it is bound
+        if not operand.type.is_scalar and (not found or 0 in found):
+            raise InvalidArgument(
+                f"output {n}: dimensions {list(found)} are not fully known; a fenced request has to say them"
+            )
+        pool = request.pools[argument.pool] if argument.pool < len(request.pools) else None
+        needed = math.prod(found) * operand.type.element_size
+        if isinstance(pool, Memory) and not isinstance(pool, HardwareBuffer) and argument.length < needed:
+            raise InvalidArgument(
+                f"output {n}: {argument.length} bytes are too few for {operand.type.name} {list(found)}"
+            )
+
+
+def _time(name: str, value: object) -> int | None:
+    if value is None or (type(value) is int and value >= 0):
+        return value
+    raise InvalidArgument(f"{name}={value!r:.40}: nanoseconds, or nil")
+
+
+def _encode(result: ResultPacket, text: str, _: Cause) -> bytes:
+    return pack([int(result.status), text[:1000]])

@@ -1,0 +1,208 @@
+"""The models of all clients of a device: equal ones are one, so that their weights are in memory once.
+
+A model comes in memory that nobody can change any more (sealed against writing, shrinking and growing; or our own,
+filled out of cache files), so what was equal once stays equal. Bytes are compared, not their digests: that takes a
+hundredth of a second for 100 MB, and only when a model of the same size is there. Of what comes out of cache files the
+digest has been verified anyway.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from weakref import WeakSet
+
+from burst.turns import give_way
+from driver.deadlines import Rate
+from driver.engine.cache.compilations import Declined
+from driver.protocol.model_codec import decode
+from driver.protocol.model_memory import same_memory, sealed
+from fmq._core import ffi
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from burst import Request
+    from driver.engine.cache.compilations import Restored, Saving
+    from driver.interface import Device, PreparedModel, Saved
+    from driver.nn import Model
+    from driver.options import Preference
+    from driver.protocol.model_memory import ModelBytes
+
+T = TypeVar("T")
+_log = logging.getLogger(__name__)
+_MOST_SAVINGS = 16  # of a model that is to be improved: each has descriptors open
+_MOST_ESTIMATES = 16  # of one model
+
+
+class Use(NamedTuple):
+    """What a prepared model is for. Those of low priority give way to everything else on the machine."""
+
+    preference: Preference = "fast_single_answer"
+    gives_way: bool = False
+
+    def made(self, make: Callable[[], T]) -> T:
+        """What `make` returns. The threads that a library starts meanwhile give way if this does: they take after the
+        one that starts them, which is not ours then, as it could not go back.
+        """
+        if not self.gives_way:
+            return make()
+        with ThreadPoolExecutor(1, "preparation", initializer=give_way) as threads:
+            return threads.submit(make).result()
+
+
+USUAL = Use()
+
+
+class Kept:
+    """A model, and what the device made of it for one use, as long as somebody has it.
+
+    digest: of the cache files that it came from or went into. saved: what the former held. stage: how often `prepared`
+    was replaced by something better.
+    """
+
+    __slots__ = (
+        *("__weakref__", "_estimates", "_lock", "_savings", "digest", "model", "prepared", "region", "saved"),
+        *("stage", "use", "where"),
+    )
+
+    def __init__(
+        self,
+        region: ModelBytes,
+        where: Sequence[int],
+        model: Model,
+        prepared: PreparedModel,
+        use: Use = USUAL,
+    ) -> None:
+        self.region, self.where, self.model, self.prepared, self.use = region, where, model, prepared, use
+        self.digest: bytes | None = None
+        self.saved: Saved | None = None
+        self.stage = 0
+        self._estimates: dict[object, Any] = {}
+        self._savings: list[Saving] = []
+        self._lock = threading.Lock()
+
+    def serves(self, use: Use) -> bool:
+        """Whether it is for another client, too, who wants it for that."""
+        return self.use == use and bool(getattr(self.prepared, "serves_all", False))
+
+    def is_of(self, region: ModelBytes, where: Sequence[int]) -> bool:
+        """Whether the same bytes lie there."""
+        nbytes = self.region.nbytes
+        if (nbytes, *self.where) != (region.nbytes, *where):
+            return False
+        return same_memory(self.region, region)
+
+    def estimate_of(self, request: Request) -> Any:
+        """The burst_estimate of executions with inputs of these shapes, of all clients."""
+        shapes = tuple(None if a.has_no_value else tuple(a.dimensions) for a in request.inputs)
+        with self._lock:
+            found = self._estimates.get(shapes)
+            if found is None:
+                if len(self._estimates) >= _MOST_ESTIMATES:
+                    self._estimates.clear()
+                found = self._estimates[shapes] = ffi.new("burst_estimate *")
+        return found
+
+    def save(self, saving: Saving) -> None:
+        """Into cache files, now and, of the last ones, when there is something better. Raises Declined, OSError."""
+        with self._lock:
+            self._save(saving)
+            if hasattr(self.prepared, "improved"):
+                self._savings = [*self._savings[1 - _MOST_SAVINGS :], saving]
+
+    def improve(self, better: PreparedModel, switched: Callable[[], None]) -> None:
+        """From now on this one serves, and lies in the cache files. `switched`: called in between."""
+        with self._lock:
+            self.prepared, self.stage, self._estimates = better, self.stage + 1, {}
+            switched()
+            for saving in self._savings:
+                try:
+                    self._save(saving)
+                except (Declined, OSError) as error:
+                    _log.warning("a better compilation was not kept: %s", error)
+            self._savings.clear()
+
+    def _save(self, saving: Saving) -> None:
+        root, found = self.region.asarray(), None
+        if hasattr(self.prepared, "saved"):
+            try:
+                found = self.prepared.saved(root)
+            except Exception as error:
+                _log.exception("a device failed to say what it keeps of a model")
+                raise Declined(f"the device failed to say what it keeps: {error}") from error
+        if found is None:
+            raise Declined("the device has nothing to keep of this model")
+        offset, nbytes = self.where
+        self.digest = saving.save(root.data, (offset, nbytes), found)
+
+
+class Models:
+    """Those that a device has prepared and somebody still has. One thread at a time."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._kept: WeakSet[Kept] = WeakSet()
+        self._preparing, self._restoring = Rate(), Rate()
+
+    def __len__(self) -> int:
+        """How many there are."""
+        return len(self._kept)
+
+    def prepare(
+        self,
+        fd: int,
+        where: Sequence[int],
+        pace: Callable[[], object],
+        use: Use = USUAL,
+    ) -> Kept:
+        """The model in a memfd that somebody sent, or the equal one that is there. Owns `fd`.
+
+        Raises InvalidModel, and what the device raises.
+        """
+        region = sealed(fd)
+        known = next((kept for kept in self._serving_first(use) if kept.is_of(region, where)), None)
+        if known and known.serves(use):
+            return known
+        source = known.region if known else region
+        model = known.model if known else decode(region, where, pace)
+        with self._preparing.preparing(len(model.main.operations), source.nbytes):
+            prepared = self._device.prepare(model, pace, **self._preferring(use))
+        return self._new(source, where, model, prepared, use)
+
+    def restore(self, restored: Restored, pace: Callable[[], object], use: Use = USUAL) -> Kept:
+        """The one out of cache files, or the same that is there. Raises InvalidModel, and what the device raises."""
+        same = [kept for kept in self._serving_first(use) if kept.digest == restored.digest]
+        known = next((kept for kept in same if kept.saved or kept.serves(use)), None)
+        if known and known.serves(use):
+            return known
+        source = known.region if known else restored.model
+        model = known.model if known else decode(source, restored.where, pace)
+        saved = known.saved if known and known.saved else restored.saved
+        restore: Callable[..., PreparedModel] = self._device.restore  # type: ignore[attr-defined]
+        with self._restoring.preparing(len(model.main.operations), source.nbytes):
+            prepared = restore(model, saved, source.asarray(), pace, **self._preferring(use))
+        kept = self._new(source, restored.where, model, prepared, use)
+        kept.digest, kept.saved = restored.digest, saved
+        return kept
+
+    def rest(self) -> None:
+        """Nobody has used any of them for a while: they give back what they can make again."""
+        for kept in list(self._kept):
+            if rest := getattr(kept.prepared, "rest", None):
+                rest()
+
+    def _serving_first(self, use: Use) -> list[Kept]:
+        """All: those that may serve as they are, and then those that only have bytes to share."""
+        return sorted(self._kept, key=lambda kept: not kept.serves(use))
+
+    def _preferring(self, use: Use) -> dict[str, Any]:
+        """For a device that asks for it."""
+        return {"preference": use.preference} if getattr(self._device, "takes_preference", False) else {}
+
+    def _new(self, region: ModelBytes, where: Sequence[int], model: Model, prepared: PreparedModel, use: Use) -> Kept:
+        kept = Kept(region, where, model, prepared, use)
+        self._kept.add(kept)
+        return kept

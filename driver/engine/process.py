@@ -1,0 +1,233 @@
+"""The engine of a device: prepared models, burst listeners and the plain path, and nothing that holds the GIL for long.
+
+A busy Python thread beside a listener would turn its tenths of a millisecond into five, so models are decoded and
+prepared here in small steps with a pause after each while a burst lives, and the garbage collector runs only when none
+does.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+import time
+import warnings
+from functools import partial
+from typing import TYPE_CHECKING
+from weakref import WeakValueDictionary
+
+from burst import (
+    BurstServer,
+    InvalidArgument,
+    Memory,
+    PeerDied,
+    Trace,
+)
+from burst.channel import Channel, ChannelLoop
+from burst.trace import blamed, note_crashes
+from burst.turns import RunQueue, Share, waiters
+from driver.deadlines import check, check_entry, due, taking
+from driver.devices import device_class
+from driver.engine.cache.compilations import Compilations
+from driver.engine.cache.improvements import Improvements
+from driver.engine.client import Client
+from driver.engine.device_memory import Quota
+from driver.engine.idle import Rest
+from driver.engine.limits import limits, weights
+from driver.engine.models import Kept, Models, Use
+from driver.engine.totals import Totals, summed
+from driver.protocol.census import Census
+from driver.protocol.rpc import Reply, serve, take_fd
+from fmq import LifePage
+from fmq._core import lib
+from fmq.region import guard
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from burst.channel import Message
+    from driver.engine.plain import PlainServer
+    from driver.interface import Device
+
+# Seconds. A request that meets a slice of work waits for its end, so slices have to be short and rare: with these, a
+# burst that runs back to back meets one in some 200 requests, which leaves its p99 alone.
+_WORK, _PAUSE = 100e-6, 1e-3
+
+QUANTUM = 2e-3
+"""Seconds that a client may go on while others of its priority wait: long against the time that a thread takes to wake
+up and to find its model in no cache."""
+
+WEIGHT = 100
+"""Of an account that limits.toml does not name."""
+
+
+class Pacer:
+    """Lets running bursts through while something long goes on in Python."""
+
+    def __init__(self) -> None:
+        self.bursts = 0
+        self._since = 0.0
+
+    def __call__(self) -> None:
+        """Pauses now and then, while a burst lives. Raises MissedDeadlineTransient when this work is overdue."""
+        check("preparing")
+        if self.bursts:
+            self._pause()
+
+    def for_others(self) -> None:
+        """The same on behalf of one burst, whose request is bound: pauses while another lives."""
+        check("before start")
+        if self.bursts > 1:
+            self._pause()
+
+    def _pause(self) -> None:
+        if time.perf_counter() - self._since > _WORK:
+            time.sleep(_PAUSE)  # a real sleep: giving up the GIL only to take it again would let nobody in
+            self._since = time.perf_counter()
+
+
+class Engine:
+    """What all clients share."""
+
+    def __init__(self, name: str, service: Channel) -> None:
+        self.device: Device = device_class(name)()
+        self._service, self.limits = service, limits()
+        self._quota = Quota(self.limits.device_bytes)
+        self.pace, self._models = Pacer(), Models(self.device)
+        self.rest = Rest(self.limits.idle_seconds, self._holders, self._rest_models)
+        self.compilations, self._improvements = Compilations(self.device, name), Improvements(self.forget_plans)
+        self.contexts = ChannelLoop("burst-contexts")
+        slots, quantum = getattr(self.device, "slots", os.cpu_count() or 1), getattr(self.device, "quantum", QUANTUM)
+        self.queue, self._weights = RunQueue(slots, quantum), weights()
+        self._shares: WeakValueDictionary[int, Share] = WeakValueDictionary()
+        self.traces: dict[BurstServer, tuple[int, Memory]] = {}  #: of all bursts, with their clients' uids
+        self.clients: set[Client] = set()
+        self._censuses: dict[int | None, Census] = {}
+        self._totals = Totals()
+        self._preparing, self._counting = threading.Lock(), threading.Lock()
+
+    def prepare(self, prepare: Callable[[Models, Pacer], Kept], use: Use, trace: Trace | None) -> Kept:
+        """One at a time, so that the pauses are not filled by another's work. Notes a crash in the trace.
+
+        Raises MissedDeadline*, by the deadline of this thread; what is prepared too late is let go.
+        """
+        check_entry("before start")
+        deadline = int(lib.burst_due())
+
+        def make() -> Kept:
+            with due(deadline), blamed(trace):
+                return prepare(self._models, self.pace)
+
+        with taking(self._preparing):
+            kept = use.made(make)
+        check("preparing")
+        self._improvements.begin(kept, self.pace)
+        return kept
+
+    def _holders(self) -> list[BurstServer | PlainServer]:
+        return [holder for client in list(self.clients) for holder in client.holders()]
+
+    def _rest_models(self) -> None:
+        with self._preparing:
+            self._models.rest()
+
+    def forget_plans(self) -> None:
+        """What requests of any client were bound to has changed."""
+        for client in list(self.clients):
+            client.forget_plans()
+
+    def new_quota(self) -> Quota:
+        """Of one more client."""
+        return Quota(self.limits.client_bytes, self._quota)
+
+    def share_of(self, uid: int) -> Share:
+        """What all clients of an account have together."""
+        with self._counting:
+            share = self._shares.get(uid)
+            if share is None:
+                share = self._shares[uid] = Share(self.queue, self._weights.get(uid, WEIGHT))
+            return share
+
+    def count_burst(self, change: int) -> None:
+        """One more or one less. The last one out cleans up: while a burst lives, garbage is not collected."""
+        with self._counting:
+            self.pace.bursts += change
+            if not self.pace.bursts:
+                gc.collect()
+
+    def traces_of(self, uid: int | None) -> list[Memory]:
+        """Of the bursts of one account, or of all."""
+        return [memory for owner, memory in list(self.traces.values()) if uid in {None, owner}]
+
+    def census(self, uid: int | None) -> Census:
+        """Of one account, or of all; it is kept from now on."""
+        with self._counting:
+            census = self._censuses.get(uid)
+            if census is None:
+                census = self._censuses[uid] = Census.create()
+                self._count(uid, census)
+        return census
+
+    def note(self, uid: int, changes: int = 0) -> None:
+        """A client of that account has come or gone; or a burst, which is a change."""
+        with self._counting:
+            for of, census in self._censuses.items():
+                if of in {None, uid}:
+                    self._count(of, census, changes)
+
+    def _count(self, uid: int | None, census: Census, changes: int = 0) -> None:
+        clients = sum(uid in {None, client.uid} for client in list(self.clients))
+        census.note(changes, clients, len(self.traces_of(uid)))
+
+    def serve(self, channel: Channel, uid: int) -> None:
+        """One client, of that account, until its connection ends."""
+        client = Client(self, uid)
+        client.handlers["figures"] = partial(self.figures, uid)
+        try:
+            with channel:
+                serve(channel, client.handlers)
+        finally:
+            self.end_with_service()
+            with self._counting:
+                self._totals.leave(client.counts())
+                self.clients.discard(client)
+            client.close()
+
+    def figures(self, uid: int, _: Message) -> Reply:
+        """Of all accounts together: slots, who waits, the sums of `driver.engine.totals`, bursts and models in memory.
+
+        For the device's own account and root. Raises InvalidArgument for others.
+        """
+        if uid not in {0, os.getuid()}:
+            raise InvalidArgument("figures of all accounts are for the device's own account and for root; use `turns`")
+        with self._counting:
+            left, clients = self._totals.snapshot(), list(self.clients)
+        sums = summed(left, (client.counts for client in clients), self.pace)
+        return Reply([self.queue.slots, waiters(), sums, len(self.traces), len(self._models)])
+
+    def end_with_service(self) -> None:
+        """Ends the process if the service is gone: then nobody needs us, and what clients wait for ends with our life
+        words, so that they know that we died. Who sees a client's connection end asks here whether that is the reason.
+        """
+        if self._service.peer_has_died:
+            os._exit(0)
+
+
+def main(name: str, service: Channel) -> None:
+    """What the process does from its beginning to its end. `service`: the channel to the other one."""
+    warnings.simplefilter("ignore")  # numpy's, of infinities that a client computes
+    gc.disable()
+    note_crashes()
+    guard()
+    engine = Engine(name, service)
+    life = LifePage()
+    ready = service.receive()
+    service.watch(take_fd(ready))
+    service.send([ready.body[0], 0], [life.fd])
+    while True:
+        try:
+            message = service.receive()
+        except PeerDied:
+            os._exit(0)  # as in end_with_service
+        client, (_, uid) = Channel.from_fd(take_fd(message)), message.body
+        threading.Thread(target=engine.serve, args=(client, uid), name="client", daemon=True).start()

@@ -1,0 +1,1 @@
+"""What crosses the socket between client, service and engine: calls, models, requests, fences."""

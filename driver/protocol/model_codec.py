@@ -1,0 +1,144 @@
+"""A model as bytes, and back.
+
+It travels as one sealed memfd: the constants, each on a 64-byte boundary, then the structure as a stream of small
+msgpack objects. Sealed against writing, so what was checked stays true, and all processes of a device use the same
+pages as the weights. A stream of small objects, so that a decoder can pause after each: the engine does so while
+bursts run.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from typing import TYPE_CHECKING, Any
+
+import msgpack
+import numpy as np
+
+from driver.nn import InvalidModel, Model, Operand, OperandLifeTime, Operation, Subgraph
+from driver.protocol.model_memory import FROZEN
+from fmq import InvalidDescriptor
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from driver.protocol.model_memory import ModelBytes
+
+_VERSION = 1
+_ALIGN = 64
+_MAX_STRUCTURE = 64 * 2**20
+_MAX_COUNT = 2**18  # of operands or operations in a subgraph: a bit for each fits into a message
+_MAX_NAME = 100
+_UNREADABLE = (ValueError, TypeError, LookupError, ArithmeticError, msgpack.UnpackException, InvalidDescriptor)
+
+
+def encode(model: Model) -> tuple[int, list[int]]:
+    """A sealed memfd (the caller closes it), and where the structure lies in it: [offset, nbytes]."""
+    fd = os.memfd_create("burst-model", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        with open(fd, "wb", closefd=False) as file:
+            packer, objects = msgpack.Packer(), []
+            for graph in (model.main, *model.referenced):
+                objects += [[len(graph.operands), len(graph.operations), graph.inputs, graph.outputs]]
+                objects += [_operand(o, file) for o in graph.operands]
+                objects += [[o.type, o.inputs, o.outputs] for o in graph.operations]
+            header = [_VERSION, model.relaxed, 1 + len(model.referenced)]
+            structure = b"".join(packer.pack(o) for o in (header, *objects))
+            offset = file.tell()
+            file.write(structure)
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, FROZEN | fcntl.F_SEAL_SEAL)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd, [offset, len(structure)]
+
+
+def _operand(operand: Operand, file: Any) -> list[Any]:
+    value: Any = operand.value
+    if operand.lifetime.is_constant:
+        array = np.ascontiguousarray(value)
+        file.write(bytes(-file.tell() % _ALIGN))
+        value = [file.tell(), array.nbytes]
+        file.write(array.reshape(-1).view(np.uint8).data)
+    return [
+        int(operand.type),
+        operand.dimensions,
+        operand.scale,
+        operand.zero_point,
+        int(operand.lifetime),
+        value,
+        operand.channel_quant,
+        operand.number_of_consumers,
+    ]
+
+
+def decode(region: ModelBytes, where: object, pace: Callable[[], object] = lambda: None) -> Model:
+    """The model in memory that was `sealed`. Constants are views of it and keep it mapped.
+
+    Checks only that the bytes make a model; `driver.nn.validate` checks the model. Raises InvalidModel.
+    """
+    try:
+        return _Decoder(region, where, pace).model()
+    except _UNREADABLE as error:
+        raise InvalidModel(f"the model's bytes cannot be read: {error or type(error).__name__}") from error
+
+
+class _Decoder:
+    def __init__(self, region: ModelBytes, where: object, pace: Callable[[], object]) -> None:
+        match where:
+            case [int(offset), int(size)] if (
+                offset >= 0 and 0 < size <= _MAX_STRUCTURE and offset + size <= region.nbytes
+            ):
+                pass
+            case _:
+                raise ValueError(f"structure at {where!r:.60} is outside the model's {region.nbytes} bytes")
+        self._bytes = region.asarray()
+        self._size, self._pace = size, pace
+        self._unpacker = msgpack.Unpacker(max_buffer_size=size, use_list=False, max_ext_len=0)
+        self._unpacker.feed(bytes(self._bytes[offset : offset + size]))
+
+    def _next(self) -> Any:
+        self._pace()
+        return self._unpacker.unpack()
+
+    def model(self) -> Model:
+        version, relaxed, graphs = self._next()
+        if version != _VERSION or not 1 <= graphs <= _MAX_COUNT:
+            raise ValueError(f"version {version!r:.20} with {graphs!r:.20} subgraphs is not what this version reads")
+        main, *referenced = [self._graph() for _ in range(graphs)]
+        if self._unpacker.tell() != self._size:
+            raise ValueError("something follows the last subgraph")
+        return Model(main, tuple(referenced), bool(relaxed))
+
+    def _graph(self) -> Subgraph:
+        n_operands, n_operations, inputs, outputs = self._next()
+        if max(n_operands, n_operations) > _MAX_COUNT:
+            raise ValueError(f"{n_operands} operands and {n_operations} operations; at most {_MAX_COUNT} are allowed")
+        operands = [self._operand(n, *self._next()) for n in range(n_operands)]
+        operations = [self._operation(*self._next()) for _ in range(n_operations)]
+        return Subgraph(operands, operations, inputs, outputs)
+
+    def _operand(
+        self, n: int, kind: int, dims: Any, scale: float, zero: int, life: int, value: Any, quant: Any, uses: Any
+    ) -> Operand:
+        if not isinstance(kind, int):
+            raise TypeError(f"an operand's type is a number, not {type(kind).__name__}")
+        if OperandLifeTime(life).is_constant:
+            value = self._constant(*value)
+        try:
+            return Operand(kind, dims, scale, zero, life, value, quant, uses)
+        except InvalidModel as error:
+            raise InvalidModel(f"operand {n}: {error}") from None
+
+    @staticmethod
+    def _operation(kind: str, inputs: Any, outputs: Any) -> Operation:
+        if not isinstance(kind, str) or len(kind) > _MAX_NAME:
+            raise TypeError(f"an operation's type is a name of at most {_MAX_NAME} letters")
+        return Operation(kind, inputs, outputs)
+
+    def _constant(self, offset: int, nbytes: int) -> Any:
+        if not 0 <= offset <= offset + nbytes <= len(self._bytes):
+            raise ValueError(
+                f"a constant of {nbytes} bytes at {offset} is outside the model's {len(self._bytes)} bytes"
+            )
+        return self._bytes[offset : offset + nbytes]

@@ -1,0 +1,81 @@
+"""Requests and answers of the plain path as msgpack: one message there, one back.
+
+It carries what a burst carries; memory is registered once, by descriptor, and named by number from then on.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from burst import ErrorStatus, Malformed, OutputShape, RequestArgument, Timing
+from burst.channel import Message, pack
+from burst.messages import NO_CAUSE
+from burst.wire import ResultPacket, Token
+from driver.deadlines import nanoseconds
+from driver.protocol.rpc import cause_in
+
+if TYPE_CHECKING:
+    from burst import Request
+    from burst.messages import Cause
+
+EXECUTE, EXECUTE_BY = (
+    pack(["execute", *[0] * n])[:9] for n in (6, 7)
+)  # how every request begins, and every one with a deadline: the array's head and the method's name
+UINT64 = b"\xcf"  # of msgpack: eight bytes follow, the highest first
+_NO_VALUE = RequestArgument(has_no_value=True)
+
+
+def pool_of(plain: object) -> int | Token:
+    """A pool as it travels. Raises Malformed."""
+    match plain:
+        case int(slot) if type(slot) is int:
+            return slot
+        case [int(token)]:
+            return Token(token)
+    raise Malformed(f"{plain!r:.60} is no pool: a slot, or [token]")
+
+
+def argument_of(plain: object) -> RequestArgument:
+    """An argument as it travels. Raises Malformed."""
+    match plain:
+        case None:
+            return _NO_VALUE
+        case [int(pool), int(offset), int(length), list(dims)] if min(pool, offset, length) >= 0:
+            if all(isinstance(d, int) and 0 <= d < 2**32 for d in dims):
+                return RequestArgument(
+                    has_no_value=False, pool=pool, offset=offset, length=length, dimensions=tuple(dims)
+                )
+    raise Malformed(f"{plain!r:.60} is no argument: [pool, offset, length, dimensions] or nil")
+
+
+def split_deadline(raw: bytes) -> tuple[bytes, int]:
+    """A request without its deadline, and that. Raises Malformed."""
+    if raw[-9:-8] != UINT64:
+        raise Malformed("a deadline is the last element of execute, an integer of 64 bits without a sign")
+    return EXECUTE[:1] + raw[1:-9], int.from_bytes(raw[-8:])
+
+
+def encode_answer(result: ResultPacket, text: str, cause: Cause) -> bytes:
+    """An answer, to travel."""
+    more = [] if cause == NO_CAUSE else [cause]
+    return pack([int(result.status), result.output_shapes, result.timing, text[:1000], *more])
+
+
+def decode_answer(raw: bytes) -> tuple[Any, ...]:
+    """The fields of a Result."""
+    match Message(raw, []).body:
+        case [int(status), list(shapes), [device, driver], str(text), *more] if 0 <= status <= max(ErrorStatus):
+            found = tuple(OutputShape(tuple(dims), bool(enough)) for dims, enough in shapes)
+            return ErrorStatus(status), (), found, Timing(device, driver), text, cause_in(more)
+        case _:
+            raise Malformed("the device's answer is not one")
+
+
+def with_loop_timeout(request: Request, seconds: float | None) -> Request:
+    """The request with that loop timeout; as it is for None."""
+    return request if seconds is None else request._replace(loop_timeout=nanoseconds(seconds))
+
+
+def to_plain(a: RequestArgument) -> Any:
+    """An argument, to travel."""
+    return None if a.has_no_value else [a.pool, a.offset, a.length, a.dimensions]

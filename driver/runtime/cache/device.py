@@ -1,0 +1,211 @@
+"""Devices that look into a cache folder before they compile, and placements that are remembered there.
+
+Nothing that happens to the folder is an error: what cannot be restored is compiled, what cannot be kept is not, and
+`stats()` and the log of `driver.runtime` say why.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections import Counter
+from contextlib import ExitStack, suppress
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+from burst import GeneralFailure, InvalidArgument
+from driver.client.device import Cache, RemoteDevice
+from driver.runtime.cache.folder import Folder
+from driver.runtime.cache.manifest import About, Counts
+from driver.runtime.cache.token import TOKEN_BYTES, model_digest, structure_digest, token_of
+from driver.runtime.cache.verify import PLACEMENT
+from driver.runtime.capabilities import digest as capabilities_digest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from burst import Trace
+    from driver.client.prepared_model import Home, RemotePreparedModel
+    from driver.nn import Model
+    from driver.options import Preference, Priority
+    from driver.runtime.cache.entry import Draft, Entry
+    from driver.runtime.partition import Step
+
+_log = logging.getLogger("driver.runtime")
+_PLACEMENT = Counts(0, 1)
+_MOST_BYTES = 2**24  # of a placement
+_MOST_NAMES = 3
+
+
+class Outcome(NamedTuple):
+    """What came of looking for a compilation."""
+
+    kind: Literal["restored", "saved", "compiled"]  #: out of the cache; anew, and kept; anew, and not kept
+    reason: str = ""  #: why it was not restored, or not kept
+
+
+class CacheTerms(NamedTuple):
+    """Of one call of `compile`: where compilations are kept, and what all of its tokens begin with."""
+
+    folder: Folder
+    application: bytes
+    structure: bytes
+    how: tuple[Preference, Priority]
+    wait: Callable[[], object]  #: called before we wait for another process that compiles the same
+    patience: Callable[[], float | None]  #: seconds that we may wait then
+
+    @classmethod
+    def of(
+        cls,
+        path: str | Path,
+        token: bytes | None,
+        model: Model,
+        how: tuple[Preference, Priority],
+        wait: Callable[[], object],
+        patience: Callable[[], float | None],
+    ) -> CacheTerms:
+        """`token`: the application's, or None for the SHA-256 of the model. Raises ValueError, OSError."""
+        if token is not None and (not isinstance(token, bytes) or len(token) != TOKEN_BYTES):
+            raise ValueError(f"cache_token={token!r:.80}: give {TOKEN_BYTES} bytes, or None for the model's SHA-256")
+        try:
+            folder = Folder(path)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"cache_dir={path!r}: {error}") from error
+        structure = structure_digest(model)
+        return cls(folder, token or model_digest(model, structure), structure, how, wait, patience)
+
+    def placement(self, names: Sequence[str], required: str | None) -> Placement:
+        """Where it is remembered which of these devices runs what."""
+        figures = [capabilities_digest(name) for name in names]
+        token = token_of(self.application, self.structure, "placement", names, required, figures, self.how)
+        return Placement(self.folder.entry(token))
+
+
+class Placement:
+    """The choice of devices for a model's operations."""
+
+    def __init__(self, entry: Entry) -> None:
+        self._entry = entry
+
+    def read(self, operations: int, devices: int) -> list[int] | None:
+        """For each operation the number of a device; None when there is none that makes sense."""
+        with suppress(OSError, ValueError, TypeError), self._entry.opened(_PLACEMENT) as files:
+            if files is not None:
+                chosen = json.loads(os.pread(files.data[0], _MOST_BYTES, 0))
+                if len(chosen) == operations and all(type(n) is int and 0 <= n < devices for n in chosen):
+                    self._entry.note_hit()
+                    return list(chosen)
+        return None
+
+    def write(self, chosen: Sequence[int], model: Model) -> None:
+        """Unless that is not possible."""
+        about = About(model=describe(model), device=PLACEMENT, version="")
+        try:
+            with self._entry.locked(lambda: None, 0), self._entry.draft(_PLACEMENT, about) as draft:
+                os.pwrite(draft.files.data[0], json.dumps(list(chosen)).encode(), 0)
+                draft.commit()
+        except OSError as error:
+            _log.warning("a placement was not kept: %s", error)
+
+
+class CachedDevice:
+    """A device, for one step of a model. `outcome`: of the last preparation."""
+
+    def __init__(self, device: RemoteDevice, terms: CacheTerms, step: Step, *, is_whole: bool) -> None:
+        self._device, self._terms, self._model = device, terms, step.model
+        operations = None if is_whole else [(0, n) for n in step.operations]  # of the main subgraph
+        which = (device.name, device.version)
+        token = token_of(terms.application, terms.structure, "part", operations, which, terms.how)
+        self._token, self._entry = token, terms.folder.entry(token)
+        self.outcome, self._priority = Outcome("compiled"), terms.how[1]
+        self._preference: Preference = "fast_single_answer"
+
+    def prepare(self, preference: Preference, deadline: float | None = None) -> RemotePreparedModel:
+        """As `RemoteDevice.prepare`, of a valid model. The cache serves again when the device is started again."""
+        self._preference = preference
+        prepared = self._device.unprepared(self._model, preference, self._home, self._priority)
+        prepared.home = self._home(None, deadline)
+        return prepared
+
+    def _home(self, trace: Trace | None, deadline: float | None = None) -> Home:
+        counts = Counts(*self._device.number_of_cache_files_needed())
+        if counts == Counts(0, 0):
+            self.outcome = Outcome("compiled", "the device keeps no compilations")
+            return self._device.home_of(self._model, trace, None, self._preference, deadline, self._priority)
+        return self._restored(counts, trace, deadline) or self._compiled(counts, trace, deadline)
+
+    def _restored(self, counts: Counts, trace: Trace | None, deadline: float | None) -> Home | None:
+        with ExitStack() as stack:
+            try:
+                files = stack.enter_context(self._entry.opened(counts))
+            except OSError as error:
+                self._miss(f"the cache folder cannot be read: {error}")
+                return None
+            if files is None:
+                self.outcome = Outcome("compiled", "nothing is kept for it")
+                return None
+            try:
+                cache = Cache(self._token, *files)
+                home = self._device.restored_home(cache, trace, self._preference, deadline, self._priority)
+            except (GeneralFailure, InvalidArgument) as error:
+                self._miss(str(error))
+                return None
+            self._entry.note_hit()
+            self.outcome = Outcome("restored")
+            return home
+
+    def _miss(self, reason: str) -> None:
+        self.outcome = Outcome("compiled", reason)
+        _log.warning("device %r: a compilation was not restored, and is made anew: %s", self._device.address, reason)
+
+    def _compiled(self, counts: Counts, trace: Trace | None, deadline: float | None) -> Home:
+        """Compiles, and keeps that; unless another process does so just now, which we wait for."""
+        waited: list[None] = []
+
+        def wait() -> None:
+            self._terms.wait()
+            waited.append(None)
+
+        with ExitStack() as stack:
+            draft: Draft | None = None
+            try:
+                stack.enter_context(self._entry.locked(wait, self._terms.patience()))
+                if waited and (home := self._restored(counts, trace, deadline)):
+                    return home
+                draft = stack.enter_context(self._entry.draft(counts, self._about()))
+            except OSError as error:
+                self._not_kept(str(error))
+            cache = Cache(self._token, *draft.files) if draft else None
+            home = self._device.home_of(self._model, trace, cache, self._preference, deadline, self._priority)
+            if draft:
+                self._keep(draft, home.declined)
+            return home
+
+    def _keep(self, draft: Draft, declined: str) -> None:
+        if declined:
+            self._not_kept(declined)
+            return
+        try:
+            if draft.commit():
+                self.outcome = Outcome("saved", self.outcome.reason)
+            else:
+                self._not_kept("it is larger than what the folder may hold")
+        except OSError as error:
+            self._not_kept(str(error))
+
+    def _not_kept(self, reason: str) -> None:
+        self.outcome = Outcome("compiled", reason)
+        _log.warning("device %r: a compilation was not kept: %s", self._device.address, reason)
+
+    def _about(self) -> About:
+        return About(model=describe(self._model), device=self._device.address, version=self._device.version)
+
+
+def describe(model: Model) -> str:
+    """For those who read a list: "31 operations: 14 CONV_2D, 13 DEPTHWISE_CONV_2D, …"."""
+    counts = Counter(operation.type for operation in model.main.operations)
+    names = [f"{count} {name}" for name, count in counts.most_common(_MOST_NAMES)]
+    more = ["…"] if len(counts) > _MOST_NAMES else []
+    plural = "s" if counts.total() > 1 else ""
+    return f"{counts.total()} operation{plural}: {', '.join([*names, *more])}"

@@ -1,0 +1,163 @@
+"""The folder in which compilations are kept, for all programs of one user at once.
+
+It knows nothing of devices: an entry is a set of files that somebody wrote for a token of 32 bytes. Entries that were
+used longest ago go when all together are larger than the folder may be. An entry that somebody has locked is left alone
+by whatever removes entries, and not waited for: it is being made anew, which may take minutes, and is wanted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from driver.config import configured
+from driver.runtime.cache.entry import Compilation, Draft, Entry, Files
+from driver.runtime.cache.manifest import TOKEN_BYTES, About, Counts, parsed_name
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_MOST = 2 << 30
+
+
+def default_folder() -> Path:
+    """$XDG_CACHE_HOME/burst/compiled, or the same in ~/.cache."""
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    return (Path(base) if os.path.isabs(base) else Path("~/.cache").expanduser()) / "burst/compiled"
+
+
+class Pruned(NamedTuple):
+    """What was removed, and how many more would have been if nobody had them locked."""
+
+    removed: list[Compilation]
+    in_use: int
+
+
+class Folder:
+    """Any thread may use it."""
+
+    def __init__(self, path: str | os.PathLike[str], most: int | None = None) -> None:
+        """Made with mode 0700 if it is not there. most: bytes of all entries; None: as configured, or 2 GiB.
+
+        Raises ValueError when somebody else could write into it. One that cannot be made is empty, and is told of by
+        `locked` of its entries.
+        """
+        if most is not None and most < 0:
+            raise ValueError(f"most={most}: bytes that a folder may hold are 0 or more")
+        self.path = Path(path).absolute()
+        self.most = _configured() if most is None else most
+        with contextlib.suppress(OSError):
+            self.path.mkdir(mode=0o700, parents=True)
+        fault = None
+        with contextlib.suppress(OSError):
+            fault = self._fault()
+        if fault:
+            raise ValueError(fault)
+
+    def check(self) -> None:
+        """Raises OSError unless it is there, and ours alone."""
+        if fault := self._fault():
+            raise PermissionError(fault)
+
+    def entry(self, token: bytes) -> Entry:
+        """Of this token, whether there is one or not. Raises ValueError."""
+        return Entry(self, token)
+
+    def entries(self) -> list[Compilation]:
+        """All there are now. Raises nothing: a folder that is gone has none."""
+        try:
+            found = [self.entry(token).listed() for token in self._tokens()]
+        except OSError:
+            return []
+        return [compilation for compilation in found if compilation]
+
+    def remove(self, token: bytes) -> bool:
+        """False: somebody has it locked, so it is being made anew, and stays. Raises OSError."""
+        return self.entry(token).remove()
+
+    def clear(self) -> Pruned:
+        """Removes everything. Raises OSError."""
+        pruned = self._remove_if(lambda _, _total: True)
+        self._tidy()
+        return pruned
+
+    def prune(self, most: int | None = None, older_than: float | None = None) -> Pruned:
+        """Removes what crashes left, entries not used for `older_than` seconds, and more until all have `most` bytes.
+
+        most: None is the folder's own. Raises OSError.
+        """
+        limit = self.most if most is None else most
+        oldest = float("-inf") if older_than is None else time.time() - older_than
+        self._tidy()
+        return self._remove_if(lambda compilation, total: compilation.used < oldest or total > limit)
+
+    def make_room(self) -> None:
+        """After a commit, whose entry is locked and so stays: removes others until no more than `most` is left.
+
+        Raises nothing: where others are locked, or cannot be removed, more than `most` is left until the next commit.
+        """
+        with contextlib.suppress(OSError):
+            self._remove_if(lambda _, total: total > self.most)
+
+    def _remove_if(self, wanted: Callable[[Compilation, int], bool]) -> Pruned:
+        """In order of their last use. `wanted` is asked with an entry, and the bytes of all that are left."""
+        entries = sorted(self.entries(), key=lambda compilation: compilation.used)
+        total = sum(compilation.nbytes for compilation in entries)
+        removed, in_use = [], 0
+        for compilation in entries:
+            if not wanted(compilation, total):
+                continue
+            if self.remove(bytes.fromhex(compilation.token)):
+                removed.append(compilation)
+                total -= compilation.nbytes
+            else:
+                in_use += 1
+        return Pruned(removed, in_use)
+
+    def _tidy(self) -> None:
+        for token in self._tokens():
+            self.entry(token).tidy()
+
+    def _tokens(self) -> set[bytes]:
+        """Whose files lie here. Others' files are never touched. Raises OSError."""
+        found = map(parsed_name, os.listdir(self.path))
+        return {name[0] for name in found if name}
+
+    def _fault(self) -> str | None:
+        """Raises OSError when there is nothing."""
+        status = os.stat(self.path)
+        if not stat.S_ISDIR(status.st_mode):
+            return f"{self.path} is not a folder; remove it or choose another"
+        if status.st_uid != os.getuid():
+            return f"{self.path} belongs to another user (uid {status.st_uid}); choose a folder of your own"
+        if status.st_mode & 0o022:
+            return f"{self.path} may be written to by others; `chmod 0700` it and empty it, or choose another"
+        return None
+
+
+def _configured() -> int:
+    """`most_mb` of a file of the user's. Raises ValueError."""
+    path = Path("~/.config/burst/cache.toml").expanduser()
+    found = configured(path)
+    for name, value in found.items():
+        if name != "most_mb" or type(value) is not int or value < 0:
+            raise ValueError(f"{path}: {name} = {value!r}: known is most_mb, a whole number of 0 or more")
+    return found["most_mb"] * 10**6 if found else _MOST
+
+
+__all__ = [
+    "TOKEN_BYTES",
+    "About",
+    "Compilation",
+    "Counts",
+    "Draft",
+    "Entry",
+    "Files",
+    "Folder",
+    "Pruned",
+    "default_folder",
+]

@@ -1,0 +1,1 @@
+"""What listens: the service process, its socket, health and metrics."""

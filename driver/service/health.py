@@ -1,0 +1,109 @@
+"""Beside a device that is served: its self test, systemd's watchdog, and whether it answers.
+
+All of it goes the way that clients go, over a connection of the service's own.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from burst import BurstError, Timeout
+from driver.client.connection import Connection
+from driver.client.device import RemoteDevice
+from driver.errors import DeviceFailed, DriverError
+from driver.nn import ModelBuilder
+from driver.service.sd_notify import notify, watchdog_seconds
+
+if TYPE_CHECKING:
+    from driver.service.process import Service
+
+_log = logging.getLogger(__name__)
+WITHIN = 2.0
+"""Seconds that a healthy device may take for an answer."""
+
+_TEST_WITHIN = 60.0
+
+
+class Attendant:
+    """Of one service, in its process."""
+
+    def __init__(self, service: Service, address: str, is_quiet: bool = False) -> None:
+        self.service, self._address, self._is_quiet = service, address, is_quiet
+        self.device = RemoteDevice(Connection(service.own_client()), address)
+        self._untested = "its self test is not done"
+
+    def trouble(self, within: float = WITHIN) -> str:
+        """Why it is not healthy; nothing if it is."""
+        try:
+            self.device.call("turns", timeout=within)
+        except Timeout:
+            return f"it did not answer within {within:g} s"
+        except BurstError as error:
+            return f"it does not answer: {error}"
+        return self._untested
+
+    def begin(self) -> None:
+        """Tests it, and looks after it from then on, in a thread. A device that fails ends."""
+        begin, device = time.monotonic(), self.device
+        try:
+            found = self_test(device)
+        except (BurstError, DriverError) as error:
+            notify(STATUS=f"its self test failed: {error}")
+            _log.error("the self test failed, and the device ends: %s", error)
+            self.service.kill()
+            return
+        self._untested = ""
+        took = (time.monotonic() - begin) * 1e3
+        if not self._is_quiet:
+            with suppress(OSError):  # who started us need not listen to the end
+                print(f"{device.name}, version {device.version}, is ready after {took:.0f} ms: {found}", flush=True)
+        notify(READY=1, STATUS=f"ready: {found}")
+        if every := watchdog_seconds():
+            threading.Thread(target=self._watch, args=(every / 2,), name="watchdog", daemon=True).start()
+
+    def _watch(self, every: float) -> None:
+        """Who hangs is not reported as alive, and systemd starts it again."""
+        pause = threading.Event()
+        while not pause.wait(every):
+            if trouble := self.trouble(every):
+                notify(STATUS=trouble)
+                _log.error("%s", trouble)
+            else:
+                clients, _ = self.service.counts()
+                notify(WATCHDOG=1, STATUS=f"answers; {clients} client{'s' * (clients != 1)}")
+
+
+def self_test(device: RemoteDevice) -> str:
+    """Executes a sum on both paths; says what was found. Raises DeviceFailed, BurstError."""
+    builder, x = ModelBuilder(), np.arange(4, dtype=np.float32)
+    builder.output(builder.operation("ADD", builder.input("float32", (4,)), x, 0))
+    model = builder.build()
+    if not all(device.supported_operations(model)):
+        return "it answers; its self test needs ADD of float32, which it does not take"
+    with device.prepare(model, deadline=time.monotonic() + _TEST_WITHIN) as prepared:
+        sums = [prepared.run(x, timeout=_TEST_WITHIN)[0]]
+        with prepared.burst() as burst:
+            sums.append(burst.run(x, timeout=_TEST_WITHIN).outputs[0].copy())
+    for found in sums:
+        if not np.allclose(found, x + x, rtol=1e-2):
+            raise DeviceFailed(f"the sum of {x.tolist()} and itself is {found.tolist()} there")
+    return "its self test passed"
+
+
+def attend(service: Service, address: str, metrics_fd: int, is_quiet: bool) -> None:
+    """Begins with all of it, and returns when the device was tested.
+
+    `metrics_fd`: a listening socket for metrics and health; -1: none. `is_quiet`: prints nothing.
+    """
+    attendant = Attendant(service, address, is_quiet)
+    if metrics_fd >= 0:
+        from driver.service.metrics_server import expose
+
+        expose(attendant, metrics_fd)
+    attendant.begin()

@@ -1,0 +1,159 @@
+"""The figures of a served device for Prometheus: all accounts together, without a name of anybody or of any model.
+
+Everything is read when somebody asks, from what is there anyway; between scrapes it costs nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, InfoMetricFamily
+from prometheus_client.registry import Collector
+
+from burst import BurstError
+from burst.trace import STAGES
+from driver.engine.totals import SUMMED
+from driver.options import PRIORITIES
+from driver.service.health import WITHIN
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from prometheus_client import Metric
+
+    from burst import Trace
+    from driver.service.health import Attendant
+
+_BOUNDS = [digit * 10.0**power for power in range(-6, 1) for digit in (1, 2, 5)]  # seconds
+_LONGEST = 3600 * 10**9
+"""Nanoseconds. A client can write what it likes into its notes; what would be longer is not believed."""
+
+_OF_FLOWS = {
+    "executions": ("burst_executions", "Executions that were done.", CounterMetricFamily),
+    "waits": ("burst_waits", "Executions that had to wait for their turn.", CounterMetricFamily),
+    "yields": ("burst_yields", "Times that an execution let others through.", CounterMetricFamily),
+    "waiting": ("burst_waiting", "Executions that wait for their turn now.", GaugeMetricFamily),
+    "waited": ("burst_wait_seconds", "Time that executions have waited for their turn.", CounterMetricFamily),
+    "used": ("burst_contended_seconds", "Time that executions took while others waited.", CounterMetricFamily),
+}
+
+
+class Figures(Collector):
+    """Of one device. Any thread."""
+
+    def __init__(self, attendant: Attendant) -> None:
+        self._attendant, self._stages, self._lock = attendant, Stages(), threading.Lock()
+
+    def describe(self) -> list[Metric]:
+        """Nothing is asked when this is registered."""
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        """What the device says, if it does, and what its processes are."""
+        device, service = self._attendant.device, self._attendant.service
+        info = {"device": device.name, "version": device.version, "type": device.type}
+        yield InfoMetricFamily("burst_device", "What is served.", value=info)
+        trouble = self._attendant.trouble()
+        yield GaugeMetricFamily("burst_healthy", "1 if it answers, and its self test passed.", float(not trouble))
+        with self._lock, suppress(BurstError):  # it does not answer, which was said
+            yield from self._of_device()
+        clients, outcomes = service.counts()
+        yield GaugeMetricFamily("burst_clients", "Programs that are connected.", clients)
+        preparations = CounterMetricFamily("burst_preparations", "Models, by what became of them.", labels=["outcome"])
+        for outcome in ("prepared", "refused", "saved", "declined", "restored", "not_restored"):
+            preparations.add_metric([outcome], outcomes[outcome])
+        yield preparations
+        yield from _of_processes({"service": device.service_pid, "engine": device.engine_pid})
+
+    def _of_device(self) -> Iterator[Metric]:
+        device = self._attendant.device
+        (slots, _, sums, bursts, models), _ = device.call("figures", timeout=WITHIN)
+        yield GaugeMetricFamily("burst_slots", "Executions that may go on at once.", slots)
+        yield GaugeMetricFamily("burst_bursts", "Bursts that are open.", bursts)
+        yield GaugeMetricFamily("burst_models", "Models in memory; equal ones are one.", models)
+        for n, field in enumerate(SUMMED):
+            name, words, family = _OF_FLOWS[field]
+            metric = family(name, words, labels=["priority"])
+            for priority, flow in zip(PRIORITIES, sums, strict=True):
+                metric.add_metric([priority], flow[n])
+            yield metric
+        self._stages.look(device.traces())
+        yield self._stages.metric()
+
+
+class Stages:
+    """How long requests of bursts took, stage by stage: of each burst those whose notes are there at a scrape."""
+
+    def __init__(self) -> None:
+        names = (*STAGES, "total")
+        self._counts = {name: np.zeros(len(_BOUNDS) + 1, np.int64) for name in names}
+        self._seconds = dict.fromkeys(names, 0.0)
+        self._seen: dict[int, int] = {}  # by inode of a burst's notes, the request that was counted last
+
+    def look(self, traces: Iterable[Trace]) -> None:
+        """Counts what is new there, and closes them."""
+        seen = {}
+        for trace in traces:
+            inode = os.fstat(trace.memory.fd).st_ino
+            seen[inode] = self._count(trace, self._seen.get(inode, 0))
+            trace.memory.close()
+        self._seen = seen
+
+    def _count(self, trace: Trace, last: int) -> int:
+        records = trace.records()
+        times = trace.stages(records)
+        is_new = (records["id"] > last) & (times["total"] <= _LONGEST)
+        for name, ns in times.items():
+            seconds = ns[is_new] / 1e9
+            where = np.searchsorted(_BOUNDS, seconds)
+            self._counts[name] += np.bincount(where, minlength=len(_BOUNDS) + 1)
+            self._seconds[name] += float(seconds.sum())
+        return max(last, int(records["id"].max(initial=0)))
+
+    def metric(self) -> Metric:
+        """A histogram for each stage."""
+        words = "Requests of bursts by stage; a sample, the last 256 of each burst at each scrape."
+        metric = HistogramMetricFamily("burst_request_seconds", words, labels=["stage"])
+        bounds = [*(f"{bound:g}" for bound in _BOUNDS), "+Inf"]
+        for stage, counts in self._counts.items():
+            buckets = list(zip(bounds, np.cumsum(counts).tolist(), strict=True))
+            metric.add_metric([stage], buckets, self._seconds[stage])
+        return metric
+
+
+def _of_processes(pids: dict[str, int]) -> Iterator[Metric]:
+    memory = GaugeMetricFamily(
+        "burst_memory_bytes", "Its part of the memory that it maps (PSS).", labels=["process", "kind"]
+    )
+    cpu = CounterMetricFamily("burst_cpu_seconds", "Processor time.", labels=["process"])
+    start = GaugeMetricFamily("burst_start_time_seconds", "When it began, since 1970.", labels=["process"])
+    open_ = GaugeMetricFamily("burst_descriptors", "Open descriptors.", labels=["process"])
+    for process, pid in pids.items():
+        try:
+            ticks = os.sysconf("SC_CLK_TCK")
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
+            cpu.add_metric([process], (int(fields[11]) + int(fields[12])) / ticks)
+            start.add_metric([process], _boot() + int(fields[19]) / ticks)
+            open_.add_metric([process], len(os.listdir(f"/proc/{pid}/fd")))
+            for kind, nbytes in _pss(pid).items():
+                memory.add_metric([process, kind], nbytes)
+        except (OSError, ValueError, LookupError):  # it has just ended, or this kernel does not tell
+            continue
+    yield from (memory, cpu, start, open_)
+
+
+def _pss(pid: int) -> dict[str, int]:
+    """Bytes by kind: anon is its own, file what it maps of files, shmem the pools and queues that it shares."""
+    lines: Any = (line.split() for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:])
+    found = {words[0]: int(words[1]) * 1024 for words in lines}
+    return {kind: found[f"Pss_{kind.capitalize()}:"] for kind in ("anon", "file", "shmem")}
+
+
+def _boot() -> float:
+    lines = Path("/proc/stat").read_text().splitlines()
+    return float(next(line.split()[1] for line in lines if line.startswith("btime ")))

@@ -1,0 +1,40 @@
+"""Whether a served device answers, as somebody finds who connects to it from outside."""
+
+from __future__ import annotations
+
+import threading
+from queue import Empty, SimpleQueue
+
+from burst import ResourceExhaustedTransient
+from driver.client import served
+from driver.errors import DeviceFailed
+from driver.protocol.rpc import PROTOCOL, call
+
+
+def check(address: str, within: float) -> str:
+    """How it answers. Raises DeviceNotFound, DeviceFailed, BurstError."""
+    found: SimpleQueue[str | Exception] = SimpleQueue()
+    threading.Thread(target=_look, args=(address, within, found), daemon=True).start()
+    try:
+        answer = found.get(timeout=within)  # to connect takes for ever where nobody accepts
+    except Empty:
+        raise DeviceFailed(f"{address}: it did not answer within {within:g} s; see its log, or restart it") from None
+    if isinstance(answer, Exception):
+        raise answer
+    return answer
+
+
+def _look(address: str, within: float, found: SimpleQueue[str | Exception]) -> None:
+    try:
+        found.put(_greet(address, within))
+    except Exception as error:  # noqa: BLE001 (who waits raises it)
+        found.put(error)
+
+
+def _greet(address: str, within: float) -> str:
+    with served.connect(address) as channel:
+        try:
+            (_, name, version, *_), _ = call(channel, "hello", PROTOCOL, timeout=within)
+        except ResourceExhaustedTransient as error:
+            return f"it answers, and takes no more clients: {error}"
+    return f"{name}, version {version}, answers"

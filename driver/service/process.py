@@ -1,0 +1,386 @@
+"""The service of a device: its socket, and everything that takes time in Python.
+
+It checks who connects, decodes and validates models, and passes on what its other process, the engine, has to do. It
+lives as long as it has clients and a little longer, and ends with its engine.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import resource
+import select
+import signal
+import socket
+import sys
+import threading
+import time
+import warnings
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Self
+
+import numpy as np
+
+from burst import InvalidArgument, Malformed, PeerDied, ResourceExhaustedTransient, StatusError, Timeout
+from burst.channel import Channel, Message, close_all
+from burst.turns import give_way
+from driver.client.discovery import Place, runtime_dir
+from driver.deadlines import overdue, passed, seconds_left, taken
+from driver.devices import device_class
+from driver.engine.cache.compilations import files_needed
+from driver.engine.limits import limits
+from driver.engine.process import main as run_engine
+from driver.nn import validate
+from driver.options import check_preference, taken_priority
+from driver.protocol.model_codec import decode
+from driver.protocol.model_memory import sealed
+from driver.protocol.rpc import PROTOCOL, Reply, call, serve, take_fd
+from fmq import LifePage
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from driver.interface import Device
+    from driver.nn import Model
+
+_log = logging.getLogger(__name__)
+LINGER = 2.0  # seconds without a client
+_RETRY = 0.1  # seconds after a failed accept
+_START_TIMEOUT = 60.0
+_REFUSALS = 8  # at once; more are only closed
+_GREETING = 1.0  # seconds that one who is refused may take to say hello
+
+
+class Terms(NamedTuple):
+    """For how long a service stays, and whom it serves."""
+
+    linger: float | None = LINGER  #: seconds without a client; None: it stays
+    any_uid: bool = False  #: all who may open its socket are served, and not only its own account
+    stop: int | None = None  #: a descriptor; when there is something to read, the service ends
+    attend: Callable[[Service], object] | None = None  #: called before it accepts clients, with the service
+
+
+class Service:
+    """Accepts clients; each has a thread here and one in the engine, and what it made there ends with it."""
+
+    def __init__(
+        self,
+        name: str,
+        listener: socket.socket,
+        place: Place,
+        terms: Terms,
+        engine_channel: Channel,
+        engine_pid: int,
+    ) -> None:
+        self._name, self._listener, self._engine, self._engine_pid = name, listener, engine_channel, engine_pid
+        self._place, self._terms = place, terms
+        self._device: Device = device_class(name)()
+        self._life = LifePage()
+        _, fds = call(engine_channel, "ready", fds=[self._life.fd], timeout=_START_TIMEOUT)
+        engine_channel.watch(fds[0])
+        self._clients = 0
+        self._limits, self._door = limits(), threading.Lock()
+        self._of_uid: Counter[int] = Counter()
+        self._outcomes: Counter[str] = Counter()
+        self._refusing = threading.Semaphore(_REFUSALS)
+        self._left = os.eventfd(0, os.EFD_CLOEXEC)
+        # Validation must not take the CPU from a listener: Linux priorities are per thread.
+        self._heavy = ThreadPoolExecutor(1, "validation", initializer=give_way)
+
+    def run(self) -> bool:
+        """Until nobody has needed us for a while, we are told to end, or the engine is gone: then False."""
+        poll, linger, stop = select.poll(), self._terms.linger, self._terms.stop
+        for fd in (self._listener.fileno(), self._engine.fileno(), self._left, *([] if stop is None else [stop])):
+            poll.register(fd, select.POLLIN)
+        while True:
+            ready = {fd for fd, _ in poll.poll(None if self._clients or linger is None else linger * 1e3)}
+            if self._left in ready:
+                self._clients -= os.eventfd_read(self._left)  # counts those who left since we looked
+            if stop in ready or self._engine.fileno() in ready:
+                with self._place.locked():
+                    self._place.leave(self._listener)
+                if stop not in ready:
+                    _log.error("the engine ended")
+                return stop in ready
+            if self._listener.fileno() in ready:
+                self._accept()
+            if not ready and not self._clients and self._retire():
+                return True
+
+    def _accept(self) -> None:
+        try:
+            sock, _ = self._listener.accept()
+        except OSError as error:  # the client has left already, or we have too many open files: others still need us
+            _log.error("a client could not be accepted: %s", error)
+            time.sleep(_RETRY)
+            return
+        channel = Channel(sock)
+        if not self._terms.any_uid and channel.peer_uid != os.getuid():
+            channel.close()
+            return
+        uid = channel.peer_uid
+        if self._is_full(channel, uid):
+            return
+        self._clients += 1
+        threading.Thread(target=self._serve, args=(channel, uid), name="client", daemon=True).start()
+
+    def _is_full(self, channel: Channel, uid: int) -> bool:
+        """Whether this client is one too many; it is told so. Else it is counted, until `_leave`."""
+        remedy = "close connections"
+        with self._door:
+            try:
+                self._limits.check("device_clients", self._of_uid.total(), remedy)
+                self._limits.check("uid_clients", self._of_uid[uid], remedy)
+            except ResourceExhaustedTransient as error:
+                full = error
+            else:
+                self._of_uid[uid] += 1
+                return False
+        if self._refusing.acquire(blocking=False):
+            threading.Thread(target=self._refuse, args=(channel, full), name="refusal", daemon=True).start()
+        else:
+            channel.close()
+        return True
+
+    def _refuse(self, channel: Channel, error: StatusError) -> None:
+        """Answers a greeting: who closes a socket before it is read takes back what he said, too."""
+        try:
+            with channel, suppress(PeerDied, Timeout, Malformed, OSError):
+                channel.receive(_GREETING).close()
+                channel.send([None, int(error.status), str(error)])
+        finally:
+            self._refusing.release()
+
+    def _leave(self, uid: int) -> None:
+        with self._door:
+            self._of_uid -= Counter((uid,))  # and forgets those that have none
+
+    def _retire(self) -> bool:
+        """Under the lock that a client takes before it starts a service: either it finds us, or it starts another."""
+        with self._place.locked(wait=False) as alone:
+            if not alone or select.select([self._listener], [], [], 0)[0]:
+                return False
+            self._place.leave(self._listener)
+            return True
+
+    def _serve(self, channel: Channel, uid: int) -> None:
+        try:
+            with Client(channel, self) as client:
+                serve(channel, client.handlers)
+        except PeerDied:
+            pass
+        finally:
+            if self._engine.peer_has_died:
+                threading.Event().wait()  # for our end: who is told of it shall not find us again
+            channel.close()
+            self._leave(uid)
+            os.eventfd_write(self._left, 1)
+
+    def own_client(self) -> Channel:
+        """A connection for this process itself, which counts for no limit. It is served until it is closed."""
+        near, far = Channel.pair()
+
+        def attend() -> None:
+            with far, Client(far, self) as client:
+                serve(far, client.handlers)
+
+        threading.Thread(target=attend, name="own client", daemon=True).start()
+        return near
+
+    def note(self, outcome: str) -> None:
+        """Of a preparation."""
+        with self._door:
+            self._outcomes[outcome] += 1
+
+    def counts(self) -> tuple[int, Counter[str]]:
+        """Clients that are connected, and the outcomes of preparations so far."""
+        with self._door:
+            return self._of_uid.total(), self._outcomes.copy()
+
+    def kill(self) -> None:
+        """Ends the device, as a crash would: clients that recover wait for whoever starts it again."""
+        os.kill(self._engine_pid, signal.SIGKILL)
+
+    def describe(self) -> list[object]:
+        """What `hello` answers."""
+        device = self._device
+        pids, files = [os.getpid(), self._engine_pid], files_needed(device)
+        return [PROTOCOL, device.name, device.version, device.type, *pids, *files]
+
+    def new_engine_channel(self, uid: int) -> Channel:
+        """A connection to the engine for one client, of that account."""
+        near, far = Channel.pair()
+        with far:
+            self._engine.send(["client", uid], [far.fileno()])
+        return near
+
+    def supported(self, fd: int, where: object, deadline: int | None = None) -> tuple[Model, list[bool]]:
+        """Decodes and validates a model, in a thread that yields to everything else. Owns `fd`.
+
+        Raises MissedDeadline* when that is not done by the deadline.
+        """
+        if found := passed(deadline):
+            os.close(fd)
+            found.raise_for_status()
+        future = self._heavy.submit(self._check, fd, where)
+        if wait([future], seconds_left(deadline)).done:
+            return future.result()
+        was_queued = future.cancel()
+        if was_queued:
+            os.close(fd)
+        raise overdue("queued" if was_queued else "preparing", deadline or 0)
+
+    def _check(self, fd: int, where: object) -> tuple[Model, list[bool]]:
+        model = decode(sealed(fd), where)
+        validate(model)
+        return model, self._device.supported_operations(model)
+
+
+class Client:
+    """One connection."""
+
+    def __init__(self, channel: Channel, service: Service) -> None:
+        self._service, self._channel = service, channel
+        self._engine = service.new_engine_channel(channel.peer_uid)
+        self._life = LifePage()
+        self.handlers: dict[str, Callable[..., Reply]] = {
+            "hello": self.hello,
+            "supported": self.supported,
+            "prepare": partial(self.noted, "prepared", "refused", self.prepare),
+            **{method: partial(self.forward, method) for method in ("free", "channel", "fenced", "burst", "traces")},
+            **{method: partial(self.forward, method) for method in ("allocate", "release", "copy_from", "copy_to")},
+            **{method: partial(self.forward, method) for method in ("stage", "turns", "figures", "census")},
+            "restore": partial(self.noted, "restored", "not_restored", partial(self.forward, "restore")),
+        }
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._engine.close()
+        self._life.close()
+
+    def hello(self, _: Message, version: int) -> Reply:
+        """Who we are. The client refuses to go on when it does not know our protocol's version."""
+        if version != PROTOCOL:
+            raise InvalidArgument(
+                f"protocol {version}: this service speaks {PROTOCOL}; use the same release on both sides"
+            )
+        call(self._engine, "free", 0)  # it is there: who connects after a death gets a device that lives
+        return Reply(self._service.describe(), [os.dup(self._life.fd)])
+
+    def supported(self, message: Message, where: object) -> Reply:
+        """supported_operations of the model in the descriptor, a bit for each."""
+        _, supported = self._service.supported(take_fd(message), where)
+        return Reply([len(supported), np.packbits(supported).tobytes()])
+
+    def prepare(
+        self,
+        message: Message,
+        where: object,
+        counts: object = None,
+        token: object = None,
+        preference: object = "fast_single_answer",
+        deadline: object = None,
+        priority: object = 1,
+    ) -> Reply:
+        """Validates here, compiles in the engine; answers the prepared model's number.
+
+        After the model's descriptor there may be cache files for `token`, as many as `counts` says, and then memory for
+        a trace, in which the engine notes that it crashed over this.
+        """
+        check_preference(preference)
+        taken_priority(priority)
+        if not message.fds:
+            raise Malformed("no descriptor came with a model; 1 is needed")
+        fds = message.take_fds()
+        try:
+            model, supported = self._service.supported(os.dup(fds[0]), where, taken(deadline))
+            if not all(supported):
+                first = supported.index(False)
+                raise InvalidArgument(
+                    f"operation {first} ({model.main.operations[first].type}) and {supported.count(False) - 1} more "
+                    "are not supported"
+                )
+            terms = counts, token, preference, deadline, priority
+            values, _ = call(self._engine, "load", where, *terms, fds=fds)
+        finally:
+            close_all(fds)
+        if counts:
+            self._service.note("declined" if values[-1] else "saved")
+        return Reply(values)
+
+    def noted(
+        self, done: str, failed: str, method: Callable[..., Reply], message: Message, *arguments: object
+    ) -> Reply:
+        """What a method answers; what became of it is counted."""
+        try:
+            reply = method(message, *arguments)
+        except Exception:
+            self._service.note(failed)
+            raise
+        self._service.note(done)
+        return reply
+
+    def forward(self, method: str, message: Message, *arguments: Any) -> Reply:
+        """The engine's business."""
+        values, fds = call(self._engine, method, *arguments, fds=message.fds)
+        return Reply(values, fds)
+
+
+def start_engine(name: str, listener: socket.socket) -> tuple[Channel, int]:
+    """The device's other process. It ends with our end of its channel, and with our life.
+
+    A fork, because most of what both do at first is to import the same modules: a device starts in half the time. Only
+    this thread exists yet, but for numpy's, which know about forks.
+    """
+    near, far = Channel.pair()
+    gc.freeze()
+    with warnings.catch_warnings(), far:
+        warnings.simplefilter("ignore", DeprecationWarning)
+        if pid := os.fork():
+            return near, pid
+        try:
+            near.close()
+            listener.close()
+            run_engine(name, far)
+        except BaseException:  # noqa: BLE001 (whatever it was, this process must not go on as the service)
+            _log.exception("the engine of device %r does not start, or failed", name)
+        finally:
+            os._exit(1)
+
+
+def isolate() -> None:
+    """Undoes what the first client's process passed on: its CPU affinity, its limits, its signal mask, its umask."""
+    os.sched_setaffinity(0, range(os.cpu_count() or 1))
+    resource.setrlimit(resource.RLIMIT_CORE, (1, 1))  # not 0: a pipe to a core handler ignores 0, and takes seconds
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    os.umask(0o077)
+
+
+def run(name: str, fd: int, place: Place, terms: Terms) -> NoReturn:
+    """What the process does from its beginning to its end. `fd`: the listening socket. Exits with 1 if it failed."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(process)d %(name)s: %(message)s")
+    isolate()
+    listener = socket.socket(fileno=fd)
+    try:
+        service = Service(name, listener, place, terms, *start_engine(name, listener))
+        if terms.attend:
+            terms.attend(service)
+    except BaseException:  # noqa: BLE001 (whatever it was, nobody must wait for us)
+        _log.exception("the device %r does not start", name)
+        with place.locked():
+            place.leave(listener)  # now clients see that we failed, and look into the log
+        os._exit(1)
+    os._exit(0 if service.run() else 1)  # threads of clients that are still talking end with us
+
+
+def main() -> None:
+    """Entry point of the process that a client starts: name, listening socket."""
+    run(sys.argv[1], int(sys.argv[2]), Place(runtime_dir(), sys.argv[1]), Terms())

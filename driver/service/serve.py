@@ -1,0 +1,210 @@
+"""A device that runs in the foreground, under an account of its own, for that account or for a group: `burst serve`.
+
+The command binds the socket, and then becomes the process that a client would start: in a clean environment, isolated,
+and an engine beside it. But it stays without clients, and ends when it is told to.
+"""
+
+from __future__ import annotations
+
+import grp
+import os
+import pwd
+import signal
+import stat
+import sys
+from contextlib import suppress
+from functools import partial
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+from driver.client import discovery
+from driver.client.served import owner_of
+from driver.devices import device_class
+from driver.errors import DeviceFailed
+from driver.service.health import attend
+from driver.service.process import Terms, run
+from driver.service.sd_notify import VARIABLES
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Callable, Sequence
+
+DEFAULT_DIR = Path("/run/burst")
+_ENDS = (signal.SIGTERM, signal.SIGINT)
+_RUN = "from driver.service.serve import main; main()"
+
+
+def serve(
+    name: str,
+    folder: Path = DEFAULT_DIR,
+    group: str | None = None,
+    metrics: str | None = None,
+    tell: Callable[[Path, str | None], object] | None = None,
+) -> NoReturn:
+    """Becomes the service of a device, until SIGTERM or SIGINT. `group`: whose members may connect, by name or number.
+    `tell`: called with its socket, and where the metrics are, when clients may connect; None prints that.
+
+    `metrics`: where it answers about itself, as `metrics_server.listen` takes it. That needs the extra `metrics`.
+
+    Raises DeviceNotFound, DeviceFailed.
+    """
+    device_class(name)  # a wrong name is told here
+    gid = None if group is None else _gid(group)
+    os.umask(0o077)
+    place = discovery.Place(_checked(folder.absolute(), gid), name, "use a shorter --dir")
+    signal.pthread_sigmask(signal.SIG_BLOCK, _ENDS)  # until the service can take them
+    exposed = None if metrics is None else _exposed(metrics, gid)
+    listener = _listener(name, place, gid)
+    (tell or partial(_tell, name))(place.socket, exposed[1] if exposed else None)
+    fds = listener.fileno(), exposed[0].fileno() if exposed else -1
+    _become(name, place, fds, is_open=gid is not None, is_quiet=tell is not None)
+
+
+def unit(user: str, group: str, command: str) -> str:
+    """The unit for systemd, a template: `systemctl start burst@DEVICE`. `command`: the path of `burst`."""
+    text = resources.files("driver.service").joinpath("burst@.service").read_text()
+    for name, value in {"user": user, "group": group, "burst": command}.items():
+        text = text.replace(f"@{name}@", value)
+    return text
+
+
+def main() -> None:
+    """Entry point of that process: name, sockets, whether who may open it is served, whatever its uid, and whether it
+    prints nothing.
+    """
+    name, (fd, metrics_fd) = sys.argv[1], map(int, sys.argv[2:4])
+    is_open, is_quiet = (word == "True" for word in sys.argv[4:6])
+    stop = _readable_at_end()
+    place = discovery.Place(Path(os.environ["BURST_RUNTIME_DIR"]), name)
+    attending = partial(attend, address=str(place.socket), metrics_fd=metrics_fd, is_quiet=is_quiet)
+    run(name, fd, place, Terms(linger=None, any_uid=is_open, stop=stop, attend=attending))
+
+
+def _exposed(address: str, gid: int | None) -> tuple[socket.socket, str]:
+    """A socket for metrics and health, and where it is. Raises DeviceFailed."""
+    try:
+        from driver.service import metrics_server
+    except ModuleNotFoundError as error:
+        if error.name != "prometheus_client":
+            raise
+        raise DeviceFailed("--metrics: it needs prometheus_client: pip install 'burst-engine[metrics]'") from None
+    listener = metrics_server.listen(address)
+    if gid is not None and "/" in address:
+        _give(Path(address), gid, 0o660)
+    return listener, metrics_server.where(listener)
+
+
+def _tell(name: str, socket: Path, metrics: str | None) -> None:
+    print(f"{name} is served at {socket}", flush=True)
+    if metrics:
+        print(f"metrics and health are at {metrics}", flush=True)
+
+
+def _gid(group: str) -> int:
+    if group.isdecimal():
+        return int(group)
+    try:
+        return grp.getgrnam(group).gr_gid
+    except KeyError:
+        raise DeviceFailed(f"--group {group}: there is no such group; make it with `groupadd {group}`") from None
+
+
+def _checked(folder: Path, gid: int | None) -> Path:
+    """The folder, made if it is missing: its owner's, and for the group to look into if there is one."""
+    try:
+        _make(folder, gid)
+        folder = folder.resolve()
+        found, owner = folder.stat(), owner_of(folder)
+    except OSError as error:
+        raise DeviceFailed(
+            f"--dir {folder}: uid {os.getuid()} cannot make it ({error.strerror}); "
+            "have root make it and give it to this account, or use another"
+        ) from error
+    mode = stat.S_IMODE(found.st_mode)
+    if not stat.S_ISDIR(found.st_mode) or owner != os.getuid() or mode & 0o027:
+        raise DeviceFailed(
+            f"--dir {folder}: it has to be a folder of uid {os.getuid()} that others can neither write to nor enter; "
+            f"it belongs to uid {owner} and has mode {mode:04o}: correct that (chmod 0750), or use another"
+        )
+    if gid is not None and (found.st_gid != gid or mode & 0o050 != 0o050):
+        raise DeviceFailed(
+            f"--dir {folder}: group {gid} cannot enter it; chgrp {gid} {folder} && chmod 0750 {folder}, or use another"
+        )
+    return folder
+
+
+def _make(folder: Path, gid: int | None) -> None:
+    """Unless it is there. Its parent has to be: who would be let into that one is not ours to say."""
+    try:
+        folder.mkdir(0o700)
+    except FileExistsError:
+        return
+    if gid is not None:
+        try:
+            _give(folder, gid, 0o750)
+        except BaseException:
+            folder.rmdir()
+            raise
+
+
+def _give(path: Path, gid: int, mode: int) -> None:
+    try:
+        os.chown(path, -1, gid)
+    except PermissionError:
+        raise DeviceFailed(
+            f"--group {gid}: uid {os.getuid()} is not in that group itself, and cannot give it {path}; "
+            "add the account to the group"
+        ) from None
+    path.chmod(mode)
+
+
+def _listener(name: str, place: discovery.Place, gid: int | None) -> socket.socket:
+    """Raises DeviceFailed when somebody listens there."""
+    with place.locked():
+        if found := discovery.find(place):
+            found.close()
+            raise DeviceFailed(f"{place.socket}: {name!r} is served there already; end that, or use another --dir")
+        listener = discovery.listen(place)
+        try:
+            if gid is not None:
+                _give(place.socket, gid, 0o660)
+        except BaseException:
+            place.leave(listener)
+            raise
+    return listener
+
+
+def _become(name: str, place: discovery.Place, fds: Sequence[int], *, is_open: bool, is_quiet: bool) -> NoReturn:
+    """All that this process was given goes, but for the sockets, where to write to, and what systemd has said."""
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    first = 3
+    for fd in sorted(fd for fd in fds if fd >= 0):
+        os.set_inheritable(fd, True)
+        os.closerange(first, fd)
+        first = fd + 1
+    os.closerange(first, os.sysconf("SC_OPEN_MAX"))
+    os.chdir("/")
+    said = {name: os.environ[name] for name in VARIABLES if name in os.environ}
+    environment = discovery.environment(place.socket.parent) | {"HOME": _home()} | said
+    words = [sys.executable, "-P", "-c", _RUN, name, *map(str, fds), str(is_open), str(is_quiet)]
+    os.execve(sys.executable, words, environment)  # noqa: S606
+
+
+def _home() -> str:
+    """The account's own, where its configuration is; what was in the environment for a uid without an account."""
+    with suppress(KeyError):
+        return pwd.getpwuid(os.getuid()).pw_dir
+    return os.environ.get("HOME", "/")
+
+
+def _readable_at_end() -> int:
+    """A descriptor to wait for, which the engine inherits: a signal to either of the two, or to both, ends the service,
+    and the engine with it.
+    """
+    readable, writable = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+    signal.set_wakeup_fd(writable, warn_on_full_buffer=False)
+    for number in _ENDS:
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as a shell wants it for what it runs in the background
+            signal.signal(number, lambda *_: None)
+    return readable
