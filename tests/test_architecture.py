@@ -1,6 +1,7 @@
 """The contracts between the parts, as tests: layout, sizes, one arrow, nothing generated, nothing undocumented."""
 
 import ast
+import inspect
 import re
 import subprocess
 import tomllib
@@ -16,7 +17,7 @@ TOP = {
     *("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"),
     *("bench", "burst", "csrc", "docs", "driver", "examples", "fmq", "tests"),
 }
-MOST_LINES_OF_A_FUNCTION, MOST_LINES_OF_A_FILE = 60, 400
+MOST_LINES_OF_A_FUNCTION, MOST_LINES_OF_A_FILE = 60, 600
 TOO_LONG: dict[str, str] = {}  # "path" or "path:function" -> why it may be longer; starts empty and should stay so
 
 
@@ -150,11 +151,22 @@ def test_no_module_is_a_drawer(word):
     assert [name(path) for path in sources(".py", ".c", ".h") if path.stem == word] == []
 
 
+def test_public_classes_say_what_their_methods_do():
+    """Every public method of an exported class has a docstring, its own or that of the method that it overrides."""
+    for package in PACKAGES:
+        module = import_module(package)
+        kinds = [kind for kind in map(module.__dict__.get, module.__all__) if inspect.isclass(kind)]
+        for kind in kinds:
+            for method, member in vars(kind).items():
+                if not method.startswith("_") and (inspect.isfunction(member) or isinstance(member, property)):
+                    assert inspect.getdoc(getattr(kind, method)), f"{package}.{kind.__name__}.{method}"
+
+
 # ---- size ----------------------------------------------------------------------------------------------------------
 
 
 def test_no_file_is_long():
-    """Four hundred lines at most, so that it is read as a whole."""
+    """Six hundred lines at most; the aim is 250. A long file is better than a class sawn into a ladder."""
     lengths = {name(path): len(path.read_text().splitlines()) for path in sources(".py", ".c", ".h")}
     assert [where for where, lines in lengths.items() if lines > MOST_LINES_OF_A_FILE and where not in TOO_LONG] == []
 
