@@ -50,7 +50,7 @@ class _HasDescriptor(Protocol):
 Waitable: TypeAlias = int | _HasDescriptor
 
 
-class Terms(NamedTuple):
+class FencedOptions(NamedTuple):
     """How a request is to be executed; times in nanoseconds."""
 
     measure: bool
@@ -58,7 +58,7 @@ class Terms(NamedTuple):
     duration: int | None
 
     @classmethod
-    def of(cls, measure: bool, deadline: float | None, duration: float | None) -> Terms:
+    def of(cls, measure: bool, deadline: float | None, duration: float | None) -> FencedOptions:
         """From seconds. Raises InvalidArgument."""
         for name, value in (("deadline", deadline), ("duration", duration)):
             if value is not None and not (math.isfinite(value) and value >= 0):
@@ -106,13 +106,15 @@ class FencesClient:
         self._sent: set[int] = set()
         self._forgotten: deque[int] = deque()
 
-    def launch(self, model: int, request: Request, terms: Terms, fds: list[int], count: int) -> tuple[int, int]:
+    def launch(
+        self, model: int, request: Request, options: FencedOptions, fds: list[int], count: int
+    ) -> tuple[int, int]:
         """Its number and its fence. `fds`: of `count` fences those that are not null. Raises StatusError, PeerDied."""
         with self._lock:
             slots = [[p.token] if isinstance(p, DeviceBuffer) else self._slot(p) for p in request.pools]
             arguments = [[to_plain(a) for a in side] for side in (request.inputs, request.outputs)]
-            said = [model, *arguments, slots, terms.measure, request.loop_timeout]
-            times = terms.deadline, terms.duration
+            said = [model, *arguments, slots, options.measure, request.loop_timeout]
+            times = options.deadline, options.duration
             (number,), (fence,) = call(self._channel, "execute", said, *times, count, self._dropped(), fds=fds)
             return number, fence
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 from burst import Controller, ErrorStatus, PeerDied, Quarantined, Timeout, Trace
 from driver.client.burst import Burst
 from driver.client.device_buffers import check_buffers
-from driver.client.fenced import FencedExecution, Terms, duplicates, output_shapes
+from driver.client.fenced import FencedExecution, FencedOptions, duplicates, output_shapes
 from driver.client.recovery import Crash, Key, crash_in_preparation, describe, digest_of, quarantine
 from driver.client.workspace import InputSet, OutputSet, Workspace, input_shapes, output_views
 from driver.deadlines import WAITING, earlier, missed_in_waiting, nanoseconds, passed
@@ -173,12 +173,12 @@ class RemotePreparedModel:
         PeerDied.
         """
         self.device.check_process()
-        terms = Terms.of(measure, deadline, duration)
+        options = FencedOptions.of(measure, deadline, duration)
         request = with_loop_timeout(request, loop_timeout)
         home = self.present_home()
         check_buffers(request.pools, home.connection)
         with duplicates(wait_for) as fds:
-            number, fence = home.connection.fences().launch(home.number, request, terms, fds, len(wait_for))
+            number, fence = home.connection.fences().launch(home.number, request, options, fds, len(wait_for))
         shapes = output_shapes(self.model, request)
         return FencedExecution(home.connection.fences(), number, fence, lambda: self.outputs(request, shapes))
 

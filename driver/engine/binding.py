@@ -22,7 +22,7 @@ from burst import (
 )
 from burst import OutputInsufficientSize as InsufficientSize
 from burst.messages import Cause
-from driver.engine.image_io import Around
+from driver.engine.image_io import PoolAccess
 from driver.errors import ExecutionFailed, LoopTimeout, OutputInsufficientSize
 from driver.nn import LONGEST_LOOP_TIMEOUT, LOOP_TIMEOUT, combine_dimensions
 
@@ -46,15 +46,15 @@ class BoundRequest:
         graph = model.main
         _check_count("inputs", request.inputs, graph.inputs)
         _check_count("outputs", request.outputs, graph.outputs)
-        around, operands = Around(), graph.operands
+        access, operands = PoolAccess(), graph.operands
         inputs = [
-            _input(n, a, operands[i], request, around) for n, (a, i) in enumerate(_pairs(request.inputs, graph.inputs))
+            _input(n, a, operands[i], request, access) for n, (a, i) in enumerate(_pairs(request.inputs, graph.inputs))
         ]
         outputs = [
-            _output(n, a, operands[i], request, around)
+            _output(n, a, operands[i], request, access)
             for n, (a, i) in enumerate(_pairs(request.outputs, graph.outputs))
         ]
-        request = around.demanding(request)
+        request = access.with_image_shapes(request)
         try:
             self._bound = prepared.bind(inputs, outputs, pace, _loop_timeout(request))
         except ExecutionFailed as error:
@@ -65,12 +65,12 @@ class BoundRequest:
         if self.is_static:
             _check_shapes(request, self._bound)
         is_fit = self.is_static and all(enough for _, enough in self._bound.shapes)
-        self.native = getattr(self._bound, "native", None) if is_fit and not around else None
+        self.native = getattr(self._bound, "native", None) if is_fit and not access else None
         self.cancel: Callable[[], None] | None = getattr(self._bound, "cancel", None)
         # numpy's steps on shapes that fit cannot fail, so that nothing stands around them; a library can.
         is_bare = is_fit and self.native is None and self.cancel is None
-        self.run = around.wrap(self._bound.run if is_bare else partial(_run, request, self._bound))
-        self.copied_bytes: int = getattr(self._bound, "copied_bytes", 0) + around.copied_bytes
+        self.run = access.wrap(self._bound.run if is_bare else partial(_run, request, self._bound))
+        self.copied_bytes: int = getattr(self._bound, "copied_bytes", 0) + access.copied_bytes
         self.checked_bytes: int = getattr(self._bound, "checked_bytes", 0)
         self.estimate: Any = None  #: of what it takes, where somebody keeps one
 
@@ -118,14 +118,14 @@ def _check_count(what: str, given: Sequence[object], expected: Sequence[object])
 
 
 def _input(
-    n: int, argument: RequestArgument, operand: Operand, request: Request, around: Around
+    n: int, argument: RequestArgument, operand: Operand, request: Request, access: PoolAccess
 ) -> NDArray[Any] | None:
     if argument.has_no_value:
         return None
     pool = _pool(f"input {n}", argument, request)
-    around.uses(pool, writes=False)
+    access.uses(pool, writes=False)
     if isinstance(pool, HardwareBuffer):
-        return around.input(f"input {n}", argument, operand, pool)
+        return access.input(f"input {n}", argument, operand, pool)
     dims = _dimensions(f"input {n}", argument, operand)
     if 0 in dims or not (dims or operand.type.is_scalar):
         raise InvalidArgument(f"input {n}: dimensions {dims} are not fully known; give them in the request")
@@ -136,15 +136,15 @@ def _input(
     return memory[:needed].view(operand.type.dtype).reshape(dims)
 
 
-def _output(n: int, argument: RequestArgument, operand: Operand, request: Request, around: Around) -> NDArray[Any]:
+def _output(n: int, argument: RequestArgument, operand: Operand, request: Request, access: PoolAccess) -> NDArray[Any]:
     if argument.has_no_value:
         raise InvalidArgument(f"output {n}: an output cannot be omitted")
     pool = _pool(f"output {n}", argument, request)
     if not pool.writable:
         raise InvalidArgument(f"output {n}: pool {argument.pool} may only be read; put outputs into another")
-    around.uses(pool, writes=True)
+    access.uses(pool, writes=True)
     if isinstance(pool, HardwareBuffer):
-        return around.output(n, argument, operand, pool)
+        return access.output(n, argument, operand, pool)
     _dimensions(f"output {n}", argument, operand)
     return _memory(f"output {n}", argument, pool)
 

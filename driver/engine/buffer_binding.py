@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from burst import OutputShape, Request, RequestArgument
-    from driver.engine.device_memory import Loaded, ManagedBuffer, ManagedBuffers
+    from driver.engine.device_memory import LoadedModel, ManagedBuffer, ManagedBuffers
 
 _RUN = ffi.addressof(lib, "burst_managed_run")
 _NATIVE = "burst_function *", "void *"
 
 
-def execution(loaded: Loaded, request: Request, buffers: ManagedBuffers, pace: Callable[[], object]) -> Any:
+def execution(loaded: LoadedModel, request: Request, buffers: ManagedBuffers, pace: Callable[[], object]) -> Any:
     """A burst.Execution of a request whose pools are `Memory`, and tokens for buffers.
 
     Raises InvalidArgument, GeneralFailure.
@@ -32,7 +32,7 @@ def execution(loaded: Loaded, request: Request, buffers: ManagedBuffers, pace: C
         found = ManagedRequest(loaded, request, buffers, pace)
     else:
         found = BoundRequest(loaded.model, loaded.prepared, request, pace)
-    found.estimate = loaded.kept.estimate_of(request)
+    found.estimate = loaded.shared.estimate_of(request)
     return found
 
 
@@ -40,7 +40,7 @@ class ManagedRequest:
     """A burst.Execution on buffers. What they are at the moment is looked at before each run."""
 
     def __init__(
-        self, loaded: Loaded, request: Request, buffers: ManagedBuffers, pace: Callable[[], object] = lambda: None
+        self, loaded: LoadedModel, request: Request, buffers: ManagedBuffers, pace: Callable[[], object] = lambda: None
     ) -> None:
         """Raises InvalidArgument, GeneralFailure."""
         self._loaded, self._request, self._buffers, self._pace = loaded, request, buffers, pace

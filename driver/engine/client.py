@@ -25,7 +25,7 @@ from burst.wire import VERSIONS
 from driver.deadlines import due, taken
 from driver.engine.buffer_binding import execution
 from driver.engine.cache.compilations import Declined, Owner
-from driver.engine.device_memory import Loaded, ManagedBuffers
+from driver.engine.device_memory import LoadedModel, ManagedBuffers
 from driver.engine.fenced import FencedServer, check_outputs
 from driver.engine.models import Use
 from driver.engine.plain import PlainServer
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from burst import Request
     from burst.executor import Execution
     from burst.turns import Counts
-    from driver.engine.models import Kept
+    from driver.engine.models import SharedModel
     from driver.engine.process import Engine
     from driver.options import Preference
 
@@ -52,7 +52,7 @@ _FEW = 4  # requests that a burst of one in flight sends in turn, and some more
 _TRACES_AT_ONCE = 32  # descriptors in one answer
 
 
-class Client:
+class EngineClient:
     """What one client has made here; all of it ends with its connection."""
 
     def __init__(self, engine: Engine, uid: int) -> None:
@@ -60,7 +60,7 @@ class Client:
         engine.clients.add(self)
         engine.note(uid)
         self._numbers = count(1)
-        self._models: dict[int, Loaded] = {}
+        self._models: dict[int, LoadedModel] = {}
         self._share = engine.share_of(uid)
         self._flows = [Flow(self._share, priority) for priority in range(len(PRIORITIES))]
         self._buffers = ManagedBuffers(engine.new_quota())
@@ -103,15 +103,15 @@ class Client:
         with _Descriptors(message.take_fds()) as fds, due(by):
             trace = trace_of(fds, 1 + max(0, sum(counts or ())))
             fd = fds.pop(0)  # now that nothing is wrong with the rest: it becomes the model's
-            kept = self._engine.prepare(lambda models, pace: models.prepare(fd, where, pace, use), use, trace)
-            declined = [self._save(kept, counts, token, fds)] if counts else []
-        return Reply([self._loaded_as(kept, priority), *declined])
+            shared = self._engine.prepare(lambda models, pace: models.prepare(fd, where, pace, use), use, trace)
+            declined = [self._save(shared, counts, token, fds)] if counts else []
+        return Reply([self._loaded_as(shared, priority), *declined])
 
-    def _save(self, kept: Kept, counts: list[int], token: bytes, fds: list[int]) -> str:
+    def _save(self, shared: SharedModel, counts: list[int], token: bytes, fds: list[int]) -> str:
         """Nothing that goes wrong here is a reason not to use the model."""
         try:
             self._engine.compilations.check(counts, token, fds)
-            kept.save(self._engine.compilations.saving(Owner(self.uid, token), fds))
+            shared.save(self._engine.compilations.saving(Owner(self.uid, token), fds))
         except (InvalidArgument, Malformed, Declined, OSError) as error:
             _log.warning("a compilation was not kept: %s", error)
             return str(error) or type(error).__name__
@@ -136,24 +136,24 @@ class Client:
             given = self._engine.compilations.check(counts, token, fds)
             restored = self._engine.compilations.restored(Owner(self.uid, token), given, fds)
             try:
-                kept = self._engine.prepare(lambda models, pace: models.restore(restored, pace, use), use, trace)
+                shared = self._engine.prepare(lambda models, pace: models.restore(restored, pace, use), use, trace)
             except StatusError:
                 raise
             except Exception as error:
                 raise GeneralFailure(f"the device does not take what it had kept: {error}") from error
-        return Reply([self._loaded_as(kept, priority)])
+        return Reply([self._loaded_as(shared, priority)])
 
     def _check_models(self) -> None:
         self._limits.check("client_models", len(self._models), "close prepared models")
 
-    def _loaded_as(self, kept: Kept, priority: int) -> int:
+    def _loaded_as(self, shared: SharedModel, priority: int) -> int:
         number = next(self._numbers)
-        self._models[number] = Loaded(number, kept, priority)
+        self._models[number] = LoadedModel(number, shared, priority)
         return number
 
     def stage(self, _: Message, number: int) -> Reply:
         """How often a prepared model was replaced by something better."""
-        return Reply([self._loaded(number).kept.stage])
+        return Reply([self._loaded(number).shared.stage])
 
     def free(self, _: Message, number: int) -> Reply:
         """Forgets a prepared model and the requests that are bound to it; a burst on it keeps it."""
@@ -174,7 +174,7 @@ class Client:
         def bind(request: Request) -> Execution:
             bound: Execution = execution(loaded, request, self._buffers, self._engine.pace.for_others)
             if self._is_large() or any(worker.bound >= _FEW for worker in self.workers()):
-                self._engine.rest.begin()
+                self._engine.idle.begin()
             return bound
 
         return bind
@@ -202,7 +202,7 @@ class Client:
         """Of its executions, by priority."""
         return [flow.counts() for flow in self._flows]
 
-    def _loaded(self, number: int) -> Loaded:
+    def _loaded(self, number: int) -> LoadedModel:
         try:
             return self._models[number]
         except (KeyError, TypeError):

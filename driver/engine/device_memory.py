@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from driver.engine.models import Kept
+    from driver.engine.models import SharedModel
     from driver.interface import PreparedModel
     from driver.nn import Model, Operand, OperandType
 
@@ -65,22 +65,22 @@ class Role(NamedTuple):
     io_index: int
 
 
-class Loaded(NamedTuple):
+class LoadedModel(NamedTuple):
     """A prepared model of a client."""
 
     number: int
-    kept: Kept
+    shared: SharedModel
     priority: int  #: of its executions: 0, 1 or 2 for low, medium, high
 
     @property
     def model(self) -> Model:
         """As it was sent."""
-        return self.kept.model
+        return self.shared.model
 
     @property
     def prepared(self) -> PreparedModel:
         """What the device made of it, which other clients may use, too."""
-        return self.kept.prepared
+        return self.shared.prepared
 
     def operand(self, role: Role) -> Operand:
         """Raises InvalidArgument for an index that the model does not have."""
@@ -259,7 +259,7 @@ class ManagedBuffers:
             raise InvalidArgument(f"token {token!r:.20}: no buffer of this client; it was released") from None
 
     def allocate(
-        self, dimensions: tuple[int, ...], models: Sequence[Loaded], inputs: Sequence[Any], outputs: Sequence[Any]
+        self, dimensions: tuple[int, ...], models: Sequence[LoadedModel], inputs: Sequence[Any], outputs: Sequence[Any]
     ) -> ManagedBuffer:
         """A buffer for roles [model index, input or output index, frequency] of `models`.
 
@@ -295,7 +295,7 @@ class ManagedBuffers:
         self._buffers.clear()
 
 
-def _roles(models: Sequence[Loaded], inputs: Sequence[Any], outputs: Sequence[Any]) -> list[Role]:
+def _roles(models: Sequence[LoadedModel], inputs: Sequence[Any], outputs: Sequence[Any]) -> list[Role]:
     roles: list[Role] = []
     sides: Iterable[tuple[bool, Any]] = chain(((True, r) for r in inputs), ((False, r) for r in outputs))
     for is_input, (model, index, frequency) in sides:

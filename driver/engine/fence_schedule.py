@@ -24,7 +24,7 @@ from burst import (
     Timing,
 )
 from burst.channel import close_all
-from driver.protocol.fences import FenceState, Signal, kind_of, look
+from driver.protocol.fences import FenceSignal, FenceState, kind_of, look
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -37,7 +37,7 @@ _NONE, _GENERAL_FAILURE = ErrorStatus.NONE, ErrorStatus.GENERAL_FAILURE
 _MISSED = ErrorStatus.MISSED_DEADLINE_TRANSIENT
 
 
-class Info(NamedTuple):
+class FencedOutcome(NamedTuple):
     """What came of an execution."""
 
     status: ErrorStatus
@@ -46,17 +46,17 @@ class Info(NamedTuple):
     text: str = ""
 
 
-class Bounds(NamedTuple):
+class TimeLimits(NamedTuple):
     """Nanoseconds: of the clock, and from when all fences are signalled. None: for ever."""
 
     deadline: int | None
     duration: int | None
 
 
-class Launched:
+class LaunchedExecution:
     """One execution. `plan`: None where it has to be bound again, from `raw`."""
 
-    def __init__(self, number: int, raw: bytes, plan: Plan, bounds: Bounds) -> None:
+    def __init__(self, number: int, raw: bytes, plan: Plan, bounds: TimeLimits) -> None:
         self.number, self.raw, self._bounds = number, raw, bounds
         self.plan: Plan | None = plan
         self.context = copy_context()  # what the thread that bound it had set: its memory is counted as the client's
@@ -64,9 +64,9 @@ class Launched:
         self.end = bounds.deadline  #: when it is too late
         self.missing = 0  #: fences that are not signalled yet
         self.fences: list[int] = []  #: those that are watched
-        self.followers: list[Launched] = []
+        self.followers: list[LaunchedExecution] = []
         self.is_running = self.is_forgotten = False
-        self.signal = Signal()
+        self.signal = FenceSignal()
 
     def ready(self) -> None:
         """All its fences are signalled."""
@@ -82,17 +82,17 @@ class Launched:
         return f"its time was over while it {what}, {(now - self.end) / 1e6:.1f} ms ago"
 
 
-class Schedule:
+class FenceSchedule:
     """All that one client has launched."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits, self._lock = limits, threading.RLock()
         self._changed = threading.Condition(self._lock)
-        self._pending: dict[int, Launched] = {}
-        self._by_fence: dict[int, Launched] = {}
-        self._watched: dict[int, Launched] = {}
-        self._queue: list[Launched] = []
-        self._kept: dict[int, Info] = {}
+        self._pending: dict[int, LaunchedExecution] = {}
+        self._by_fence: dict[int, LaunchedExecution] = {}
+        self._watched: dict[int, LaunchedExecution] = {}
+        self._queue: list[LaunchedExecution] = []
+        self._kept: dict[int, FencedOutcome] = {}
         self._last, self._is_over = 0, False
         self._epoll, self._wake = select.epoll(), os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._epoll.register(self._wake, select.EPOLLIN)
@@ -102,7 +102,7 @@ class Schedule:
         self._limits.check("client_launched", len(self._pending), "wait for one of them")
         self._limits.check("client_fences", len(self._watched), f"wait for some, as {fences} came", fences)
 
-    def launch(self, raw: bytes, plan: Plan, fds: list[int], bounds: Bounds) -> tuple[int, int]:
+    def launch(self, raw: bytes, plan: Plan, fds: list[int], bounds: TimeLimits) -> tuple[int, int]:
         """Its number and its fence, the caller's to close. Takes from `fds` those that it watches.
 
         Raises InvalidArgument for what is no fence, or is in error; MissedDeadlinePersistent,
@@ -118,7 +118,7 @@ class Schedule:
             leaders, watched = self._sorted(fds, kinds)
             self._last += 1
             try:
-                launched = Launched(self._last, raw, plan, bounds)
+                launched = LaunchedExecution(self._last, raw, plan, bounds)
             except OSError as error:
                 raise ResourceExhaustedTransient(f"no descriptors for another fence: {error}") from error
             for fd in watched:
@@ -126,7 +126,7 @@ class Schedule:
             self._add(launched, leaders, watched)
             return launched.number, launched.signal.fence
 
-    def _sorted(self, fds: list[int], kinds: list[str]) -> tuple[list[Launched], list[int]]:
+    def _sorted(self, fds: list[int], kinds: list[str]) -> tuple[list[LaunchedExecution], list[int]]:
         """Executions that are to run before, and fences that are to be watched. Raises InvalidArgument."""
         leaders, watched = [], []
         for n, (fd, kind) in enumerate(zip(fds, kinds, strict=True)):
@@ -141,7 +141,7 @@ class Schedule:
                     raise InvalidArgument(f"wait_for: fence {n}, {kind}, is in error already")
         return leaders, watched
 
-    def _add(self, launched: Launched, leaders: list[Launched], watched: list[int]) -> None:
+    def _add(self, launched: LaunchedExecution, leaders: list[LaunchedExecution], watched: list[int]) -> None:
         self._pending[launched.number] = self._by_fence[launched.signal.identity] = launched
         launched.missing, launched.fences = len(leaders) + len(watched), list(watched)
         for leader in leaders:
@@ -152,14 +152,14 @@ class Schedule:
             for fd in watched:
                 self._epoll.register(fd, select.EPOLLIN)
         except OSError as error:
-            self._settle(launched, Info(_GENERAL_FAILURE, text=f"its fences cannot be watched: {error}"))
+            self._settle(launched, FencedOutcome(_GENERAL_FAILURE, text=f"its fences cannot be watched: {error}"))
             return
         if not launched.missing:
             self._ready(launched)
         elif launched.end is not None:
             self._rouse()
 
-    def _ready(self, launched: Launched) -> None:
+    def _ready(self, launched: LaunchedExecution) -> None:
         launched.ready()
         self._queue.append(launched)
         self._changed.notify()
@@ -170,7 +170,7 @@ class Schedule:
         """There is another deadline."""
         os.eventfd_write(self._wake, 1)
 
-    def next(self) -> Launched | None:
+    def next(self) -> LaunchedExecution | None:
         """The next one to run, once there is one; None at the end."""
         with self._lock:
             self._changed.wait_for(lambda: self._queue or self._is_over)
@@ -180,13 +180,13 @@ class Schedule:
             launched.is_running = True
             return launched
 
-    def finish(self, launched: Launched, info: Info) -> bool:
+    def finish(self, launched: LaunchedExecution, info: FencedOutcome) -> bool:
         """It has run. False when its time was over before, or the client is gone: then it is as if it had not."""
         with self._lock:
             if launched.number not in self._pending:
                 return False
             late = launched.missed(time.monotonic_ns())
-            self._settle(launched, Info(_MISSED, text=late) if late else info)
+            self._settle(launched, FencedOutcome(_MISSED, text=late) if late else info)
             return not late
 
     def unbind(self, plan: Plan) -> None:
@@ -196,7 +196,7 @@ class Schedule:
                 if launched.plan is plan:
                     launched.plan = None
 
-    def _settle(self, launched: Launched, info: Info) -> None:
+    def _settle(self, launched: LaunchedExecution, info: FencedOutcome) -> None:
         """Signals its fence, or sets it to error and with it the fences of all who wait for it."""
         work = [(launched, info)]
         while work:
@@ -218,9 +218,9 @@ class Schedule:
             else:
                 done.signal.fail()
                 text = f"it waited for fenced execution {done.number}, which ended with {info.status.name}"
-                work += [(follower, Info(_GENERAL_FAILURE, text=text)) for follower in done.followers]
+                work += [(follower, FencedOutcome(_GENERAL_FAILURE, text=text)) for follower in done.followers]
 
-    def _one_less(self, launched: Launched) -> None:
+    def _one_less(self, launched: LaunchedExecution) -> None:
         launched.missing -= 1
         if not launched.missing and launched.number in self._pending:
             self._ready(launched)
@@ -232,7 +232,7 @@ class Schedule:
                 self._epoll.unregister(fd)  # closing does not suffice: others have copies
         close_all(fds)
 
-    def info(self, number: int) -> Info:
+    def info(self, number: int) -> FencedOutcome:
         """Of an execution that is done. Raises GeneralFailure."""
         with self._lock:
             if number in self._kept:
@@ -274,7 +274,7 @@ class Schedule:
         if state == FenceState.SIGNALED:
             self._one_less(launched)
         else:
-            self._settle(launched, Info(_GENERAL_FAILURE, text="a fence that it waited for was set to error"))
+            self._settle(launched, FencedOutcome(_GENERAL_FAILURE, text="a fence that it waited for was set to error"))
 
     def _expire(self, now: int) -> float | None:
         """Ends what is too late, and tells how many seconds are left to the next deadline."""
@@ -282,7 +282,7 @@ class Schedule:
             if text := launched.missed(now):
                 if launched.is_running and launched.plan:
                     launched.plan.cancel()
-                self._settle(launched, Info(_MISSED, text=text))
+                self._settle(launched, FencedOutcome(_MISSED, text=text))
         ends = [launched.end for launched in self._pending.values() if launched.end is not None]
         return max(0, min(ends) - now) / 1e9 if ends else None
 

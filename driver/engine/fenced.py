@@ -17,7 +17,7 @@ from burst.executor import CachedExecutor, Job, Plan, Protocols
 from burst.server import MAX_PLANS
 from burst.turns import Tickets
 from burst.wire import RequestPacket
-from driver.engine.fence_schedule import Bounds, Info, Launched, Schedule
+from driver.engine.fence_schedule import FencedOutcome, FenceSchedule, LaunchedExecution, TimeLimits
 from driver.nn import combine_dimensions
 from driver.protocol.plain_codec import argument_of, pool_of
 from driver.protocol.rpc import Reply, serve, take_fd
@@ -53,7 +53,7 @@ class FencedServer:
         self._registered: dict[int, Memory] = {}
         self._executor = CachedExecutor(Protocols(self._decode, _encode, self._fetch), self._forget)
         self._plans: dict[bytes, Plan] = {}
-        self._schedule = Schedule(limits)
+        self._schedule = FenceSchedule(limits)
         self.forget_plans = self._executor.forget_plans
         self._threads = [
             threading.Thread(target=target, name=name, daemon=True)
@@ -123,7 +123,7 @@ class FencedServer:
         fds = message.take_fds()
         try:
             self._schedule.forget(forgotten)
-            bounds = Bounds(_time("deadline", deadline), _time("duration", duration))
+            bounds = TimeLimits(_time("deadline", deadline), _time("duration", duration))
             if type(fences) is not int or not 0 <= len(fds) <= fences <= MOST_FENCES:
                 raise InvalidArgument(f"wait_for: {fences!r:.20} fences; an execution waits for {MOST_FENCES} at most")
             self._schedule.check_room(fences)
@@ -183,18 +183,18 @@ class FencedServer:
                 self._discard(launched.raw, plan)
             del launched, plan  # while we wait, nobody's memory is kept
 
-    def _executed(self, launched: Launched) -> Info:
+    def _executed(self, launched: LaunchedExecution) -> FencedOutcome:
         try:
             plan = launched.plan = launched.plan or launched.context.run(self._plan, launched.raw)
             begin, end = launched.context.run(plan.run_in_turn)
         except Exception as error:  # noqa: BLE001 (one bad request must not end a process that serves many)
             status, text = Message(self._executor.refuse(error), []).body
-            return Info(ErrorStatus(status), text=text)
+            return FencedOutcome(ErrorStatus(status), text=text)
         if not plan.measure:
-            return Info(ErrorStatus.NONE)
+            return FencedOutcome(ErrorStatus.NONE)
         spent = (end - begin) // 1000
         since_launch, since_fences = ((end - since) // 1000 for since in (launched.begin, launched.fenced))
-        return Info(ErrorStatus.NONE, Timing(spent, since_launch), Timing(spent, since_fences))
+        return FencedOutcome(ErrorStatus.NONE, Timing(spent, since_launch), Timing(spent, since_fences))
 
     def _discard(self, raw: bytes, plan: Plan) -> None:
         """It may have been cancelled."""

@@ -25,7 +25,7 @@ _ffi.cdef("int malloc_trim(size_t pad);")
 _libc: Any = _ffi.dlopen(None)  # calls give up the GIL
 
 
-class Holder(Protocol):
+class PlanHolder(Protocol):
     """What answers requests, and has something to let go of."""
 
     @property
@@ -36,18 +36,18 @@ class Holder(Protocol):
         """The next request is bound anew. From any thread; what runs is not disturbed."""
 
 
-class Rest:
+class IdleMonitor:
     """The monitor: one thread, from the first request on, that sleeps until there is something to look at."""
 
     def __init__(
-        self, seconds: float, holders: Callable[[], Sequence[Holder]], models: Callable[[], object] = lambda: None
+        self, seconds: float, holders: Callable[[], Sequence[PlanHolder]], models: Callable[[], object] = lambda: None
     ) -> None:
         """`models`: called when nothing is bound any more."""
         self._seconds, self._holders, self._models = seconds, holders, models
-        self._seen: WeakKeyDictionary[Holder, int] = WeakKeyDictionary()
-        self._resting: WeakKeyDictionary[Holder, int] = WeakKeyDictionary()
+        self._seen: WeakKeyDictionary[PlanHolder, int] = WeakKeyDictionary()
+        self._resting: WeakKeyDictionary[PlanHolder, int] = WeakKeyDictionary()
         self._bound, self._never = threading.Event(), threading.Event()
-        self._starting, self._thread = threading.Lock(), threading.Thread(target=self._watch, name="rest", daemon=True)
+        self._starting, self._thread = threading.Lock(), threading.Thread(target=self._watch, name="idle", daemon=True)
 
     def begin(self) -> None:
         """Something is being bound. Costs next to nothing, and is called often."""

@@ -24,23 +24,23 @@ if TYPE_CHECKING:
     Array = NDArray[Any]
 
 
-class Around:
+class PoolAccess:
     """For one bound request. `copied_bytes`: what each run copies, because an image has gaps between its rows."""
 
     def __init__(self) -> None:
         self._before: list[Callable[[], object]] = []
         self._after: list[Callable[[], object]] = []
-        self._told: dict[Memory, bool] = {}  # whether it is written, too
+        self._synced: dict[Memory, bool] = {}  # whether it is written, too
         self._shapes: dict[int, tuple[int, ...]] = {}  # of outputs that become images
         self.copied_bytes = 0
 
     def __bool__(self) -> bool:
-        return bool(self._before or self._after or self._told)
+        return bool(self._before or self._after or self._synced)
 
     def uses(self, pool: object, *, writes: bool) -> None:
         """The request reads or writes something there."""
         if isinstance(pool, Memory) and pool.is_told:
-            self._told[pool] = writes or self._told.get(pool, False)
+            self._synced[pool] = writes or self._synced.get(pool, False)
 
     def input(self, where: str, argument: RequestArgument, operand: Operand, image: HardwareBuffer) -> Array:
         """The image as an input. Raises InvalidArgument."""
@@ -62,7 +62,7 @@ class Around:
             self.copied_bytes += found.nbytes
         return found.reshape(-1).view(np.uint8)
 
-    def demanding(self, request: Request) -> Request:
+    def with_image_shapes(self, request: Request) -> Request:
         """The request, with what it does not say itself: an output that becomes an image has the image's shape."""
         if not self._shapes:
             return request
@@ -76,8 +76,8 @@ class Around:
         return partial(self._run, run) if self else run
 
     def _run(self, run: Callable[[], object]) -> None:
-        told = list(self._told.items())
-        for pool, writes in told:
+        synced = list(self._synced.items())
+        for pool, writes in synced:
             pool.begin(writes=writes)
         try:
             for copy in self._before:
@@ -86,7 +86,7 @@ class Around:
             for copy in self._after:
                 copy()
         finally:
-            for pool, writes in told:
+            for pool, writes in synced:
                 pool.end(writes=writes)
 
 

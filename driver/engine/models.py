@@ -56,7 +56,7 @@ class Use(NamedTuple):
 USUAL = Use()
 
 
-class Kept:
+class SharedModel:
     """A model, and what the device made of it for one use, as long as somebody has it.
 
     digest: of the cache files that it came from or went into. saved: what the former held. stage: how often `prepared`
@@ -139,17 +139,17 @@ class Kept:
         self.digest = saving.save(root.data, (offset, nbytes), found)
 
 
-class Models:
+class ModelStore:
     """Those that a device has prepared and somebody still has. One thread at a time."""
 
     def __init__(self, device: Device) -> None:
         self._device = device
-        self._kept: WeakSet[Kept] = WeakSet()
+        self._shared: WeakSet[SharedModel] = WeakSet()
         self._preparing, self._restoring = Rate(), Rate()
 
     def __len__(self) -> int:
         """How many there are."""
-        return len(self._kept)
+        return len(self._shared)
 
     def prepare(
         self,
@@ -157,13 +157,13 @@ class Models:
         where: Sequence[int],
         pace: Callable[[], object],
         use: Use = USUAL,
-    ) -> Kept:
+    ) -> SharedModel:
         """The model in a memfd that somebody sent, or the equal one that is there. Owns `fd`.
 
         Raises InvalidModel, and what the device raises.
         """
         region = sealed(fd)
-        known = next((kept for kept in self._serving_first(use) if kept.is_of(region, where)), None)
+        known = next((shared for shared in self._serving_first(use) if shared.is_of(region, where)), None)
         if known and known.serves(use):
             return known
         source = known.region if known else region
@@ -172,10 +172,10 @@ class Models:
             prepared = self._device.prepare(model, pace, **self._preferring(use))
         return self._new(source, where, model, prepared, use)
 
-    def restore(self, restored: Restored, pace: Callable[[], object], use: Use = USUAL) -> Kept:
+    def restore(self, restored: Restored, pace: Callable[[], object], use: Use = USUAL) -> SharedModel:
         """The one out of cache files, or the same that is there. Raises InvalidModel, and what the device raises."""
-        same = [kept for kept in self._serving_first(use) if kept.digest == restored.digest]
-        known = next((kept for kept in same if kept.saved or kept.serves(use)), None)
+        same = [shared for shared in self._serving_first(use) if shared.digest == restored.digest]
+        known = next((shared for shared in same if shared.saved or shared.serves(use)), None)
         if known and known.serves(use):
             return known
         source = known.region if known else restored.model
@@ -184,25 +184,27 @@ class Models:
         restore: Callable[..., PreparedModel] = self._device.restore  # type: ignore[attr-defined]
         with self._restoring.preparing(len(model.main.operations), source.nbytes):
             prepared = restore(model, saved, source.asarray(), pace, **self._preferring(use))
-        kept = self._new(source, restored.where, model, prepared, use)
-        kept.digest, kept.saved = restored.digest, saved
-        return kept
+        shared = self._new(source, restored.where, model, prepared, use)
+        shared.digest, shared.saved = restored.digest, saved
+        return shared
 
     def rest(self) -> None:
         """Nobody has used any of them for a while: they give back what they can make again."""
-        for kept in list(self._kept):
-            if rest := getattr(kept.prepared, "rest", None):
+        for shared in list(self._shared):
+            if rest := getattr(shared.prepared, "rest", None):
                 rest()
 
-    def _serving_first(self, use: Use) -> list[Kept]:
+    def _serving_first(self, use: Use) -> list[SharedModel]:
         """All: those that may serve as they are, and then those that only have bytes to share."""
-        return sorted(self._kept, key=lambda kept: not kept.serves(use))
+        return sorted(self._shared, key=lambda shared: not shared.serves(use))
 
     def _preferring(self, use: Use) -> dict[str, Any]:
         """For a device that asks for it."""
         return {"preference": use.preference} if getattr(self._device, "takes_preference", False) else {}
 
-    def _new(self, region: ModelBytes, where: Sequence[int], model: Model, prepared: PreparedModel, use: Use) -> Kept:
-        kept = Kept(region, where, model, prepared, use)
-        self._kept.add(kept)
-        return kept
+    def _new(
+        self, region: ModelBytes, where: Sequence[int], model: Model, prepared: PreparedModel, use: Use
+    ) -> SharedModel:
+        shared = SharedModel(region, where, model, prepared, use)
+        self._shared.add(shared)
+        return shared

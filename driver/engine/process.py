@@ -30,11 +30,11 @@ from driver.deadlines import check, check_entry, due, taking
 from driver.devices import device_class
 from driver.engine.cache.compilations import Compilations
 from driver.engine.cache.improvements import Improvements
-from driver.engine.client import Client
+from driver.engine.client import EngineClient
 from driver.engine.device_memory import Quota
-from driver.engine.idle import Rest
+from driver.engine.idle import IdleMonitor
 from driver.engine.limits import limits, weights
-from driver.engine.models import Kept, Models, Use
+from driver.engine.models import ModelStore, SharedModel, Use
 from driver.engine.totals import Totals, summed
 from driver.protocol.census import Census
 from driver.protocol.rpc import Reply, serve, take_fd
@@ -93,20 +93,22 @@ class Engine:
         self.device: Device = device_class(name)()
         self._service, self.limits = service, limits()
         self._quota = Quota(self.limits.device_bytes)
-        self.pace, self._models = Pacer(), Models(self.device)
-        self.rest = Rest(self.limits.idle_seconds, self._holders, self._rest_models)
+        self.pace, self._models = Pacer(), ModelStore(self.device)
+        self.idle = IdleMonitor(self.limits.idle_seconds, self._holders, self._rest_models)
         self.compilations, self._improvements = Compilations(self.device, name), Improvements(self.forget_plans)
         self.contexts = ChannelLoop("burst-contexts")
         slots, quantum = getattr(self.device, "slots", os.cpu_count() or 1), getattr(self.device, "quantum", QUANTUM)
         self.queue, self._weights = RunQueue(slots, quantum), weights()
         self._shares: WeakValueDictionary[int, Share] = WeakValueDictionary()
         self.traces: dict[BurstServer, tuple[int, Memory]] = {}  #: of all bursts, with their clients' uids
-        self.clients: set[Client] = set()
+        self.clients: set[EngineClient] = set()
         self._censuses: dict[int | None, Census] = {}
         self._totals = Totals()
         self._preparing, self._counting = threading.Lock(), threading.Lock()
 
-    def prepare(self, prepare: Callable[[Models, Pacer], Kept], use: Use, trace: Trace | None) -> Kept:
+    def prepare(
+        self, prepare: Callable[[ModelStore, Pacer], SharedModel], use: Use, trace: Trace | None
+    ) -> SharedModel:
         """One at a time, so that the pauses are not filled by another's work. Notes a crash in the trace.
 
         Raises MissedDeadline*, by the deadline of this thread; what is prepared too late is let go.
@@ -114,15 +116,15 @@ class Engine:
         check_entry("before start")
         deadline = int(lib.burst_due())
 
-        def make() -> Kept:
+        def make() -> SharedModel:
             with due(deadline), blamed(trace):
                 return prepare(self._models, self.pace)
 
         with taking(self._preparing):
-            kept = use.made(make)
+            shared = use.made(make)
         check("preparing")
-        self._improvements.begin(kept, self.pace)
-        return kept
+        self._improvements.begin(shared, self.pace)
+        return shared
 
     def _holders(self) -> list[BurstServer | PlainServer]:
         return [holder for client in list(self.clients) for holder in client.holders()]
@@ -181,7 +183,7 @@ class Engine:
 
     def serve(self, channel: Channel, uid: int) -> None:
         """One client, of that account, until its connection ends."""
-        client = Client(self, uid)
+        client = EngineClient(self, uid)
         client.handlers["figures"] = partial(self.figures, uid)
         try:
             with channel:

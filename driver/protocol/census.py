@@ -25,7 +25,7 @@ class Census:
     nbytes: Final = 4096
 
     def __init__(self, memory: Memory) -> None:
-        self.memory, self.life, self._numbers = memory, LifePage(), Numbers(memory)
+        self.memory, self.life, self._counts = memory, LifePage(), CensusCounts(memory)
 
     @classmethod
     def create(cls) -> Self:
@@ -34,12 +34,12 @@ class Census:
 
     def note(self, changes: int, clients: int, bursts: int) -> None:
         """So many are there now, after so many more changes of the set of bursts."""
-        words = self._numbers.words
+        words = self._counts.words
         words[1], words[2] = clients, bursts
         words[0] += np.uint64(changes)
 
 
-class Numbers:
+class CensusCounts:
     """What is written there, as it is now."""
 
     def __init__(self, memory: Region) -> None:

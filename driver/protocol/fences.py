@@ -88,7 +88,7 @@ def _has_error(fd: int) -> bool:
     return False
 
 
-class Signal:
+class FenceSignal:
     """The device's end of a fence. When it is let go, or its process dies, the fence is in error."""
 
     def __init__(self) -> None:

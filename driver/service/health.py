@@ -30,7 +30,7 @@ WITHIN = 2.0
 _TEST_WITHIN = 60.0
 
 
-class Attendant:
+class HealthMonitor:
     """Of one service, in its process."""
 
     def __init__(self, service: Service, address: str, is_quiet: bool = False) -> None:
@@ -96,14 +96,14 @@ def self_test(device: RemoteDevice) -> str:
     return "its self test passed"
 
 
-def attend(service: Service, address: str, metrics_fd: int, is_quiet: bool) -> None:
+def begin_monitoring(service: Service, address: str, metrics_fd: int, is_quiet: bool) -> None:
     """Begins with all of it, and returns when the device was tested.
 
     `metrics_fd`: a listening socket for metrics and health; -1: none. `is_quiet`: prints nothing.
     """
-    attendant = Attendant(service, address, is_quiet)
+    monitor = HealthMonitor(service, address, is_quiet)
     if metrics_fd >= 0:
         from driver.service.metrics_server import expose
 
-        expose(attendant, metrics_fd)
-    attendant.begin()
+        expose(monitor, metrics_fd)
+    monitor.begin()

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from prometheus_client import Metric
 
     from burst import Trace
-    from driver.service.health import Attendant
+    from driver.service.health import HealthMonitor
 
 _BOUNDS = [digit * 10.0**power for power in range(-6, 1) for digit in (1, 2, 5)]  # seconds
 _LONGEST = 3600 * 10**9
@@ -43,11 +43,11 @@ _OF_FLOWS = {
 }
 
 
-class Figures(Collector):
+class MetricsCollector(Collector):
     """Of one device. Any thread."""
 
-    def __init__(self, attendant: Attendant) -> None:
-        self._attendant, self._stages, self._lock = attendant, Stages(), threading.Lock()
+    def __init__(self, monitor: HealthMonitor) -> None:
+        self._monitor, self._stages, self._lock = monitor, StageHistogram(), threading.Lock()
 
     def describe(self) -> list[Metric]:
         """Nothing is asked when this is registered."""
@@ -55,10 +55,10 @@ class Figures(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """What the device says, if it does, and what its processes are."""
-        device, service = self._attendant.device, self._attendant.service
+        device, service = self._monitor.device, self._monitor.service
         info = {"device": device.name, "version": device.version, "type": device.type}
         yield InfoMetricFamily("burst_device", "What is served.", value=info)
-        trouble = self._attendant.trouble()
+        trouble = self._monitor.trouble()
         yield GaugeMetricFamily("burst_healthy", "1 if it answers, and its self test passed.", float(not trouble))
         with self._lock, suppress(BurstError):  # it does not answer, which was said
             yield from self._of_device()
@@ -71,7 +71,7 @@ class Figures(Collector):
         yield from _of_processes({"service": device.service_pid, "engine": device.engine_pid})
 
     def _of_device(self) -> Iterator[Metric]:
-        device = self._attendant.device
+        device = self._monitor.device
         (slots, _, sums, bursts, models), _ = device.call("figures", timeout=WITHIN)
         yield GaugeMetricFamily("burst_slots", "Executions that may go on at once.", slots)
         yield GaugeMetricFamily("burst_bursts", "Bursts that are open.", bursts)
@@ -86,7 +86,7 @@ class Figures(Collector):
         yield self._stages.metric()
 
 
-class Stages:
+class StageHistogram:
     """How long requests of bursts took, stage by stage: of each burst those whose notes are there at a scrape."""
 
     def __init__(self) -> None:

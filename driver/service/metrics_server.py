@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 from prometheus_client import CollectorRegistry, MetricsHandler
 
 from driver.errors import DeviceFailed
-from driver.service.metrics import Figures
+from driver.service.metrics import MetricsCollector
 
 if TYPE_CHECKING:
-    from driver.service.health import Attendant
+    from driver.service.health import HealthMonitor
 
 _AT_ONCE = 8  # requests; more are turned away
 _PATIENCE = 5.0  # seconds that somebody may take to say what he wants
@@ -67,18 +67,18 @@ def where(listener: socket.socket) -> str:
     return f"http://{f'[{host}]' if ':' in host else host}:{port}/metrics"
 
 
-def expose(attendant: Attendant, fd: int) -> None:
+def expose(monitor: HealthMonitor, fd: int) -> None:
     """Serves it in threads of this process, until that ends. Owns `fd`, a listening socket."""
     registry = CollectorRegistry()
-    registry.register(Figures(attendant))
-    handler = type("Handler", (_Handler,), {"registry": registry, "attendant": attendant})
+    registry.register(MetricsCollector(monitor))
+    handler = type("Handler", (_Handler,), {"registry": registry, "monitor": monitor})
     server = _Server(socket.socket(fileno=fd), handler)
     os.register_at_fork(after_in_child=server.socket.close)
     threading.Thread(target=server.serve_forever, name="metrics", daemon=True).start()
 
 
 class _Handler(MetricsHandler):
-    attendant: Attendant
+    monitor: HealthMonitor
     timeout = _PATIENCE
     server_version, sys_version = "Burst", ""
 
@@ -87,7 +87,7 @@ class _Handler(MetricsHandler):
             case "/metrics":
                 super().do_GET()
             case "/healthz":
-                trouble = self.attendant.trouble()
+                trouble = self.monitor.trouble()
                 self._answer(503 if trouble else 200, trouble or "ok")
             case _:
                 self._answer(404, "here are /metrics and /healthz")

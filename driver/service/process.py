@@ -55,13 +55,13 @@ _REFUSALS = 8  # at once; more are only closed
 _GREETING = 1.0  # seconds that one who is refused may take to say hello
 
 
-class Terms(NamedTuple):
+class ServiceOptions(NamedTuple):
     """For how long a service stays, and whom it serves."""
 
     linger: float | None = LINGER  #: seconds without a client; None: it stays
     any_uid: bool = False  #: all who may open its socket are served, and not only its own account
     stop: int | None = None  #: a descriptor; when there is something to read, the service ends
-    attend: Callable[[Service], object] | None = None  #: called before it accepts clients, with the service
+    on_start: Callable[[Service], object] | None = None  #: called before it accepts clients, with the service
 
 
 class Service:
@@ -72,12 +72,12 @@ class Service:
         name: str,
         listener: socket.socket,
         place: Place,
-        terms: Terms,
+        options: ServiceOptions,
         engine_channel: Channel,
         engine_pid: int,
     ) -> None:
         self._name, self._listener, self._engine, self._engine_pid = name, listener, engine_channel, engine_pid
-        self._place, self._terms = place, terms
+        self._place, self._options = place, options
         self._device: Device = device_class(name)()
         self._life = LifePage()
         _, fds = call(engine_channel, "ready", fds=[self._life.fd], timeout=_START_TIMEOUT)
@@ -93,7 +93,7 @@ class Service:
 
     def run(self) -> bool:
         """Until nobody has needed us for a while, we are told to end, or the engine is gone: then False."""
-        poll, linger, stop = select.poll(), self._terms.linger, self._terms.stop
+        poll, linger, stop = select.poll(), self._options.linger, self._options.stop
         for fd in (self._listener.fileno(), self._engine.fileno(), self._left, *([] if stop is None else [stop])):
             poll.register(fd, select.POLLIN)
         while True:
@@ -119,7 +119,7 @@ class Service:
             time.sleep(_RETRY)
             return
         channel = Channel(sock)
-        if not self._terms.any_uid and channel.peer_uid != os.getuid():
+        if not self._options.any_uid and channel.peer_uid != os.getuid():
             channel.close()
             return
         uid = channel.peer_uid
@@ -169,7 +169,7 @@ class Service:
 
     def _serve(self, channel: Channel, uid: int) -> None:
         try:
-            with Client(channel, self) as client:
+            with ServiceClient(channel, self) as client:
                 serve(channel, client.handlers)
         except PeerDied:
             pass
@@ -185,7 +185,7 @@ class Service:
         near, far = Channel.pair()
 
         def attend() -> None:
-            with far, Client(far, self) as client:
+            with far, ServiceClient(far, self) as client:
                 serve(far, client.handlers)
 
         threading.Thread(target=attend, name="own client", daemon=True).start()
@@ -240,7 +240,7 @@ class Service:
         return model, self._device.supported_operations(model)
 
 
-class Client:
+class ServiceClient:
     """One connection."""
 
     def __init__(self, channel: Channel, service: Service) -> None:
@@ -364,15 +364,15 @@ def isolate() -> None:
     os.umask(0o077)
 
 
-def run(name: str, fd: int, place: Place, terms: Terms) -> NoReturn:
+def run(name: str, fd: int, place: Place, options: ServiceOptions) -> NoReturn:
     """What the process does from its beginning to its end. `fd`: the listening socket. Exits with 1 if it failed."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(process)d %(name)s: %(message)s")
     isolate()
     listener = socket.socket(fileno=fd)
     try:
-        service = Service(name, listener, place, terms, *start_engine(name, listener))
-        if terms.attend:
-            terms.attend(service)
+        service = Service(name, listener, place, options, *start_engine(name, listener))
+        if options.on_start:
+            options.on_start(service)
     except BaseException:  # noqa: BLE001 (whatever it was, nobody must wait for us)
         _log.exception("the device %r does not start", name)
         with place.locked():
@@ -383,4 +383,4 @@ def run(name: str, fd: int, place: Place, terms: Terms) -> NoReturn:
 
 def main() -> None:
     """Entry point of the process that a client starts: name, listening socket."""
-    run(sys.argv[1], int(sys.argv[2]), Place(runtime_dir(), sys.argv[1]), Terms())
+    run(sys.argv[1], int(sys.argv[2]), Place(runtime_dir(), sys.argv[1]), ServiceOptions())

@@ -22,8 +22,8 @@ from driver.client import discovery
 from driver.client.served import owner_of
 from driver.devices import device_class
 from driver.errors import DeviceFailed
-from driver.service.health import attend
-from driver.service.process import Terms, run
+from driver.service.health import begin_monitoring
+from driver.service.process import ServiceOptions, run
 from driver.service.sd_notify import VARIABLES
 
 if TYPE_CHECKING:
@@ -77,8 +77,8 @@ def main() -> None:
     is_open, is_quiet = (word == "True" for word in sys.argv[4:6])
     stop = _readable_at_end()
     place = discovery.Place(Path(os.environ["BURST_RUNTIME_DIR"]), name)
-    attending = partial(attend, address=str(place.socket), metrics_fd=metrics_fd, is_quiet=is_quiet)
-    run(name, fd, place, Terms(linger=None, any_uid=is_open, stop=stop, attend=attending))
+    on_start = partial(begin_monitoring, address=str(place.socket), metrics_fd=metrics_fd, is_quiet=is_quiet)
+    run(name, fd, place, ServiceOptions(linger=None, any_uid=is_open, stop=stop, on_start=on_start))
 
 
 def _exposed(address: str, gid: int | None) -> tuple[socket.socket, str]:

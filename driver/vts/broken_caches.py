@@ -119,14 +119,14 @@ class Fussy(Keeping):
         import driver.engine.client as module
         from burst import GeneralFailure
 
-        save = module.Client._save
+        save = module.EngineClient._save
 
         def insist(*arguments: Any) -> str:
             if declined := save(*arguments):
                 raise GeneralFailure(declined)
             return ""
 
-        _replace(module.Client, _save=insist)
+        _replace(module.EngineClient, _save=insist)
 
 
 class Waiting(Keeping):

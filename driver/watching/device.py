@@ -15,7 +15,7 @@ from driver.client import discovery, served
 from driver.client.connection import Connection
 from driver.errors import DeviceNotFound
 from driver.options import PRIORITIES
-from driver.protocol.census import Census, Numbers
+from driver.protocol.census import Census, CensusCounts
 from driver.watching.figures import BurstFigures, DeviceFigures, Queue
 from driver.watching.processes import Processes
 from driver.watching.watched import WatchedBurst
@@ -41,7 +41,7 @@ class WatchedDevice:
             self._pids = connection.service_pid, connection.engine_pid
             _, fds = connection.call("census", timeout=_PATIENCE)
             memory, self._life = _mapped(fds[0], Census.nbytes), _mapped(fds[1], PAGE)
-            self._census, self._processes = Numbers(memory), Processes(*self._pids)
+            self._census, self._processes = CensusCounts(memory), Processes(*self._pids)
             self._ask(connection)
         self._cpu, self._cpu_at = self._processes.cpu_seconds(), time.monotonic()
 

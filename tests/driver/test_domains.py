@@ -26,9 +26,9 @@ from burst import (
 )
 from driver import BufferDesc, BufferRole
 from driver.engine.buffer_binding import execution
-from driver.engine.device_memory import Loaded, ManagedBuffers, Quota
+from driver.engine.device_memory import LoadedModel, ManagedBuffers, Quota
 from driver.engine.limits import limits
-from driver.engine.models import Kept
+from driver.engine.models import SharedModel
 from driver.nn import Interpreter
 
 ROLES = [BufferRole(0, 0)], [BufferRole(0, 0)]
@@ -288,7 +288,7 @@ class TestQuota:
         wide = builder.operation("TILE", builder.input("float32", (1,)), np.array([1 << 20], np.int32))
         builder.output(builder.operation("SLICE", wide, np.array([5], np.int32), np.array([1], np.int32)))
         model, found = builder.build(), []
-        kept = Kept(None, None, model, Interpreter(model))
+        kept = SharedModel(None, None, model, Interpreter(model))
         memory = Memory.create(8)
         request = Request((RequestArgument(length=4),), (RequestArgument(offset=4, length=4),), (memory,))
 
@@ -296,7 +296,7 @@ class TestQuota:
             buffers = ManagedBuffers(Quota(nbytes))
             try:
                 for _ in range(3):
-                    execution(Loaded(1, kept, 1), request, buffers, lambda: None).run()
+                    execution(LoadedModel(1, kept, 1), request, buffers, lambda: None).run()
                 found.append("done")
             except ResourceExhaustedPersistent as error:
                 found.append(str(error))

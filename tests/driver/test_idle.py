@@ -12,9 +12,9 @@ import pytest
 import driver
 from burst.turns import RunQueue, Share
 from driver.devices.litert import LiteRtDevice
-from driver.engine.client import Client
+from driver.engine.client import EngineClient
 from driver.engine.device_memory import Quota
-from driver.engine.idle import Rest
+from driver.engine.idle import IdleMonitor
 from driver.engine.limits import limits
 
 SIDE = 1 << 22
@@ -37,7 +37,7 @@ class TestLook:
     def test_after_a_whole_turn(self):
         """Who has answered nothing between two looks lets go, once; who has, does not."""
         idle, busy = Worker(), Worker()
-        rest = Rest(1.0, lambda: [idle, busy])
+        rest = IdleMonitor(1.0, lambda: [idle, busy])
         for _ in range(5):
             busy.answered += 1
             assert rest.look()
@@ -46,7 +46,7 @@ class TestLook:
     def test_until_nothing_is_held(self):
         """When all have let go there is nothing to look at any more, until one answers again."""
         worker = Worker()
-        rest = Rest(1.0, lambda: [worker])
+        rest = IdleMonitor(1.0, lambda: [worker])
         assert [rest.look() for _ in range(3)] == [True, False, False]
         worker.answered += 1
         assert [rest.look() for _ in range(3)] == [True, False, False]
@@ -54,7 +54,7 @@ class TestLook:
 
     def test_nobody(self):
         """Without workers there is nothing to look at."""
-        assert not Rest(1.0, list).look()
+        assert not IdleMonitor(1.0, list).look()
 
 
 @pytest.fixture
@@ -135,7 +135,7 @@ def test_worth_it(monkeypatch, tmp_path):
     engine = SimpleNamespace(
         clients=set(), limits=limits(), new_quota=lambda: quota, share_of=lambda _: share, note=lambda _: None
     )
-    client = Client(engine, 0)
+    client = EngineClient(engine, 0)
     nothing, few, many = (SimpleNamespace(bound=n) for n in (0, 4, 5))
     client._plain, client._bursts = [nothing, few], [many]
     assert client.holders() == [many]

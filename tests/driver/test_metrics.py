@@ -22,7 +22,7 @@ import driver
 from driver.cli.command import burst as command
 from driver.engine.process import Engine
 from driver.service import health, metrics_server, probe
-from driver.service.metrics import Stages
+from driver.service.metrics import StageHistogram
 
 X = np.ones((1, 4), np.float32)
 
@@ -124,7 +124,7 @@ def test_nothing_served_is_not_healthy(tmp_path):
 
 def test_a_burst_that_lies(kit):
     """Whatever a client writes into its notes costs it its own sample, and no scrape."""
-    stages = Stages()
+    stages = StageHistogram()
     with driver.connect("reference") as device, device.prepare(kit.add_model()) as prepared, prepared.burst() as burst:
         burst.run(X)
         notes = burst._pipeline.controller.trace.memory.asarray()

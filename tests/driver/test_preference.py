@@ -12,7 +12,7 @@ import driver
 from burst import InvalidArgument
 from driver.devices.litert import LiteRtDevice
 from driver.devices.onnxruntime import OnnxRuntimeDevice
-from driver.engine.models import Models, Use
+from driver.engine.models import ModelStore, Use
 from driver.options import PREFERENCES
 from driver.protocol.model_codec import encode
 
@@ -167,7 +167,7 @@ class TestModels:
     def test_each_has_its_own(self, kit, kind, asked):
         """A model is shared by those who prefer the same; its bytes by all; and who knows no preference gets none."""
         device, model = kind(), kit.add_model()
-        models = Models(device)
+        models = ModelStore(device)
 
         def prepare(preference):
             fd, where = encode(model)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from driver.engine.models import Kept
+    from driver.engine.models import SharedModel
 
 _log = logging.getLogger(__name__)
 
@@ -27,29 +27,29 @@ class Improvements:
     def __init__(self, forget_plans: Callable[[], None]) -> None:
         """`forget_plans`: what is bound is bound anew."""
         self._forget_plans, self._lock = forget_plans, threading.Lock()
-        self._begun: weakref.WeakSet[Kept] = weakref.WeakSet()
+        self._begun: weakref.WeakSet[SharedModel] = weakref.WeakSet()
         self._threads: ThreadPoolExecutor | None = None
 
-    def begin(self, kept: Kept, pace: Callable[[], object]) -> None:
+    def begin(self, shared: SharedModel, pace: Callable[[], object]) -> None:
         """In the background, unless it was done, or the device knows nothing better."""
-        if not hasattr(kept.prepared, "improved"):
+        if not hasattr(shared.prepared, "improved"):
             return
         with self._lock:
-            if kept in self._begun:
+            if shared in self._begun:
                 return
-            self._begun.add(kept)
+            self._begun.add(shared)
             if self._threads is None:
                 self._threads = ThreadPoolExecutor(1, "improvement")
-        self._threads.submit(self._improve, weakref.ref(kept), pace)
+        self._threads.submit(self._improve, weakref.ref(shared), pace)
 
-    def _improve(self, wanted: weakref.ref[Kept], pace: Callable[[], object]) -> None:
-        kept = wanted()
-        if kept is None:  # nobody has it any more
+    def _improve(self, wanted: weakref.ref[SharedModel], pace: Callable[[], object]) -> None:
+        shared = wanted()
+        if shared is None:  # nobody has it any more
             return
         try:
-            better = kept.use.made(partial(kept.prepared.improved, pace))  # type: ignore[attr-defined]
+            better = shared.use.made(partial(shared.prepared.improved, pace))  # type: ignore[attr-defined]
         except Exception:  # noqa: BLE001 (whatever it was, others are still served)
             _log.exception("a model was not improved; what was made at first goes on serving")
             return
         if better is not None:
-            kept.improve(better, self._forget_plans)
+            shared.improve(better, self._forget_plans)
