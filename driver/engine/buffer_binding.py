@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from burst import GeneralFailure, InvalidArgument, OutputInsufficientSize
 from burst.wire import Token
 from driver.engine.binding import BoundRequest
-from driver.engine.device_memory import Role
+from driver.engine.device_memory import OperandRole
 from driver.nn import arena, combine_dimensions
 from fmq._core import ffi, lib
 
@@ -128,7 +128,7 @@ class ManagedRequest:
             raise InvalidArgument(
                 f"{where}: {argument.length} bytes at {argument.offset} of a buffer; it is used whole: give 0, 0"
             )
-        if Role(self._loaded.number, is_input, n) not in buffer.roles:
+        if OperandRole(self._loaded.number, is_input, n) not in buffer.roles:
             raise InvalidArgument(f"{where}: buffer {buffer.token} was not allocated for that role")
         present = buffer.known if is_input and not buffer.is_fresh else buffer.dimensions
         if given and combine_dimensions(present, given) is None:

@@ -24,7 +24,7 @@ from burst.turns import Flow, Ticket, waiters
 from burst.wire import VERSIONS
 from driver.deadlines import due, taken
 from driver.engine.buffer_binding import execution
-from driver.engine.cache.compilations import Declined, Owner
+from driver.engine.cache.compilations import CacheOwner, Declined
 from driver.engine.device_memory import LoadedModel, ManagedBuffers
 from driver.engine.fenced import FencedServer, check_outputs
 from driver.engine.models import Use
@@ -111,7 +111,7 @@ class EngineClient:
         """Nothing that goes wrong here is a reason not to use the model."""
         try:
             self._engine.compilations.check(counts, token, fds)
-            shared.save(self._engine.compilations.saving(Owner(self.uid, token), fds))
+            shared.save(self._engine.compilations.saving(CacheOwner(self.uid, token), fds))
         except (InvalidArgument, Malformed, Declined, OSError) as error:
             _log.warning("a compilation was not kept: %s", error)
             return str(error) or type(error).__name__
@@ -134,7 +134,7 @@ class EngineClient:
         with _Descriptors(message.take_fds()) as fds, due(by):
             trace = trace_of(fds, sum(counts))
             given = self._engine.compilations.check(counts, token, fds)
-            restored = self._engine.compilations.restored(Owner(self.uid, token), given, fds)
+            restored = self._engine.compilations.restored(CacheOwner(self.uid, token), given, fds)
             try:
                 shared = self._engine.prepare(lambda models, pace: models.restore(restored, pace, use), use, trace)
             except StatusError:

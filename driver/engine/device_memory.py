@@ -43,26 +43,33 @@ _LARGE = 2**18
 _tokens = count(1)
 
 
-class Kind(NamedTuple):
-    """What all roles of a buffer have in common."""
+class BufferKind(NamedTuple):
+    """Type and quantisation: the same for all roles of a buffer."""
 
     type: OperandType
     scale: float
     zero_point: int
     channel_quant: Any
 
+    def __str__(self) -> str:
+        quantised = f" of scale {self.scale:g} and zero point {self.zero_point}" if self.scale else ""
+        return f"{self.type.name}{quantised}{' per channel' if self.channel_quant else ''}"
+
     @classmethod
-    def of(cls, operand: Operand) -> Kind:
+    def of(cls, operand: Operand) -> BufferKind:
         """Of one operand."""
         return cls(operand.type, operand.scale, operand.zero_point, operand.channel_quant)
 
 
-class Role(NamedTuple):
+class OperandRole(NamedTuple):
     """An input or output of a prepared model, which is known by its number."""
 
     model: int
     is_input: bool
     io_index: int
+
+    def __str__(self) -> str:
+        return f"{'input' if self.is_input else 'output'} {self.io_index} of prepared model {self.model}"
 
 
 class LoadedModel(NamedTuple):
@@ -82,7 +89,7 @@ class LoadedModel(NamedTuple):
         """What the device made of it, which other clients may use, too."""
         return self.shared.prepared
 
-    def operand(self, role: Role) -> Operand:
+    def operand(self, role: OperandRole) -> Operand:
         """Raises InvalidArgument for an index that the model does not have."""
         graph = self.model.main
         side, what = (graph.inputs, "inputs") if role.is_input else (graph.outputs, "outputs")
@@ -150,7 +157,9 @@ class ManagedBuffer:
 
     writable = True
 
-    def __init__(self, kind: Kind, dimensions: tuple[int, ...], roles: frozenset[Role], quota: Quota) -> None:
+    def __init__(
+        self, kind: BufferKind, dimensions: tuple[int, ...], roles: frozenset[OperandRole], quota: Quota
+    ) -> None:
         """Raises ResourceExhaustedTransient, ResourceExhaustedPersistent."""
         self.kind, self.dimensions, self.roles, self._quota = kind, dimensions, roles, quota
         self.token, self.version = next(_tokens), 0
@@ -268,10 +277,10 @@ class ManagedBuffers:
         roles = _roles(models, inputs, outputs)
         by_number = {loaded.number: loaded for loaded in models}
         operands = [by_number[role.model].operand(role) for role in roles]
-        kind = Kind.of(operands[0])
+        kind = BufferKind.of(operands[0])
         for role, operand in zip(roles, operands, strict=True):
-            if Kind.of(operand) != kind:
-                raise InvalidArgument(f"{role} is {Kind.of(operand)}, and {roles[0]} is {kind}: they share no buffer")
+            if (other := BufferKind.of(operand)) != kind:
+                raise InvalidArgument(f"{role} is {other}, and {roles[0]} is {kind}: they cannot share a buffer")
             combined = combine_dimensions(dimensions, operand.dimensions)
             if combined is None:
                 raise InvalidArgument(
@@ -295,17 +304,17 @@ class ManagedBuffers:
         self._buffers.clear()
 
 
-def _roles(models: Sequence[LoadedModel], inputs: Sequence[Any], outputs: Sequence[Any]) -> list[Role]:
-    roles: list[Role] = []
+def _roles(models: Sequence[LoadedModel], inputs: Sequence[Any], outputs: Sequence[Any]) -> list[OperandRole]:
+    roles: list[OperandRole] = []
     sides: Iterable[tuple[bool, Any]] = chain(((True, r) for r in inputs), ((False, r) for r in outputs))
     for is_input, (model, index, frequency) in sides:
         if not 0 <= model < len(models):
             raise InvalidArgument(f"model_index={model}: {len(models)} prepared models were given")
         if not 0 < frequency <= 1:
             raise InvalidArgument(f"frequency={frequency}: more than 0, and at most 1")
-        role = Role(models[model].number, is_input, index)
+        role = OperandRole(models[model].number, is_input, index)
         if role in roles:
-            raise InvalidArgument(f"{role}: was given twice")
+            raise InvalidArgument(f"{role} was given twice")
         roles.append(role)
     if not roles:
         raise InvalidArgument("a buffer needs at least one prepared model, and one role for it")

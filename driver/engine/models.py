@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from burst import Request
-    from driver.engine.cache.compilations import Restored, Saving
+    from driver.engine.cache.compilations import CacheWriter, RestoredCompilation
     from driver.interface import Device, PreparedModel, Saved
     from driver.nn import Model
     from driver.options import Preference
@@ -81,7 +81,7 @@ class SharedModel:
         self.saved: Saved | None = None
         self.stage = 0
         self._estimates: dict[object, Any] = {}
-        self._savings: list[Saving] = []
+        self._savings: list[CacheWriter] = []
         self._lock = threading.Lock()
 
     def serves(self, use: Use) -> bool:
@@ -106,7 +106,7 @@ class SharedModel:
                 found = self._estimates[shapes] = ffi.new("burst_estimate *")
         return found
 
-    def save(self, saving: Saving) -> None:
+    def save(self, saving: CacheWriter) -> None:
         """Into cache files, now and, of the last ones, when there is something better. Raises Declined, OSError."""
         with self._lock:
             self._save(saving)
@@ -125,7 +125,7 @@ class SharedModel:
                     _log.warning("a better compilation was not kept: %s", error)
             self._savings.clear()
 
-    def _save(self, saving: Saving) -> None:
+    def _save(self, saving: CacheWriter) -> None:
         root, found = self.region.asarray(), None
         if hasattr(self.prepared, "saved"):
             try:
@@ -172,7 +172,7 @@ class ModelStore:
             prepared = self._device.prepare(model, pace, **self._preferring(use))
         return self._new(source, where, model, prepared, use)
 
-    def restore(self, restored: Restored, pace: Callable[[], object], use: Use = USUAL) -> SharedModel:
+    def restore(self, restored: RestoredCompilation, pace: Callable[[], object], use: Use = USUAL) -> SharedModel:
         """The one out of cache files, or the same that is there. Raises InvalidModel, and what the device raises."""
         same = [shared for shared in self._serving_first(use) if shared.digest == restored.digest]
         known = next((shared for shared in same if shared.saved or shared.serves(use)), None)

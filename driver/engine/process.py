@@ -28,8 +28,8 @@ from burst.trace import blamed, note_crashes
 from burst.turns import RunQueue, Share, waiters
 from driver.deadlines import check, check_entry, due, taking
 from driver.devices import device_class
-from driver.engine.cache.compilations import Compilations
-from driver.engine.cache.improvements import Improvements
+from driver.engine.cache.compilations import CompilationCache
+from driver.engine.cache.improvements import ModelImprover
 from driver.engine.client import EngineClient
 from driver.engine.device_memory import Quota
 from driver.engine.idle import IdleMonitor
@@ -95,7 +95,7 @@ class Engine:
         self._quota = Quota(self.limits.device_bytes)
         self.pace, self._models = Pacer(), ModelStore(self.device)
         self.idle = IdleMonitor(self.limits.idle_seconds, self._holders, self._rest_models)
-        self.compilations, self._improvements = Compilations(self.device, name), Improvements(self.forget_plans)
+        self.compilations, self._improver = CompilationCache(self.device, name), ModelImprover(self.forget_plans)
         self.contexts = ChannelLoop("burst-contexts")
         slots, quantum = getattr(self.device, "slots", os.cpu_count() or 1), getattr(self.device, "quantum", QUANTUM)
         self.queue, self._weights = RunQueue(slots, quantum), weights()
@@ -123,7 +123,7 @@ class Engine:
         with taking(self._preparing):
             shared = use.made(make)
         check("preparing")
-        self._improvements.begin(shared, self.pace)
+        self._improver.begin(shared, self.pace)
         return shared
 
     def _holders(self) -> list[BurstServer | PlainServer]:

@@ -15,15 +15,15 @@ import numpy as np
 
 from driver.devices.reference import ReferenceDevice
 from driver.engine.cache import compilations
-from driver.engine.cache.compilations import Compilations
-from driver.engine.cache.records import Records
+from driver.engine.cache.compilations import CompilationCache
+from driver.engine.cache.records import CacheRecords
 from driver.interface import CacheFiles, Saved
 from driver.vts.broken import WrongResults
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from driver.engine.cache.compilations import Owner, Restored
+    from driver.engine.cache.compilations import CacheOwner, RestoredCompilation
     from driver.interface import PreparedModel
     from driver.nn import Model
 
@@ -63,16 +63,18 @@ class Trusting(Keeping):
     """Does not look whether the files are what it wrote, as long as they have that length."""
 
     def __init__(self) -> None:
-        _replace(Records, digest=lambda *_: bytes(32))
+        _replace(CacheRecords, digest=lambda *_: bytes(32))
 
 
 class Rereading(Keeping):
     """Verifies the files, and reads them again to use them."""
 
     def __init__(self) -> None:
-        read = Compilations._read
+        read = CompilationCache._read
 
-        def twice(self: Compilations, owner: Owner, counts: CacheFiles, fds: Sequence[int]) -> Restored:
+        def twice(
+            self: CompilationCache, owner: CacheOwner, counts: CacheFiles, fds: Sequence[int]
+        ) -> RestoredCompilation:
             found = read(self, owner, counts, fds)
             end = time.monotonic() + _WINDOW
             code = bytes(found.saved.model[0])
@@ -80,7 +82,7 @@ class Rereading(Keeping):
                 code = os.pread(fds[0], len(code), 0).ljust(len(code), b"\0")
             return found._replace(saved=Saved([np.frombuffer(code, np.uint8)], found.saved.data))
 
-        _replace(Compilations, _read=twice)
+        _replace(CompilationCache, _read=twice)
 
 
 _WINDOW = 0.05  # seconds between reading once and reading again
@@ -90,10 +92,10 @@ class Tokenless(Keeping):
     """Takes every token for the same."""
 
     def __init__(self) -> None:
-        get, put, digest = Records.get, Records.put, Records.digest
+        get, put, digest = CacheRecords.get, CacheRecords.put, CacheRecords.digest
         none = bytes(32)
         _replace(
-            Records,
+            CacheRecords,
             get=lambda self, uid, _: get(self, uid, none),
             put=lambda self, uid, _, record: put(self, uid, none, record),
             digest=lambda self, uid, _, where, contents: digest(self, uid, none, where, contents),

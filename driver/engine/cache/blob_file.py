@@ -43,11 +43,11 @@ _OUTSIDE = {  # what SQLite says when the file is not to blame
 }
 
 
-class Damaged(Exception):
+class DamagedBlobFile(Exception):
     """The file is not what was written, or no longer at its path: the next one to open it makes it anew."""
 
 
-class Row(NamedTuple):
+class BlobRow(NamedTuple):
     """One entry. `used` grows with every save of an entry or of its use; a value that does not verify is None."""
 
     key: bytes
@@ -56,7 +56,7 @@ class Row(NamedTuple):
 
 
 class BlobFile:
-    """Entries in a file. Every method raises OSError when the system refuses, and Damaged when the file is no good."""
+    """Entries in a file. Every method raises OSError when the system refuses, and DamagedBlobFile for a bad file."""
 
     def __init__(self, path: Path, build_id: str, most: int) -> None:
         """Use `opened`. `most`: bytes of keys and values that are read."""
@@ -101,7 +101,7 @@ class BlobFile:
     def has_changed(self) -> bool:
         """Whether others have written since `rows`."""
         if _inode(self._path) != self.inode:
-            raise Damaged(f"{self._path}: is another file now")
+            raise DamagedBlobFile(f"{self._path}: is another file now")
         with _errors(self._path):
             return self._version() != self._seen
 
@@ -109,19 +109,19 @@ class BlobFile:
         (version,) = self._db.execute("PRAGMA data_version").fetchone()
         return int(version)
 
-    def rows(self) -> list[Row] | None:
+    def rows(self) -> list[BlobRow] | None:
         """Within a transaction: all of them, those used longest ago first. None when they are another build's."""
         if self._schema() != [(_SCHEMA.encode(),)]:
-            raise Damaged(f"{self._path}: is something else")
+            raise DamagedBlobFile(f"{self._path}: is something else")
         self._seen, found, left = self._version(), {}, self._most
         for key, used, checksum, value in self._db.execute("SELECT key, used, sum, value FROM entry"):
             if not isinstance(key, bytes) or key in found:
-                raise Damaged(f"{self._path}: has keys that it cannot have")
+                raise DamagedBlobFile(f"{self._path}: has keys that it cannot have")
             is_whole = isinstance(value, bytes) and _is_stamp(used) and checksum == _sum(key, used, value)
-            found[key] = Row(key, value, used) if is_whole else Row(key, None, 0)
+            found[key] = BlobRow(key, value, used) if is_whole else BlobRow(key, None, 0)
             left -= len(key) + len(value or b"") if is_whole else 1
             if left < 0:
-                raise Damaged(f"{self._path}: is larger than it may be")
+                raise DamagedBlobFile(f"{self._path}: is larger than it may be")
         build = found.pop(_BUILD, None)
         self._last = max((row.used for row in found.values()), default=0)
         self._is_of_build = build is not None and build.value == self._build
@@ -160,7 +160,7 @@ class BlobFile:
 def opened(path: Path, build_id: str, most: int, damaged: int | None) -> BlobFile:
     """The file, made if there is none, and anew if it is damaged, as that of inode `damaged` is.
 
-    Raises OSError, Damaged.
+    Raises OSError, DamagedBlobFile.
     """
     path.parent.mkdir(0o700, parents=True, exist_ok=True)
     with _locked(path.parent):
@@ -168,7 +168,7 @@ def opened(path: Path, build_id: str, most: int, damaged: int | None) -> BlobFil
             _remove(path)
         try:
             return BlobFile(path, build_id, most)
-        except Damaged:
+        except DamagedBlobFile:
             _remove(path)
         return BlobFile(path, build_id, most)
 
@@ -205,7 +205,7 @@ def _create(path: Path) -> None:
 
 
 def _check(path: Path, most: int) -> None:
-    """Raises PermissionError for what SQLite must not be given, Damaged for what is larger than it could have become.
+    """Raises PermissionError for a file that SQLite must not be given, DamagedBlobFile for one that is too large.
 
     An entry of a few bytes takes several times as many, and the log has room for two saves of everything.
     """
@@ -219,7 +219,7 @@ def _check(path: Path, most: int) -> None:
                 os.chmod(side, 0o600)
             size += status.st_size
     if size > 4 * most + 2**22:
-        raise Damaged(f"{path}: {size} bytes, and its entries are {most} at most")
+        raise DamagedBlobFile(f"{path}: {size} bytes, and its entries are {most} at most")
 
 
 def _inode(path: Path) -> int:
@@ -250,9 +250,9 @@ def _errors(path: Path) -> Iterator[None]:
     try:
         yield
     except UnicodeDecodeError:  # SQLite repeats in a message what it found in the file
-        raise Damaged(f"{path}: has a schema of another kind") from None
+        raise DamagedBlobFile(f"{path}: has a schema of another kind") from None
     except sqlite3.Error as error:
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF
         if code in _OUTSIDE or (code == sqlite3.SQLITE_READONLY and not os.access(path, os.W_OK)):
             raise OSError(f"{path}: {error}") from None
-        raise Damaged(f"{path}: {error}") from None
+        raise DamagedBlobFile(f"{path}: {error}") from None

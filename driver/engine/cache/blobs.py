@@ -19,13 +19,13 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING, Literal, get_args
 
 from driver import fork
-from driver.engine.cache.blob_file import BlobFile, Damaged, opened
+from driver.engine.cache.blob_file import BlobFile, DamagedBlobFile, opened
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from driver.engine.cache.blob_file import Row
+    from driver.engine.cache.blob_file import BlobRow
 
 Select = Literal["random", "lru"]
 Capacity = Literal["halve", "fit", "fit_halve"]
@@ -211,14 +211,14 @@ class BlobStore:
     # ---- the file
 
     def _refresh(self) -> None:
-        """Opens the file if it is not open; reads it if that is new. Raises OSError, Damaged."""
+        """Opens the file if it is not open; reads it if that is new. Raises OSError, DamagedBlobFile."""
         file = self._opened()
         if file.has_changed():
             with file.transaction("DEFERRED"):
                 self._merge(file.rows())
 
     def _save(self) -> None:
-        """Raises OSError, Damaged."""
+        """Raises OSError, DamagedBlobFile."""
         file = self._opened()
         with file.transaction("IMMEDIATE"):
             if file.has_changed():
@@ -238,7 +238,7 @@ class BlobStore:
             self._damaged = None
         return self._file
 
-    def _merge(self, rows: list[Row] | None) -> None:
+    def _merge(self, rows: list[BlobRow] | None) -> None:
         """What the file has now, and over it what was set, used or evicted here."""
         used = [(key, self._entries[key], key in self._unsaved) for key in self._used]
         gone = {key: self._stamps[key] for key in self._gone}
@@ -277,7 +277,7 @@ class BlobStore:
         for _ in range(2):
             try:
                 return action()
-            except Damaged as error:
+            except DamagedBlobFile as error:
                 _log.info("%s; it is made anew", error)
                 self._damaged = self._file.inode if self._file else None
                 self._keep_as_unsaved()

@@ -37,7 +37,7 @@ from driver.interface import CacheFiles, Saved
 if TYPE_CHECKING:
     from collections.abc import Iterator, MutableMapping, Sequence
 
-    from driver.engine.cache.records import Record, Records
+    from driver.engine.cache.records import CacheRecord, CacheRecords
     from driver.interface import Device
 
 _log = logging.getLogger(__name__)
@@ -60,7 +60,7 @@ class Declined(Exception):
     """Nothing was kept, for this reason. The prepared model is none the worse for it."""
 
 
-class Restored(NamedTuple):
+class RestoredCompilation(NamedTuple):
     """What was read and verified."""
 
     model: ModelMemory
@@ -69,21 +69,21 @@ class Restored(NamedTuple):
     digest: bytes  #: of all of it: equal ones are the same compilation
 
 
-class Owner(NamedTuple):
+class CacheOwner(NamedTuple):
     """Whose files they are, and what they stand for."""
 
     uid: int
     token: bytes
 
 
-class Compilations:
+class CompilationCache:
     """Of one device. Any thread."""
 
     def __init__(self, device: Device, name: str) -> None:
         self._device, self._name = device, name
         self._needed, self._lock = files_needed(device), threading.Lock()
-        self._records: Records | None = None
-        self._newest: WeakValueDictionary[Owner, Saving] = WeakValueDictionary()
+        self._records: CacheRecords | None = None
+        self._newest: WeakValueDictionary[CacheOwner, CacheWriter] = WeakValueDictionary()
 
     def check(self, counts: Sequence[int], token: object, fds: Sequence[int]) -> CacheFiles:
         """What a client says that it brings along. Raises InvalidArgument."""
@@ -101,7 +101,7 @@ class Compilations:
             raise InvalidArgument(f"token={token!r:.80}: {_TOKEN_BYTES} bytes")
         return given
 
-    def restored(self, owner: Owner, counts: CacheFiles, fds: Sequence[int]) -> Restored:
+    def restored(self, owner: CacheOwner, counts: CacheFiles, fds: Sequence[int]) -> RestoredCompilation:
         """What lies in these files, verified. Raises GeneralFailure."""
         try:
             with _locked(fds, fcntl.LOCK_SH):
@@ -109,7 +109,7 @@ class Compilations:
         except (OSError, ValueError, Declined) as error:
             raise GeneralFailure(f"the cache files are not used: {error}") from error
 
-    def _read(self, owner: Owner, counts: CacheFiles, fds: Sequence[int]) -> Restored:
+    def _read(self, owner: CacheOwner, counts: CacheFiles, fds: Sequence[int]) -> RestoredCompilation:
         records = self._opened()
         record = records.get(*owner)
         if record is None or len(record.lengths) != len(fds):
@@ -121,32 +121,36 @@ class Compilations:
             raise Declined("they were changed since they were written")
         *own, model = memory.arrays
         saved = Saved(own[: counts.model], own[counts.model :])
-        return Restored(ModelMemory(model), record.where, saved, record.digest)
+        return RestoredCompilation(ModelMemory(model), record.where, saved, record.digest)
 
-    def saving(self, owner: Owner, fds: Sequence[int]) -> Saving:
+    def saving(self, owner: CacheOwner, fds: Sequence[int]) -> CacheWriter:
         """Files to write into, now and later. The descriptors stay the caller's. Raises OSError, Declined."""
         _check_access(fds)
-        return Saving(self._opened(), owner, fds, self._newest)
+        return CacheWriter(self._opened(), owner, fds, self._newest)
 
-    def _opened(self) -> Records:
+    def _opened(self) -> CacheRecords:
         """The records, opened when they are first needed. Raises OSError."""
         with self._lock:
             if self._records is None:
-                from driver.engine.cache.records import Records
+                from driver.engine.cache.records import CacheRecords
 
-                self._records = Records(self._device, self._name)
+                self._records = CacheRecords(self._device, self._name)
             return self._records
 
 
-class Saving:
+class CacheWriter:
     """Files of a client for one prepared model. They are kept open until this object is gone."""
 
     def __init__(
-        self, records: Records, owner: Owner, fds: Sequence[int], newest: MutableMapping[Owner, Saving]
+        self,
+        records: CacheRecords,
+        owner: CacheOwner,
+        fds: Sequence[int],
+        newest: MutableMapping[CacheOwner, CacheWriter],
     ) -> None:
         """`newest`: of each owner, the one that was saved last."""
         self._records, self._owner, self._newest = records, owner, newest
-        self._record: Record | None = None  # of what we have written
+        self._record: CacheRecord | None = None  # of what we have written
         self._lock = threading.Lock()
         self._fds: list[int] = []
         for fd in fds:
@@ -186,17 +190,17 @@ class Saving:
         self._put(self._record._replace(grows=True))
         return self._record.lengths
 
-    def _put(self, record: Record) -> None:
+    def _put(self, record: CacheRecord) -> None:
         self._records.put(*self._owner, record)
         self._record = record
 
 
 def _record(
     where: tuple[int, int], offsets: tuple[int, ...], sizes: tuple[int, ...], lengths: tuple[int, ...], digest: bytes
-) -> Record:
-    from driver.engine.cache.records import Record
+) -> CacheRecord:
+    from driver.engine.cache.records import CacheRecord
 
-    return Record(where, offsets, sizes, lengths, digest, grows=False)
+    return CacheRecord(where, offsets, sizes, lengths, digest, grows=False)
 
 
 def _check_access(fds: Sequence[int]) -> None:
@@ -208,7 +212,7 @@ def _check_access(fds: Sequence[int]) -> None:
             raise Declined("a cache file is not open for reading and writing")
 
 
-def _check_lengths(record: Record, fds: Sequence[int]) -> None:
+def _check_lengths(record: CacheRecord, fds: Sequence[int]) -> None:
     """Raises Declined."""
     _check_access(fds)
     for fd, length in zip(fds, record.lengths, strict=True):

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 
-class Improvements:
+class ModelImprover:
     """Those of one device, one at a time."""
 
     def __init__(self, forget_plans: Callable[[], None]) -> None:

@@ -30,7 +30,7 @@ _RECORD_BYTES = 2048  # of 65 files, with some to spare
 _WRONG = (ValueError, TypeError, msgpack.UnpackException)
 
 
-class Record(NamedTuple):
+class CacheRecord(NamedTuple):
     """Of one set of files."""
 
     where: tuple[int, int]  #: the model's structure among its bytes
@@ -41,7 +41,7 @@ class Record(NamedTuple):
     grows: bool  #: something is being appended, or was when we died
 
 
-class Records:
+class CacheRecords:
     """Of one device. Its folder is this account's own; files there have mode 0600."""
 
     def __init__(self, device: Device, name: str) -> None:
@@ -62,16 +62,16 @@ class Records:
             capacity="fit",
         )
 
-    def get(self, uid: int, token: bytes) -> Record | None:
+    def get(self, uid: int, token: bytes) -> CacheRecord | None:
         """That of the files which this user's token stands for, or None."""
         found = self._store.get(_name(uid, token))
         try:
             where, offsets, sizes, lengths, digest, grows = msgpack.unpackb(found or b"\0", use_list=False)
-            return Record(where, offsets, sizes, lengths, digest, grows)
+            return CacheRecord(where, offsets, sizes, lengths, digest, grows)
         except _WRONG:
             return None
 
-    def put(self, uid: int, token: bytes, record: Record) -> None:
+    def put(self, uid: int, token: bytes, record: CacheRecord) -> None:
         """From now on, and after we are killed. Raises OSError when that cannot be."""
         self._store.set(_name(uid, token), msgpack.packb(list(record)))
         if not self._store.flush():

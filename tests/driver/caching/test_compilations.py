@@ -22,7 +22,7 @@ import driver
 from burst import GeneralFailure, InvalidArgument, PeerDied, StatusError
 from driver.client.device import Cache
 from driver.engine.cache import compilations, records
-from driver.engine.cache.compilations import Compilations, Declined, Owner
+from driver.engine.cache.compilations import CacheOwner, CompilationCache, Declined
 from driver.interface import CacheFiles, Saved
 from driver.protocol.model_codec import encode
 from driver.vts.cache_files import Files, corrupted, extensions, flips, truncations
@@ -83,16 +83,16 @@ class TestUnit:
 
     def opened(self, version="1"):
         """As a device that was just started."""
-        return Compilations(SimpleNamespace(name="unit", version=version, cache_files=CacheFiles(1, 0)), "unit")
+        return CompilationCache(SimpleNamespace(name="unit", version=version, cache_files=CacheFiles(1, 0)), "unit")
 
     def save(self, device, files, content=b"code" * 5000, uid=1):
-        saving = device.saving(Owner(uid, files.token), files.fds)
+        saving = device.saving(CacheOwner(uid, files.token), files.fds)
         saving.save(memoryview(b"model" * 4000), WHERE, Saved([content]))
         return saving
 
     def restored(self, device, files, uid=1):
         """What it gives, which has to be what was saved."""
-        found = device.restored(Owner(uid, files.token), files.counts, files.fds)
+        found = device.restored(CacheOwner(uid, files.token), files.counts, files.fds)
         assert bytes(found.model.asarray()) == b"model" * 4000
         assert found.where == WHERE
         return bytes(found.saved.model[0])
