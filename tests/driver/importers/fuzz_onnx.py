@@ -23,8 +23,8 @@ from onnx_cases import CASES
 
 import driver
 from driver.importers import onnx as importer
-from driver.importers.onnx_fold import FOLDS
-from driver.importers.onnx_table import TABLE
+from driver.importers.onnx.fold import FOLDS
+from driver.importers.onnx.table import TABLE
 
 EDGES = [0, 1, 2, 3, 4, 7, 8, 127, 128, 255, 256, 2**14, 2**16, 2**20, 2**31 - 1, 2**31, 2**32, 2**40, 2**62, 2**63 - 1]
 EDGES += [-1, -2, -3, -128, -(2**31), -(2**40), -(2**63)]

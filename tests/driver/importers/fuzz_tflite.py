@@ -22,7 +22,7 @@ from tflite_writer import Writer
 
 import driver
 from driver.importers import tflite
-from driver.importers.tflite_file import File
+from driver.importers.tflite.file import TfliteFile
 
 EDGES = [0, 1, 2, 3, 4, 7, 8, 127, 128, 255, 256, 2**15, 2**16 - 1, 2**30, 2**31 - 1, 2**31, 2**32 - 4, 2**32 - 1]
 MOST_SECONDS = 2.0
@@ -51,7 +51,7 @@ def converted():
 
 def places(data):
     """Where the words of a file lie that are no weights: what is changed in those changes nothing here."""
-    file = File(memoryview(data))
+    file = TfliteFile(memoryview(data))
     weights = [file.data(number) for number in range(len(file._buffers))]
     inside = np.ones(len(data) // 4, bool)
     for array, offset in weights:

@@ -5,7 +5,7 @@ import pytest
 from onnx_cases import CASES
 
 from driver.importers import onnx
-from driver.importers.onnx_table import TABLE
+from driver.importers.onnx.table import TABLE
 
 runtime = pytest.importorskip("onnxruntime", reason="no onnxruntime to compare with")
 

@@ -12,8 +12,8 @@ from onnx_cases import CASES, C, Case, one, real
 
 import driver
 from driver.importers import onnx as importer
-from driver.importers import onnx_file
-from driver.importers.onnx_table import TABLE
+from driver.importers.onnx import file as onnx_file
+from driver.importers.onnx.table import TABLE
 from driver.nn import OperandLifeTime
 
 
@@ -150,9 +150,9 @@ def test_constants_that_are_stored_as_numbers(kind):
     """Not as raw bytes, but in the field of their type."""
     values = np.array([[0, 1, 2], [3, 100, 7]]).astype(kind)
     raw = helper.make_tensor("c", helper.np_dtype_to_tensor_dtype(np.dtype(kind)), values.shape, values.reshape(-1))
-    wire = importer.File(memoryview(made("Abs", real(2))), None)
+    wire = onnx_file.OnnxFile(memoryview(made("Abs", real(2))), None)
     held = raw.SerializeToString()
-    tensor = importer.File.tensor(wire, onnx_file.Message(onnx_file.Wire(memoryview(held))))
+    tensor = onnx_file.OnnxFile.tensor(wire, onnx_file.ProtoMessage(onnx_file.ProtoBytes(memoryview(held))))
     np.testing.assert_array_equal(tensor.data.astype(np.int64), values.astype(np.int64))
 
 

@@ -8,7 +8,7 @@ from tflite_cases import CASES, OTHERWISE
 from tflite_writer import Writer
 
 import driver
-from driver.importers.tflite_table import TABLE
+from driver.importers.tflite.table import TABLE
 
 
 def imported(load, data):

@@ -120,7 +120,7 @@ def test_one_long_name_for_many_tensors():
 
     w = OneName()
     inputs = [w.input((1,), name="x" * 200_000) for _ in range(2000)]
-    refuse(w.file([w.operator("ADD_N", inputs, (1,))]), "over and over")
+    refuse(w.file([w.operator("ADD_N", inputs, (1,))]), "repeatedly")
 
 
 def test_one_long_constant_copied_many_times():
@@ -129,7 +129,7 @@ def test_one_long_constant_copied_many_times():
     buffer = w.buffer(bytes(1 << 18))
     tensors = [w.tensor((1 << 17,), "float16", buffer) for _ in range(100)]
     outputs = [w.operator("DEQUANTIZE", [t], (1 << 17,)) for t in tensors]
-    refuse(w.file(outputs), "over and over")
+    refuse(w.file(outputs), "repeatedly")
 
 
 def test_a_bias_of_five_hundred_million_zeros():
@@ -139,7 +139,7 @@ def test_a_bias_of_five_hundred_million_zeros():
     filters = w.tensor((2**29, 1, 1, 1))
     w.inputs.append(filters)
     fields = {"StrideW": 1, "StrideH": 1, "DilationWFactor": 1, "DilationHFactor": 1}
-    refuse(w.file([w.operator("CONV_2D", [0, filters], (1, 1, 1, 2**29), **fields)]), "over and over")
+    refuse(w.file([w.operator("CONV_2D", [0, filters], (1, 1, 1, 2**29), **fields)]), "repeatedly")
 
 
 @pytest.mark.parametrize("place", [(2, 2**63), (2**63, 2), (2**64 - 1, 2**64 - 1), (64, 1 << 20)])

@@ -9,7 +9,7 @@ import pytest
 from tflite_writer import Writer
 
 import driver
-from driver.importers.tflite_table import TABLE
+from driver.importers.tflite.table import TABLE
 from driver.nn import OPERATIONS, OperandLifeTime, OperandType
 
 

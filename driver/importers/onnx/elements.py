@@ -10,17 +10,17 @@ from driver.errors import ImportFailed
 from driver.nn import OperandType
 from driver.nn.builder import Value
 
-from .onnx_call import Call, broadcast
-from .onnx_graph import FLOATS, INTEGERS, Entry
-from .onnx_shapes import same, spread
+from .call import OnnxCall, broadcast
+from .graph import FLOATS, INTEGERS, ValueEntry
+from .shapes import same, spread
 
-Convert = Callable[[Call], None]
+Convert = Callable[[OnnxCall], None]
 ERF = (0.254829592, -0.284496736, 1.421413741, -1.453152027, 1.061405429)
 """Abramowitz and Stegun, 7.1.26: with P, erf x is within 1.5e-7 of 1 - (ERF[0] t + ... + ERF[4] t^5) e^(-x*x)."""
 P = 0.3275911
 
 
-def only_floats(call: Call, position: int = 0) -> None:
+def only_floats(call: OnnxCall, position: int = 0) -> None:
     """`ImportFailed` when input `position` does not hold floats, for which alone the HAL computes this."""
     if call.entry(position).type not in (*FLOATS, "UINT8", "INT8"):
         raise ImportFailed(f"input {position}, {call.entry(position)}: the HAL computes this for floats")
@@ -29,7 +29,7 @@ def only_floats(call: Call, position: int = 0) -> None:
 def unary(*kinds: str) -> Convert:
     """One operation after the other."""
 
-    def convert(call: Call) -> None:
+    def convert(call: OnnxCall) -> None:
         value, is_image = call.alike()
         for kind in kinds:
             value = call.emit(kind, value)
@@ -38,15 +38,15 @@ def unary(*kinds: str) -> Convert:
     return convert
 
 
-def _give(call: Call, value: Any, is_image: bool, *positions: int) -> None:
+def _give(call: OnnxCall, value: Any, is_image: bool, *positions: int) -> None:
     """Name a result that has the dimensions that the inputs have together."""
     call.give(value, shape=broadcast(*(call.shape(i) for i in positions or (0,))), is_image=is_image)
 
 
-def formula(build: Callable[[Call, Value], Any]) -> Convert:
+def formula(build: Callable[[OnnxCall, Value], Any]) -> Convert:
     """Several operations on input 0."""
 
-    def convert(call: Call) -> None:
+    def convert(call: OnnxCall) -> None:
         only_floats(call)
         value, is_image = call.alike()
         _give(call, build(call, value), is_image)
@@ -57,7 +57,7 @@ def formula(build: Callable[[Call, Value], Any]) -> Convert:
 def arithmetic(kind: str) -> Convert:
     """ADD, SUB, MUL, DIV: two inputs and an activation."""
 
-    def convert(call: Call) -> None:
+    def convert(call: OnnxCall) -> None:
         if kind == "DIV" and call.entry(0).type in INTEGERS:
             raise ImportFailed("the HAL divides integers towards minus infinity only")
         (x, y), is_image = _pair(call)
@@ -66,7 +66,7 @@ def arithmetic(kind: str) -> Convert:
     return convert
 
 
-def _pair(call: Call) -> tuple[list[Value], bool]:
+def _pair(call: OnnxCall) -> tuple[list[Value], bool]:
     if len(call) != 2:
         raise ImportFailed(f"{len(call)} inputs; there have to be 2")
     return call.together()
@@ -75,7 +75,7 @@ def _pair(call: Call) -> tuple[list[Value], bool]:
 def binary(kind: str) -> Convert:
     """Two inputs, nothing else."""
 
-    def convert(call: Call) -> None:
+    def convert(call: OnnxCall) -> None:
         (x, y), is_image = _pair(call)
         _give(call, call.emit(kind, x, y), is_image, 0, 1)
 
@@ -85,7 +85,7 @@ def binary(kind: str) -> Convert:
 def variadic(kind: str, *more: int, mean: bool = False) -> Convert:
     """One after the other; of one input alone, that."""
 
-    def convert(call: Call) -> None:
+    def convert(call: OnnxCall) -> None:
         if len(call) < 2:
             same(call)
             return
@@ -100,7 +100,7 @@ def variadic(kind: str, *more: int, mean: bool = False) -> Convert:
     return convert
 
 
-def power(call: Call) -> None:
+def power(call: OnnxCall) -> None:
     """MUL for squares, SQRT for roots, else POW."""
     only_floats(call)
     exponent = call.entry(1)
@@ -120,7 +120,7 @@ def power(call: Call) -> None:
 # ---- activations ---------------------------------------------------------------------------------------------------
 
 
-def bounds(call: Call) -> tuple[float | None, float | None]:
+def bounds(call: OnnxCall) -> tuple[float | None, float | None]:
     """Lower and upper bound of Clip."""
     if call.opset < 11:
         return call.node.real("min", -math.inf), call.node.real("max", math.inf)
@@ -128,7 +128,7 @@ def bounds(call: Call) -> tuple[float | None, float | None]:
     return lower, upper
 
 
-def clip(call: Call) -> None:
+def clip(call: OnnxCall) -> None:
     """RELU, RELU1 or RELU6 where the bounds are theirs, else MAXIMUM and MINIMUM; without any, the same."""
     lower, upper = (None if bound is None or math.isinf(bound) else bound for bound in bounds(call))
     kinds: dict[object, str] = {(0.0, 6.0): "RELU6", (-1.0, 1.0): "RELU1", (0.0, None): "RELU"}
@@ -144,25 +144,25 @@ def clip(call: Call) -> None:
         _give(call, value, is_image)
 
 
-def leaky_relu(call: Call) -> None:
+def leaky_relu(call: OnnxCall) -> None:
     """PRELU with one slope."""
     x, is_image = call.alike()
     _give(call, call.emit("PRELU", x, call.scalar(call.node.real("alpha", 0.01))), is_image)
 
 
-def elu(call: Call) -> None:
+def elu(call: OnnxCall) -> None:
     """ELU."""
     x, is_image = call.alike()
     _give(call, call.emit("ELU", x, call.node.real("alpha", 1.0)), is_image)
 
 
-def selu(call: Call, x: Value) -> Any:
+def selu(call: OnnxCall, x: Value) -> Any:
     """gamma * ELU."""
     alpha, gamma = (call.node.real(*word) for word in (("alpha", 1.67326319), ("gamma", 1.05070102)))
     return call.emit("MUL", call.emit("ELU", x, alpha), call.scalar(gamma), 0)
 
 
-def celu(call: Call, x: Value) -> Any:
+def celu(call: OnnxCall, x: Value) -> Any:
     """max(0, x) + min(0, alpha * (e^(x / alpha) - 1))."""
     alpha = call.node.real("alpha", 1.0)
     if alpha == 0:
@@ -171,30 +171,30 @@ def celu(call: Call, x: Value) -> Any:
     return call.emit("MUL", inner, call.scalar(alpha), 0)
 
 
-def hard_sigmoid(call: Call, x: Value) -> Any:
+def hard_sigmoid(call: OnnxCall, x: Value) -> Any:
     """max(0, min(1, alpha * x + beta))."""
     alpha, beta = call.node.real("alpha", 0.2), call.node.real("beta", 0.5)
     line = call.emit("ADD", call.emit("MUL", x, call.scalar(alpha), 0), call.scalar(beta), 0)
     return call.emit("MINIMUM", call.emit("RELU", line), call.scalar(1.0))
 
 
-def softplus(call: Call, x: Value) -> Any:
+def softplus(call: OnnxCall, x: Value) -> Any:
     """max(0, x) + log(1 + e^-|x|), which does not overflow."""
     small = call.emit("EXP", call.emit("NEG", call.emit("ABS", x)))
     return call.emit("ADD", call.emit("RELU", x), call.emit("LOG", call.emit("ADD", small, call.scalar(1.0), 0)), 0)
 
 
-def softsign(call: Call, x: Value) -> Any:
+def softsign(call: OnnxCall, x: Value) -> Any:
     """x / (1 + |x|)."""
     return call.emit("DIV", x, call.emit("ADD", call.emit("ABS", x), call.scalar(1.0), 0), 0)
 
 
-def mish(call: Call, x: Value) -> Any:
+def mish(call: OnnxCall, x: Value) -> Any:
     """x * tanh(softplus(x))."""
     return call.emit("MUL", x, call.emit("TANH", softplus(call, x)), 0)
 
 
-def erf(call: Call, x: Value) -> Any:
+def erf(call: OnnxCall, x: Value) -> Any:
     """The formula of ERF of |x|, with the sign of x, which is x cut off at -1 and 1 after it was made large."""
     size = call.emit("ABS", x)
     t = call.emit(
@@ -209,11 +209,11 @@ def erf(call: Call, x: Value) -> Any:
     return call.emit("MUL", call.emit("RELU1", call.emit("MUL", x, call.scalar(large), 0)), rest, 0)
 
 
-def _one(call: Call) -> Any:
+def _one(call: OnnxCall) -> Any:
     return call.scalar(1.0)
 
 
-def gelu(call: Call, x: Value) -> Any:
+def gelu(call: OnnxCall, x: Value) -> Any:
     """x * (1 + erf(x / sqrt 2)) / 2, or its approximation by tanh where the file asks for that."""
     if call.node.text("approximate", "none") == "tanh":
         cube = call.emit("MUL", call.emit("MUL", x, x, 0), x, 0)
@@ -225,12 +225,12 @@ def gelu(call: Call, x: Value) -> Any:
     return call.emit("MUL", half, call.emit("ADD", part, _one(call), 0), 0)
 
 
-def reciprocal(call: Call, x: Value) -> Any:
+def reciprocal(call: OnnxCall, x: Value) -> Any:
     """1 / x."""
     return call.emit("DIV", call.scalar(1.0), x, 0)
 
 
-def cos(call: Call, x: Value) -> Any:
+def cos(call: OnnxCall, x: Value) -> Any:
     """SIN of x + pi / 2."""
     return call.emit("SIN", call.emit("ADD", x, call.scalar(math.pi / 2), 0))
 
@@ -238,7 +238,7 @@ def cos(call: Call, x: Value) -> Any:
 # ---- choices and types ---------------------------------------------------------------------------------------------
 
 
-def where(call: Call) -> None:
+def where(call: OnnxCall) -> None:
     """SELECT, whose three inputs have the same dimensions: what is smaller is repeated."""
     entries = [call.entry(i) for i in range(3)]
     wanted = broadcast(*(e.shape for e in entries))
@@ -246,17 +246,17 @@ def where(call: Call) -> None:
     call.give(call.emit("SELECT", *values), shape=wanted)
 
 
-def _spread_entry(call: Call, entry: Entry, wanted: Sequence[int]) -> Value:
+def _spread_entry(call: OnnxCall, entry: ValueEntry, wanted: Sequence[int]) -> Value:
     if entry.array is not None and entry.shape != wanted and 0 not in wanted:
         call.graph.charge(entry.array.itemsize * math.prod(wanted))
         array = np.ascontiguousarray(np.broadcast_to(entry.array, wanted))
-        return call.graph.constant(Entry(entry.name, entry.type, array.shape, array), array)
+        return call.graph.constant(ValueEntry(entry.name, entry.type, array.shape, array), array)
     if entry.type == "BOOL" and entry.shape != wanted:
         raise ImportFailed(f"{entry} has to be repeated to {list(wanted)}, and the HAL repeats no booleans")
     return spread(call, call.graph.plain(entry), entry.shape, tuple(wanted))
 
 
-def cast(call: Call) -> None:
+def cast(call: OnnxCall) -> None:
     """CAST; to booleans a comparison, from booleans a SELECT."""
     kind = {1: "FLOAT", 6: "INT32", 7: "INT32", 9: "BOOL", 10: "FLOAT16"}.get(call.node.integer("to"))
     entry = call.entry(0)
@@ -276,7 +276,7 @@ def cast(call: Call) -> None:
         )
 
 
-def _from_boolean(call: Call, value: Value, kind: str) -> Value:
+def _from_boolean(call: OnnxCall, value: Value, kind: str) -> Value:
     dims, dtype = value.operand.dimensions, {"FLOAT": np.float32, "INT32": np.int32}.get(kind, np.float16)
     if 0 in dims:
         raise ImportFailed(f"of booleans: {call.graph.unclear()}")

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from driver.errors import ImportFailed
+from driver.importers.file_bytes import Array
 
-from .guarded import Array
-from .onnx_neighbour import Neighbours
-from .onnx_wire import Message, Wire
+from .external_data import ExternalData
+from .protobuf import ProtoBytes, ProtoMessage
 
 FIELDS: dict[str, dict[str, int]] = {
     "ModelProto": {"graph": 7, "opset_import": 8},
@@ -77,7 +77,7 @@ _NAME = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Tensor:
+class OnnxTensor:
     """A constant. offset: where its values lie in the file; None when they lie elsewhere, or in another form."""
 
     name: str
@@ -96,12 +96,12 @@ class Declared:
     symbols: tuple[str, ...]
 
 
-class Node:
+class OnnxNode:
     """One operator, its attributes by name."""
 
     __slots__ = ("_attributes", "_file", "domain", "index", "inputs", "kind", "outputs")
 
-    def __init__(self, file: "File", index: int, message: Message) -> None:
+    def __init__(self, file: "OnnxFile", index: int, message: ProtoMessage) -> None:
         self._file, self.index = file, index
         self.inputs, self.outputs = message.texts(_NODE["input"]), message.texts(_NODE["output"])
         self.kind, self.domain = message.text(_NODE["op_type"])[:_NAME], message.text(_NODE["domain"])[:_NAME]
@@ -144,19 +144,19 @@ class Node:
         found = self._attributes[name].reals(_ATTRIBUTE["floats"]).tolist() if name in self._attributes else []
         return [float(value) for value in found]
 
-    def tensor(self, name: str) -> Tensor | None:
+    def tensor(self, name: str) -> OnnxTensor | None:
         """An attribute as a constant."""
         message = self._attributes[name].message(_ATTRIBUTE["t"]) if name in self._attributes else None
         return None if message is None else self._file.tensor(message)
 
 
-class File:
+class OnnxFile:
     """The model: its graph, and the version of ONNX's operators that it is written in."""
 
     def __init__(self, data: memoryview, folder: Path | None) -> None:
-        self.bytes = Wire(data)
-        self._neighbours = Neighbours(folder, self.bytes.makes)
-        model = Message(self.bytes)
+        self.bytes = ProtoBytes(data)
+        self._neighbours = ExternalData(folder, self.bytes.makes)
+        model = ProtoMessage(self.bytes)
         graph = model.message(_MODEL["graph"])
         if graph is None:
             raise ImportFailed("not an .onnx file, or damaged: it has no graph")
@@ -166,12 +166,12 @@ class File:
             raise ImportFailed("its weights are stored sparsely; convert the model without sparsity")
         self._graph = graph
 
-    def nodes(self) -> list[Node]:
+    def nodes(self) -> list[OnnxNode]:
         """The operators in the order in which they run."""
         spans = self._graph.spans(_GRAPH["node"])
         if len(spans) > _MOST_NODES:
             raise ImportFailed(f"more than {_MOST_NODES} operators")
-        return [Node(self, i, Message(self.bytes, *span)) for i, span in enumerate(spans)]
+        return [OnnxNode(self, i, ProtoMessage(self.bytes, *span)) for i, span in enumerate(spans)]
 
     def inputs(self) -> list[Declared]:
         """The inputs, some of which may be initialised."""
@@ -181,11 +181,11 @@ class File:
         """The names of the outputs."""
         return [message.text(_INFO["name"]) for message in self._graph.messages(_GRAPH["output"])]
 
-    def initializers(self) -> Iterator[Tensor]:
+    def initializers(self) -> Iterator[OnnxTensor]:
         """The constants that the graph lists."""
         return map(self.tensor, self._graph.messages(_GRAPH["initializer"]))
 
-    def tensor(self, message: Message) -> Tensor:
+    def tensor(self, message: ProtoMessage) -> OnnxTensor:
         """One constant, its values as a view of the file where they are stored raw."""
         name = message.text(_TENSOR["name"])
         kind = _type(message.integer(_TENSOR["data_type"]), f"tensor {name[:_NAME]!r}")
@@ -197,9 +197,9 @@ class File:
         if data.nbytes != math.prod(shape) * dtype.itemsize:
             size = data.nbytes
             raise ImportFailed(f"tensor {name[:_NAME]!r}: {size} bytes for dimensions {list(shape)} of {kind}")
-        return Tensor(name, kind, data.view(dtype).reshape(shape), offset)
+        return OnnxTensor(name, kind, data.view(dtype).reshape(shape), offset)
 
-    def _values(self, message: Message, kind: str) -> tuple[Array, int | None]:
+    def _values(self, message: ProtoMessage, kind: str) -> tuple[Array, int | None]:
         """The bytes of a constant and their offset, wherever the file has them."""
         if message.integer(_TENSOR["data_location"]) == 1:
             entries = message.messages(_TENSOR["external_data"])
@@ -211,7 +211,7 @@ class File:
             return self.bytes.part(start, end - start), start
         return self._numbers(message, kind).view(np.uint8), None
 
-    def _numbers(self, message: Message, kind: str) -> Array:
+    def _numbers(self, message: ProtoMessage, kind: str) -> Array:
         if kind == "FLOAT":
             return message.reals(_TENSOR["float_data"])
         if kind == "DOUBLE":
@@ -229,7 +229,7 @@ def _type(number: int, where: str) -> str:
     return TYPES[number]
 
 
-def _declared(message: Message) -> Declared:
+def _declared(message: ProtoMessage) -> Declared:
     name, kind = message.text(_INFO["name"]), message.message(_INFO["type"])
     tensor = kind.message(_TYPE["tensor_type"]) if kind else None
     if tensor is None:

@@ -8,18 +8,16 @@ from pathlib import Path, PurePosixPath
 import numpy as np
 
 from driver.errors import ImportFailed
-
-from .guarded import Account, Array
-from .mapped import mapped_descriptor
+from driver.importers.file_bytes import Array, ByteBudget, map_descriptor
 
 _MOST_FILES = 256
 _DEEPEST = 8
 
 
-class Neighbours:
+class ExternalData:
     """The files of one folder, each mapped when it is first asked for; `makes` grows with what they hold."""
 
-    def __init__(self, folder: Path | None, makes: Account) -> None:
+    def __init__(self, folder: Path | None, makes: ByteBudget) -> None:
         self._folder, self._makes = folder, makes
         self._files: dict[str, Array] = {}
 
@@ -52,7 +50,7 @@ class Neighbours:
                 opened.append(os.open(part, flags, dir_fd=opened[-1]))
             if not stat.S_ISREG(os.fstat(opened[-1]).st_mode):
                 raise ImportFailed(f"its weights lie in {name[:64]!r}, which is no ordinary file")
-            return np.frombuffer(mapped_descriptor(opened[-1], name[:64]), np.uint8)
+            return np.frombuffer(map_descriptor(opened[-1], name[:64]), np.uint8)
         except OSError as error:
             raise ImportFailed(f"its weights lie in {name[:64]!r}, which cannot be opened: {error.strerror}") from None
         finally:

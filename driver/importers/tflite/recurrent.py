@@ -4,23 +4,23 @@ from collections.abc import Sequence
 
 from driver.errors import ImportFailed
 
-from .tflite_call import Call
-from .tflite_graph import Ref
+from .call import TfliteCall
+from .graph import Ref
 
 _Weights = list[Ref | None]
 
 
-def _weights(call: Call, positions: Sequence[int]) -> _Weights:
+def _weights(call: TfliteCall, positions: Sequence[int]) -> _Weights:
     return [call.optional_weights(i) for i in positions]
 
 
-def _layer_norm(call: Call) -> _Weights:
+def _layer_norm(call: TfliteCall) -> _Weights:
     """The four weights of layer normalisation; none when it is not used."""
     found = _weights(call, range(20, 24))
     return found if any(found) else []
 
 
-def rnn(call: Call) -> None:
+def rnn(call: TfliteCall) -> None:
     """RNN: the state comes before the result."""
     state, after = call.graph.state(call.number(4))
     code = call.options.FusedActivationFunction()
@@ -28,7 +28,7 @@ def rnn(call: Call) -> None:
     call.emit("RNN", *inputs, to=[after, call.output()])
 
 
-def sequence_rnn(call: Call) -> None:
+def sequence_rnn(call: TfliteCall) -> None:
     """UNIDIRECTIONAL_SEQUENCE_RNN."""
     state, after = call.graph.state(call.number(4))
     tail = (call.options.FusedActivationFunction(), int(call.options.TimeMajor()))
@@ -36,7 +36,7 @@ def sequence_rnn(call: Call) -> None:
     call.emit("UNIDIRECTIONAL_SEQUENCE_RNN", *inputs, to=[call.output(), after])
 
 
-def bidirectional_rnn(call: Call) -> None:
+def bidirectional_rnn(call: TfliteCall) -> None:
     """BIDIRECTIONAL_SEQUENCE_RNN."""
     (forward, forward_after), (backward, backward_after) = (call.graph.state(call.number(i)) for i in (4, 8))
     first, second = _weights(call, range(1, 4)), _weights(call, range(5, 8))
@@ -48,14 +48,14 @@ def bidirectional_rnn(call: Call) -> None:
     call.emit("BIDIRECTIONAL_SEQUENCE_RNN", *inputs, to=[*outputs, forward_after, backward_after])
 
 
-def svdf(call: Call) -> None:
+def svdf(call: TfliteCall) -> None:
     """SVDF: the state comes before the result."""
     state, after = call.graph.state(call.number(4))
     inputs = (call.input(0), *_weights(call, range(1, 4)), state)
     call.emit("SVDF", *inputs, call.options.Rank(), call.options.FusedActivationFunction(), to=[after, call.output()])
 
 
-def lstm(call: Call) -> None:
+def lstm(call: TfliteCall) -> None:
     """LSTM, with the scratch buffer that the HAL wants."""
     if call.options.KernelType():
         raise ImportFailed("the BASIC kernel has its gates in one matrix; convert the model with the FULL one")
@@ -66,7 +66,7 @@ def lstm(call: Call) -> None:
     call.emit("LSTM", *inputs, to=[scratch, after, cell_after, call.output()])
 
 
-def sequence_lstm(call: Call) -> None:
+def sequence_lstm(call: TfliteCall) -> None:
     """UNIDIRECTIONAL_SEQUENCE_LSTM."""
     if call.options.DiagonalRecurrentTensors():
         raise ImportFailed("diagonal recurrent weights have no counterpart in the HAL")
@@ -77,7 +77,7 @@ def sequence_lstm(call: Call) -> None:
     call.emit("UNIDIRECTIONAL_SEQUENCE_LSTM", *inputs, to=[call.output(), after, cell_after])
 
 
-def bidirectional_lstm(call: Call) -> None:
+def bidirectional_lstm(call: TfliteCall) -> None:
     """BIDIRECTIONAL_SEQUENCE_LSTM, which has no layer normalisation in TFLite."""
     states = [call.graph.state(call.number(i)) for i in range(35, 39)]
     further = [call.optional(39), *_weights(call, range(40, 48))]
@@ -88,6 +88,6 @@ def bidirectional_lstm(call: Call) -> None:
     call.emit("BIDIRECTIONAL_SEQUENCE_LSTM", *inputs, *_clips(call), *flags, *[None] * 8, to=[*outputs, *after])
 
 
-def _clips(call: Call) -> tuple[int, float, float]:
+def _clips(call: TfliteCall) -> tuple[int, float, float]:
     """The activation and the two clips."""
     return call.options.FusedActivationFunction(), call.options.CellClip(), call.options.ProjClip()

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 from driver.errors import ImportFailed
 
-from .guarded import integers
-from .tflite_call import Call
+from .call import TfliteCall
+from .flatbuffer import integers
 
 Sizes = tuple[int | None, ...]
 _MOST = 32
@@ -18,19 +18,19 @@ _MOST = 32
 _FOLDED = ("STRIDED_SLICE", "GATHER", "PACK", "CONCATENATION", "MUL")
 
 
-def shape(call: Call) -> None:
+def shape(call: TfliteCall) -> None:
     """SHAPE."""
     call.rank(0)
     _keep(call, [d or None for d in call.tensor(0).shape or ()])
     call.graph.origins[call.result(0).index] = call.number(0)
 
 
-def rank_of(call: Call) -> None:
+def rank_of(call: TfliteCall) -> None:
     """RANK; the HAL's own gives a scalar, which no other operation takes for a tensor."""
     _keep(call, [call.rank(0)])
 
 
-def fold(call: Call) -> bool:
+def fold(call: TfliteCall) -> bool:
     """True when an operator only computes with such lists, and its result is one."""
     name, sizes = call.operator.name, call.graph.sizes
     if name not in _FOLDED or not sizes.keys() & set(call.operator.inputs):
@@ -53,7 +53,7 @@ def fold(call: Call) -> bool:
     return True
 
 
-def target(call: Call) -> list[int] | None:
+def target(call: TfliteCall) -> list[int] | None:
     """The shape that a RESHAPE is told, with -1 for what is unknown; None when it is computed by the model."""
     found = _sizes(call, 1) if call.given(1) else None
     if found is None:
@@ -68,7 +68,7 @@ def target(call: Call) -> list[int] | None:
     return sizes
 
 
-def _rest(call: Call, found: Sizes) -> Sizes:
+def _rest(call: TfliteCall, found: Sizes) -> Sizes:
     """What -1 stands for beside the one unknown dimension of the tensor itself: all that its others leave."""
     whole = call.tensor(0).shape or ()
     is_own = call.graph.origins.get(call.number(1)) == call.number(0) and whole.count(0) == 1
@@ -81,7 +81,7 @@ def _rest(call: Call, found: Sizes) -> Sizes:
     return tuple(left if d == -1 else d for d in found)
 
 
-def _sizes(call: Call, position: int) -> Sizes | None:
+def _sizes(call: TfliteCall, position: int) -> Sizes | None:
     """Input `position` as such a list: a constant, or what was kept before; None for all else."""
     number = call.number(position)
     if number in call.graph.sizes:
@@ -92,7 +92,7 @@ def _sizes(call: Call, position: int) -> Sizes | None:
     return tuple(call.integers(position)) if info.data is not None and info.type in ("INT32", "INT64") else None
 
 
-def _keep(call: Call, found: Sequence[int | None]) -> None:
+def _keep(call: TfliteCall, found: Sequence[int | None]) -> None:
     """Let the result be that list; a constant, too, when all of it is known."""
     if len(found) > _MOST or any(d is not None and not -(2**31) <= d < 2**31 for d in found):
         raise ImportFailed(f"a list of {len(found)} sizes, or one that does not fit into 32 bits")
@@ -113,7 +113,7 @@ def _element(found: Sizes, place: int) -> int | None:
     return found[place]
 
 
-def _sliced(call: Call, found: Sizes) -> Sizes:
+def _sliced(call: TfliteCall, found: Sizes) -> Sizes:
     (begin,), (end,), (stride,) = (call.integers(i)[:1] or [1] for i in (1, 2, 3))
     if call.options.ShrinkAxisMask() & 1:
         return (_element(found, 0 if call.options.BeginMask() & 1 else begin),)

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 
 from driver.errors import ImportFailed
+from driver.importers.file_bytes import Array
 from driver.nn.builder import Value
 
-from .guarded import Array
-from .onnx_call import Call
-from .onnx_graph import Shape
+from .call import OnnxCall
+from .graph import Shape
 
 _MOST_STEPS = 128
 """Of a GRU: its graph grows with them."""
@@ -28,7 +28,7 @@ _DEFAULTS = {"LSTM": ["Sigmoid", "Tanh", "Tanh"], "GRU": ["Sigmoid", "Tanh"], "R
 class Pass:
     """One direction: the sequence in its order, its weights, and the states it begins with."""
 
-    call: Call
+    call: OnnxCall
     number: int
     x: Value
     shape: Shape
@@ -77,10 +77,10 @@ class Pass:
 Step = Callable[[Pass], tuple[Value, list[Value]]]
 
 
-def _recurrent(step: Step) -> Callable[[Call], None]:
+def _recurrent(step: Step) -> Callable[[OnnxCall], None]:
     """All directions, and their results side by side."""
 
-    def convert(call: Call) -> None:
+    def convert(call: OnnxCall) -> None:
         directions = _directions(call)
         units = call.node.integer("hidden_size")
         shape = call.known(0)
@@ -103,7 +103,7 @@ def _recurrent(step: Step) -> Callable[[Call], None]:
     return convert
 
 
-def _directions(call: Call) -> list[bool]:
+def _directions(call: OnnxCall) -> list[bool]:
     """Whether each direction is backward."""
     node = call.node
     found = {"forward": [False], "reverse": [True], "bidirectional": [False, True]}.get(
@@ -120,7 +120,7 @@ def _directions(call: Call) -> list[bool]:
     return found
 
 
-def _reversed(call: Call, value: Value) -> Value:
+def _reversed(call: OnnxCall, value: Value) -> Value:
     places = [np.array(v, np.int32) for v in ([-1, 0, 0], [0, 0, 0], [-1, 1, 1])]
     return call.graph.cast(call.emit("STRIDED_SLICE", value, *places, 6, 7, 0))
 
@@ -185,7 +185,7 @@ def _gru(way: Pass) -> tuple[Value, list[Value]]:
 
 
 def _gru_step(
-    call: Call, part: Value, state: Value, gates: tuple[Value, Value], new: tuple[Value, Value], units: int
+    call: OnnxCall, part: Value, state: Value, gates: tuple[Value, Value], new: tuple[Value, Value], units: int
 ) -> Value:
     """(1 - z) * n + z * h = n + z * (h - n)."""
 
@@ -203,7 +203,7 @@ def _gru_step(
     return call.graph.cast(call.emit("ADD", fresh, rest, 0))
 
 
-def _of_state(call: Call, state: Value, weights: Value, bias: Value) -> Any:
+def _of_state(call: OnnxCall, state: Value, weights: Value, bias: Value) -> Any:
     """A product with the state; of a constant one, with which most sequences begin, a constant."""
     values = [value.operand.value for value in (state, weights, bias)]
     if values[0] is None:

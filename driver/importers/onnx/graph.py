@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 
 from driver.errors import ImportFailed
+from driver.importers.file_bytes import Array
 from driver.nn import Model, ModelBuilder, OperandLifeTime, OperandType, Subgraph
 from driver.nn.builder import Value
 
-from .guarded import Array
-from .onnx_file import Declared, File, Tensor
+from .file import Declared, OnnxFile, OnnxTensor
 
 HAL_TYPES = {
     "FLOAT": OperandType.TENSOR_FLOAT32,
@@ -38,7 +38,7 @@ Shape = tuple[int, ...]
 
 
 @dataclass(slots=True, eq=False)
-class Entry:
+class ValueEntry:
     """One value of the file: what is known of it, and the operands that hold it.
 
     shape: 0 where unknown. array: of a constant; offset: where it lies in the file.
@@ -55,19 +55,19 @@ class Entry:
     scales: tuple[float, ...] = ()
     zero_points: tuple[int, ...] = ()
     axis: int = 0
-    source: "Entry | None" = None
+    source: "ValueEntry | None" = None
     forms: dict[Any, Value] = field(default_factory=dict)
 
     def __str__(self) -> str:
         return f"{self.name[:64]!r} ({self.type} {list(self.shape)})"
 
 
-class Graph:
+class OnnxGraph:
     """The values and the operations so far."""
 
-    def __init__(self, file: File) -> None:
+    def __init__(self, file: OnnxFile) -> None:
         self.file, self.builder = file, ModelBuilder()
-        self.entries: dict[str, Entry] = {}
+        self.entries: dict[str, ValueEntry] = {}
         self.symbols: set[str] = set()
         self._names: dict[int, str] = {}
         self._places: dict[int, tuple[int, int]] = {}
@@ -76,9 +76,9 @@ class Graph:
         for tensor in file.initializers():
             self.define(tensor)
 
-    def define(self, tensor: Tensor) -> None:
+    def define(self, tensor: OnnxTensor) -> None:
         """A constant of the file."""
-        self.entries[tensor.name] = Entry(tensor.name, tensor.type, tensor.data.shape, tensor.data, tensor.offset)
+        self.entries[tensor.name] = ValueEntry(tensor.name, tensor.type, tensor.data.shape, tensor.data, tensor.offset)
 
     def declare(self, info: Declared, scale: float, zero_point: int) -> None:
         """An input of the model, unless it is a constant that may be overridden."""
@@ -92,18 +92,18 @@ class Graph:
         more: dict[str, Any] = {"scale": scale, "zero_point": zero_point} if kind.is_quantised else {}
         value = self.builder.input(kind, info.shape or (1,), **more)
         scales, zero_points = ((scale,), (zero_point,)) if more else ((), ())
-        entry = Entry(info.name, info.type, info.shape, plain=value, scales=scales, zero_points=zero_points)
+        entry = ValueEntry(info.name, info.type, info.shape, plain=value, scales=scales, zero_points=zero_points)
         self.entries[info.name] = entry
         self.symbols |= set(info.symbols)
         self._inputs.append((value, info.name))
 
-    def entry(self, name: str) -> Entry:
+    def entry(self, name: str) -> ValueEntry:
         """The value of that name."""
         if name not in self.entries:
             raise ImportFailed(f"nothing gives {name[:64]!r} a value before it is read")
         return self.entries[name]
 
-    def bind(self, entry: Entry) -> None:
+    def bind(self, entry: ValueEntry) -> None:
         """A value that was computed."""
         if entry.name in self.entries:
             raise ImportFailed(f"{entry.name[:64]!r} has a value already")
@@ -116,7 +116,7 @@ class Graph:
         """So many bytes are made from the file."""
         self.file.bytes.makes.charge(nbytes)
 
-    def alias(self, name: str, entry: Entry) -> None:
+    def alias(self, name: str, entry: ValueEntry) -> None:
         """Another name for a value."""
         if name in self.entries:
             raise ImportFailed(f"{name[:64]!r} has a value already")
@@ -124,14 +124,14 @@ class Graph:
 
     # ---- forms
 
-    def plain(self, entry: Entry) -> Value:
+    def plain(self, entry: ValueEntry) -> Value:
         """A value as the file has it."""
         value = self.loose(entry)
         if len(entry.shape) > _HIGHEST_RANK and len(value.operand.dimensions) != len(entry.shape):
             raise ImportFailed(f"{entry}: the HAL takes at most 4 dimensions here")
         return value
 
-    def loose(self, entry: Entry) -> Value:
+    def loose(self, entry: ValueEntry) -> Value:
         """The same; without dimensions of size 1 when it has more than four."""
         if entry.plain is None and entry.array is None:
             self.derive(entry)
@@ -139,7 +139,7 @@ class Graph:
             entry.plain = self._from_image(entry) if entry.array is None else self.constant(entry, entry.array)
         return entry.plain
 
-    def image(self, entry: Entry, rank: int | None = None) -> Value:
+    def image(self, entry: ValueEntry, rank: int | None = None) -> Value:
         """A value with its channels last. A constant is broadcast to `rank`."""
         rank = len(entry.shape) if rank is None else rank
         if entry.image is None and entry.array is None:
@@ -150,12 +150,12 @@ class Graph:
             entry.image = self._to_image(entry)
         return entry.image
 
-    def is_image(self, entry: Entry) -> bool:
+    def is_image(self, entry: ValueEntry) -> bool:
         """Whether a value is there with its channels last only."""
         held = entry if entry.source is None or entry.plain or entry.image else entry.source
         return held.plain is None and held.image is not None
 
-    def derive(self, entry: Entry) -> None:
+    def derive(self, entry: ValueEntry) -> None:
         """The numbers that quantised values stand for."""
         if entry.source is None or entry.plain or entry.image:
             return
@@ -168,7 +168,7 @@ class Graph:
         else:
             entry.plain = self.cast(self.operation("DEQUANTIZE", self.plain(source)))
 
-    def _from_image(self, entry: Entry) -> Value:
+    def _from_image(self, entry: ValueEntry) -> Value:
         if entry.image is None:
             raise ImportFailed(f"{entry} has no value")
         if all(d == 1 for d in entry.shape[2:]):
@@ -178,7 +178,7 @@ class Graph:
             return self.transpose(row, (0, 2, 1))
         return self.transpose(entry.image, (0, 3, 1, 2))
 
-    def _to_image(self, entry: Entry) -> Value:
+    def _to_image(self, entry: ValueEntry) -> Value:
         value, rank = self.plain(entry), len(entry.shape)
         if rank not in (3, 4):
             raise ImportFailed(f"{entry} has rank {rank}; images and signals have 4 and 3")
@@ -188,7 +188,7 @@ class Graph:
             return self.reshape(value, (*entry.shape[:1], 1, 1, *entry.shape[1:2]))
         return self.transpose(value, (0, 2, 3, 1))
 
-    def _image_constant(self, entry: Entry, rank: int) -> Value:
+    def _image_constant(self, entry: ValueEntry, rank: int) -> Value:
         assert entry.array is not None
         if rank not in (3, 4) or entry.array.ndim > rank:
             raise ImportFailed(f"{entry} is no image or signal, nor part of one")
@@ -235,7 +235,7 @@ class Graph:
         named = ", ".join(sorted(self.symbols)[:4])
         return f"give {named} a fixed size" if named else "the HAL takes at most 4 dimensions here"
 
-    def constant(self, entry: Entry, array: Array) -> Value:
+    def constant(self, entry: ValueEntry, array: Array) -> Value:
         """A constant with the type and the quantisation of `entry`."""
         if entry.type not in HAL_TYPES:
             raise ImportFailed(f"{entry}: the HAL has no such tensors")
@@ -305,7 +305,7 @@ def small(array: Array, where: str) -> Array:
     return array.astype(np.int32)
 
 
-def dequantised(entry: Entry) -> Array:
+def dequantised(entry: ValueEntry) -> Array:
     """The numbers that a quantised constant stands for."""
     assert entry.array is not None
     along = [-1 if i == entry.axis else 1 for i in range(entry.array.ndim)]

@@ -6,8 +6,8 @@ import numpy as np
 
 from driver.errors import ImportFailed
 
-from .tflite_call import Call
-from .tflite_graph import Ref, dequantised
+from .call import TfliteCall
+from .graph import Ref, dequantised
 
 MOST_PAIRS = 512
 """Of matrices in one operator: 12 heads of 42 sequences."""
@@ -18,7 +18,7 @@ _PAIR_BYTES = 256
 class Factor:
     """One side of a product: matrices [rows, size], the second of which is the number of terms of each sum."""
 
-    def __init__(self, call: Call, position: int, *, turned: bool) -> None:
+    def __init__(self, call: TfliteCall, position: int, *, turned: bool) -> None:
         """turned: the file has them as [size, rows]."""
         self.call = call
         *self.batch, rows, size = _matrix_shape(call, position)
@@ -49,7 +49,7 @@ class Factor:
         return self.call.graph.operand(self.whole).dimensions
 
 
-def batch_matmul(call: Call) -> None:
+def batch_matmul(call: TfliteCall) -> None:
     """One FULLY_CONNECTED when the second side is one matrix; else one for each pair, and a CONCATENATION."""
     shape = call.result_shape()
     pairs = _pairs(_matrix_shape(call, 0)[:-2], _matrix_shape(call, 1)[:-2])
@@ -69,14 +69,14 @@ def batch_matmul(call: Call) -> None:
     call.reshape(joined, shape, target)
 
 
-def _matrix_shape(call: Call, position: int) -> tuple[int, ...]:
+def _matrix_shape(call: TfliteCall, position: int) -> tuple[int, ...]:
     shape = call.shape(position)
     if len(shape) < 2:
         raise ImportFailed(f"input {position} has dimensions {list(shape)}; there have to be two or more")
     return shape
 
 
-def _constant(call: Call, position: int, *, turned: bool) -> Ref | None:
+def _constant(call: TfliteCall, position: int, *, turned: bool) -> Ref | None:
     """A constant side, its matrices turned when the file is read; None when it is computed, or stays as it is."""
     info = call.tensor(position)
     if info.data is None or not turned:
@@ -103,7 +103,7 @@ def _pairs(left: tuple[int, ...], right: tuple[int, ...]) -> list[tuple[int, int
     return list(zip(*(n.tolist() for n in numbers), strict=True))
 
 
-def _bias(call: Call, left: Factor, right: Factor) -> Ref:
+def _bias(call: TfliteCall, left: Factor, right: Factor) -> Ref:
     """The zeros that each product is added to."""
     scale = math.prod(call.graph.operand(side.whole).scale for side in (left, right))
     return call.graph.constant(call.zeros(right.rows, left.whole), scale=scale)

@@ -7,31 +7,31 @@ from typing import Any
 from driver.errors import ImportFailed
 from driver.nn import OperandType
 
-from .tflite_call import Call
-from .tflite_graph import Ref
+from .call import TfliteCall
+from .graph import Ref
 
 _PER_CHANNEL = OperandType.TENSOR_QUANT8_SYMM_PER_CHANNEL
 _VALID = 2
 
 
-def _scheme(call: Call) -> int:
+def _scheme(call: TfliteCall) -> int:
     """The HAL's code for the padding scheme."""
     if call.options.Padding() not in (0, 1):
         raise ImportFailed(f"padding {call.options.Padding()} is neither SAME (0) nor VALID (1)")
     return int(call.options.Padding()) + 1
 
 
-def _strides(call: Call) -> tuple[int, int]:
+def _strides(call: TfliteCall) -> tuple[int, int]:
     return call.options.StrideW(), call.options.StrideH()
 
 
-def _dilation(call: Call) -> tuple[int, ...]:
+def _dilation(call: TfliteCall) -> tuple[int, ...]:
     """Width and height factor; nothing when there is no dilation."""
     factors = call.options.DilationWFactor(), call.options.DilationHFactor()
     return () if factors == (1, 1) else factors
 
 
-def _bias(call: Call, position: int, x: Ref, filters: Ref, channels: int, of: int = 0) -> Ref:
+def _bias(call: TfliteCall, position: int, x: Ref, filters: Ref, channels: int, of: int = 0) -> Ref:
     """The bias; zeros of scale input * filter where the file has none."""
     if call.given(position):
         return call.weights(position, of)
@@ -39,7 +39,7 @@ def _bias(call: Call, position: int, x: Ref, filters: Ref, channels: int, of: in
     return call.graph.constant(zeros, scale=data.scale * weights.scale)
 
 
-def conv(call: Call) -> None:
+def conv(call: TfliteCall) -> None:
     """CONV_2D, GROUPED_CONV_2D when the filters see only a part of the channels."""
     x, filters = call.input(0), call.weights(1)
     channels, _, _, depth = call.shape(1, 4)
@@ -55,7 +55,7 @@ def conv(call: Call) -> None:
         call.emit("GROUPED_CONV_2D", *head, groups, code, False, to=target)
 
 
-def depthwise(call: Call) -> None:
+def depthwise(call: TfliteCall) -> None:
     """DEPTHWISE_CONV_2D; how many results a channel has follows from the shapes, as in TFLite's own kernel."""
     x, filters = call.input(0), call.weights(1)
     channels, depth = call.shape(1, 4)[3], _depth(call)
@@ -67,7 +67,7 @@ def depthwise(call: Call) -> None:
     call.emit("DEPTHWISE_CONV_2D", x, filters, bias, *tail, to=[call.output(0, then)])
 
 
-def transpose_conv(call: Call) -> None:
+def transpose_conv(call: TfliteCall) -> None:
     """TRANSPOSE_CONV_2D: the same inputs in another order."""
     x, filters = call.input(2), call.weights(1, 2)
     bias = _bias(call, 3, x, filters, call.shape(1, 4)[0], 2)
@@ -79,7 +79,7 @@ def transpose_conv(call: Call) -> None:
 def pool(kind: str) -> Any:
     """AVERAGE_POOL_2D, L2_POOL_2D or MAX_POOL_2D."""
 
-    def convert(call: Call) -> None:
+    def convert(call: TfliteCall) -> None:
         code, then = call.activation()
         window = call.options.FilterWidth(), call.options.FilterHeight()
         tail = (_scheme(call), *_strides(call), *window, code)
@@ -91,7 +91,7 @@ def pool(kind: str) -> Any:
 def resize(kind: str) -> Any:
     """RESIZE_BILINEAR or RESIZE_NEAREST_NEIGHBOR: width before height, then the flags that are set."""
 
-    def convert(call: Call) -> None:
+    def convert(call: TfliteCall) -> None:
         sizes = call.integers(1)
         if len(sizes) != 2:
             raise ImportFailed(f"input 1 holds {len(sizes)} values; it has to be height and width")
@@ -101,7 +101,7 @@ def resize(kind: str) -> Any:
     return convert
 
 
-def dense(call: Call) -> None:
+def dense(call: TfliteCall) -> None:
     """FULLY_CONNECTED, whose result has rank 2 in the HAL; with a scale per unit it is a convolution of 1 x 1."""
     if call.options.WeightsFormat():
         raise ImportFailed(f"weights in format {call.options.WeightsFormat()}; only 0 can be read")
@@ -123,7 +123,7 @@ def dense(call: Call) -> None:
         call.reshape(result, shape, target)
 
 
-def _filters(call: Call, weights: Ref) -> Ref:
+def _filters(call: TfliteCall, weights: Ref) -> Ref:
     """The weights of a dense layer as filters of 1 x 1."""
     operand = call.graph.operand(weights)
     assert operand.channel_quant is not None
@@ -134,6 +134,6 @@ def _filters(call: Call, weights: Ref) -> Ref:
     return call.graph.add(replace(operand, dimensions=shape, value=operand.value.reshape(shape)))
 
 
-def _depth(call: Call) -> int:
+def _depth(call: TfliteCall) -> int:
     """The channels of the image; 0 where unknown."""
     return (call.tensor(0).shape or (0,))[-1]

@@ -9,11 +9,11 @@ from driver.errors import ImportFailed
 from driver.nn import OperandType
 from driver.nn.types import Dimensions
 
-from .tflite_call import Call, axis_of
-from .tflite_graph import Ref
+from .call import TfliteCall, axis_of
+from .graph import Ref
 
 
-def select(call: Call) -> None:
+def select(call: TfliteCall) -> None:
     """SELECT, SELECT_V2: between tensors of one shape."""
     shapes = [call.tensor(i).shape for i in range(3)]
     if len(set(shapes)) == 1 or any(shape is None or 0 in shape for shape in shapes):
@@ -23,12 +23,12 @@ def select(call: Call) -> None:
     call.emit("SELECT", *(_spread(call, i, shape) for i in range(3)))
 
 
-def broadcast_to(call: Call) -> None:
+def broadcast_to(call: TfliteCall) -> None:
     """BROADCAST_TO: what is repeated is the result."""
     _spread(call, 0, call.result_shape(), call.output())
 
 
-def cast(call: Call) -> None:
+def cast(call: TfliteCall) -> None:
     """CAST; the HAL's takes no truth values: they choose between 1 and 0, and numbers are compared with 0."""
     source, result = call.tensor(0).type, call.result(0).type
     if source == "BOOL" and result not in ("BOOL", "INT64"):
@@ -41,7 +41,7 @@ def cast(call: Call) -> None:
         call.emit("CAST", call.input(0))
 
 
-def one_hot(call: Call) -> None:
+def one_hot(call: TfliteCall) -> None:
     """ONE_HOT: where the index is equal to the place along a new axis."""
     if call.result(0).type not in ("FLOAT32", "FLOAT16", "INT32"):
         raise ImportFailed(f"it gives {call.result(0)}; the HAL chooses between floats or 32-bit integers here")
@@ -62,7 +62,7 @@ def one_hot(call: Call) -> None:
     call.emit("SELECT", is_there, *(_full(call, v.reshape(-1)[0], result, dtype) for v in values), to=[target])
 
 
-def _spread(call: Call, position: int, shape: Dimensions, target: Ref | None = None) -> Ref:
+def _spread(call: TfliteCall, position: int, shape: Dimensions, target: Ref | None = None) -> Ref:
     """An input repeated until it has `shape`. target: the operand that it shall be written to."""
     x, own, shape = call.input(position), call.shape(position) or (1,), shape or (1,)
     try:
@@ -89,7 +89,7 @@ def _spread(call: Call, position: int, shape: Dimensions, target: Ref | None = N
     return result
 
 
-def _with_axis(call: Call, x: Ref, axis: int) -> Ref:
+def _with_axis(call: TfliteCall, x: Ref, axis: int) -> Ref:
     """The same elements with a further axis of size 1; a RESHAPE takes no integers in the HAL."""
     shape = call.graph.operand(x).dimensions
     result = call.temporary(x, (*shape[:axis], 1, *shape[axis:]))
@@ -97,7 +97,7 @@ def _with_axis(call: Call, x: Ref, axis: int) -> Ref:
     return result
 
 
-def _full(call: Call, value: Any, shape: Dimensions, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
+def _full(call: TfliteCall, value: Any, shape: Dimensions, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
     """A constant of one number all over."""
     call.graph.source.file.bytes.makes.charge(math.prod(shape) * dtype.itemsize)
     return np.full(shape, value, dtype)

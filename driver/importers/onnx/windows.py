@@ -7,14 +7,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from driver.errors import ImportFailed
+from driver.importers.file_bytes import Array
 from driver.nn.builder import Value
 
-from .guarded import Array
-from .onnx_call import Call
-from .onnx_weights import bias, filters, pair
+from .call import OnnxCall
+from .weights import bias, filters, pair
 
 Pair = tuple[int, int]
-Convert = Callable[[Call], None]
+Convert = Callable[[OnnxCall], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class Window:
         return (kh - 1) * dh + 1, (kw - 1) * dw + 1
 
 
-def _window(call: Call, kernel: Pair) -> Window:
+def _window(call: OnnxCall, kernel: Pair) -> Window:
     rank, node = len(call.shape(0)), call.node
     strides, dilations = (pair(node.integers(word), rank, 1, word) for word in ("strides", "dilations"))
     if min(*kernel, *strides, *dilations) < 1 or max(*kernel, *strides, *dilations) > 1 << 20:
@@ -52,13 +52,13 @@ def _window(call: Call, kernel: Pair) -> Window:
     return Window(kernel, strides, dilations, pads)
 
 
-def _sizes(call: Call) -> Pair:
+def _sizes(call: OnnxCall) -> Pair:
     """Height and width of input 0; 0 where unknown."""
     shape = call.shape(0)
     return (1, shape[2]) if len(shape) == 3 else (shape[2], shape[3])
 
 
-def _same(call: Call, window: Window, *, is_upper: bool) -> tuple[Pair, Pair]:
+def _same(call: OnnxCall, window: Window, *, is_upper: bool) -> tuple[Pair, Pair]:
     """So much that the result has ceil(size / stride) elements."""
     if 0 in _sizes(call):
         raise ImportFailed(f"auto_pad of an image of unknown size; {call.graph.unclear()}")
@@ -70,7 +70,7 @@ def _same(call: Call, window: Window, *, is_upper: bool) -> tuple[Pair, Pair]:
     return pads[0], pads[1]
 
 
-def _padded(call: Call, x: Value, window: Window, fill: float | None = None) -> tuple[Value, tuple[int, ...]]:
+def _padded(call: OnnxCall, x: Value, window: Window, fill: float | None = None) -> tuple[Value, tuple[int, ...]]:
     """The image, and its paddings as the HAL wants them; those as large as the window are added before.
 
     fill: add all of them, of that value.
@@ -85,7 +85,7 @@ def _padded(call: Call, x: Value, window: Window, fill: float | None = None) -> 
     return x, (0, 0, 0, 0)
 
 
-def conv(call: Call) -> None:
+def conv(call: OnnxCall) -> None:
     """CONV_2D; DEPTHWISE_CONV_2D when each filter sees one channel, GROUPED_CONV_2D when it sees some."""
     entry, rank, groups = call.weights(1), len(call.shape(0)), call.node.integer("group", 1)
     x, array = call.image(0), _as_images(call, 1, rank)
@@ -114,7 +114,7 @@ def conv(call: Call) -> None:
     call.give(result, is_image=True, rank=rank)
 
 
-def _as_images(call: Call, position: int, rank: int) -> Array:
+def _as_images(call: OnnxCall, position: int, rank: int) -> Array:
     """Weights of rank 4; of signals, of height 1."""
     array = call.weights(position).array
     assert array is not None
@@ -123,7 +123,7 @@ def _as_images(call: Call, position: int, rank: int) -> Array:
     return array[:, :, None] if rank == 3 else array
 
 
-def conv_transpose(call: Call) -> None:
+def conv_transpose(call: OnnxCall) -> None:
     """TRANSPOSE_CONV_2D. Filters in groups become filters of all channels, zero for those of other groups."""
     entry, rank, groups = call.weights(1), len(call.shape(0)), call.node.integer("group", 1)
     x, array = call.image(0), _as_images(call, 1, rank)
@@ -140,7 +140,7 @@ def conv_transpose(call: Call) -> None:
     call.give(result, is_image=True, rank=rank)
 
 
-def _spread(call: Call, array: Array, groups: int) -> Array:
+def _spread(call: OnnxCall, array: Array, groups: int) -> Array:
     channels, units, *kernel = array.shape
     if channels % groups or call.target is not None:
         raise ImportFailed(f"{channels} channels in {groups} groups")
@@ -151,7 +151,7 @@ def _spread(call: Call, array: Array, groups: int) -> Array:
     return result
 
 
-def _transposed_pads(call: Call, window: Window) -> tuple[Pair, Pair]:
+def _transposed_pads(call: OnnxCall, window: Window) -> tuple[Pair, Pair]:
     """What is cut off at each side; less than nothing where the file adds to it."""
     rank = len(call.shape(0))
     more = pair(call.node.integers("output_padding"), rank, 0, "output_padding")
@@ -173,19 +173,19 @@ def _transposed_pads(call: Call, window: Window) -> tuple[Pair, Pair]:
     return pads[0], pads[1]
 
 
-def max_pool(call: Call) -> None:
+def max_pool(call: OnnxCall) -> None:
     """MAX_POOL_2D."""
     if len(call.node.outputs) > 1 and call.node.outputs[1]:
         raise ImportFailed("the HAL does not say where the largest elements were")
     _pool(call, "MAX_POOL_2D")
 
 
-def average_pool(call: Call) -> None:
+def average_pool(call: OnnxCall) -> None:
     """AVERAGE_POOL_2D; where paddings count, they are added before."""
     _pool(call, "AVERAGE_POOL_2D", fill=0.0 if call.node.integer("count_include_pad") else None)
 
 
-def _pool(call: Call, kind: str, fill: float | None = None) -> None:
+def _pool(call: OnnxCall, kind: str, fill: float | None = None) -> None:
     rank = len(call.shape(0))
     window = _window(call, pair(call.node.integers("kernel_shape"), rank, 1, "kernel_shape"))
     if window.dilations != (1, 1):
@@ -198,7 +198,7 @@ def _pool(call: Call, kind: str, fill: float | None = None) -> None:
     call.give(result, is_image=True, rank=rank)
 
 
-def _ceiling(call: Call, x: Value, window: Window, y_pads: Pair, x_pads: Pair) -> Pair:
+def _ceiling(call: OnnxCall, x: Value, window: Window, y_pads: Pair, x_pads: Pair) -> Pair:
     """The paddings behind the image with which a last window that is not full counts too."""
     sizes, ends = x.operand.dimensions[1:3], []
     if 0 in sizes:
@@ -215,7 +215,7 @@ def _ceiling(call: Call, x: Value, window: Window, y_pads: Pair, x_pads: Pair) -
 def global_pool(kind: str) -> Convert:
     """MEAN or REDUCE_MAX over the pixels."""
 
-    def convert(call: Call) -> None:
+    def convert(call: OnnxCall) -> None:
         rank, keep = len(call.shape(0)), 1 if kind == "MEAN" else True
         axes = np.array([1, 2], np.int32)
         call.give(call.emit(kind, call.image(0), axes, keep), is_image=True, rank=rank)
@@ -223,7 +223,7 @@ def global_pool(kind: str) -> Convert:
     return convert
 
 
-def local_response(call: Call) -> None:
+def local_response(call: OnnxCall) -> None:
     """LOCAL_RESPONSE_NORMALIZATION, whose alpha is for each element and not for their mean."""
     size, node = call.node.integer("size", 1), call.node
     if size < 1 or not size % 2:
@@ -236,7 +236,7 @@ def local_response(call: Call) -> None:
 def blocks(kind: str) -> Convert:
     """DEPTH_TO_SPACE or SPACE_TO_DEPTH; channels in the order of CRD are shuffled before."""
 
-    def convert(call: Call) -> None:
+    def convert(call: OnnxCall) -> None:
         size, x = call.node.integer("blocksize"), call.image(0)
         call.shape(0, 4)
         if kind == "DEPTH_TO_SPACE" and call.node.text("mode", "DCR") == "CRD":

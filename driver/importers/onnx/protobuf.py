@@ -1,11 +1,11 @@
-"""Reading protocol buffers that nobody vouches for, without unpacking them.
+"""Read untrusted protocol buffers without unpacking them.
 
-The wire format is a sequence of fields: a number and a type, then an integer, four or eight bytes, or so many bytes. A
-`Message` is one such sequence, looked through once; what lies inside of a field is looked at when it is asked for, so
-that weights stay where they are. Every length is checked against what surrounds it, and a file has so many fields, for
-two bytes of it can be one that takes a hundred in memory.
+The wire format is a sequence of fields: a number and a type, then an integer, four or eight bytes, or a counted run of
+bytes. A `ProtoMessage` is one such sequence, scanned once. The content of a field is read on demand, so weights stay
+where they are. Every length is checked against the message around it. The number of fields is limited, because a field
+of two bytes in the file can take a hundred in memory.
 
-    graph = Message(Wire(data), 0, len(data)).message(7)
+    graph = ProtoMessage(ProtoBytes(data), 0, len(data)).message(7)
     for node in graph.messages(1):
         inputs = node.texts(1)
 """
@@ -17,8 +17,7 @@ from typing import Any
 import numpy as np
 
 from driver.errors import ImportFailed
-
-from .guarded import Array, Bytes
+from driver.importers.file_bytes import Array, FileBytes
 
 _VARINT, _EIGHT, _BYTES, _FOUR = 0, 1, 2, 5
 _LONGEST_VARINT = 10
@@ -27,7 +26,7 @@ _F32 = struct.Struct("<f")
 Span = tuple[int, int]
 
 
-class Wire(Bytes):
+class ProtoBytes(FileBytes):
     """The file, and how many fields may still be read of it."""
 
     def __init__(self, data: memoryview) -> None:
@@ -51,12 +50,12 @@ class Wire(Bytes):
         raise ImportFailed(f"damaged: the integer at {at} has no end")
 
 
-class Message:
+class ProtoMessage:
     """One message: the bytes from `start` to `end`."""
 
     __slots__ = ("_fields", "wire")
 
-    def __init__(self, wire: Wire, start: int = 0, end: int | None = None) -> None:
+    def __init__(self, wire: ProtoBytes, start: int = 0, end: int | None = None) -> None:
         self.wire = wire
         self._fields: dict[int, list[tuple[int, Any]]] = {}
         at, end = start, len(wire.data) if end is None else end
@@ -106,14 +105,14 @@ class Message:
         self.wire.reads.charge(span[1] - span[0])
         return bytes(self.wire.data[slice(*span)]).decode("utf-8", "replace")
 
-    def messages(self, number: int) -> Iterator["Message"]:
+    def messages(self, number: int) -> Iterator["ProtoMessage"]:
         """Each as a message."""
-        return (Message(self.wire, *span) for span in self.spans(number))
+        return (ProtoMessage(self.wire, *span) for span in self.spans(number))
 
-    def message(self, number: int) -> "Message | None":
+    def message(self, number: int) -> "ProtoMessage | None":
         """The last one as a message."""
         spans = self.spans(number)
-        return Message(self.wire, *spans[-1]) if spans else None
+        return ProtoMessage(self.wire, *spans[-1]) if spans else None
 
     def integer(self, number: int, default: int = 0) -> int:
         """The last one as a signed integer."""

@@ -11,8 +11,8 @@ import numpy as np
 from driver.errors import ImportFailed
 from driver.nn.builder import Value
 
-from .onnx_call import Call, axis_of, broadcast
-from .onnx_graph import DERIVED, UNKNOWN, Shape
+from .call import OnnxCall, axis_of, broadcast
+from .graph import DERIVED, UNKNOWN, Shape
 
 _MOST_RANK = 4
 _LAST = 2**31 - 1
@@ -25,12 +25,12 @@ def places(rank: int, *, is_image: bool) -> Shape:
     return IMAGE_AXES[rank] if is_image else tuple(range(rank))
 
 
-def give_shaped(call: Call, value: Value, shape: Shape, at: int = 0) -> None:
+def give_shaped(call: OnnxCall, value: Value, shape: Shape, at: int = 0) -> None:
     """`value` in another shape as a result."""
     call.give(call.graph.reshape(value, stored(call, shape)), shape=shape, at=at)
 
 
-def stored(call: Call, shape: Shape) -> Shape:
+def stored(call: OnnxCall, shape: Shape) -> Shape:
     """The dimensions of the operand of a value that has `shape` in ONNX."""
     if len(shape) <= _MOST_RANK:
         return shape or (1,)
@@ -43,7 +43,7 @@ def stored(call: Call, shape: Shape) -> Shape:
 # ---- the same elements in the same order ---------------------------------------------------------------------------
 
 
-def reshape(call: Call) -> None:
+def reshape(call: OnnxCall) -> None:
     """RESHAPE; what the file computes the shape from has to be known, but for one dimension."""
     wanted = call.integers(1) if call.given(1) else call.node.integers("shape") or []
     source = call.shape(0)
@@ -74,7 +74,7 @@ def _resolved(source: Shape, sizes: list[int], *, is_same: bool) -> Shape:
     return tuple((whole // others if is_clear else 0) if d == -1 else d for d in sizes)
 
 
-def flatten(call: Call) -> None:
+def flatten(call: OnnxCall) -> None:
     """RESHAPE to two dimensions."""
     shape = call.shape(0)
     axis = call.node.integer("axis", 1)
@@ -82,7 +82,7 @@ def flatten(call: Call) -> None:
     give_shaped(call, call.graph.loose(call.entry(0)), (math.prod(shape[:axis]), math.prod(shape[axis:])))
 
 
-def squeeze(call: Call) -> None:
+def squeeze(call: OnnxCall) -> None:
     """RESHAPE, or SQUEEZE where more than one dimension is unknown."""
     shape, axes = call.shape(0), call.listed("axes", 1)
     dropped = [i for i, d in enumerate(shape) if d == 1] if axes is None else [axis_of(a, len(shape)) for a in axes]
@@ -93,7 +93,7 @@ def squeeze(call: Call) -> None:
         give_shaped(call, call.graph.loose(call.entry(0)), rest)
 
 
-def unsqueeze(call: Call) -> None:
+def unsqueeze(call: OnnxCall) -> None:
     """RESHAPE, or EXPAND_DIMS where more than one dimension is unknown."""
     shape, axes = call.shape(0), call.listed("axes", 1) or []
     rank = len(shape) + len(axes)
@@ -111,7 +111,7 @@ def unsqueeze(call: Call) -> None:
     call.give(value, shape=result)
 
 
-def same(call: Call) -> None:
+def same(call: OnnxCall) -> None:
     """Identity, Dropout and Cast to the same type: another name, of the same scale."""
     entry = call.entry(0)
     if call.target is not None:
@@ -124,7 +124,7 @@ def same(call: Call) -> None:
 # ---- other orders --------------------------------------------------------------------------------------------------
 
 
-def transpose(call: Call) -> None:
+def transpose(call: OnnxCall) -> None:
     """TRANSPOSE; none where an image is there in the order that is asked for."""
     entry, shape = call.entry(0), call.shape(0)
     order = call.node.integers("perm") or list(range(len(shape)))[::-1]
@@ -141,7 +141,7 @@ def transpose(call: Call) -> None:
         _transpose_many(call, shape, order)
 
 
-def _transpose_many(call: Call, shape: Shape, order: Sequence[int]) -> None:
+def _transpose_many(call: OnnxCall, shape: Shape, order: Sequence[int]) -> None:
     """More than four dimensions: those of size 1 are left out, and neighbours that stay neighbours taken as one."""
     runs: list[list[int]] = []
     for axis in (i for i in order if shape[i] != 1):
@@ -162,7 +162,7 @@ def _transpose_many(call: Call, shape: Shape, order: Sequence[int]) -> None:
 # ---- apart and together --------------------------------------------------------------------------------------------
 
 
-def concat(call: Call) -> None:
+def concat(call: OnnxCall) -> None:
     """CONCATENATION."""
     values, is_image = call.together()
     rank = len(call.shape(0))
@@ -170,7 +170,7 @@ def concat(call: Call) -> None:
     call.give(call.emit("CONCATENATION", *values, axis), is_image=is_image, rank=rank)
 
 
-def split(call: Call) -> None:
+def split(call: OnnxCall) -> None:
     """SPLIT into equal pieces, or a SLICE for each."""
     shape, count = call.shape(0), len(call.node.outputs)
     axis, sizes = call.axis(0, len(shape)), call.listed("split", 1)
@@ -204,14 +204,14 @@ def _place(shape: Shape, axis: int, *, is_image: bool) -> int:
     return sum(d != 1 for d in shape[:axis])
 
 
-def _piece(call: Call, value: Value, place: int, start: int, size: int) -> Value:
+def _piece(call: OnnxCall, value: Value, place: int, start: int, size: int) -> Value:
     rank = len(value.operand.dimensions)
     begin, sizes = np.zeros(rank, np.int32), np.full(rank, -1, np.int32)
     begin[place], sizes[place] = start, size
     return call.graph.cast(call.emit("SLICE", value, begin, sizes))
 
 
-def slice_(call: Call) -> None:
+def slice_(call: OnnxCall) -> None:
     """SLICE; STRIDED_SLICE with steps."""
     shape = call.shape(0)
     starts, ends = call.listed("starts", 1) or [], call.listed("ends", 2) or []
@@ -236,7 +236,7 @@ def slice_(call: Call) -> None:
     call.give(result, is_image=is_image, rank=len(shape))
 
 
-def _range(call: Call, size: int, start: int, end: int, step: int) -> tuple[int, int, int]:
+def _range(call: OnnxCall, size: int, start: int, end: int, step: int) -> tuple[int, int, int]:
     """First element, the one behind the last (-1 before the first), and step."""
     if not size:
         if start < 0 or end < _LAST or step != 1 or start > _LAST:
@@ -251,7 +251,7 @@ def _range(call: Call, size: int, start: int, end: int, step: int) -> tuple[int,
     return found.start, stop if step != 1 or stop < size else _LAST, step
 
 
-def gather(call: Call) -> None:
+def gather(call: OnnxCall) -> None:
     """GATHER; constant indices are counted from the front, and one alone is taken from a list of one."""
     shape, indices = call.shape(0), call.entry(1)
     axis = call.axis(0, len(shape))
@@ -274,7 +274,7 @@ def gather(call: Call) -> None:
         give_shaped(call, found, result)
 
 
-def _pick(call: Call, shape: Shape, axis: int, index: int) -> None:
+def _pick(call: OnnxCall, shape: Shape, axis: int, index: int) -> None:
     """One element along a dimension of a value that has more than four."""
     if shape[axis] == 0 or not -shape[axis] <= index < shape[axis]:
         raise ImportFailed(f"index {index} of {shape[axis]} elements")
@@ -288,7 +288,7 @@ def _pick(call: Call, shape: Shape, axis: int, index: int) -> None:
 # ---- larger --------------------------------------------------------------------------------------------------------
 
 
-def spread(call: Call, value: Value, shape: Shape, wanted: Shape) -> Value:
+def spread(call: OnnxCall, value: Value, shape: Shape, wanted: Shape) -> Value:
     """`value`, of dimensions `shape`, repeated so that it has those wanted."""
     if shape == wanted:
         return value
@@ -302,7 +302,7 @@ def spread(call: Call, value: Value, shape: Shape, wanted: Shape) -> Value:
     return call.graph.cast(call.emit("TILE", value, np.array(times, np.int32)))
 
 
-def expand(call: Call) -> None:
+def expand(call: OnnxCall) -> None:
     """TILE of the dimensions of size 1."""
     shape = call.shape(0)
     asked = tuple(0 if d in (UNKNOWN, DERIVED) else d for d in call.integers(1))
@@ -312,7 +312,7 @@ def expand(call: Call) -> None:
     call.give(spread(call, call.value(0), shape, wanted), shape=wanted)
 
 
-def tile(call: Call) -> None:
+def tile(call: OnnxCall) -> None:
     """TILE."""
     repeats = call.integers(1)
     if any(not 0 < r < 2**31 for r in repeats):
@@ -320,7 +320,7 @@ def tile(call: Call) -> None:
     call.give(call.emit("TILE", call.value(0), np.array(repeats, np.int32)))
 
 
-def pad(call: Call) -> None:
+def pad(call: OnnxCall) -> None:
     """PAD or PAD_V2; reflections and copies of the edge are a GATHER along each dimension."""
     shape, pads = call.shape(0), call.listed("pads", 1) or []
     axes = call.integers(3) if call.given(3) else list(range(len(shape)))
@@ -339,7 +339,7 @@ def pad(call: Call) -> None:
     call.give(result, is_image=is_image, rank=len(shape))
 
 
-def _mirrored(call: Call, value: Value, table: list[list[int]], mode: str) -> Value:
+def _mirrored(call: OnnxCall, value: Value, table: list[list[int]], mode: str) -> Value:
     modes = {"reflect": "reflect", "edge": "edge", "wrap": "wrap"}
     for place, (head, tail) in enumerate(table):
         size = value.operand.dimensions[place]

@@ -7,16 +7,16 @@ from typing import Any
 import numpy as np
 
 from driver.errors import ImportFailed
+from driver.importers.file_bytes import Array
 from driver.nn.builder import Value
 
-from .guarded import Array
-from .onnx_call import Call, axis_of, broadcast
-from .onnx_elements import only_floats
-from .onnx_graph import Entry, Shape
-from .onnx_shapes import IMAGE_AXES, spread
-from .onnx_weights import bias, filters
+from .call import OnnxCall, axis_of, broadcast
+from .elements import only_floats
+from .graph import Shape, ValueEntry
+from .shapes import IMAGE_AXES, spread
+from .weights import bias, filters
 
-Convert = Callable[[Call], None]
+Convert = Callable[[OnnxCall], None]
 _MOST_PRODUCTS = 256
 """Products of matrices into which a batch of them is taken apart."""
 
@@ -24,7 +24,7 @@ _MOST_PRODUCTS = 256
 # ---- dense layers --------------------------------------------------------------------------------------------------
 
 
-def gemm(call: Call) -> None:
+def gemm(call: OnnxCall) -> None:
     """FULLY_CONNECTED: alpha * A * B + beta * C, with constant B."""
     node, (rows, size) = call.node, call.shape(0, 2)
     x = call.value(0)
@@ -44,7 +44,14 @@ def gemm(call: Call) -> None:
 
 
 def _dense(
-    call: Call, x: Value, entry: Entry, array: Array, rows: Shape, by_unit: bool, position: int, factor: float = 1.0
+    call: OnnxCall,
+    x: Value,
+    entry: ValueEntry,
+    array: Array,
+    rows: Shape,
+    by_unit: bool,
+    position: int,
+    factor: float = 1.0,
 ) -> Value:
     """x times the transposed `array`, of rank 2; a convolution of 1 x 1 where each unit has its own scale."""
     units, size = array.shape
@@ -61,7 +68,7 @@ def _dense(
     return call.graph.cast(call.emit("FULLY_CONNECTED", x, weights, offset, call.code))
 
 
-def matmul(call: Call) -> None:
+def matmul(call: OnnxCall) -> None:
     """FULLY_CONNECTED with constant weights; a batch of matrices is taken apart, one FULLY_CONNECTED for each."""
     entry = call.entry(1)
     call.graph.derive(entry)
@@ -74,7 +81,7 @@ def matmul(call: Call) -> None:
         _products(call)
 
 
-def _layer(call: Call, entry: Entry) -> None:
+def _layer(call: OnnxCall, entry: ValueEntry) -> None:
     shape, array = call.shape(0), entry.array
     assert array is not None
     x, units = call.value(0), array.shape[1]
@@ -88,7 +95,7 @@ def _layer(call: Call, entry: Entry) -> None:
     call.give(result, shape=(*shape[:-1], units))
 
 
-def _products(call: Call) -> None:
+def _products(call: OnnxCall) -> None:
     left, right = call.known(0), call.known(1)
     if len(left) < 2 or len(right) < 2 or left[-1] != right[-2]:
         raise ImportFailed(f"{list(left)} times {list(right)}; there have to be matrices that fit")
@@ -109,7 +116,7 @@ def _products(call: Call) -> None:
     call.give(call.graph.reshape(result, (*head, rows, units)), shape=(*head, rows, units))
 
 
-def _matrices(call: Call, value: Value, count: int, rows: int, size: int) -> list[Value]:
+def _matrices(call: OnnxCall, value: Value, count: int, rows: int, size: int) -> list[Value]:
     """The matrices of a batch."""
     flat = call.graph.reshape(value, (count * rows, size))
     if count == 1:
@@ -123,7 +130,7 @@ def _matrices(call: Call, value: Value, count: int, rows: int, size: int) -> lis
 def softmax(kind: str) -> Convert:
     """SOFTMAX or LOG_SOFTMAX; before opset 13, over all dimensions from the axis on."""
 
-    def convert(call: Call) -> None:
+    def convert(call: OnnxCall) -> None:
         shape, old = call.shape(0), call.opset < 13
         axis = call.axis(1 if old else -1, len(shape))
         if old and axis != len(shape) - 1 and math.prod(shape[axis:]) != shape[axis]:
@@ -139,7 +146,7 @@ def softmax(kind: str) -> Convert:
     return convert
 
 
-def batch_norm(call: Call) -> None:
+def batch_norm(call: OnnxCall) -> None:
     """MUL and ADD of what the four constants say together."""
     if call.node.integer("training_mode"):
         raise ImportFailed("training_mode; export the model for inference")
@@ -151,7 +158,7 @@ def batch_norm(call: Call) -> None:
     _scaled(call, factor, offset - mean * factor)
 
 
-def _scaled(call: Call, factor: Array, offset: Array, value: Value | None = None) -> None:
+def _scaled(call: OnnxCall, factor: Array, offset: Array, value: Value | None = None) -> None:
     """The image times a factor and plus an offset for each channel, as the result."""
     shape = call.shape(0)
     is_image = len(shape) in (3, 4)
@@ -161,7 +168,7 @@ def _scaled(call: Call, factor: Array, offset: Array, value: Value | None = None
     call.give(call.emit("ADD", value, offset.astype(dtype), call.code), shape=shape, is_image=is_image)
 
 
-def instance_norm(call: Call) -> None:
+def instance_norm(call: OnnxCall) -> None:
     """INSTANCE_NORMALIZATION, then a factor and an offset for each channel."""
     factor, offset = (np.asarray(call.weights(i).array) for i in (1, 2))
     epsilon = call.node.real("epsilon", 1e-5)
@@ -171,7 +178,7 @@ def instance_norm(call: Call) -> None:
     _scaled(call, factor, offset, value)
 
 
-def group_norm(call: Call) -> None:
+def group_norm(call: OnnxCall) -> None:
     """Each group is normalised as a row of its own; then a factor and an offset for each channel."""
     shape, groups = call.shape(0, 4), call.node.integer("num_groups")
     channels, pixels = shape[1], math.prod(shape[2:])
@@ -187,7 +194,7 @@ def group_norm(call: Call) -> None:
     _scaled(call, factor, offset, value)
 
 
-def layer_norm(call: Call) -> None:
+def layer_norm(call: OnnxCall) -> None:
     """Normalised over the last dimensions, then a factor and an offset for each element."""
     shape = call.shape(0)
     axes = list(range(call.axis(-1, len(shape)), len(shape)))
@@ -199,7 +206,7 @@ def layer_norm(call: Call) -> None:
         call.give(further, at=at)
 
 
-def _normalised(call: Call, value: Value, axes: list[int]) -> tuple[Any, Any, Any]:
+def _normalised(call: OnnxCall, value: Value, axes: list[int]) -> tuple[Any, Any, Any]:
     """`value` with mean 0 and variance 1 along `axes`; its mean; and one over its deviation."""
     only_floats(call)
     along = np.array(axes, np.int32)
@@ -217,7 +224,7 @@ def _normalised(call: Call, value: Value, axes: list[int]) -> tuple[Any, Any, An
 def reduce(kind: str, before: str | None = None, after: str | None = None) -> Convert:
     """MEAN or a REDUCE_…; `before`: SQUARE or ABS of each element, `after`: SQRT or LOG of the result."""
 
-    def convert(call: Call) -> None:
+    def convert(call: OnnxCall) -> None:
         shape, axes = call.shape(0), call.listed("axes", 1)
         if not axes and call.node.integer("noop_with_empty_axes"):
             raise ImportFailed("noop_with_empty_axes without axes")
@@ -244,7 +251,7 @@ def reduce(kind: str, before: str | None = None, after: str | None = None) -> Co
 def arg(kind: str) -> Convert:
     """ARGMAX or ARGMIN."""
 
-    def convert(call: Call) -> None:
+    def convert(call: OnnxCall) -> None:
         if call.node.integer("select_last_index"):
             raise ImportFailed("select_last_index; of equal elements, the HAL takes the first")
         shape = call.shape(0)
@@ -257,7 +264,7 @@ def arg(kind: str) -> Convert:
     return convert
 
 
-def top_k(call: Call) -> None:
+def top_k(call: OnnxCall) -> None:
     """TOPK_V2 along the last dimension; the smallest are the largest of what is negated."""
     shape = call.shape(0)
     axis = call.axis(-1, len(shape))

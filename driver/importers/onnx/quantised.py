@@ -10,14 +10,14 @@ import numpy as np
 
 from driver.errors import ImportFailed
 
-from .onnx_call import Call, Target, axis_of
-from .onnx_file import Node
-from .onnx_graph import BYTES, FLOATS, Entry, Graph
-from .onnx_table import Entry as Rule
-from .onnx_weights import MIDDLE
+from .call import OnnxCall, QuantTarget, axis_of
+from .file import OnnxNode
+from .graph import BYTES, FLOATS, OnnxGraph, ValueEntry
+from .table import OnnxRule
+from .weights import MIDDLE
 
 
-def quantise(call: Call) -> None:
+def quantise(call: OnnxCall) -> None:
     """QUANTIZE; integers that come back with the scale they had are the same value."""
     target = wanted(call.graph, call.node)
     if target is None:
@@ -32,11 +32,11 @@ def quantise(call: Call) -> None:
     call.give(result, shape=call.shape(0), is_image=is_image)
 
 
-def _is(entry: Entry, target: Target) -> bool:
+def _is(entry: ValueEntry, target: QuantTarget) -> bool:
     return (entry.type, entry.scales, entry.zero_points) == (target.type, (target.scale,), (target.zero_point,))
 
 
-def dequantise(call: Call) -> None:
+def dequantise(call: OnnxCall) -> None:
     """A value that knows its integers; DEQUANTIZE only where something asks for the numbers."""
     entry, graph = call.entry(0), call.graph
     scales, zero_points = parameters(graph, call.node)
@@ -51,13 +51,13 @@ def dequantise(call: Call) -> None:
         count = entry.array.shape[axis] if entry.array.ndim and len(scales) > 1 else len(scales)
         if len(scales) != count or (len(scales) > 1 and not entry.array.ndim) or call.node.integer("block_size"):
             raise ImportFailed(f"{entry} has {len(scales)} scales along dimension {axis}")
-        source = Entry(entry.name, entry.type, entry.shape, entry.array, entry.offset)
+        source = ValueEntry(entry.name, entry.type, entry.shape, entry.array, entry.offset)
         source.scales, source.zero_points, source.axis = scales, zero_points, axis
     name = call.node.outputs[0]
-    graph.bind(Entry(name, "FLOAT", entry.shape, source=source))
+    graph.bind(ValueEntry(name, "FLOAT", entry.shape, source=source))
 
 
-def parameters(graph: Graph, node: Node) -> tuple[tuple[float, ...], tuple[int, ...]]:
+def parameters(graph: OnnxGraph, node: OnnxNode) -> tuple[tuple[float, ...], tuple[int, ...]]:
     """The scales and the zero points, as many, that an operator says."""
     if len(node.inputs) < 2:
         raise ImportFailed("scale is missing")
@@ -76,17 +76,17 @@ def parameters(graph: Graph, node: Node) -> tuple[tuple[float, ...], tuple[int, 
     return scales, zeros
 
 
-def wanted(graph: Graph, node: Node) -> Target | None:
+def wanted(graph: OnnxGraph, node: OnnxNode) -> QuantTarget | None:
     """What a QuantizeLinear makes of a value; None where the HAL has no such values."""
     zero = node.inputs[2] if len(node.inputs) > 2 else ""
     if not all(name in graph.entries for name in (*node.inputs[1:2], *([zero] if zero else []))):
         return None
     kind = graph.entry(zero).type if zero else {2: "UINT8", 3: "INT8", 0: "UINT8"}.get(node.integer("output_dtype"))
     scales, zero_points = parameters(graph, node)
-    return Target(kind, scales[0], zero_points[0]) if kind in BYTES and len(scales) == 1 else None
+    return QuantTarget(kind, scales[0], zero_points[0]) if kind in BYTES and len(scales) == 1 else None
 
 
-def computes_on_integers(graph: Graph, node: Node, rule: Rule, kind: str) -> bool:
+def computes_on_integers(graph: OnnxGraph, node: OnnxNode, rule: OnnxRule, kind: str) -> bool:
     """Whether all floats that an operator reads are known as integers, of the type that its result gets."""
     entries = [(i, graph.entries.get(name)) for i, name in enumerate(node.inputs) if name]
     if not rule.quantised or not entries or entries[0][1] is None or entries[0][1].source is None:
@@ -106,7 +106,7 @@ def computes_on_integers(graph: Graph, node: Node, rule: Rule, kind: str) -> boo
     return kinds <= {kind} and entries[0][1].source.type == kind
 
 
-def _is_filter(node: Node, source: Entry) -> bool:
+def _is_filter(node: OnnxNode, source: ValueEntry) -> bool:
     """Whether the HAL has a quantised product with such weights."""
     if source.array is None or source.type not in BYTES or node.real("alpha", 1.0) != 1.0:
         return False
@@ -117,12 +117,12 @@ def _is_filter(node: Node, source: Entry) -> bool:
     return len(source.scales) == 1 or (source.axis == units and all(z == middle for z in source.zero_points))
 
 
-def _is_tensor(source: Entry) -> bool:
+def _is_tensor(source: ValueEntry) -> bool:
     """Whether 8-bit integers have one scale for all."""
     return source.type in BYTES and len(source.scales) == 1
 
 
-def input_scales(nodes: Sequence[Node], constants: Mapping[str, Entry]) -> dict[str, tuple[float, int]]:
+def input_scales(nodes: Sequence[OnnxNode], constants: Mapping[str, ValueEntry]) -> dict[str, tuple[float, int]]:
     """How the 8-bit inputs of the model stand for numbers: as their first DequantizeLinear says."""
     found: dict[str, tuple[float, int]] = {}
     for node in nodes:
@@ -134,7 +134,7 @@ def input_scales(nodes: Sequence[Node], constants: Mapping[str, Entry]) -> dict[
     return found
 
 
-def _one(entry: Entry | None) -> float | None:
+def _one(entry: ValueEntry | None) -> float | None:
     """A constant of one finite element."""
     if entry is None or entry.array is None or entry.array.size != 1:
         return None

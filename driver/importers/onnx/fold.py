@@ -11,20 +11,20 @@ from typing import Any
 import numpy as np
 
 from driver.errors import ImportFailed
+from driver.importers.file_bytes import Array
 
-from .guarded import Array
-from .onnx_call import Call, axis_of
-from .onnx_file import DTYPES, TYPES
-from .onnx_graph import DERIVED, UNKNOWN, Shape
+from .call import OnnxCall, axis_of
+from .file import DTYPES, TYPES
+from .graph import DERIVED, UNKNOWN, Shape
 
 _MOST = 1 << 14
 """Elements of a constant that is computed."""
 _VIEWS = ("Identity", "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Cast")
 """Of larger ones as well: they make nothing, or no more than the file holds."""
-Fold = Callable[[Call, list[Array]], Array]
+Fold = Callable[[OnnxCall, list[Array]], Array]
 
 
-def fold(call: Call) -> bool:
+def fold(call: OnnxCall) -> bool:
     """Compute the operator if all that it needs is constant; whether it was."""
     node = call.node
     if node.kind in ("Shape", "Size"):
@@ -49,7 +49,7 @@ def fold(call: Call) -> bool:
     return True
 
 
-def _is_boolean(call: Call) -> bool:
+def _is_boolean(call: OnnxCall) -> bool:
     """Whether an operator that keeps the type of its first input keeps booleans."""
     keeps = (
         "Identity",
@@ -66,7 +66,7 @@ def _is_boolean(call: Call) -> bool:
     return call.node.kind in keeps and call.entry(0).type == "BOOL"
 
 
-def _shape(call: Call) -> bool:
+def _shape(call: OnnxCall) -> bool:
     shape = call.shape(0)
     if call.node.kind == "Size":
         call.define(np.array(DERIVED if 0 in shape else math.prod(shape), np.int64), "INT64")
@@ -84,7 +84,7 @@ def _bounded(count: int) -> None:
 def _elementwise(compute: Callable[..., Any], inputs: int = 1) -> Fold:
     """Of so many inputs: numpy would write to a further one."""
 
-    def apply(call: Call, arrays: list[Array]) -> Array:
+    def apply(call: OnnxCall, arrays: list[Array]) -> Array:
         if len(arrays) != inputs:
             raise ImportFailed(f"{len(arrays)} inputs; there have to be {inputs}")
         _bounded(math.prod(np.broadcast_shapes(*(a.shape for a in arrays))))
@@ -109,7 +109,7 @@ def _each(compute: Callable[..., Any]) -> Fold:
     """One input after the other."""
     step = _elementwise(compute, 2)
 
-    def apply(call: Call, arrays: list[Array]) -> Array:
+    def apply(call: OnnxCall, arrays: list[Array]) -> Array:
         total = arrays[0]
         for array in arrays[1:]:
             total = step(call, [total, array])
@@ -132,23 +132,23 @@ def _mod(x: Array, y: Array) -> Array:
     return np.asarray(np.mod(x, y))
 
 
-def _axes(call: Call, arrays: Sequence[Array]) -> list[int] | None:
+def _axes(call: OnnxCall, arrays: Sequence[Array]) -> list[int] | None:
     return [int(v) for v in arrays[1].reshape(-1)] if len(arrays) > 1 else call.node.integers("axes")
 
 
-def _squeeze(call: Call, arrays: list[Array]) -> Array:
+def _squeeze(call: OnnxCall, arrays: list[Array]) -> Array:
     axes = _axes(call, arrays)
     return np.squeeze(arrays[0], None if axes is None else tuple(axis_of(a, arrays[0].ndim) for a in axes))
 
 
-def _unsqueeze(call: Call, arrays: list[Array]) -> Array:
+def _unsqueeze(call: OnnxCall, arrays: list[Array]) -> Array:
     axes = _axes(call, arrays) or []
     if arrays[0].ndim + len(axes) > 8:
         raise ImportFailed(f"{arrays[0].ndim + len(axes)} dimensions")
     return np.expand_dims(arrays[0], tuple(axes))
 
 
-def _slice(call: Call, arrays: list[Array]) -> Array:
+def _slice(call: OnnxCall, arrays: list[Array]) -> Array:
     data, node = arrays[0], call.node
     if len(arrays) > 2:
         starts, ends, *more = ([int(v) for v in a.reshape(-1)] for a in arrays[1:])
@@ -162,32 +162,32 @@ def _slice(call: Call, arrays: list[Array]) -> Array:
     return data[tuple(cut)]
 
 
-def _gather(call: Call, arrays: list[Array]) -> Array:
+def _gather(call: OnnxCall, arrays: list[Array]) -> Array:
     data, axis = arrays[0], axis_of(call.node.integer("axis"), arrays[0].ndim)
     _bounded(arrays[1].size * (data.size // max(data.shape[axis], 1)))
     return np.take(data, arrays[1].astype(np.int64), axis)
 
 
-def _reshape(call: Call, arrays: list[Array]) -> Array:
+def _reshape(call: OnnxCall, arrays: list[Array]) -> Array:
     sizes = [int(v) for v in arrays[1].reshape(-1)] if len(arrays) > 1 else call.node.integers("shape") or []
     if len(sizes) > 8:
         raise ImportFailed(f"{len(sizes)} dimensions")
     return arrays[0].reshape([arrays[0].shape[i] if d == 0 else d for i, d in enumerate(sizes)])
 
 
-def _flatten(call: Call, arrays: list[Array]) -> Array:
+def _flatten(call: OnnxCall, arrays: list[Array]) -> Array:
     axis = call.node.integer("axis", 1)
     return arrays[0].reshape(math.prod(arrays[0].shape[:axis]), -1)
 
 
-def _cast(call: Call, arrays: list[Array]) -> Array:
+def _cast(call: OnnxCall, arrays: list[Array]) -> Array:
     kind = TYPES.get(call.node.integer("to"))
     if kind is None:
         raise ImportFailed(f"to ONNX type {call.node.integer('to')}")
     return arrays[0] != 0 if kind == "BOOL" else arrays[0].astype(DTYPES[kind])
 
 
-def _expand(call: Call, arrays: list[Array]) -> Array:
+def _expand(call: OnnxCall, arrays: list[Array]) -> Array:
     wanted = tuple(int(v) for v in arrays[1].reshape(-1))
     if len(wanted) > 8 or min(wanted, default=1) < 0:
         raise ImportFailed(f"a shape of {wanted[:8]}")
@@ -196,7 +196,7 @@ def _expand(call: Call, arrays: list[Array]) -> Array:
     return np.ascontiguousarray(np.broadcast_to(arrays[0], shape))
 
 
-def _range(call: Call, arrays: list[Array]) -> Array:
+def _range(call: OnnxCall, arrays: list[Array]) -> Array:
     start, limit, step = (a.reshape(-1)[0].item() for a in arrays)
     if not step:
         raise ImportFailed("a step of 0")
@@ -204,7 +204,7 @@ def _range(call: Call, arrays: list[Array]) -> Array:
     return np.asarray(np.arange(start, limit, step), arrays[0].dtype)
 
 
-def _filled(call: Call, arrays: list[Array]) -> Array:
+def _filled(call: OnnxCall, arrays: list[Array]) -> Array:
     shape: Shape = tuple(int(v) for v in arrays[0].reshape(-1))
     if len(shape) > 8 or min(shape, default=0) < 0:
         raise ImportFailed(f"a shape of {list(shape)[:8]}: {call.graph.unclear()}")
@@ -214,7 +214,7 @@ def _filled(call: Call, arrays: list[Array]) -> Array:
 
 
 def _reduce(compute: Callable[..., Any]) -> Fold:
-    def apply(call: Call, arrays: list[Array]) -> Array:
+    def apply(call: OnnxCall, arrays: list[Array]) -> Array:
         axes = _axes(call, arrays)
         along = None if axes is None else tuple(axis_of(a, arrays[0].ndim) for a in axes)
         result = np.asarray(compute(arrays[0], axis=along, keepdims=bool(call.node.integer("keepdims", 1))))
@@ -225,7 +225,7 @@ def _reduce(compute: Callable[..., Any]) -> Fold:
     return apply
 
 
-def _where(_: Call, arrays: list[Array]) -> Array:
+def _where(_: OnnxCall, arrays: list[Array]) -> Array:
     _bounded(math.prod(np.broadcast_shapes(*(a.shape for a in arrays))))
     return np.where(arrays[0] != 0, arrays[1], arrays[2])
 

@@ -7,12 +7,11 @@ from typing import Any
 import numpy as np
 
 from driver.errors import ImportFailed
-from driver.nn import Operand, OperandLifeTime, OperandType, Operation
-from driver.nn import Subgraph as HalSubgraph
+from driver.importers.file_bytes import Array
+from driver.nn import Operand, OperandLifeTime, OperandType, Operation, Subgraph
 from driver.nn.literal import checked, constant_operand
 
-from .guarded import Array
-from .tflite_file import Subgraph, Tensor
+from .file import TfliteSubgraph, TfliteTensor
 
 _TYPES = {
     "FLOAT32": OperandType.TENSOR_FLOAT32,
@@ -34,13 +33,13 @@ class Ref:
     index: int
 
 
-class Graph:
+class TfliteGraph:
     """The operands and operations so far.
 
     refer: from the number of a subgraph in the file to its place in `Model.referenced`.
     """
 
-    def __init__(self, source: Subgraph, refer: Callable[[int], int]) -> None:
+    def __init__(self, source: TfliteSubgraph, refer: Callable[[int], int]) -> None:
         self.source, self.refer = source, refer
         self.operands: list[Operand] = []
         self.operations: list[Operation] = []
@@ -52,7 +51,7 @@ class Graph:
         self._states: dict[int, Ref] = {}
         self._inputs = [self._input(tensor) for tensor in source.inputs]
 
-    def finish(self, names: tuple[dict[int, str], dict[int, str]], *, is_main: bool) -> HalSubgraph:
+    def finish(self, names: tuple[dict[int, str], dict[int, str]], *, is_main: bool) -> Subgraph:
         """The subgraph, with the states behind its own inputs and outputs. names: of inputs and outputs, by tensor."""
         if self._states and not is_main:
             raise ImportFailed(f"{self.source.tensor(min(self._states))} keeps its value inside of control flow")
@@ -63,7 +62,7 @@ class Graph:
         finals = [
             self._output(self._states[t], self._extra(t, None) | {"state": n}) for n, t in enumerate(self._states)
         ]
-        return HalSubgraph(
+        return Subgraph(
             self.operands,
             self.operations,
             [ref.index for ref in (*self._inputs, *states)],
@@ -179,7 +178,7 @@ class Graph:
         self._places[tensor] = self.add(replace(declared(info), lifetime=_L.SUBGRAPH_INPUT))
         return self._places[tensor]
 
-    def _constant(self, info: Tensor) -> Operand:
+    def _constant(self, info: TfliteTensor) -> Operand:
         """A constant as a view of the file; 64-bit integers become 32-bit copies."""
         assert info.data is not None
         operand, data = declared(info), info.data
@@ -207,7 +206,7 @@ class Graph:
         return ref
 
 
-def dequantised(info: Tensor) -> Array:
+def dequantised(info: TfliteTensor) -> Array:
     """The numbers that a constant stands for, in float32; at least of rank 1."""
     assert info.data is not None
     values = np.atleast_1d(info.data.astype(np.float32))
@@ -228,7 +227,7 @@ def dequantised(info: Tensor) -> Array:
     return np.asarray((values - zero_points) * scales, np.float32)
 
 
-def declared(info: Tensor) -> Operand:
+def declared(info: TfliteTensor) -> Operand:
     """A temporary as the file describes the tensor. A scalar has one element, of rank 1."""
     kind, scale, zero_point, channels = _TYPES[info.type], 0.0, 0, None
     if info.type == "INT8" and len(info.scales) > 1:

@@ -7,14 +7,14 @@ import numpy as np
 
 from driver.errors import ImportFailed
 
-from .guarded import integers
-from .tflite_call import Call, axis_of
-from .tflite_sizes import target
+from .call import TfliteCall, axis_of
+from .flatbuffer import integers
+from .sizes import target
 
 _MOST_DIMENSIONS = 4
 
 
-def reshape(call: Call) -> None:
+def reshape(call: TfliteCall) -> None:
     """RESHAPE to what an input, the options or the result say; integers stay as they are, or are refused."""
     x, result = call.tensor(0), call.result(0)
     if x.type in ("INT32", "BOOL") and x.shape is not None and (x.shape or (1,)) == (result.shape or (1,)):
@@ -28,7 +28,7 @@ def reshape(call: Call) -> None:
     call.emit("RESHAPE", source, call.input(1) if sizes is None else np.array(sizes or [1]))
 
 
-def transpose(call: Call) -> None:
+def transpose(call: TfliteCall) -> None:
     """TRANSPOSE; of more than four dimensions when they can be joined to four, as those that stay together can."""
     x = call.tensor(0)
     if x.index not in call.graph.wide:
@@ -61,7 +61,7 @@ def _together(order: list[int], axes: list[int]) -> list[list[int]]:
     return groups
 
 
-def squeeze(call: Call) -> None:
+def squeeze(call: TfliteCall) -> None:
     """SQUEEZE; without axes, all of size 1."""
     axes = integers(call.options, "SqueezeDims") or [i for i, d in enumerate(call.shape(0)) if d == 1]
     if axes:
@@ -70,19 +70,19 @@ def squeeze(call: Call) -> None:
         call.reshape(call.input(0), call.shape(0), call.output())
 
 
-def expand_dims(call: Call) -> None:
+def expand_dims(call: TfliteCall) -> None:
     """EXPAND_DIMS."""
     call.emit("EXPAND_DIMS", call.input(0), call.integer(1))
 
 
-def concatenation(call: Call) -> None:
+def concatenation(call: TfliteCall) -> None:
     """CONCATENATION."""
     then = call.following_activation()
     axis = axis_of(call.options.Axis(), call.rank(0))
     call.emit("CONCATENATION", *map(call.input, range(len(call))), axis, to=[call.output(0, then)])
 
 
-def pack(call: Call) -> None:
+def pack(call: TfliteCall) -> None:
     """CONCATENATION along the axis, then a RESHAPE that makes it two. A new last axis is given to each input first."""
     shape, rank, inputs = call.tensor(0).shape or (), call.rank(0), [*map(call.input, range(len(call)))]
     axis, target = axis_of(call.options.Axis(), rank + 1), call.output()
@@ -95,7 +95,7 @@ def pack(call: Call) -> None:
     call.reshape(joined, call.result(0).shape or (), target)
 
 
-def unpack(call: Call) -> None:
+def unpack(call: TfliteCall) -> None:
     """SPLIT, then a RESHAPE of each piece."""
     shape = call.tensor(0).shape or ()
     axis, count = axis_of(call.options.Axis(), call.rank(0)), len(call.operator.outputs)
@@ -106,12 +106,12 @@ def unpack(call: Call) -> None:
         call.reshape(part, (*shape[:axis], *shape[axis + 1 :]), call.output(i))
 
 
-def split(call: Call) -> None:
+def split(call: TfliteCall) -> None:
     """SPLIT."""
     call.emit("SPLIT", call.input(1), call.integer(0), call.options.NumSplits())
 
 
-def split_v(call: Call) -> None:
+def split_v(call: TfliteCall) -> None:
     """A SLICE for each piece."""
     shape, sizes = call.shape(0), call.integers(1)
     axis = axis_of(call.integer(2), len(shape))
@@ -125,7 +125,7 @@ def split_v(call: Call) -> None:
         call.emit("SLICE", call.input(0), np.array(begin), np.array(size), to=[call.output(i)])
 
 
-def strided_slice(call: Call) -> None:
+def strided_slice(call: TfliteCall) -> None:
     """The HAL wants a place for every dimension; those that the file leaves out are kept whole."""
     o = call.options
     if o.EllipsisMask() or o.NewAxisMask() or o.Offset():
@@ -151,7 +151,7 @@ def _end_behind(begin: list[int], end: list[int], masks: list[int], axis: int) -
     return masks[1] | 1 << axis if start == -1 else masks[1] & ~(1 << axis)
 
 
-def reverse(call: Call) -> None:
+def reverse(call: TfliteCall) -> None:
     """REVERSE_V2 as a STRIDED_SLICE that goes backwards along the axes."""
     rank = call.rank(0)
     axes = {axis_of(axis, rank) for axis in call.integers(1)}
@@ -160,7 +160,7 @@ def reverse(call: Call) -> None:
     call.emit("STRIDED_SLICE", call.input(0), places, places, np.array(strides), everything, everything, 0)
 
 
-def pad_v2(call: Call) -> None:
+def pad_v2(call: TfliteCall) -> None:
     """PAD_V2."""
     fill = call.values(2)
     if fill.size != 1:
@@ -168,7 +168,7 @@ def pad_v2(call: Call) -> None:
     call.emit("PAD_V2", call.input(0), call.input(1), fill.reshape(-1)[0].item())
 
 
-def gather(call: Call) -> None:
+def gather(call: TfliteCall) -> None:
     """One index alone is a list of one for the HAL."""
     if call.options.BatchDims():
         raise ImportFailed(f"batch_dims {call.options.BatchDims()}; the HAL has 0")
@@ -182,7 +182,7 @@ def gather(call: Call) -> None:
     call.reshape(row, call.result(0).shape or (), call.output())
 
 
-def batch_to_space(call: Call) -> None:
+def batch_to_space(call: TfliteCall) -> None:
     """What the file crops is a SLICE in the HAL."""
     crops = call.integers(2)
     if not any(crops):
@@ -197,12 +197,12 @@ def batch_to_space(call: Call) -> None:
     call.emit("SLICE", whole, np.array([0, crops[0], crops[2], 0]), np.array(shape), to=[target])
 
 
-def blocks(kind: str) -> Callable[[Call], None]:
+def blocks(kind: str) -> Callable[[TfliteCall], None]:
     """DEPTH_TO_SPACE or SPACE_TO_DEPTH."""
     return lambda call: call.emit(kind, call.input(0), call.options.BlockSize())
 
 
-def fill(call: Call) -> None:
+def fill(call: TfliteCall) -> None:
     """FILL."""
     value = call.values(1)
     if value.size != 1:

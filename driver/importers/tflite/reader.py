@@ -1,10 +1,10 @@
 """A .tflite file as a model.
 
     read(data)               the bytes of the file -> a Model
-      File                   what it says, checked (tflite_file.py, by way of guarded.py)
-      Graph, Call            a subgraph and an operator on their way into the HAL (tflite_graph.py, tflite_call.py)
-      fold                   shapes that the file computes (tflite_sizes.py)
-      TABLE                  a short function for each builtin operator (tflite_table.py and its siblings)
+      TfliteFile                   what it says, checked (file.py, by way of guarded.py)
+      TfliteGraph, TfliteCall            a subgraph and an operator on their way into the HAL (graph.py, call.py)
+      fold                   shapes that the file computes (sizes.py)
+      TABLE                  a short function for each builtin operator (table.py and its siblings)
 
 The weights stay where they are: a constant is a view of the file, of lifetime CONSTANT_REFERENCE, and its `location` is
 the (offset, length) of its bytes. Only what the HAL wants in another form (16-bit weights, 64-bit integers) is copied.
@@ -16,24 +16,24 @@ from pathlib import Path
 import numpy as np
 
 from driver.errors import ImportFailed, InvalidModel
+from driver.importers.file_bytes import map_file
 from driver.nn import Model, Subgraph, validate
 
-from .mapped import mapped
-from .tflite_call import Call
-from .tflite_file import File, Operator
-from .tflite_graph import Graph
-from .tflite_sizes import fold
-from .tflite_table import TABLE
+from .call import TfliteCall
+from .file import Operator, TfliteFile
+from .graph import TfliteGraph
+from .sizes import fold
+from .table import TABLE
 
 
 def load(file: Path) -> Model:
     """The model in a .tflite file."""
-    return read(mapped(file))
+    return read(map_file(file))
 
 
 def read(data: memoryview) -> Model:
     """The model in the bytes of a .tflite file; `ImportFailed` when they are damaged or cannot be mapped."""
-    file = File(data)
+    file = TfliteFile(data)
     numbers, places = [0], {0: -1}
 
     def refer(number: int) -> int:
@@ -55,10 +55,10 @@ def read(data: memoryview) -> Model:
     return model
 
 
-def _subgraph(file: File, number: int, refer: Callable[[int], int]) -> Subgraph:
+def _subgraph(file: TfliteFile, number: int, refer: Callable[[int], int]) -> Subgraph:
     where = f"subgraph {number}: " if number else ""
     try:
-        graph = Graph(file.subgraph(number), refer)
+        graph = TfliteGraph(file.subgraph(number), refer)
         for operator in graph.source.operators():
             try:
                 _map(graph, operator)
@@ -69,11 +69,11 @@ def _subgraph(file: File, number: int, refer: Callable[[int], int]) -> Subgraph:
         raise ImportFailed(f"{where}{error}") from None
 
 
-def _map(graph: Graph, operator: Operator) -> None:
+def _map(graph: TfliteGraph, operator: Operator) -> None:
     entry = TABLE.get(operator.name)
     if entry is None:
         raise ImportFailed("there is no operation for it in the HAL 1.3")
-    call = Call(graph, operator, None if entry.options is None else operator.options(entry.options))
+    call = TfliteCall(graph, operator, None if entry.options is None else operator.options(entry.options))
     if not fold(call):
         entry.convert(call)
         call.finish()

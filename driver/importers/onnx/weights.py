@@ -5,18 +5,18 @@ from collections.abc import Sequence
 import numpy as np
 
 from driver.errors import ImportFailed
+from driver.importers.file_bytes import Array
 from driver.nn import OperandType
 from driver.nn.builder import Value
 
-from .guarded import Array
-from .onnx_call import Call
-from .onnx_graph import Entry, dequantised
+from .call import OnnxCall
+from .graph import ValueEntry, dequantised
 
 _SIGNED, _UNSIGNED = OperandType.TENSOR_QUANT8_ASYMM_SIGNED, OperandType.TENSOR_QUANT8_ASYMM
 MIDDLE = 128
 
 
-def filters(call: Call, entry: Entry, array: Array, channel: int, x: Value) -> Value:
+def filters(call: OnnxCall, entry: ValueEntry, array: Array, channel: int, x: Value) -> Value:
     """The weights `entry`, arranged as `array`, for data like `x`. channel: the dimension of `array` with a scale each.
 
     8-bit weights get the type of the data, unless they have a scale per channel; the numbers stay what they were.
@@ -48,7 +48,7 @@ def _with_sign(array: Array, is_signed: bool, *, wanted: bool) -> Array:
     return array if is_signed == wanted else (array.view(np.uint8) ^ 0x80).view(np.int8 if wanted else np.uint8)
 
 
-def bias(call: Call, position: int, x: Value, weights: Value, units: int, factor: float = 1.0) -> Value:
+def bias(call: OnnxCall, position: int, x: Value, weights: Value, units: int, factor: float = 1.0) -> Value:
     """Input `position` as a bias, times `factor`: zeros where it is missing, integers for quantised products."""
     graph = call.graph
     graph.charge(4 * units)
@@ -67,7 +67,7 @@ def bias(call: Call, position: int, x: Value, weights: Value, units: int, factor
     return graph.builder.constant(steps, scale=0.0 if channels else float(scales))
 
 
-def _real(call: Call, position: int) -> Array:
+def _real(call: OnnxCall, position: int) -> Array:
     entry = call.weights(position)
     assert entry.array is not None
     return dequantised(entry) if entry.scales else entry.array

@@ -1,8 +1,8 @@
 """One operator of an .onnx file on its way to operations of the HAL.
 
-A function of the table gets a `Call`, emits what the operator becomes, and gives the result its name:
+A function of the table gets a `OnnxCall`, emits what the operator becomes, and gives the result its name:
 
-    def _softsign(call: Call) -> None:
+    def _softsign(call: OnnxCall) -> None:
         x, is_image = call.alike(0)
         size = call.emit("ADD", call.emit("ABS", x), call.scalar(1.0), 0)
         call.give(call.emit("DIV", x, size, 0), is_image=is_image)
@@ -18,19 +18,19 @@ from typing import Any
 import numpy as np
 
 from driver.errors import ImportFailed
+from driver.importers.file_bytes import Array
 from driver.nn import OPERATIONS, OperandType
 from driver.nn.builder import Value
 from driver.nn.calls import match_signature
 from driver.nn.literal import constant_operand
 from driver.nn.operation import Tensor as Shaped
 
-from .guarded import Array
-from .onnx_file import Node
-from .onnx_graph import DERIVED, HAL_TYPES, UNKNOWN, Entry, Graph, Shape
+from .file import OnnxNode
+from .graph import DERIVED, HAL_TYPES, UNKNOWN, OnnxGraph, Shape, ValueEntry
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class QuantTarget:
     """The quantised value that a result becomes."""
 
     type: str
@@ -38,10 +38,12 @@ class Target:
     zero_point: int
 
 
-class Call:
+class OnnxCall:
     """One operator and the graph that it becomes part of. name: of its first result, behind what is fused into it."""
 
-    def __init__(self, graph: Graph, node: Node, name: str, code: int = 0, target: Target | None = None) -> None:
+    def __init__(
+        self, graph: OnnxGraph, node: OnnxNode, name: str, code: int = 0, target: QuantTarget | None = None
+    ) -> None:
         self.graph, self.node, self.code, self.target = graph, node, code, target
         self.opset = graph.file.opset
         self._name = name
@@ -55,7 +57,7 @@ class Call:
         """Whether the operator has an input at `position`."""
         return position < len(self) and bool(self.node.inputs[position])
 
-    def entry(self, position: int) -> Entry:
+    def entry(self, position: int) -> ValueEntry:
         """Input `position`: what is known of it. Of a quantised operator, the integers."""
         if not self.given(position):
             raise ImportFailed(f"input {position} is missing")
@@ -90,7 +92,7 @@ class Call:
             raise ImportFailed(f"input {position}, {entry}, has to be a constant")
         return entry.array
 
-    def weights(self, position: int) -> Entry:
+    def weights(self, position: int) -> ValueEntry:
         """Input `position`, which has to be constant; its numbers in float, unless the operator is quantised."""
         entry = self.entry(position)
         self.graph.derive(entry)
@@ -188,7 +190,7 @@ class Call:
         if shape is None:
             shape = _of_image(dims, rank) if is_image else dims
         operand = value.operand
-        entry = Entry(self._name if at == 0 else self.node.outputs[at], _TYPE_NAMES[operand.type], shape)
+        entry = ValueEntry(self._name if at == 0 else self.node.outputs[at], _TYPE_NAMES[operand.type], shape)
         if operand.type.is_quantised:
             entry.scales, entry.zero_points = (operand.scale,), (operand.zero_point,)
         entry.plain, entry.image = (None, value) if is_image else (value, None)
@@ -196,7 +198,7 @@ class Call:
 
     def define(self, array: Array, kind: str) -> None:
         """Let the result be a constant."""
-        self.graph.bind(Entry(self._name, kind, array.shape, array))
+        self.graph.bind(ValueEntry(self._name, kind, array.shape, array))
 
     def _as_wanted(self, value: Value) -> Value:
         """Quantised data at the scale and of the type that the file wants."""

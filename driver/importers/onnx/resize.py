@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 
 from driver.errors import ImportFailed
+from driver.importers.file_bytes import Array
 from driver.nn.builder import Value
 
-from .guarded import Array
-from .onnx_call import Call
+from .call import OnnxCall
 
 _MODES = ("asymmetric", "align_corners", "half_pixel")
 _ROUNDINGS: dict[str, Any] = {
@@ -22,13 +22,13 @@ _LARGEST = 1 << 14
 """Pixels of a side."""
 
 
-def upsample(call: Call) -> None:
+def upsample(call: OnnxCall) -> None:
     """As Resize with the oldest of the modes."""
     scales = [float(v) for v in call.constant(1).reshape(-1)] if call.given(1) else call.node.reals("scales")
     _resize(call, scales, None, "asymmetric", "floor")
 
 
-def resize(call: Call) -> None:
+def resize(call: OnnxCall) -> None:
     """Sizes or scales; the region of interest is for a mode that the HAL does not have."""
     if call.opset < 11:
         _resize(call, [float(v) for v in call.constant(1).reshape(-1)], None, "asymmetric", "floor")
@@ -43,7 +43,7 @@ def resize(call: Call) -> None:
     _resize(call, scales, sizes, mode, call.node.text("nearest_mode", "round_prefer_floor"))
 
 
-def _resize(call: Call, scales: list[float] | None, sizes: list[int] | None, mode: str, nearest: str) -> None:
+def _resize(call: OnnxCall, scales: list[float] | None, sizes: list[int] | None, mode: str, nearest: str) -> None:
     shape, kind = call.shape(0), call.node.text("mode", "nearest")
     given = sizes if scales is None else scales
     if given is None or len(given) != len(shape) or len(shape) not in (3, 4) or 0 in shape[1:]:
@@ -67,7 +67,7 @@ def _resize(call: Call, scales: list[float] | None, sizes: list[int] | None, mod
     call.give(result, is_image=True, rank=len(shape))
 
 
-def _linear(call: Call, outs: list[int], ratios: list[float], mode: str, _: str) -> Value:
+def _linear(call: OnnxCall, outs: list[int], ratios: list[float], mode: str, _: str) -> Value:
     x = call.image(0)
     sides = list(zip(x.operand.dimensions[1:3], outs, ratios, strict=True))
     if mode == "pytorch_half_pixel" and all(out > 1 or size == 1 for size, out, _ in sides):
@@ -81,7 +81,7 @@ def _linear(call: Call, outs: list[int], ratios: list[float], mode: str, _: str)
     return call.graph.cast(call.emit("RESIZE_BILINEAR", x, *tail))
 
 
-def _nearest(call: Call, outs: list[int], ratios: list[float], mode: str, nearest: str) -> Value:
+def _nearest(call: OnnxCall, outs: list[int], ratios: list[float], mode: str, nearest: str) -> Value:
     """RESIZE_NEAREST_NEIGHBOR where it takes the same pixels, else a GATHER of the rows and one of the columns."""
     x = call.image(0)
     sizes = x.operand.dimensions[1:3]

@@ -1,11 +1,11 @@
 """An .onnx file as a model.
 
     load(file)               a path -> a Model
-      File                   what it says, checked (onnx_file.py, by way of onnx_wire.py)
-      Graph, Call            its values and an operator on their way into the HAL (onnx_graph.py, onnx_call.py)
-      fold                   what is computed at once, as shapes are (onnx_fold.py)
-      TABLE                  a short function for each operator (onnx_table.py and its siblings)
-      QuantizeLinear…        quantised operators (onnx_quantised.py)
+      OnnxFile                   what it says, checked (file.py, by way of protobuf.py)
+      OnnxGraph, OnnxCall            its values and an operator on their way into the HAL (graph.py, call.py)
+      fold                   what is computed at once, as shapes are (fold.py)
+      TABLE                  a short function for each operator (table.py and its siblings)
+      QuantizeLinear…        quantised operators (quantised.py)
 
 Protocol buffers are read here and not by a library, for that would unpack the whole file first: two bytes of it can be
 an object of a hundred, and weights would be copied. So nothing needs to be installed, weights stay in the mapped file
@@ -18,16 +18,16 @@ from pathlib import Path
 import numpy as np
 
 from driver.errors import ImportFailed, InvalidModel
+from driver.importers.file_bytes import map_file
 from driver.nn import Model
 
-from .mapped import mapped
-from .onnx_call import Call, Target
-from .onnx_elements import bounds
-from .onnx_file import File, Node, Tensor
-from .onnx_fold import fold
-from .onnx_graph import Graph
-from .onnx_quantised import computes_on_integers, dequantise, input_scales, quantise, wanted
-from .onnx_table import TABLE, Entry
+from .call import OnnxCall, QuantTarget
+from .elements import bounds
+from .file import OnnxFile, OnnxNode, OnnxTensor
+from .fold import fold
+from .graph import OnnxGraph
+from .quantised import computes_on_integers, dequantise, input_scales, quantise, wanted
+from .table import TABLE, OnnxRule
 
 _OWN = ("", "ai.onnx")
 _EARLIEST = 7
@@ -36,7 +36,7 @@ _ACTIVATIONS: dict[object, int] = {(0.0, 6.0): 3, (-1.0, 1.0): 2, (0.0, float("i
 
 def load(file: Path) -> Model:
     """The model in an .onnx file, and in the files beside it that hold its weights."""
-    return read(mapped(file), file.parent)
+    return read(map_file(file), file.parent)
 
 
 def read(data: memoryview, folder: Path | None = None) -> Model:
@@ -45,10 +45,10 @@ def read(data: memoryview, folder: Path | None = None) -> Model:
     folder: where its weights may lie in other files.
     """
     with np.errstate(all="ignore"):  # damaged numbers are infinite, or no numbers
-        file = File(data, folder)
+        file = OnnxFile(data, folder)
         if file.opset < _EARLIEST:
             raise ImportFailed(f"opset {file.opset}; convert the model to {_EARLIEST} or newer")
-        graph, nodes = Graph(file), file.nodes()
+        graph, nodes = OnnxGraph(file), file.nodes()
         walk = _Walk(graph, nodes)
         try:
             for info in file.inputs():
@@ -69,7 +69,7 @@ def read(data: memoryview, folder: Path | None = None) -> Model:
 class _Walk:
     """The operators one by one, and which were fused into others."""
 
-    def __init__(self, graph: Graph, nodes: list[Node]) -> None:
+    def __init__(self, graph: OnnxGraph, nodes: list[OnnxNode]) -> None:
         self._graph, self._fused = graph, set[int]()
         reads = [(name, node) for node in nodes for name in node.inputs if name]
         self._times = Counter(name for name, _ in reads) + Counter(graph.file.outputs())
@@ -79,7 +79,7 @@ class _Walk:
                 graph.define(_constant(node))
         self.scales = input_scales(nodes, graph.entries)
 
-    def map(self, node: Node) -> None:
+    def map(self, node: OnnxNode) -> None:
         """What becomes of an operator."""
         if node.index in self._fused or (node.kind == "Constant" and node.domain in _OWN):
             return
@@ -87,17 +87,17 @@ class _Walk:
             raise ImportFailed("operators of other domains are not known")
         if not node.outputs or not node.outputs[0]:
             raise ImportFailed("it has no result")
-        if fold(Call(self._graph, node, node.outputs[0])):
+        if fold(OnnxCall(self._graph, node, node.outputs[0])):
             return
         if node.kind in ("QuantizeLinear", "DequantizeLinear"):
-            (quantise if node.kind == "QuantizeLinear" else dequantise)(Call(self._graph, node, node.outputs[0]))
+            (quantise if node.kind == "QuantizeLinear" else dequantise)(OnnxCall(self._graph, node, node.outputs[0]))
             return
         rule = TABLE.get(node.kind)
         if rule is None:
             raise ImportFailed("there is no operation for it in the HAL 1.3, or none is known here")
         rule.convert(self._call(node, rule))
 
-    def _call(self, node: Node, rule: Entry) -> Call:
+    def _call(self, node: OnnxNode, rule: OnnxRule) -> OnnxCall:
         """The operator, with what follows it fused into it."""
         name, code, target = node.outputs[0], 0, None
         following = self._follower(name, len(node.outputs))
@@ -110,44 +110,44 @@ class _Walk:
             if target is not None:
                 self._fused.add(following.index)
                 name = following.outputs[0]
-        return Call(self._graph, node, name, code, target)
+        return OnnxCall(self._graph, node, name, code, target)
 
-    def _target(self, node: Node, rule: Entry, following: Node) -> Target | None:
+    def _target(self, node: OnnxNode, rule: OnnxRule, following: OnnxNode) -> QuantTarget | None:
         target = wanted(self._graph, following) if rule.quantised else None
         is_whole = target is not None and computes_on_integers(self._graph, node, rule, target.type)
         return target if is_whole else None
 
-    def _follower(self, name: str, results: int) -> Node | None:
+    def _follower(self, name: str, results: int) -> OnnxNode | None:
         """The only operator that reads a value."""
         if results != 1 or self._times[name] != 1 or name not in self._readers:
             return None
         node = self._readers[name]
         return node if node.inputs[0] == name and len(node.outputs) == 1 else None
 
-    def _activation(self, node: Node) -> int:
+    def _activation(self, node: OnnxNode) -> int:
         """The HAL's code for what can be fused; 0 for what cannot."""
         if node.domain not in _OWN or node.kind not in ("Relu", "Clip"):
             return 0
         if node.kind == "Relu":
             return 1
-        call = Call(self._graph, node, node.outputs[0])
+        call = OnnxCall(self._graph, node, node.outputs[0])
         entries = [self._graph.entries.get(name) for name in node.inputs[1:] if name]
         if any(entry is None or entry.array is None or entry.array.size != 1 for entry in entries):
             return 0
         return _ACTIVATIONS.get(bounds(call), 0)
 
 
-def _constant(node: Node) -> Tensor:
+def _constant(node: OnnxNode) -> OnnxTensor:
     """What a Constant holds."""
     found = node.tensor("value")
     if found is not None:
-        return Tensor(node.outputs[0], found.type, found.data, found.offset)
+        return OnnxTensor(node.outputs[0], found.type, found.data, found.offset)
     for word, kind in (("value_int", "INT64"), ("value_float", "FLOAT")):
         if node.has(word):
             value = node.integer(word) if kind == "INT64" else node.real(word)
-            return Tensor(node.outputs[0], kind, np.array(value, np.int64 if kind == "INT64" else np.float32), None)
+            return OnnxTensor(node.outputs[0], kind, np.array(value, np.int64 if kind == "INT64" else np.float32), None)
     if node.has("value_ints"):
-        return Tensor(node.outputs[0], "INT64", np.array(node.integers("value_ints"), np.int64), None)
+        return OnnxTensor(node.outputs[0], "INT64", np.array(node.integers("value_ints"), np.int64), None)
     if node.has("value_floats"):
-        return Tensor(node.outputs[0], "FLOAT", np.array(node.reals("value_floats"), np.float32), None)
+        return OnnxTensor(node.outputs[0], "FLOAT", np.array(node.reals("value_floats"), np.float32), None)
     raise ImportFailed("it holds no tensor and no numbers", node.name, node.index)

@@ -1,8 +1,8 @@
 """One operator of a .tflite file on its way to operations of the HAL.
 
-A function of the table gets a `Call` and emits what the operator becomes:
+A function of the table gets a `TfliteCall` and emits what the operator becomes:
 
-    def _square(call: Call) -> None:
+    def _square(call: TfliteCall) -> None:
         call.emit("MUL", call.input(0), call.input(0), 0)
 
 Arguments of `emit` are references to operands, numbers (INT32, FLOAT32 or BOOL scalars), arrays (constants) or None (an
@@ -15,22 +15,22 @@ from typing import Any
 import numpy as np
 
 from driver.errors import ImportFailed, InvalidModel
+from driver.importers.file_bytes import Array
 from driver.nn import OPERATIONS, Operand, OperandLifeTime, OperandType, Operation
 from driver.nn.calls import check_call, match_signature
 from driver.nn.operation import Tensor as Shaped
 from driver.nn.types import Dimensions
 
-from .guarded import Array
-from .tflite_file import Operator, Tensor
-from .tflite_graph import FLOATS, QUANTISED, Graph, Ref
+from .file import Operator, TfliteTensor
+from .graph import FLOATS, QUANTISED, Ref, TfliteGraph
 
 _ACTIVATIONS = {1: "RELU", 2: "RELU1", 3: "RELU6", 4: "TANH"}
 
 
-class Call:
+class TfliteCall:
     """One operator and the graph that it becomes part of."""
 
-    def __init__(self, graph: Graph, operator: Operator, options: Any) -> None:
+    def __init__(self, graph: TfliteGraph, operator: Operator, options: Any) -> None:
         self.graph, self.operator, self.options = graph, operator, options
         self.in_floats = False  #: its quantised inputs and outputs are computed as float32
         self._after: list[tuple[str, Ref, Ref]] = []
@@ -48,11 +48,11 @@ class Call:
             raise ImportFailed(f"input {position} is missing")
         return self.operator.inputs[position]
 
-    def tensor(self, position: int) -> Tensor:
+    def tensor(self, position: int) -> TfliteTensor:
         """Input `position` as the file describes it."""
         return self.graph.source.tensor(self.number(position))
 
-    def result(self, position: int) -> Tensor:
+    def result(self, position: int) -> TfliteTensor:
         """Output `position` as the file describes it."""
         if position >= len(self.operator.outputs):
             raise ImportFailed(f"output {position} is missing")
@@ -243,7 +243,7 @@ def axis_of(axis: int, rank: int) -> int:
     return axis % rank
 
 
-def known(info: Tensor) -> Dimensions:
+def known(info: TfliteTensor) -> Dimensions:
     """The dimensions of a tensor; `ImportFailed` unless all of them are known."""
     if info.shape is None or 0 in info.shape:
         raise ImportFailed(f"{info} has dimensions {list(info.shape or ())}; all of them have to be known")

@@ -9,15 +9,16 @@ import numpy as np
 import tflite
 
 from driver.errors import ImportFailed
+from driver.importers.file_bytes import Array, FileBytes
 
-from .guarded import Array, Bytes, Tables, guarded, inner, integers, numbers, text
+from .flatbuffer import Tables, guarded, inner, integers, numbers, text
 
 _IDENTIFIER = b"TFL3"
 _ROOT = struct.Struct("<I")
 _MOST_OPERATORS = 1 << 14
 _HIGHEST_RANK = 32
 _CUSTOM = 32
-_NO_FIELDS = Bytes(memoryview(struct.pack("<HHi", 4, 4, 4)))
+_NO_FIELDS = FileBytes(memoryview(struct.pack("<HHi", 4, 4, 4)))
 """A table at 4 without fields: everything in it has its default."""
 _DTYPES = {
     "FLOAT32": "<f4",
@@ -38,7 +39,7 @@ _OPERATORS, _OPTIONS, _TYPES = map(_names, (tflite.BuiltinOperator, tflite.Built
 
 
 @dataclass(frozen=True, slots=True)
-class Tensor:
+class TfliteTensor:
     """One tensor of a subgraph.
 
     type: the schema's name. shape: 0 where unknown; None when not even the rank is known.
@@ -83,11 +84,11 @@ class Operator:
         return guarded(getattr(tflite, kind)(), union.Bytes, union.Pos)
 
 
-class File:
+class TfliteFile:
     """The tables that all subgraphs share."""
 
     def __init__(self, data: memoryview) -> None:
-        self.bytes = Bytes(data)
+        self.bytes = FileBytes(data)
         if bytes(data[4:8]) != _IDENTIFIER:
             raise ImportFailed("not a .tflite file: bytes 4 to 7 are not TFL3")
         model = guarded(tflite.Model(), self.bytes, self.bytes.unpack(_ROOT, 0))
@@ -101,9 +102,9 @@ class File:
         self._names: dict[int, str] = {}
         self._operators = 0
 
-    def subgraph(self, number: int) -> "Subgraph":
+    def subgraph(self, number: int) -> "TfliteSubgraph":
         """Subgraph `number`."""
-        return Subgraph(self, self._subgraphs[number])
+        return TfliteSubgraph(self, self._subgraphs[number])
 
     def names(self, number: int) -> tuple[dict[int, str], dict[int, str]]:
         """What the first signature of a subgraph calls its inputs and its outputs, by tensor."""
@@ -147,27 +148,27 @@ def _operator_name(code: Any) -> str:
     return _OPERATORS.get(number, f"builtin {number}")
 
 
-class Subgraph:
+class TfliteSubgraph:
     """One subgraph; its tensors and operators are read when they are asked for."""
 
-    def __init__(self, file: File, table: Any) -> None:
+    def __init__(self, file: TfliteFile, table: Any) -> None:
         self.file = file
         self.inputs, self.outputs = integers(table, "Inputs"), integers(table, "Outputs")
         self._tensors = Tables(table, "Tensors", "tensor")
         self._operators = Tables(table, "Operators", "operator")
-        self._read: dict[int, Tensor] = {}
+        self._read: dict[int, TfliteTensor] = {}
 
     def operators(self) -> Iterator[Operator]:
         """The operators in the order in which they run."""
         return (self.file.operator(index, table) for index, table in enumerate(self._operators))
 
-    def tensor(self, index: int) -> Tensor:
+    def tensor(self, index: int) -> TfliteTensor:
         """Tensor `index`."""
         if index not in self._read:
             self._read[index] = self._tensor(index, self._tensors[index])
         return self._read[index]
 
-    def _tensor(self, index: int, table: Any) -> Tensor:
+    def _tensor(self, index: int, table: Any) -> TfliteTensor:
         name, kind = text(table, "Name"), _TYPES.get(table.Type(), str(table.Type()))
         where = f"tensor {index} ({name[:64]!r}, {kind})"
         if kind not in _DTYPES:
@@ -180,7 +181,7 @@ class Subgraph:
             data = _values(data, kind, shape, where)
         quantisation = _quantisation(inner(table, "Quantization"), where)
         is_empty = data is None and not table.ShapeSignatureLength() and 0 in (shape or ())
-        return Tensor(index, name, kind, shape, *quantisation, data, offset, is_empty, bool(table.IsVariable()))
+        return TfliteTensor(index, name, kind, shape, *quantisation, data, offset, is_empty, bool(table.IsVariable()))
 
 
 def _shape(table: Any, where: str, *, is_constant: bool) -> tuple[int, ...] | None:

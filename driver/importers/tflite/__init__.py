@@ -1,0 +1,5 @@
+"""LiteRT model files (.tflite)."""
+
+from .reader import load, read
+
+__all__ = ["load", "read"]
