@@ -18,7 +18,7 @@ check: $(VENV)/check
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
-	$(BIN)/python -m mypy.stubtest fmq._core fmq._hot
+	$(BIN)/python -m mypy.stubtest fmq._core fmq._hot burst._core
 	$(BIN)/lint-imports
 
 stress: $(VENV)/test
@@ -55,7 +55,7 @@ docs: $(VENV)/docs
 	@echo "open site/index.html"
 
 # One stamp per set of extras. The sources of the extension are listed so that editing C rebuilds it.
-CORE := $(wildcard csrc/*.c csrc/*.h csrc/CMakeLists.txt)
+CORE := $(wildcard csrc/*/*.c csrc/*/*.h csrc/CMakeLists.txt)
 $(VENV)/%: pyproject.toml $(CORE) | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --editable '.[$*]'
 	@touch $@

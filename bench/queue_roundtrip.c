@@ -8,7 +8,7 @@
 #define _GNU_SOURCE
 #include <stdint.h>
 
-#include "api.h"
+#include "fmq/api.h"
 
 #include <errno.h>
 #include <sched.h>

@@ -59,7 +59,7 @@ POLL = 1e-3  # seconds: long enough never to sleep within a block, short enough 
 def compile_queue(target: Path) -> Path:
     """queue_roundtrip.c with the queue's own sources, without Python."""
     sources = HERE.parent / "csrc"
-    return compile_c(target, HERE / "queue_roundtrip.c", *sorted(sources.glob("*.c")), include=sources)
+    return compile_c(target, HERE / "queue_roundtrip.c", *sorted(sources.rglob("*.c")), include=sources)
 
 
 def echo(there: fmq.Descriptor, back: fmq.Descriptor, spin: float) -> None:

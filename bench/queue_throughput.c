@@ -10,7 +10,7 @@
 #define _GNU_SOURCE
 #include "stream.h"
 
-#include "api.h"
+#include "fmq/api.h"
 
 #include <errno.h>
 

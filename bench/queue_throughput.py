@@ -194,7 +194,7 @@ def run(args: argparse.Namespace) -> Runs:
         spsc = compile_c(directory / "spsc", HERE / "peers" / "spsc.c")
         sources = HERE.parent / "csrc"
         queue = compile_c(
-            directory / "queue", HERE / "queue_throughput.c", *sorted(sources.glob("*.c")), include=sources
+            directory / "queue", HERE / "queue_throughput.c", *sorted(sources.rglob("*.c")), include=sources
         )
         args.subjects, floors = [], {}
         in_c, from_python = cells_in_c(args), cells_from_python(args)

@@ -8,8 +8,8 @@
 #define _GNU_SOURCE
 #include <stdint.h>
 
-#include "api.h"
-#include "futex.h"
+#include "burst/api.h"
+#include "fmq/futex.h"
 
 #include "stream.h"
 

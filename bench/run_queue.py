@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> Runs:
     count = 20_000 if args.quick else 2_000_000
     sources = HERE.parent / "csrc"
     with scratch() as directory:
-        files = (HERE / "run_queue.c", *sorted(sources.glob("*.c")))
+        files = (HERE / "run_queue.c", *sorted(sources.rglob("*.c")))
         binary = compile_c(directory / "run_queue", *files, include=sources)
         args.subjects = [Subject(name, block(binary, name, count), FLOOR, is_ours=True) for name in ROWS[1:]]
         return interleave(args.subjects, {FLOOR: block(binary, FLOOR, count)}, args.pairs, progress)

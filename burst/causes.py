@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from burst._core import lib
 from burst.messages import NO_CAUSE, Cause, ErrorStatus
-from fmq._core import lib
 
 if TYPE_CHECKING:
     from burst.trace import Trace

@@ -16,14 +16,16 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol, Self
 
 import fmq
+from burst._core import ffi, lib
 from burst.channel import Channel, ChannelLoop, Message
 from burst.datum import DATUM, DATUM_DTYPE
+from burst.ends import handle_of
 from burst.errors import Busy, GeneralFailure, InvalidArgument, Malformed, PeerDied, Timeout
 from burst.memory import DeviceBuffer, Memory, SlotTable
 from burst.messages import NO_TIMING, ErrorStatus, Request, Timing
 from burst.trace import Trace
 from burst.wire import NOT_MEASURED, VERSIONS, RequestPacket, ResultPacket, Token, decode_result, encode_request
-from fmq._core import ffi, lib
+from fmq import clock
 from fmq._hot import lib as hot
 from fmq.clock import FOREVER, deadline_of
 from fmq.errors import raise_errno
@@ -155,7 +157,7 @@ class Controller:
         nbytes = length * DATUM
         self._buffers = [ffi.new("unsigned char[]", nbytes) for _ in range(2)]
         caller = ffi.new("burst_caller *")
-        caller.start, caller.out, caller.back = _START, self._writer.handle, self._reader.handle
+        caller.start, caller.out, caller.back = _START, handle_of(self._writer), handle_of(self._reader)
         caller.trace, self.trace.page.client.pid = self.trace.page, os.getpid()
         caller.spare, caller.result = self._buffers
         caller.buffer_bytes, caller.spin_ns = nbytes, self._reader.spin_ns
@@ -216,7 +218,7 @@ class Controller:
 
     def mark_begin(self) -> None:
         """The making of the next request begins."""
-        self._caller.begin = lib.fmq_now()
+        self._caller.begin = clock.now()
 
     def send(self, packet: Packet, timeout: float | None = None, deadline: int | None = None) -> ResultPacket:
         """One execution. `timeout`: seconds that we wait. `deadline`: absolute CLOCK_MONOTONIC ns; the device is told,
@@ -248,7 +250,7 @@ class Controller:
             end = FOREVER if timeout is None else deadline_of(timeout or 1e-9)
             code = self._go_on(code, packet, end if deadline is None else min(end, deadline), timeout)
         reply = self._result(code, packet.measure)
-        if deadline is not None and reply.status is ErrorStatus.NONE and lib.fmq_now() > deadline:
+        if deadline is not None and reply.status is ErrorStatus.NONE and clock.now() > deadline:
             self._refuse(-errno.ETIMEDOUT, packet.nbytes, timeout)
         return reply
 
@@ -316,7 +318,7 @@ class Controller:
             raise NotSent(f"a packet of {nbytes} bytes does not fit into the channel")
         if code == -errno.ETIMEDOUT:
             self.trace.page.client.timeouts += 1
-            late = lib.fmq_now() - int(self._caller.deadline)
+            late = clock.now() - int(self._caller.deadline)
             late_by = late / 1e9 if late > 0 else None  # of a deadline
             raise Timeout(f"no result {_within(timeout)}; the burst stays usable", "waiting for the answer", late_by)
         if code == -errno.EBUSY:

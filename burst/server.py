@@ -3,8 +3,9 @@
 Two ways to make one. `BurstServer(…, bind)` is for a device that can bind a request to memory once and run it many
 times. `BurstServer.from_prepared_model(…, execute)` is for one that only has a synchronous execution.
 
-The listener waits, recognises and answers in one C call (csrc/listener.c), and Python sees a request only to run it, or
-to bind it at first. It is tied to its client: it ends when the client closes its context, breaks the protocol, or dies.
+The listener waits, recognises and answers in one C call (csrc/burst/listener.c). Python sees a request only to bind it
+at first, or to run it. A listener is tied to its client: it ends when the client closes its context, breaks the
+protocol or dies.
 """
 
 from __future__ import annotations
@@ -15,16 +16,17 @@ import os
 import threading
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from burst._core import ffi, lib
 from burst.channel import MAX_FDS, Channel, Message, close_all
 from burst.datum import DATUM, DATUM_DTYPE
+from burst.ends import handle_of
 from burst.errors import GeneralFailure, InvalidArgument, PeerDied, Timeout, status_error
 from burst.executor import CachedExecutor, Execution, Job, Plan, Protocols
 from burst.memory import Memory
 from burst.trace import Trace
 from burst.turns import give_way
 from burst.wire import VERSIONS, decode_request, encode_result
-from fmq import Flavour, FmqError, InvalidDescriptor, MessageQueue
-from fmq._core import ffi, lib
+from fmq import Flavour, FmqError, InvalidDescriptor, MessageQueue, clock
 from fmq.clock import FOREVER
 from fmq.end import DEFAULT_SPIN
 from fmq.errors import raise_errno
@@ -112,7 +114,8 @@ class BurstServer:
     def _new_listener(self, nbytes: int) -> Any:
         self._buffer = ffi.new("unsigned char[]", nbytes)
         listener = ffi.new("burst_listener *")
-        listener.out, listener.request, listener.trace = self._writer.handle, self._reader.handle, self.trace.page
+        listener.out, listener.request = handle_of(self._writer), handle_of(self._reader)
+        listener.trace = self.trace.page
         listener.buffer, listener.buffer_bytes = self._buffer, nbytes
         listener.spin_ns, listener.framed, listener.current = self._reader.spin_ns, self._version > 1, -1
         listener.ticket = self._ticket.handle if self._ticket else ffi.NULL
@@ -245,7 +248,7 @@ class BurstServer:
         """Whether others of this kind have been done in what is left of a new plan's time. Raises MissedDeadline*."""
         listener = self._listener
         if estimate is not None and listener.deadline != FOREVER:
-            status = lib.burst_admit(estimate, listener.since, lib.fmq_now(), listener.deadline)
+            status = lib.burst_admit(estimate, listener.since, clock.now(), listener.deadline)
             if status:
                 raise status_error(status)
 

@@ -1,7 +1,7 @@
 """Where the time of each request went: notes that both sides of a burst leave in one shared memory, always.
 
-They are plain stores (csrc/trace.h), a few nanoseconds each, and anybody who has the memory may read them at any time
-without disturbing anybody. The last 256 requests are there one by one; of earlier ones only the totals.
+They are plain stores (csrc/burst/trace.h), a few nanoseconds each. Any process that has the memory may read them at any
+time and disturbs neither side. The last 256 requests are there one by one; of earlier ones only the totals.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from burst import timeline
+from burst._core import ffi, lib
 from burst.errors import Malformed
 from burst.memory import Memory
 from burst.timeline import Sides
-from fmq._core import ffi, lib
 from fmq.region import guard
 
 if TYPE_CHECKING:

@@ -14,9 +14,10 @@ import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from burst._core import ffi, lib
 from burst.errors import GeneralFailure, MissedDeadlineTransient
 from burst.messages import Cause
-from fmq._core import ffi, lib
+from fmq import clock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -98,7 +99,7 @@ class Ticket:
 
     def enter(self, deadline: int = FOREVER) -> None:
         """Waits for a slot. Raises MissedDeadlineTransient, GeneralFailure; then there is none."""
-        _check(lib.burst_enter(self.handle, 0, deadline, lib.fmq_now()), "queued")
+        _check(lib.burst_enter(self.handle, 0, deadline, clock.now()), "queued")
 
     def leave(self) -> None:
         """Harmless without a slot."""

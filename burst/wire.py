@@ -38,8 +38,8 @@ packets are equal executions, and a packet may be recognised by its bytes. All e
 element. The sender may be hostile: no count of its is believed before the packet has been seen to be that long.
 
 In version 2 what differs from one execution to the next comes last: `VOLATILE` bytes of a request, and of a result.
-csrc/caller.c patches them in place, and csrc/listener.c recognises a packet by the bytes before them. There a packet is
-as long as its packetInformation says; in version 1 it is all that has arrived.
+csrc/burst/caller.c patches them in place, and csrc/burst/listener.c recognises a packet by the bytes before them. There
+a packet is as long as its packetInformation says; in version 1 it is all that has arrived.
 
 The functions are pure. The checks that both directions owe (`_check_…`) are written once and called by both. A new kind
 of element is one line in `RequestDatum` or `ResultDatum`.

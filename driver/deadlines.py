@@ -21,8 +21,9 @@ from burst import (
     Result,
     Timeout,
 )
+from burst._core import ffi, lib
 from burst.messages import Cause, Phase
-from fmq._core import ffi, lib
+from fmq import clock
 from fmq.clock import FOREVER, deadline_of
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ def seconds_left(deadline: int | None) -> float | None:
     """Until then, 0 when it has passed; None without one."""
     if deadline is None or deadline == FOREVER:
         return None
-    return max(0, deadline - lib.fmq_now()) / 1e9
+    return max(0, deadline - clock.now()) / 1e9
 
 
 def _late(now: int, deadline: int) -> float | None:
@@ -75,7 +76,7 @@ def _late(now: int, deadline: int) -> float | None:
 
 def passed(deadline: int | None) -> Result | None:
     """The result of a request whose deadline had passed before it was sent."""
-    if deadline is None or (now := lib.fmq_now()) <= deadline:
+    if deadline is None or (now := clock.now()) <= deadline:
         return None
     error = MissedDeadlinePersistent(cause=Cause("before start", _late(now, deadline)))
     return Result(error.status, message=str(error), cause=error.cause)
@@ -83,7 +84,7 @@ def passed(deadline: int | None) -> Result | None:
 
 def missed_in_waiting(deadline: int | None) -> Result | None:
     """The result of a request whose deadline has passed, of which we know no more."""
-    if deadline is None or (now := lib.fmq_now()) < deadline:
+    if deadline is None or (now := clock.now()) < deadline:
         return None
     error = unanswered(now - deadline)
     return Result(error.status, message=str(error), cause=error.cause)
@@ -103,7 +104,7 @@ def waiting(deadline: float | None) -> Iterator[int | None]:
     try:
         yield by
     except Timeout:
-        raise unanswered(lib.fmq_now() - (by or 0)) from None
+        raise unanswered(clock.now() - (by or 0)) from None
 
 
 # ---- what a device does about it
@@ -123,13 +124,13 @@ def due(deadline: int | None) -> Iterator[None]:
 def check(phase: Phase, deadline: int | None = None) -> None:
     """Raises MissedDeadlineTransient when what this thread does is overdue. `deadline`: its, if it is known."""
     end = int(lib.burst_due()) if deadline is None else deadline
-    if end != FOREVER and lib.fmq_now() > end:
+    if end != FOREVER and clock.now() > end:
         raise overdue(phase, end)
 
 
 def overdue(phase: Phase, deadline: int) -> StatusError:
     """The error of what is given up, or was not begun because of others."""
-    return missed(ErrorStatus.MISSED_DEADLINE_TRANSIENT, phase, lib.fmq_now(), deadline)
+    return missed(ErrorStatus.MISSED_DEADLINE_TRANSIENT, phase, clock.now(), deadline)
 
 
 def checker() -> Callable[[], None] | None:
@@ -141,7 +142,7 @@ def checker() -> Callable[[], None] | None:
 def check_entry(phase: Phase) -> None:
     """Raises MissedDeadlinePersistent when what this thread is about to do was overdue from the beginning."""
     deadline = lib.burst_due()
-    if (now := lib.fmq_now()) > deadline:
+    if (now := clock.now()) > deadline:
         raise missed(ErrorStatus.MISSED_DEADLINE_PERSISTENT, phase, now, deadline)
 
 
@@ -160,7 +161,7 @@ def taking(lock: threading.Lock) -> Iterator[None]:
 
 def admit(estimate: Any, since: int, deadline: int) -> None:
     """Raises MissedDeadline* for an execution that cannot be done by then. `since`: when it was asked for."""
-    now = lib.fmq_now()
+    now = clock.now()
     status = lib.burst_admit(ffi.NULL if estimate is None else estimate, since, now, deadline)
     if status:
         phase: Phase = "queued" if status == ErrorStatus.MISSED_DEADLINE_TRANSIENT else "before start"
@@ -207,7 +208,7 @@ class Rate:
 
     def _check(self, operations: int, nbytes: int) -> None:
         deadline = lib.burst_due()
-        if deadline != FOREVER and (now := lib.fmq_now()) + self.needed(operations, nbytes) * 1e9 > deadline:
+        if deadline != FOREVER and (now := clock.now()) + self.needed(operations, nbytes) * 1e9 > deadline:
             self._doubts += 1
             raise missed(ErrorStatus.MISSED_DEADLINE_PERSISTENT, "before start", now, deadline)
 

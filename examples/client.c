@@ -1,15 +1,15 @@
-/* A client of a running device without any Python, written from docs/protocol.md and csrc/ alone.
+/* A client of a running device without any Python, written from docs/protocol.md and csrc/fmq/ alone.
  *
  * Adds float32[1,4] tensors on the device "reference": connects, prepares the model, opens a burst, sends requests one
  * after the other, and says what came back and how long the median round trip took.
  *
- *     cc -std=c11 -O2 -Wall -Wextra -Werror -pthread -I csrc examples/client.c csrc/[a-z]*.c -o client
+ *     cc -std=c11 -O2 -Wall -Wextra -Werror -pthread -I csrc examples/client.c csrc/fmq/[a-z]*.c -o client
  *     ./client [requests [newest wire version to offer]]
  */
 #define _GNU_SOURCE
 #include <stdint.h>
 
-#include "api.h"
+#include "fmq/api.h"
 #include "client_messages.h"
 
 #include <errno.h>

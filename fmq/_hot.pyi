@@ -1,4 +1,4 @@
-"""What cffi builds from csrc/hot_api.h; that file says why there is a second module."""
+"""What cffi builds from csrc/fmq/hot_api.h; that file says why there is a second module."""
 
 from typing import Any, TypeAlias, type_check_only
 

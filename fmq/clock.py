@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 from fmq._core import lib
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 FOREVER = 2**64 - 1
+now: Callable[[], int] = lib.fmq_now  #: nanoseconds of CLOCK_MONOTONIC
 
 
 def deadline_of(timeout: float | None) -> int:
@@ -15,4 +20,4 @@ def deadline_of(timeout: float | None) -> int:
         return FOREVER
     if not timeout >= 0:
         raise ValueError(f"timeout={timeout!r}: seconds from now, 0 or more; None waits for ever")
-    return 0 if timeout == 0 else min(FOREVER, lib.fmq_now() + math.ceil(min(timeout, 1e9) * 1e9))
+    return 0 if timeout == 0 else min(FOREVER, now() + math.ceil(min(timeout, 1e9) * 1e9))

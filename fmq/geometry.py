@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from fmq.region import Region
 
-CONTROL = 4096  #: bytes of the control page of csrc/layout.h, and
+CONTROL = 4096  #: bytes of the control page of csrc/fmq/layout.h, and
 ALIGNMENT = 128  #: what its place in memory is a multiple of
 _TEXT_AT, _TEXT_MOST = 1024, 2048  # where it holds the dtype in words, for those who open by name
 

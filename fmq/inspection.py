@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 Life = Literal["nobody", "alive", "released", "dead"]
-HEAD_AT, BEGIN_AT, TAIL_AT = 128, 136, 256  # csrc/layout.h
+HEAD_AT, BEGIN_AT, TAIL_AT = 128, 136, 256  # csrc/fmq/layout.h
 _MAGIC = b"BURSTFMQ"
 _FOLDER = Path("/dev/shm")
 _UNLOCKED: tuple[Life, ...] = ("nobody", "dead", "released", "dead")  # by life word; that one is alive is not believed

@@ -1,4 +1,4 @@
-"""Telling others of our death, and being told of theirs, whatever a process's size (csrc/life.c, csrc/bridge.c)."""
+"""How a process tells others of its death and learns of theirs, whatever its size (csrc/fmq/life.c and bridge.c)."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from numpy.typing import DTypeLike
 
 _PAGE = 4096
-_EVENT_AT = 640  # csrc/layout.h
+_EVENT_AT = 640  # csrc/fmq/layout.h
 
 
 class MessageQueue:

@@ -1,8 +1,8 @@
 """Holding a role: an OFD lock on one byte of the queue's memory, and a life word in its control page.
 
 The lock is held by the kernel and gone with the process, right across pid namespaces and never by a number that
-somebody wrote. The life word tells the other side of our death while it sleeps (csrc/life.c). A forked child inherits
-the descriptor and with it the locks, so it gives them up at once.
+a process wrote. The life word tells the other side of our death while it sleeps (csrc/fmq/life.c). A forked child
+inherits the descriptor and with it the locks, so it gives them up at once.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from fmq.errors import RoleTaken
 from fmq.region import Region, descriptors
 
 WRITER, READER, OBSERVER = lib.FMQ_WRITER, lib.FMQ_READER, lib.FMQ_OBSERVER
-LIFE_AT = {WRITER: 768, READER: 896}  # csrc/layout.h
+LIFE_AT = {WRITER: 768, READER: 896}  # csrc/fmq/layout.h
 _NAMES = {WRITER: "writer", READER: "reader"}
 _FLOCK = "hhqqi4x"  # struct flock: type, whence, start, length, pid
 _files: weakref.WeakKeyDictionary[Region, LockFile] = weakref.WeakKeyDictionary()

@@ -49,7 +49,7 @@ def python_functions(path):
 def c_functions(path):
     """A definition begins in column 0, perhaps over two lines, and ends with a brace there, or on its own line."""
     text = path.read_text()
-    for head in re.finditer(r"^[a-z][\w\s*]*?\b(\w+)\([^;{}]*?\) \{", text, re.MULTILINE):
+    for head in re.finditer(r"^[a-z_][\w\s*]*?\b(\w+)\([^;{}]*?\) \{", text, re.MULTILINE):
         line_end = text.index("\n", head.end())
         end = line_end if text[line_end - 1] == "}" else text.index("\n}", head.end()) + 2
         yield head[1], text.count("\n", head.start(), end) + 1
@@ -192,13 +192,26 @@ def test_the_measure_of_c_functions_sees_them_all():
 
 
 def exported():
-    """Function names of api.h."""
-    return re.findall(r"\b(fmq_\w+)\(", re.sub(r"/\*.*?\*/", "", (ROOT / "csrc/api.h").read_text(), flags=re.DOTALL))
+    """The functions that an api.h declares."""
+    texts = [without_comments(ROOT / f"csrc/{package}/api.h") for package in ("fmq", "burst")]
+    return [
+        name for text in texts for name in re.findall(r"^(?!typedef).*?\b((?:fmq|burst)_\w+)\(", text, re.MULTILINE)
+    ]
+
+
+def without_comments(path):
+    return re.sub(r"/\*.*?\*/", "", path.read_text(), flags=re.DOTALL)
+
+
+def test_the_arrow_holds_in_c():
+    """No file of csrc/fmq includes, calls or names anything of csrc/burst."""
+    for path in sorted((ROOT / "csrc/fmq").glob("*.[ch]")):
+        assert not re.search(r"\bburst", without_comments(path), re.IGNORECASE), name(path)
 
 
 def test_every_exported_function_is_documented():
     """Each declaration has a comment on its line or stands in a paragraph that begins with one."""
-    paragraphs = (ROOT / "csrc/api.h").read_text().split("\n\n")
+    paragraphs = "\n\n".join((ROOT / f"csrc/{package}/api.h").read_text() for package in ("fmq", "burst")).split("\n\n")
     for function in exported():
         home = next(text for text in paragraphs if re.search(rf"\b{function}\(", text))
         assert "/*" in home, function
@@ -215,7 +228,7 @@ def test_every_exported_function_is_used():
 
 
 def test_only_the_seam_makes_futex_calls():
-    """csrc/futex.c is what tests replace, and no other file goes past it."""
+    """csrc/fmq/futex.c is what tests replace, and no other file goes past it."""
     callers = {path.name for path in sources(".c") if re.search(r"syscall\(SYS_futex", path.read_text())}
     assert callers == {"futex.c"}
 
@@ -224,7 +237,9 @@ def test_c_headers_say_what_they_are():
     """Each C file begins with a comment, after the feature macro at most."""
     for path in sources(".c", ".h"):
         head = path.read_text().removeprefix("#define _GNU_SOURCE\n")
-        assert head.startswith("/*") or '#include "' + path.stem + '.h"' in head.splitlines()[0], name(path)
+        assert head.startswith("/*") or f'#include "{path.parent.name}/{path.stem}.h"' in head.splitlines()[0], name(
+            path
+        )
 
 
 # ---- hygiene -------------------------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ import zipfile
 import pytest
 
 ROOT = pathlib.Path(__file__).parents[1]
+EXTENSIONS = ["burst/_core.abi3.so", "fmq/_core.abi3.so", "fmq/_hot.abi3.so"]
 
 
 @pytest.fixture(scope="module")
@@ -23,16 +24,17 @@ def built(tmp_path_factory):
     return out
 
 
-def test_the_wheel_holds_the_packages_and_one_extension(built):
-    """One abi3 wheel with the three packages, their type marks and the extension, and nothing else."""
+def test_the_wheel_holds_the_packages_and_their_extensions(built):
+    """One abi3 wheel with the three packages, their type marks and the extensions, and nothing else."""
     (wheel,) = built.glob("*-cp311-abi3-*.whl")
     names = zipfile.ZipFile(wheel).namelist()
     assert {name.split("/")[0] for name in names if ".dist-info" not in name} == {"fmq", "burst", "driver"}
-    assert [name for name in names if name.endswith(".so")] == ["fmq/_core.abi3.so", "fmq/_hot.abi3.so"]
+    assert sorted(name for name in names if name.endswith(".so")) == EXTENSIONS
     assert {"driver/demos/detector.npz", "driver/demos/audio_net.npz"} <= set(names)
     assert {f"driver/demos/web/page/page.{kind}" for kind in ("html", "css", "js")} <= set(names)
-    assert {"fmq/py.typed", "fmq/_core.pyi", "fmq/_hot.pyi", "burst/py.typed", "driver/py.typed"} <= set(names)
-    assert "driver/burst@.service" in names
+    assert {f"{package}/py.typed" for package in ("fmq", "burst", "driver")} <= set(names)
+    assert {name.replace(".abi3.so", ".pyi") for name in EXTENSIONS} <= set(names)
+    assert "driver/service/burst@.service" in names
 
 
 def test_the_sdist_holds_the_sources_and_nothing_generated(built):
@@ -40,7 +42,14 @@ def test_the_sdist_holds_the_sources_and_nothing_generated(built):
     (sdist,) = built.glob("*.tar.gz")
     with tarfile.open(sdist) as archive:
         names = {name.split("/", 1)[1] for name in archive.getnames() if "/" in name}
-    assert {"csrc/api.h", "csrc/CMakeLists.txt", "pyproject.toml", "LICENSE", "tests/test_packaging.py"} <= names
+    assert {
+        "csrc/fmq/api.h",
+        "csrc/burst/api.h",
+        "csrc/CMakeLists.txt",
+        "pyproject.toml",
+        "LICENSE",
+        "tests/test_packaging.py",
+    } <= names
     assert not [name for name in names if name.endswith((".so", ".o", "_core.c"))]
 
 

@@ -27,8 +27,7 @@ from burst.errors import status_error
 from driver.client.aio import Arrivals
 from driver.client.endings import CLOSED, Endings
 from driver.deadlines import earlier, seconds_left, unanswered
-from fmq import Busy, FmqError
-from fmq._core import lib
+from fmq import Busy, FmqError, clock
 
 if TYPE_CHECKING:
     import asyncio
@@ -71,7 +70,7 @@ class Pipeline(Endings):
         """At its deadline: it is done, whatever comes."""
         with self._lock:
             is_new = not future.done()
-            future.fail(unanswered(lib.fmq_now() - (future.deadline or 0)))  # its result is dropped when it comes
+            future.fail(unanswered(clock.now() - (future.deadline or 0)))  # its result is dropped when it comes
         if is_new:
             future.call_back()
 
@@ -197,7 +196,7 @@ class Pipeline(Endings):
         if future.done():  # cancelled
             return
         if reply.status is _NONE:
-            if future.deadline is not None and (late := lib.fmq_now() - future.deadline) > 0:
+            if future.deadline is not None and (late := clock.now() - future.deadline) > 0:
                 self._finished.append(future.fail(unanswered(late)))
                 return
             try:

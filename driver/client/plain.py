@@ -9,7 +9,7 @@ from burst.channel import pack
 from burst.memory import SlotTable
 from driver.deadlines import seconds_left
 from driver.protocol.plain_codec import EXECUTE_BY, UINT64, decode_answer, to_plain
-from fmq._core import lib
+from fmq import clock
 
 if TYPE_CHECKING:
     from burst import Memory, Request
@@ -29,7 +29,7 @@ class PlainClient:
         """Raises PeerDied; Timeout at the deadline, after which this connection is of no more use."""
         self._send(model, request, measure, deadline)
         raw = self._channel.receive(seconds_left(deadline)).raw
-        if deadline is not None and lib.fmq_now() > deadline:
+        if deadline is not None and clock.now() > deadline:
             raise Timeout("an answer came too late")
         if raw != self._answer[0]:
             self._answer = raw, decode_answer(raw)

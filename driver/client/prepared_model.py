@@ -18,7 +18,7 @@ from driver.deadlines import WAITING, earlier, missed_in_waiting, nanoseconds, p
 from driver.errors import DriverError
 from driver.options import Options, Policy, Preference, Priority, options_of
 from driver.protocol.plain_codec import with_loop_timeout
-from fmq._core import lib
+from fmq import clock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -127,7 +127,7 @@ class RemotePreparedModel:
         except Timeout:
             if missed := missed_in_waiting(by):
                 return missed
-            late_by = max(0, lib.fmq_now() - (end or 0)) / 1e9
+            late_by = max(0, clock.now() - (end or 0)) / 1e9
             raise Timeout(f"no result within {timeout} s; it is dropped when it comes", WAITING, late_by) from None
         if result.status == 0:
             result.outputs = self.outputs(request, result.output_shapes)

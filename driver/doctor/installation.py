@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 _NEEDED = {
     "fmq._core": "the compiled queue, without which nothing runs",
+    "burst._core": "the compiled bursts, without which there is only the queue",
     "numpy": "arrays",
     "msgpack": "messages between client and device",
     "posix_ipc": "shared memory that has a name",

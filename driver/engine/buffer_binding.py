@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from burst import GeneralFailure, InvalidArgument, OutputInsufficientSize
+from burst._core import ffi, lib
 from burst.wire import Token
 from driver.engine.binding import BoundRequest
 from driver.engine.device_memory import OperandRole
 from driver.nn import arena, combine_dimensions
-from fmq._core import ffi, lib
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

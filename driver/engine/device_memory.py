@@ -25,9 +25,9 @@ from burst import (
     Memory,
     ResourceExhaustedPersistent,
 )
+from burst._core import ffi
 from driver.engine.limits import no_room
 from driver.nn import combine_dimensions
-from fmq._core import ffi
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

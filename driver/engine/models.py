@@ -14,12 +14,12 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from weakref import WeakSet
 
+from burst._core import ffi
 from burst.turns import give_way
 from driver.deadlines import Rate
 from driver.engine.cache.compilations import Declined
 from driver.protocol.model_codec import decode
 from driver.protocol.model_memory import same_memory, sealed
-from fmq._core import ffi
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -16,6 +16,7 @@ from burst import (
     StatusError,
     Timing,
 )
+from burst._core import lib
 from burst.channel import Channel, Message
 from burst.executor import CachedExecutor, Execution, Job, Plan, Protocols
 from burst.messages import NO_CAUSE
@@ -24,7 +25,6 @@ from burst.turns import Tickets
 from burst.wire import RequestPacket, ResultPacket
 from driver.deadlines import admit, check, due, usual
 from driver.protocol.plain_codec import EXECUTE, EXECUTE_BY, argument_of, encode_answer, pool_of, split_deadline
-from fmq._core import lib
 
 if TYPE_CHECKING:
     from collections.abc import Callable

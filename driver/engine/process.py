@@ -23,6 +23,7 @@ from burst import (
     PeerDied,
     Trace,
 )
+from burst._core import lib
 from burst.channel import Channel, ChannelLoop
 from burst.trace import blamed, note_crashes
 from burst.turns import RunQueue, Share, waiters
@@ -39,7 +40,6 @@ from driver.engine.totals import Totals, summed
 from driver.protocol.census import Census
 from driver.protocol.rpc import Reply, serve, take_fd
 from fmq import LifePage
-from fmq._core import lib
 from fmq.region import guard
 
 if TYPE_CHECKING:

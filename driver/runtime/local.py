@@ -24,6 +24,7 @@ from burst import (
     Timeout,
     Timing,
 )
+from burst._core import lib
 from driver.client.buffers import Buffers
 from driver.client.burst import shapes_of
 from driver.client.future import Future
@@ -35,7 +36,6 @@ from driver.errors import ExecutionFailed
 from driver.nn import validate
 from driver.options import check_preference, options_of
 from driver.protocol.plain_codec import with_loop_timeout
-from fmq._core import lib
 from fmq.clock import FOREVER
 
 if TYPE_CHECKING:

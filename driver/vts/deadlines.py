@@ -14,7 +14,7 @@ from driver.vts.kit import Failed, Test, check
 from driver.vts.operations import prepared
 from driver.vts.request import valid
 from driver.vts.samples import sample
-from fmq._core import lib
+from fmq import clock
 from fmq.clock import FOREVER
 
 if TYPE_CHECKING:
@@ -28,8 +28,8 @@ _PREFERENCE = "fast_single_answer"
 _SHORT = 5_000_000  # ns
 _MISSED = {ErrorStatus.MISSED_DEADLINE_TRANSIENT, ErrorStatus.MISSED_DEADLINE_PERSISTENT}
 _DEADLINES: dict[str, Callable[[], int]] = {
-    "now": lambda: int(lib.fmq_now()),
-    "short": lambda: int(lib.fmq_now()) + _SHORT,
+    "now": clock.now,
+    "short": lambda: clock.now() + _SHORT,
     "unlimited": lambda: FOREVER,
 }
 WRONG_PRIORITIES = {"low-1": -1, "high+1": len(PRIORITIES)}

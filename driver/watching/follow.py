@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fmq._core import lib
+from burst._core import lib
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -30,9 +30,9 @@ from burst import (
     Terms,
     Trace,
 )
+from burst._core import ffi
 from burst.channel import Channel, ChannelLoop
 from burst.controller import Packet
-from fmq._core import ffi
 from fmq.region import guard
 
 sys.path.insert(0, str(Path(__file__).parent))

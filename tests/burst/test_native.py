@@ -11,7 +11,7 @@ import pytest
 from burst import ErrorStatus, GeneralFailure, OutputShape
 from burst.messages import NO_TIMING
 from burst.wire import VERSIONS, ResultPacket
-from fmq._core import lib as core
+from fmq import clock
 
 SOURCE = r"""
 #define _GNU_SOURCE
@@ -223,13 +223,13 @@ def test_a_deadline_that_has_passed(native, host, burst, memory):
     """
     client, pool, late = burst(host(native)), memory(), memory()
     missed = ResultPacket(ErrorStatus.MISSED_DEADLINE_TRANSIENT, (), NO_TIMING)
-    client.start(client.encode(native.request(late)), deadline=core.fmq_now())
+    client.start(client.encode(native.request(late)), deadline=clock.now())
     assert client.receive(20) == missed._replace(status=ErrorStatus.MISSED_DEADLINE_PERSISTENT)
     assert client.asked == []
     start_gated(client, pool, native)
     packet = client.encode(native.request(pool))
-    client.start(packet, deadline=core.fmq_now() + 1)
-    client.start(packet, deadline=core.fmq_now() + 10**12)
+    client.start(packet, deadline=clock.now() + 1)
+    client.start(packet, deadline=clock.now() + 10**12)
     native.post("open")
     assert client.receive(20).status is ErrorStatus.NONE
     assert client.receive(20) == missed

@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 
 from burst import ErrorStatus, Memory, Request, RequestArgument
+from burst._core import lib
 from burst.controller import Packet
 from burst.datum import DATUM
 from burst.wire import VERSIONS, decode_result
 from driver.devices.reference import ReferenceDevice
 from driver.engine.binding import BoundRequest
 from driver.nn import ModelBuilder
-from fmq._core import lib
 
 NO_SLOT = 2**31 - 1
 

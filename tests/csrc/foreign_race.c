@@ -9,9 +9,9 @@
  */
 #include <stdint.h>
 
-#include "api.h"
-#include "futex.h"
-#include "packet.h"
+#include "burst/api.h"
+#include "fmq/futex.h"
+#include "burst/packet.h"
 
 #include <pthread.h>
 #include <stdio.h>

@@ -8,10 +8,10 @@
 #define FUZZ_H
 #include "scheduled.h"
 
-#include "api.h"
-#include "futex.h"
-#include "layout.h"
-#include "ring.h"
+#include "fmq/api.h"
+#include "fmq/futex.h"
+#include "fmq/layout.h"
+#include "fmq/ring.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -102,7 +102,8 @@ static bool in_bridge;
 static void *(*bridge_body)(void *);
 static void *bridge_argument;
 
-int life_generation(void) { return 0; }
+static const fmq_process process = {.version = FMQ_PROCESS_VERSION};
+const fmq_process *fmq_this_process(void) { return &process; }
 uint32_t futex_cpu(void) { return 1; } /* the machine may move us; a run has to replay all the same */
 uint64_t futex_now(void) { return step_before(NULL), fake_now += LOOK_NS; }
 

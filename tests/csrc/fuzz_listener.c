@@ -9,10 +9,11 @@
  */
 #include "scheduled.h"
 
-#include "api.h"
-#include "futex.h"
-#include "layout.h"
-#include "packet.h"
+#include "burst/api.h"
+#include "fmq/api.h"
+#include "fmq/futex.h"
+#include "fmq/layout.h"
+#include "burst/packet.h"
 
 #include <errno.h>
 #include <stdbool.h>
@@ -155,7 +156,8 @@ static void act(void) {
 
 /* ---- the kernel ---------------------------------------------------------------------------------------------------- */
 
-int life_generation(void) { return 0; }
+static const fmq_process process = {.version = FMQ_PROCESS_VERSION};
+const fmq_process *fmq_this_process(void) { return &process; }
 uint32_t futex_cpu(void) { return 1; }
 uint64_t futex_now(void) { return step_before(NULL), fake_now += LOOK_NS; }
 void futex_wake(_Atomic uint32_t *word, int count, uint32_t mask) { (void)count, (void)mask, step_before(word); }

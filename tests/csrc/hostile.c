@@ -8,9 +8,9 @@
 #define _GNU_SOURCE
 #include <stdint.h>
 
-#include "api.h"
-#include "futex.h"
-#include "layout.h"
+#include "fmq/api.h"
+#include "fmq/futex.h"
+#include "fmq/layout.h"
 
 #include <errno.h>
 #include <linux/futex.h>

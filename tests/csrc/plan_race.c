@@ -9,10 +9,11 @@
 #define _GNU_SOURCE
 #include <stdint.h>
 
-#include "api.h"
-#include "futex.h"
-#include "layout.h"
-#include "packet.h"
+#include "burst/api.h"
+#include "fmq/api.h"
+#include "fmq/futex.h"
+#include "fmq/layout.h"
+#include "burst/packet.h"
 
 #include <errno.h>
 #include <pthread.h>

@@ -12,10 +12,10 @@
 #define _GNU_SOURCE
 #include <stdint.h>
 
-#include "api.h"
-#include "futex.h"
-#include "layout.h"
-#include "life.h"
+#include "fmq/api.h"
+#include "fmq/futex.h"
+#include "fmq/layout.h"
+#include "fmq/life.h"
 
 #include <errno.h>
 #include <pthread.h>

@@ -11,8 +11,9 @@
  */
 #include <stdint.h>
 
-#include "api.h"
-#include "futex.h"
+#include "burst/api.h"
+#include "fmq/api.h"
+#include "fmq/futex.h"
 
 #include <errno.h>
 #include <pthread.h>

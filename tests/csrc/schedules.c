@@ -9,10 +9,10 @@
  */
 #include "scheduled.h"
 
-#include "api.h"
-#include "futex.h"
-#include "layout.h"
-#include "life.h"
+#include "fmq/api.h"
+#include "fmq/futex.h"
+#include "fmq/layout.h"
+#include "fmq/life.h"
 
 #include <errno.h>
 #include <pthread.h>
@@ -74,7 +74,8 @@ int step_aside(void) {
 
 uint32_t futex_cpu(void) { return 1; } /* the machine may move us; a run has to replay all the same */
 uint64_t futex_now(void) { return 1000; }
-int life_generation(void) { return 0; }
+static const fmq_process process = {.version = FMQ_PROCESS_VERSION};
+const fmq_process *fmq_this_process(void) { return &process; }
 
 static int sleep_on(_Atomic uint32_t *a, uint32_t in_a, _Atomic uint32_t *b, uint32_t in_b, uint64_t deadline) {
     step_before(a);

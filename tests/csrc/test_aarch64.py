@@ -14,8 +14,10 @@ import shutil
 import pytest
 
 COMPILER, EMULATOR = "aarch64-linux-gnu-gcc", "qemu-aarch64-static"
-CORE = ("queue.c", "sleep.c", "ring.c", "event.c", "bridge.c", "futex.c", "life.c", "thread.c", "memory.c")
-SCHEDULED = ("queue.c", "sleep.c", "ring.c", "event.c")
+CORE = tuple(
+    f"fmq/{name}.c" for name in ("queue", "sleep", "ring", "event", "bridge", "futex", "life", "thread", "memory")
+)
+SCHEDULED = tuple(f"fmq/{name}.c" for name in ("queue", "sleep", "ring", "event"))
 # program -> sources, flags, whether it takes SEED MILLISECONDS, and what its output has to have
 PROGRAMS = {
     "ring_race.c": (CORE, (), r"stream: [1-9].*exchange: [1-9].*stop: [1-9].*busy: [1-9]"),

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).parent
-CORE = ("queue.c", "sleep.c", "ring.c", "event.c", "bridge.c")
-BURST = ("packet.c", "listener.c", "blame.c", "deadline.c", "runqueue.c", "flows.c", "turns.c")
+CORE = tuple(f"fmq/{name}.c" for name in ("queue", "sleep", "ring", "event", "bridge"))
+BURST = tuple(f"burst/{name}.c" for name in ("packet", "listener", "blame", "deadline", "runqueue", "flows", "turns"))
 FLAGS = ("-std=gnu11", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-include", "scheduled.h")
 SANITIZE = ("-fsanitize=fuzzer,address,undefined", "-fno-sanitize-recover=all")
 HINT = "no clang with libFuzzer (Debian: apt install clang libclang-rt-14-dev)"
@@ -24,12 +24,12 @@ SYNCHRONIZED, UNSYNCHRONIZED = 1, 2
 FLOOR = {"fuzz_attach": 300, "fuzz_peer": 450, "fuzz_listener": 300}
 MUTANTS = {  # what is left out, and what it is replaced by
     "fuzz_peer": (
-        "ring.c",
+        "fmq/ring.c",
         "    if (now - e->seen > e->capacity || lag > e->capacity) return ring_broken(e);\n",
         "    (void)lag;\n",
     ),
     "fuzz_listener": (
-        "listener.c",
+        "burst/listener.c",
         "    return atomic_fetch_and(&p->state, ~(uint32_t)RUNS) & VALID ? 0 : -ESTALE;",
         "    atomic_fetch_and(&p->state, ~(uint32_t)RUNS);\n    return 0;",
     ),
@@ -63,6 +63,7 @@ class Fuzzer:
     def __init__(self, folder, csrc, program, sources=None):
         self.binary, self.corpus, self.program = folder / program, folder / f"{program}.corpus", program
         for file, text in (sources or {}).items():
+            (folder / file).parent.mkdir(exist_ok=True)
             (folder / file).write_text(text)
         wanted = CORE + (BURST if program == "fuzz_listener" else ())
         files = [(folder if file in (sources or {}) else csrc) / file for file in wanted]

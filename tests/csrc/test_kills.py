@@ -6,32 +6,32 @@ from pathlib import Path
 
 import pytest
 
-CORE = ("queue.c", "sleep.c", "ring.c", "event.c", "futex.c", "life.c", "thread.c", "memory.c")
+CORE = tuple(f"fmq/{name}.c" for name in ("queue", "sleep", "ring", "event", "futex", "life", "thread", "memory"))
 NOW = ("-Wl,-z,now",)  # no symbol is looked up inside the call that is stepped
 BIG = 4096  # MB: what a process with a model may hold
 
 # scenario -> a line broken on purpose; without these the harness could be one that never fails.
 MUTANTS = {
     "event, second waker": (
-        "event.c",
+        "fmq/event.c",
         "    if (atomic_load(&f->sleepers)) futex_wake(&f->bits, INT_MAX, mask);\n",
         "",
         "    atomic_fetch_or(&f->bits, mask); ",
         "    if (~atomic_fetch_or(&f->bits, mask) & mask) futex_wake(&f->bits, INT_MAX, mask); ",
     ),
     "write": (
-        "sleep.c",
+        "fmq/sleep.c",
         "futex_wait_either(e->my_wait, saw.announced, e->their_life, saw.life, slice < until ? slice : until)",
         "futex_wait(e->my_wait, saw.announced, ~0u, until)",
     ),
-    "write to two readers": ("sleep.c", "    pass_on_death(e);\n", ""),
+    "write to two readers": ("fmq/sleep.c", "    pass_on_death(e);\n", ""),
     "event, two waiters": (
-        "event.c",
+        "fmq/event.c",
         "futex_wake(lives[i], INT_MAX, FUTEX_BITSET_MATCH_ANY); /* the kernel woke one",
         "/* the kernel woke one",
     ),
     "release": (
-        "life.c",
+        "fmq/life.c",
         "futex_release(word_of(n));",
         "*word_of(n) = LIFE_RELEASED, futex_wake(word_of(n), INT_MAX, ~0u);",
     ),

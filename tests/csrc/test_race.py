@@ -7,9 +7,11 @@ import pytest
 
 THREAD = ("-fsanitize=thread", "-Wno-tsan")  # it cannot see fences; what they order is all atomic
 ADDRESS = ("-fsanitize=address,undefined", "-fno-sanitize-recover")
-CORE = ("queue.c", "sleep.c", "ring.c", "event.c", "bridge.c", "futex.c", "life.c", "thread.c", "memory.c")
-TURNS = ("runqueue.c", "flows.c", "turns.c")
-BURST = (*CORE, *TURNS, "packet.c", "caller.c", "listener.c", "blame.c", "deadline.c")
+CORE = tuple(
+    f"fmq/{name}.c" for name in ("queue", "sleep", "ring", "event", "bridge", "futex", "life", "thread", "memory")
+)
+TURNS = ("burst/runqueue.c", "burst/flows.c", "burst/turns.c")
+BURST = (*CORE, *TURNS, "burst/packet.c", "burst/caller.c", "burst/listener.c", "burst/blame.c", "burst/deadline.c")
 FLAVOURS = {"synchronized": 1, "unsynchronized": 2}
 
 
@@ -23,7 +25,7 @@ def race_of_plans(build, flags, milliseconds, seed):
 
 
 def race_of_cancels(build, flags, milliseconds, seed):
-    program = build("foreign_race.c", "foreign.c", "deadline.c", *TURNS, "futex.c", flags=flags)
+    program = build("foreign_race.c", "burst/foreign.c", "burst/deadline.c", *TURNS, "fmq/futex.c", flags=flags)
     return counted(program, milliseconds, seed, {"whole", "before", "between", "within"})
 
 

@@ -9,25 +9,29 @@ LOOK = "    int r = ring_need(e, n);\n"
 # Each is a line of sleep.c or ring.c broken on purpose; the explorer has to notice, or it proves nothing.
 MUTANTS = {
     "looks before it announces": (
-        "sleep.c",
+        "fmq/sleep.c",
         f"    {ANNOUNCE}\n{LOOK}",
         f"{LOOK}    {ANNOUNCE}\n",
     ),
-    "wakes before it publishes": ("ring.c", "atomic_store_explicit(&e->mine->counter, e->position", "wake_early(e"),
+    "wakes before it publishes": ("fmq/ring.c", "atomic_store_explicit(&e->mine->counter, e->position", "wake_early(e"),
     "sleeps on its own word only": (
-        "sleep.c",
+        "fmq/sleep.c",
         "futex_wait_either(e->my_wait, saw.announced, e->their_life, saw.life, slice < until ? slice : until)",
         "futex_wait(e->my_wait, saw.announced, ~0u, until)",
     ),
     "looks at life after data": (
-        "sleep.c",
+        "fmq/sleep.c",
         "return r == -EAGAIN ? sleep_ended(e, saw->life) : r;",
         "return r == -EAGAIN ? sleep_ended(e, saw->life = atomic_load(e->their_life)) : r;",
     ),
-    "stop does not wait for the call inside": ("sleep.c", "} while (atomic_load(&e->busy));", "} while (0);"),
-    "stop does not wake": ("sleep.c", "if (e->my_wait) futex_wake(e->my_wait, INT_MAX, FUTEX_BITSET_MATCH_ANY);", ";"),
+    "stop does not wait for the call inside": ("fmq/sleep.c", "} while (atomic_load(&e->busy));", "} while (0);"),
+    "stop does not wake": (
+        "fmq/sleep.c",
+        "if (e->my_wait) futex_wake(e->my_wait, INT_MAX, FUTEX_BITSET_MATCH_ANY);",
+        ";",
+    ),
     "a dead peer is told before its last words": (
-        "sleep.c",
+        "fmq/sleep.c",
         f"{LOOK}    return r == -EAGAIN ? sleep_ended(e, saw->life) : r;",
         "    int r = sleep_ended(e, saw->life);\n    return r == -EAGAIN ? ring_need(e, n) : r;",
     ),
@@ -43,10 +47,10 @@ WAKE_EARLY = """
 def explorer(build, sources=None):
     return build(
         "schedules.c",
-        "queue.c",
-        "sleep.c",
-        "ring.c",
-        "event.c",
+        "fmq/queue.c",
+        "fmq/sleep.c",
+        "fmq/ring.c",
+        "fmq/event.c",
         flags=["-include", "scheduled.h"],
         sources=sources or {},
     )
@@ -73,6 +77,6 @@ def test_the_explorer_finds_what_is_broken_on_purpose(build, csrc, mutant):
     file, old, new = MUTANTS[mutant]
     text = (csrc / file).read_text()
     assert text.count(old) == 1, f"the mutant {mutant!r} no longer applies to {file}"
-    changed = text.replace(old, new).replace('#include "ring.h"', '#include "ring.h"' + WAKE_EARLY)
+    changed = text.replace(old, new).replace('#include "fmq/ring.h"', '#include "fmq/ring.h"' + WAKE_EARLY)
     out = explorer(build, {file: changed})("2", fails=True)
     assert re.search("sleeps for ever|may not be|does not end", out)

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-CORE = ("queue.c", "sleep.c", "ring.c", "event.c", "futex.c", "life.c", "thread.c", "memory.c")
+CORE = tuple(f"fmq/{name}.c" for name in ("queue", "sleep", "ring", "event", "futex", "life", "thread", "memory"))
 THREAD = ("-fsanitize=thread", "-Wno-tsan")  # it cannot see fences; what they order is all atomic
 ADDRESS = ("-fsanitize=address,undefined", "-fno-sanitize-recover")
 WAKES_ALONE = "-DSLEEP_SHARED_SLICE=UINT64_C(1000000000000)"  # nobody looks again by himself
@@ -16,24 +16,28 @@ BEGIN = "    atomic_store_explicit(&e->mine->begin, e->begun, memory_order_relax
 PUBLISH = "    atomic_store_explicit(&e->mine->counter, e->position, memory_order_seq_cst);\n"
 LOOK = "uint64_t begin = atomic_load_explicit(&e->theirs->begin, memory_order_relaxed);"
 MUTANTS = {
-    "looks at head only, as AOSP does": ("ring.c", LOOK, LOOK.replace("->begin,", "->counter,")),
+    "looks at head only, as AOSP does": ("fmq/ring.c", LOOK, LOOK.replace("->begin,", "->counter,")),
     "says where it begins after the copy": (
-        "ring.c",
+        "fmq/ring.c",
         BEGIN,
         "",
         PUBLISH,
         f"    if (e->overwrites)\n    {BEGIN}{PUBLISH}",
     ),
-    "does not look after the copy": ("queue.c", "int r = end_is_listener(e) ? ring_still_whole(e) : 0;", "int r = 0;"),
+    "does not look after the copy": (
+        "fmq/queue.c",
+        "int r = end_is_listener(e) ? ring_still_whole(e) : 0;",
+        "int r = 0;",
+    ),
 }
 SLEEP_MUTANTS = {
     "sleep": (
-        "sleep.c",
+        "fmq/sleep.c",
         "atomic_fetch_add(e->their_wait, 1);",
         "atomic_exchange(e->their_wait, 0);",
         JITTER,
     ),
-    "stop": ("sleep.c", "    if (end_is_listener(e)) return LOOK_AGAIN;\n", "", ()),
+    "stop": ("fmq/sleep.c", "    if (end_is_listener(e)) return LOOK_AGAIN;\n", "", ()),
 }
 
 

@@ -1,4 +1,5 @@
-"""A device on simulated time under the policy of its run queue (csrc/runqueue.c), and what has to hold at each event.
+"""A device on simulated time under the policy of its run queue (csrc/burst/runqueue.c), and what has to hold at
+each event.
 
 Clients have threads that ask, wait for their answer, rest, and ask again. Every start, checkpoint and end is checked as
 it happens. Who is woken takes a while until it runs, as threads do.
@@ -8,7 +9,7 @@ import heapq
 import itertools
 from typing import NamedTuple
 
-from fmq._core import ffi, lib
+from burst._core import ffi, lib
 
 US, MS = 10**3, 10**6
 QUANTUM = MS

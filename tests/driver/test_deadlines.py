@@ -10,8 +10,9 @@ import pytest
 
 import driver
 from burst import ErrorStatus, MissedDeadlinePersistent, MissedDeadlineTransient, Timeout
+from burst._core import lib
 from driver import deadlines
-from fmq._core import lib
+from fmq import clock
 
 MISSED = {ErrorStatus.MISSED_DEADLINE_TRANSIENT, ErrorStatus.MISSED_DEADLINE_PERSISTENT}
 TRANSIENT, PERSISTENT = ErrorStatus.MISSED_DEADLINE_TRANSIENT, ErrorStatus.MISSED_DEADLINE_PERSISTENT
@@ -221,9 +222,9 @@ class TestOnTheDevice:
             controller = burst._pipeline.controller
             controller.start(controller.packet(long))
             kit.until(lambda: controller.trace.page.device.running)
-            by = lib.fmq_now() + int(SOON * 1e9)
+            by = clock.now() + int(SOON * 1e9)
             controller.start(controller.packet(short), by)
-            kit.until(lambda: lib.fmq_now() > by)
+            kit.until(lambda: clock.now() > by)
             array[...] = 0
             assert controller.receive(20).status is ErrorStatus.NONE
             cause = burst._pipeline.cause_of(reply := controller.receive(20), by)
@@ -407,12 +408,12 @@ class TestPreparation:
         with rate.preparing(10, 1000):
             pass
         rate._operation, rate._byte = 0.01, 1e-4  # as if that had taken 0.1 s
-        with deadlines.due(lib.fmq_now() + 10**7), pytest.raises(MissedDeadlinePersistent), rate.preparing(10, 1000):
+        with deadlines.due(clock.now() + 10**7), pytest.raises(MissedDeadlinePersistent), rate.preparing(10, 1000):
             pytest.fail("it began")
-        with deadlines.due(lib.fmq_now() + 10**7):
+        with deadlines.due(clock.now() + 10**7):
             rate._check(10, 10)
         for attempt in range(9):
-            with deadlines.due(lib.fmq_now() + 10**9):
+            with deadlines.due(clock.now() + 10**9):
                 _, error = timed(lambda: rate._check(1000, 100_000))
             if error is None:
                 break
@@ -421,7 +422,7 @@ class TestPreparation:
 
 
 class TestEstimates:
-    """csrc/deadline.c, by itself."""
+    """csrc/burst/deadline.c, by itself."""
 
     def test_it_admits_what_has_been_done_in_that_time(self, estimate):
         """0, or a status by how long it waited; a single quick one is remembered."""
@@ -456,6 +457,6 @@ class TestEstimates:
 
     @pytest.fixture
     def estimate(self):
-        from fmq._core import ffi
+        from burst._core import ffi
 
         return ffi.new("burst_estimate *")

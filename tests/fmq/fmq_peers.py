@@ -15,7 +15,7 @@ import pytest
 import fmq
 
 METHODS = ("fork", "spawn", "forkserver")
-HEAD, TAIL, DATA_WAIT, SPACE_WAIT, EVENT = 128, 256, 384, 512, 640  # csrc/layout.h
+HEAD, TAIL, DATA_WAIT, SPACE_WAIT, EVENT = 128, 256, 384, 512, 640  # csrc/fmq/layout.h
 
 
 def new_name():

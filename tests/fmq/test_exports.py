@@ -1,13 +1,9 @@
 """What `import fmq` gives, and that it is what fmq says it gives."""
 
-import ast
 import importlib
 import inspect
 import subprocess
 import sys
-from pathlib import Path
-
-import pytest
 
 import fmq
 
@@ -51,34 +47,3 @@ assert [open(f"/proc/self/task/{t}/comm").read() for t in os.listdir("/proc/self
 assert not {"burst", "driver"} & set(sys.modules)
 """
     subprocess.run([sys.executable, "-c", script], check=True)
-
-
-def python_of(ctype):
-    """How a stub spells a C type."""
-    return {"primitive": "int", "pointer": "_Pointer", "void": "None"}[ctype.kind]
-
-
-def runtime_signature(module, name):
-    """What cffi knows of a constant, or of a function."""
-    ffi, value = module.ffi, getattr(module.lib, name)
-    if isinstance(value, int):
-        return value
-    ctype = ffi.typeof(value)
-    return [python_of(kind) for kind in ctype.args], python_of(ctype.result)
-
-
-def stub_signature(node):
-    """The same of a member of the stub's class."""
-    if isinstance(node, ast.AnnAssign):
-        return ast.literal_eval(node.value)
-    return [ast.unparse(argument.annotation) for argument in node.args.posonlyargs[1:]], ast.unparse(node.returns)
-
-
-@pytest.mark.parametrize("module", ["_core", "_hot"])
-def test_the_stub_of_the_extension_is_what_the_extension_holds(module):
-    """The stub has each constant with its value, each function with its arguments and result, and nothing else."""
-    stub = ast.parse(Path(fmq.__file__).with_name(f"{module}.pyi").read_text())
-    (library,) = [node for node in stub.body if isinstance(node, ast.ClassDef)]
-    told = {getattr(node, "name", None) or node.target.id: stub_signature(node) for node in library.body}
-    extension = importlib.import_module(f"fmq.{module}")
-    assert told == {name: runtime_signature(extension, name) for name in dir(extension.lib)}

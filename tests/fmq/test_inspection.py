@@ -11,7 +11,7 @@ from fmq_peers import asleep, control_word, hold, new_name, process, thread, unt
 import fmq
 from fmq.onlooker import Onlooker
 
-WRITER_LIFE, READER_LIFE = 768, 896  # csrc/layout.h
+WRITER_LIFE, READER_LIFE = 768, 896  # csrc/fmq/layout.h
 ROLES = ("writer", "reader")
 
 

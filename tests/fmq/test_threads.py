@@ -16,7 +16,7 @@ from fmq_peers import asleep, control_word, exchange_all, in_a_fork, must_raise,
 
 import fmq
 
-DATA_WAIT = 384  # csrc/layout.h
+DATA_WAIT = 384  # csrc/fmq/layout.h
 
 
 @pytest.fixture(autouse=True)

@@ -14,7 +14,7 @@ from fmq_peers import hold, process, until
 import fmq
 from fmq._core import lib
 
-WRITER_LIFE = 768  # csrc/layout.h
+WRITER_LIFE = 768  # csrc/fmq/layout.h
 
 
 @pytest.fixture

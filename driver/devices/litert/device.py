@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from burst._core import ffi, lib
 from driver.config import configured
 from driver.deadlines import overdue
 from driver.devices.litert.flatbuffer import Writer
@@ -28,7 +29,6 @@ from driver.devices.lowering import ALIGNMENT, Programs, Tensors
 from driver.errors import ExecutionFailed, LoopTimeout, OutputInsufficientSize
 from driver.interface import CacheFiles, Saved
 from driver.nn import LOOP_TIMEOUT
-from fmq._core import ffi, lib
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import msgpack
 import numpy as np
 
+from burst._core import ffi, lib
 from driver.devices import lowering as lowerings
 from driver.devices.litert.cuts import cost, crossing, cuts, products
 from driver.devices.litert.library import TensorBuffers
@@ -24,7 +25,6 @@ from driver.nn import ExecutionFailed, OperandType
 from driver.nn.arena import lay_out
 from driver.nn.plan import REFUSALS, Prepared
 from driver.nn.types import byte_size
-from fmq._core import ffi, lib
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

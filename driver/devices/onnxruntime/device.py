@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 
+from burst._core import lib
 from burst.turns import checkpoint, stoppable
 from driver.config import configured
 from driver.deadlines import check, overdue, seconds_left
@@ -27,7 +28,6 @@ from driver.devices.onnxruntime.program import Port, Program, lowered, restored,
 from driver.devices.onnxruntime.writer import Writer, model
 from driver.errors import ExecutionFailed, LoopTimeout, OutputInsufficientSize
 from driver.interface import CacheFiles, Saved
-from fmq._core import lib
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

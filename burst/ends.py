@@ -1,0 +1,21 @@
+"""The ends of queues as burst's C code takes them: fmq._core makes them, burst._core reads and writes their memory."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from burst._core import ffi, lib
+from fmq._core import lib as queue
+
+if TYPE_CHECKING:
+    from fmq import MessageQueueReader, MessageQueueWriter
+
+if lib.burst_fits(queue.fmq_this_process()):
+    raise ImportError(
+        "burst._core and fmq._core were built from different sources: pip install --force-reinstall burst-engine"
+    )
+
+
+def handle_of(end: MessageQueueReader | MessageQueueWriter) -> Any:
+    """Borrowed: the caller keeps the end alive."""
+    return ffi.cast("fmq_end *", end.handle)

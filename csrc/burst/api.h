@@ -1,0 +1,187 @@
+/* Every declaration that burst._core exports: compiled by C and parsed verbatim by cffi (so: no guards, no includes, no
+ * macros). Results below 0 are -errno, with the meanings that fmq/api.h gives them.
+ */
+
+typedef struct fmq_end fmq_end; /* of fmq._core */
+int burst_fits(const void *process); /* 0; -EPROTO: that fmq_this_process() is of an fmq._core built from other sources */
+
+/* bursts: one packet is one execution (burst/wire.py), and packets of one kind go each way through a queue of 24-byte
+ * elements. `framed`: a packet is as long as its first element says and carries an id (wire version 2); else all that has
+ * arrived is one packet (version 1), and its id is its number. */
+typedef struct { uint64_t id, begin, sent, received; } burst_sent;   /* by the client; begin: before it encoded */
+typedef struct { uint64_t id, taken, started, done; } burst_served;  /* by the device; started: bound and admitted */
+typedef struct { uint64_t requests, results, total_ns, busy_ns, asleep_ns, pid, depth, timeouts, drops, plain, reserved[6]; } burst_client_counts;
+typedef struct { uint64_t answered, running, busy_ns, asleep_ns, signal, tid, pid, copied, checked, priority, begun, waits, waited_ns, reserved[3]; } burst_device_counts;
+enum { BURST_RECORDS = 256 };
+typedef struct {
+    uint64_t magic, version, records;
+    char model[104]; /* UTF-8, as its client describes it */
+    burst_client_counts client; /* a writer per 128-byte line; all times are CLOCK_MONOTONIC nanoseconds */
+    burst_device_counts device; /* running: the request's id, or 0; begun: that one's, once it has its turn; waits: for
+                                 * turns; signal: that one crashed the device; priority: 1 to 3, 0 unknown;
+                                 * bytes copied because of where they lay, and to be looked at in private memory */
+    burst_sent sent[256];       /* the last requests, by id modulo 256 */
+    burst_served served[256];
+} burst_trace;
+
+typedef struct {
+    void *start; /* burst_call, for fmq._hot */
+    fmq_end *out, *back;
+    burst_trace *trace;
+    unsigned char *spare, *result; /* buffer_bytes each: `result` holds the last result that was not like the one before */
+    uint64_t buffer_bytes, result_bytes;
+    uint64_t spin_ns;
+    uint64_t hold_ns;             /* of burst_call, at least; it takes longer while answers usually come soon */
+    uint64_t usual_ns;            /* what answers to burst_call have lately taken, long ones cut */
+    uint64_t expected_ns, deviation_ns; /* what answers to single requests take, and how far they are from that */
+    uint64_t queued_ns;           /* for how long the last request has waited for its turn on the device */
+    uint64_t begin, deadline;     /* of the next request; begin 0: when it is sent */
+    uint64_t sent;                /* the last one */
+    uint64_t id, result_id;       /* of the last request, and of the last result */
+    uint64_t results;             /* how many came */
+    uint64_t on_device, in_driver; /* times of the last result; 2^64 - 1: not measured */
+    int framed;
+    uint32_t calling; /* a burst_call is not over: from its beginning until its result is there, or Python gives it up */
+} burst_caller;
+
+int burst_send(burst_caller *caller, void *packet, uint64_t bytes); /* patches id and deadline into it; -EAGAIN: no room */
+int64_t burst_receive(burst_caller *caller, uint64_t deadline);     /* 0: like the last result, but for id and times; else its bytes */
+int64_t burst_call(burst_caller *caller, void *packet, uint64_t bytes); /* both. -ETIMEDOUT: it was sent,
+                                                                        * and `calling` is Python's to clear */
+
+/* deadlines, absolute CLOCK_MONOTONIC nanoseconds; UINT64_MAX: none. Any thread may judge by an estimate, and add to it. */
+typedef struct {
+    uint64_t least_ns, usual_ns; /* of the executions so far; 0: not known */
+    uint64_t doubts;             /* refusals since the last one */
+} burst_estimate;
+uint64_t burst_due(void);             /* of what this thread executes or prepares */
+void burst_set_due(uint64_t deadline);
+void burst_took(burst_estimate *estimate, uint64_t ns, int was_done); /* was_done 0: it was given up after that time */
+/* An error status, or 0: there is as much time left as it has ever taken. `since`: from when on it has waited; so much time
+ * as that would have sufficed is a transient miss. `estimate` may be NULL. */
+int32_t burst_admit(burst_estimate *estimate, uint64_t since, uint64_t now, uint64_t deadline);
+
+typedef int32_t burst_function(void *context); /* executes; returns an error status, 0 to 8 */
+typedef struct burst_ticket burst_ticket;     /* of a run queue; below */
+typedef struct {
+    fmq_end *out, *request;
+    burst_trace *trace;
+    unsigned char *buffer; /* buffer_bytes: the request that is being served */
+    uint64_t buffer_bytes, bytes;
+    uint64_t spin_ns;
+    uint64_t id, deadline, taken, started, done; /* of that request */
+    uint64_t since, due; /* when the first one after a pause was taken; burst_due of this thread */
+    burst_ticket *ticket; /* for executions of plans, which wait for their turn with it; NULL: they do not */
+    struct burst_plan *plans;
+    uint32_t count, used, last;
+    int32_t current; /* the index of the plan that runs, or -1 */
+    int framed, in_python, is_first; /* first: it was bound for this run, which says little about others */
+} burst_listener;
+
+/* Answers the last request (answer NULL: with the success that its plan has learnt), and serves until Python is needed.
+ * Returns 1 + the plan to run, -ENOENT for a request that is none's, in `buffer`; -ESTALE: a plan was forgotten while it ran. */
+int64_t burst_listen(burst_listener *listener, const void *answer, uint64_t bytes);
+int burst_plans(burst_listener *listener, uint32_t n);
+void burst_drop_plans(burst_listener *listener);
+/* From the listener's thread: the request in `buffer` is plan i from now on, and runs. */
+int burst_learn(burst_listener *listener, uint32_t i, const void *answer, uint64_t bytes, void *function, void *context, int measure,
+                uint64_t copied, uint64_t checked);
+int burst_expect(burst_listener *listener, uint32_t i, burst_estimate *estimate); /* as burst_learn: of plan i's executions */
+int burst_forget(burst_listener *listener, uint32_t i); /* from any thread; true: it runs, and -ESTALE comes after it */
+/* foreign: a library's calls as a burst_function. Contexts that share a turn run one after the other. */
+typedef int foreign_function(void *object, uint64_t number, uint64_t n_inputs, void *inputs, uint64_t n_outputs, void *outputs);
+typedef struct {
+    uint64_t reserved[8]; /* a mutex */
+    struct burst_foreign *running;
+    uint64_t until; /* when the loop that runs has taken too long; 0: whenever */
+    uint64_t due;   /* burst_due of the thread that runs */
+} burst_turn;
+typedef struct {
+    void *to;
+    const void *from;
+    uint64_t bytes;
+} burst_copy;
+typedef struct {
+    uint64_t number, n_inputs, n_outputs;
+    void *inputs, *outputs;
+    uint64_t limit_ns; /* that this call may take; 0: as long as it likes */
+} burst_step;
+enum { BURST_CANCELLED = 1, BURST_TIMED_OUT = 2, BURST_OVERDUE = 3, BURST_QUEUED = 4 }; /* queued: overdue, and not begun */
+typedef struct burst_foreign {
+    foreign_function *function;
+    void *object;
+    burst_step *steps;
+    burst_copy *before, *after;
+    uint64_t n_steps, n_before, n_after;
+    burst_turn *turn;
+    int32_t status;     /* of the last call: 0 is success, all else the library's own word */
+    uint32_t ended;     /* why the last run ended early, of the above; 0: it did not, or the call failed */
+    uint32_t cancelled; /* for good */
+} burst_foreign;
+void burst_turn_init(burst_turn *turn);
+int32_t burst_foreign_run(void *foreign);          /* copies, calls step by step, copies; returns an error status */
+void burst_foreign_cancel(burst_foreign *foreign); /* ends its run before the next step, and all later ones at once */
+_Bool burst_foreign_ends(void *turn); /* for the library to ask in the midst of a step: whether it has to end */
+/* managed: a burst_function on buffers of the device. A buffer is fresh (1) while it has no value; then it is no input. */
+typedef struct {
+    burst_function *function;
+    void *context;
+    uint32_t **reads, **writes; /* whether those buffers are fresh */
+    uint64_t n_reads, n_writes;
+} burst_managed;
+int32_t burst_managed_run(void *managed); /* afterwards what it wrote has a value, or is fresh when the function failed */
+
+/* run queue: which execution of a device runs when. A share for each uid, a flow for each priority of each client, a ticket
+ * for each thread that executes. NULL: no memory, or a number that is none. What is freed is kept until all is that was made
+ * for it; a ticket that is freed has no slot, and nobody waits with it. */
+typedef struct burst_runqueue burst_runqueue;
+typedef struct burst_share burst_share;
+typedef struct burst_flow burst_flow;
+enum { BURST_LOW = 0, BURST_MEDIUM = 1, BURST_HIGH = 2 };
+burst_runqueue *burst_runqueue_new(uint32_t slots, uint64_t quantum_ns); /* slots: that many executions at once */
+void burst_runqueue_free(burst_runqueue *queue);
+burst_share *burst_share_new(burst_runqueue *queue, uint32_t weight); /* 1 to 1000 */
+void burst_share_free(burst_share *share);
+burst_flow *burst_flow_new(burst_share *share, uint32_t priority);
+void burst_flow_free(burst_flow *flow);
+burst_ticket *burst_ticket_new(burst_flow *flow);
+void burst_ticket_close(burst_ticket *ticket); /* who waits or yields with it, now or later, is told -ECANCELED; any thread */
+void burst_ticket_free(burst_ticket *ticket);
+/* One thread at a time on a ticket. An error, of enter or of yield, means that it has no slot; to leave then does nothing.
+ * `now` is a recent fmq_now(). -ETIMEDOUT: with the estimate, the deadline cannot be kept any more; or it passed after a
+ * yield. */
+int burst_enter(burst_ticket *ticket, uint64_t estimate_ns, uint64_t deadline, uint64_t now);
+void burst_leave(burst_ticket *ticket);
+_Bool burst_must_yield(burst_ticket *ticket); /* at a checkpoint: somebody comes before this execution */
+int burst_yield(burst_ticket *ticket);        /* lets them, if it still must, and waits for a slot again */
+/* The same for whatever this thread executes, which a device need not know; nothing when it has no slot. */
+int burst_checkpoint(void);
+const uint32_t *burst_waiters(void); /* how many tickets wait in this process: while none does, no checkpoint is needed */
+burst_ticket *burst_pause(void);     /* before a wait for another execution: gives the slot up, if there is one */
+int burst_resume(burst_ticket *ticket); /* after it; as burst_yield. NULL: nothing */
+/* An execution without checkpoints that can be broken off, and begun again. Whose job that is waits for more urgent ones. */
+burst_ticket *burst_breakable(_Bool is_breakable); /* what this thread executes; its ticket, or NULL when it has no slot */
+uint32_t burst_await_urgent(uint32_t seen);        /* until somebody begins to wait while there is such an execution */
+uint64_t burst_outranking(burst_ticket *ticket);   /* how many of its uid wait who are more urgent */
+burst_share *burst_share_of(burst_ticket *ticket); /* that uid's */
+/* What a flow has done, and what its uid and all together have used, in time for which somebody waited. */
+typedef struct {
+    uint64_t executions, waits, yields, waited_ns, used_ns, waiting; /* waited: also by those that wait now */
+    uint64_t share_used_ns, all_used_ns;
+} burst_flow_counts;
+void burst_flow_count(burst_flow *flow, burst_flow_counts *counts);
+/* What decides for those, without a clock or a lock, for tests on a time of their own. A ticket begins at once if nobody
+ * waits; or it arrives, and next gives it a slot. It finishes, or yields and is in line again. Who abandons is in line. */
+void burst_policy_begin(burst_ticket *ticket);
+_Bool burst_policy_owes(const burst_ticket *ticket); /* somebody waited while it ran, so it has to finish; else it may just go */
+void burst_policy_arrive(burst_ticket *ticket, uint64_t now);
+burst_ticket *burst_policy_next(burst_runqueue *queue, uint64_t now); /* NULL: nobody waits */
+_Bool burst_policy_yields(burst_ticket *ticket, uint64_t now);
+void burst_policy_yield(burst_ticket *ticket, uint64_t now);
+void burst_policy_finish(burst_ticket *ticket, uint64_t now);
+void burst_policy_abandon(burst_ticket *ticket, uint64_t now);
+burst_ticket *burst_policy_standby(const burst_ticket *ticket); /* it has finished, and would come next if it came back now:
+                                                                 * whom to wake meanwhile; else NULL */
+
+int burst_blame(void); /* fatal signals are noted in the trace of the burst whose listener they hit */
+void burst_blame_on(burst_trace *trace); /* from now on those that hit this thread are noted there; NULL: nowhere */

@@ -1,0 +1,187 @@
+/* The client's side of a burst: one C call for a request and its result. */
+#define _GNU_SOURCE
+#include <stdint.h>
+
+#include "burst/api.h"
+
+#include "fmq/futex.h"
+#include "burst/packet.h"
+#include "fmq/sleep.h"
+#include "burst/trace.h"
+
+static const uint64_t SOON = 100000; /* ns */
+static const uint64_t EARLY = 150000; /* ns: the slack of a timer, and an idle processor's way back */
+static const uint64_t MOST_EARLY = 2000000;
+
+/* ---- requests ---------------------------------------------------------------------------------------------------- */
+
+static void note_sent(burst_caller *c) {
+    uint64_t sent = futex_now();
+    burst_sent *record = &c->trace->sent[c->id % BURST_RECORDS];
+    note(&record->id, 0);
+    note(&record->begin, c->begin ? c->begin : sent);
+    note(&record->sent, sent);
+    c->sent = sent;
+    note(&record->received, 0);
+    note(&record->id, c->id);
+    note(&c->trace->client.requests, c->id);
+    c->begin = 0;
+}
+
+/* The id and the deadline are all that differs from the last time that this packet was sent. */
+static int put_request(burst_caller *c, unsigned char *packet, uint64_t bytes) {
+    if (!bytes || bytes % DATUM) return -EINVAL;
+    int r = ring_need(c->out, bytes / DATUM);
+    if (r) return r;
+    c->id++;
+    if (c->framed) {
+        store_u64(packet + bytes - 16, c->id);
+        store_u64(packet + bytes - 8, c->deadline);
+    }
+    note_sent(c);
+    return packet_put(c->out, packet, bytes);
+}
+
+static int send_request(burst_caller *c, unsigned char *packet, uint64_t bytes) {
+    int r = end_enter_free(c->out);
+    if (r) return r;
+    r = put_request(c, packet, bytes);
+    end_leave(c->out);
+    return r;
+}
+
+static _Atomic uint32_t *calling(burst_caller *c) { return (_Atomic uint32_t *)&c->calling; }
+
+int burst_send(burst_caller *c, void *packet, uint64_t bytes) {
+    return atomic_load(calling(c)) ? -EBUSY : send_request(c, packet, bytes);
+}
+
+/* ---- results ----------------------------------------------------------------------------------------------------- */
+
+/* Reads the elements at the end that differ from result to result. Returns their bytes, or 0: there are no such. */
+static uint64_t read_tail(burst_caller *c, const unsigned char *packet, uint64_t bytes) {
+    uint64_t tail = c->framed ? 2 * DATUM : DATUM;
+    c->result_id = c->framed ? 0 : c->results;
+    if (bytes < tail + DATUM) return 0;
+    const unsigned char *timing = packet + bytes - tail, *identifier = timing + DATUM;
+    if (!is_datum(timing, EXECUTION_TIMING)) return 0;
+    if (c->framed) {
+        if (!is_datum(identifier, RESULT_IDENTIFIER) || load_u64(identifier + 16)) return 0;
+        c->result_id = load_u64(identifier + 8);
+    }
+    c->on_device = load_u64(timing + 8);
+    c->in_driver = load_u64(timing + 16);
+    return tail;
+}
+
+/* Times are as they should be: none, or both in order and no status but NONE. What is odd, Python looks at. */
+static bool has_usual_times(const burst_caller *c, const unsigned char *packet) {
+    if (c->on_device == NOT_MEASURED && c->in_driver == NOT_MEASURED) return true;
+    return c->on_device <= c->in_driver && !load_u32(packet + RESULT_STATUS_AT);
+}
+
+static void expect(burst_caller *c, uint64_t took) {
+    if (!c->expected_ns) c->expected_ns = took;
+    uint64_t off = took > c->expected_ns ? took - c->expected_ns : c->expected_ns - took;
+    if (off > MOST_EARLY) off = MOST_EARLY; /* one that is far off does not make the others irregular */
+    c->deviation_ns += off / 8 - c->deviation_ns / 8;
+    c->expected_ns += took / 8 - c->expected_ns / 8;
+}
+
+/* How long the answer took, and not how long we took to wake up: that is what holding on is against. */
+static void learn(burst_caller *c, uint64_t took) {
+    const burst_sent *sent = &c->trace->sent[c->results % BURST_RECORDS];
+    const burst_served *served = &c->trace->served[c->results % BURST_RECORDS];
+    bool is_known = served->id == c->results;
+    if (took > SOON && is_known && served->done - sent->sent < took) took = served->done - sent->sent;
+    c->queued_ns = is_known ? served->started - served->taken : 0;
+    if (c->id == c->results) expect(c, took);
+    if (took > 4 * SOON) took = 4 * SOON; /* one long pause does not change the habit */
+    c->usual_ns += took / 8 - c->usual_ns / 8;
+}
+
+/* `since`: from when on this call has waited. */
+static void note_received(burst_caller *c, uint64_t since) {
+    uint64_t now = futex_now();
+    burst_sent *record = &c->trace->sent[c->results % BURST_RECORDS];
+    note(&record->received, now);
+    count(&c->trace->client.total_ns, now - record->begin);
+    count(&c->trace->client.busy_ns, now - since);
+    learn(c, now - record->sent);
+    note(&c->trace->client.results, c->results);
+    note(&c->trace->client.asleep_ns, c->back->asleep_ns);
+}
+
+/* 0: the same as the last one, but for its id and times. */
+static int64_t take_result(burst_caller *c, uint64_t since) {
+    unsigned char *fresh = c->spare, *last = c->result;
+    int64_t bytes = packet_take(c->back, fresh, c->buffer_bytes, c->framed ? RESULT_SIZE_AT : 0);
+    if (bytes < 0) return bytes;
+    if (c->results == c->id) return ring_broken(c->back); /* nobody asked */
+    c->results++;
+    uint64_t tail = read_tail(c, fresh, (uint64_t)bytes);
+    if (tail && c->result_id != c->results) return ring_broken(c->back); /* results come in the order of requests */
+    note_received(c, since);
+    bool is_same = tail && (uint64_t)bytes == c->result_bytes && !memcmp(fresh, last, (uint64_t)bytes - tail);
+    if (is_same && has_usual_times(c, fresh)) return 0;
+    c->spare = last;
+    c->result = fresh;
+    c->result_bytes = (uint64_t)bytes;
+    return bytes;
+}
+
+/* An answer that takes long is polled for from shortly before it is due: then neither side has to be woken up, for the
+ * device still polls when the next request comes. Not when nobody can say when it is due, and not while others
+ * are served before us: they need the processors. */
+static int await_result(burst_caller *c, uint64_t deadline) {
+    uint64_t margin = EARLY + 2 * c->deviation_ns, due = c->sent + c->expected_ns;
+    bool is_regular = margin <= MOST_EARLY && margin <= c->expected_ns / 8 && c->queued_ns < SOON;
+    bool is_foreseen = is_regular && c->spin_ns && c->id == c->results + 1 && due - margin < deadline;
+    if (!is_foreseen) return sleep_until(c->back, 1, c->spin_ns, deadline);
+    int r = sleep_until(c->back, 1, c->spin_ns, due - margin);
+    return r == -ETIMEDOUT ? sleep_until(c->back, 1, margin + EARLY, deadline) : r;
+}
+
+int64_t burst_receive(burst_caller *c, uint64_t deadline) {
+    int64_t r = end_enter_free(c->back);
+    if (r) return r;
+    uint64_t since = futex_now();
+    r = await_result(c, deadline);
+    if (!r) r = take_result(c, since);
+    end_leave(c->back);
+    return r;
+}
+
+/* ---- both -------------------------------------------------------------------------------------------------------- */
+
+/* The caller holds Python's lock meanwhile. A busy thread of its process would keep that for 5 ms, so it is worth waiting
+ * for an answer that usually comes soon: also for a device that has to wake up first. */
+static uint64_t patience(const burst_caller *c) {
+    return c->usual_ns < SOON ? 2 * c->usual_ns + c->hold_ns : c->hold_ns;
+}
+
+static int wait_holding(burst_caller *c, uint64_t sent) {
+    uint64_t hold = patience(c), window = sleep_window(c->back, c->spin_ns);
+    int r = sleep_spin(c->back, 1, hold < window ? hold : window);
+    if (r == -EAGAIN && window < hold) r = sleep_until(c->back, 1, 0, sent + hold);
+    if (r) count(&c->trace->client.busy_ns, futex_now() - sent); /* who waits on begins to count anew */
+    return r == -EAGAIN || r == -EINTR ? -ETIMEDOUT : r; /* the packet is out */
+}
+
+static int64_t call(burst_caller *c, void *packet, uint64_t bytes) {
+    int64_t r = end_enter_free(c->back);
+    if (r) return r;
+    if (c->id != c->results) return end_leave(c->back), -EALREADY; /* a result that nobody waited for comes first */
+    r = send_request(c, packet, bytes);
+    uint64_t sent = c->sent;
+    if (!r && !(r = wait_holding(c, sent))) r = take_result(c, sent);
+    end_leave(c->back);
+    return r;
+}
+
+int64_t burst_call(burst_caller *c, void *packet, uint64_t bytes) {
+    if (atomic_exchange(calling(c), 1)) return -EBUSY;
+    int64_t r = call(c, packet, bytes);
+    if (r != -ETIMEDOUT) atomic_store(calling(c), 0);
+    return r;
+}

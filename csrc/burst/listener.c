@@ -1,0 +1,336 @@
+/* The device's side of a burst: waits for a request, recognises it by its bytes, and answers.
+ *
+ * A plan is a request that Python checked and bound to memory once. While a packet equals a plan's, nothing is parsed:
+ * what was proved for those bytes still holds, because a slot never comes to stand for other memory, and freeing one
+ * ends the plans that use it (README.md, "Plans"). A plan with a C function runs here, without Python and its lock.
+ */
+#define _GNU_SOURCE
+#include <stdint.h>
+
+#include "burst/api.h"
+
+#include "burst/blame.h"
+#include "fmq/futex.h"
+#include "burst/packet.h"
+#include "burst/runqueue.h"
+#include "fmq/sleep.h"
+#include "burst/trace.h"
+
+#include <stdlib.h>
+#include <unistd.h>
+
+static const uint64_t PATIENCE = UINT64_C(5000000000); /* ns that a client may leave its results unread */
+static const uint64_t MOST_MORE = 250000; /* ns of polling after long work, beyond the usual */
+
+static _Atomic long polling; /* listeners of this process */
+
+struct burst_plan {
+    unsigned char *packet, *answer; /* the request up to its volatile end; the result of a success, or NULL */
+    uint64_t packet_bytes, answer_bytes;
+    burst_function *function; /* or NULL: Python runs it */
+    void *context;
+    uint64_t copied, checked; /* bytes, in each run */
+    burst_estimate *estimate;  /* of its runs, or NULL */
+    bool measure;
+    _Atomic uint32_t state; /* of the two bits below; README.md, "Plans" */
+};
+
+enum { VALID = 1, RUNS = 2 };
+
+/* ---- plans ------------------------------------------------------------------------------------------------------- */
+
+int burst_plans(burst_listener *l, uint32_t n) {
+    l->plans = calloc(n, sizeof *l->plans);
+    l->count = l->plans ? n : 0;
+    return l->plans ? 0 : -ENOMEM;
+}
+
+static void drop(struct burst_plan *p) {
+    free(p->packet);
+    free(p->answer);
+    *p = (struct burst_plan){0};
+}
+
+void burst_drop_plans(burst_listener *l) {
+    for (uint32_t i = 0; i < l->count; i++) drop(&l->plans[i]);
+    free(l->plans);
+    l->plans = NULL;
+    l->count = l->used = 0;
+}
+
+static unsigned char *copy_of(const void *bytes, uint64_t n) {
+    unsigned char *copy = malloc(n);
+    if (copy) memcpy(copy, bytes, n);
+    return copy;
+}
+
+/* Only in the listener's own thread: that one alone reads what is freed here. */
+int burst_learn(burst_listener *l, uint32_t i, const void *answer, uint64_t answer_bytes, void *function, void *context,
+                int measure, uint64_t copied, uint64_t checked) {
+    if (i >= l->count || (function && !answer)) return -EINVAL;
+    struct burst_plan *p = &l->plans[i];
+    drop(p);
+    p->packet_bytes = l->bytes - (l->framed ? DATUM : 0);
+    p->answer_bytes = answer_bytes;
+    p->packet = copy_of(l->buffer, p->packet_bytes);
+    p->answer = answer ? copy_of(answer, answer_bytes) : NULL;
+    if (!p->packet || (answer && !p->answer)) return drop(p), -ENOMEM;
+    p->function = (burst_function *)function;
+    p->context = context;
+    p->measure = measure;
+    p->copied = copied;
+    p->checked = checked;
+    if (l->used <= i) l->used = i + 1;
+    l->current = (int32_t)i;
+    l->started = futex_now();
+    l->is_first = 1;
+    atomic_store(&p->state, VALID | RUNS);
+    return 0;
+}
+
+int burst_expect(burst_listener *l, uint32_t i, burst_estimate *estimate) {
+    if (i >= l->count) return -EINVAL;
+    l->plans[i].estimate = estimate;
+    return 0;
+}
+
+int burst_forget(burst_listener *l, uint32_t i) {
+    if (i >= l->count) return 0;
+    return (atomic_fetch_and(&l->plans[i].state, ~(uint32_t)VALID) & RUNS) != 0; /* pairs: FREE_RUN */
+}
+
+/* Marks a plan as running, unless it was forgotten. */
+static bool begin(burst_listener *l, uint32_t i) {
+    uint32_t idle = VALID;
+    if (!atomic_compare_exchange_strong(&l->plans[i].state, &idle, VALID | RUNS)) return false; /* pairs: FREE_RUN */
+    l->current = (int32_t)i;
+    return true;
+}
+
+/* Requests usually come in the order of last time. */
+static bool recognise(burst_listener *l, uint64_t bytes) {
+    for (uint32_t k = 0, i = l->last + 1; k < l->used; k++, i++) {
+        if (i >= l->used) i = 0;
+        const struct burst_plan *p = &l->plans[i];
+        if (p->packet_bytes != bytes || !bytes || memcmp(p->packet, l->buffer, bytes)) continue;
+        l->last = i;
+        if (begin(l, i)) return true;
+    }
+    return false;
+}
+
+/* ---- answers ----------------------------------------------------------------------------------------------------- */
+
+static int put_answer(burst_listener *l, unsigned char *packet, uint64_t bytes) {
+    if (l->framed) store_u64(packet + bytes - 16, l->id);
+    int r = end_enter_free(l->out);
+    if (r) return r;
+    if ((r = packet_put(l->out, packet, bytes)) == -EAGAIN) {
+        uint64_t deadline = futex_now() + PATIENCE;
+        while ((r = sleep_until(l->out, bytes / DATUM, 0, deadline)) == -EINTR) {} /* signals are for when we return */
+        if (!r) r = packet_put(l->out, packet, bytes);
+    }
+    end_leave(l->out);
+    return r;
+}
+
+/* An answer of a status alone. */
+static int put_status(burst_listener *l, uint32_t status) {
+    unsigned char packet[3 * DATUM] = {0};
+    uint32_t elements = l->framed ? 3 : 2;
+    memcpy(packet + RESULT_SIZE_AT, &elements, sizeof elements);
+    if (status > LAST_STATUS || (!l->framed && status > 4)) status = GENERAL_FAILURE;
+    memcpy(packet + RESULT_STATUS_AT, &status, sizeof status);
+    packet[DATUM] = EXECUTION_TIMING;
+    memset(packet + DATUM + 8, 0xff, 16);
+    packet[2 * DATUM] = RESULT_IDENTIFIER;
+    return put_answer(l, packet, elements * DATUM);
+}
+
+static int put_success(burst_listener *l, unsigned char *packet, uint64_t bytes, bool measure) {
+    if (measure && !load_u32(packet + RESULT_STATUS_AT)) {
+        unsigned char *timing = packet + bytes - (l->framed ? 2 * DATUM : DATUM);
+        store_u64(timing + 8, (l->done - l->started) / 1000);
+        store_u64(timing + 16, (l->done - l->taken) / 1000);
+    }
+    int r = put_answer(l, packet, bytes);
+    return r == -EMSGSIZE ? put_status(l, GENERAL_FAILURE) : r;
+}
+
+static void note_done(burst_listener *l) {
+    l->done = futex_now();
+    burst_served *record = &l->trace->served[l->id % BURST_RECORDS];
+    note(&record->id, 0);
+    note(&record->taken, l->taken);
+    note(&record->started, l->started);
+    note(&record->done, l->done);
+    note(&record->id, l->id);
+    count(&l->trace->device.answered, 1);
+    count(&l->trace->device.busy_ns, l->done - l->taken);
+    note(&l->trace->device.asleep_ns, l->request->asleep_ns);
+    note(&l->trace->device.running, 0);
+}
+
+static void note_copies(burst_listener *l, const struct burst_plan *p) {
+    if (p->copied) count(&l->trace->device.copied, p->copied);
+    if (p->checked) count(&l->trace->device.checked, p->checked);
+}
+
+static struct burst_plan *current(const burst_listener *l) { return l->current < 0 ? NULL : l->plans + l->current; }
+
+/* What Python made of a request: `answer`, or the success that the plan has learnt. */
+static int put_outcome(burst_listener *l, const struct burst_plan *p, const void *answer, uint64_t bytes) {
+    bool measure = p && p->measure;
+    if (!answer) return p && p->answer ? put_success(l, p->answer, p->answer_bytes, measure) : -EINVAL;
+    if (bytes > l->buffer_bytes || bytes < 2 * DATUM) return put_status(l, GENERAL_FAILURE);
+    memcpy(l->buffer, answer, bytes);
+    return put_success(l, l->buffer, bytes, measure);
+}
+
+/* 0, or -ESTALE: the plan was forgotten while it ran, and its memory waits for us to let it go. Before the answer goes out:
+ * whoever has the result may free the memory, and find that nothing runs. The plan's own bytes stay until we learn. */
+static int leave_plan(burst_listener *l) {
+    struct burst_plan *p = current(l);
+    if (!p) return 0;
+    l->current = -1;
+    return atomic_fetch_and(&p->state, ~(uint32_t)RUNS) & VALID ? 0 : -ESTALE; /* pairs: FREE_RUN */
+}
+
+/* Of the run queue. After a run that Python began it has none any more. */
+static void leave_slot(burst_listener *l) {
+    if (l->ticket) burst_leave(l->ticket);
+}
+
+/* What an execution took is learnt, and a success that comes too late is none. Returns its status. */
+static uint32_t judged(const burst_listener *l, const struct burst_plan *p, uint32_t status) {
+    bool is_miss = status == MISSED_DEADLINE_TRANSIENT;
+    if (p && p->estimate && !l->is_first && (!status || is_miss)) burst_took(p->estimate, l->done - l->started, !status);
+    return !status && l->done > l->deadline ? MISSED_DEADLINE_TRANSIENT : status;
+}
+
+static int answer_python(burst_listener *l, const void *answer, uint64_t bytes) {
+    if (!l->in_python) return 0;
+    l->in_python = 0;
+    leave_slot(l);
+    note_done(l);
+    const struct burst_plan *p = current(l);
+    if (p) note_copies(l, p);
+    uint32_t said = answer && bytes >= DATUM ? load_u32((const unsigned char *)answer + RESULT_STATUS_AT) : 0;
+    bool is_late = judged(l, p, said) != said;
+    int stale = leave_plan(l), r = is_late ? put_status(l, MISSED_DEADLINE_TRANSIENT) : put_outcome(l, p, answer, bytes);
+    return r ? r : stale;
+}
+
+static int run_native(burst_listener *l) {
+    struct burst_plan *p = &l->plans[l->current];
+    int32_t found = p->function(p->context);
+    leave_slot(l);
+    note_done(l);
+    uint32_t status = judged(l, p, (uint32_t)found);
+    note_copies(l, p);
+    int stale = leave_plan(l);
+    int r = status ? put_status(l, status) : put_success(l, p->answer, p->answer_bytes, p->measure);
+    return r ? r : stale;
+}
+
+/* ---- requests ---------------------------------------------------------------------------------------------------- */
+
+/* The bytes that a plan is recognised by, or 0. */
+static uint64_t read_request(burst_listener *l) {
+    l->id = l->framed ? 0 : l->id + 1;
+    l->deadline = UINT64_MAX;
+    if (!l->framed) return l->bytes;
+    if (l->bytes <= DATUM) return 0;
+    const unsigned char *identifier = l->buffer + l->bytes - DATUM;
+    if (!is_datum(identifier, REQUEST_IDENTIFIER)) return 0;
+    l->id = load_u64(identifier + 8);
+    l->deadline = load_u64(identifier + 16);
+    return l->id ? l->bytes - DATUM : 0;
+}
+
+/* More listeners that poll than there are processors would take each other's time, and so would any of it that polls while
+ * executions wait for a slot. */
+static bool may_poll(void) {
+    static _Atomic long processors;
+    if (!processors) processors = sysconf(_SC_NPROCESSORS_ONLN);
+    bool fits = atomic_fetch_add_explicit(&polling, 1, memory_order_relaxed) < processors; /* relaxed, because it is a hint */
+    return fits && !turns_are_awaited();
+}
+
+/* How long to poll: longer after long work, when the client's caches are cold and it comes back slowly. */
+static uint64_t window(const burst_listener *l) {
+    uint64_t more = (l->done - l->started) / 64;
+    return l->spin_ns + (more < MOST_MORE ? more : MOST_MORE);
+}
+
+static int wait_for_request(burst_listener *l) {
+    bool adapts = l->spin_ns == FMQ_SPIN_ADAPTIVE;
+    int r = -EAGAIN;
+    if (l->spin_ns && !adapts) {
+        if (may_poll()) r = sleep_spin(l->request, 1, window(l));
+        atomic_fetch_sub_explicit(&polling, 1, memory_order_relaxed); /* relaxed, because it is a hint */
+    }
+    return r == -EAGAIN ? sleep_until(l->request, 1, adapts ? FMQ_SPIN_ADAPTIVE : 0, FMQ_FOREVER) : r;
+}
+
+/* Not inside the queue while something runs or is answered: fmq_stop waits for whoever is inside. */
+static int take_request(burst_listener *l) {
+    int r = end_enter_free(l->request);
+    if (r) return r;
+    bool waited = !ring_need(l->request, 1); /* while others were executed */
+    r = wait_for_request(l);
+    int64_t bytes = r ? r : packet_take(l->request, l->buffer, l->buffer_bytes, l->framed ? REQUEST_SIZE_AT : 0);
+    end_leave(l->request);
+    if (bytes < 0) return (int)bytes;
+    l->bytes = (uint64_t)bytes;
+    l->taken = futex_now();
+    if (!waited || !l->since) l->since = l->taken; /* before the first one nothing was executed */
+    return 0;
+}
+
+static void note_wait(burst_listener *l) {
+    uint64_t now = futex_now();
+    count(&l->trace->device.waits, 1);
+    count(&l->trace->device.waited_ns, now - l->started);
+    l->started = now;
+}
+
+/* 0, and a slot for a plan; the status of a request that cannot be met any more; or -ECANCELED. Python sees to a slot for
+ * what it has to bind first. */
+static int admitted(burst_listener *l) {
+    if (l->due != l->deadline) burst_set_due(l->due = l->deadline);
+    const struct burst_plan *p = current(l);
+    l->is_first = 0;
+    int32_t status = burst_admit(p ? p->estimate : NULL, l->since, l->started, l->deadline);
+    if (status || !p || !l->ticket) return status;
+    int r = burst_enter(l->ticket, 0, l->deadline, l->started);
+    if (!r && l->ticket->number) note_wait(l);
+    return r == -ETIMEDOUT ? MISSED_DEADLINE_TRANSIENT : r;
+}
+
+/* One request: 0 when it was answered here; else as burst_listen. */
+static int64_t serve(burst_listener *l) {
+    int r = take_request(l);
+    if (r) return r;
+    bool is_known = recognise(l, read_request(l));
+    l->started = futex_now();
+    note(&l->trace->device.running, l->id);
+    r = admitted(l);
+    if (r) {
+        note_done(l);
+        int stale = leave_plan(l);
+        if (r > 0) r = put_status(l, (uint32_t)r);
+        return r ? r : stale;
+    }
+    note(&l->trace->device.begun, l->id);
+    if (is_known && l->plans[l->current].function) return run_native(l);
+    l->in_python = 1;
+    return is_known ? l->current + 1 : -ENOENT;
+}
+
+int64_t burst_listen(burst_listener *l, const void *answer, uint64_t bytes) {
+    blame_on(&l->trace->device.signal);
+    int64_t r = answer_python(l, answer, bytes);
+    while (!r) r = serve(l);
+    return r;
+}

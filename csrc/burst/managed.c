@@ -1,0 +1,24 @@
+/* A burst_function on buffers that the device manages: another one, between a look at their states and a note of them. */
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "burst/api.h"
+#include "burst/packet.h"
+
+static _Atomic uint32_t *state(uint32_t *fresh) { return (_Atomic uint32_t *)fresh; }
+
+/* Relaxed, because a state says nothing about memory that another thread might be writing: that is its client's concern. */
+static bool is_fresh(uint32_t *fresh) { return atomic_load_explicit(state(fresh), memory_order_relaxed); }
+
+/* Relaxed, because of the same. */
+static void note(uint32_t *fresh, bool failed) { atomic_store_explicit(state(fresh), failed, memory_order_relaxed); }
+
+int32_t burst_managed_run(void *context) {
+    const burst_managed *m = context;
+    for (uint64_t i = 0; i < m->n_reads; i++)
+        if (is_fresh(m->reads[i])) return GENERAL_FAILURE;
+    int32_t status = m->function(m->context);
+    for (uint64_t i = 0; i < m->n_writes; i++) note(m->writes[i], status != 0);
+    return status;
+}

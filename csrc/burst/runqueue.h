@@ -1,0 +1,88 @@
+/* The run queue of a device: what it knows of uids, clients and executions. runqueue.c decides with it, turns.c waits. */
+#ifndef BURST_RUNQUEUE_H
+#define BURST_RUNQUEUE_H
+
+#include "fmq/layout.h"
+
+#include <pthread.h>
+#include <stdbool.h>
+
+enum { PRIORITIES = 3, MOST_WEIGHT = 1000 };
+
+/* Flows of one priority of one uid that have somebody waiting. The first has its turn, the others follow. */
+typedef struct {
+    burst_flow *first, *last;
+} flow_ring;
+
+struct burst_share {
+    _Atomic uint32_t users; /* its owner, and its flows */
+    burst_runqueue *queue;
+    burst_share *next; /* all shares of the queue */
+    uint64_t weight, pace;          /* pace: contended time used, times MOST_WEIGHT / weight; only differences count */
+    uint64_t used;                  /* contended ns */
+    uint64_t waiting, present, left; /* tickets that wait; that are `present`; when one of these went last */
+    flow_ring rings[PRIORITIES];
+};
+
+/* What a ticket has done. */
+typedef struct {
+    _Atomic uint64_t executions; /* written by its thread alone */
+    uint64_t waits, yields, waited_ns; /* under the lock */
+} burst_waits;
+
+struct burst_flow {
+    _Atomic uint32_t users; /* its owner, and its tickets */
+    burst_share *share;
+    burst_flow *next; /* in its ring */
+    burst_ticket *first, *last;
+    burst_ticket *tickets; /* all */
+    int64_t deficit;       /* ns that it may still use in its turn; below 0: a debt */
+    uint64_t present, left;
+    uint64_t used;  /* contended ns */
+    burst_waits past; /* of tickets that were freed */
+    uint32_t priority;
+    bool has_turn; /* it was given its quantum of this round */
+};
+
+struct burst_ticket {
+    burst_flow *flow;
+    burst_ticket *next;  /* that waits in its flow */
+    burst_ticket *sibling; /* in its flow's `tickets` */
+    uint64_t number;     /* of its arrival, which orders tickets within a flow; 0: it began at once */
+    uint64_t charged;    /* up to here on the contended clock */
+    uint64_t served;     /* contended ns since it was given its slot */
+    uint64_t deadline;
+    uint64_t since;      /* when it began to wait */
+    burst_waits past;
+    bool present;        /* it waits, or got its slot after a wait, or has met somebody who waits */
+    bool holds;          /* it has a slot; its thread's own */
+    _Atomic bool closed; /* written under the lock */
+    _Atomic uint32_t word; /* README.md, "Turns" */
+};
+
+struct burst_runqueue {
+    alignas(FMQ_LINE) _Atomic uint64_t turns; /* tickets that have a slot, plus 2^32 times those that wait */
+    _Atomic uint64_t contended;               /* the contended clock, where it stood still last */
+    uint32_t slots;
+    _Atomic uint32_t users; /* its owner, and its shares */
+    alignas(FMQ_LINE) pthread_mutex_t lock; /* around all that follows, and all of shares, flows and waiting tickets */
+    burst_ticket *called; /* it is being woken, and hands free slots on when it is awake */
+    burst_share *shares;
+    uint64_t quantum;
+    uint64_t used; /* contended ns */
+    uint64_t pace, pace_since;  /* of the share that was given a slot last, before that; and when waiting began */
+    uint64_t waiting, arrivals; /* tickets; also those that have yielded */
+    uint64_t since; /* when the contended clock began to run: somebody waits */
+};
+
+static inline burst_runqueue *burst_queue_of(const burst_ticket *t) { return t->flow->share->queue; }
+
+static inline uint64_t burst_executions_of(const burst_ticket *t) {
+    return atomic_load_explicit(&t->past.executions, memory_order_relaxed); /* relaxed, because it is a figure */
+}
+
+uint64_t burst_policy_outranking(const burst_ticket *t); /* how many of its uid wait who are more urgent */
+
+bool turns_are_awaited(void); /* by somebody, in any queue of this process: a hint. In turns.c */
+
+#endif

@@ -1,0 +1,314 @@
+/* Waiting for a slot of a device: one word that says whether anybody waits, one lock for when somebody does, and a futex
+ * word for each ticket. Who comes next is runqueue.c's to say. README.md, "Turns", has the protocol.
+ *
+ * While nobody waits, entering and leaving are one compare-and-exchange each, and no clock is read.
+ */
+#include <stdint.h>
+
+#include "burst/api.h"
+#include "fmq/futex.h"
+#include "burst/runqueue.h"
+
+#include <errno.h>
+#include <linux/futex.h>
+
+static const uint64_t RUNNER = 1, WAITER = UINT64_C(1) << 32; /* of `turns` */
+enum { OUT, WAITS, RUNS, CLOSED, CALLED }; /* of a ticket's word */
+
+static _Thread_local burst_ticket *running; /* with which this thread has a slot */
+static _Atomic uint32_t waiters;            /* tickets in line, in all queues of this process */
+static _Atomic uint32_t breakable, urgent;  /* executions that can be broken off; grows when somebody waits for such a one */
+
+/* ---- slots --------------------------------------------------------------------------------------------------------- */
+
+/* A slot, if one is free and nobody waits: whoever waits makes `turns` greater than any number of slots. */
+static bool take_slot(burst_runqueue *q) {
+    uint64_t turns = atomic_load_explicit(&q->turns, memory_order_relaxed); /* relaxed, because the exchange looks again */
+    while (turns < q->slots)
+        if (atomic_compare_exchange_weak(&q->turns, &turns, turns + RUNNER)) return true;
+    return false;
+}
+
+static bool give_slot_back(burst_runqueue *q) {
+    uint64_t turns = atomic_load_explicit(&q->turns, memory_order_relaxed); /* relaxed, because the exchange looks again */
+    while (turns < WAITER)
+        if (atomic_compare_exchange_weak(&q->turns, &turns, turns - RUNNER)) return true;
+    return false;
+}
+
+/* Under the lock. */
+static void note_wait(burst_ticket *t, uint64_t now) {
+    t->since = now;
+    atomic_fetch_add(&waiters, 1);
+}
+
+/* Under the lock. */
+static void note_end_of_wait(burst_ticket *t, uint64_t now) {
+    if (now > t->since) t->past.waited_ns += now - t->since;
+    t->since = 0;
+    atomic_fetch_sub(&waiters, 1);
+}
+
+/* Under the lock: a free slot goes to who comes next. */
+static burst_ticket *hand_on(burst_runqueue *q, uint64_t now) {
+    uint64_t turns = atomic_load(&q->turns);
+    if (turns < WAITER || (uint32_t)turns >= q->slots) return NULL;
+    burst_ticket *next = burst_policy_next(q, now);
+    if (q->called == next) q->called = NULL;
+    note_end_of_wait(next, now);
+    atomic_fetch_add(&q->turns, RUNNER - WAITER);
+    atomic_store(&next->word, RUNS); /* pairs: TURN */
+    return next;
+}
+
+/* Under the lock, as above, unless somebody was called who will do it. */
+static burst_ticket *hand_on_the_rest(burst_runqueue *q) {
+    pthread_mutex_lock(&q->lock);
+    burst_ticket *next = q->called ? NULL : hand_on(q, futex_now());
+    pthread_mutex_unlock(&q->lock);
+    return next;
+}
+
+/* Not under the lock: those who were given a slot, until none is free. They may be gone already: then this wakes nobody. */
+static void wake(burst_runqueue *q, const burst_ticket *self, burst_ticket *next) {
+    for (; next; next = hand_on_the_rest(q))
+        if (next != self) futex_wake(&next->word, 1, FUTEX_BITSET_MATCH_ANY);
+}
+
+/* ---- waiting ------------------------------------------------------------------------------------------------------- */
+
+/* Under the lock: it does not wait any more, and has no slot. */
+static void drop_out(burst_ticket *t, uint32_t word) {
+    burst_runqueue *q = burst_queue_of(t);
+    uint64_t now = futex_now();
+    burst_policy_abandon(t, now);
+    note_end_of_wait(t, now);
+    if (q->called == t) q->called = NULL;
+    atomic_fetch_sub(&q->turns, WAITER);
+    atomic_store(&t->word, word); /* pairs: TURN */
+}
+
+static bool is_in_line(uint32_t word) { return word == WAITS || word == CALLED; }
+
+static int give_up(burst_ticket *t) {
+    burst_runqueue *q = burst_queue_of(t);
+    pthread_mutex_lock(&q->lock);
+    bool gives_up = is_in_line(atomic_load(&t->word));
+    if (gives_up) drop_out(t, OUT);
+    pthread_mutex_unlock(&q->lock);
+    wake(q, t, hand_on_the_rest(q)); /* it may have been called */
+    return gives_up ? -ETIMEDOUT : 0;
+}
+
+/* A slot that was free when it was called goes to who comes next, if nobody has come for it: to itself, perhaps. */
+static void answer_call(burst_ticket *t) {
+    burst_runqueue *q = burst_queue_of(t);
+    pthread_mutex_lock(&q->lock);
+    if (q->called == t) {
+        q->called = NULL;
+        atomic_store(&t->word, WAITS);
+    }
+    pthread_mutex_unlock(&q->lock);
+    wake(q, t, hand_on_the_rest(q));
+}
+
+static void give_up_slot(burst_ticket *t);
+
+/* A slot that came too late is given back. */
+static int wait_for_slot(burst_ticket *t, uint64_t latest) {
+    int r = 0;
+    uint32_t word;
+    while (!r && is_in_line(word = atomic_load(&t->word))) { /* pairs: TURN */
+        if (word == CALLED) answer_call(t);
+        else if (futex_wait(&t->word, WAITS, FUTEX_BITSET_MATCH_ANY, latest) == -ETIMEDOUT) r = give_up(t);
+    }
+    if (r) return r;
+    if (atomic_load(&t->word) == CLOSED) return -ECANCELED; /* pairs: TURN */
+    if (latest == FMQ_FOREVER || futex_now() <= latest) return 0;
+    give_up_slot(t);
+    return -ETIMEDOUT;
+}
+
+/* Whoever can break off an execution looks whether one is in this ticket's way. */
+static void ask_for_room(const burst_ticket *t) {
+    if (!atomic_load(&breakable) || t->flow->priority == BURST_LOW) return;
+    atomic_fetch_add(&urgent, 1);
+    futex_wake(&urgent, 1, FUTEX_BITSET_MATCH_ANY);
+}
+
+/* Under the lock: the ticket is in line, and `turns` is to say so. Who gets a slot for it, perhaps itself. */
+static burst_ticket *stand_in_line(burst_ticket *t, uint64_t change, uint64_t now) {
+    atomic_store(&t->word, WAITS);
+    note_wait(t, now);
+    atomic_fetch_add(&burst_queue_of(t)->turns, change);
+    burst_ticket *next = hand_on(burst_queue_of(t), now);
+    if (next != t) ask_for_room(t);
+    return next;
+}
+
+static int enter_line(burst_ticket *t, uint64_t latest) {
+    burst_runqueue *q = burst_queue_of(t);
+    burst_ticket *next = NULL;
+    pthread_mutex_lock(&q->lock);
+    bool is_closed = atomic_load(&t->closed);
+    if (!is_closed) {
+        uint64_t now = futex_now();
+        burst_policy_arrive(t, now);
+        t->past.waits++;
+        next = stand_in_line(t, WAITER, now);
+    }
+    pthread_mutex_unlock(&q->lock);
+    if (is_closed) return -ECANCELED;
+    wake(q, t, next);
+    return wait_for_slot(t, latest);
+}
+
+static void begin(burst_ticket *t) {
+    t->holds = true;
+    running = t;
+}
+
+static void end(burst_ticket *t) {
+    t->holds = false;
+    if (running == t) running = NULL;
+}
+
+/* A slot by its deadline, less what is estimated. */
+static int take_or_wait(burst_ticket *t, uint64_t latest) {
+    /* Relaxed, because a close that comes at this moment might as well come after. */
+    if (atomic_load_explicit(&t->closed, memory_order_relaxed)) return -ECANCELED;
+    if (take_slot(burst_queue_of(t))) {
+        burst_policy_begin(t);
+        begin(t);
+        return 0;
+    }
+    int r = enter_line(t, latest);
+    if (!r) begin(t);
+    return r;
+}
+
+int burst_enter(burst_ticket *t, uint64_t estimate_ns, uint64_t deadline, uint64_t now) {
+    uint64_t latest = deadline;
+    if (deadline != FMQ_FOREVER) {
+        latest = deadline > estimate_ns ? deadline - estimate_ns : 0;
+        if (now > latest) return -ETIMEDOUT;
+    }
+    t->deadline = deadline;
+    int r = take_or_wait(t, latest);
+    /* Relaxed, because it is a figure that this thread alone writes. */
+    if (!r) atomic_store_explicit(&t->past.executions, burst_executions_of(t) + 1, memory_order_relaxed);
+    return r;
+}
+
+/* Under the lock: calls somebody for the slot that was left, who gets it if the client of `t` sends no request meanwhile. */
+static burst_ticket *call(burst_runqueue *q, burst_ticket *standby) {
+    if (q->called) return NULL;
+    q->called = standby;
+    atomic_store(&standby->word, CALLED);
+    return standby;
+}
+
+static void give_up_slot(burst_ticket *t) {
+    burst_runqueue *q = burst_queue_of(t);
+    if (!burst_policy_owes(t) && give_slot_back(q)) return;
+    pthread_mutex_lock(&q->lock);
+    uint64_t now = futex_now();
+    burst_policy_finish(t, now);
+    atomic_store(&t->word, OUT);
+    atomic_fetch_sub(&q->turns, RUNNER);
+    burst_ticket *standby = burst_policy_standby(t), *next = standby ? call(q, standby) : hand_on(q, now);
+    pthread_mutex_unlock(&q->lock);
+    wake(q, NULL, next);
+}
+
+void burst_leave(burst_ticket *t) {
+    if (!t->holds) return;
+    end(t);
+    give_up_slot(t);
+}
+
+_Bool burst_must_yield(burst_ticket *t) {
+    burst_runqueue *q = burst_queue_of(t);
+    /* Relaxed, because who begins to wait at this moment is seen at the next checkpoint. */
+    if (atomic_load_explicit(&q->turns, memory_order_relaxed) < WAITER) return false;
+    pthread_mutex_lock(&q->lock);
+    bool yields = burst_policy_yields(t, futex_now());
+    pthread_mutex_unlock(&q->lock);
+    return yields;
+}
+
+int burst_yield(burst_ticket *t) {
+    burst_runqueue *q = burst_queue_of(t);
+    burst_ticket *next = NULL;
+    pthread_mutex_lock(&q->lock);
+    uint64_t now = futex_now();
+    bool is_closed = atomic_load(&t->closed), yields = !is_closed && burst_policy_yields(t, now);
+    if (yields) {
+        burst_policy_yield(t, now);
+        t->past.yields++;
+        next = stand_in_line(t, WAITER - RUNNER, now);
+    }
+    pthread_mutex_unlock(&q->lock);
+    wake(q, t, next);
+    if (is_closed) burst_leave(t);
+    if (is_closed || !yields) return is_closed ? -ECANCELED : 0;
+    int r = wait_for_slot(t, t->deadline);
+    if (r) end(t);
+    return r;
+}
+
+void burst_ticket_close(burst_ticket *t) {
+    burst_runqueue *q = burst_queue_of(t);
+    pthread_mutex_lock(&q->lock);
+    atomic_store(&t->closed, true);
+    if (is_in_line(atomic_load(&t->word))) {
+        drop_out(t, CLOSED);
+        futex_wake(&t->word, 1, FUTEX_BITSET_MATCH_ANY);
+    }
+    pthread_mutex_unlock(&q->lock);
+    wake(q, NULL, hand_on_the_rest(q));
+}
+
+/* ---- for who does not know the ticket ------------------------------------------------------------------------------ */
+
+int burst_checkpoint(void) {
+    burst_ticket *t = running;
+    if (!t) return 0;
+    /* Relaxed, because a close that comes at this moment is seen at the next checkpoint. */
+    return atomic_load_explicit(&t->closed, memory_order_relaxed) || burst_must_yield(t) ? burst_yield(t) : 0;
+}
+
+bool turns_are_awaited(void) {
+    return atomic_load_explicit(&waiters, memory_order_relaxed); /* relaxed, because it is a hint */
+}
+
+const uint32_t *burst_waiters(void) { return (const uint32_t *)&waiters; }
+
+burst_ticket *burst_pause(void) {
+    burst_ticket *t = running;
+    if (t) burst_leave(t);
+    return t;
+}
+
+int burst_resume(burst_ticket *t) { return t ? take_or_wait(t, t->deadline) : 0; }
+
+/* ---- to break off -------------------------------------------------------------------------------------------------- */
+
+burst_ticket *burst_breakable(_Bool is_breakable) {
+    if (running) atomic_fetch_add(&breakable, is_breakable ? 1 : UINT32_MAX);
+    return running;
+}
+
+uint32_t burst_await_urgent(uint32_t seen) {
+    while (atomic_load(&urgent) == seen) futex_wait(&urgent, seen, FUTEX_BITSET_MATCH_ANY, FMQ_FOREVER);
+    return atomic_load(&urgent);
+}
+
+burst_share *burst_share_of(burst_ticket *t) { return t->flow->share; }
+
+uint64_t burst_outranking(burst_ticket *t) {
+    pthread_mutex_lock(&burst_queue_of(t)->lock);
+    uint64_t found = burst_policy_outranking(t);
+    pthread_mutex_unlock(&burst_queue_of(t)->lock);
+    return found;
+}

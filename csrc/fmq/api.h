@@ -1,0 +1,106 @@
+/* Every declaration that fmq._core exports: compiled by C and parsed verbatim by cffi (so: no guards, no includes, no
+ * macros).
+ *
+ * Results below 0 are -errno. What they mean here, everywhere:
+ *   -EAGAIN     not enough elements, or not enough room, right now
+ *   -ETIMEDOUT  the absolute CLOCK_MONOTONIC deadline passed first; nothing was transferred
+ *   -EINTR      let Python run its signal handlers, then call again; nothing was transferred
+ *   -EPIPE      the peer died, and what it left does not suffice
+ *   -ESHUTDOWN  the peer released its role, and what it left does not suffice
+ *   -EPROTO     the peer broke the protocol (README.md, "Hostile peers"); the end is of no more use
+ *   -EBUSY      another thread is inside a call on this end, or a reservation is open
+ *   -EOVERFLOW  the writer overtook this reader of an unsynchronized queue
+ *   -EMSGSIZE   more elements than the queue's capacity, or than the caller's buffer
+ *   -ECANCELED  fmq_stop was called on this end, or it was opened before a fork
+ */
+
+typedef struct fmq_end fmq_end; /* one process's private view of one role of one queue */
+
+typedef struct {
+    uint64_t capacity, dtype_hash; /* elements; the dtype in words follows elsewhere in the control page */
+    uint32_t element_bytes, flavour;
+} fmq_shape;
+
+typedef struct {
+    uint64_t start;         /* slot of the first element */
+    uint64_t first, second; /* elements up to the wrap point, and the rest, from slot 0 */
+} fmq_spans;
+
+typedef struct {
+    void *start; /* fmq_exchange_start, for fmq._hot, which has no symbols of fmq._core */
+    fmq_end *out, *in;
+    void *buffer;
+    uint64_t buffer_bytes;
+    uint64_t spin_ns;
+    uint64_t start_ns; /* how long fmq_exchange_start may take */
+} fmq_channel;
+
+enum { FMQ_SYNCHRONIZED = 1, FMQ_UNSYNCHRONIZED = 2 };
+enum { FMQ_WRITER = 0, FMQ_READER = 1, FMQ_OBSERVER = 2 }; /* observer: an unsynchronized reader without write access */
+enum { FMQ_NOBODY = 0, FMQ_ALIVE = 1, FMQ_RELEASED = 2, FMQ_DEAD = 3 };
+
+/* clock: nanoseconds of CLOCK_MONOTONIC */
+uint64_t fmq_now(void);
+
+/* memory: maps all of fd's first `bytes`, shared */
+int fmq_map(int fd, uint64_t bytes, int writable, void **base);
+int fmq_map_at(int fd, uint64_t bytes, uint64_t offset, int writable, void **base); /* from `offset` on, a multiple of pages */
+int fmq_unmap(void *base, uint64_t bytes);
+int fmq_flush(void *base, uint64_t bytes); /* until what was written to a mapping is in its file; base: as mapped */
+int fmq_guard(void); /* from here on, pages that a peer truncates read as zeros instead of ending the process */
+
+/* queue: a control page (4096 bytes) and a ring, formatted once; then each side opens its end. Wait-free except open.
+ * -EPROTO: the page is not of the shape that the caller saw before. */
+uint64_t fmq_ring_bytes(uint64_t capacity, uint32_t element_bytes); /* 0: impossible */
+int fmq_format(void *control, const fmq_shape *shape);
+int fmq_shape_of(const void *control, fmq_shape *shape);
+int fmq_open(void *control, void *ring, const fmq_shape *expected, int role, fmq_end **end); /* holding the role's lock */
+void fmq_free(fmq_end *end);
+int fmq_peer(const fmq_end *end);
+int64_t fmq_position(fmq_end *end); /* elements that this end, and its predecessors, have transferred */
+uint64_t fmq_glance(const void *counter); /* for onlookers: a counter, after all that was read before this call */
+void fmq_stop(fmq_end *end); /* ends the call in progress and waits for that; refuses all later calls; any thread */
+
+/* transfers: all n elements or none; spins for spin_ns, then sleeps until the deadline (0: only tries, -EAGAIN).
+ * One thread at a time on an end (else -EBUSY). An observer cannot sleep (-EROFS). */
+int64_t fmq_available(fmq_end *end);
+int fmq_write(fmq_end *end, const void *elements, uint64_t n, uint64_t spin_ns, uint64_t deadline);
+int fmq_read(fmq_end *end, void *elements, uint64_t n, uint64_t spin_ns, uint64_t deadline);
+int fmq_reserve(fmq_end *end, uint64_t n, fmq_spans *spans, uint64_t spin_ns, uint64_t deadline); /* room, or elements */
+int fmq_commit(fmq_end *end, uint64_t n); /* at most what was reserved; ends the reservation */
+
+/* readers of an unsynchronized queue. -EOVERFLOW from read, reserve or commit: the writer overtook this reader, nothing
+ * was returned, and it goes on fmq_lost() elements later, at its new fmq_position(). */
+uint64_t fmq_lost(const fmq_end *end);
+int fmq_keep_latest(fmq_end *end, uint64_t n); /* exactly the n newest elements are unread */
+
+/* several queues: marks the ends on which a transfer of one element would not wait, and returns how many those are */
+int fmq_wait_any(fmq_end *const *ends, unsigned n, uint8_t *ready, uint64_t deadline);
+int fmq_notify(fmq_end *end, void *flag, uint32_t mask); /* every transfer also wakes these bits of an event flag; NULL: none */
+
+/* one message each way: writes the packet (0 bytes: none) to `out`, then takes all that arrives on `in`. Returns the
+ * bytes received; all counts here are bytes. -EINVAL: not whole elements, or a queue that is not synchronized. -EAGAIN: the
+ * packet did not fit, nothing was sent. After -EINTR or -ETIMEDOUT the packet is out: call again with none. */
+int64_t fmq_exchange(const fmq_channel *channel, const void *packet, uint64_t bytes, uint64_t deadline);
+int64_t fmq_exchange_start(const fmq_channel *channel, const void *packet, uint64_t bytes); /* never sleeps; -ETIMEDOUT */
+
+/* event flag: eight bytes of any shared memory, bits and sleepers. The wait also ends (-EPIPE, -ESHUTDOWN) with the first
+ * of n lives to end; n < 128. */
+int fmq_event_wake(void *flag, uint32_t mask);
+int fmq_event_wait(void *flag, uint32_t mask, void *const *lives, unsigned n, uint64_t deadline, uint32_t *bits);
+
+/* bridge: a thread sleeps for us, and rings once; the (non-blocking) eventfd is emptied before. Returns a token; stale ones
+ * are harmless. -EALREADY: it rang at once. */
+int64_t fmq_bridge(fmq_end *end, uint64_t n, int eventfd, int64_t again); /* writes to it when a transfer of n would not
+                                                                        * wait; replaces what the token `again` waits for */
+int64_t fmq_watch(void *word, int socket);                 /* shuts it down when the process that holds `word` dies */
+void fmq_unhang(int64_t token);
+
+/* life: the kernel marks held words when this process dies, whatever its size */
+int fmq_life_hold(int fd, uint64_t offset); /* maps that page; returns a slot */
+void fmq_life_release(int slot);
+int fmq_life_state(const void *word);
+
+/* process: what this process has once, for burst._core, which checks that both were built from the same sources */
+typedef struct fmq_process fmq_process;
+const fmq_process *fmq_this_process(void);

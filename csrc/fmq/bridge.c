@@ -1,0 +1,224 @@
+/* Sleeping for others: threads that sleep on the words of many queues and peers, and ring a descriptor when something
+ * happened there. An eventfd is written to when a queue has what was asked for: that is how select and asyncio wait for
+ * a queue. A socket is shut down when a peer dies: the kernel closes a dead process's own sockets only after it has freed
+ * its memory, which takes about 80 ms per resident GB; a life word is marked before that.
+ *
+ * A bell rings once and is then free for another use. Nothing of this exists, or costs anything, before the first bell.
+ */
+#define _GNU_SOURCE
+#include <stdint.h>
+
+#include "fmq/api.h"
+#include "fmq/futex.h"
+#include "fmq/life.h"
+#include "fmq/sleep.h"
+#include "fmq/thread.h"
+
+#include <fcntl.h>
+#include <limits.h>
+#include <pthread.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+enum { BELLS = 63, GROUPS = 64 }; /* a wait word and a life word each, and the doorbell: one futex_waitv, one thread */
+static const uint64_t OLD_KERNEL_SLICE = 5000000; /* ns: without futex_waitv everything is looked at this often */
+
+typedef struct {
+    _Atomic uint32_t *life; /* NULL: a free bell */
+    _Atomic uint32_t *wait; /* of a queue's end; NULL: life alone */
+    _Atomic uint64_t *counter;
+    uint64_t target; /* what the counter has to reach */
+    bool shared;     /* see SLEEP_SHARED_SLICE */
+    int fd;
+    bool is_socket;
+    uint32_t uses; /* how often this bell was given out: part of its token */
+} bell;
+
+typedef struct {
+    _Atomic uint32_t doorbell; /* moved by every change of the table */
+    _Atomic uint32_t heard;    /* what the doorbell was when the thread last read the table */
+    bool running;
+    bell bells[BELLS];
+} group;
+
+static struct {
+    pthread_mutex_t lock;
+    group groups[GROUPS];
+} bridge = {.lock = PTHREAD_MUTEX_INITIALIZER};
+
+/* In the child of a fork: the threads are gone. The sockets are our duplicates; an eventfd is its owner's to close. */
+static void forget(void) {
+    pthread_mutex_init(&bridge.lock, NULL);
+    for (int g = 0; g < GROUPS; g++) {
+        bridge.groups[g].running = false;
+        for (int i = 0; i < BELLS; i++) {
+            bell *b = &bridge.groups[g].bells[i];
+            if (b->life && b->is_socket) close(b->fd);
+            b->life = NULL;
+            b->uses++;
+        }
+    }
+}
+
+/* ---- ringing ------------------------------------------------------------------------------------------------------- */
+
+static void ring(bell *b, bool is_death) {
+    uint64_t one = 1;
+    if (b->is_socket) shutdown(b->fd, SHUT_RDWR), close(b->fd);
+    else if (write(b->fd, &one, sizeof one) < 0) {} /* it rings already */
+    /* The kernel wakes one sleeper of a dead process's word; that one wakes the others. */
+    if (is_death) futex_wake(b->life, INT_MAX, FUTEX_BITSET_MATCH_ANY);
+    b->life = NULL;
+}
+
+/* Whether there is reason to ring. `life` was read before. */
+static bool is_over(const bell *b, uint32_t life) {
+    if (life_is_dead(life)) return true;
+    if (!b->wait) return false;
+    return life == LIFE_RELEASED || (int64_t)(atomic_load(b->counter) - b->target) >= 0; /* pairs: SLEEP */
+}
+
+/* Announces the sleep and then looks, as an end does for itself. Returns how many entries to sleep on; 0: it rang. */
+static unsigned announce(bell *b, futex_entry *entries) {
+    uint32_t life = atomic_load(b->life); /* pairs: DEAD */
+    uint32_t announced = b->wait ? sleep_announce(b->wait) : 0;
+    if (is_over(b, life)) return ring(b, life_is_dead(life)), 0;
+    unsigned n = 0;
+    entries[n++] = futex_on(b->life, life);
+    if (b->wait) entries[n++] = futex_on(b->wait, announced);
+    return n;
+}
+
+/* ---- the thread ---------------------------------------------------------------------------------------------------- */
+
+static unsigned look_at_all(group *g, futex_entry *entries, uint64_t *until) {
+    pthread_mutex_lock(&bridge.lock);
+    *until = FMQ_FOREVER;
+    unsigned n = 0;
+    uint32_t rung = atomic_load(&g->doorbell);
+    entries[n++] = futex_on(&g->doorbell, rung);
+    for (int i = 0; i < BELLS; i++) {
+        if (!g->bells[i].life) continue;
+        if (g->bells[i].shared) *until = futex_now() + SLEEP_SHARED_SLICE;
+        n += announce(&g->bells[i], entries + n);
+    }
+    pthread_mutex_unlock(&bridge.lock);
+    if (atomic_exchange(&g->heard, rung) != rung) futex_wake(&g->heard, INT_MAX, FUTEX_BITSET_MATCH_ANY); /* pairs: HEARD */
+    return n;
+}
+
+static void *thread_main(void *argument) {
+    group *g = argument;
+    futex_entry entries[FUTEX_MOST];
+    prctl(PR_SET_NAME, "fmq-bridge");
+    for (;;) {
+        uint64_t until;
+        unsigned n = look_at_all(g, entries, &until);
+        int r = futex_wait_all(entries, n, until);
+        if (r == -ENOSYS || r == -EPERM)
+            futex_wait(&g->doorbell, (uint32_t)entries[0].expected, FUTEX_BITSET_MATCH_ANY,
+                       n > 1 ? futex_now() + OLD_KERNEL_SLICE : FMQ_FOREVER);
+    }
+    return NULL;
+}
+
+/* ---- bells ------------------------------------------------------------------------------------------------------- */
+
+static void ring_doorbell(group *g) {
+    atomic_fetch_add(&g->doorbell, 1);
+    futex_wake(&g->doorbell, INT_MAX, FUTEX_BITSET_MATCH_ANY);
+}
+
+/* A free bell, in a group whose thread runs; NULL and *error otherwise. */
+static bell *find_free(group **found, int *error) {
+    static bool registered;
+    if (!registered) registered = !pthread_atfork(NULL, NULL, forget);
+    for (int k = 0; k < GROUPS; k++) {
+        group *g = *found = &bridge.groups[k];
+        int i = 0;
+        while (i < BELLS && g->bells[i].life) i++;
+        if (i == BELLS) continue;
+        if (!g->running && (*error = thread_start(thread_main, g))) return NULL;
+        g->running = true;
+        return &g->bells[i];
+    }
+    *error = -ENOSPC;
+    return NULL;
+}
+
+/* The bell of a token, if it still hangs. */
+static bell *find(int64_t token, group **g) {
+    uint64_t k = token >> 8 & 0xff, i = token & 0xff;
+    if (token < 0 || k >= GROUPS || i >= BELLS) return NULL;
+    *g = &bridge.groups[k];
+    bell *b = &(*g)->bells[i];
+    return b->life && b->uses == (uint32_t)(token >> 16) ? b : NULL;
+}
+
+/* Returns a token: the bell's use, its group and its place. `again`: the token of a bell that this one replaces, or -1. */
+static int64_t hang(bell as_described, int64_t again) {
+    group *g;
+    int error = 0;
+    pthread_mutex_lock(&bridge.lock);
+    bell *b = find(again, &g);
+    if (!b) b = find_free(&g, &error);
+    int64_t token = error;
+    if (b) {
+        uint64_t rung; /* by the bell that this one replaces; under the lock, so that no late ring is taken for a new one */
+        if (!as_described.is_socket && read(as_described.fd, &rung, sizeof rung) < 0) {} /* it was not */
+        as_described.uses = b->uses + 1;
+        *b = as_described;
+        token = (int64_t)b->uses << 16 | (g - bridge.groups) << 8 | (b - g->bells);
+        ring_doorbell(g);
+    }
+    pthread_mutex_unlock(&bridge.lock);
+    return token;
+}
+
+int64_t fmq_watch(void *word, int socket) {
+    int copy = fcntl(socket, F_DUPFD_CLOEXEC, 0); /* ours, so that the number cannot be reused under us */
+    if (copy < 0) return -errno;
+    int64_t token = hang((bell){.life = word, .fd = copy, .is_socket = true}, -1);
+    if (token < 0) close(copy);
+    return token;
+}
+
+int64_t fmq_bridge(fmq_end *e, uint64_t n, int eventfd, int64_t again) {
+    if (!e->my_wait) return -EROFS;
+    if (n > e->capacity) return -EMSGSIZE;
+    int64_t token = end_enter_free(e);
+    if (token) return token;
+    bell b = {.life = e->their_life, .wait = e->my_wait, .counter = &e->theirs->counter, .fd = eventfd};
+    b.target = e->position + n - (e->writer ? e->capacity : 0);
+    if (e->writer && e->overwrites) b.target = atomic_load(b.counter); /* there is always room */
+    b.shared = end_is_listener(e);
+    if (is_over(&b, atomic_load(b.life))) {
+        fmq_unhang(again);
+        ring(&b, false);
+        token = -EALREADY;
+    } else {
+        token = hang(b, again);
+    }
+    end_leave(e);
+    return token;
+}
+
+void fmq_unhang(int64_t token) {
+    group *g;
+    pthread_mutex_lock(&bridge.lock);
+    bell *b = find(token, &g);
+    _Atomic uint32_t *life = b ? b->life : NULL;
+    if (b) {
+        if (b->is_socket) close(b->fd);
+        b->life = NULL;
+        ring_doorbell(g);
+    }
+    uint32_t rung = b ? atomic_load(&g->doorbell) : 0;
+    pthread_mutex_unlock(&bridge.lock);
+    /* From our return on the thread does not sleep on this bell's words, where it would take wakes that are for others. */
+    for (uint32_t heard; b && (int32_t)((heard = atomic_load(&g->heard)) - rung) < 0;) /* pairs: HEARD */
+        futex_wait(&g->heard, heard, FUTEX_BITSET_MATCH_ANY, FMQ_FOREVER);
+    /* The kernel's one wake may have come to the thread just before, which does not look at this life any more. */
+    if (b && life_is_dead(atomic_load(life))) futex_wake(life, INT_MAX, FUTEX_BITSET_MATCH_ANY); /* pairs: DEAD */
+}

@@ -1,0 +1,4 @@
+/* What the generated glue needs above it; the other half of api.h. */
+#include <stdint.h>
+
+#include "fmq/api.h"

@@ -1,0 +1,113 @@
+/* Mapping memory that somebody else may take away.
+ *
+ * Python's mmap duplicates its descriptor, so an idle queue would cost one: mapping is done here. And a peer can truncate
+ * memory that is not sealed; touching what is gone raises SIGBUS, which ends a process. A device must not end because of
+ * a client, so with fmq_guard() on, a page that vanished from one of our mappings is replaced by a private zero page.
+ * The handler uses a fixed table and two system calls, both allowed in a signal handler.
+ */
+#define _GNU_SOURCE
+#include <stdint.h>
+
+#include "fmq/api.h"
+#include "fmq/memory.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stddef.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+enum { RANGES = 4096 }; /* a mapping beyond these is refused where there is a guard; sealed memory needs none */
+
+/* bytes is written last and read first; 0 = free. A slot is claimed by moving bytes from 0 to 1. */
+static struct {
+    _Atomic uintptr_t base;
+    _Atomic uint64_t bytes;
+} ranges[RANGES];
+
+int fmq_remember(void *base, uint64_t bytes) {
+    for (int i = 0; i < RANGES; i++) {
+        uint64_t none = 0;
+        if (!atomic_compare_exchange_strong(&ranges[i].bytes, &none, 1)) continue;
+        atomic_store(&ranges[i].base, (uintptr_t)base);
+        atomic_store(&ranges[i].bytes, bytes); /* pairs: RANGE */
+        return 1;
+    }
+    return 0;
+}
+
+static void forget(void *base) {
+    for (int i = 0; i < RANGES; i++) {
+        if (atomic_load(&ranges[i].base) != (uintptr_t)base) continue;
+        atomic_store(&ranges[i].base, 0);
+        atomic_store(&ranges[i].bytes, 0);
+        return;
+    }
+}
+
+static int is_ours(uintptr_t address) {
+    for (int i = 0; i < RANGES; i++) {
+        uint64_t bytes = atomic_load(&ranges[i].bytes); /* pairs: RANGE */
+        uintptr_t base = atomic_load(&ranges[i].base);
+        if (base && address - base < bytes && atomic_load(&ranges[i].bytes) == bytes) return 1; /* not half reused */
+    }
+    return 0;
+}
+
+static struct sigaction before; /* fmq_guard */
+static _Atomic int is_guarded;
+
+static void on_bus_error(int signal, siginfo_t *info, void *context) {
+    (void)context;
+    uintptr_t page_size = (uintptr_t)sysconf(_SC_PAGESIZE), address = (uintptr_t)info->si_addr;
+    void *page = (void *)(address - address % page_size);
+    if (info->si_code == BUS_ADRERR && is_ours(address) &&
+        mmap(page, page_size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == page)
+        return; /* the access is repeated, and finds zeros */
+    sigaction(signal, &before, NULL); /* the access is repeated, and is fatal as it should be */
+}
+
+int fmq_guard(void) {
+    struct sigaction action = {.sa_sigaction = on_bus_error, .sa_flags = SA_SIGINFO | SA_ONSTACK}, now;
+    if (sigaction(SIGBUS, NULL, &now)) return -errno;
+    if ((now.sa_flags & SA_SIGINFO) && now.sa_sigaction == on_bus_error) return 0;
+    before = now;
+    is_guarded = 1;
+    return sigaction(SIGBUS, &action, NULL) ? -errno : 0;
+}
+
+/* With the tail: vector kernels read some bytes beyond the end of what they are given, and ignore them. Nobody else's
+ * mapping is there, and no hole. */
+static uint64_t with_tail(uint64_t bytes) {
+    uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
+    return (bytes + page - 1) / page * page + page;
+}
+
+static int map_over(void *room, int fd, uint64_t bytes, uint64_t offset, int writable) {
+    int protection = PROT_READ | (writable ? PROT_WRITE : 0);
+    if (mmap(room, bytes, protection, MAP_SHARED | MAP_FIXED, fd, (off_t)offset) == MAP_FAILED) return -errno;
+    int seals = fcntl(fd, F_GET_SEALS);
+    int may_shrink = seals < 0 || !(seals & F_SEAL_SHRINK);
+    return may_shrink && !fmq_remember(room, bytes) && is_guarded ? -ENOMEM : 0;
+}
+
+int fmq_map_at(int fd, uint64_t bytes, uint64_t offset, int writable, void **base) {
+    if (!bytes || bytes > PTRDIFF_MAX / 2) return bytes ? -ENOMEM : -EINVAL;
+    void *room = mmap(NULL, with_tail(bytes), PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (room == MAP_FAILED) return -errno;
+    int r = map_over(room, fd, bytes, offset, writable);
+    if (r) munmap(room, with_tail(bytes));
+    else *base = room;
+    return r;
+}
+
+int fmq_map(int fd, uint64_t bytes, int writable, void **base) { return fmq_map_at(fd, bytes, 0, writable, base); }
+
+int fmq_unmap(void *base, uint64_t bytes) {
+    forget(base);
+    return munmap(base, with_tail(bytes)) ? -errno : 0;
+}
+
+int fmq_flush(void *base, uint64_t bytes) { return msync(base, bytes, MS_SYNC) ? -errno : 0; }

@@ -1,0 +1,266 @@
+/* A queue: its geometry, its ends, and transfers that wait. How they wait is sleep.c. */
+#define _GNU_SOURCE
+#include <stdint.h>
+
+#include "fmq/api.h"
+
+#include "fmq/futex.h"
+#include "fmq/life.h"
+#include "fmq/sleep.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- geometry ---------------------------------------------------------------------------------------------------- */
+
+uint64_t fmq_now(void) { return futex_now(); }
+
+uint64_t fmq_ring_bytes(uint64_t capacity, uint32_t element_bytes) {
+    const uint64_t most = UINT64_C(1) << 40; /* far from every overflow below, far beyond every machine */
+    if (!capacity || !element_bytes || capacity > most / element_bytes) return 0;
+    return capacity * element_bytes;
+}
+
+int fmq_format(void *control, const fmq_shape *shape) {
+    if (!fmq_ring_bytes(shape->capacity, shape->element_bytes)) return -EINVAL;
+    fmq_control *c = control;
+    memset(c, 0, sizeof *c);
+    c->version = FMQ_VERSION;
+    c->flavour = shape->flavour;
+    c->capacity = shape->capacity;
+    c->element_bytes = shape->element_bytes;
+    c->dtype_hash = shape->dtype_hash;
+    c->magic = FMQ_MAGIC; /* the region becomes reachable for others only after this call returned */
+    return 0;
+}
+
+int fmq_shape_of(const void *control, fmq_shape *shape) {
+    const volatile fmq_control *c = control; /* volatile: fetched once, and what was checked is what is used */
+    if (c->magic != FMQ_MAGIC) return -EINVAL;
+    if (c->version != FMQ_VERSION) return -EPROTONOSUPPORT;
+    *shape = (fmq_shape){c->capacity, c->dtype_hash, c->element_bytes, c->flavour};
+    if (shape->flavour != FMQ_SYNCHRONIZED && shape->flavour != FMQ_UNSYNCHRONIZED) return -EOPNOTSUPP;
+    return fmq_ring_bytes(shape->capacity, shape->element_bytes) ? 0 : -EMSGSIZE;
+}
+
+/* ---- ends -------------------------------------------------------------------------------------------------------- */
+
+static void point_at(fmq_end *e, fmq_control *c, int role) {
+    e->writer = role == FMQ_WRITER;
+    e->theirs = e->writer ? &c->tail : &c->head;
+    e->their_life = e->writer ? &c->reader_life.word : &c->writer_life.word;
+    e->my_wait = e->writer ? &c->space_wait.word : &c->data_wait.word;
+    e->their_wait = e->writer ? &c->data_wait.word : &c->space_wait.word;
+    e->mine = e->writer ? &c->head : &c->tail;
+    if (!end_is_listener(e)) return;
+    e->mine = NULL;       /* any number of readers, each with a position of its own */
+    e->their_wait = NULL; /* the writer never waits */
+    if (role == FMQ_OBSERVER) e->my_wait = NULL; /* nor can we, for want of a word that we may write */
+}
+
+/* A restarted owner goes on where the dead one stopped: its lock is ours, so its last publish is visible. */
+static int take_over(fmq_end *e) {
+    e->seen = atomic_load(&e->theirs->counter);
+    ring_move_to(e, e->mine ? atomic_load(&e->mine->counter) : e->seen);
+    if (e->writer && e->overwrites) {
+        e->begun = atomic_load(&e->mine->begin);
+        if (e->begun < e->position) e->begun = e->position;
+        return e->begun - e->position > e->capacity ? -EPROTO : 0;
+    }
+    return ring_known(e) > e->capacity ? -EPROTO : 0; /* more than full, or less than empty */
+}
+
+int fmq_open(void *control, void *ring, const fmq_shape *expected, int role, fmq_end **out) {
+    fmq_shape found;
+    int r = fmq_shape_of(control, &found);
+    if (r) return r;
+    if (memcmp(&found, expected, sizeof found)) return -EPROTO;
+    fmq_end *e = calloc(1, sizeof *e);
+    if (!e) return -ENOMEM;
+    e->overwrites = found.flavour == FMQ_UNSYNCHRONIZED;
+    point_at(e, control, role);
+    e->ring = ring;
+    e->capacity = found.capacity;
+    e->element_bytes = found.element_bytes;
+    e->process = fmq_this_process();
+    e->generation = e->process->generation;
+    if ((r = take_over(e))) return free(e), r;
+    sleep_greet_peer(e);
+    *out = e;
+    return 0;
+}
+
+void fmq_free(fmq_end *e) { free(e); }
+
+int fmq_life_state(const void *word) {
+    uint32_t life = atomic_load((_Atomic uint32_t *)(uintptr_t)word);
+    if (life_is_dead(life)) return FMQ_DEAD;
+    if (life == LIFE_NOBODY) return FMQ_NOBODY;
+    return life == LIFE_RELEASED ? FMQ_RELEASED : FMQ_ALIVE;
+}
+
+int fmq_peer(const fmq_end *e) { return fmq_life_state(e->their_life); }
+
+int64_t fmq_position(fmq_end *e) {
+    if (e->mine) return (int64_t)(atomic_load(&e->mine->counter) & INT64_MAX);
+    int r = end_enter(e);
+    if (r) return r;
+    uint64_t position = e->position;
+    end_leave(e);
+    return (int64_t)(position & INT64_MAX);
+}
+
+/* An onlooker copies elements and then looks how far they may have been overwritten meanwhile (README.md). */
+uint64_t fmq_glance(const void *counter) {
+    atomic_thread_fence(memory_order_acquire); /* the copying happened before this look.  pairs: BEGIN */
+    return atomic_load((_Atomic uint64_t *)(uintptr_t)counter); /* and what follows, after it.  pairs: VISIBLE */
+}
+
+int fmq_notify(fmq_end *e, void *flag, uint32_t mask) {
+    int r = end_enter(e);
+    if (r) return r;
+    e->notify = flag;
+    e->notify_mask = mask;
+    end_leave(e);
+    return 0;
+}
+
+/* ---- transfers --------------------------------------------------------------------------------------------------- */
+
+int64_t fmq_available(fmq_end *e) {
+    int r = end_enter(e);
+    if (r) return r;
+    r = end_is_listener(e) ? ring_look_ahead(e) : ring_look(e); /* an overrun is told by the next transfer */
+    int64_t n = r ? r : (int64_t)(ring_known(e) & INT64_MAX);
+    end_leave(e);
+    return n;
+}
+
+/* An overrun is told once. */
+static int told(fmq_end *e, int r) {
+    if (r == -EOVERFLOW) e->overran = false;
+    end_leave(e);
+    return r;
+}
+
+int fmq_reserve(fmq_end *e, uint64_t n, fmq_spans *spans, uint64_t spin_ns, uint64_t deadline) {
+    int r = end_enter_free(e);
+    if (r) return r;
+    r = sleep_until(e, n, spin_ns, deadline);
+    if (!r) {
+        uint64_t straight = e->capacity - e->slot;
+        spans->start = e->slot;
+        spans->first = n < straight ? n : straight;
+        spans->second = n - spans->first;
+        e->reserved = n;
+        if (e->writer) ring_begin(e, n);
+    }
+    return told(e, r);
+}
+
+int fmq_commit(fmq_end *e, uint64_t n) {
+    int r = end_enter(e);
+    if (r) return r;
+    if (n > e->reserved) r = -EINVAL;
+    e->reserved = 0;
+    if (!r && n && end_is_listener(e)) r = ring_still_whole(e);
+    if (!r && n) ring_publish(e, n), sleep_wake_peer(e);
+    return told(e, r);
+}
+
+/* n are at hand, and n may be 0. */
+static void put(fmq_end *e, const void *elements, uint64_t n) {
+    if (!n) return;
+    ring_begin(e, n);
+    ring_copy_in(e, elements, n);
+    ring_publish(e, n);
+    sleep_wake_peer(e);
+}
+
+static int get(fmq_end *e, void *elements, uint64_t n) {
+    if (!n) return 0;
+    ring_copy_out(e, elements, n);
+    int r = end_is_listener(e) ? ring_still_whole(e) : 0;
+    if (r) return r;
+    ring_publish(e, n);
+    sleep_wake_peer(e);
+    return 0;
+}
+
+int fmq_write(fmq_end *e, const void *elements, uint64_t n, uint64_t spin_ns, uint64_t deadline) {
+    int r = end_enter_free(e);
+    if (r) return r;
+    r = sleep_until(e, n, spin_ns, deadline);
+    if (!r) put(e, elements, n);
+    end_leave(e);
+    return r;
+}
+
+int fmq_read(fmq_end *e, void *elements, uint64_t n, uint64_t spin_ns, uint64_t deadline) {
+    int r = end_enter_free(e);
+    if (r) return r;
+    r = sleep_until(e, n, spin_ns, deadline);
+    if (!r) r = get(e, elements, n);
+    return told(e, r);
+}
+
+/* ---- readers of an unsynchronized queue -------------------------------------------------------------------------- */
+
+int fmq_keep_latest(fmq_end *e, uint64_t n) {
+    if (!end_is_listener(e)) return -EINVAL;
+    int r = end_enter_free(e);
+    if (r) return r;
+    if ((r = ring_look_ahead(e))) return end_leave(e), r;
+    uint64_t head = e->seen, begin = atomic_load(&e->theirs->begin);
+    uint64_t oldest = begin > e->capacity ? begin - e->capacity : 0, from = n < head ? head - n : 0;
+    if (from < oldest) from = oldest; /* the writer has begun to overwrite what is before */
+    e->overran = false;
+    ring_move_to(e, from < head ? from : head);
+    end_leave(e);
+    return 0;
+}
+
+uint64_t fmq_lost(const fmq_end *e) { return e->lost; }
+
+/* ---- exchange ---------------------------------------------------------------------------------------------------- */
+
+/* Everything that has arrived is one message: its writer published it at once, and has no leave to send another. */
+static int64_t take_message(fmq_end *e, void *buffer, uint64_t buffer_bytes) {
+    uint64_t n = ring_known(e), bytes = n * e->element_bytes;
+    if (bytes > buffer_bytes) return -EMSGSIZE;
+    get(e, buffer, n);
+    return (int64_t)bytes;
+}
+
+static int send_packet(fmq_end *e, const void *packet, uint64_t bytes) {
+    uint64_t n = bytes / e->element_bytes;
+    if (n * e->element_bytes != bytes) return -EINVAL;
+    int r = end_enter_free(e);
+    if (r) return r;
+    if (!(r = ring_need(e, n))) put(e, packet, n);
+    end_leave(e);
+    return r;
+}
+
+static inline int64_t exchange(const fmq_channel *c, const void *packet, uint64_t bytes, int (*wait)(const fmq_channel *, uint64_t),
+                        uint64_t deadline) {
+    if (c->in->overwrites || c->out->overwrites) return -EINVAL; /* every message has to arrive */
+    int64_t r = end_enter_free(c->in);
+    if (r) return r;
+    if (bytes) r = send_packet(c->out, packet, bytes);
+    if (!r && (r = wait(c, deadline)) == -EAGAIN) r = -ETIMEDOUT; /* the packet is out */
+    if (!r) r = take_message(c->in, c->buffer, c->buffer_bytes);
+    end_leave(c->in);
+    return r;
+}
+
+static int spin_and_sleep(const fmq_channel *c, uint64_t deadline) { return sleep_until(c->in, 1, c->spin_ns, deadline); }
+static int spin_only(const fmq_channel *c, uint64_t until) { (void)until; return sleep_spin(c->in, 1, c->start_ns); }
+
+int64_t fmq_exchange(const fmq_channel *c, const void *packet, uint64_t bytes, uint64_t deadline) {
+    return exchange(c, packet, bytes, spin_and_sleep, deadline);
+}
+
+int64_t fmq_exchange_start(const fmq_channel *c, const void *packet, uint64_t bytes) {
+    return exchange(c, packet, bytes, spin_only, 0);
+}

@@ -1,0 +1,160 @@
+/* An atomic circular FIFO: two free-running 64-bit counters of elements, each with one writer.
+ *
+ * head counts what was ever written, tail what was ever read; only their difference is meant, so neither wraps in
+ * practice and full differs from empty. A slot is counter % capacity. Transfers are all or nothing: the peer sees a
+ * counter move once, over everything that was copied.
+ *
+ * Synchronized: both roles run the same code: each publishes its own counter and looks at the other's. A writer's free
+ * places and a reader's elements are the same subtraction seen from two sides (ring_known).
+ *
+ * Unsynchronized: there is no tail. The writer says in `begin` how far it is about to write, writes, and moves head. A
+ * reader copies, and then looks at begin: what was overwritten meanwhile is not returned. Both touch the elements at the
+ * same time, so both use atomic accesses, which cost nothing, and a fence each, which x86 has for nothing.
+ */
+#define _GNU_SOURCE
+#include "fmq/ring.h"
+
+#include "fmq/futex.h"
+
+#include <string.h>
+
+/* The peer broke the protocol: this end is of no more use. */
+int ring_broken(struct fmq_end *e) {
+    e->broken = true;
+    return -EPROTO;
+}
+
+/* The writer has begun to overwrite what we have not read. Goes on at the middle of the ring, to get ahead of a fast
+ * writer, or where the oldest whole element is. */
+static int overrun(struct fmq_end *e, uint64_t begin) {
+    uint64_t head = atomic_load(&e->theirs->counter);
+    if (head < e->seen || (begin > head && begin - head > e->capacity)) return ring_broken(e);
+    uint64_t resume = head - (head < e->capacity / 2 ? head : e->capacity / 2);
+    if (resume < begin - e->capacity) resume = begin - e->capacity;
+    e->seen = head;
+    e->lost = resume - e->position;
+    e->overran = true;
+    ring_move_to(e, resume);
+    return -EOVERFLOW;
+}
+
+/* Whether what was just read, from `position` on, can be believed. */
+int ring_still_whole(struct fmq_end *e) {
+    atomic_thread_fence(memory_order_acquire); /* the reads above happened before this look.  pairs: BEGIN */
+    /* relaxed, because of the fence */
+    uint64_t begin = atomic_load_explicit(&e->theirs->begin, memory_order_relaxed);
+    return begin > e->position && begin - e->position > e->capacity ? overrun(e, begin) : 0;
+}
+
+/* The stream's head without a look at what was overwritten, which the next transfer tells. */
+int ring_look_ahead(struct fmq_end *e) {
+    uint64_t now = atomic_load(&e->theirs->counter); /* pairs: VISIBLE, SLEEP */
+    if (e->broken || now < e->seen) return ring_broken(e);
+    e->seen = now;
+    return 0;
+}
+
+static int look_at_stream(struct fmq_end *e) {
+    int r = ring_look_ahead(e);
+    if (!r) r = ring_still_whole(e);
+    return !r && ring_known(e) > e->capacity ? ring_broken(e) : r; /* nothing was overwritten, it claims */
+}
+
+/* Refreshes the private copy of the peer's counter. The peer is not trusted: it may only have moved forward, and not
+ * beyond what the ring can hold. */
+int ring_look(struct fmq_end *e) {
+    if (e->broken) return -EPROTO;
+    if (e->overwrites) return e->writer ? 0 : look_at_stream(e);
+    /* acquire: what the peer published before this counter is visible after it.  pairs: VISIBLE.
+     * seq_cst, because between announcing a sleep and sleeping this load must not move up.  pairs: SLEEP */
+    uint64_t now = atomic_load_explicit(&e->theirs->counter, memory_order_seq_cst);
+    uint64_t lag = e->writer ? e->position - now : now - e->position;
+    if (now - e->seen > e->capacity || lag > e->capacity) return ring_broken(e);
+    e->seen = now;
+    return 0;
+}
+
+/* 0 when n are at hand. Looks at the peer's cache line only when the private copy does not suffice. */
+int ring_need(struct fmq_end *e, uint64_t n) {
+    if (n > e->capacity) return -EMSGSIZE;
+    if (e->broken) return -EPROTO; /* for good, also if enough was seen before */
+    if (e->overran) return -EOVERFLOW;
+    /* More than the ring holds is not at hand, but overrun; only fmq_available leaves that to us. */
+    if (ring_known(e) >= n && ring_known(e) <= e->capacity) return 0;
+    int r = ring_look(e);
+    if (r) return r;
+    return ring_known(e) >= n ? 0 : -EAGAIN;
+}
+
+/* Says on which CPU the counter last moved, so that a waiter on the same one sleeps at once instead of spinning. */
+static void note_cpu(struct fmq_end *e) {
+    uint32_t cpu = futex_cpu();
+    if (cpu == e->my_cpu) return;
+    e->my_cpu = cpu;
+    atomic_store_explicit(&e->mine->cpu, cpu, memory_order_relaxed); /* a hint: no order is needed */
+}
+
+void ring_move_to(struct fmq_end *e, uint64_t position) {
+    e->position = position;
+    e->slot = position % e->capacity;
+}
+
+/* Before a writer that overwrites touches its next n slots. What a dead predecessor had begun stays begun. */
+void ring_begin(struct fmq_end *e, uint64_t n) {
+    if (!e->overwrites) return;
+    if (e->position + n > e->begun) e->begun = e->position + n;
+    /* relaxed, because of the fence: whoever sees one of the writes after it sees begin.  pairs: BEGIN */
+    atomic_store_explicit(&e->mine->begin, e->begun, memory_order_relaxed);
+    atomic_thread_fence(memory_order_release);
+}
+
+void ring_publish(struct fmq_end *e, uint64_t n) {
+    e->position += n;
+    e->slot += n;
+    if (e->slot >= e->capacity) e->slot -= e->capacity;
+    if (!e->mine) return;
+    note_cpu(e);
+    /* release: the copies above are visible to whoever sees this counter.  pairs: VISIBLE.
+     * seq_cst, because the look at the peer's wait word that follows must not move up.  pairs: SLEEP */
+    atomic_store_explicit(&e->mine->counter, e->position, memory_order_seq_cst);
+}
+
+/* ---- copies ------------------------------------------------------------------------------------------------------ */
+
+/* Relaxed, because begin and the fences say what can be believed. */
+static void copy_byte(unsigned char *there, unsigned char *here, bool in) {
+    if (in) atomic_store_explicit((_Atomic unsigned char *)there, *here, memory_order_relaxed);
+    else *here = atomic_load_explicit((_Atomic unsigned char *)there, memory_order_relaxed);
+}
+
+/* Like memcpy between shared (`there`) and private memory, by accesses that another process may race with: whole words
+ * where they are aligned, bytes at the edges. Relaxed, because of the fences, as above. */
+static void copy_words(unsigned char *there, unsigned char *here, uint64_t bytes, bool in) {
+    for (; bytes && (uintptr_t)there % 8; bytes--) copy_byte(there++, here++, in);
+    for (uint64_t word; bytes >= 8; there += 8, here += 8, bytes -= 8) { /* relaxed, because of the fences */
+        if (in) memcpy(&word, here, 8), atomic_store_explicit((_Atomic uint64_t *)there, word, memory_order_relaxed);
+        else word = atomic_load_explicit((_Atomic uint64_t *)there, memory_order_relaxed), memcpy(here, &word, 8);
+    }
+    for (; bytes; bytes--) copy_byte(there++, here++, in);
+}
+
+static void copy(const struct fmq_end *e, uint64_t slot, unsigned char *here, uint64_t n, bool in) {
+    unsigned char *there = e->ring + slot * e->element_bytes;
+    uint64_t bytes = n * e->element_bytes;
+    if (e->overwrites) copy_words(there, here, bytes, in);
+    else if (in) memcpy(there, here, bytes);
+    else memcpy(here, there, bytes);
+}
+
+static void copy_both(const struct fmq_end *e, unsigned char *here, uint64_t n, bool in) {
+    uint64_t straight = e->capacity - e->slot;
+    uint64_t first = n < straight ? n : straight;
+    copy(e, e->slot, here, first, in);
+    if (first < n) copy(e, 0, here + first * e->element_bytes, n - first, in);
+}
+
+void ring_copy_in(struct fmq_end *e, const void *elements, uint64_t n) {
+    copy_both(e, (unsigned char *)(uintptr_t)elements, n, true);
+}
+
+void ring_copy_out(struct fmq_end *e, void *elements, uint64_t n) { copy_both(e, elements, n, false); }

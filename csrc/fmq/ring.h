@@ -1,0 +1,101 @@
+/* One end of a ring: private state and the two halves of every transfer. Used by queue.c and sleep.c; not exported. */
+#ifndef FMQ_RING_H
+#define FMQ_RING_H
+
+#include "fmq/layout.h"
+#include "fmq/life.h"
+
+#include <errno.h>
+#include <stdbool.h>
+
+struct fmq_end {
+    const struct fmq_process *process; /* the one that has this end */
+
+    /* What the two roles share, seen from this one. All pointers go into the control block. */
+    fmq_counter *mine, *theirs;             /* mine: NULL for readers of an unsynchronized queue */
+    _Atomic uint32_t *my_wait, *their_wait; /* my_wait: NULL for who cannot announce a sleep; their_wait: for who wakes nobody */
+    _Atomic uint32_t *their_life;
+    unsigned char *ring;
+
+    /* Private copies: nothing that a peer may change later is believed twice. */
+    uint64_t capacity;
+    uint32_t element_bytes;
+    bool writer;
+    bool overwrites;    /* the unsynchronized flavour */
+    bool interrupted;   /* the last wait ended for a signal, and is going to be repeated */
+    bool broken;        /* the peer broke the protocol; sticky */
+    int generation;     /* of the process when it opened this end; a forked child's copy is of no use */
+    uint32_t my_cpu;    /* what mine->cpu holds */
+    uint32_t spurious;  /* wakes for nothing since `seen` was `progress` */
+    uint64_t position;  /* my counter */
+    uint64_t slot;      /* position % capacity */
+    uint64_t seen;      /* the peer's counter when last looked at */
+    uint64_t progress;
+    uint64_t reserved;
+    uint64_t begun;     /* unsynchronized writer: what head.begin holds */
+    uint64_t lost;      /* unsynchronized reader: by the last overrun, which the */
+    bool overran;       /* next transfer tells, whoever noticed it */
+
+    /* Rung after every transfer, for who waits for several queues at once: a public event flag, or NULL. */
+    void *notify;
+    uint32_t notify_mask;
+
+    uint64_t asleep_ns;  /* in all */
+    uint64_t usual_wait; /* ns: what a wait has lately taken, for FMQ_SPIN_ADAPTIVE */
+
+    _Atomic uint32_t busy;    /* a thread is inside a call */
+    _Atomic uint32_t stopped; /* fmq_stop */
+};
+
+/* A reader of an unsynchronized queue: one of any number, with no role and no shared counter. */
+static inline bool end_is_listener(const struct fmq_end *e) { return e->overwrites && !e->writer; }
+
+static inline void end_leave(struct fmq_end *e) { atomic_store_explicit(&e->busy, 0, memory_order_release); /* pairs: ONE_CALLER */ }
+
+/* After a fork the child's copy is of no use, but for a reader that holds no role: it goes on at a position of its own.
+ * What other threads of the parent were doing with it at that moment is not being done here. */
+static inline bool end_is_ours(struct fmq_end *e) {
+    if (e->generation == e->process->generation) return true;
+    if (!end_is_listener(e)) return false;
+    e->generation = e->process->generation;
+    e->reserved = 0;
+    atomic_store(&e->busy, 0);
+    return true;
+}
+
+/* One thread at a time, else -EBUSY. */
+static inline int end_enter(struct fmq_end *e) {
+    if (!end_is_ours(e)) return -ECANCELED;
+    /* acquire: what the last caller did to this end is visible.  pairs: ONE_CALLER.
+     * seq_cst, and then the look at `stopped`: either we see it, or fmq_stop sees us inside.  pairs: STOP */
+    if (atomic_exchange(&e->busy, 1)) return -EBUSY;
+    if (!atomic_load(&e->stopped)) return 0;
+    end_leave(e);
+    return -ECANCELED;
+}
+
+/* As end_enter, for calls that may not run inside a reservation. */
+static inline int end_enter_free(struct fmq_end *e) {
+    int r = end_enter(e);
+    if (!r && e->reserved) r = -EBUSY, end_leave(e);
+    return r;
+}
+
+/* Elements (reader) or free places (writer) as far as `seen` tells. */
+static inline uint64_t ring_known(const struct fmq_end *e) {
+    if (!e->writer) return e->seen - e->position;
+    return e->overwrites ? e->capacity : e->capacity - (e->position - e->seen);
+}
+
+int ring_broken(struct fmq_end *e);
+int ring_look(struct fmq_end *e);
+int ring_look_ahead(struct fmq_end *e);
+int ring_need(struct fmq_end *e, uint64_t n);
+void ring_begin(struct fmq_end *e, uint64_t n);
+int ring_still_whole(struct fmq_end *e);
+void ring_publish(struct fmq_end *e, uint64_t n);
+void ring_copy_in(struct fmq_end *e, const void *elements, uint64_t n);
+void ring_copy_out(struct fmq_end *e, void *elements, uint64_t n);
+void ring_move_to(struct fmq_end *e, uint64_t position);
+
+#endif

@@ -1,0 +1,264 @@
+/* Waiting for the peer: spin for a window, then sleep. README.md proves that no wake-up is lost, whoever dies where. */
+#define _GNU_SOURCE
+#include <stdint.h>
+
+#include "fmq/api.h"
+
+#include "fmq/futex.h"
+#include "fmq/life.h"
+#include "fmq/sleep.h"
+
+#include <limits.h>
+#include <sched.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+enum { SPINS_AT_FIRST = 256, SPINS_PER_CLOCK = 64, SPURIOUS_LIMIT = 1000, LOOK_AGAIN = 1 };
+static const uint64_t SIGNAL_SLICE = 100000000; /* ns: the main thread looks for signals this often */
+static const uint64_t SPIN_PAYS = 100000; /* ns: a sleep and a wake-up cost about as much */
+static const uint64_t OLD_KERNEL_SLICE = 50000000; /* ns: without futex_waitv a death is polled for */
+
+static void relax(void) {
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("yield");
+#endif
+}
+
+/* ---- wake -------------------------------------------------------------------------------------------------------- */
+
+void sleep_wake_peer(fmq_end *e) {
+    if (e->notify) fmq_event_wake(e->notify, e->notify_mask);
+    if (!e->their_wait) return;
+    /* Plain load first: while the peer is awake its wait word stays shared in both caches.  pairs: SLEEP */
+    if (!(atomic_load_explicit(e->their_wait, memory_order_seq_cst) & 1)) return;
+    atomic_fetch_add(e->their_wait, 1); /* even, and another value than anybody may be about to sleep on */
+    futex_wake(e->their_wait, INT_MAX, FUTEX_BITSET_MATCH_ANY);
+}
+
+void sleep_greet_peer(fmq_end *e) {
+    if (!e->their_wait) return;
+    atomic_fetch_add(e->their_wait, 2);
+    futex_wake(e->their_wait, INT_MAX, FUTEX_BITSET_MATCH_ANY);
+}
+
+uint32_t sleep_announce(_Atomic uint32_t *word) { return atomic_fetch_or(word, 1) | 1; /* seq_cst.  pairs: SLEEP */ }
+
+/* Returns when no thread is inside any more: from then on nothing of ours moves, and the role can go to somebody else.
+ * Wakes again and again, without asking, because a hostile peer could hide that we sleep. The word stays as it is: others
+ * may sleep on it too, and were we killed after a change, they would sleep on. */
+void fmq_stop(fmq_end *e) {
+    atomic_store(&e->stopped, 1); /* pairs: STOP */
+    if (!end_is_ours(e)) return;
+    do {
+        if (e->my_wait) futex_wake(e->my_wait, INT_MAX, FUTEX_BITSET_MATCH_ANY);
+        sched_yield();
+    } while (atomic_load(&e->busy)); /* pairs: STOP */
+}
+
+/* ---- spin -------------------------------------------------------------------------------------------------------- */
+
+static bool same_cpu(const fmq_end *e) {
+    uint32_t theirs = atomic_load_explicit(&e->theirs->cpu, memory_order_relaxed); /* a hint: no order is needed */
+    return theirs == futex_cpu();
+}
+
+/* Relaxed, because this only ends the spinning: the turn that follows looks properly. */
+static bool is_over(const fmq_end *e) {
+    uint32_t life = atomic_load_explicit(e->their_life, memory_order_relaxed);
+    return life_is_dead(life) || life == LIFE_RELEASED || atomic_load_explicit(&e->stopped, memory_order_relaxed);
+}
+
+static int spin_for(fmq_end *e, uint64_t n, uint64_t spin_ns, uint64_t deadline) {
+    if (!spin_ns || same_cpu(e)) return -EAGAIN;
+    uint64_t until = 0;
+    for (uint32_t i = 1;; i++) {
+        if (i > SPINS_AT_FIRST) relax(); /* not at first: on new processors one pause is as long as a transfer */
+        int r = ring_need(e, n);
+        if (r != -EAGAIN) return r;
+        if (i < SPINS_AT_FIRST || i % SPINS_PER_CLOCK) continue;
+        uint64_t now = futex_now();
+        if (!until) until = now + spin_ns < deadline ? now + spin_ns : deadline;
+        if (now >= until || is_over(e)) return -EAGAIN;
+    }
+}
+
+/* ---- sleep ------------------------------------------------------------------------------------------------------- */
+
+int sleep_ended(const fmq_end *e, uint32_t life) {
+    if (atomic_load(&e->stopped)) return -ECANCELED; /* pairs: STOP */
+    if (life_is_dead(life)) return -EPIPE;
+    return life == LIFE_RELEASED ? -ESHUTDOWN : -EAGAIN;
+}
+
+/* What a sleeper saw, and sleeps on while it stays so. */
+typedef struct {
+    uint32_t life, announced;
+} sight;
+
+/* Announces a sleep, and then looks: 0 when n are at hand, -EAGAIN when there is reason to sleep. */
+static int announce(fmq_end *e, uint64_t n, sight *saw) {
+    /* Life before data: what a peer published before it died is delivered before its death is told.  pairs: DEAD */
+    saw->life = atomic_load(e->their_life);
+    saw->announced = sleep_announce(e->my_wait);
+    int r = ring_need(e, n);
+    return r == -EAGAIN ? sleep_ended(e, saw->life) : r;
+}
+
+/* The kernel wakes one sleeper of a dead process's word; that one, whatever else it finds, wakes the others. */
+static void pass_on_death(fmq_end *e) {
+    if (life_is_dead(atomic_load(e->their_life))) futex_wake(e->their_life, INT_MAX, FUTEX_BITSET_MATCH_ANY); /* pairs: DEAD */
+}
+
+/* A wake for nothing: a peer may do that now and then, and not for ever. Progress, though not yet enough, is something.
+ * A word that readers share is also woken when one of them is stopped, which is nobody's fault. */
+static int count_spurious(fmq_end *e) {
+    if (end_is_listener(e)) return LOOK_AGAIN;
+    if (e->seen != e->progress) e->progress = e->seen, e->spurious = 0;
+    if (++e->spurious <= SPURIOUS_LIMIT) return -EAGAIN;
+    return ring_broken(e);
+}
+
+/* A signal that arrives just before the futex call would be noticed only after it, so Python's main thread, where
+ * handlers run, does not sleep for long. Nobody else wakes without a reason. */
+static uint64_t no_longer_than(uint64_t deadline) {
+    bool is_main = syscall(SYS_gettid) == getpid();
+    uint64_t slice = is_main ? futex_now() + SIGNAL_SLICE : FMQ_FOREVER;
+    return slice < deadline ? slice : deadline;
+}
+
+/* As futex_wait; LOOK_AGAIN when nobody woke us and the deadline has not passed either. */
+static int sleep_once(fmq_end *e, sight saw, uint64_t until) {
+    uint64_t slice = end_is_listener(e) ? futex_now() + SLEEP_SHARED_SLICE : FMQ_FOREVER;
+    int r = futex_wait_either(e->my_wait, saw.announced, e->their_life, saw.life, slice < until ? slice : until);
+    if (r == -ETIMEDOUT && slice < until) return LOOK_AGAIN;
+    if (r != -ENOSYS && r != -EPERM) return r; /* EPERM: a container's filter older than the system call */
+    slice = futex_now() + OLD_KERNEL_SLICE;
+    r = futex_wait(e->my_wait, saw.announced, FUTEX_BITSET_MATCH_ANY, slice < until ? slice : until);
+    return r == -ETIMEDOUT && slice < until ? LOOK_AGAIN : r;
+}
+
+/* One turn: 0 when n are at hand, -EAGAIN or LOOK_AGAIN to take another turn. */
+static int sleep_turn(fmq_end *e, uint64_t n, uint64_t until) {
+    sight saw;
+    int r = announce(e, n, &saw);
+    if (r != -EAGAIN) return r;
+    int slept = sleep_once(e, saw, until);
+    pass_on_death(e);
+    r = ring_need(e, n); /* before reporting a timeout or a signal */
+    if (r != -EAGAIN) return r;
+    if (slept == -ETIMEDOUT || slept == -EINTR || slept == LOOK_AGAIN) return slept;
+    r = count_spurious(e);
+    return r == LOOK_AGAIN && futex_now() >= until ? -ETIMEDOUT : r;
+}
+
+static int sleep_for(fmq_end *e, uint64_t n, uint64_t deadline) {
+    if (!e->my_wait) return -EROFS;
+    uint64_t until = no_longer_than(deadline), begin = futex_now();
+    int r;
+    do r = sleep_turn(e, n, until);
+    while (r == -EAGAIN || r == LOOK_AGAIN);
+    e->asleep_ns += futex_now() - begin;
+    return r == -ETIMEDOUT && until < deadline ? -EINTR : r;
+}
+
+int sleep_spin(fmq_end *e, uint64_t n, uint64_t spin_ns) {
+    int r = ring_need(e, n);
+    return r == -EAGAIN ? spin_for(e, n, spin_ns, FMQ_FOREVER) : r;
+}
+
+/* Not at hand: because the peer is gone, or for now. Life before data, as above. */
+static int why_not(fmq_end *e, uint64_t n) {
+    uint32_t life = atomic_load(e->their_life); /* pairs: DEAD */
+    int r = ring_need(e, n);
+    return r == -EAGAIN ? sleep_ended(e, life) : r;
+}
+
+static int wait_for(fmq_end *e, uint64_t n, uint64_t spin_ns, uint64_t deadline) {
+    int r = e->interrupted ? -EAGAIN : spin_for(e, n, spin_ns, deadline); /* who calls again has spun already */
+    if (r == -EAGAIN) r = sleep_for(e, n, deadline);
+    e->interrupted = r == -EINTR;
+    return r;
+}
+
+uint64_t sleep_window(const fmq_end *e, uint64_t spin_ns) {
+    if (spin_ns != FMQ_SPIN_ADAPTIVE) return spin_ns;
+    return e->usual_wait <= SPIN_PAYS ? 2 * SPIN_PAYS : 0;
+}
+
+static int wait_and_learn(fmq_end *e, uint64_t n, uint64_t deadline) {
+    uint64_t begin = futex_now();
+    int r = wait_for(e, n, sleep_window(e, FMQ_SPIN_ADAPTIVE), deadline);
+    uint64_t waited = futex_now() - begin;
+    if (waited > 4 * SPIN_PAYS) waited = 4 * SPIN_PAYS; /* one long pause does not change the habit */
+    e->usual_wait += waited / 8 - e->usual_wait / 8;
+    return r;
+}
+
+int sleep_until(fmq_end *e, uint64_t n, uint64_t spin_ns, uint64_t deadline) {
+    int r = ring_need(e, n);
+    if (!deadline) return r == -EAGAIN ? why_not(e, n) : r;
+    if (r != -EAGAIN) return e->interrupted = false, r;
+    return spin_ns == FMQ_SPIN_ADAPTIVE ? wait_and_learn(e, n, deadline) : wait_for(e, n, spin_ns, deadline);
+}
+
+/* ---- several at once --------------------------------------------------------------------------------------------- */
+
+enum { ENDS_PER_SLEEP = FUTEX_MOST / 2 }; /* a wait word and a life word each */
+
+/* Marks the ends on which a transfer of one element would not wait, and returns how many those are. */
+static int look_at_all(fmq_end *const *ends, unsigned n, uint8_t *ready, futex_entry *entries) {
+    int count = 0;
+    for (unsigned i = 0; i < n; i++) {
+        sight saw;
+        count += ready[i] = announce(ends[i], 1, &saw) != -EAGAIN;
+        if (i >= ENDS_PER_SLEEP) continue;
+        entries[2 * i] = futex_on(ends[i]->my_wait, saw.announced);
+        entries[2 * i + 1] = futex_on(ends[i]->their_life, saw.life);
+    }
+    return count;
+}
+
+/* One turn; as sleep_once. More ends than one system call takes, and old kernels, are looked at every millisecond. */
+static int sleep_on_all(fmq_end *const *ends, unsigned n, futex_entry *entries, uint64_t until) {
+    unsigned some = n < ENDS_PER_SLEEP ? n : ENDS_PER_SLEEP;
+    uint64_t slice = n > some ? futex_now() + 1000000 : FMQ_FOREVER;
+    for (unsigned i = 0; i < some && slice == FMQ_FOREVER; i++)
+        if (end_is_listener(ends[i])) slice = futex_now() + SLEEP_SHARED_SLICE;
+    int r = futex_wait_all(entries, 2 * some, slice < until ? slice : until);
+    if (r == -ENOSYS || r == -EPERM) {
+        slice = futex_now() + 1000000;
+        r = futex_wait(ends[0]->my_wait, (uint32_t)entries[0].expected, FUTEX_BITSET_MATCH_ANY, slice < until ? slice : until);
+    } else if (r >= 0) {
+        count_spurious(ends[r / 2]);
+    }
+    return r == -ETIMEDOUT && slice < until ? LOOK_AGAIN : r;
+}
+
+static int wait_for_one_of(fmq_end *const *ends, unsigned n, uint8_t *ready, uint64_t deadline) {
+    futex_entry entries[FUTEX_MOST];
+    uint64_t until = no_longer_than(deadline);
+    int r, count;
+    while (!(count = look_at_all(ends, n, ready, entries))) {
+        if (!deadline) return -EAGAIN;
+        r = sleep_on_all(ends, n, entries, until);
+        for (unsigned i = 0; i < n; i++) pass_on_death(ends[i]);
+        if (r != -ETIMEDOUT && r != -EINTR && futex_now() < until) continue; /* a peer that wakes us all the time */
+        if ((count = look_at_all(ends, n, ready, entries))) return count; /* before reporting a timeout or a signal */
+        return r == -EINTR || until < deadline ? -EINTR : -ETIMEDOUT;
+    }
+    return count;
+}
+
+int fmq_wait_any(fmq_end *const *ends, unsigned n, uint8_t *ready, uint64_t deadline) {
+    int r = n ? 0 : -EINVAL; /* nothing would ever end that wait */
+    unsigned entered = 0;
+    while (entered < n && !r) {
+        r = ends[entered]->my_wait ? end_enter_free(ends[entered]) : -EROFS;
+        if (!r) entered++;
+    }
+    if (!r) r = wait_for_one_of(ends, n, ready, deadline);
+    while (entered) end_leave(ends[--entered]);
+    return r;
+}

@@ -1,0 +1,22 @@
+#define _GNU_SOURCE
+#include "fmq/thread.h"
+
+#include <pthread.h>
+#include <signal.h>
+
+enum { STACK_BYTES = 64 * 1024 };
+
+int thread_start(void *(*body)(void *), void *argument) {
+    sigset_t all, old;
+    pthread_t thread;
+    pthread_attr_t attributes;
+    sigfillset(&all);
+    pthread_attr_init(&attributes);
+    pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
+    pthread_attr_setstacksize(&attributes, STACK_BYTES);
+    pthread_sigmask(SIG_SETMASK, &all, &old);
+    int r = pthread_create(&thread, &attributes, body, argument);
+    pthread_sigmask(SIG_SETMASK, &old, NULL);
+    pthread_attr_destroy(&attributes);
+    return -r;
+}

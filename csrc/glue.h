@@ -1,4 +1,0 @@
-/* What the generated glue needs above it; the other half of api.h. */
-#include <stdint.h>
-
-#include "api.h"

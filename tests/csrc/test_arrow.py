@@ -1,0 +1,47 @@
+"""fmq <- burst in C: the queue builds and works where there is nothing of the bursts."""
+
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+from importlib.util import find_spec
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+ROUND_TRIP = """
+import sys
+sys.modules["burst"] = None  # an import of it is an error
+import fmq
+queue = fmq.MessageQueue.create("i8", 4)
+with queue.writer() as writer, queue.reader() as reader:
+    writer.write([1, 2, 3])
+    print(fmq.__file__, reader.read(3), fmq.Exchange(writer, reader, hold=1e-5)(bytes(8)))
+"""
+
+
+def build(csrc, folder, name, declarations, glue, *sources):
+    """An extension module of fmq, from the sources of csrc/fmq alone."""
+    generated = folder / f"{name}.c"
+    command = [sys.executable, "-m", "cffi.gen_src", "read-sources", f"fmq.{name}"]
+    subprocess.run([*command, csrc / "fmq" / declarations, csrc / "fmq" / glue, generated], check=True, timeout=60)
+    command = ["cc", "-std=gnu11", "-O1", "-w", "-shared", "-fPIC", f"-I{csrc}", f"-I{sysconfig.get_path('include')}"]
+    target = folder / f"{name}{sysconfig.get_config_var('EXT_SUFFIX')}"
+    subprocess.run([*command, generated, *sources, "-o", target, "-pthread"], check=True, timeout=120)
+
+
+def test_the_queue_works_without_the_bursts(csrc, tmp_path):
+    """fmq and csrc/fmq alone: both extension modules build, load with every symbol bound, and move elements."""
+    alone, package = tmp_path / "csrc", tmp_path / "fmq"
+    shutil.copytree(csrc / "fmq", alone / "fmq")
+    shutil.copytree(ROOT / "fmq", package, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
+    build(alone, package, "_core", "api.h", "glue.h", *sorted((alone / "fmq").glob("*.c")))
+    build(alone, package, "_hot", "hot_api.h", "hot_glue.h")
+    others = {str(Path(find_spec(name).origin).parent.parent) for name in ("numpy", "cffi")}
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), *others]), "LD_BIND_NOW": "1"}
+    command = [sys.executable, "-S", "-c", ROUND_TRIP]  # without site: an editable install would answer for fmq
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == f"{package / '__init__.py'} [1 2 3] {bytes(8)}\n"
