@@ -76,11 +76,11 @@ Encode = Callable[[ResultPacket, str, Cause], bytes]
 class Protocols(NamedTuple):
     """How one way into a device speaks.
 
-    decode: raw request -> Job; raises Malformed, StatusError. encode: result, text and cause -> raw answer.
-    fetch: slots nobody knows yet -> their memory, all or nothing; raises StatusError.
+    decode: request, as its path has it -> Job; raises Malformed, StatusError. encode: result, text, cause ->
+    raw answer. fetch: slots nobody knows yet -> their memory, all or nothing; raises StatusError.
     """
 
-    decode: Callable[[bytes], Job]
+    decode: Callable[[Any], Job]
     encode: Encode
     fetch: Callable[[list[int]], list[Memory]]
 
@@ -162,15 +162,15 @@ class CachedExecutor:
         self._freed: list[int | None] = []
         self._complain = _log.exception
 
-    def plan(self, raw: bytes) -> Plan:
+    def plan(self, request: Any) -> Plan:
         """Checks and binds a request. Raises Malformed, StatusError, and whatever a device raises."""
-        job = self._protocols.decode(raw)
+        job = self._protocols.decode(request)
         packet = job.packet
         slots = [slot for slot in packet.slots if not isinstance(slot, Token)]
         memories = iter(self._mappings.resolve(slots, self._protocols.fetch))
         pools = tuple(slot if isinstance(slot, Token) else next(memories) for slot in packet.slots)
-        request = Request(packet.inputs, packet.outputs, pools, packet.loop_timeout)
-        return Plan(job.bind(request), job, self._protocols.encode)
+        bound = job.bind(Request(packet.inputs, packet.outputs, pools, packet.loop_timeout))
+        return Plan(bound, job, self._protocols.encode)
 
     def refuse(self, error: Exception) -> bytes:
         """The answer to a request that failed. Never raises: whatever a client sends, it is answered."""

@@ -18,17 +18,17 @@ import select
 import threading
 from collections import deque
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self, TypeAlias
 
-from burst import DeviceBuffer, ErrorStatus, GeneralFailure, InvalidArgument, OutputShape, Result, Timeout, Timing
+from burst import ErrorStatus, GeneralFailure, InvalidArgument, OutputShape, Result, Timeout, Timing
 from burst.channel import close_all
-from burst.memory import SlotTable
 from burst.messages import NO_TIMING
+from driver.client.slots import SlotRegistry
 from driver.deadlines import nanoseconds
 from driver.errors import DriverError
 from driver.nn import combine_dimensions
 from driver.protocol.fences import FenceState, look
-from driver.protocol.plain_codec import to_plain
 from driver.protocol.rpc import call
 
 if TYPE_CHECKING:
@@ -102,8 +102,8 @@ class FencesClient:
     """The client's side of one connection to the engine. Any thread."""
 
     def __init__(self, channel: Channel) -> None:
-        self._channel, self._slots, self._lock, self._pid = channel, SlotTable(), threading.Lock(), os.getpid()
-        self._sent: set[int] = set()
+        self._channel, self._lock, self._pid = channel, threading.Lock(), os.getpid()
+        self._slots = SlotRegistry(partial(call, channel))
         self._forgotten: deque[int] = deque()
 
     def launch(
@@ -111,19 +111,10 @@ class FencesClient:
     ) -> tuple[int, int]:
         """Its number and its fence. `fds`: of `count` fences those that are not null. Raises StatusError, PeerDied."""
         with self._lock:
-            slots = [[p.token] if isinstance(p, DeviceBuffer) else self._slot(p) for p in request.pools]
-            arguments = [[to_plain(a) for a in side] for side in (request.inputs, request.outputs)]
-            said = [model, *arguments, slots, options.measure, request.loop_timeout]
+            plain = self._slots.encode(model, request, options.measure)
             times = options.deadline, options.duration
-            (number,), (fence,) = call(self._channel, "execute", said, *times, count, self._dropped(), fds=fds)
+            (number,), (fence,) = call(self._channel, "execute", plain, *times, count, self._dropped(), fds=fds)
             return number, fence
-
-    def _slot(self, memory: Memory) -> int:
-        slot = self._slots.slot_of(memory)
-        if slot not in self._sent:
-            call(self._channel, "memory", slot, memory.to_wire(), fds=[memory.fd])
-            self._sent.add(slot)
-        return slot
 
     def _dropped(self) -> list[int]:
         return [self._forgotten.popleft() for _ in range(len(self._forgotten))]
@@ -145,10 +136,7 @@ class FencesClient:
     def free_memory(self, memory: Memory) -> None:
         """The device may unmap it."""
         with self._lock:
-            slot = self._slots.forget(memory)
-            if slot is not None:
-                self._sent.discard(slot)
-                call(self._channel, "free_memory", slot)
+            self._slots.free_memory(memory)
 
     def watch(self, poll: select.poll) -> None:
         """Has `poll` end when the device dies, or the connection ends."""

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from burst import DeviceBuffer, Result, Timeout
+from burst import Result, Timeout
 from burst.channel import pack
-from burst.memory import SlotTable
+from driver.client.slots import SlotRegistry
 from driver.deadlines import seconds_left
-from driver.protocol.plain_codec import EXECUTE_BY, UINT64, decode_answer, to_plain
+from driver.protocol.plain_codec import decode_answer, with_deadline
 from fmq import clock
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from burst import Memory, Request
     from burst.channel import Channel
 
@@ -20,8 +23,7 @@ class PlainClient:
     """The client's side of one connection. One call at a time."""
 
     def __init__(self, channel: Channel) -> None:
-        self._channel, self._slots = channel, SlotTable()
-        self._sent: set[int] = set()
+        self._channel, self._slots = channel, SlotRegistry(partial(_send, channel))
         self._last: tuple[int, Request, bool, bytes] | None = None
         self._answer: tuple[bytes, tuple[Any, ...]] = b"", ()
 
@@ -35,15 +37,10 @@ class PlainClient:
             self._answer = raw, decode_answer(raw)
         return Result(*self._answer[1])
 
-    def judged(self, model: int, request: Request, deadline: int, patience: float) -> Result:
-        """What the device itself says of a request and its deadline, however late. Raises PeerDied, Timeout."""
-        self._send(model, request, False, deadline)
-        return Result(*decode_answer(self._channel.receive(patience).raw))
-
     def _send(self, model: int, request: Request, measure: bool, deadline: int | None) -> None:
         raw = self._encoded(model, request, measure)
         if deadline is not None:
-            raw = EXECUTE_BY[:1] + raw[1:] + UINT64 + deadline.to_bytes(8)
+            raw = with_deadline(raw, deadline)
         self._channel.send_raw(raw)
 
     def _encoded(self, model: int, request: Request, measure: bool) -> bytes:
@@ -51,27 +48,19 @@ class PlainClient:
         last = self._last
         if last and last[1] is request and (last[0], last[2]) == (model, measure):
             return last[3]
-        slots = [[p.token] if isinstance(p, DeviceBuffer) else self._slot(p) for p in request.pools]
-        arguments = [[to_plain(a) for a in side] for side in (request.inputs, request.outputs)]
-        raw = pack(["execute", model, *arguments, slots, measure, request.loop_timeout])
+        raw = pack(["execute", *self._slots.encode(model, request, measure)])
         self._last = model, request, measure, raw
         return raw
-
-    def _slot(self, memory: Memory) -> int:
-        slot = self._slots.slot_of(memory)
-        if slot not in self._sent:
-            self._channel.send(["memory", slot, memory.to_wire()], [memory.fd])
-            self._sent.add(slot)
-        return slot
 
     def free_memory(self, memory: Memory) -> None:
         """The device may unmap it."""
         self._last = None
-        slot = self._slots.forget(memory)
-        if slot is not None:
-            self._sent.discard(slot)
-            self._channel.send(["free_memory", slot])
+        self._slots.free_memory(memory)
 
     def close(self) -> None:
         """Ends the connection and frees on the other side what belonged to it."""
         self._channel.close()
+
+
+def _send(channel: Channel, *message: object, fds: Sequence[int] = ()) -> None:
+    channel.send(message, fds)

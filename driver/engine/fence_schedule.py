@@ -54,10 +54,10 @@ class TimeLimits(NamedTuple):
 
 
 class LaunchedExecution:
-    """One execution. `plan`: None where it has to be bound again, from `raw`."""
+    """One execution. `plan`: None where it has to be bound again, from `request`."""
 
-    def __init__(self, number: int, raw: bytes, plan: Plan, bounds: TimeLimits) -> None:
-        self.number, self.raw, self._bounds = number, raw, bounds
+    def __init__(self, number: int, request: object, plan: Plan, bounds: TimeLimits) -> None:
+        self.number, self.request, self._bounds = number, request, bounds
         self.plan: Plan | None = plan
         self.context = copy_context()  # what the thread that bound it had set: its memory is counted as the client's
         self.begin, self.fenced = time.monotonic_ns(), 0
@@ -102,7 +102,7 @@ class FenceSchedule:
         self._limits.check("client_launched", len(self._pending), "wait for one of them")
         self._limits.check("client_fences", len(self._watched), f"wait for some, as {fences} came", fences)
 
-    def launch(self, raw: bytes, plan: Plan, fds: list[int], bounds: TimeLimits) -> tuple[int, int]:
+    def launch(self, request: object, plan: Plan, fds: list[int], bounds: TimeLimits) -> tuple[int, int]:
         """Its number and its fence, the caller's to close. Takes from `fds` those that it watches.
 
         Raises InvalidArgument for what is no fence, or is in error; MissedDeadlinePersistent,
@@ -118,7 +118,7 @@ class FenceSchedule:
             leaders, watched = self._sorted(fds, kinds)
             self._last += 1
             try:
-                launched = LaunchedExecution(self._last, raw, plan, bounds)
+                launched = LaunchedExecution(self._last, request, plan, bounds)
             except OSError as error:
                 raise ResourceExhaustedTransient(f"no descriptors for another fence: {error}") from error
             for fd in watched:

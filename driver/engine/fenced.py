@@ -11,22 +11,18 @@ import threading
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from burst import ErrorStatus, HardwareBuffer, InvalidArgument, Malformed, Memory, PeerDied, Timing
+from burst import ErrorStatus, HardwareBuffer, InvalidArgument, Memory, PeerDied, Timing
 from burst.channel import Channel, Message, close_all, pack
-from burst.executor import CachedExecutor, Job, Plan, Protocols
-from burst.server import MAX_PLANS
-from burst.turns import Tickets
-from burst.wire import RequestPacket
 from driver.engine.fence_schedule import FencedOutcome, FenceSchedule, LaunchedExecution, TimeLimits
+from driver.engine.request_worker import RequestWorker
 from driver.nn import combine_dimensions
-from driver.protocol.plain_codec import argument_of, pool_of
 from driver.protocol.rpc import Reply, serve, take_fd
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from burst import Request
-    from burst.executor import Execution
+    from burst.executor import Execution, Plan
     from burst.messages import Cause
     from burst.turns import Flow
     from burst.wire import ResultPacket
@@ -48,13 +44,10 @@ class FencedServer:
         limits: Limits,
     ) -> None:
         """`model`: binds requests to the prepared model of that number; `flow`: in which its executions wait."""
-        self._channel, self._model, self._flow, self._on_end = channel, model, flow, on_end
-        self._tickets = Tickets()
-        self._registered: dict[int, Memory] = {}
-        self._executor = CachedExecutor(Protocols(self._decode, _encode, self._fetch), self._forget)
-        self._plans: dict[bytes, Plan] = {}
+        self._channel, self._on_end = channel, on_end
+        self._worker = RequestWorker(model, flow, _encode)
         self._schedule = FenceSchedule(limits)
-        self.forget_plans = self._executor.forget_plans
+        self.forget_plans = self._worker.forget_plans
         self._threads = [
             threading.Thread(target=target, name=name, daemon=True)
             for target, name in ((self._serve, "fenced"), (self._schedule.watch, "fences"), (self._run, "fenced-run"))
@@ -73,7 +66,7 @@ class FencedServer:
     def stop(self) -> None:
         """Ends the connection; a running execution is cancelled, or finishes first."""
         self._schedule.stop()
-        self._tickets.close()
+        self._worker.stop()
         with suppress(OSError):
             self._channel.shutdown()
 
@@ -90,24 +83,22 @@ class FencedServer:
             pass
         finally:
             self._schedule.stop()
-            self._tickets.close()
+            self._worker.stop()
             self._channel.close()
-            self._registered.clear()
-            self._threads[-1].join()  # which answers with the executor
-            self._executor.close()
+            self._threads[-1].join()  # it uses the worker
+            self._worker.close()
             self._on_end()
 
     # ---- calls
 
     def memory(self, message: Message, slot: int, plain: object) -> Reply:
         """What requests name by that number from now on."""
-        self._registered[slot] = Memory.from_wire(plain, take_fd(message))
+        self._worker.register(slot, Memory.from_wire(plain, take_fd(message)))
         return Reply()
 
     def free_memory(self, _: Message, slot: int) -> Reply:
         """They do so no more."""
-        self._registered.pop(slot, None)
-        self._executor.free_memory(slot)
+        self._worker.free_memory(slot)
         return Reply()
 
     def execute(
@@ -127,11 +118,10 @@ class FencedServer:
             if type(fences) is not int or not 0 <= len(fds) <= fences <= MOST_FENCES:
                 raise InvalidArgument(f"wait_for: {fences!r:.20} fences; an execution waits for {MOST_FENCES} at most")
             self._schedule.check_room(fences)
-            raw = pack([request])
-            plan = self._plan(raw)
+            plan = self._plan(request)
             if len(fds) < fences:
                 raise InvalidArgument(f"wait_for: {fences - len(fds)} of {fences} fences are null")
-            number, fence = self._schedule.launch(raw, plan, fds, bounds)
+            number, fence = self._schedule.launch(request, plan, fds, bounds)
             return Reply([number], [fence])
         finally:
             close_all(fds)
@@ -142,36 +132,14 @@ class FencedServer:
         found = self._schedule.info(number)
         return Reply([int(found.status), found.launched, found.fenced, found.text])
 
-    # ---- requests
-
-    def _plan(self, raw: bytes) -> Plan:
+    def _plan(self, request: object) -> Plan:
         """The request, checked and bound. Raises Malformed, StatusError."""
-        with self._executor.lock:
-            plan = self._plans.get(raw)
-            if plan is None:
-                if len(self._plans) >= MAX_PLANS:
-                    self._plans.clear()
-                plan = self._plans[raw] = self._executor.plan(raw)
-        self._executor.free_when_idle()
-        return plan
-
-    def _forget(self, slot: int | None) -> None:
-        self._plans = {raw: p for raw, p in self._plans.items() if slot is not None and slot not in p.slots}
-
-    def _decode(self, raw: bytes) -> Job:
-        match Message(raw, []).body[0]:
-            case [number, list(inputs), list(outputs), list(slots), bool(measure), int() | None as loop]:
-                arguments = tuple(map(argument_of, inputs)), tuple(map(argument_of, outputs))
-                packet = RequestPacket(*arguments, tuple(map(pool_of, slots)), measure, loop)
-                return Job(packet, self._model(number), self._tickets.of(self._flow(number)))
-            case _:
-                raise Malformed("a request is [model, inputs, outputs, slots, measure, loop timeout]")
-
-    def _fetch(self, slots: list[int]) -> list[Memory]:
+        key = pack([request])
         try:
-            return [self._registered[slot] for slot in slots]
-        except KeyError as error:
-            raise InvalidArgument(f"no memory is registered as {error.args[0]}") from None
+            with self._worker.lock:
+                return self._worker.find(key) or self._worker.bind(key, request)
+        finally:
+            self._worker.free_when_idle()
 
     # ---- execution
 
@@ -180,29 +148,22 @@ class FencedServer:
             info = self._executed(launched)
             plan = launched.plan
             if not self._schedule.finish(launched, info) and plan:
-                self._discard(launched.raw, plan)
+                self._worker.drop(plan)  # it may have been cancelled
+                self._schedule.unbind(plan)
             del launched, plan  # while we wait, nobody's memory is kept
 
     def _executed(self, launched: LaunchedExecution) -> FencedOutcome:
         try:
-            plan = launched.plan = launched.plan or launched.context.run(self._plan, launched.raw)
+            plan = launched.plan = launched.plan or launched.context.run(self._plan, launched.request)
             begin, end = launched.context.run(plan.run_in_turn)
         except Exception as error:  # noqa: BLE001 (one bad request must not end a process that serves many)
-            status, text = Message(self._executor.refuse(error), []).body
+            status, text = Message(self._worker.refuse(error), []).body
             return FencedOutcome(ErrorStatus(status), text=text)
         if not plan.measure:
             return FencedOutcome(ErrorStatus.NONE)
         spent = (end - begin) // 1000
         since_launch, since_fences = ((end - since) // 1000 for since in (launched.begin, launched.fenced))
         return FencedOutcome(ErrorStatus.NONE, Timing(spent, since_launch), Timing(spent, since_fences))
-
-    def _discard(self, raw: bytes, plan: Plan) -> None:
-        """It may have been cancelled."""
-        with self._executor.lock:
-            if self._plans.get(raw) is plan:
-                del self._plans[raw]
-        self._executor.free_when_idle()
-        self._schedule.unbind(plan)
 
 
 def check_outputs(model: Model, request: Request) -> None:

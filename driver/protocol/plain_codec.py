@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from burst import ErrorStatus, Malformed, OutputShape, RequestArgument, Timing
 from burst.channel import Message, pack
 from burst.messages import NO_CAUSE
-from burst.wire import ResultPacket, Token
+from burst.wire import RequestPacket, ResultPacket, Token
 from driver.deadlines import nanoseconds
 from driver.protocol.rpc import cause_in
 
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 EXECUTE, EXECUTE_BY = (
     pack(["execute", *[0] * n])[:9] for n in (6, 7)
 )  # how every request begins, and every one with a deadline: the array's head and the method's name
-UINT64 = b"\xcf"  # of msgpack: eight bytes follow, the highest first
+_UINT64 = b"\xcf"  # of msgpack: eight bytes follow, the highest first
 _NO_VALUE = RequestArgument(has_no_value=True)
 
 
-def pool_of(plain: object) -> int | Token:
+def _pool(plain: object) -> int | Token:
     """A pool as it travels. Raises Malformed."""
     match plain:
         case int(slot) if type(slot) is int:
@@ -35,7 +35,7 @@ def pool_of(plain: object) -> int | Token:
     raise Malformed(f"{plain!r:.60} is no pool: a slot, or [token]")
 
 
-def argument_of(plain: object) -> RequestArgument:
+def _argument(plain: object) -> RequestArgument:
     """An argument as it travels. Raises Malformed."""
     match plain:
         case None:
@@ -48,9 +48,14 @@ def argument_of(plain: object) -> RequestArgument:
     raise Malformed(f"{plain!r:.60} is no argument: [pool, offset, length, dimensions] or nil")
 
 
+def with_deadline(raw: bytes, deadline: int) -> bytes:
+    """A request that begins as `EXECUTE`, with a deadline: CLOCK_MONOTONIC ns."""
+    return EXECUTE_BY[:1] + raw[1:] + _UINT64 + deadline.to_bytes(8)
+
+
 def split_deadline(raw: bytes) -> tuple[bytes, int]:
     """A request without its deadline, and that. Raises Malformed."""
-    if raw[-9:-8] != UINT64:
+    if raw[-9:-8] != _UINT64:
         raise Malformed("a deadline is the last element of execute, an integer of 64 bits without a sign")
     return EXECUTE[:1] + raw[1:-9], int.from_bytes(raw[-8:])
 
@@ -71,11 +76,26 @@ def decode_answer(raw: bytes) -> tuple[Any, ...]:
             raise Malformed("the device's answer is not one")
 
 
+def encode_request(model: int, request: Request, pools: list[Any], measure: bool) -> list[Any]:
+    """A request, to travel. `pools`: a slot, or [token], for each of its pools."""
+    arguments = [[_plain_argument(a) for a in side] for side in (request.inputs, request.outputs)]
+    return [model, *arguments, pools, measure, request.loop_timeout]
+
+
+def decode_request(plain: object) -> tuple[int, RequestPacket]:
+    """The number of the prepared model, and the request. Raises Malformed."""
+    match plain:
+        case [int(model), list(inputs), list(outputs), list(pools), bool(measure), int() | None as loop]:
+            arguments = tuple(map(_argument, inputs)), tuple(map(_argument, outputs))
+            return model, RequestPacket(*arguments, tuple(map(_pool, pools)), measure, loop)
+    raise Malformed("a request is [model, inputs, outputs, slots, measure, loop timeout]")
+
+
 def with_loop_timeout(request: Request, seconds: float | None) -> Request:
     """The request with that loop timeout; as it is for None."""
     return request if seconds is None else request._replace(loop_timeout=nanoseconds(seconds))
 
 
-def to_plain(a: RequestArgument) -> Any:
+def _plain_argument(a: RequestArgument) -> Any:
     """An argument, to travel."""
     return None if a.has_no_value else [a.pool, a.offset, a.length, a.dimensions]

@@ -8,8 +8,10 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from burst import Controller, ErrorStatus, InvalidArgument, StatusError
+from burst import Controller, ErrorStatus, InvalidArgument, Result, StatusError
+from burst.channel import Channel, pack
 from driver.options import PRIORITIES
+from driver.protocol.plain_codec import decode_answer, encode_request, with_deadline
 from driver.vts.kit import Failed, Test, check
 from driver.vts.operations import prepared
 from driver.vts.request import valid
@@ -76,8 +78,22 @@ def _check_answer(model: RemotePreparedModel, target: Target) -> None:
 
 
 def _plain(model: RemotePreparedModel, request: Request, deadline: int, patience: float) -> ErrorStatus:
-    with model.device.plain_path() as path:
-        return path.judged(model.home.number, request, deadline, patience).status
+    return plain_answer(model, request, deadline, patience).status
+
+
+def plain_answer(model: RemotePreparedModel, request: Request, deadline: int, patience: float) -> Result:
+    """The answer of the device itself on the plain path, however late. A client of ours stops waiting at the deadline.
+
+    Raises PeerDied, Timeout.
+    """
+    _, (fd, life_fd) = model.device.call("channel")
+    with Channel.from_fd(fd) as channel:
+        channel.watch(life_fd)
+        for slot, pool in enumerate(request.pools):
+            channel.send(["memory", slot, pool.to_wire()], [pool.fd])
+        plain = encode_request(model.home.number, request, list(range(len(request.pools))), measure=False)
+        channel.send_raw(with_deadline(pack(["execute", *plain]), deadline))
+        return Result(*decode_answer(channel.receive(patience).raw))
 
 
 def _burst(model: RemotePreparedModel, request: Request, deadline: int, patience: float) -> ErrorStatus:

@@ -30,11 +30,11 @@ from burst import (
     memory,
     pools,
 )
-from burst.channel import Channel, Message
+from burst.channel import Message
 from burst.turns import Flow, RunQueue, Share
 from burst.wire import Token
 from driver.engine import plain
-from driver.protocol import rpc
+from driver.protocol import plain_codec, rpc
 
 ANSWERS = set(ErrorStatus) - {ErrorStatus.GENERAL_FAILURE}
 
@@ -51,7 +51,10 @@ class OneMessage:
         return self._messages.pop()
 
     def send(self, body, fds=()):
-        self.sent.append(channel.pack(body))
+        self.send_raw(channel.pack(body))
+
+    def send_raw(self, raw, fds=()):
+        self.sent.append(raw)
 
 
 class Calls:
@@ -119,25 +122,25 @@ class Plain:
     """Requests on the plain path, from their bytes to the answer's; two slots have memory."""
 
     name = "plain"
-    modules = (channel, plain)
+    modules = (channel, plain, plain_codec)
     _execution = SimpleNamespace(is_static=True, shapes=(OutputShape((4,)),), run=lambda: None)
 
     def __init__(self, seed):
-        self._channel, far = Channel.pair()
-        far.close()
+        self._channel = OneMessage(None)
         flow = Flow(Share(RunQueue(1, 1e-3), 1), 1)
         self._server = plain.PlainServer(self._channel, self._model, lambda _: flow, lambda: None)
         for slot in (0, 1):
-            self._server._registered[slot] = Memory.create(4096)
+            memory = Memory.create(4096)
+            self._server.handle(Message(msgpack.packb(["memory", slot, memory.to_wire()]), [os.dup(memory.fd)]))
         one, two = [0, 0, 64, []], [1, 64, 64, [2, 3]]
         bodies = [["execute", 1, [one, None], [two], [0, 1], True, None], ["execute", 1, [one], [], [1], False, 5]]
         bodies.append(["execute", 1, [one], [[1, 0, 0, []]], [0, [7]], False, None])
         self.seeds = [msgpack.packb(body) for body in [*bodies, ["execute", 2, [], [], [], False, None]]]
-        self.seeds.append(plain._EXECUTE_BY[:1] + self.seeds[0][1:] + plain._UINT64 + (2**63).to_bytes(8))
+        self.seeds.append(plain_codec.with_deadline(self.seeds[0], 2**63))
         self.mutate = MessageMutator(seed)
 
     def close(self):
-        self._channel.close()
+        """There is nothing to close."""
 
     def _model(self, number):
         if number != 1:
@@ -153,7 +156,7 @@ class Plain:
 
     def check(self, data):
         """Whether the request was executed. Only what begins like one comes here."""
-        if not data.startswith((plain._EXECUTE, plain._EXECUTE_BY)):
+        if not data.startswith((plain_codec.EXECUTE, plain_codec.EXECUTE_BY)):
             return False
         status, _, _, _, text, _ = self.answer(data)
         assert status in ANSWERS or text.startswith("Malformed: "), text
@@ -161,8 +164,8 @@ class Plain:
 
     def answer(self, data):
         """As the client sees it."""
-        answer = self._server._answer if data.startswith(plain._EXECUTE) else self._server._answer_by
-        return plain._decode_answer(answer(data))
+        self._server.handle(Message(data, []))
+        return plain_codec.decode_answer(self._channel.sent.pop())
 
 
 fuzz_parsers.TARGETS |= {"calls": Calls, "plain": Plain}

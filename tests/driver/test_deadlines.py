@@ -12,6 +12,7 @@ import driver
 from burst import ErrorStatus, MissedDeadlinePersistent, MissedDeadlineTransient, Timeout
 from burst._core import lib
 from driver import deadlines
+from driver.vts.deadlines import plain_answer
 from fmq import clock
 
 MISSED = {ErrorStatus.MISSED_DEADLINE_TRANSIENT, ErrorStatus.MISSED_DEADLINE_PERSISTENT}
@@ -43,8 +44,7 @@ def timed(function):
 
 def asked(prepared, request, deadline):
     """The device's own answer on the plain path, however late: a client that keeps to the deadline does not see it."""
-    with prepared.device.plain_path() as path:
-        return path.judged(prepared.home.number, request, deadlines.nanoseconds(deadline), 20)
+    return plain_answer(prepared, request, deadlines.nanoseconds(deadline), 20)
 
 
 def asked_of_burst(burst, request, deadline):

@@ -1,0 +1,106 @@
+"""The part that `PlainServer` and `FencedServer` have in common: from the bytes of a request to a bound plan.
+
+A plan is kept under the packed bytes of its request, so the same request is decoded, checked and bound once.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from burst import InvalidArgument, Memory, StatusError
+from burst.executor import CachedExecutor, Job, Protocols
+from burst.server import MAX_PLANS
+from burst.turns import Tickets
+from driver.protocol.plain_codec import decode_request
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from burst import Request
+    from burst.executor import Encode, Execution, Plan
+    from burst.turns import Flow
+
+
+class RequestWorker:
+    """Registered memory, plans and tickets of one connection.
+
+    Callers hold `lock` while they look up, bind and use a plan, and call `free_when_idle` after they release it.
+    """
+
+    def __init__(
+        self, model: Callable[[int], Callable[[Request], Execution]], flow: Callable[[int], Flow], encode: Encode
+    ) -> None:
+        """`model`: the binder of the prepared model with that number. `flow`: where its executions queue."""
+        self._model, self._flow, self._tickets = model, flow, Tickets()
+        self._registered: dict[int, Memory | StatusError] = {}
+        self._plans: dict[bytes, Plan] = {}
+        self._is_ending = False
+        self._executor = executor = CachedExecutor(Protocols(self._decode, encode, self._fetch), self._forget)
+        self.lock, self.free_when_idle = executor.lock, executor.free_when_idle
+        self.refuse, self.forget_plans = executor.refuse, executor.forget_plans
+
+    @property
+    def bound(self) -> int:
+        """Number of plans."""
+        return len(self._plans)
+
+    def find(self, key: bytes) -> Plan | None:
+        """The plan under that key. Under `lock`."""
+        return self._plans.get(key)
+
+    def bind(self, key: bytes, request: object) -> Plan:
+        """Decodes, checks and binds a request; keeps the plan under `key`. Under `lock`. Raises Malformed, StatusError,
+        and whatever the device raises.
+        """
+        if len(self._plans) >= MAX_PLANS:
+            self._plans.clear()
+        self._plans[key] = plan = self._executor.plan(request)
+        if self._is_ending:
+            plan.cancel()
+        return plan
+
+    def drop(self, plan: Plan) -> None:
+        """Forgets a plan that may have been cancelled: the next request like it is bound anew."""
+        with self.lock:
+            self._plans = {key: other for key, other in self._plans.items() if other is not plan}
+        self.free_when_idle()
+
+    def register(self, slot: int, memory: Memory | StatusError) -> None:
+        """Requests name this memory by `slot` from now on. An error is raised by each request that names the slot."""
+        self._registered[slot] = memory
+
+    def free_memory(self, slot: int) -> None:
+        """The client has freed this memory. It stays mapped until no execution uses it."""
+        self._registered.pop(slot, None)
+        self._executor.free_memory(slot)
+
+    def stop(self) -> None:
+        """Cancels running executions and ends waits for the run queue. From any thread."""
+        self._is_ending = True  # set first: a plan that another thread binds meanwhile is cancelled there
+        for plan in list(self._plans.values()):
+            plan.cancel()
+        self._tickets.close()
+
+    def close(self) -> None:
+        """Frees plans and memory. Nothing may run or be answered any more."""
+        self._registered.clear()
+        self._executor.close()
+
+    def _decode(self, request: object) -> Job:
+        number, packet = decode_request(request)
+        return Job(packet, self._model(number), self._tickets.of(self._flow(number)))
+
+    def _fetch(self, slots: list[int]) -> list[Memory]:
+        return [self._memory(slot) for slot in slots]
+
+    def _memory(self, slot: int) -> Memory:
+        match self._registered.get(slot):
+            case Memory() as memory:
+                return memory
+            case None:
+                raise InvalidArgument(f"no memory is registered as {slot}")
+            case error:
+                raise type(error)(f"the memory registered as {slot} cannot be used: {error}")
+
+    def _forget(self, slot: int | None) -> None:
+        self._plans = {key: p for key, p in self._plans.items() if slot is not None and slot not in p.slots}
