@@ -18,14 +18,15 @@ import numpy as np
 
 from driver.devices.reference import ReferenceDevice
 from driver.errors import OutputInsufficientSize
+from driver.interface import BoundExecution, PreparedModel
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
-    from driver.interface import Bound, PreparedModel
     from driver.nn import Model
+    from driver.options import Preference
 
 SOURCE = r"""
 #include <stddef.h>
@@ -81,23 +82,23 @@ class Native(ReferenceDevice):
             for operation in operations
         ]
 
-    def prepare(self, model: Model, pace: Callable[[], object]) -> PreparedModel:
+    def prepare(self, model: Model, pace: Callable[[], object], preference: Preference) -> PreparedModel:
         """The reference's, for the shapes; and the function."""
         self._add = self._add or compiled()
-        return _Prepared(super().prepare(model, pace), self._add)
+        return _Prepared(super().prepare(model, pace, preference), self._add)
 
 
-class _Prepared:
-    is_static = True
-
+class _Prepared(PreparedModel):
     def __init__(self, reference: PreparedModel, function: Any) -> None:
         self._reference, self._function = reference, function
 
-    def bind(self, inputs: Sequence[NDArray[Any] | None], outputs: Sequence[NDArray[Any]], *more: Any) -> Bound:
+    def bind(
+        self, inputs: Sequence[NDArray[Any] | None], outputs: Sequence[NDArray[Any]], *more: Any
+    ) -> BoundExecution:
         return _Bound(self._reference.bind(inputs, outputs, *more).shapes, self._function, inputs, outputs)
 
 
-class _Bound:
+class _Bound(BoundExecution):
     """`native`: (function, context); the context lives as long as this does."""
 
     def __init__(self, shapes: Any, function: Any, inputs: Any, outputs: Any) -> None:

@@ -1,12 +1,15 @@
-"""What a device is. A new device is one class with these methods, named by an entry point `burst.devices`.
+"""What a device is: base classes with defaults. A device is a subclass of `Device`, named by an entry point.
 
-Caching, remoting and fallback are other implementations of the same two protocols, so they stack.
+Three classes make a device: `Device` compiles a model, `PreparedModel` binds it to memory, `BoundExecution` runs it.
+Override what the device does better than the default; the engine never looks for anything that is not declared here.
 """
 
 from __future__ import annotations
 
+import os
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -15,36 +18,50 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from driver.nn import Model
+    from driver.options import Preference
 
 
-class Bound(Protocol):
-    """One execution, bound to its memory.
+class BoundExecution:
+    """One execution, bound to its memory. One thread runs it at a time.
 
-    It may have an attribute `native`, (function, context): the addresses of a C function `int32_t f(void *context)`
-    that does what `run` does and returns an ErrorStatus, and of what it gets. The listener of a burst then calls that,
-    without Python and its lock; both must live as long as this object.
+    A subclass defines `run`, as a method or as an attribute, and sets `shapes`.
 
-    It may have a method `cancel()`, which any thread may call at any time, as often as it likes, and which returns at
-    once. A run in progress, by `run` or by `native`, ends with ExecutionFailed or GENERAL_FAILURE at the next point
-    where the device looks, unless it is done before; every run that begins later does so at once. There is no way back:
-    who wants to run again binds again. It is called for clients that are gone.
-
-    An execution may have a deadline: `driver.deadlines.checker()`, called in the thread that runs, gives what raises
-    once it has passed, or None. Whoever can calls that before each operation; the result of those who cannot is
-    dropped when it comes too late. In C, `burst_due()` is that deadline.
+    An execution may have a deadline: `driver.deadlines.checker()`, called in the thread that runs, returns a function
+    that raises once the deadline has passed, or None. Call that function before each operation; the result of a device
+    that cannot do so is dropped when it comes too late. In C, `burst_due()` is that deadline.
     """
 
-    @property
-    def run(self) -> Callable[[], object]:
-        """Executes once. Raises ExecutionFailed, OutputInsufficientSize."""
+    run: Callable[[], object]
+    """Executes once. Raises ExecutionFailed, OutputInsufficientSize, LoopTimeout."""
 
-    @property
-    def shapes(self) -> Sequence[tuple[tuple[int, ...], bool]]:
-        """(dimensions, its memory suffices) of each output; of a dynamic model, once it has run."""
+    shapes: Sequence[tuple[tuple[int, ...], bool]]
+    """(dimensions, whether its memory suffices) of each output; exact after `run` where the model is not static."""
+
+    native: tuple[int, int] | None = None
+    """(function, context): addresses of a C function `int32_t f(void *context)` that does what `run` does and returns
+    an ErrorStatus, and of its argument. A burst's listener then calls it without Python and without the GIL. Both must
+    live as long as this object.
+    """
+
+    copied_bytes: int = 0
+    """Bytes of arguments that each run copies."""
+
+    checked_bytes: int = 0
+    """How many of `copied_bytes` are copied only to be checked in private memory."""
+
+    is_infallible: bool = False
+    """True: `run` of a static model raises nothing but StatusError once all outputs fit. The engine calls it bare."""
+
+    def cancel(self) -> None:
+        """Ends the run in progress, by `run` or `native`, and every later one, with ExecutionFailed or GENERAL_FAILURE.
+
+        The engine calls it for clients that are gone: from any thread, at any time, any number of times. It returns at
+        once; the run ends at the next point where the device looks. By default a run goes on to its end.
+        """
 
 
 class CacheFiles(NamedTuple):
-    """How many files something is kept in, of each of the HAL's two kinds."""
+    """How many files a compilation is kept in, of each of the HAL's two kinds."""
 
     model: int  #: code: what must not be used if it was changed
     data: int  #: constants
@@ -57,34 +74,26 @@ class Saved(NamedTuple):
     data: Sequence[bytes | NDArray[np.uint8]] = ()
 
 
-class PreparedModel(Protocol):
-    """A model made ready to run on a device. Any number of threads may bind and run.
+class PreparedModel(ABC):
+    """A model made ready to run on a device. Any number of threads may bind and run."""
 
-    It may have an attribute `serves_all`: True, and clients with equal models share it. Else each client has its own.
+    is_static: bool = True
+    """Whether the shapes of all outputs follow from those of the inputs."""
 
-    It may have a method `saved(root) -> Saved | None`: what `Device.restore` will need to make it again in less time;
-    None for a model that is not worth it. `root`: the bytes of the model, which are kept anyway, as an array of uint8;
-    constants are views of it. It is called once it is prepared.
+    serves_all: bool = False
+    """Whether clients with equal models share it. By default each client has its own."""
 
-    It may have a method `rest()`: nothing has run on the device for a while, and nothing is bound to the model any
-    more; it gives back memory that it can have again when the next request is bound. It is called in any thread.
+    can_improve: bool = False
+    """Whether `improved` may return a better model."""
 
-    It may have a method `improved(pace) -> PreparedModel | None`: a better one in its place, for devices that make a
-    quick one first. It is called once, in a thread of the engine's that yields to all others, while this one serves.
-    Every later request runs on the better one, which is saved in the place of this one.
-    """
-
-    @property
-    def is_static(self) -> bool:
-        """True when the shapes of all outputs follow from those of the inputs."""
-
+    @abstractmethod
     def bind(
         self,
         inputs: Sequence[NDArray[Any] | None],
         outputs: Sequence[NDArray[Any]],
         pace: Callable[[], object],
         loop_timeout: float,
-    ) -> Bound:
+    ) -> BoundExecution:
         """Inputs typed and shaped (None: omitted), outputs as raw uint8 memory; `pace` as in `Device.prepare`.
 
         `loop_timeout`: seconds that each WHILE may take; then the execution ends with LoopTimeout.
@@ -92,39 +101,86 @@ class PreparedModel(Protocol):
         Raises ExecutionFailed, ValueError.
         """
 
+    def saved(self, root: NDArray[np.uint8]) -> Saved | None:
+        """What `Device.restore` needs to make this model again in less time; None: not worth keeping.
 
-class Device(Protocol):
-    """Runs models. Made once in the service, which asks it what it supports, and once in the engine, which runs it.
+        Called after the model is prepared, for each client that keeps it. `root`: the bytes of the model, of which
+        constants are views. They are kept in any case.
+        """
+        return None
 
-    It may have attributes `slots`, how many executions may go on at once, by default one for each processor; and
-    `quantum`, the seconds for which a client may go on while equals wait. Executions let others through where they call
-    `burst.turns.checkpoint()` in their thread: often, between operations, with nothing held that others wait for. Those
-    that cannot stop, but can be broken off and begun again, run inside of `burst.turns.stoppable`.
+    def rest(self) -> None:  # noqa: B027 (by default there is nothing to give back)
+        """Gives back memory that the next `bind` can make again.
 
-    A device whose compilations can be kept has an attribute `cache_files`, a `CacheFiles`: how many files of its own
-    each takes. That may be none: the model is kept besides, in any case. It then has a method, too,
-    `restore(model, saved, root, pace) -> PreparedModel`: as `prepare`, of a model that was prepared before, with what
-    the prepared model gave by `saved(root)`, and the same `root`. What it gets is exactly that: it was verified in
-    memory that nobody else can change. It comes as arrays of uint8 in one block, each on the next page after the one
-    before it, `root` last.
+        Called from any thread when nothing has run on the device for a while and nothing is bound to the model.
+        """
 
-    A device to which it makes a difference what a model is prepared for has an attribute `takes_preference`: True.
-    `prepare` and `restore` then get a keyword `preference` besides, one of `driver.options.PREFERENCES`: "low_power"
-    asks for one thread, and "sustained_speed" for the most executions in an hour rather than the fastest.
+    def improved(self, pace: Callable[[], object]) -> PreparedModel | None:
+        """A better model to replace this one, for devices that first make a quick one; None: there is nothing better.
 
-    A device that is made of somebody's library may name its module by an attribute `library`: where that is not
-    installed, `driver.compile` does without the device and says nothing, unless it is asked for it.
+        Called once if `can_improve`, in a background thread of low priority, while this model serves. Later requests
+        run on the better model, which also replaces this one in the cache files.
+        """
+        return None
+
+
+class Device(ABC):
+    """Runs models. One instance lives in the service and says what it supports; another one runs models in the engine.
+
+    Executions let more urgent ones through where they call `burst.turns.checkpoint()` in their thread: often, between
+    operations, holding nothing that others wait for. An execution that cannot pause, but can be aborted and started
+    again, runs inside `burst.turns.stoppable`.
     """
 
     name: str
     version: str  #: identifies this build of the driver
     type: str  #: OTHER, CPU, GPU or ACCELERATOR
 
+    slots: int = os.cpu_count() or 1
+    """How many executions may run at once."""
+
+    quantum: float = 2e-3
+    """Seconds that a client may run on while others of the same priority wait: long against the time that a thread
+    takes to wake up and to load its model into the processor's caches.
+    """
+
+    cache_files: CacheFiles | None = None
+    """How many files of its own the device needs to keep a compilation: CacheFiles(0, 0) if none, as the model is kept
+    anyway. None: its compilations cannot be kept.
+    """
+
+    library: str | None = None
+    """The module that the device is made of. Where it is not installed, `driver.compile` leaves the device out, unless
+    the caller names it.
+    """
+
+    @abstractmethod
     def supported_operations(self, model: Model) -> list[bool]:
         """For each operation of the main subgraph of a valid model: True is a promise."""
 
-    def prepare(self, model: Model, pace: Callable[[], object]) -> PreparedModel:
-        """Compiles a valid, fully supported model. Calls `pace` often: it lets running bursts through."""
+    @abstractmethod
+    def prepare(self, model: Model, pace: Callable[[], object], preference: Preference) -> PreparedModel:
+        """Compiles a valid, fully supported model. Calls `pace` often: it lets running bursts through.
+
+        `preference`: "low_power" asks for one thread, "sustained_speed" for the most executions in an hour rather than
+        the fastest one. A device for which all are the same ignores it.
+        """
+
+    def restore(
+        self,
+        model: Model,
+        saved: Saved,
+        root: NDArray[np.uint8],
+        pace: Callable[[], object],
+        preference: Preference,
+    ) -> PreparedModel:
+        """As `prepare`, of a model that was prepared before, from what `PreparedModel.saved` returned.
+
+        Called only for devices with `cache_files`. `saved` and `root` are exactly what was saved: verified, in memory
+        that no other process can change. They are arrays of uint8 in one block, each on the page after the one before
+        it, `root` last. By default the model is prepared again.
+        """
+        return self.prepare(model, pace, preference)
 
 
 class Performance(NamedTuple):

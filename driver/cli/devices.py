@@ -79,7 +79,7 @@ def devices(measure: bool, as_json: bool) -> None:
 def _installed(name: str) -> _Found:
     try:
         kind = device_class(name)
-        files = getattr(kind, "cache_files", None)
+        files = kind.cache_files
         found = _Found(name, kind.version, kind.type, cache_files=files and files._asdict(), runs=_is_running(name))
         found.note(measures.stored(name, kind.version))
     except Exception as error:  # noqa: BLE001 (a vendor's code may do anything when it is loaded)

@@ -8,13 +8,10 @@ from __future__ import annotations
 import importlib
 from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, cast
 
 from driver.errors import DeviceNotFound
+from driver.interface import Device
 from driver.nn.errors import did_you_mean
-
-if TYPE_CHECKING:
-    from driver.interface import Device
 
 GROUP = "burst.devices"
 
@@ -39,13 +36,16 @@ def device_class(name: str) -> type[Device]:
 def lacks_library(name: str) -> bool:
     """Whether this device comes with us, and the library that it is made of does not: its extra is not installed."""
     try:
-        needed = getattr(device_class(name), "library", None)
+        needed = device_class(name).library
     except DeviceNotFound:
         return False
     return needed is not None and find_spec(needed) is None
 
 
 def load(entry: EntryPoint) -> type[Device]:
-    """The class that an entry point names. Raises ImportError, AttributeError."""
+    """The class that an entry point names. Raises ImportError, AttributeError, DeviceNotFound."""
     importlib.invalidate_caches()
-    return cast("type[Device]", entry.load())
+    found = entry.load()
+    if not (isinstance(found, type) and issubclass(found, Device)):
+        raise DeviceNotFound(f"name={entry.name!r}: {entry.value} is not a device; make it a subclass of driver.Device")
+    return found

@@ -4,7 +4,7 @@ after the other, and the question which of them can be lowered.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 import numpy as np
 
+from driver.interface import PreparedModel
 from driver.nn import OPERATIONS, ExecutionFailed, OperandLifeTime, Subgraph
 from driver.nn.calls import match_signature
 from driver.nn.operation import Call, Tensor
@@ -162,10 +163,8 @@ class Listed(Protocol):
     operations: list[str]  #: by the library's names, in order
 
 
-class Programs(ABC, Generic[P]):
+class Programs(PreparedModel, Generic[P]):
     """A prepared model, compiled for sets of input shapes: at once when the model tells them, else when it is bound."""
-
-    is_static = True
 
     def __init__(self, model: Model, pace: Callable[[], object], program: P | None = None) -> None:
         """`program`: for the shapes that the model tells, if there is one. Raises what `compiled` raises."""

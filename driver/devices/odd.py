@@ -17,15 +17,15 @@ from typing import TYPE_CHECKING, Any
 from burst.turns import checkpoint
 from driver.devices.reference import ReferenceDevice
 from driver.errors import ExecutionFailed
-from driver.interface import CacheFiles, Saved
+from driver.interface import BoundExecution, CacheFiles, PreparedModel, Saved
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
-    from driver.interface import Bound, PreparedModel
     from driver.nn import Model
+    from driver.options import Preference
 
 _MOST = 10.0  # seconds that an execution takes
 _PREPARATION = 3.0
@@ -58,27 +58,27 @@ class Picky(ReferenceDevice):
 class Refusing(ReferenceDevice):
     """Promises everything, and prepares no MUL."""
 
-    def prepare(self, model: Model, pace: Callable[[], object]) -> PreparedModel:
+    def prepare(self, model: Model, pace: Callable[[], object], preference: Preference) -> PreparedModel:
         """Prepares what has none."""
         if any(operation.type == "MUL" for operation in model.main.operations):
             raise RuntimeError("this device refuses on purpose")
-        return super().prepare(model, pace)
+        return super().prepare(model, pace, preference)
 
 
 class Failing(ReferenceDevice):
     """Fails an execution whose first input begins below 0."""
 
-    def prepare(self, model: Model, pace: Callable[[], object]) -> PreparedModel:
+    def prepare(self, model: Model, pace: Callable[[], object], preference: Preference) -> PreparedModel:
         """Prepares everything."""
-        return _Before(super().prepare(model, pace), _fail)
+        return _Before(super().prepare(model, pace, preference), _fail)
 
 
 class Liar(ReferenceDevice):
     """Says that each output has one row more than it has."""
 
-    def prepare(self, model: Model, pace: Callable[[], object]) -> PreparedModel:
+    def prepare(self, model: Model, pace: Callable[[], object], preference: Preference) -> PreparedModel:
         """Prepares everything."""
-        prepared = _Before(super().prepare(model, pace), lambda _: None, more=1)
+        prepared = _Before(super().prepare(model, pace, preference), lambda _: None, more=1)
         prepared.is_static = False  # so that what it says is sent
         return prepared
 
@@ -91,13 +91,13 @@ class Slow(ReferenceDevice):
 
     slots = 64  # nothing of a processor's is used meanwhile
 
-    def prepare(self, model: Model, pace: Callable[[], object]) -> PreparedModel:
+    def prepare(self, model: Model, pace: Callable[[], object], preference: Preference) -> PreparedModel:
         """Takes its time."""
         end = time.monotonic() + _PREPARATION
         while model.relaxed and time.monotonic() < end:
             time.sleep(1e-3)
             pace()
-        return _Before(super().prepare(model, pace), _wait)
+        return _Before(super().prepare(model, pace, preference), _wait)
 
 
 class Single(Slow):
@@ -109,22 +109,22 @@ class Single(Slow):
 class Noting(Slow):
     """As Slow, and adds the second element of its first input to the file "ran" in BURST_RUNTIME_DIR when it begins."""
 
-    def prepare(self, model: Model, pace: Callable[[], object]) -> PreparedModel:
+    def prepare(self, model: Model, pace: Callable[[], object], preference: Preference) -> PreparedModel:
         """As Slow does."""
-        return _Before(super().prepare(model, pace), _note_run)
+        return _Before(super().prepare(model, pace, preference), _note_run)
 
 
 class Thorough(ReferenceDevice):
     """Prepares for half a second, and restores at once."""
 
-    def prepare(self, model: Model, pace: Callable[[], object]) -> PreparedModel:
+    def prepare(self, model: Model, pace: Callable[[], object], preference: Preference) -> PreparedModel:
         """Takes its time."""
         time.sleep(_THOROUGHNESS)
-        return super().prepare(model, pace)
+        return super().prepare(model, pace, preference)
 
-    def restore(self, model: Model, *_: object) -> PreparedModel:
+    def restore(self, model: Model, *more: Any) -> PreparedModel:
         """Takes none."""
-        return super().prepare(model, lambda: None)
+        return super().prepare(model, *more[-2:])
 
 
 class Stepwise(ReferenceDevice):
@@ -138,19 +138,19 @@ class Stepwise(ReferenceDevice):
     slots, quantum = 1, 1e-9
     nbytes = 256
 
-    def prepare(self, model: Model, pace: Callable[[], object]) -> PreparedModel:
+    def prepare(self, model: Model, pace: Callable[[], object], preference: Preference) -> PreparedModel:
         """Prepares everything."""
-        return _Stepwise(super().prepare(model, pace), _steps())
+        return _Stepwise(super().prepare(model, pace, preference), _steps())
 
 
 class Crashing(ReferenceDevice):
     """Dies of SIGSEGV in every execution, and in the preparation of a relaxed model."""
 
-    def prepare(self, model: Model, pace: Callable[[], object]) -> PreparedModel:
+    def prepare(self, model: Model, pace: Callable[[], object], preference: Preference) -> PreparedModel:
         """Prepares what is not relaxed."""
         if model.relaxed:
             _crash()
-        return _Before(super().prepare(model, pace), lambda _: _crash())
+        return _Before(super().prepare(model, pace, preference), lambda _: _crash())
 
 
 class Fragile(ReferenceDevice):
@@ -163,14 +163,14 @@ class Fragile(ReferenceDevice):
 
     slots = 64
 
-    def prepare(self, model: Model, pace: Callable[[], object]) -> PreparedModel:
+    def prepare(self, model: Model, pace: Callable[[], object], preference: Preference) -> PreparedModel:
         """Crashes, or waits, when it is told to."""
         if model.relaxed:
             _crash_once()
             while Path(os.environ["BURST_RUNTIME_DIR"], "hold").exists():
                 Path(os.environ["BURST_RUNTIME_DIR"], "held").touch()
                 time.sleep(1e-3)
-        return _Before(super().prepare(model, pace), _break)
+        return _Before(super().prepare(model, pace, preference), _break)
 
 
 class Staged(ReferenceDevice):
@@ -183,29 +183,31 @@ class Staged(ReferenceDevice):
 
     cache_files = CacheFiles(1, 0)
 
-    def prepare(self, model: Model, pace: Callable[[], object]) -> PreparedModel:
+    def prepare(self, model: Model, pace: Callable[[], object], preference: Preference) -> PreparedModel:
         """The quick one."""
-        return _Quick(super().prepare(model, pace), b"quick")
+        return _Quick(super().prepare(model, pace, preference), b"quick")
 
-    def restore(self, model: Model, saved: Saved, root: object, pace: Callable[[], object]) -> PreparedModel:
+    def restore(self, model: Model, saved: Saved, root: object, *more: Any) -> PreparedModel:
         """The one that was kept."""
         plan = bytes(saved.model[0][:_PLAN]).rstrip(b"-")
         _note("restored", plan)
-        return _Plan(super().prepare(model, pace), plan)
+        return _Plan(super().prepare(model, *more), plan)
 
 
 _PLAN = 16  # bytes of a plan's name
 
 
-class _Plan:
+class _Plan(PreparedModel):
     """A prepared model that has a name, which is what is kept of it."""
 
-    serves_all, is_static = True, True
+    serves_all = True
 
     def __init__(self, prepared: PreparedModel, plan: bytes) -> None:
         self._prepared, self._plan = prepared, plan
 
-    def bind(self, inputs: Sequence[NDArray[Any] | None], outputs: Sequence[NDArray[Any]], *more: Any) -> Bound:
+    def bind(
+        self, inputs: Sequence[NDArray[Any] | None], outputs: Sequence[NDArray[Any]], *more: Any
+    ) -> BoundExecution:
         _note("bound", self._plan)
         return self._prepared.bind(inputs, outputs, *more)
 
@@ -214,6 +216,8 @@ class _Plan:
 
 
 class _Quick(_Plan):
+    can_improve = True
+
     def improved(self, _: object) -> PreparedModel:
         folder = Path(os.environ["BURST_RUNTIME_DIR"])
         while (folder / "hold").exists():
@@ -231,9 +235,9 @@ def _note(what: str, plan: bytes) -> None:
 class Unkept(ReferenceDevice):
     """Cannot say what is to be kept of a model."""
 
-    def prepare(self, model: Model, pace: Callable[[], object]) -> PreparedModel:
+    def prepare(self, model: Model, pace: Callable[[], object], preference: Preference) -> PreparedModel:
         """Prepares everything."""
-        return _Unkept(super().prepare(model, pace), lambda _: None)
+        return _Unkept(super().prepare(model, pace, preference), lambda _: None)
 
 
 class Ballast(Slow):
@@ -241,13 +245,13 @@ class Ballast(Slow):
 
     nbytes = 3 * 2**29
 
-    def prepare(self, model: Model, pace: Callable[[], object]) -> PreparedModel:
+    def prepare(self, model: Model, pace: Callable[[], object], preference: Preference) -> PreparedModel:
         """Takes the memory on board."""
         self._load = mmap.mmap(-1, self.nbytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         self._load.madvise(mmap.MADV_NOHUGEPAGE)
         for page in range(0, self.nbytes, mmap.PAGESIZE):
             self._load[page] = 1
-        return super().prepare(model, pace)
+        return super().prepare(model, pace, preference)
 
 
 def _crash() -> None:
@@ -292,28 +296,30 @@ def _steps() -> mmap.mmap:
         return mmap.mmap(file.fileno(), Stepwise.nbytes)
 
 
-class _Stepwise:
+class _Stepwise(PreparedModel):
     def __init__(self, prepared: PreparedModel, steps: mmap.mmap) -> None:
         self._prepared, self._steps, self.is_static = prepared, steps, prepared.is_static
 
-    def bind(self, inputs: Sequence[NDArray[Any] | None], outputs: Sequence[NDArray[Any]], *more: Any) -> Bound:
+    def bind(
+        self, inputs: Sequence[NDArray[Any] | None], outputs: Sequence[NDArray[Any]], *more: Any
+    ) -> BoundExecution:
         return _BoundSteps(self._prepared.bind(inputs, outputs, *more), inputs[0], self._steps)
 
 
-class _BoundSteps:
-    def __init__(self, bound: Bound, source: Any, steps: mmap.mmap) -> None:
+class _BoundSteps(BoundExecution):
+    def __init__(self, bound: BoundExecution, source: Any, steps: mmap.mmap) -> None:
         self._bound, self._source, self._steps = bound, source.reshape(-1), steps
-
-    @property
-    def shapes(self) -> Sequence[tuple[tuple[int, ...], bool]]:
-        return self._bound.shapes
+        self.shapes = bound.shapes
 
     def run(self) -> None:
         count, name = map(int, self._source[:2])
         for _ in range(count):
             self._step(name)
             checkpoint()
-        self._bound.run()
+        try:
+            self._bound.run()
+        finally:
+            self.shapes = self._bound.shapes
 
     def _step(self, name: int) -> None:
         """One execution is in here at a time: there is one slot."""
@@ -330,7 +336,7 @@ def _note_run(inputs: Sequence[NDArray[Any] | None]) -> None:
         file.write(f"{inputs[0].flat[1]:g}\n")
 
 
-class _Before:
+class _Before(PreparedModel):
     """A prepared model that does something before each execution, and says that outputs have so many rows more."""
 
     def __init__(
@@ -339,7 +345,9 @@ class _Before:
         self._prepared, self._before, self._more = prepared, before, more
         self.is_static = prepared.is_static
 
-    def bind(self, inputs: Sequence[NDArray[Any] | None], outputs: Sequence[NDArray[Any]], *more: Any) -> Bound:
+    def bind(
+        self, inputs: Sequence[NDArray[Any] | None], outputs: Sequence[NDArray[Any]], *more: Any
+    ) -> BoundExecution:
         return _BoundBefore(self._prepared.bind(inputs, outputs, *more), lambda: self._before(inputs), self._more)
 
 
@@ -348,15 +356,18 @@ class _Unkept(_Before):
         raise RuntimeError("this fails on purpose")
 
 
-class _BoundBefore:
-    def __init__(self, bound: Bound, before: Callable[[], None], more: int) -> None:
+class _BoundBefore(BoundExecution):
+    def __init__(self, bound: BoundExecution, before: Callable[[], None], more: int) -> None:
         self._bound, self._before, self._more = bound, before, more
-
-    @property
-    def shapes(self) -> Sequence[tuple[tuple[int, ...], bool]]:
-        shapes = self._bound.shapes
-        return [((d[0] + self._more, *d[1:]), enough) for d, enough in shapes] if self._more else shapes
+        self.shapes = self._shapes()
 
     def run(self) -> None:
         self._before()
-        self._bound.run()
+        try:
+            self._bound.run()
+        finally:
+            self.shapes = self._shapes()
+
+    def _shapes(self) -> Sequence[tuple[tuple[int, ...], bool]]:
+        shapes = self._bound.shapes
+        return [((d[0] + self._more, *d[1:]), enough) for d, enough in shapes] if self._more else shapes

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from burst.turns import checkpoint
 from driver.deadlines import checker
-from driver.interface import CacheFiles, Saved
-from driver.nn import OPERATIONS, Interpreter
+from driver.interface import BoundExecution, CacheFiles, Device, PreparedModel, Saved
+from driver.nn import OPERATIONS, Bound, Interpreter
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
-    from driver.interface import PreparedModel
+    from numpy.typing import NDArray
+
     from driver.nn import Model
+    from driver.nn.interpreter import DynamicBound
+    from driver.options import Preference
 
 
-class ReferenceDevice:
+class ReferenceDevice(Device):
     """Runs every operation that driver.nn defines."""
 
     name = "reference"
@@ -30,17 +33,52 @@ class ReferenceDevice:
         """True for the operations of driver.nn."""
         return [operation.type in OPERATIONS for operation in model.main.operations]
 
-    def prepare(self, model: Model, pace: Callable[[], object]) -> PreparedModel:
+    def prepare(self, model: Model, pace: Callable[[], object], preference: Preference) -> PreparedModel:
         """An interpreter, made operation by operation."""
-        return _Interpreter(model, pace, checkpoint=checkpoint, checker=checker)
-
-    def restore(self, model: Model, _: Saved, __: object, pace: Callable[[], object]) -> PreparedModel:
-        """The same."""
-        return self.prepare(model, pace)
+        return ReferenceModel(model, pace)
 
 
-class _Interpreter(Interpreter):
-    @staticmethod
-    def saved(_: object) -> Saved:
+class ReferenceModel(PreparedModel):
+    """An interpreter, as the engine calls it."""
+
+    serves_all = True
+
+    def __init__(self, model: Model, pace: Callable[[], object]) -> None:
+        self._interpreter = Interpreter(model, pace, checkpoint=checkpoint, checker=checker)
+        self.is_static = self._interpreter.is_static
+
+    def bind(
+        self,
+        inputs: Sequence[NDArray[Any] | None],
+        outputs: Sequence[NDArray[Any]],
+        pace: Callable[[], object],
+        loop_timeout: float,
+    ) -> BoundExecution:
+        bound = self._interpreter.bind(inputs, outputs, pace, loop_timeout)
+        return StaticExecution(bound) if isinstance(bound, Bound) else DynamicExecution(bound)
+
+    def saved(self, root: NDArray[np.uint8]) -> Saved:
         """Nothing but the model."""
         return Saved()
+
+
+class StaticExecution(BoundExecution):
+    """Calls numpy's steps without a frame around them: on shapes that fit they cannot fail."""
+
+    is_infallible = True
+
+    def __init__(self, bound: Bound) -> None:
+        self.run, self.shapes = bound.run, bound.shapes
+
+
+class DynamicExecution(BoundExecution):
+    """Has the shapes of its outputs once it has run."""
+
+    def __init__(self, bound: DynamicBound) -> None:
+        self._bound, self.shapes = bound, bound.shapes
+
+    def run(self) -> None:
+        try:
+            self._bound.run()
+        finally:
+            self.shapes = self._bound.shapes

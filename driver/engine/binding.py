@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from burst import Memory, Request, RequestArgument
-    from driver.interface import Bound, PreparedModel
+    from driver.interface import BoundExecution, PreparedModel
     from driver.nn import Model, Operand
 
 
@@ -65,13 +65,12 @@ class BoundRequest:
         if self.is_static:
             _check_shapes(request, self._bound)
         is_fit = self.is_static and all(enough for _, enough in self._bound.shapes)
-        self.native = getattr(self._bound, "native", None) if is_fit and not access else None
-        self.cancel: Callable[[], None] | None = getattr(self._bound, "cancel", None)
-        # numpy's steps on shapes that fit cannot fail, so that nothing stands around them; a library can.
-        is_bare = is_fit and self.native is None and self.cancel is None
+        self.native = self._bound.native if is_fit and not access else None
+        self.cancel = self._bound.cancel
+        is_bare = is_fit and self._bound.is_infallible
         self.run = access.wrap(self._bound.run if is_bare else partial(_run, request, self._bound))
-        self.copied_bytes: int = getattr(self._bound, "copied_bytes", 0) + access.copied_bytes
-        self.checked_bytes: int = getattr(self._bound, "checked_bytes", 0)
+        self.copied_bytes = self._bound.copied_bytes + access.copied_bytes
+        self.checked_bytes = self._bound.checked_bytes
         self.estimate: Any = None  #: of what it takes, where somebody keeps one
 
     @property
@@ -84,7 +83,7 @@ def _loop_timeout(request: Request) -> float:
     return LOOP_TIMEOUT if request.loop_timeout is None else min(request.loop_timeout / 1e9, LONGEST_LOOP_TIMEOUT)
 
 
-def _run(request: Request, bound: Bound) -> None:
+def _run(request: Request, bound: BoundExecution) -> None:
     try:
         bound.run()
         _check_shapes(request, bound)
@@ -97,14 +96,14 @@ def _run(request: Request, bound: Bound) -> None:
         raise GeneralFailure(str(error)) from error
 
 
-def _check_shapes(request: Request, bound: Bound) -> None:
+def _check_shapes(request: Request, bound: BoundExecution) -> None:
     """Where the request says what shape an output has, it must be right; the HAL calls it a failed execution."""
     for n, (argument, (found, _)) in enumerate(zip(request.outputs, bound.shapes, strict=True)):
         if combine_dimensions(argument.dimensions, found) is None:
             raise GeneralFailure(f"output {n}: the request says {argument.dimensions}, and its shape is {found}")
 
 
-def _shapes(bound: Bound) -> tuple[OutputShape, ...]:
+def _shapes(bound: BoundExecution) -> tuple[OutputShape, ...]:
     return tuple(OutputShape(*shape) for shape in bound.shapes)
 
 

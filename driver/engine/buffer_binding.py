@@ -93,8 +93,7 @@ class ManagedRequest:
 
     def cancel(self) -> None:
         """Ends the run in progress as soon as the device can. Nobody wants another."""
-        if self._bound.cancel:
-            self._bound.cancel()
+        self._bound.cancel()
 
     def _bind(self) -> None:
         pools = self._request.pools

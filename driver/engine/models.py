@@ -86,7 +86,7 @@ class SharedModel:
 
     def serves(self, use: Use) -> bool:
         """Whether it is for another client, too, who wants it for that."""
-        return self.use == use and bool(getattr(self.prepared, "serves_all", False))
+        return self.use == use and self.prepared.serves_all
 
     def is_of(self, region: ModelBytes, where: Sequence[int]) -> bool:
         """Whether the same bytes lie there."""
@@ -110,7 +110,7 @@ class SharedModel:
         """Into cache files, now and, of the last ones, when there is something better. Raises Declined, OSError."""
         with self._lock:
             self._save(saving)
-            if hasattr(self.prepared, "improved"):
+            if self.prepared.can_improve:
                 self._savings = [*self._savings[1 - _MOST_SAVINGS :], saving]
 
     def improve(self, better: PreparedModel, switched: Callable[[], None]) -> None:
@@ -126,13 +126,12 @@ class SharedModel:
             self._savings.clear()
 
     def _save(self, saving: CacheWriter) -> None:
-        root, found = self.region.asarray(), None
-        if hasattr(self.prepared, "saved"):
-            try:
-                found = self.prepared.saved(root)
-            except Exception as error:
-                _log.exception("a device failed to say what it keeps of a model")
-                raise Declined(f"the device failed to say what it keeps: {error}") from error
+        root = self.region.asarray()
+        try:
+            found = self.prepared.saved(root)
+        except Exception as error:
+            _log.exception("a device failed to say what it keeps of a model")
+            raise Declined(f"the device failed to say what it keeps: {error}") from error
         if found is None:
             raise Declined("the device has nothing to keep of this model")
         offset, nbytes = self.where
@@ -169,7 +168,7 @@ class ModelStore:
         source = known.region if known else region
         model = known.model if known else decode(region, where, pace)
         with self._preparing.preparing(len(model.main.operations), source.nbytes):
-            prepared = self._device.prepare(model, pace, **self._preferring(use))
+            prepared = self._device.prepare(model, pace, use.preference)
         return self._new(source, where, model, prepared, use)
 
     def restore(self, restored: RestoredCompilation, pace: Callable[[], object], use: Use = USUAL) -> SharedModel:
@@ -181,9 +180,8 @@ class ModelStore:
         source = known.region if known else restored.model
         model = known.model if known else decode(source, restored.where, pace)
         saved = known.saved if known and known.saved else restored.saved
-        restore: Callable[..., PreparedModel] = self._device.restore  # type: ignore[attr-defined]
         with self._restoring.preparing(len(model.main.operations), source.nbytes):
-            prepared = restore(model, saved, source.asarray(), pace, **self._preferring(use))
+            prepared = self._device.restore(model, saved, source.asarray(), pace, use.preference)
         shared = self._new(source, restored.where, model, prepared, use)
         shared.digest, shared.saved = restored.digest, saved
         return shared
@@ -191,16 +189,11 @@ class ModelStore:
     def rest(self) -> None:
         """Nobody has used any of them for a while: they give back what they can make again."""
         for shared in list(self._shared):
-            if rest := getattr(shared.prepared, "rest", None):
-                rest()
+            shared.prepared.rest()
 
     def _serving_first(self, use: Use) -> list[SharedModel]:
         """All: those that may serve as they are, and then those that only have bytes to share."""
         return sorted(self._shared, key=lambda shared: not shared.serves(use))
-
-    def _preferring(self, use: Use) -> dict[str, Any]:
-        """For a device that asks for it."""
-        return {"preference": use.preference} if getattr(self._device, "takes_preference", False) else {}
 
     def _new(
         self, region: ModelBytes, where: Sequence[int], model: Model, prepared: PreparedModel, use: Use

@@ -53,10 +53,6 @@ if TYPE_CHECKING:
 # burst that runs back to back meets one in some 200 requests, which leaves its p99 alone.
 _WORK, _PAUSE = 100e-6, 1e-3
 
-QUANTUM = 2e-3
-"""Seconds that a client may go on while others of its priority wait: long against the time that a thread takes to wake
-up and to find its model in no cache."""
-
 WEIGHT = 100
 """Of an account that limits.toml does not name."""
 
@@ -97,8 +93,7 @@ class Engine:
         self.idle = IdleMonitor(self.limits.idle_seconds, self._holders, self._rest_models)
         self.compilations, self._improver = CompilationCache(self.device, name), ModelImprover(self.forget_plans)
         self.contexts = ChannelLoop("burst-contexts")
-        slots, quantum = getattr(self.device, "slots", os.cpu_count() or 1), getattr(self.device, "quantum", QUANTUM)
-        self.queue, self._weights = RunQueue(slots, quantum), weights()
+        self.queue, self._weights = RunQueue(self.device.slots, self.device.quantum), weights()
         self._shares: WeakValueDictionary[int, Share] = WeakValueDictionary()
         self.traces: dict[BurstServer, tuple[int, Memory]] = {}  #: of all bursts, with their clients' uids
         self.clients: set[EngineClient] = set()

@@ -47,8 +47,6 @@ class Interpreter:
     Any number of threads may bind, and run their bindings, at the same time.
     """
 
-    serves_all = True  #: as in driver.interface
-
     def __init__(
         self,
         model: Model,

@@ -97,7 +97,7 @@ class LocalPrepared:
     def __init__(self, device: LocalDevice, model: Model, preference: Preference, kernels: Device) -> None:
         """Use `device.prepare`."""
         self.device, self.model, self.preference = device, model, preference
-        self._prepared = kernels.prepare(model, partial(check, "preparing"))
+        self._prepared = kernels.prepare(model, partial(check, "preparing"), preference)
 
     def run(self, *arrays: ArrayLike | None, timeout: float | None = None) -> tuple[NDArray[Any], ...]:
         """As `RemotePreparedModel.run`."""

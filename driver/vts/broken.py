@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from driver.devices.reference import ReferenceDevice
+from driver.interface import BoundExecution, PreparedModel
 from driver.nn import OPERATIONS, Interpreter
 from driver.nn import Bound as NumpyBound
 
@@ -27,9 +28,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from burst.wire import RequestPacket
-    from driver.interface import Bound, PreparedModel
     from driver.nn import Model
     from driver.nn.interpreter import DynamicBound
+    from driver.options import Preference
 
     Inputs = Sequence[NDArray[Any] | None]
     Outputs = Sequence[NDArray[Any]]
@@ -37,27 +38,30 @@ if TYPE_CHECKING:
     Shapes = Sequence[tuple[tuple[int, ...], bool]]
 
 
-class _Bound:
+class _Bound(BoundExecution):
     """An execution that does as another one does, for subclasses that do not quite."""
 
-    def __init__(self, bound: Bound, inputs: Inputs, outputs: Outputs) -> None:
+    def __init__(self, bound: BoundExecution, inputs: Inputs, outputs: Outputs) -> None:
         self.bound, self.inputs, self.outputs = bound, inputs, outputs
-
-    @property
-    def shapes(self) -> Shapes:
-        return self.bound.shapes
+        self.shapes = self.shapes_of(bound)
 
     def run(self) -> None:
-        self.bound.run()
+        try:
+            self.bound.run()
+        finally:
+            self.shapes = self.shapes_of(self.bound)
+
+    def shapes_of(self, bound: BoundExecution) -> Shapes:
+        return bound.shapes
 
 
-class _Prepared:
+class _Prepared(PreparedModel):
     """A model whose executions are of a given class."""
 
     def __init__(self, prepared: PreparedModel, kind: type[_Bound]) -> None:
         self.prepared, self.kind, self.is_static = prepared, kind, prepared.is_static
 
-    def bind(self, inputs: Inputs, outputs: Outputs, pace: Pace, loop_timeout: float) -> Bound:
+    def bind(self, inputs: Inputs, outputs: Outputs, pace: Pace, loop_timeout: float) -> BoundExecution:
         return self.kind(self.prepared.bind(inputs, outputs, pace, loop_timeout), inputs, outputs)
 
 
@@ -66,9 +70,9 @@ class _Executing(ReferenceDevice):
 
     kind: type[_Bound] = _Bound
 
-    def prepare(self, model: Model, pace: Pace) -> PreparedModel:
+    def prepare(self, model: Model, pace: Pace, preference: Preference) -> PreparedModel:
         """As the reference, but for its executions."""
-        return _Prepared(super().prepare(model, pace), self.kind)
+        return _Prepared(super().prepare(model, pace, preference), self.kind)
 
 
 class _Wrong(_Bound):
@@ -85,9 +89,8 @@ class WrongResults(_Executing):
 
 
 class _Turned(_Bound):
-    @property
-    def shapes(self) -> Shapes:
-        return [(dimensions[::-1], enough) for dimensions, enough in super().shapes]
+    def shapes_of(self, bound: BoundExecution) -> Shapes:
+        return [(dimensions[::-1], enough) for dimensions, enough in bound.shapes]
 
 
 class WrongShapes(_Executing):
@@ -99,31 +102,30 @@ class WrongShapes(_Executing):
 class Generous(ReferenceDevice):
     """Says that there is room for every output, and writes what fits."""
 
-    def prepare(self, model: Model, pace: Pace) -> PreparedModel:
+    def prepare(self, model: Model, pace: Pace, preference: Preference) -> PreparedModel:
         """Computes in memory of its own."""
         return _Cutting(model)
 
 
-class _Cutting:
+class _Cutting(PreparedModel):
     is_static = False
 
     def __init__(self, model: Model) -> None:
         self._interpreter = Interpreter(model)
 
-    def bind(self, inputs: Inputs, outputs: Outputs, pace: Pace, loop_timeout: float) -> Bound:
-        return _CutBound(self._interpreter.bind(inputs, None, pace, loop_timeout), inputs, outputs)
+    def bind(self, inputs: Inputs, outputs: Outputs, pace: Pace, loop_timeout: float) -> BoundExecution:
+        return _CutBound(self._interpreter.bind(inputs, None, pace, loop_timeout), outputs)
 
 
-class _CutBound(_Bound):
-    bound: NumpyBound | DynamicBound
-
-    @property
-    def shapes(self) -> Shapes:
-        return [(tensor.shape, True) for tensor in self.bound.results]
+class _CutBound(BoundExecution):
+    def __init__(self, bound: NumpyBound | DynamicBound, outputs: Outputs) -> None:
+        self._bound, self._outputs = bound, outputs
+        self.shapes = []
 
     def run(self) -> None:
-        super().run()
-        for tensor, output in zip(self.bound.results, self.outputs, strict=True):
+        self._bound.run()
+        self.shapes = [(tensor.shape, True) for tensor in self._bound.results]
+        for tensor, output in zip(self._bound.results, self._outputs, strict=True):
             found = np.ascontiguousarray(tensor.data).reshape(-1).view(np.uint8)[: len(output)]
             output[: len(found)] = found
 
@@ -131,20 +133,20 @@ class _CutBound(_Bound):
 class Liar(ReferenceDevice):
     """Promises everything, and cannot prepare a MUL."""
 
-    def prepare(self, model: Model, pace: Pace) -> PreparedModel:
+    def prepare(self, model: Model, pace: Pace, preference: Preference) -> PreparedModel:
         """Breaks its promise."""
         if any(operation.type == "MUL" for operation in model.main.operations):
             raise RuntimeError("this device multiplies nothing")
-        return super().prepare(model, pace)
+        return super().prepare(model, pace, preference)
 
 
 class Mortal(_Executing):
     """Dies of SIGSEGV when it executes a TANH, and is well otherwise."""
 
-    def prepare(self, model: Model, pace: Pace) -> PreparedModel:
+    def prepare(self, model: Model, pace: Pace, preference: Preference) -> PreparedModel:
         """Only a TANH is deadly."""
         is_deadly = any(operation.type == "TANH" for operation in model.main.operations)
-        return _Prepared(Interpreter(model, pace), _Crash if is_deadly else _Bound)
+        return _Prepared(super().prepare(model, pace, preference), _Crash if is_deadly else _Bound)
 
 
 class _Crash(_Bound):
@@ -183,16 +185,16 @@ class Careless(ReferenceDevice):
         module._check_count = lambda *_: None
         module._pairs = zip  # type: ignore[assignment]
 
-    def prepare(self, model: Model, pace: Pace) -> PreparedModel:
+    def prepare(self, model: Model, pace: Pace, preference: Preference) -> PreparedModel:
         """Makes up what is missing."""
-        return _Filling(model, super().prepare(model, pace))
+        return _Filling(model, super().prepare(model, pace, preference))
 
 
-class _Filling:
+class _Filling(PreparedModel):
     def __init__(self, model: Model, prepared: PreparedModel) -> None:
         self._model, self._prepared, self.is_static = model, prepared, prepared.is_static
 
-    def bind(self, inputs: Inputs, outputs: Outputs, pace: Pace, loop_timeout: float) -> Bound:
+    def bind(self, inputs: Inputs, outputs: Outputs, pace: Pace, loop_timeout: float) -> BoundExecution:
         graph = self._model.main
         operands = [graph.operands[i] for i in graph.inputs[len(inputs) :]]
         given = [*inputs, *(np.zeros(o.dimensions, o.type.dtype) for o in operands)]
@@ -208,7 +210,7 @@ _nothing = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p)(lambda _: 0)
 
 
 class _Empty(_Bound):
-    native = ctypes.cast(_nothing, ctypes.c_void_p).value, 0
+    native = ctypes.cast(_nothing, ctypes.c_void_p).value or 0, 0
 
 
 class Lazy(_Executing):
@@ -234,31 +236,29 @@ class Scribbler(_Executing):
 class Racy(ReferenceDevice):
     """All executions of a model compute in the same memory, and take a millisecond to copy it."""
 
-    def prepare(self, model: Model, pace: Pace) -> PreparedModel:
+    def prepare(self, model: Model, pace: Pace, preference: Preference) -> PreparedModel:
         """With one memory for all its outputs."""
-        return _Sharing(super().prepare(model, pace))
+        return _Sharing(super().prepare(model, pace, preference))
 
 
-class _Sharing:
+class _Sharing(PreparedModel):
     def __init__(self, prepared: PreparedModel) -> None:
         self._prepared, self.is_static = prepared, prepared.is_static
         self._memory: dict[tuple[int, int], NDArray[Any]] = {}
 
-    def bind(self, inputs: Inputs, outputs: Outputs, pace: Pace, loop_timeout: float) -> Bound:
+    def bind(self, inputs: Inputs, outputs: Outputs, pace: Pace, loop_timeout: float) -> BoundExecution:
         shared = [self._memory.setdefault((n, len(o)), np.zeros_like(o)) for n, o in enumerate(outputs)]
         return _Late(self._prepared.bind(inputs, shared, pace, loop_timeout), shared, outputs)
 
 
-class _Late:
-    def __init__(self, bound: Bound, shared: Outputs, outputs: Outputs) -> None:
+class _Late(BoundExecution):
+    def __init__(self, bound: BoundExecution, shared: Outputs, outputs: Outputs) -> None:
         self._bound, self._shared, self._outputs = bound, shared, outputs
-
-    @property
-    def shapes(self) -> Shapes:
-        return self._bound.shapes
+        self.shapes = bound.shapes
 
     def run(self) -> None:
         self._bound.run()
+        self.shapes = self._bound.shapes
         time.sleep(1e-3)
         for shared, output in zip(self._shared, self._outputs, strict=True):
             np.copyto(output, shared)
@@ -303,10 +303,10 @@ class Boastful(ReferenceDevice):
 class Hanging(_Executing):
     """Never comes back from executing a TANH."""
 
-    def prepare(self, model: Model, pace: Pace) -> PreparedModel:
+    def prepare(self, model: Model, pace: Pace, preference: Preference) -> PreparedModel:
         """Only a TANH takes for ever."""
         hangs = any(operation.type == "TANH" for operation in model.main.operations)
-        return _Prepared(Interpreter(model, pace), _Wait if hangs else _Bound)
+        return _Prepared(super().prepare(model, pace, preference), _Wait if hangs else _Bound)
 
 
 class _Wait(_Bound):

@@ -17,17 +17,21 @@ from driver.devices.reference import ReferenceDevice
 from driver.engine.cache import compilations
 from driver.engine.cache.compilations import CompilationCache
 from driver.engine.cache.records import CacheRecords
-from driver.interface import CacheFiles, Saved
+from driver.interface import CacheFiles, PreparedModel, Saved
 from driver.vts.broken import WrongResults
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from numpy.typing import NDArray
+
     from driver.engine.cache.compilations import CacheOwner, RestoredCompilation
-    from driver.interface import PreparedModel
+    from driver.interface import BoundExecution
     from driver.nn import Model
+    from driver.options import Preference
 
     Pace = Callable[[], object]
+    Root = NDArray[np.uint8]
 
 
 class Keeping(ReferenceDevice):
@@ -35,27 +39,29 @@ class Keeping(ReferenceDevice):
 
     cache_files = CacheFiles(1, 0)
 
-    def prepare(self, model: Model, pace: Pace) -> PreparedModel:
+    def prepare(self, model: Model, pace: Pace, preference: Preference) -> PreparedModel:
         """As the reference, with code to keep."""
-        return _Kept(super().prepare(model, pace))
+        return _Kept(super().prepare(model, pace, preference))
 
-    def restore(self, model: Model, saved: Saved, root: object, pace: Pace) -> PreparedModel:
+    def restore(self, model: Model, saved: Saved, root: Root, pace: Pace, preference: Preference) -> PreparedModel:
         """Wrong as soon as a byte of its code is."""
         device = self if bytes(saved.model[0]) == _CODE else WrongResults()
-        return _Kept(device.prepare(model, pace))
+        return _Kept(device.prepare(model, pace, preference))
 
 
 _CODE = bytes(range(256)) * 32
 
 
-class _Kept:
+class _Kept(PreparedModel):
     """Another prepared model, with code."""
 
     def __init__(self, prepared: PreparedModel) -> None:
-        self.bind, self.is_static = prepared.bind, prepared.is_static
+        self._prepared, self.is_static = prepared, prepared.is_static
 
-    @staticmethod
-    def saved(_: object) -> Saved:
+    def bind(self, *arguments: Any) -> BoundExecution:
+        return self._prepared.bind(*arguments)
+
+    def saved(self, _: object) -> Saved:
         return Saved([_CODE])
 
 
@@ -108,9 +114,9 @@ class Forgetful(Keeping):
     def __init__(self) -> None:
         self._first: list[PreparedModel] = []
 
-    def restore(self, model: Model, saved: Saved, root: object, pace: Pace) -> PreparedModel:
+    def restore(self, model: Model, saved: Saved, root: Root, pace: Pace, preference: Preference) -> PreparedModel:
         """Once and for all."""
-        self._first = self._first or [super().restore(model, saved, root, pace)]
+        self._first = self._first or [super().restore(model, saved, root, pace, preference)]
         return self._first[0]
 
 

@@ -19,7 +19,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from burst.turns import checkpoint
+from driver import Device, PreparedModel
 from driver.deadlines import checker
+from driver.interface import BoundExecution
 from driver.nn import ExecutionFailed, OperandLifeTime, OperandType, OutputInsufficientSize
 
 if TYPE_CHECKING:
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from driver import Model, Operand, Operation
+    from driver.options import Preference
 
     Shape = tuple[int, ...]
     Part = tuple[slice, ...]
@@ -64,7 +67,7 @@ WITH_ACTIVATION = {"ADD", "DIV", "MUL", "SUB"}  # it is their third input
 BLOCK = 32768  # elements: 128 KiB of each array
 
 
-class BlocksDevice:
+class BlocksDevice(Device):
     """What the entry point names. It is made in two processes: one asks what it supports, the other one prepares."""
 
     name = "blocks"
@@ -75,7 +78,7 @@ class BlocksDevice:
         """A promise for each operation: whatever is True will be prepared, alone or with others."""
         return [_is_taken(operation, model.main.operands) for operation in model.main.operations]
 
-    def prepare(self, model: Model, pace: Callable[[], object]) -> _Program:
+    def prepare(self, model: Model, pace: Callable[[], object], preference: Preference) -> _Program:
         """Makes a model ready that was validated, and all of which is supported."""
         return _Program(model, pace)
 
@@ -108,10 +111,9 @@ class _Step(NamedTuple):
     output: int
 
 
-class _Program:
+class _Program(PreparedModel):
     """A prepared model. Any number of threads may bind it."""
 
-    is_static = True  # the shapes of outputs follow from those of inputs
     serves_all = True  # nothing remains of an execution, so clients with equal models may share it
 
     def __init__(self, model: Model, pace: Callable[[], object]) -> None:
@@ -249,7 +251,7 @@ def _compute(kernels: Kernel, taken: list[_Piece], result: _Piece, whole: Part, 
         kernel(out, out=out)
 
 
-class _Bound:
+class _Bound(BoundExecution):
     """One execution. `shapes`: (dimensions, its memory suffices) of each output."""
 
     def __init__(self, chains: list[_Chain], shapes: list[tuple[Shape, bool]]) -> None:

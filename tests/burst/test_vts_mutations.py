@@ -52,7 +52,7 @@ def bind():
     one, other = (builder.input("float32", (2, 3)) for _ in range(2))
     builder.output(builder.operation("ADD", one, other, 0))
     model = builder.build()
-    prepared = ReferenceDevice().prepare(model, lambda: None)
+    prepared = ReferenceDevice().prepare(model, lambda: None, "fast_single_answer")
     return lambda request: BoundRequest(model, prepared, request)
 
 

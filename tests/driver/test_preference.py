@@ -145,8 +145,6 @@ class TestModels:
     class Device:
         """Notes what it is asked for."""
 
-        takes_preference = True
-
         def __init__(self):
             self.asked = []
 
@@ -154,19 +152,9 @@ class TestModels:
             self.asked.append(preference)
             return Shared()
 
-    class Unaware(Device):
-        """Knows of no preference."""
-
-        takes_preference = False
-
-        def prepare(self, model, pace):
-            self.asked.append(None)
-            return Shared()
-
-    @pytest.mark.parametrize(("kind", "asked"), [(Device, ["low_power", "sustained_speed"]), (Unaware, [None, None])])
-    def test_each_has_its_own(self, kit, kind, asked):
-        """A model is shared by those who prefer the same; its bytes by all; and who knows no preference gets none."""
-        device, model = kind(), kit.add_model()
+    def test_each_has_its_own(self, kit):
+        """Clients share a model when they prefer the same, and its bytes in any case."""
+        device, model = self.Device(), kit.add_model()
         models = ModelStore(device)
 
         def prepare(preference):
@@ -177,7 +165,7 @@ class TestModels:
         assert one is again
         assert one is not two
         assert one.region is two.region
-        assert device.asked == asked
+        assert device.asked == ["low_power", "sustained_speed"]
 
 
 class Shared:

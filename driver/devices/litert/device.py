@@ -27,7 +27,7 @@ from driver.devices.litert.program import Port, Program, lowered, restored, supp
 from driver.devices.litert.weights import aligned
 from driver.devices.lowering import ALIGNMENT, Programs, Tensors
 from driver.errors import ExecutionFailed, LoopTimeout, OutputInsufficientSize
-from driver.interface import CacheFiles, Saved
+from driver.interface import BoundExecution, CacheFiles, Device
 from driver.nn import LOOP_TIMEOUT
 
 if TYPE_CHECKING:
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from burst import StatusError
+    from driver.interface import Saved
     from driver.nn import Model
     from driver.options import Preference
 
@@ -63,14 +64,13 @@ def _configured() -> dict[str, Any]:
     return found
 
 
-class LiteRtDevice:
+class LiteRtDevice(Device):
     """Runs on the CPU, with XNNPACK's kernels and the others of LiteRT, what these compute exactly as the HAL says."""
 
     name = "litert"
     version = f"1 (LiteRT {VERSION})"
     type = "CPU"
     library = "ai_edge_litert"
-    takes_preference = True
     cache_files = CacheFiles(2, 0)  #: what there is to say about a program, and its flatbuffer
 
     def __init__(self, threads: int | None = None) -> None:
@@ -89,9 +89,9 @@ class LiteRtDevice:
 
     def prepare(
         self, model: Model, pace: Callable[[], object], preference: Preference = "fast_single_answer"
-    ) -> PreparedModel:
+    ) -> LiteRtModel:
         """Lowered and compiled. A model whose inputs leave dimensions open is so whenever it is bound to new shapes."""
-        return PreparedModel(model, pace, partial(self.threads_for, preference=preference), self._packing)
+        return LiteRtModel(model, pace, partial(self.threads_for, preference=preference), self._packing)
 
     def restore(
         self,
@@ -100,11 +100,11 @@ class LiteRtDevice:
         root: NDArray[np.uint8],
         pace: Callable[[], object],
         preference: Preference = "fast_single_answer",
-    ) -> PreparedModel:
+    ) -> LiteRtModel:
         """Lowered before, so only LiteRT has to compile it."""
         threads = partial(self.threads_for, preference=preference)
         program = Program(*restored(saved, root), threads, self._packing.compiled)
-        return PreparedModel(model, pace, threads, self._packing, program)
+        return LiteRtModel(model, pace, threads, self._packing, program)
 
     def threads_for(self, work: int, preference: Preference = "fast_single_answer") -> int:
         """As many as an execution of `work` products should have. Clients need processors, too, unless they wait.
@@ -119,7 +119,7 @@ class LiteRtDevice:
         return 1 if work < LARGE else min(MOST_THREADS, max(processors // 2, min(2, processors)))
 
 
-class PreparedModel(Programs[Program]):
+class LiteRtModel(Programs[Program]):
     """A model for one or more sets of input shapes. Executions of one set take turns."""
 
     def __init__(
@@ -152,12 +152,12 @@ class PreparedModel(Programs[Program]):
         outputs: Sequence[NDArray[Any]],
         pace: Callable[[], object] = lambda: None,
         loop_timeout: float = LOOP_TIMEOUT,
-    ) -> Bound:
+    ) -> LiteRtExecution:
         """As in the protocol."""
-        return Bound(self.program_for(inputs, pace), inputs, outputs, loop_timeout)
+        return LiteRtExecution(self.program_for(inputs, pace), inputs, outputs, loop_timeout)
 
 
-class Bound:
+class LiteRtExecution(BoundExecution):
     """An execution on its memory. `copied_bytes`: what each copies, because it lies where LiteRT cannot use it.
 
     `checked_bytes`: of these, operands that choose an address, which are looked at in private memory.
@@ -175,7 +175,6 @@ class Bound:
             (shape, memory.nbytes >= port.nbytes)
             for shape, memory, port in zip(program.shapes, outputs, program.outputs, strict=True)
         )
-        self.copied_bytes = self.checked_bytes = 0
         self._loop_timeout = loop_timeout
         self._context: Any = None
         if all(is_sufficient for _, is_sufficient in self.shapes):
@@ -212,7 +211,7 @@ class Bound:
         ExecutionFailed.
         """
         if self._context is None:
-            raise OutputInsufficientSize(self.shapes)
+            raise OutputInsufficientSize(tuple(self.shapes))
         if lib.burst_foreign_run(self._context):
             raise self._failure()
 

@@ -27,13 +27,14 @@ from driver.devices.onnxruntime.library import (
 from driver.devices.onnxruntime.program import Port, Program, lowered, restored, supported
 from driver.devices.onnxruntime.writer import Writer, model
 from driver.errors import ExecutionFailed, LoopTimeout, OutputInsufficientSize
-from driver.interface import CacheFiles, Saved
+from driver.interface import BoundExecution, CacheFiles, Device
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
+    from driver.interface import Saved
     from driver.nn import Model
     from driver.options import Preference
 
@@ -69,14 +70,13 @@ def options() -> Options:
     return Options(threads, provider, staged)
 
 
-class OnnxRuntimeDevice:
+class OnnxRuntimeDevice(Device):
     """Runs on the CPU or by CUDA, with ONNX Runtime's kernels."""
 
     name = "onnxruntime"
     version = f"1 (ONNX Runtime {version()})"
     type = "CPU"
     library = "onnxruntime"
-    takes_preference = True
     cache_files = CacheFiles(1, 1)  #: graphs, and weights that are not laid out as in the model
 
     def __init__(self, threads: int | None = None, provider: str | None = None, staged: bool | None = None) -> None:
@@ -103,7 +103,7 @@ class OnnxRuntimeDevice:
 
     def prepare(
         self, model: Model, pace: Callable[[], object], preference: Preference = "fast_single_answer"
-    ) -> PreparedModel:
+    ) -> OnnxRuntimeModel:
         """Lowered and compiled. A model whose inputs leave dimensions open is so whenever it is bound to new shapes."""
         return self._prepared(model, pace, partial(self.threads_for, preference=preference))
 
@@ -114,7 +114,7 @@ class OnnxRuntimeDevice:
         root: NDArray[np.uint8],
         pace: Callable[[], object],
         preference: Preference = "fast_single_answer",
-    ) -> PreparedModel:
+    ) -> OnnxRuntimeModel:
         """Lowered before, so only ONNX Runtime has to make it ready."""
         threads = partial(self.threads_for, preference=preference)
         program = Program(*restored(saved, root), threads, self._provider, is_quick=self._staged)
@@ -126,8 +126,8 @@ class OnnxRuntimeDevice:
         pace: Callable[[], object],
         threads: Callable[[int], int],
         program: Program | None = None,
-    ) -> PreparedModel:
-        kind = StagedModel if self._staged else PreparedModel
+    ) -> OnnxRuntimeModel:
+        kind = StagedModel if self._staged else OnnxRuntimeModel
         return kind(model, pace, threads, self._provider, program)
 
     def threads_for(self, work: int, preference: Preference = "fast_single_answer") -> int:
@@ -144,7 +144,7 @@ class OnnxRuntimeDevice:
         return max(1, min(MOST_THREADS, (os.cpu_count() or 1) // 2))
 
 
-class PreparedModel(Programs[Program]):
+class OnnxRuntimeModel(Programs[Program]):
     """A model for one or more sets of input shapes. Any number of executions run at the same time."""
 
     serves_all = True
@@ -179,25 +179,26 @@ class PreparedModel(Programs[Program]):
         outputs: Sequence[NDArray[Any]],
         pace: Callable[[], object] = lambda: None,
         loop_timeout: float = 0.0,
-    ) -> Bound:
+    ) -> OnnxRuntimeExecution:
         """As in the protocol."""
-        return Bound(self.program_for(inputs, pace), inputs, outputs, loop_timeout)
+        return OnnxRuntimeExecution(self.program_for(inputs, pace), inputs, outputs, loop_timeout)
 
 
-class StagedModel(PreparedModel):
+class StagedModel(OnnxRuntimeModel):
     """One that is made in little time, and faster later."""
 
     is_quick = True
+    can_improve = True
 
-    def improved(self, pace: Callable[[], object]) -> PreparedModel | None:
+    def improved(self, pace: Callable[[], object]) -> OnnxRuntimeModel | None:
         """As in the protocol. Raises LibraryFailed."""
         program = self.only_program
         if program is None:
             return None
-        return PreparedModel(self.model, pace, self._threads, self._provider, program.improved())
+        return OnnxRuntimeModel(self.model, pace, self._threads, self._provider, program.improved())
 
 
-class Bound:
+class OnnxRuntimeExecution(BoundExecution):
     """An execution on its memory. `copied_bytes`: what each copies, because it lies off the grid of its elements."""
 
     def __init__(
@@ -210,7 +211,6 @@ class Bound:
         self.shapes = tuple(
             (port.shape, memory.nbytes >= port.nbytes) for memory, port in zip(outputs, program.outputs, strict=True)
         )
-        self.copied_bytes = 0
         self._binding: Any = None
         self._timeout = loop_timeout * program.loops
         self._is_long = bool(program.loops) or program.work >= LARGE
@@ -240,7 +240,7 @@ class Bound:
         MissedDeadlineTransient.
         """
         if self._binding is None:
-            raise OutputInsufficientSize(self.shapes)
+            raise OutputInsufficientSize(tuple(self.shapes))
         for memory, place in self._before:
             np.copyto(place, memory)
         check("queued")

@@ -48,7 +48,7 @@ NONE = CacheFiles(0, 0)
 
 def files_needed(device: Device) -> CacheFiles:
     """How many files a client has to bring along: the device's own, and one for the model. NONE: it caches nothing."""
-    own = getattr(device, "cache_files", None)
+    own = device.cache_files
     if own is None:
         return NONE
     if max(own.model, own.data + 1) > _MOST_FILES:

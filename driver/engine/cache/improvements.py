@@ -32,7 +32,7 @@ class ModelImprover:
 
     def begin(self, shared: SharedModel, pace: Callable[[], object]) -> None:
         """In the background, unless it was done, or the device knows nothing better."""
-        if not hasattr(shared.prepared, "improved"):
+        if not shared.prepared.can_improve:
             return
         with self._lock:
             if shared in self._begun:
@@ -47,7 +47,7 @@ class ModelImprover:
         if shared is None:  # nobody has it any more
             return
         try:
-            better = shared.use.made(partial(shared.prepared.improved, pace))  # type: ignore[attr-defined]
+            better = shared.use.made(partial(shared.prepared.improved, pace))
         except Exception:  # noqa: BLE001 (whatever it was, others are still served)
             _log.exception("a model was not improved; what was made at first goes on serving")
             return
