@@ -1,4 +1,4 @@
-"""Model files of other frameworks, read as models of the HAL. A file is untrusted input."""
+"""Import model files of other frameworks as models of the HAL. A file is untrusted input."""
 
 from driver.importers.files import load
 

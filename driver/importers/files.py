@@ -1,4 +1,4 @@
-"""A model file by its suffix."""
+"""Load a model file with the reader for its suffix."""
 
 import importlib
 import os
@@ -8,21 +8,21 @@ from driver.errors import ImportFailed
 from driver.nn import Model
 
 READERS = {".tflite": "tflite", ".onnx": "onnx"}
-"""Suffix -> module of this package with `load(file) -> Model`, and the extra for what it needs; .onnx needs nothing."""
+"""Suffix -> package with `load(file) -> Model`. The extra of that name installs its requirements; .onnx has none."""
 
 
 def load(path: str | os.PathLike[str]) -> Model:
-    """The model in the file at `path`, whose suffix names its format.
+    """Load the model file at `path`; its suffix names the format.
 
-    The file is mapped, not read: constants are views of it, so leave it as it is while the model is in use. Operands
-    that have a name in the file carry it as `extra["name"]`.
+    The file is mapped, not read. Constants are views of it, so do not change the file while the model is in use.
+    Operands that have a name in the file carry it as `extra["name"]`.
 
-    Raises `ImportFailed` when the file is damaged, or holds what the HAL cannot say: the operator and the reason are
-    named. `OSError` when it cannot be opened.
+    Raises `ImportFailed` when the file is damaged or holds something that the HAL cannot express; the message names
+    the operator and the reason. Raises `OSError` when the file cannot be opened.
     """
     file = Path(path)
     if file.suffix not in READERS:
-        raise ImportFailed(f"{file.name!r} has the suffix {file.suffix!r}; known are {', '.join(READERS)}")
+        raise ImportFailed(f"{file.name!r} has the suffix {file.suffix!r}; supported are {', '.join(READERS)}")
     extra = READERS[file.suffix]
     try:
         reader = importlib.import_module(f"driver.importers.{extra}")

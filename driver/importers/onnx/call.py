@@ -1,14 +1,14 @@
-"""One operator of an .onnx file on its way to operations of the HAL.
+"""One operator of an .onnx file, during conversion to operations of the HAL.
 
-A function of the table gets a `OnnxCall`, emits what the operator becomes, and gives the result its name:
+A function of the table takes an `OnnxCall`, emits operations, and binds the result to its name:
 
     def _softsign(call: OnnxCall) -> None:
-        x, is_image = call.alike(0)
+        x, is_image = call.input_in_its_layout(0)
         size = call.emit("ADD", call.emit("ABS", x), call.scalar(1.0), 0)
         call.give(call.emit("DIV", x, size, 0), is_image=is_image)
 
-An operator between DequantizeLinear and QuantizeLinear is computed on the integers: then `call.target` says which scale
-and zero point its result gets. An activation that follows is fused: `call.code`.
+An operator between DequantizeLinear and QuantizeLinear is computed on the integers: `call.target` then holds the scale
+and zero point of its result. `call.code` is the code of a fused activation.
 """
 
 from collections.abc import Sequence
@@ -31,7 +31,7 @@ from .graph import DERIVED, HAL_TYPES, UNKNOWN, OnnxGraph, Shape, ValueEntry
 
 @dataclass(frozen=True, slots=True)
 class QuantTarget:
-    """The quantised value that a result becomes."""
+    """Type, scale and zero point that a result is quantised to."""
 
     type: str
     scale: float
@@ -39,7 +39,7 @@ class QuantTarget:
 
 
 class OnnxCall:
-    """One operator and the graph that it becomes part of. name: of its first result, behind what is fused into it."""
+    """One operator and the graph under construction. name: of its first result, after what is fused into it."""
 
     def __init__(
         self, graph: OnnxGraph, node: OnnxNode, name: str, code: int = 0, target: QuantTarget | None = None
@@ -58,27 +58,27 @@ class OnnxCall:
         return position < len(self) and bool(self.node.inputs[position])
 
     def entry(self, position: int) -> ValueEntry:
-        """Input `position`: what is known of it. Of a quantised operator, the integers."""
+        """The entry of input `position`; of a quantised operator, that of the integers."""
         if not self.given(position):
             raise ImportFailed(f"input {position} is missing")
         entry = self.graph.entry(self.node.inputs[position])
         return entry.source if self.target is not None and entry.source is not None else entry
 
     def shape(self, position: int, rank: int | None = None) -> Shape:
-        """The dimensions of input `position`; as many as `rank` says."""
+        """The dimensions of input `position`. rank: how many there must be."""
         shape = self.entry(position).shape
         if rank not in (None, len(shape)):
-            raise ImportFailed(f"input {position}, {self.entry(position)}, has to have {rank} dimensions")
+            raise ImportFailed(f"input {position}, {self.entry(position)}, must have {rank} dimensions")
         return shape
 
     def known(self, position: int) -> Shape:
-        """The dimensions of input `position`, all of which have to be known."""
+        """The dimensions of input `position`, all of which must be known."""
         if 0 in self.shape(position):
-            raise ImportFailed(f"input {position}, {self.entry(position)}: {self.graph.unclear()}")
+            raise ImportFailed(f"input {position}, {self.entry(position)}: {self.graph.shape_hint()}")
         return self.shape(position)
 
     def value(self, position: int) -> Value:
-        """Input `position` as the file has it."""
+        """Input `position` in the layout of the file."""
         return self.graph.plain(self.entry(position))
 
     def image(self, position: int) -> Value:
@@ -86,49 +86,49 @@ class OnnxCall:
         return self.graph.image(self.entry(position))
 
     def constant(self, position: int) -> Array:
-        """The values of input `position`, which has to be constant."""
+        """The values of input `position`, which must be constant."""
         entry = self.entry(position)
         if entry.array is None:
-            raise ImportFailed(f"input {position}, {entry}, has to be a constant")
+            raise ImportFailed(f"input {position}, {entry}, must be a constant")
         return entry.array
 
     def weights(self, position: int) -> ValueEntry:
-        """Input `position`, which has to be constant; its numbers in float, unless the operator is quantised."""
+        """Input `position`, which must be constant; dequantised unless the operator is quantised."""
         entry = self.entry(position)
         self.graph.derive(entry)
         if entry.array is None:
-            raise ImportFailed(f"input {position}, {entry}, has to be a constant")
+            raise ImportFailed(f"input {position}, {entry}, must be a constant")
         return entry
 
     def number(self, position: int) -> float:
         """A constant input as one number."""
         values = self.constant(position)
         if values.size != 1:
-            raise ImportFailed(f"input {position} has {values.size} values; it has to be one")
+            raise ImportFailed(f"input {position} has {values.size} values; expected one")
         return float(values.reshape(-1)[0])
 
     def integers(self, position: int) -> list[int]:
         """A constant input as a list of integers."""
         values = self.constant(position)
         if values.dtype.kind not in "iu" or values.size > 1 << 16:
-            raise ImportFailed(f"input {position}, {self.entry(position)}, has to hold some integers")
+            raise ImportFailed(f"input {position}, {self.entry(position)}, must hold integers")
         return [int(v) for v in values.reshape(-1)]
 
-    def listed(self, name: str, position: int) -> list[int] | None:
-        """What is an attribute in older opsets and an input in newer ones; None when it is neither."""
+    def attribute_or_input(self, name: str, position: int) -> list[int] | None:
+        """Integers that are an attribute in older opsets and an input in newer ones; None when absent."""
         if self.given(position):
             found = self.integers(position)
             if UNKNOWN in found or DERIVED in found:
-                raise ImportFailed(f"input {position} depends on an unknown dimension; {self.graph.unclear()}")
+                raise ImportFailed(f"input {position} depends on an unknown dimension; {self.graph.shape_hint()}")
             return found
         return self.node.integers(name)
 
     def axis(self, default: int, rank: int) -> int:
-        """The attribute `axis`, counted from the front."""
+        """The attribute `axis` as an index from the front."""
         return axis_of(self.node.integer("axis", default), rank)
 
-    def together(self) -> tuple[list[Value], bool]:
-        """All inputs, in the form in which most of them are; and whether that is with the channels last."""
+    def inputs_in_one_layout(self) -> tuple[list[Value], bool]:
+        """All inputs in one layout, that of most of them; and whether that layout is channels-last."""
         entries = [self.entry(i) for i in range(len(self))]
         computed = [e for e in entries if e.array is None and (e.source is None or e.source.array is None)]
         rank = max((len(e.shape) for e in entries), default=0)
@@ -137,8 +137,8 @@ class OnnxCall:
             return [self.graph.image(e, rank) for e in entries], True
         return [self.graph.plain(e) for e in entries], False
 
-    def alike(self, position: int = 0) -> tuple[Value, bool]:
-        """Input `position` in the form in which it is, and whether that is with the channels last."""
+    def input_in_its_layout(self, position: int = 0) -> tuple[Value, bool]:
+        """Input `position` in the layout that it has, and whether that layout is channels-last."""
         entry = self.entry(position)
         is_image = self.graph.is_image(entry)
         return (self.graph.image(entry) if is_image else self.graph.plain(entry)), is_image
@@ -149,19 +149,19 @@ class OnnxCall:
         if kind.dtype.kind != "f" and not (
             np.isfinite(value) and np.can_cast(np.min_scalar_type(int(value)), kind.dtype)
         ):
-            raise ImportFailed(f"{value} as {kind.name}")
+            raise ImportFailed(f"{value} does not fit {kind.name}")
         return np.array([value], kind.dtype)
 
     # ---- results
 
     def emit(self, kind: str, *arguments: Any, **asked: Any) -> Any:
-        """Add an operation; its result, or its results. Quantised results get the scale of the target, if they can."""
+        """Add an operation and return its result or results. Quantised ones get the target's scale if possible."""
         if self.target is not None and "outputs" not in asked and "scale" not in asked:
             asked |= self._scale(kind, arguments)
         return self.graph.operation(kind, *arguments, **asked)
 
     def _scale(self, kind: str, arguments: Sequence[Any]) -> dict[str, Any]:
-        """The scale and zero point that a result can have, nearest to the wanted ones."""
+        """The scale and zero point nearest to the target's that the operation can produce."""
         assert self.target is not None
         inputs = [a.operand if isinstance(a, Value) else constant_operand(a) for a in arguments]
         signature, _ = match_signature(OPERATIONS[kind], inputs)
@@ -175,18 +175,18 @@ class OnnxCall:
     def give(
         self, value: Any, *, shape: Shape | None = None, is_image: bool = False, rank: int = 4, at: int = 0
     ) -> None:
-        """Name a result: output `at` of the operator, with the channels last or not.
+        """Bind output `at` of the operator to a value. is_image: the value is channels-last.
 
-        shape: of the value in ONNX, where it is not that of the operand. rank: of an image, 3 for a signal.
+        shape: in ONNX, where it differs from the operand's. rank: of an image; 3 for a signal.
         """
         value = self.graph.cast(value)
         if at >= len(self.node.outputs) or not self.node.outputs[at]:
             return
         if self.target is not None and value.operand.type.is_quantised:
-            value = self._as_wanted(value)
+            value = self._requantised(value)
         dims = value.operand.dimensions
         if not dims:
-            raise ImportFailed(f"the dimensions of its result do not follow from what is known; {self.graph.unclear()}")
+            raise ImportFailed(f"the dimensions of its result cannot be inferred; {self.graph.shape_hint()}")
         if shape is None:
             shape = _of_image(dims, rank) if is_image else dims
         operand = value.operand
@@ -197,11 +197,11 @@ class OnnxCall:
         self.graph.bind(entry)
 
     def define(self, array: Array, kind: str) -> None:
-        """Let the result be a constant."""
+        """Bind the result to a constant."""
         self.graph.bind(ValueEntry(self._name, kind, array.shape, array))
 
-    def _as_wanted(self, value: Value) -> Value:
-        """Quantised data at the scale and of the type that the file wants."""
+    def _requantised(self, value: Value) -> Value:
+        """Requantise data to the scale and type of the target."""
         target = self.target
         assert target is not None
         operand, kind = value.operand, HAL_TYPES[target.type]
@@ -224,16 +224,16 @@ def _of_image(dims: Sequence[int], rank: int) -> Shape:
 
 
 def axis_of(axis: int, rank: int) -> int:
-    """An axis counted from the front."""
+    """Normalise an axis to an index from the front."""
     if not -rank <= axis < rank:
-        raise ImportFailed(f"axis {axis} has to be in {-rank}..{rank - 1}")
+        raise ImportFailed(f"axis {axis} must be in {-rank}..{rank - 1}")
     return axis % rank
 
 
 def broadcast(*shapes: Shape) -> Shape:
-    """The dimensions of what elements of these are computed together to."""
+    """The dimensions that these shapes broadcast to."""
     rank = max(map(len, shapes))
     padded = [(1,) * (rank - len(s)) + s for s in shapes]
     if any(len(set(sizes) - {0, 1}) > 1 for sizes in zip(*padded, strict=True)):
-        raise ImportFailed(f"dimensions {', '.join(str(list(s)) for s in shapes[:3])} do not fit together")
+        raise ImportFailed(f"dimensions {', '.join(str(list(s)) for s in shapes[:3])} do not broadcast")
     return tuple(max(sizes) if 0 not in sizes or max(sizes) > 1 else 0 for sizes in zip(*padded, strict=True))

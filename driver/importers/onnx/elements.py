@@ -1,4 +1,4 @@
-"""Operators that treat each element alike: what of ONNX's is one operation of the HAL, and what is several."""
+"""Element-wise operators: those that are one operation of the HAL, and those that are several."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -12,7 +12,7 @@ from driver.nn.builder import Value
 
 from .call import OnnxCall, broadcast
 from .graph import FLOATS, INTEGERS, ValueEntry
-from .shapes import same, spread
+from .shapes import identity, spread
 
 Convert = Callable[[OnnxCall], None]
 ERF = (0.254829592, -0.284496736, 1.421413741, -1.453152027, 1.061405429)
@@ -20,17 +20,17 @@ ERF = (0.254829592, -0.284496736, 1.421413741, -1.453152027, 1.061405429)
 P = 0.3275911
 
 
-def only_floats(call: OnnxCall, position: int = 0) -> None:
-    """`ImportFailed` when input `position` does not hold floats, for which alone the HAL computes this."""
+def require_floats(call: OnnxCall, position: int = 0) -> None:
+    """Raise `ImportFailed` unless input `position` holds floats: the HAL has the operation for no other type."""
     if call.entry(position).type not in (*FLOATS, "UINT8", "INT8"):
-        raise ImportFailed(f"input {position}, {call.entry(position)}: the HAL computes this for floats")
+        raise ImportFailed(f"input {position}, {call.entry(position)}: the HAL computes this for floats only")
 
 
 def unary(*kinds: str) -> Convert:
-    """One operation after the other."""
+    """A chain of operations with one input each."""
 
     def convert(call: OnnxCall) -> None:
-        value, is_image = call.alike()
+        value, is_image = call.input_in_its_layout()
         for kind in kinds:
             value = call.emit(kind, value)
         _give(call, value, is_image)
@@ -39,16 +39,16 @@ def unary(*kinds: str) -> Convert:
 
 
 def _give(call: OnnxCall, value: Any, is_image: bool, *positions: int) -> None:
-    """Name a result that has the dimensions that the inputs have together."""
+    """Bind a result that has the broadcast shape of the inputs."""
     call.give(value, shape=broadcast(*(call.shape(i) for i in positions or (0,))), is_image=is_image)
 
 
 def formula(build: Callable[[OnnxCall, Value], Any]) -> Convert:
-    """Several operations on input 0."""
+    """An expression of several operations on input 0."""
 
     def convert(call: OnnxCall) -> None:
-        only_floats(call)
-        value, is_image = call.alike()
+        require_floats(call)
+        value, is_image = call.input_in_its_layout()
         _give(call, build(call, value), is_image)
 
     return convert
@@ -59,7 +59,7 @@ def arithmetic(kind: str) -> Convert:
 
     def convert(call: OnnxCall) -> None:
         if kind == "DIV" and call.entry(0).type in INTEGERS:
-            raise ImportFailed("the HAL divides integers towards minus infinity only")
+            raise ImportFailed("the HAL rounds integer division towards minus infinity, ONNX towards zero")
         (x, y), is_image = _pair(call)
         _give(call, call.emit(kind, x, y, call.code), is_image, 0, 1)
 
@@ -68,12 +68,12 @@ def arithmetic(kind: str) -> Convert:
 
 def _pair(call: OnnxCall) -> tuple[list[Value], bool]:
     if len(call) != 2:
-        raise ImportFailed(f"{len(call)} inputs; there have to be 2")
-    return call.together()
+        raise ImportFailed(f"{len(call)} inputs; expected 2")
+    return call.inputs_in_one_layout()
 
 
 def binary(kind: str) -> Convert:
-    """Two inputs, nothing else."""
+    """An operation with two inputs and no attributes."""
 
     def convert(call: OnnxCall) -> None:
         (x, y), is_image = _pair(call)
@@ -83,13 +83,13 @@ def binary(kind: str) -> Convert:
 
 
 def variadic(kind: str, *more: int, mean: bool = False) -> Convert:
-    """One after the other; of one input alone, that."""
+    """Fold any number of inputs with a binary operation; one input is passed through."""
 
     def convert(call: OnnxCall) -> None:
         if len(call) < 2:
-            same(call)
+            identity(call)
             return
-        values, is_image = call.together()
+        values, is_image = call.inputs_in_one_layout()
         total = values[0]
         for value in values[1:]:
             total = call.emit(kind, total, value, *more)
@@ -102,16 +102,16 @@ def variadic(kind: str, *more: int, mean: bool = False) -> Convert:
 
 def power(call: OnnxCall) -> None:
     """MUL for squares, SQRT for roots, else POW."""
-    only_floats(call)
+    require_floats(call)
     exponent = call.entry(1)
     number = float(exponent.array.reshape(-1)[0]) if exponent.array is not None and exponent.array.size == 1 else None
     if number in (2.0, 3.0, 0.5) and broadcast(call.shape(0), exponent.shape) == call.shape(0):
-        x, is_image = call.alike()
+        x, is_image = call.input_in_its_layout()
         result = call.emit("SQRT", x) if number == 0.5 else call.emit("MUL", x, x, 0)
         _give(call, call.emit("MUL", result, x, 0) if number == 3.0 else result, is_image)
         return
     if exponent.type not in FLOATS and number is not None:
-        x, is_image = call.alike()
+        x, is_image = call.input_in_its_layout()
         _give(call, call.emit("POW", x, call.scalar(number)), is_image)
         return
     binary("POW")(call)
@@ -129,15 +129,15 @@ def bounds(call: OnnxCall) -> tuple[float | None, float | None]:
 
 
 def clip(call: OnnxCall) -> None:
-    """RELU, RELU1 or RELU6 where the bounds are theirs, else MAXIMUM and MINIMUM; without any, the same."""
+    """RELU, RELU1 or RELU6 where the bounds match, else MAXIMUM and MINIMUM; the identity without bounds."""
     lower, upper = (None if bound is None or math.isinf(bound) else bound for bound in bounds(call))
     kinds: dict[object, str] = {(0.0, 6.0): "RELU6", (-1.0, 1.0): "RELU1", (0.0, None): "RELU"}
     kind = kinds.get((lower, upper))
-    value, is_image = call.alike()
+    value, is_image = call.input_in_its_layout()
     if kind and call.entry(0).type in FLOATS:
         _give(call, call.emit(kind, value), is_image)
     elif lower is None and upper is None:
-        same(call)
+        identity(call)
     else:
         for name, bound in (("MAXIMUM", lower), ("MINIMUM", upper)):
             value = value if bound is None else call.emit(name, value, call.scalar(bound))
@@ -146,13 +146,13 @@ def clip(call: OnnxCall) -> None:
 
 def leaky_relu(call: OnnxCall) -> None:
     """PRELU with one slope."""
-    x, is_image = call.alike()
+    x, is_image = call.input_in_its_layout()
     _give(call, call.emit("PRELU", x, call.scalar(call.node.real("alpha", 0.01))), is_image)
 
 
 def elu(call: OnnxCall) -> None:
     """ELU."""
-    x, is_image = call.alike()
+    x, is_image = call.input_in_its_layout()
     _give(call, call.emit("ELU", x, call.node.real("alpha", 1.0)), is_image)
 
 
@@ -195,7 +195,7 @@ def mish(call: OnnxCall, x: Value) -> Any:
 
 
 def erf(call: OnnxCall, x: Value) -> Any:
-    """The formula of ERF of |x|, with the sign of x, which is x cut off at -1 and 1 after it was made large."""
+    """The formula of ERF for |x|, times the sign of x: x scaled up, then clipped to -1..1."""
     size = call.emit("ABS", x)
     t = call.emit(
         "DIV", call.scalar(1.0), call.emit("ADD", call.emit("MUL", size, call.scalar(P), 0), _one(call), 0), 0
@@ -214,7 +214,7 @@ def _one(call: OnnxCall) -> Any:
 
 
 def gelu(call: OnnxCall, x: Value) -> Any:
-    """x * (1 + erf(x / sqrt 2)) / 2, or its approximation by tanh where the file asks for that."""
+    """x * (1 + erf(x / sqrt 2)) / 2, or its approximation by tanh where the file requests it."""
     if call.node.text("approximate", "none") == "tanh":
         cube = call.emit("MUL", call.emit("MUL", x, x, 0), x, 0)
         line = call.emit("ADD", x, call.emit("MUL", cube, call.scalar(0.044715), 0), 0)
@@ -239,33 +239,35 @@ def cos(call: OnnxCall, x: Value) -> Any:
 
 
 def where(call: OnnxCall) -> None:
-    """SELECT, whose three inputs have the same dimensions: what is smaller is repeated."""
+    """SELECT, whose three inputs must have one shape: smaller inputs are repeated."""
     entries = [call.entry(i) for i in range(3)]
     wanted = broadcast(*(e.shape for e in entries))
-    values = [_spread_entry(call, entry, wanted) for entry in entries]
+    values = [_broadcast_entry(call, entry, wanted) for entry in entries]
     call.give(call.emit("SELECT", *values), shape=wanted)
 
 
-def _spread_entry(call: OnnxCall, entry: ValueEntry, wanted: Sequence[int]) -> Value:
+def _broadcast_entry(call: OnnxCall, entry: ValueEntry, wanted: Sequence[int]) -> Value:
     if entry.array is not None and entry.shape != wanted and 0 not in wanted:
         call.graph.charge(entry.array.itemsize * math.prod(wanted))
         array = np.ascontiguousarray(np.broadcast_to(entry.array, wanted))
         return call.graph.constant(ValueEntry(entry.name, entry.type, array.shape, array), array)
     if entry.type == "BOOL" and entry.shape != wanted:
-        raise ImportFailed(f"{entry} has to be repeated to {list(wanted)}, and the HAL repeats no booleans")
+        raise ImportFailed(f"{entry} must be repeated to {list(wanted)}, and the HAL cannot repeat booleans")
     return spread(call, call.graph.plain(entry), entry.shape, tuple(wanted))
 
 
 def cast(call: OnnxCall) -> None:
-    """CAST; to booleans a comparison, from booleans a SELECT."""
+    """CAST; a comparison for a cast to booleans, a SELECT for one from booleans."""
     kind = {1: "FLOAT", 6: "INT32", 7: "INT32", 9: "BOOL", 10: "FLOAT16"}.get(call.node.integer("to"))
     entry = call.entry(0)
     if kind is None:
-        raise ImportFailed(f"to ONNX type {call.node.integer('to')}; the HAL has floats, 32-bit integers and booleans")
+        raise ImportFailed(
+            f"cannot cast to ONNX type {call.node.integer('to')}; the HAL has floats, 32-bit integers and booleans"
+        )
     if entry.type in (kind, "INT64" if kind == "INT32" else kind):
-        same(call)
+        identity(call)
         return
-    value, is_image = call.alike()
+    value, is_image = call.input_in_its_layout()
     if kind == "BOOL":
         _give(call, call.emit("NOT_EQUAL", value, call.scalar(0)), is_image)
     elif entry.type == "BOOL":
@@ -279,6 +281,6 @@ def cast(call: OnnxCall) -> None:
 def _from_boolean(call: OnnxCall, value: Value, kind: str) -> Value:
     dims, dtype = value.operand.dimensions, {"FLOAT": np.float32, "INT32": np.int32}.get(kind, np.float16)
     if 0 in dims:
-        raise ImportFailed(f"of booleans: {call.graph.unclear()}")
+        raise ImportFailed(f"cannot cast booleans of unknown shape: {call.graph.shape_hint()}")
     call.graph.charge(8 * math.prod(dims))
     return call.graph.cast(call.emit("SELECT", value, np.ones(dims, dtype), np.zeros(dims, dtype)))

@@ -1,4 +1,4 @@
-"""Weights that an .onnx file keeps in files beside it: opened only inside of its folder, and never through a link."""
+"""Weights in other files than the .onnx file: opened only below its folder, and never through a symbolic link."""
 
 import os
 import stat
@@ -15,7 +15,7 @@ _DEEPEST = 8
 
 
 class ExternalData:
-    """The files of one folder, each mapped when it is first asked for; `makes` grows with what they hold."""
+    """The files of one folder, each mapped on first use. makes: a budget that grows with their size."""
 
     def __init__(self, folder: Path | None, makes: ByteBudget) -> None:
         self._folder, self._makes = folder, makes
@@ -28,7 +28,7 @@ class ExternalData:
         start = _number(words.get("offset", "0"))
         length = _number(words["length"]) if "length" in words else data.size - start
         if start > data.size or length < 0 or length > data.size - start:
-            raise ImportFailed(f"{length} bytes at {start} lie outside the {data.size} of {name[:64]!r}")
+            raise ImportFailed(f"{length} bytes at {start} lie outside the {data.size} bytes of {name[:64]!r}")
         return data[start : start + length]
 
     def _file(self, name: str) -> Array:
@@ -42,14 +42,14 @@ class ExternalData:
     def _open(self, name: str) -> Array:
         parts = PurePosixPath(name).parts
         if self._folder is None or not 0 < len(parts) <= _DEEPEST or ".." in parts or parts[0] == "/" or "\0" in name:
-            raise ImportFailed(f"its weights lie in {name[:64]!r}, which is no file below the folder of the model")
+            raise ImportFailed(f"its weights lie in {name[:64]!r}, which is not a file below the folder of the model")
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
         opened = [os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)]
         try:
             for part in parts:
                 opened.append(os.open(part, flags, dir_fd=opened[-1]))
             if not stat.S_ISREG(os.fstat(opened[-1]).st_mode):
-                raise ImportFailed(f"its weights lie in {name[:64]!r}, which is no ordinary file")
+                raise ImportFailed(f"its weights lie in {name[:64]!r}, which is not a regular file")
             return np.frombuffer(map_descriptor(opened[-1], name[:64]), np.uint8)
         except OSError as error:
             raise ImportFailed(f"its weights lie in {name[:64]!r}, which cannot be opened: {error.strerror}") from None
@@ -60,5 +60,5 @@ class ExternalData:
 
 def _number(text: str) -> int:
     if not (text.isascii() and text.isdigit() and len(text) < 20):
-        raise ImportFailed(f"damaged: {text[:32]!r} is no offset or length")
+        raise ImportFailed(f"damaged: {text[:32]!r} is not an offset or length")
     return int(text)

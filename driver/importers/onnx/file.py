@@ -1,4 +1,4 @@
-"""What an .onnx file says, as plain records: every length and size in it is checked before anything is made of it."""
+"""The content of an .onnx file as plain records; every length and size is checked before it is used."""
 
 import math
 from collections.abc import Iterator
@@ -40,7 +40,7 @@ FIELDS: dict[str, dict[str, int]] = {
         "data_location": 14,
     },
 }
-"""The numbers that the schema gives to what is read."""
+"""Field numbers of the schema, for the fields that the importer reads."""
 _MODEL, _SET, _GRAPH, _NODE, _ATTRIBUTE, _INFO, _TYPE, _TENSOR_TYPE, _SHAPE, _DIM, _ENTRY, _TENSOR = FIELDS.values()
 TYPES = {
     1: "FLOAT",
@@ -73,12 +73,12 @@ DTYPES = {
 _MOST_NODES = 1 << 14
 _HIGHEST_RANK = 32
 _NAME = 64
-"""Characters of a name that a message repeats."""
+"""Characters of a name that an error message shows."""
 
 
 @dataclass(frozen=True, slots=True)
 class OnnxTensor:
-    """A constant. offset: where its values lie in the file; None when they lie elsewhere, or in another form."""
+    """A constant. offset: of its values in the file; None when they are elsewhere or encoded."""
 
     name: str
     type: str
@@ -88,7 +88,7 @@ class OnnxTensor:
 
 @dataclass(frozen=True, slots=True)
 class Declared:
-    """An input or an output. shape: 0 where unknown; None when the file does not say."""
+    """An input or an output. shape: 0 where unknown; None when the file has none."""
 
     name: str
     type: str
@@ -110,11 +110,11 @@ class OnnxNode:
 
     @property
     def name(self) -> str:
-        """The kind of operator, with its domain where it is not ONNX's own."""
+        """The operator type, with its domain unless that is ONNX's own."""
         return self.kind if self.domain in ("", "ai.onnx") else f"{self.domain}.{self.kind}"
 
     def has(self, name: str) -> bool:
-        """Whether the file gives the attribute."""
+        """Whether the file has the attribute."""
         return name in self._attributes
 
     def integer(self, name: str, default: int = 0) -> int:
@@ -134,7 +134,7 @@ class OnnxNode:
         return self._attributes[name].texts(_ATTRIBUTE["strings"]) if name in self._attributes else []
 
     def integers(self, name: str) -> list[int] | None:
-        """An attribute as a list of integers; None when it is not there."""
+        """An attribute as a list of integers; None when absent."""
         if name not in self._attributes:
             return None
         return [int(value) for value in self._attributes[name].integers(_ATTRIBUTE["ints"])]
@@ -151,7 +151,7 @@ class OnnxNode:
 
 
 class OnnxFile:
-    """The model: its graph, and the version of ONNX's operators that it is written in."""
+    """The model: its graph, and the opset that it uses."""
 
     def __init__(self, data: memoryview, folder: Path | None) -> None:
         self.bytes = ProtoBytes(data)
@@ -163,18 +163,18 @@ class OnnxFile:
         sets = {s.text(_SET["domain"]): s.integer(_SET["version"]) for s in model.messages(_MODEL["opset_import"])}
         self.opset = sets.get("", sets.get("ai.onnx", 1))
         if graph.has(_GRAPH["sparse_initializer"]):
-            raise ImportFailed("its weights are stored sparsely; convert the model without sparsity")
+            raise ImportFailed("its weights are sparse; convert the model without sparsity")
         self._graph = graph
 
     def nodes(self) -> list[OnnxNode]:
-        """The operators in the order in which they run."""
+        """The operators in execution order."""
         spans = self._graph.spans(_GRAPH["node"])
         if len(spans) > _MOST_NODES:
             raise ImportFailed(f"more than {_MOST_NODES} operators")
         return [OnnxNode(self, i, ProtoMessage(self.bytes, *span)) for i, span in enumerate(spans)]
 
     def inputs(self) -> list[Declared]:
-        """The inputs, some of which may be initialised."""
+        """The inputs, some of which may have an initializer."""
         return [_declared(message) for message in self._graph.messages(_GRAPH["input"])]
 
     def outputs(self) -> list[str]:
@@ -182,16 +182,16 @@ class OnnxFile:
         return [message.text(_INFO["name"]) for message in self._graph.messages(_GRAPH["output"])]
 
     def initializers(self) -> Iterator[OnnxTensor]:
-        """The constants that the graph lists."""
+        """The constants of the graph."""
         return map(self.tensor, self._graph.messages(_GRAPH["initializer"]))
 
     def tensor(self, message: ProtoMessage) -> OnnxTensor:
-        """One constant, its values as a view of the file where they are stored raw."""
+        """One constant; its values are a view of the file where they are stored raw."""
         name = message.text(_TENSOR["name"])
         kind = _type(message.integer(_TENSOR["data_type"]), f"tensor {name[:_NAME]!r}")
         shape = tuple(int(d) for d in message.integers(_TENSOR["dims"]))
         if len(shape) > _HIGHEST_RANK or any(d < 0 for d in shape):
-            raise ImportFailed(f"tensor {name[:_NAME]!r}: dimensions {list(shape)[:_HIGHEST_RANK]} cannot be")
+            raise ImportFailed(f"tensor {name[:_NAME]!r}: dimensions {list(shape)[:_HIGHEST_RANK]} are invalid")
         data, offset = self._values(message, kind)
         dtype = np.dtype(DTYPES[kind])
         if data.nbytes != math.prod(shape) * dtype.itemsize:
@@ -200,7 +200,7 @@ class OnnxFile:
         return OnnxTensor(name, kind, data.view(dtype).reshape(shape), offset)
 
     def _values(self, message: ProtoMessage, kind: str) -> tuple[Array, int | None]:
-        """The bytes of a constant and their offset, wherever the file has them."""
+        """The bytes of a constant and their offset in the file, if they are stored raw."""
         if message.integer(_TENSOR["data_location"]) == 1:
             entries = message.messages(_TENSOR["external_data"])
             words = {entry.text(_ENTRY["key"]): entry.text(_ENTRY["value"]) for entry in entries}
@@ -240,6 +240,6 @@ def _declared(message: ProtoMessage) -> Declared:
         return Declared(name, word, None, ())
     dims: list[Any] = [(d.integer(_DIM["dim_value"]), d.text(_DIM["dim_param"])) for d in shape.messages(_SHAPE["dim"])]
     if len(dims) > _HIGHEST_RANK or any(not 0 <= size < 2**31 for size, _ in dims):
-        raise ImportFailed(f"input {name[:_NAME]!r}: dimensions {[d for d, _ in dims][:_HIGHEST_RANK]} cannot be")
+        raise ImportFailed(f"input {name[:_NAME]!r}: dimensions {[d for d, _ in dims][:_HIGHEST_RANK]} are invalid")
     symbols = tuple(symbol or f"dimension {i}" for i, (size, symbol) in enumerate(dims) if not size)
     return Declared(name, word, tuple(size for size, _ in dims), symbols)

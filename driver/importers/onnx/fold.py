@@ -1,6 +1,6 @@
-"""What is computed when the file is read: the shapes that exporters write as operators, and other small constants.
+"""Constant folding: the shapes that exporters write as operators, and other small constants.
 
-A size that is not known stands as UNKNOWN among the others; what is computed from it is DERIVED.
+An unknown size is UNKNOWN in such a list; anything computed from it is DERIVED.
 """
 
 import math
@@ -18,14 +18,14 @@ from .file import DTYPES, TYPES
 from .graph import DERIVED, UNKNOWN, Shape
 
 _MOST = 1 << 14
-"""Elements of a constant that is computed."""
+"""Limit of elements in a folded constant."""
 _VIEWS = ("Identity", "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Cast")
-"""Of larger ones as well: they make nothing, or no more than the file holds."""
+"""Folded for larger constants too: they allocate nothing, or no more than the file holds."""
 Fold = Callable[[OnnxCall, list[Array]], Array]
 
 
 def fold(call: OnnxCall) -> bool:
-    """Compute the operator if all that it needs is constant; whether it was."""
+    """Compute the operator if all of its inputs are constant. Returns whether it was computed."""
     node = call.node
     if node.kind in ("Shape", "Size"):
         return _shape(call)
@@ -40,7 +40,7 @@ def fold(call: OnnxCall) -> bool:
     try:
         result = np.asarray(FOLDS[node.kind](call, arrays))
     except (ValueError, TypeError, IndexError, OverflowError, MemoryError, ZeroDivisionError) as error:
-        raise ImportFailed(f"of constants: {str(error)[:128]}") from None
+        raise ImportFailed(f"cannot be computed from these constants: {str(error)[:128]}") from None
     names = {np.dtype(dtype): name for name, dtype in DTYPES.items()}
     kind = "BOOL" if result.dtype == np.bool_ or _is_boolean(call) else names[result.dtype]
     if node.kind not in _VIEWS or node.kind == "Cast":
@@ -50,7 +50,7 @@ def fold(call: OnnxCall) -> bool:
 
 
 def _is_boolean(call: OnnxCall) -> bool:
-    """Whether an operator that keeps the type of its first input keeps booleans."""
+    """Whether the first input is boolean, for operators that keep its type."""
     keeps = (
         "Identity",
         "Reshape",
@@ -78,15 +78,15 @@ def _shape(call: OnnxCall) -> bool:
 
 def _bounded(count: int) -> None:
     if not 0 <= count <= _MOST:
-        raise ImportFailed(f"{count} elements computed from constants; at most {_MOST} are")
+        raise ImportFailed(f"{count} elements computed from constants; the limit is {_MOST}")
 
 
 def _elementwise(compute: Callable[..., Any], inputs: int = 1) -> Fold:
-    """Of so many inputs: numpy would write to a further one."""
+    """A numpy function of exactly `inputs` inputs: numpy would take a further one as its output."""
 
     def apply(call: OnnxCall, arrays: list[Array]) -> Array:
         if len(arrays) != inputs:
-            raise ImportFailed(f"{len(arrays)} inputs; there have to be {inputs}")
+            raise ImportFailed(f"{len(arrays)} inputs; expected {inputs}")
         _bounded(math.prod(np.broadcast_shapes(*(a.shape for a in arrays))))
         result = np.asarray(compute(*arrays))
         if result.dtype != np.bool_:
@@ -99,14 +99,14 @@ def _elementwise(compute: Callable[..., Any], inputs: int = 1) -> Fold:
             return np.where(mask, DERIVED, result)
         is_negative = [(a < 0) & ~u for a, u in zip(arrays, unknown, strict=False)]
         if compute is not operator.eq or not np.any(np.broadcast_arrays(*is_negative), axis=0)[mask].all():
-            raise ImportFailed(f"it depends on an unknown dimension; {call.graph.unclear()}")
-        return result  # no size is below 0
+            raise ImportFailed(f"it depends on an unknown dimension; {call.graph.shape_hint()}")
+        return result  # a size is never negative
 
     return apply
 
 
 def _each(compute: Callable[..., Any]) -> Fold:
-    """One input after the other."""
+    """Fold any number of inputs with a binary function."""
     step = _elementwise(compute, 2)
 
     def apply(call: OnnxCall, arrays: list[Array]) -> Array:
@@ -122,13 +122,13 @@ def _div(x: Array, y: Array) -> Array:
     if x.dtype.kind == "f":
         return np.asarray(x / y)
     if (y == 0).any():
-        raise ImportFailed("an integer is divided by 0")
+        raise ImportFailed("integer division by 0")
     return np.asarray(np.sign(x) * np.sign(y) * (np.abs(x) // np.abs(y)))
 
 
 def _mod(x: Array, y: Array) -> Array:
     if x.dtype.kind == "f" or (y == 0).any():
-        raise ImportFailed("a remainder of floats, or by 0")
+        raise ImportFailed("remainder of floats, or by 0")
     return np.asarray(np.mod(x, y))
 
 
@@ -183,14 +183,14 @@ def _flatten(call: OnnxCall, arrays: list[Array]) -> Array:
 def _cast(call: OnnxCall, arrays: list[Array]) -> Array:
     kind = TYPES.get(call.node.integer("to"))
     if kind is None:
-        raise ImportFailed(f"to ONNX type {call.node.integer('to')}")
+        raise ImportFailed(f"cannot cast to ONNX type {call.node.integer('to')}")
     return arrays[0] != 0 if kind == "BOOL" else arrays[0].astype(DTYPES[kind])
 
 
 def _expand(call: OnnxCall, arrays: list[Array]) -> Array:
     wanted = tuple(int(v) for v in arrays[1].reshape(-1))
     if len(wanted) > 8 or min(wanted, default=1) < 0:
-        raise ImportFailed(f"a shape of {wanted[:8]}")
+        raise ImportFailed(f"invalid shape {wanted[:8]}")
     shape = np.broadcast_shapes(arrays[0].shape, wanted)
     _bounded(math.prod(shape))
     return np.ascontiguousarray(np.broadcast_to(arrays[0], shape))
@@ -199,7 +199,7 @@ def _expand(call: OnnxCall, arrays: list[Array]) -> Array:
 def _range(call: OnnxCall, arrays: list[Array]) -> Array:
     start, limit, step = (a.reshape(-1)[0].item() for a in arrays)
     if not step:
-        raise ImportFailed("a step of 0")
+        raise ImportFailed("the step is 0")
     _bounded(max(math.ceil((limit - start) / step), 0))
     return np.asarray(np.arange(start, limit, step), arrays[0].dtype)
 
@@ -207,7 +207,7 @@ def _range(call: OnnxCall, arrays: list[Array]) -> Array:
 def _filled(call: OnnxCall, arrays: list[Array]) -> Array:
     shape: Shape = tuple(int(v) for v in arrays[0].reshape(-1))
     if len(shape) > 8 or min(shape, default=0) < 0:
-        raise ImportFailed(f"a shape of {list(shape)[:8]}: {call.graph.unclear()}")
+        raise ImportFailed(f"invalid shape {list(shape)[:8]}: {call.graph.shape_hint()}")
     _bounded(math.prod(shape))
     value = call.node.tensor("value")
     return np.full(shape, np.float32(0) if value is None else value.data.reshape(-1)[0])

@@ -1,9 +1,9 @@
-"""The graph of an .onnx file on its way into the HAL: its values by name, each in the forms in which it was needed.
+"""The graph of an .onnx file during conversion: its values by name, each in the layouts that operators needed.
 
-ONNX has the channels of an image before its pixels, the HAL's own order is the other one. A value can have both forms:
-`plain`, as the file has it, and `image`, with the channels last. Operators on images read and write the second,
-those that treat each element alike take what is there, and the rest has it transposed: so a network is transposed where
-its images begin and end. A value of rank 3 is an image of height 1; one of rank 0 has one element of rank 1.
+ONNX stores the channels of an image before its pixels; the HAL stores them last. A value can have both layouts:
+`plain`, that of the file, and `image`, channels-last. Operators on images read and write `image`. Element-wise
+operators take whichever exists. All others read `plain`. So a network is transposed only where its images begin and
+end. A value of rank 3 is an image of height 1; one of rank 0 becomes one element of rank 1.
 """
 
 from collections.abc import Iterable, Sequence
@@ -30,19 +30,19 @@ HAL_TYPES = {
 }
 FLOATS, INTEGERS, BYTES = ("FLOAT", "FLOAT16"), ("INT32", "INT64"), ("UINT8", "INT8")
 UNKNOWN, DERIVED = -(2**40), -(2**40) - 1
-"""Stand for a size that is not known, and for what was computed from one, in the values of shapes."""
+"""Markers in the values of shapes: an unknown size, and a value computed from one."""
 _HIGHEST_RANK = 4
 _MOST_OPERATIONS = 1 << 15
-"""Of the model: one operator can become thousands."""
+"""Limit for the model: one operator can become thousands."""
 Shape = tuple[int, ...]
 
 
 @dataclass(slots=True, eq=False)
 class ValueEntry:
-    """One value of the file: what is known of it, and the operands that hold it.
+    """One named value of the file, and the operands that hold it.
 
-    shape: 0 where unknown. array: of a constant; offset: where it lies in the file.
-    scales, zero_points, axis: how 8-bit (or bias) integers stand for numbers. source: the integers that it stands for.
+    shape: 0 where unknown. array: of a constant; offset: its position in the file.
+    scales, zero_points, axis: quantisation of 8-bit (or bias) integers. source: the quantised value it was read from.
     """
 
     name: str
@@ -63,7 +63,7 @@ class ValueEntry:
 
 
 class OnnxGraph:
-    """The values and the operations so far."""
+    """The values by name, and the model under construction."""
 
     def __init__(self, file: OnnxFile) -> None:
         self.file, self.builder = file, ModelBuilder()
@@ -77,15 +77,15 @@ class OnnxGraph:
             self.define(tensor)
 
     def define(self, tensor: OnnxTensor) -> None:
-        """A constant of the file."""
+        """Add a constant of the file."""
         self.entries[tensor.name] = ValueEntry(tensor.name, tensor.type, tensor.data.shape, tensor.data, tensor.offset)
 
     def declare(self, info: Declared, scale: float, zero_point: int) -> None:
-        """An input of the model, unless it is a constant that may be overridden."""
+        """Add an input of the model, unless it is an initializer that a caller may override."""
         if info.name in self.entries:
             return
         if info.type not in HAL_TYPES:
-            raise ImportFailed(f"input {info.name[:64]!r} is of {info.type}, which the HAL does not have")
+            raise ImportFailed(f"input {info.name[:64]!r} is of {info.type}, which is not a type of the HAL")
         if info.shape is None:
             raise ImportFailed(f"input {info.name[:64]!r} has no shape; export the model with one")
         kind = HAL_TYPES[info.type]
@@ -98,13 +98,13 @@ class OnnxGraph:
         self._inputs.append((value, info.name))
 
     def entry(self, name: str) -> ValueEntry:
-        """The value of that name."""
+        """Look up a value by name."""
         if name not in self.entries:
             raise ImportFailed(f"nothing gives {name[:64]!r} a value before it is read")
         return self.entries[name]
 
     def bind(self, entry: ValueEntry) -> None:
-        """A value that was computed."""
+        """Add a value that an operator computes."""
         if entry.name in self.entries:
             raise ImportFailed(f"{entry.name[:64]!r} has a value already")
         self.entries[entry.name] = entry
@@ -113,26 +113,26 @@ class OnnxGraph:
                 self._names.setdefault(value.index, entry.name)
 
     def charge(self, nbytes: int) -> None:
-        """So many bytes are made from the file."""
+        """Charge `nbytes` to the budget for data made from the file."""
         self.file.bytes.makes.charge(nbytes)
 
     def alias(self, name: str, entry: ValueEntry) -> None:
-        """Another name for a value."""
+        """Give a value another name."""
         if name in self.entries:
             raise ImportFailed(f"{name[:64]!r} has a value already")
         self.entries[name] = entry
 
-    # ---- forms
+    # ---- layouts
 
     def plain(self, entry: ValueEntry) -> Value:
-        """A value as the file has it."""
-        value = self.loose(entry)
+        """The operand of a value in the layout of the file."""
+        value = self.plain_squeezed(entry)
         if len(entry.shape) > _HIGHEST_RANK and len(value.operand.dimensions) != len(entry.shape):
             raise ImportFailed(f"{entry}: the HAL takes at most 4 dimensions here")
         return value
 
-    def loose(self, entry: ValueEntry) -> Value:
-        """The same; without dimensions of size 1 when it has more than four."""
+    def plain_squeezed(self, entry: ValueEntry) -> Value:
+        """As `plain`, but without dimensions of size 1 when the value has more than four dimensions."""
         if entry.plain is None and entry.array is None:
             self.derive(entry)
         if entry.plain is None:
@@ -140,7 +140,7 @@ class OnnxGraph:
         return entry.plain
 
     def image(self, entry: ValueEntry, rank: int | None = None) -> Value:
-        """A value with its channels last. A constant is broadcast to `rank`."""
+        """The channels-last operand of a value. A constant is broadcast to `rank`."""
         rank = len(entry.shape) if rank is None else rank
         if entry.image is None and entry.array is None:
             self.derive(entry)
@@ -151,12 +151,12 @@ class OnnxGraph:
         return entry.image
 
     def is_image(self, entry: ValueEntry) -> bool:
-        """Whether a value is there with its channels last only."""
+        """Whether a value exists in the channels-last layout only."""
         held = entry if entry.source is None or entry.plain or entry.image else entry.source
         return held.plain is None and held.image is not None
 
     def derive(self, entry: ValueEntry) -> None:
-        """The numbers that quantised values stand for."""
+        """Dequantise a value that has only its integers so far."""
         if entry.source is None or entry.plain or entry.image:
             return
         source = entry.source
@@ -181,7 +181,7 @@ class OnnxGraph:
     def _to_image(self, entry: ValueEntry) -> Value:
         value, rank = self.plain(entry), len(entry.shape)
         if rank not in (3, 4):
-            raise ImportFailed(f"{entry} has rank {rank}; images and signals have 4 and 3")
+            raise ImportFailed(f"{entry} has rank {rank}; an image has rank 4, a signal rank 3")
         if rank == 3:
             return self.cast(self.operation("EXPAND_DIMS", self.transpose(value, (0, 2, 1)), 1))
         if all(d == 1 for d in entry.shape[2:]):
@@ -191,7 +191,7 @@ class OnnxGraph:
     def _image_constant(self, entry: ValueEntry, rank: int) -> Value:
         assert entry.array is not None
         if rank not in (3, 4) or entry.array.ndim > rank:
-            raise ImportFailed(f"{entry} is no image or signal, nor part of one")
+            raise ImportFailed(f"{entry} is neither an image nor a signal")
         if rank not in entry.forms:
             array = entry.array.reshape((1,) * (rank - entry.array.ndim) + entry.array.shape)
             array = array[:, :, None] if rank == 3 else array
@@ -202,23 +202,23 @@ class OnnxGraph:
     # ---- operations and constants
 
     def operation(self, kind: str, *arguments: Any, **asked: Any) -> Any:
-        """Add an operation; its result, or its results."""
+        """Add an operation and return its result or results."""
         self._operations += 1
         if self._operations > _MOST_OPERATIONS:
             raise ImportFailed(f"more than {_MOST_OPERATIONS} operations")
         return self.builder.operation(kind, *arguments, **asked)
 
     def transpose(self, value: Value, order: Sequence[int]) -> Value:
-        """TRANSPOSE."""
+        """Add a TRANSPOSE."""
         return self.cast(self.operation("TRANSPOSE", value, np.array(order, np.int32)))
 
     def cast(self, value: Any) -> Value:
-        """What an operation with one result gives."""
+        """Narrow the result of an operation with one output to `Value`."""
         assert isinstance(value, Value)
         return value
 
     def reshape(self, value: Value, shape: Iterable[int]) -> Value:
-        """`value` in another shape, one dimension of which may be unknown (0)."""
+        """Reshape `value`; one dimension of `shape` may be unknown (0)."""
         sizes = [d or -1 for d in shape] or [1]
         if tuple(sizes) == value.operand.dimensions:
             return value
@@ -227,19 +227,19 @@ class OnnxGraph:
                 value = self.cast(self.operation("EXPAND_DIMS", value, place))
             return value
         if sizes.count(-1) > 1 or len(sizes) > _HIGHEST_RANK:
-            raise ImportFailed(f"cannot reshape to {sizes}: {self.unclear()}")
+            raise ImportFailed(f"cannot reshape to {sizes}: {self.shape_hint()}")
         return self.cast(self.operation("RESHAPE", value, np.array(sizes, np.int32)))
 
-    def unclear(self) -> str:
-        """Why a shape does not do, and what helps."""
+    def shape_hint(self) -> str:
+        """The remedy to add to an error message about a shape."""
         named = ", ".join(sorted(self.symbols)[:4])
         return f"give {named} a fixed size" if named else "the HAL takes at most 4 dimensions here"
 
     def constant(self, entry: ValueEntry, array: Array) -> Value:
-        """A constant with the type and the quantisation of `entry`."""
+        """Add `array` as a constant with the type and quantisation of `entry`."""
         if entry.type not in HAL_TYPES:
-            raise ImportFailed(f"{entry}: the HAL has no such tensors")
-        kind, is_own = HAL_TYPES[entry.type], array is entry.array  # as it lies in the file
+            raise ImportFailed(f"{entry}: the HAL has no tensors of this type")
+        kind, is_own = HAL_TYPES[entry.type], array is entry.array  # the bytes of the file, unchanged
         array = array.reshape(array.shape or (1,))
         if entry.type == "INT64":
             self.charge(array.nbytes)
@@ -258,7 +258,7 @@ class OnnxGraph:
     # ---- the end
 
     def finish(self, outputs: Sequence[str]) -> Model:
-        """The model, its operands named as in the file."""
+        """Build the model; operands carry their names in the file."""
         names = dict(self._names)
         if not outputs:
             raise ImportFailed("the graph has no output")
@@ -286,7 +286,10 @@ class OnnxGraph:
 
 
 def _inserted(source: Sequence[int], target: Sequence[int]) -> list[int]:
-    """Where dimensions of size 1 are new in `target`; none when it differs in more. The HAL reshapes no integers."""
+    """Positions of new dimensions of size 1 in `target`; empty when it differs otherwise.
+
+    For integers: the HAL has EXPAND_DIMS for them, but no RESHAPE.
+    """
     rest, places = list(source), []
     for place, size in enumerate(target):
         if rest and rest[0] == size:
@@ -299,14 +302,14 @@ def _inserted(source: Sequence[int], target: Sequence[int]) -> list[int]:
 
 
 def small(array: Array, where: str) -> Array:
-    """64-bit integers as 32-bit ones."""
+    """Narrow 64-bit integers to 32 bits."""
     if array.size and not -(2**31) <= array.min() <= array.max() < 2**31:
         raise ImportFailed(f"{where} does not fit into 32 bits")
     return array.astype(np.int32)
 
 
 def dequantised(entry: ValueEntry) -> Array:
-    """The numbers that a quantised constant stands for."""
+    """Dequantise a constant."""
     assert entry.array is not None
     along = [-1 if i == entry.axis else 1 for i in range(entry.array.ndim)]
     scales, zero_points = (

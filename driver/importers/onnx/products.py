@@ -11,14 +11,14 @@ from driver.importers.file_bytes import Array
 from driver.nn.builder import Value
 
 from .call import OnnxCall, axis_of, broadcast
-from .elements import only_floats
+from .elements import require_floats
 from .graph import Shape, ValueEntry
 from .shapes import IMAGE_AXES, spread
 from .weights import bias, filters
 
 Convert = Callable[[OnnxCall], None]
 _MOST_PRODUCTS = 256
-"""Products of matrices into which a batch of them is taken apart."""
+"""Limit of matrix products that one batched MatMul is split into."""
 
 
 # ---- dense layers --------------------------------------------------------------------------------------------------
@@ -32,12 +32,12 @@ def gemm(call: OnnxCall) -> None:
         x, rows = call.emit("TRANSPOSE", x, np.array([1, 0], np.int32)), size
     entry, by_unit = call.weights(1), node.integer("transB")
     if entry.array is None or entry.array.ndim != 2:
-        raise ImportFailed(f"weights {entry}; there have to be 2 dimensions")
+        raise ImportFailed(f"weights {entry}; expected 2 dimensions")
     array = entry.array if by_unit else entry.array.T
     alpha, beta = node.real("alpha", 1.0), node.real("beta", 1.0)
     if alpha != 1.0:
         if call.target is not None:
-            raise ImportFailed(f"alpha {alpha} of a quantised product")
+            raise ImportFailed(f"alpha {alpha} is not supported for a quantised product")
         array = array * array.dtype.type(alpha)
     result = _dense(call, x, entry, array, (rows,), entry.axis == (0 if by_unit else 1), 2, beta)
     call.give(result, shape=(rows, array.shape[0]))
@@ -57,7 +57,7 @@ def _dense(
     units, size = array.shape
     if x.operand.type.is_quantised and len(entry.scales) > 1:
         if not by_unit:
-            raise ImportFailed(f"weights {entry} have their scales along the dimension that is summed up")
+            raise ImportFailed(f"weights {entry} have per-channel scales along the dimension that is summed")
         weights = filters(call, entry, array.reshape(units, 1, 1, size), 0, x)
         image = call.graph.reshape(x, (math.prod(rows), 1, 1, size))
         offset = bias(call, position, image, weights, units, factor)
@@ -69,15 +69,15 @@ def _dense(
 
 
 def matmul(call: OnnxCall) -> None:
-    """FULLY_CONNECTED with constant weights; a batch of matrices is taken apart, one FULLY_CONNECTED for each."""
+    """FULLY_CONNECTED with constant weights; a batch of matrices is split, one FULLY_CONNECTED each."""
     entry = call.entry(1)
     call.graph.derive(entry)
     if entry.array is not None and entry.array.ndim == 2 and len(call.shape(0)) > 1:
         _layer(call, entry)
     else:
-        only_floats(call)
+        require_floats(call)
         if call.target is not None:
-            raise ImportFailed("a product of two quantised matrices, neither of which is constant")
+            raise ImportFailed("neither matrix of a quantised product is constant")
         _products(call)
 
 
@@ -86,7 +86,7 @@ def _layer(call: OnnxCall, entry: ValueEntry) -> None:
     assert array is not None
     x, units = call.value(0), array.shape[1]
     if shape[-1] != array.shape[0]:
-        raise ImportFailed(f"{list(shape)} times {list(array.shape)}")
+        raise ImportFailed(f"matrices of {list(shape)} and {list(array.shape)} cannot be multiplied")
     if len(shape) != 2:
         x = call.graph.reshape(x, (math.prod(shape[:-1]), shape[-1]))
     result = _dense(call, x, entry, array.T, (math.prod(shape[:-1]),), entry.axis == 1, 2)
@@ -98,11 +98,11 @@ def _layer(call: OnnxCall, entry: ValueEntry) -> None:
 def _products(call: OnnxCall) -> None:
     left, right = call.known(0), call.known(1)
     if len(left) < 2 or len(right) < 2 or left[-1] != right[-2]:
-        raise ImportFailed(f"{list(left)} times {list(right)}; there have to be matrices that fit")
+        raise ImportFailed(f"matrices of {list(left)} and {list(right)} cannot be multiplied")
     head = broadcast(left[:-2], right[:-2]) if left[:-2] or right[:-2] else ()
     count, (rows, size), units = math.prod(head), left[-2:], right[-1]
     if not 0 < count <= _MOST_PRODUCTS:
-        raise ImportFailed(f"{count} products of matrices; at most {_MOST_PRODUCTS} are taken apart")
+        raise ImportFailed(f"{count} products of matrices; the limit is {_MOST_PRODUCTS}")
     x = spread(call, call.value(0), left, (*head, rows, size))
     order = [*range(len(right) - 2), len(right) - 1, len(right) - 2]
     turned = call.graph.transpose(call.value(1), order)
@@ -138,7 +138,7 @@ def softmax(kind: str) -> Convert:
             result = call.emit(kind, flat, 1.0, *((1,) if kind == "LOG_SOFTMAX" else ()))
             call.give(call.graph.reshape(result, shape), shape=shape)
             return
-        value, is_image = call.alike()
+        value, is_image = call.input_in_its_layout()
         place = IMAGE_AXES[len(shape)][axis] if is_image else axis
         is_last = place == len(value.operand.dimensions) - 1 and kind == "SOFTMAX"
         call.give(call.emit(kind, value, 1.0, *(() if is_last else (place,))), shape=shape, is_image=is_image)
@@ -147,19 +147,19 @@ def softmax(kind: str) -> Convert:
 
 
 def batch_norm(call: OnnxCall) -> None:
-    """MUL and ADD of what the four constants say together."""
+    """MUL and ADD with factors computed from the four constants."""
     if call.node.integer("training_mode"):
-        raise ImportFailed("training_mode; export the model for inference")
+        raise ImportFailed("training_mode is set; export the model for inference")
     scale, offset, mean, variance = (np.asarray(call.weights(i).array, np.float64) for i in range(1, 5))
     channels = (*call.shape(0), 0, 0)[1]
     if len({a.shape for a in (scale, offset, mean, variance)}) > 1 or scale.shape != (channels,):
-        raise ImportFailed(f"scale, bias, mean and variance have to have one value for each of {channels} channels")
+        raise ImportFailed(f"scale, bias, mean and variance must have one value for each of {channels} channels")
     factor = scale / np.sqrt(variance + call.node.real("epsilon", 1e-5))
     _scaled(call, factor, offset - mean * factor)
 
 
 def _scaled(call: OnnxCall, factor: Array, offset: Array, value: Value | None = None) -> None:
-    """The image times a factor and plus an offset for each channel, as the result."""
+    """Bind the result to the image scaled and shifted per channel."""
     shape = call.shape(0)
     is_image = len(shape) in (3, 4)
     value = value or (call.image(0) if is_image else call.value(0))
@@ -169,21 +169,21 @@ def _scaled(call: OnnxCall, factor: Array, offset: Array, value: Value | None = 
 
 
 def instance_norm(call: OnnxCall) -> None:
-    """INSTANCE_NORMALIZATION, then a factor and an offset for each channel."""
+    """INSTANCE_NORMALIZATION, then scales and shifts each channel."""
     factor, offset = (np.asarray(call.weights(i).array) for i in (1, 2))
     epsilon = call.node.real("epsilon", 1e-5)
     value = call.emit("INSTANCE_NORMALIZATION", call.image(0), 1.0, 0.0, epsilon, False)
     if factor.ndim != 1 or factor.shape != offset.shape:
-        raise ImportFailed("scale and bias have to have one value for each channel")
+        raise ImportFailed("scale and bias must have one value for each channel")
     _scaled(call, factor, offset, value)
 
 
 def group_norm(call: OnnxCall) -> None:
-    """Each group is normalised as a row of its own; then a factor and an offset for each channel."""
+    """Normalises each group as a row of its own; then scales and shifts each channel."""
     shape, groups = call.shape(0, 4), call.node.integer("num_groups")
     channels, pixels = shape[1], math.prod(shape[2:])
     if groups < 1 or not pixels or not channels or channels % groups:
-        raise ImportFailed(f"{groups} groups of {channels} channels; {call.graph.unclear()}")
+        raise ImportFailed(f"{groups} groups of {channels} channels; {call.graph.shape_hint()}")
     factor, offset = (np.asarray(call.weights(i).array) for i in (1, 2))
     call.graph.charge(8 * channels)
     if factor.shape == (groups,):  # before opset 21
@@ -195,7 +195,7 @@ def group_norm(call: OnnxCall) -> None:
 
 
 def layer_norm(call: OnnxCall) -> None:
-    """Normalised over the last dimensions, then a factor and an offset for each element."""
+    """Normalises over the last dimensions; then scales and shifts each element."""
     shape = call.shape(0)
     axes = list(range(call.axis(-1, len(shape)), len(shape)))
     value, mean, factor = _normalised(call, call.value(0), axes)
@@ -207,8 +207,8 @@ def layer_norm(call: OnnxCall) -> None:
 
 
 def _normalised(call: OnnxCall, value: Value, axes: list[int]) -> tuple[Any, Any, Any]:
-    """`value` with mean 0 and variance 1 along `axes`; its mean; and one over its deviation."""
-    only_floats(call)
+    """`value` normalised to mean 0 and variance 1 along `axes`; its mean; and 1 / its standard deviation."""
+    require_floats(call)
     along = np.array(axes, np.int32)
     mean = call.emit("MEAN", value, along, 1)
     apart = call.emit("SUB", value, mean, 0)
@@ -225,12 +225,12 @@ def reduce(kind: str, before: str | None = None, after: str | None = None) -> Co
     """MEAN or a REDUCE_…; `before`: SQUARE or ABS of each element, `after`: SQRT or LOG of the result."""
 
     def convert(call: OnnxCall) -> None:
-        shape, axes = call.shape(0), call.listed("axes", 1)
+        shape, axes = call.shape(0), call.attribute_or_input("axes", 1)
         if not axes and call.node.integer("noop_with_empty_axes"):
-            raise ImportFailed("noop_with_empty_axes without axes")
+            raise ImportFailed("noop_with_empty_axes is not supported")
         named = sorted({axis_of(a, len(shape)) for a in axes or range(len(shape))})
         keep = bool(call.node.integer("keepdims", 1))
-        value, is_image = call.alike()
+        value, is_image = call.input_in_its_layout()
         if is_image and not keep and named != list(range(2, len(shape))):
             value, is_image = call.value(0), False
         place = IMAGE_AXES[len(shape)] if is_image else tuple(range(len(shape)))
@@ -253,7 +253,7 @@ def arg(kind: str) -> Convert:
 
     def convert(call: OnnxCall) -> None:
         if call.node.integer("select_last_index"):
-            raise ImportFailed("select_last_index; of equal elements, the HAL takes the first")
+            raise ImportFailed("select_last_index is not supported: of equal elements, the HAL takes the first")
         shape = call.shape(0)
         axis, keep = call.axis(0, len(shape)), call.node.integer("keepdims", 1)
         result = call.emit(kind, call.value(0), axis)
@@ -265,12 +265,12 @@ def arg(kind: str) -> Convert:
 
 
 def top_k(call: OnnxCall) -> None:
-    """TOPK_V2 along the last dimension; the smallest are the largest of what is negated."""
+    """TOPK_V2 along the last dimension; for the smallest, the input is negated."""
     shape = call.shape(0)
     axis = call.axis(-1, len(shape))
     count = call.integers(1)[0] if call.given(1) and call.number(1) > 0 else call.node.integer("k")
     if axis != len(shape) - 1:
-        raise ImportFailed(f"axis {axis} of {len(shape)}; the HAL sorts along the last dimension")
+        raise ImportFailed(f"axis {axis} of {len(shape)} dimensions; the HAL sorts along the last one only")
     is_largest, value = call.node.integer("largest", 1), call.value(0)
     values, indices = call.emit("TOPK_V2", value if is_largest else call.emit("NEG", value), count)
     call.give(values if is_largest else call.emit("NEG", values))

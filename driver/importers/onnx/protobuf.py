@@ -27,20 +27,20 @@ Span = tuple[int, int]
 
 
 class ProtoBytes(FileBytes):
-    """The file, and how many fields may still be read of it."""
+    """The bytes of the file, and a budget of fields."""
 
     def __init__(self, data: memoryview) -> None:
         super().__init__(data)
         self._fields = _MOST_FIELDS
 
     def count(self) -> None:
-        """One more field."""
+        """Charge one field to the budget."""
         self._fields -= 1
         if self._fields < 0:
             raise ImportFailed(f"damaged, or too large: it has more than {_MOST_FIELDS} fields")
 
     def varint(self, at: int, end: int) -> tuple[int, int]:
-        """The unsigned integer at `at`, and where it ends."""
+        """Read the unsigned integer at `at`; returns it and the position behind it."""
         value = 0
         for shift in range(min(end - at, _LONGEST_VARINT)):
             byte = self.data[at + shift]
@@ -73,9 +73,9 @@ class ProtoMessage:
         elif kind in (_FOUR, _EIGHT):
             length = 4 if kind == _FOUR else 8
         else:
-            raise ImportFailed(f"damaged: a field of type {kind} at {at}")
+            raise ImportFailed(f"damaged: field of unknown type {kind} at {at}")
         if at + length > end:
-            raise ImportFailed(f"damaged: {length} bytes at {at} lie outside of what holds them")
+            raise ImportFailed(f"damaged: {length} bytes at {at} lie outside of their message")
         return (at, at + length), at + length
 
     def _of(self, number: int, *kinds: int) -> Iterator[tuple[int, Any]]:
@@ -85,19 +85,19 @@ class ProtoMessage:
             yield kind, value
 
     def has(self, number: int) -> bool:
-        """Whether there is such a field."""
+        """Whether the message has field `number`."""
         return number in self._fields
 
     def spans(self, number: int) -> list[Span]:
-        """Where the bytes of each field of that number lie."""
+        """Start and end of the bytes of each field `number`."""
         return [value for _, value in self._of(number, _BYTES)]
 
     def texts(self, number: int) -> list[str]:
-        """Each as a string."""
+        """Each field `number` as a string."""
         return [self._text(span) for span in self.spans(number)]
 
     def text(self, number: int) -> str:
-        """The last one as a string; empty when there is none."""
+        """The last field `number` as a string; empty when absent."""
         spans = self.spans(number)
         return self._text(spans[-1]) if spans else ""
 
@@ -106,43 +106,43 @@ class ProtoMessage:
         return bytes(self.wire.data[slice(*span)]).decode("utf-8", "replace")
 
     def messages(self, number: int) -> Iterator["ProtoMessage"]:
-        """Each as a message."""
+        """Each field `number` as a message."""
         return (ProtoMessage(self.wire, *span) for span in self.spans(number))
 
     def message(self, number: int) -> "ProtoMessage | None":
-        """The last one as a message."""
+        """The last field `number` as a message; None when absent."""
         spans = self.spans(number)
         return ProtoMessage(self.wire, *spans[-1]) if spans else None
 
     def integer(self, number: int, default: int = 0) -> int:
-        """The last one as a signed integer."""
+        """The last field `number` as a signed integer."""
         values = [value for _, value in self._of(number, _VARINT)]
         return _signed(values[-1]) if values else default
 
     def real(self, number: int) -> float:
-        """The last one as a float of 32 bits."""
+        """The last field `number` as a float32."""
         spans = [value for _, value in self._of(number, _FOUR)]
         return float(_F32.unpack(self.wire.data[slice(*spans[-1])])[0]) if spans else 0.0
 
     def integers(self, number: int) -> Array:
-        """All of them, each alone or many packed together."""
+        """All fields `number` as integers, whether single or packed."""
         parts: list[Array] = []
         for kind, value in self._of(number, _VARINT, _BYTES):
             parts.append(np.array([_signed(value)], np.int64) if kind == _VARINT else self._packed(value))
         return np.concatenate(parts) if len(parts) > 1 else (parts or [np.zeros(0, np.int64)])[0]
 
     def reals(self, number: int, dtype: str = "<f4") -> Array:
-        """The same of floats of 32 or 64 bits."""
+        """All fields `number` as floats of 32 or 64 bits."""
         kind, size = (_FOUR if dtype == "<f4" else _EIGHT), np.dtype(dtype).itemsize
         parts = []
         for _, (start, end) in self._of(number, kind, _BYTES):
             if (end - start) % size:
-                raise ImportFailed(f"damaged: {end - start} bytes at {start} for numbers of {size}")
+                raise ImportFailed(f"damaged: {end - start} bytes at {start} do not hold whole numbers of {size} bytes")
             parts.append(self.wire.part(start, end - start).view(dtype))
         return np.concatenate(parts) if len(parts) > 1 else (parts or [np.zeros(0, dtype)])[0]
 
     def _packed(self, span: Span) -> Array:
-        """Integers of one to ten bytes one after the other, all at once."""
+        """Decode a run of packed varints (one to ten bytes each), vectorised."""
         data = self.wire.part(span[0], span[1] - span[0])
         self.wire.makes.charge(data.size)
         stops = np.flatnonzero(data < 0x80) + 1

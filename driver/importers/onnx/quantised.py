@@ -1,7 +1,7 @@
-"""QuantizeLinear and DequantizeLinear: operators between them compute on integers, as far as the HAL has them.
+"""QuantizeLinear and DequantizeLinear: an operator between them computes on integers where the HAL can.
 
-A value that DequantizeLinear gives knows the integers that it stands for; an operator all of whose inputs do, and whose
-result is quantised at once, is computed on those. Elsewhere the two are operations of their own.
+The result of DequantizeLinear keeps a reference to its integers. An operator whose inputs all do so, and whose result
+goes to QuantizeLinear, is computed on the integers. Elsewhere the two become QUANTIZE and DEQUANTIZE.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,15 +18,15 @@ from .weights import MIDDLE
 
 
 def quantise(call: OnnxCall) -> None:
-    """QUANTIZE; integers that come back with the scale they had are the same value."""
+    """QUANTIZE; the identity for integers that return with the same scale."""
     target = wanted(call.graph, call.node)
     if target is None:
-        raise ImportFailed("scale and zero point have to be constant, one for all elements, of INT8 or UINT8")
+        raise ImportFailed("scale and zero point must be constant, one for all elements, and of INT8 or UINT8")
     source = call.entry(0).source
     if source is not None and source.array is None and _is(source, target):
         call.graph.alias(call.node.outputs[0], source)
         return
-    value, is_image = call.alike()
+    value, is_image = call.input_in_its_layout()
     kind = {"INT8": "quant8_asymm_signed", "UINT8": "quant8_asymm"}[target.type]
     result = call.emit("QUANTIZE", value, scale=target.scale, zero_point=target.zero_point, dtype=kind)
     call.give(result, shape=call.shape(0), is_image=is_image)
@@ -37,16 +37,16 @@ def _is(entry: ValueEntry, target: QuantTarget) -> bool:
 
 
 def dequantise(call: OnnxCall) -> None:
-    """A value that knows its integers; DEQUANTIZE only where something asks for the numbers."""
+    """A value that keeps its integers; DEQUANTIZE is added only where an operator needs floats."""
     entry, graph = call.entry(0), call.graph
     scales, zero_points = parameters(graph, call.node)
     if entry.array is None:
         if entry.type not in BYTES or (entry.scales, entry.zero_points) != (scales, zero_points):
-            raise ImportFailed(f"{entry} is quantised with {entry.scales[:2]}, and read as if with {scales[:2]}")
+            raise ImportFailed(f"{entry} is quantised with scale {entry.scales[:2]} but dequantised with {scales[:2]}")
         source = entry
     else:
         if entry.type not in (*BYTES, "INT32"):
-            raise ImportFailed(f"{entry} is quantised; the HAL has 8 bits, and 32 for biases")
+            raise ImportFailed(f"{entry} is quantised; the HAL has 8-bit data and 32-bit biases")
         axis = axis_of(call.node.integer("axis", 1), max(entry.array.ndim, 1)) if len(scales) > 1 else 0
         count = entry.array.shape[axis] if entry.array.ndim and len(scales) > 1 else len(scales)
         if len(scales) != count or (len(scales) > 1 and not entry.array.ndim) or call.node.integer("block_size"):
@@ -58,18 +58,18 @@ def dequantise(call: OnnxCall) -> None:
 
 
 def parameters(graph: OnnxGraph, node: OnnxNode) -> tuple[tuple[float, ...], tuple[int, ...]]:
-    """The scales and the zero points, as many, that an operator says."""
+    """The scales and zero points of an operator, as many of one as of the other."""
     if len(node.inputs) < 2:
         raise ImportFailed("scale is missing")
     scale = graph.entry(node.inputs[1])
     zero = graph.entry(node.inputs[2]) if len(node.inputs) > 2 and node.inputs[2] else None
     if scale.array is None or scale.type != "FLOAT" or (zero is not None and zero.array is None):
-        raise ImportFailed("scale and zero point have to be constant")
+        raise ImportFailed("scale and zero point must be constant")
     scales = tuple(float(s) for s in scale.array.reshape(-1))
     if not scales or len(scales) > 1 << 20 or not all(np.isfinite(s) and s > 0 for s in scales):
-        raise ImportFailed(f"scales {scales[:4]} have to be above 0")
+        raise ImportFailed(f"scales {scales[:4]} must be above 0")
     if zero is not None and np.asarray(zero.array).dtype.kind not in "iu":
-        raise ImportFailed(f"zero point {zero} has to hold integers")
+        raise ImportFailed(f"zero point {zero} must hold integers")
     zeros = (0,) * len(scales) if zero is None else tuple(int(z) for z in np.asarray(zero.array).reshape(-1))
     if len(zeros) != len(scales):
         raise ImportFailed(f"{len(zeros)} zero points for {len(scales)} scales")
@@ -77,7 +77,7 @@ def parameters(graph: OnnxGraph, node: OnnxNode) -> tuple[tuple[float, ...], tup
 
 
 def wanted(graph: OnnxGraph, node: OnnxNode) -> QuantTarget | None:
-    """What a QuantizeLinear makes of a value; None where the HAL has no such values."""
+    """The target of a QuantizeLinear; None where the HAL has no such type."""
     zero = node.inputs[2] if len(node.inputs) > 2 else ""
     if not all(name in graph.entries for name in (*node.inputs[1:2], *([zero] if zero else []))):
         return None
@@ -87,7 +87,7 @@ def wanted(graph: OnnxGraph, node: OnnxNode) -> QuantTarget | None:
 
 
 def computes_on_integers(graph: OnnxGraph, node: OnnxNode, rule: OnnxRule, kind: str) -> bool:
-    """Whether all floats that an operator reads are known as integers, of the type that its result gets."""
+    """Whether an operator can run on integers: all of its float inputs are dequantised from the result's type."""
     entries = [(i, graph.entries.get(name)) for i, name in enumerate(node.inputs) if name]
     if not rule.quantised or not entries or entries[0][1] is None or entries[0][1].source is None:
         return False
@@ -107,7 +107,7 @@ def computes_on_integers(graph: OnnxGraph, node: OnnxNode, rule: OnnxRule, kind:
 
 
 def _is_filter(node: OnnxNode, source: ValueEntry) -> bool:
-    """Whether the HAL has a quantised product with such weights."""
+    """Whether the HAL has a quantised product for such weights."""
     if source.array is None or source.type not in BYTES or node.real("alpha", 1.0) != 1.0:
         return False
     if node.kind == "ConvTranspose" and node.integer("group", 1) != 1:
@@ -118,12 +118,12 @@ def _is_filter(node: OnnxNode, source: ValueEntry) -> bool:
 
 
 def _is_tensor(source: ValueEntry) -> bool:
-    """Whether 8-bit integers have one scale for all."""
+    """Whether 8-bit integers are quantised per tensor."""
     return source.type in BYTES and len(source.scales) == 1
 
 
 def input_scales(nodes: Sequence[OnnxNode], constants: Mapping[str, ValueEntry]) -> dict[str, tuple[float, int]]:
-    """How the 8-bit inputs of the model stand for numbers: as their first DequantizeLinear says."""
+    """Quantisation of the model's 8-bit inputs: that of the first DequantizeLinear that reads each."""
     found: dict[str, tuple[float, int]] = {}
     for node in nodes:
         if node.kind != "DequantizeLinear" or len(node.inputs) < 2 or node.inputs[0] in found:
@@ -135,7 +135,7 @@ def input_scales(nodes: Sequence[OnnxNode], constants: Mapping[str, ValueEntry])
 
 
 def _one(entry: ValueEntry | None) -> float | None:
-    """A constant of one finite element."""
+    """Whether a value is a constant of one finite element."""
     if entry is None or entry.array is None or entry.array.size != 1:
         return None
     value = float(entry.array.reshape(-1)[0])

@@ -1,15 +1,15 @@
-"""An .onnx file as a model.
+"""Convert an .onnx file to a model.
 
-    load(file)               a path -> a Model
-      OnnxFile                   what it says, checked (file.py, by way of protobuf.py)
-      OnnxGraph, OnnxCall            its values and an operator on their way into the HAL (graph.py, call.py)
-      fold                   what is computed at once, as shapes are (fold.py)
-      TABLE                  a short function for each operator (table.py and its siblings)
-      QuantizeLinear…        quantised operators (quantised.py)
+    load(path) -> Model
+      OnnxFile               the content of the file, checked (file.py, which reads through protobuf.py)
+      OnnxGraph, OnnxCall    its values, and one operator, during conversion (graph.py, call.py)
+      fold                   computes constant expressions, such as shapes, at load time (fold.py)
+      TABLE                  one short function per operator (table.py and the modules that it lists)
+      quantise, dequantise   QuantizeLinear and DequantizeLinear (quantised.py)
 
-Protocol buffers are read here and not by a library, for that would unpack the whole file first: two bytes of it can be
-an object of a hundred, and weights would be copied. So nothing needs to be installed, weights stay in the mapped file
-as far as the HAL wants them in the same order, and what a file may make the reader do is bounded by its size.
+This package reads protocol buffers itself. A library would unpack the whole file first: two bytes of the file can
+become an object of a hundred bytes, and weights would be copied. So nothing needs to be installed, weights stay in the
+mapped file where the HAL wants the same order, and the work that a file can cause is bounded by its size.
 """
 
 from collections import Counter
@@ -35,19 +35,19 @@ _ACTIVATIONS: dict[object, int] = {(0.0, 6.0): 3, (-1.0, 1.0): 2, (0.0, float("i
 
 
 def load(file: Path) -> Model:
-    """The model in an .onnx file, and in the files beside it that hold its weights."""
+    """Load an .onnx file, and the files beside it that hold its weights."""
     return read(map_file(file), file.parent)
 
 
 def read(data: memoryview, folder: Path | None = None) -> Model:
-    """The model in the bytes of an .onnx file; `ImportFailed` when they are damaged or cannot be mapped.
+    """Convert the bytes of an .onnx file; raises `ImportFailed` when damaged or without counterpart in the HAL.
 
-    folder: where its weights may lie in other files.
+    folder: where other files may hold its weights.
     """
-    with np.errstate(all="ignore"):  # damaged numbers are infinite, or no numbers
+    with np.errstate(all="ignore"):  # numbers in a damaged file may be infinite or NaN
         file = OnnxFile(data, folder)
         if file.opset < _EARLIEST:
-            raise ImportFailed(f"opset {file.opset}; convert the model to {_EARLIEST} or newer")
+            raise ImportFailed(f"opset {file.opset} is too old; convert the model to opset {_EARLIEST} or newer")
         graph, nodes = OnnxGraph(file), file.nodes()
         walk = _Walk(graph, nodes)
         try:
@@ -67,7 +67,7 @@ def read(data: memoryview, folder: Path | None = None) -> Model:
 
 
 class _Walk:
-    """The operators one by one, and which were fused into others."""
+    """Converts the operators in order, and remembers which were fused into others."""
 
     def __init__(self, graph: OnnxGraph, nodes: list[OnnxNode]) -> None:
         self._graph, self._fused = graph, set[int]()
@@ -80,11 +80,11 @@ class _Walk:
         self.scales = input_scales(nodes, graph.entries)
 
     def map(self, node: OnnxNode) -> None:
-        """What becomes of an operator."""
+        """Convert one operator."""
         if node.index in self._fused or (node.kind == "Constant" and node.domain in _OWN):
             return
         if node.domain not in _OWN:
-            raise ImportFailed("operators of other domains are not known")
+            raise ImportFailed("operators of other domains are not supported")
         if not node.outputs or not node.outputs[0]:
             raise ImportFailed("it has no result")
         if fold(OnnxCall(self._graph, node, node.outputs[0])):
@@ -94,17 +94,17 @@ class _Walk:
             return
         rule = TABLE.get(node.kind)
         if rule is None:
-            raise ImportFailed("there is no operation for it in the HAL 1.3, or none is known here")
+            raise ImportFailed("the HAL 1.3 has no operation for it, or the importer does not support it")
         rule.convert(self._call(node, rule))
 
     def _call(self, node: OnnxNode, rule: OnnxRule) -> OnnxCall:
-        """The operator, with what follows it fused into it."""
+        """The call for an operator, with a following activation and QuantizeLinear fused into it."""
         name, code, target = node.outputs[0], 0, None
-        following = self._follower(name, len(node.outputs))
+        following = self._only_reader(name, len(node.outputs))
         if rule.fuses and following is not None and (code := self._activation(following)):
             self._fused.add(following.index)
             name = following.outputs[0]
-            following = self._follower(name, 1)
+            following = self._only_reader(name, 1)
         if following is not None and following.kind == "QuantizeLinear" and following.domain in _OWN:
             target = self._target(node, rule, following)
             if target is not None:
@@ -117,15 +117,15 @@ class _Walk:
         is_whole = target is not None and computes_on_integers(self._graph, node, rule, target.type)
         return target if is_whole else None
 
-    def _follower(self, name: str, results: int) -> OnnxNode | None:
-        """The only operator that reads a value."""
+    def _only_reader(self, name: str, results: int) -> OnnxNode | None:
+        """The operator that reads a value, if it is the only one."""
         if results != 1 or self._times[name] != 1 or name not in self._readers:
             return None
         node = self._readers[name]
         return node if node.inputs[0] == name and len(node.outputs) == 1 else None
 
     def _activation(self, node: OnnxNode) -> int:
-        """The HAL's code for what can be fused; 0 for what cannot."""
+        """The HAL's code for an activation that can be fused; 0 for any other operator."""
         if node.domain not in _OWN or node.kind not in ("Relu", "Clip"):
             return 0
         if node.kind == "Relu":
@@ -138,7 +138,7 @@ class _Walk:
 
 
 def _constant(node: OnnxNode) -> OnnxTensor:
-    """What a Constant holds."""
+    """The tensor that a Constant node holds."""
     found = node.tensor("value")
     if found is not None:
         return OnnxTensor(node.outputs[0], found.type, found.data, found.offset)
@@ -150,4 +150,4 @@ def _constant(node: OnnxNode) -> OnnxTensor:
         return OnnxTensor(node.outputs[0], "INT64", np.array(node.integers("value_ints"), np.int64), None)
     if node.has("value_floats"):
         return OnnxTensor(node.outputs[0], "FLOAT", np.array(node.reals("value_floats"), np.float32), None)
-    raise ImportFailed("it holds no tensor and no numbers", node.name, node.index)
+    raise ImportFailed("it holds neither a tensor nor numbers", node.name, node.index)

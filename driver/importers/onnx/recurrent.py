@@ -1,7 +1,7 @@
-"""LSTM, GRU and RNN. The HAL has the first and the last; a GRU is taken apart into its steps.
+"""LSTM, GRU and RNN. The HAL has LSTM and RNN; a GRU is unrolled into its steps.
 
-A direction is a pass of its own: backward, it reads its input and writes its result in reverse. Sequences come as
-[time, batch, size], and the results of the directions stand side by side: [time, direction, batch, units].
+Each direction is a pass of its own; a backward pass reverses its input and its result. Sequences are
+[time, batch, size], and results are [time, direction, batch, units].
 """
 
 from collections.abc import Callable, Sequence
@@ -18,7 +18,7 @@ from .call import OnnxCall
 from .graph import Shape
 
 _MOST_STEPS = 128
-"""Of a GRU: its graph grows with them."""
+"""Limit of unrolled GRU steps: the graph grows with them."""
 _TANH, _SIGMOID, _RELU = 4, 6, 1
 _CODES = {"Tanh": _TANH, "Relu": _RELU}
 _DEFAULTS = {"LSTM": ["Sigmoid", "Tanh", "Tanh"], "GRU": ["Sigmoid", "Tanh"], "RNN": ["Tanh"]}
@@ -26,7 +26,7 @@ _DEFAULTS = {"LSTM": ["Sigmoid", "Tanh", "Tanh"], "GRU": ["Sigmoid", "Tanh"], "R
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """One direction: the sequence in its order, its weights, and the states it begins with."""
+    """One direction: the sequence in its order, its weights, and its initial states."""
 
     call: OnnxCall
     number: int
@@ -41,23 +41,27 @@ class Pass:
         assert array is not None
         size = self.shape[2] if position == 1 else self.units
         if array.ndim != 3 or array.shape[1:] != (count * self.units, size) or len(array) <= self.number:
-            raise ImportFailed(f"weights of dimensions {list(array.shape)} for {count} gates of {self.units} units")
+            raise ImportFailed(
+                f"weights of dimensions {list(array.shape)} do not fit {count} gates of {self.units} units"
+            )
         return [np.ascontiguousarray(gate) for gate in np.split(array[self.number], count)]
 
     def biases(self, count: int) -> tuple[list[Array], list[Array]]:
-        """The biases of each gate: of what enters, and of the state."""
+        """The biases of each gate: for the input, and for the state."""
         if not self.call.given(3):
             zeros = [np.zeros(self.units, np.float32)] * count
             return zeros, zeros
         array = self.call.weights(3).array
         assert array is not None
         if array.ndim != 2 or array.shape[1] != 2 * count * self.units or len(array) <= self.number:
-            raise ImportFailed(f"biases of dimensions {list(array.shape)} for {count} gates of {self.units} units")
+            raise ImportFailed(
+                f"biases of dimensions {list(array.shape)} do not fit {count} gates of {self.units} units"
+            )
         parts = np.split(array[self.number], 2 * count)
         return parts[:count], parts[count:]
 
     def state(self, position: int) -> Value:
-        """The state that the sequence begins with."""
+        """The initial state."""
         call, shape = self.call, (self.shape[1], self.units)
         if not call.given(position):
             call.graph.charge(4 * shape[0] * shape[1])
@@ -65,7 +69,7 @@ class Pass:
         directions, array = call.shape(position, 3)[0], call.entry(position).array
         if array is not None:
             if array.shape[1:] != shape or self.number >= directions:
-                raise ImportFailed(f"a state of dimensions {list(array.shape)} for {list(shape)}")
+                raise ImportFailed(f"an initial state has dimensions {list(array.shape)}; expected {list(shape)}")
             return call.graph.builder.constant(np.array(array[self.number]))
         value = call.value(position)
         if directions > 1:
@@ -78,14 +82,14 @@ Step = Callable[[Pass], tuple[Value, list[Value]]]
 
 
 def _recurrent(step: Step) -> Callable[[OnnxCall], None]:
-    """All directions, and their results side by side."""
+    """Convert all directions and join their results."""
 
     def convert(call: OnnxCall) -> None:
         directions = _directions(call)
         units = call.node.integer("hidden_size")
         shape = call.known(0)
         if len(shape) != 3 or not 0 < units <= 1 << 16:
-            raise ImportFailed(f"{units} units for an input of dimensions {list(shape)}; there have to be 3")
+            raise ImportFailed(f"{units} units for an input of dimensions {list(shape)}; expected 3 dimensions")
         names = call.node.texts("activations") or _DEFAULTS[call.node.kind] * len(directions)
         each, results, states = len(names) // len(directions), [], []
         for number, is_backward in enumerate(directions):
@@ -110,13 +114,13 @@ def _directions(call: OnnxCall) -> list[bool]:
         node.text("direction", "forward")
     )
     if found is None:
-        raise ImportFailed(f"direction {node.text('direction')!r} is not known")
+        raise ImportFailed(f"direction {node.text('direction')!r} is unknown")
     if call.given(4):
         lengths = call.entry(4).array
         if lengths is None or (lengths != call.known(0)[0]).any():
             raise ImportFailed("sequences of different lengths (sequence_lens) have no counterpart in the HAL")
     if node.integer("layout") or node.has("clip") or node.integer("input_forget"):
-        raise ImportFailed("layout 1, clip and input_forget have no counterpart here")
+        raise ImportFailed("layout 1, clip and input_forget are not supported")
     return found
 
 
@@ -126,7 +130,7 @@ def _reversed(call: OnnxCall, value: Value) -> Value:
 
 
 def _lstm(way: Pass) -> tuple[Value, list[Value]]:
-    """UNIDIRECTIONAL_SEQUENCE_LSTM; ONNX has its gates in the order input, output, forget, cell."""
+    """UNIDIRECTIONAL_SEQUENCE_LSTM; ONNX orders the gates input, output, forget, cell."""
     call, units = way.call, way.units
     if way.functions != _DEFAULTS["LSTM"]:
         raise ImportFailed(f"activations {way.functions[:4]}; the HAL has Sigmoid, Tanh, Tanh")
@@ -138,7 +142,7 @@ def _lstm(way: Pass) -> tuple[Value, list[Value]]:
     if call.given(7):
         array = np.asarray(call.weights(7).array)
         if array.ndim != 2 or array.shape[1] != 3 * units or len(array) <= way.number:
-            raise ImportFailed(f"peepholes of dimensions {list(array.shape)}")
+            raise ImportFailed(f"peepholes have the wrong dimensions {list(array.shape)}")
         seen = np.split(array[way.number], 3)
         peepholes = [np.ascontiguousarray(seen[g]) for g in (0, 2, 1)]
     tail = (way.state(5), way.state(6), _TANH, 0.0, 0.0, True, None, None, None, None)
@@ -151,7 +155,7 @@ def _rnn(way: Pass) -> tuple[Value, list[Value]]:
     """UNIDIRECTIONAL_SEQUENCE_RNN."""
     code = _CODES.get(way.functions[0] if way.functions else "")
     if code is None:
-        raise ImportFailed(f"activations {way.functions[:4]}; there are {', '.join(_CODES)}")
+        raise ImportFailed(f"activations {way.functions[:4]}; supported are {', '.join(_CODES)}")
     of_input, of_state = way.biases(1)
     weights = (way.gates(1, 1)[0], way.gates(2, 1)[0], np.asarray(of_input[0] + of_state[0]))
     y, last = way.call.emit("UNIDIRECTIONAL_SEQUENCE_RNN", way.x, *weights, way.state(5), code, 1, outputs=2)
@@ -159,12 +163,12 @@ def _rnn(way: Pass) -> tuple[Value, list[Value]]:
 
 
 def _gru(way: Pass) -> tuple[Value, list[Value]]:
-    """Step by step; what enters is multiplied for all steps at once. Its gates are update, reset and new."""
+    """Unrolled; the input product is computed for all steps at once. The gates are update, reset and new."""
     call, (steps, batch, size), units = way.call, way.shape, way.units
     if steps > _MOST_STEPS:
-        raise ImportFailed(f"{steps} steps; at most {_MOST_STEPS} are taken apart")
+        raise ImportFailed(f"{steps} steps; the limit is {_MOST_STEPS}")
     if way.functions != _DEFAULTS["GRU"]:
-        raise ImportFailed(f"activations {way.functions[:4]}; there are Sigmoid, Tanh")
+        raise ImportFailed(f"activations {way.functions[:4]}; supported are Sigmoid, Tanh")
     of_input, of_state = way.biases(3)
     is_late = call.node.integer("linear_before_reset")
     late = np.zeros(units, np.float32) if is_late else of_state[2]
@@ -204,7 +208,7 @@ def _gru_step(
 
 
 def _of_state(call: OnnxCall, state: Value, weights: Value, bias: Value) -> Any:
-    """A product with the state; of a constant one, with which most sequences begin, a constant."""
+    """A product with the state; folded when the state is constant, as most initial states are."""
     values = [value.operand.value for value in (state, weights, bias)]
     if values[0] is None:
         return call.emit("FULLY_CONNECTED", state, weights, bias, 0)

@@ -1,4 +1,4 @@
-"""Resize and Upsample: where a pixel of the result comes from is said in many ways; the HAL knows three of them."""
+"""Resize and Upsample: ONNX has many rules for the source of a pixel; the HAL has three of them."""
 
 import math
 from typing import Any
@@ -19,26 +19,26 @@ _ROUNDINGS: dict[str, Any] = {
     "ceil": np.ceil,
 }
 _LARGEST = 1 << 14
-"""Pixels of a side."""
+"""Limit of pixels per side."""
 
 
 def upsample(call: OnnxCall) -> None:
-    """As Resize with the oldest of the modes."""
+    """Upsample: Resize with the oldest of the modes."""
     scales = [float(v) for v in call.constant(1).reshape(-1)] if call.given(1) else call.node.reals("scales")
     _resize(call, scales, None, "asymmetric", "floor")
 
 
 def resize(call: OnnxCall) -> None:
-    """Sizes or scales; the region of interest is for a mode that the HAL does not have."""
+    """Resize by sizes or scales; the region of interest belongs to a mode that the HAL lacks."""
     if call.opset < 11:
         _resize(call, [float(v) for v in call.constant(1).reshape(-1)], None, "asymmetric", "floor")
         return
     if call.node.integers("axes") is not None or call.node.integer("antialias"):
-        raise ImportFailed("axes and antialias of Resize have no counterpart here")
+        raise ImportFailed("axes and antialias of Resize are not supported")
     sizes = call.integers(3) if call.given(3) else None
     scales = [float(v) for v in call.constant(2).reshape(-1)] if call.given(2) and sizes is None else None
     if sizes and call.node.text("keep_aspect_ratio_policy", "stretch") != "stretch":
-        raise ImportFailed("keep_aspect_ratio_policy has to be stretch")
+        raise ImportFailed("keep_aspect_ratio_policy must be stretch")
     mode = call.node.text("coordinate_transformation_mode", "half_pixel")
     _resize(call, scales, sizes, mode, call.node.text("nearest_mode", "round_prefer_floor"))
 
@@ -47,19 +47,19 @@ def _resize(call: OnnxCall, scales: list[float] | None, sizes: list[int] | None,
     shape, kind = call.shape(0), call.node.text("mode", "nearest")
     given = sizes if scales is None else scales
     if given is None or len(given) != len(shape) or len(shape) not in (3, 4) or 0 in shape[1:]:
-        raise ImportFailed(f"{given} for an input of dimensions {list(shape)}; {call.graph.unclear()}")
+        raise ImportFailed(f"{given} for an input of dimensions {list(shape)}; {call.graph.shape_hint()}")
     if scales is not None:
         if not all(math.isfinite(s) and 0 < s <= _LARGEST for s in scales):
-            raise ImportFailed(f"scales {scales} have to be above 0")
+            raise ImportFailed(f"scales {scales} must be above 0")
         sizes = [math.floor(d * s) for d, s in zip(shape, scales, strict=True)]
     assert sizes is not None
     factors = scales or [out / (d or 1) for d, out in zip(shape, sizes, strict=True)]
     if (shape[0] and sizes[0] != shape[0]) or sizes[1] != shape[1] or (factors[:2] != [1.0, 1.0] and shape[0]):
-        raise ImportFailed(f"it changes dimensions that are no pixels: {list(shape)} to {sizes}")
+        raise ImportFailed(f"it resizes other dimensions than height and width: {list(shape)} to {sizes}")
     outs = [1, *sizes[2:]] if len(shape) == 3 else sizes[2:]
     ratios = [1.0, *factors[2:]] if len(shape) == 3 else factors[2:]
     if any(not 0 < out <= _LARGEST for out in outs):
-        raise ImportFailed(f"a size of {outs}; each has to be in 1..{_LARGEST}")
+        raise ImportFailed(f"size {outs} must be in 1..{_LARGEST}")
     step = {"nearest": _nearest, "linear": _linear}.get(kind)
     if step is None:
         raise ImportFailed(f"mode {kind!r}; the HAL has nearest and linear")
@@ -75,7 +75,7 @@ def _linear(call: OnnxCall, outs: list[int], ratios: list[float], mode: str, _: 
     if mode not in _MODES:
         raise ImportFailed(f"coordinate_transformation_mode {mode!r}; the HAL has {', '.join(_MODES)}")
     if mode != "align_corners" and any(abs(size * ratio - out) > 1e-3 for size, out, ratio in sides):
-        raise ImportFailed(f"scales {ratios} do not give whole sizes, from which the HAL takes them")
+        raise ImportFailed(f"scales {ratios} do not give whole sizes, and the HAL derives its scales from sizes")
     flags = (mode == "align_corners", mode == "half_pixel")
     tail = (outs[1], outs[0], False, *(flags if any(flags) else ()))
     return call.graph.cast(call.emit("RESIZE_BILINEAR", x, *tail))
@@ -99,7 +99,7 @@ def _nearest(call: OnnxCall, outs: list[int], ratios: list[float], mode: str, ne
 
 
 def _indices(size: int, out: int, ratio: float, mode: str, nearest: str) -> Array:
-    """The pixel that each of the result is, as ONNX has it."""
+    """The source pixel of each result pixel, by ONNX's rule."""
     i = np.arange(out, dtype=np.float64)
     if mode == "half_pixel" or (mode == "pytorch_half_pixel" and out > 1):
         at = (i + 0.5) / ratio - 0.5
@@ -112,12 +112,12 @@ def _indices(size: int, out: int, ratio: float, mode: str, nearest: str) -> Arra
     else:
         raise ImportFailed(f"coordinate_transformation_mode {mode!r} has no counterpart in the HAL")
     if nearest not in _ROUNDINGS:
-        raise ImportFailed(f"nearest_mode {nearest!r} is not known")
+        raise ImportFailed(f"nearest_mode {nearest!r} is unknown")
     return np.asarray(np.clip(_ROUNDINGS[nearest](at), 0, size - 1), np.int32)
 
 
 def _of_hal(size: int, out: int, mode: str) -> Array:
-    """The same as the HAL has it."""
+    """The same by the HAL's rule."""
     i = np.arange(out, dtype=np.float32)
     if mode == "align_corners" and out > 1:
         at = np.floor(i * np.float32((size - 1) / (out - 1)) + np.float32(0.5))

@@ -1,4 +1,4 @@
-"""What becomes of each operator: one table, an entry per operator, each a short function.
+"""The conversion table: a rule per operator, each with a short function.
 
 An operator that is not listed has no counterpart in HAL 1.3, unless all of its inputs are constant (fold.py).
 """
@@ -14,7 +14,7 @@ from .elements import Convert, arithmetic, binary, formula, unary, variadic
 class OnnxRule:
     """convert: emits the HAL operations. fuses: an activation that follows. quantised: it computes on integers too.
 
-    weights: which input has to be constant for that.
+    weights: the input that must be constant for that.
     """
 
     convert: Convert
@@ -24,7 +24,7 @@ class OnnxRule:
 
 
 def _moves(convert: Convert) -> OnnxRule:
-    """What only moves elements does so with integers as well."""
+    """A rule for an operator that only moves elements, so it works on quantised data too."""
     return OnnxRule(convert, quantised=True)
 
 
@@ -46,7 +46,7 @@ TABLE: dict[str, OnnxRule] = {
     "Cos": OnnxRule(formula(elements.cos)),
     "DepthToSpace": _moves(windows.blocks("DEPTH_TO_SPACE")),
     "Div": OnnxRule(arithmetic("DIV"), fuses=True),
-    "Dropout": OnnxRule(shapes.same),
+    "Dropout": OnnxRule(shapes.identity),
     "Elu": OnnxRule(elements.elu),
     "Equal": OnnxRule(binary("EQUAL")),
     "Erf": OnnxRule(formula(elements.erf)),
@@ -65,7 +65,7 @@ TABLE: dict[str, OnnxRule] = {
     "GroupNormalization": OnnxRule(products.group_norm),
     "HardSigmoid": OnnxRule(formula(elements.hard_sigmoid)),
     "HardSwish": OnnxRule(unary("HARD_SWISH"), quantised=True),
-    "Identity": OnnxRule(shapes.same),
+    "Identity": OnnxRule(shapes.identity),
     "InstanceNormalization": OnnxRule(products.instance_norm, fuses=True),
     "LRN": OnnxRule(windows.local_response),
     "LSTM": OnnxRule(recurrent.lstm),

@@ -1,4 +1,4 @@
-"""Filters, matrices and biases in the order and of the types that the HAL's products want."""
+"""Filters, matrices and biases in the layout and types that the HAL's products take."""
 
 from collections.abc import Sequence
 
@@ -17,9 +17,10 @@ MIDDLE = 128
 
 
 def filters(call: OnnxCall, entry: ValueEntry, array: Array, channel: int, x: Value) -> Value:
-    """The weights `entry`, arranged as `array`, for data like `x`. channel: the dimension of `array` with a scale each.
+    """Add the weights `entry`, rearranged as `array`, for data of the type of `x`.
 
-    8-bit weights get the type of the data, unless they have a scale per channel; the numbers stay what they were.
+    channel: the dimension that per-channel scales belong to. 8-bit weights are converted to the type of the data,
+    unless they have a scale per channel; the numbers that they stand for stay the same.
     """
     graph = call.graph
     if not x.operand.type.is_quantised:
@@ -28,12 +29,12 @@ def filters(call: OnnxCall, entry: ValueEntry, array: Array, channel: int, x: Va
         graph.charge(array.nbytes)
         return graph.builder.constant(np.ascontiguousarray(array), dtype=x.operand.type)
     if entry.type not in ("INT8", "UINT8"):
-        raise ImportFailed(f"weights {entry} of a quantised operator have to be 8-bit integers")
+        raise ImportFailed(f"weights {entry} of a quantised operator must be 8-bit integers")
     graph.charge(array.nbytes)
     zero_points, is_signed = entry.zero_points or (0,), entry.type == "INT8"
     if len(entry.scales) > 1:
         if any(zero_point != (0 if is_signed else MIDDLE) for zero_point in zero_points):
-            raise ImportFailed(f"weights {entry} have a zero point per channel; the HAL has none there")
+            raise ImportFailed(f"weights {entry} have a zero point per channel; the HAL has none for weights")
         quant = (entry.scales, channel)
         return graph.builder.constant(_with_sign(array, is_signed, wanted=True), channel_quant=quant)
     wanted = x.operand.type == _SIGNED
@@ -49,7 +50,7 @@ def _with_sign(array: Array, is_signed: bool, *, wanted: bool) -> Array:
 
 
 def bias(call: OnnxCall, position: int, x: Value, weights: Value, units: int, factor: float = 1.0) -> Value:
-    """Input `position` as a bias, times `factor`: zeros where it is missing, integers for quantised products."""
+    """Input `position` times `factor` as a bias: zeros when absent, integers for quantised products."""
     graph = call.graph
     graph.charge(4 * units)
     if not x.operand.type.is_quantised:
@@ -76,13 +77,13 @@ def _real(call: OnnxCall, position: int) -> Array:
 def _row(array: Array, units: int) -> Array:
     """One bias per unit."""
     if array.size not in (1, units):
-        raise ImportFailed(f"a bias of dimensions {list(array.shape)} for {units} units")
+        raise ImportFailed(f"a bias of dimensions {list(array.shape)} does not fit {units} units")
     return np.ascontiguousarray(np.broadcast_to(array.reshape(-1), (units,)))
 
 
 def pair(values: Sequence[int] | None, rank: int, default: int, what: str) -> tuple[int, int]:
-    """A value for the height and one for the width, of what the file gives for the dimensions of an image or signal."""
+    """Values for height and width, from an attribute with one value per dimension of an image or signal."""
     values = [default] * (rank - 2) if not values else list(values)
     if rank not in (3, 4) or len(values) != rank - 2 or any(not 0 <= v < 2**31 for v in values):
-        raise ImportFailed(f"{what} {values[:8]} of an input of rank {rank}; images have 2 and signals 1")
+        raise ImportFailed(f"{what} {values[:8]} for an input of rank {rank}; an image takes 2 values, a signal 1")
     return (default, values[0]) if rank == 3 else (values[0], values[1])

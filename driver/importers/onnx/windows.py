@@ -19,7 +19,7 @@ Convert = Callable[[OnnxCall], None]
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Height before width in each. pads: before and after, of the height, then of the width."""
+    """The geometry of a sliding window. Each pair is (height, width); pads are (before, after) for each."""
 
     kernel: Pair
     strides: Pair
@@ -28,7 +28,7 @@ class Window:
 
     @property
     def extent(self) -> Pair:
-        """How far the window reaches, its gaps included."""
+        """Size of the dilated window."""
         (kh, kw), (dh, dw) = self.kernel, self.dilations
         return (kh - 1) * dh + 1, (kw - 1) * dw + 1
 
@@ -37,7 +37,7 @@ def _window(call: OnnxCall, kernel: Pair) -> Window:
     rank, node = len(call.shape(0)), call.node
     strides, dilations = (pair(node.integers(word), rank, 1, word) for word in ("strides", "dilations"))
     if min(*kernel, *strides, *dilations) < 1 or max(*kernel, *strides, *dilations) > 1 << 20:
-        raise ImportFailed(f"kernel {kernel}, strides {strides} and dilations {dilations} have to be in 1..2^20")
+        raise ImportFailed(f"kernel {kernel}, strides {strides} and dilations {dilations} must be in 1..2^20")
     window = Window(kernel, strides, dilations, ((0, 0), (0, 0)))
     automatic, given = node.text("auto_pad", "NOTSET"), node.integers("pads")
     if automatic.startswith("SAME"):
@@ -46,7 +46,7 @@ def _window(call: OnnxCall, kernel: Pair) -> Window:
         pads = window.pads
     else:
         if len(given) != 2 * (rank - 2) or any(not 0 <= pad <= 1 << 20 for pad in given):
-            raise ImportFailed(f"pads {given[:8]} of an input of rank {rank} have to be 0 or more for each side")
+            raise ImportFailed(f"pads {given[:8]} of an input of rank {rank} must be 0 or more for each side")
         sides = [(given[i], given[i + rank - 2]) for i in range(rank - 2)]
         pads = (sides[0], sides[1]) if rank == 4 else ((0, 0), sides[0])
     return Window(kernel, strides, dilations, pads)
@@ -59,9 +59,9 @@ def _sizes(call: OnnxCall) -> Pair:
 
 
 def _same(call: OnnxCall, window: Window, *, is_upper: bool) -> tuple[Pair, Pair]:
-    """So much that the result has ceil(size / stride) elements."""
+    """SAME padding: the result has ceil(size / stride) elements."""
     if 0 in _sizes(call):
-        raise ImportFailed(f"auto_pad of an image of unknown size; {call.graph.unclear()}")
+        raise ImportFailed(f"auto_pad needs a known image size; {call.graph.shape_hint()}")
     pads = []
     for size, stride, extent in zip(_sizes(call), window.strides, window.extent, strict=True):
         total = max((math.ceil(size / stride) - 1) * stride + extent - size, 0)
@@ -71,9 +71,9 @@ def _same(call: OnnxCall, window: Window, *, is_upper: bool) -> tuple[Pair, Pair
 
 
 def _padded(call: OnnxCall, x: Value, window: Window, fill: float | None = None) -> tuple[Value, tuple[int, ...]]:
-    """The image, and its paddings as the HAL wants them; those as large as the window are added before.
+    """The image, and its padding arguments. Padding as large as the window becomes a PAD operation.
 
-    fill: add all of them, of that value.
+    fill: turn all padding into a PAD of this value.
     """
     (top, bottom), (left, right) = window.pads
     is_large = max(top, bottom) >= window.extent[0] or max(left, right) >= window.extent[1]
@@ -86,7 +86,7 @@ def _padded(call: OnnxCall, x: Value, window: Window, fill: float | None = None)
 
 
 def conv(call: OnnxCall) -> None:
-    """CONV_2D; DEPTHWISE_CONV_2D when each filter sees one channel, GROUPED_CONV_2D when it sees some."""
+    """CONV_2D; DEPTHWISE_CONV_2D when each filter reads one channel, GROUPED_CONV_2D when it reads several."""
     entry, rank, groups = call.weights(1), len(call.shape(0)), call.node.integer("group", 1)
     x, array = call.image(0), _as_images(call, 1, rank)
     units, depth, *kernel = array.shape
@@ -115,16 +115,18 @@ def conv(call: OnnxCall) -> None:
 
 
 def _as_images(call: OnnxCall, position: int, rank: int) -> Array:
-    """Weights of rank 4; of signals, of height 1."""
+    """Weights of rank 4; those of signals get height 1."""
     array = call.weights(position).array
     assert array is not None
     if array.ndim != rank or rank not in (3, 4) or 0 in array.shape:
-        raise ImportFailed(f"weights of dimensions {list(array.shape)} for an input of rank {rank}; images have 4")
+        raise ImportFailed(
+            f"weights of dimensions {list(array.shape)} do not fit an input of rank {rank}; those of images have rank 4"
+        )
     return array[:, :, None] if rank == 3 else array
 
 
 def conv_transpose(call: OnnxCall) -> None:
-    """TRANSPOSE_CONV_2D. Filters in groups become filters of all channels, zero for those of other groups."""
+    """TRANSPOSE_CONV_2D. Grouped filters become filters of all channels, zero for the channels of other groups."""
     entry, rank, groups = call.weights(1), len(call.shape(0)), call.node.integer("group", 1)
     x, array = call.image(0), _as_images(call, 1, rank)
     window = _window(call, (array.shape[2], array.shape[3]))
@@ -143,7 +145,7 @@ def conv_transpose(call: OnnxCall) -> None:
 def _spread(call: OnnxCall, array: Array, groups: int) -> Array:
     channels, units, *kernel = array.shape
     if channels % groups or call.target is not None:
-        raise ImportFailed(f"{channels} channels in {groups} groups")
+        raise ImportFailed(f"{channels} channels cannot be split into {groups} groups")
     call.graph.charge(array.nbytes * groups)
     result, size = np.zeros((channels, units * groups, *kernel), array.dtype), channels // groups
     for g in range(groups):
@@ -152,7 +154,7 @@ def _spread(call: OnnxCall, array: Array, groups: int) -> Array:
 
 
 def _transposed_pads(call: OnnxCall, window: Window) -> tuple[Pair, Pair]:
-    """What is cut off at each side; less than nothing where the file adds to it."""
+    """Pixels cut off at each side; negative where the file adds pixels."""
     rank = len(call.shape(0))
     more = pair(call.node.integers("output_padding"), rank, 0, "output_padding")
     wanted, automatic = call.node.integers("output_shape"), call.node.text("auto_pad", "NOTSET")
@@ -161,7 +163,7 @@ def _transposed_pads(call: OnnxCall, window: Window) -> tuple[Pair, Pair]:
         return (top, bottom - more[0]), (left, right - more[1])
     sizes = _sizes(call)
     if 0 in sizes:
-        raise ImportFailed(f"output_shape or auto_pad for an image of unknown size; {call.graph.unclear()}")
+        raise ImportFailed(f"output_shape and auto_pad need a known image size; {call.graph.shape_hint()}")
     outs = [size * stride for size, stride in zip(sizes, window.strides, strict=True)]
     if wanted:
         outs = list(pair(wanted[2:] if len(wanted) == rank else wanted, rank, 1, "output_shape"))
@@ -176,12 +178,12 @@ def _transposed_pads(call: OnnxCall, window: Window) -> tuple[Pair, Pair]:
 def max_pool(call: OnnxCall) -> None:
     """MAX_POOL_2D."""
     if len(call.node.outputs) > 1 and call.node.outputs[1]:
-        raise ImportFailed("the HAL does not say where the largest elements were")
+        raise ImportFailed("the HAL does not return the indices of the largest elements")
     _pool(call, "MAX_POOL_2D")
 
 
 def average_pool(call: OnnxCall) -> None:
-    """AVERAGE_POOL_2D; where paddings count, they are added before."""
+    """AVERAGE_POOL_2D, after a PAD where padding counts."""
     _pool(call, "AVERAGE_POOL_2D", fill=0.0 if call.node.integer("count_include_pad") else None)
 
 
@@ -199,14 +201,14 @@ def _pool(call: OnnxCall, kind: str, fill: float | None = None) -> None:
 
 
 def _ceiling(call: OnnxCall, x: Value, window: Window, y_pads: Pair, x_pads: Pair) -> Pair:
-    """The paddings behind the image with which a last window that is not full counts too."""
+    """Padding after the image that makes the last, partial window count."""
     sizes, ends = x.operand.dimensions[1:3], []
     if 0 in sizes:
-        raise ImportFailed(f"ceil_mode for an image of unknown size; {call.graph.unclear()}")
+        raise ImportFailed(f"ceil_mode needs a known image size; {call.graph.shape_hint()}")
     sides = zip(sizes, window.kernel, window.strides, (y_pads, x_pads), strict=True)
     for size, extent, stride, (head, tail) in sides:
         count = math.ceil((size + head + tail - extent) / stride) + 1
-        if (count - 1) * stride >= size + head:  # it would begin behind the image
+        if (count - 1) * stride >= size + head:  # the window would begin behind the image
             count -= 1
         ends.append(max((count - 1) * stride + extent - size - head, tail))
     return ends[0], ends[1]
@@ -224,17 +226,17 @@ def global_pool(kind: str) -> Convert:
 
 
 def local_response(call: OnnxCall) -> None:
-    """LOCAL_RESPONSE_NORMALIZATION, whose alpha is for each element and not for their mean."""
+    """LOCAL_RESPONSE_NORMALIZATION, whose alpha applies to each element instead of their mean."""
     size, node = call.node.integer("size", 1), call.node
     if size < 1 or not size % 2:
-        raise ImportFailed(f"size {size}; the HAL has as many neighbours on either side")
+        raise ImportFailed(f"size {size} must be odd: the HAL takes as many neighbours on either side")
     factors = (node.real("bias", 1.0), node.real("alpha", 1e-4) / size, node.real("beta", 0.75))
     result = call.emit("LOCAL_RESPONSE_NORMALIZATION", call.image(0), size // 2, *factors)
     call.give(result, is_image=True, rank=len(call.shape(0)))
 
 
 def blocks(kind: str) -> Convert:
-    """DEPTH_TO_SPACE or SPACE_TO_DEPTH; channels in the order of CRD are shuffled before."""
+    """DEPTH_TO_SPACE or SPACE_TO_DEPTH; channels of mode CRD are shuffled first."""
 
     def convert(call: OnnxCall) -> None:
         size, x = call.node.integer("blocksize"), call.image(0)
@@ -242,7 +244,7 @@ def blocks(kind: str) -> Convert:
         if kind == "DEPTH_TO_SPACE" and call.node.text("mode", "DCR") == "CRD":
             channels = x.operand.dimensions[3]
             if not 0 < size <= 1 << 10 or channels % size**2 or not channels:
-                raise ImportFailed(f"blocks of {size} x {size} from {channels} channels")
+                raise ImportFailed(f"blocks of {size} x {size} cannot be made from {channels} channels")
             x = call.emit("CHANNEL_SHUFFLE", x, channels // size**2, 3)
         call.give(call.emit(kind, x, size), is_image=True)
 

@@ -1,12 +1,12 @@
-"""One operator of a .tflite file on its way to operations of the HAL.
+"""One operator of a .tflite file, during conversion to operations of the HAL.
 
-A function of the table gets a `TfliteCall` and emits what the operator becomes:
+A function of the table takes a `TfliteCall` and emits operations:
 
     def _square(call: TfliteCall) -> None:
         call.emit("MUL", call.input(0), call.input(0), 0)
 
 Arguments of `emit` are references to operands, numbers (INT32, FLOAT32 or BOOL scalars), arrays (constants) or None (an
-omitted tensor). A result whose scale the HAL fixes, and the file wants otherwise, is brought to the file's.
+omitted tensor). Where the HAL fixes the scale of a result and the file has another one, the result is requantised.
 """
 
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ _ACTIVATIONS = {1: "RELU", 2: "RELU1", 3: "RELU6", 4: "TANH"}
 
 
 class TfliteCall:
-    """One operator and the graph that it becomes part of."""
+    """One operator and the graph under construction."""
 
     def __init__(self, graph: TfliteGraph, operator: Operator, options: Any) -> None:
         self.graph, self.operator, self.options = graph, operator, options
@@ -43,7 +43,7 @@ class TfliteCall:
         return position < len(self) and self.operator.inputs[position] != -1
 
     def number(self, position: int) -> int:
-        """The tensor that input `position` is."""
+        """Tensor number of input `position`."""
         if not self.given(position):
             raise ImportFailed(f"input {position} is missing")
         return self.operator.inputs[position]
@@ -64,14 +64,14 @@ class TfliteCall:
         if is_quantised and self.tensor(position).data is not None:
             return self.graph.floats(self.number(position))
         x = self.graph.read(self.number(position))
-        return self._real(x, "DEQUANTIZE") if is_quantised else x
+        return self._float32_like(x, "DEQUANTIZE") if is_quantised else x
 
     def optional(self, position: int) -> Ref | None:
         """The operand of an input that may be omitted."""
         return self.input(position) if self.given(position) else None
 
     def weights(self, position: int, x: int = 0) -> Ref:
-        """Input `position`, in float32 when input `x` is; the file may store such weights smaller."""
+        """Input `position`, in float32 when input `x` is; the file may store such weights in a smaller type."""
         is_float = self.tensor(x).type == "FLOAT32"
         return self.graph.floats(self.number(position)) if is_float else self.input(position)
 
@@ -80,72 +80,72 @@ class TfliteCall:
         return self.weights(position) if self.given(position) else None
 
     def output(self, position: int = 0, then: str | None = None) -> Ref:
-        """The operand to write output `position` to. then: the operation that shall still be applied to it."""
+        """The operand to write output `position` to. then: an operation to apply to it afterwards."""
         target = self.graph.write(self.result(position).index)
         if self.in_floats and self.result(position).type in QUANTISED:
-            self._after.append(("QUANTIZE", self._real(target), target))
+            self._after.append(("QUANTIZE", self._float32_like(target), target))
             return self._after[-1][1]
         if then is None:
             return target
         if then == "TANH" and self.result(position).type not in FLOATS:
-            raise ImportFailed("TANH is fused into it, and the file does not say the scale in between")
+            raise ImportFailed("TANH is fused into it, and the file does not have the scale of the intermediate result")
         before = self.graph.like(target)
         self._after.append((then, before, target))
         return before
 
     def index_output(self) -> Ref:
-        """The operand of output 0, which holds places in a tensor; 64-bit ones fit into the 32 bits of the HAL."""
+        """The operand of output 0, which holds indices; 64-bit indices fit the 32 bits of the HAL."""
         return self.graph.write(self.result(0).index, fits=True)
 
     def finish(self) -> None:
-        """Apply what was put off."""
+        """Emit the deferred operations."""
         for kind, before, target in self._after:
             self.emit(kind, before, to=[target])
 
     def values(self, position: int) -> Array:
-        """The values of input `position`, which has to be constant, for what the HAL wants to know beforehand."""
+        """The values of input `position`, which must be constant because the HAL needs them at compile time."""
         number = self.number(position)
         info = self.graph.source.tensor(number)
         if info.data is None and not (info.is_empty and not self.graph.is_computed(number)):
-            raise ImportFailed(f"input {position}, {info}, has to be a constant")
+            raise ImportFailed(f"input {position}, {info}, must be a constant")
         return np.zeros(0, np.int32) if info.data is None else info.data
 
     def integers(self, position: int) -> list[int]:
-        """A constant input, or one that follows from known dimensions, as a list of integers."""
+        """A constant input, or one computed from known dimensions, as a list of integers."""
         sizes = self.graph.sizes.get(self.number(position), (None,))
         if None not in sizes:
             return [size for size in sizes if size is not None]
         if self.tensor(position).type not in ("INT32", "INT64"):
-            raise ImportFailed(f"input {position}, {self.tensor(position)}, has to hold integers")
+            raise ImportFailed(f"input {position}, {self.tensor(position)}, must hold integers")
         return [int(v) for v in self.values(position).reshape(-1)]
 
     def integer(self, position: int) -> int:
         """A constant input as one integer."""
         values = self.integers(position)
         if len(values) != 1:
-            raise ImportFailed(f"input {position} has {len(values)} values; it has to be one")
+            raise ImportFailed(f"input {position} has {len(values)} values; expected one")
         return values[0]
 
     def rank(self, position: int) -> int:
-        """The rank of input `position`, which has to be known."""
+        """The rank of input `position`, which must be known."""
         shape = self.tensor(position).shape
         if shape is None:
-            raise ImportFailed(f"input {position}, {self.tensor(position)}, has to be of a known rank")
+            raise ImportFailed(f"input {position}, {self.tensor(position)}, must have a known rank")
         return len(shape)
 
     def shape(self, position: int, rank: int | None = None) -> Dimensions:
-        """The dimensions of input `position`, all of them known, and as many as `rank` says."""
+        """The dimensions of input `position`, all of which must be known. rank: how many there must be."""
         shape = known(self.tensor(position))
         if rank not in (None, len(shape)):
-            raise ImportFailed(f"input {position} has dimensions {list(shape)}; there have to be {rank}")
+            raise ImportFailed(f"input {position} has dimensions {list(shape)}; expected {rank}")
         return shape
 
     def result_shape(self, position: int = 0) -> Dimensions:
-        """The dimensions of output `position`, all of them known."""
+        """The dimensions of output `position`, all of which must be known."""
         return known(self.result(position))
 
     def activation(self) -> tuple[int, str | None]:
-        """The fused activation: the HAL's code for it, and the operation to apply afterwards where it has none."""
+        """The fused activation: the HAL's code for it, and the operation to apply afterwards if it has no code."""
         code = self.options.FusedActivationFunction()
         if code in (0, 1, 2, 3):
             return code, None
@@ -159,20 +159,20 @@ class TfliteCall:
         return _ACTIVATIONS.get(code)
 
     def temporary(self, ref: Ref, dimensions: Sequence[int]) -> Ref:
-        """A temporary that is as `ref` but for its dimensions."""
+        """A temporary like `ref`, with other dimensions."""
         return self.graph.like(ref, dimensions=tuple(dimensions))
 
     def zeros(self, count: int, like: Ref) -> Array:
-        """As many zeros as an operator expects but the file leaves out, for data of the type of `like`."""
+        """`count` zeros for an input that the file omits, of the type for data like `like`."""
         self.graph.source.file.bytes.makes.charge(4 * count)
         kind = self.graph.operand(like).type
         return np.zeros(count, np.int32 if kind.is_quantised else kind.dtype)
 
     def reshape(self, source: Ref, shape: Sequence[int], target: Ref | None = None) -> Ref:
-        """`source` in another shape, one dimension of which may be unknown (0)."""
+        """Reshape `source`; one dimension may be unknown (0)."""
         if list(shape).count(0) > 1 or any(d >= 2**31 for d in shape):
             raise ImportFailed(
-                f"of {list(shape)}, more than one dimension is unknown, or one does not fit into 32 bits"
+                f"in {list(shape)}, more than one dimension is unknown, or one does not fit into 32 bits"
             )
         result = self.temporary(source, shape) if target is None else target
         self.emit("RESHAPE", source, np.array([d or -1 for d in shape] or [1], np.int32), to=[result])
@@ -183,19 +183,19 @@ class TfliteCall:
         outputs = [self.output(i) for i in range(len(self.operator.outputs))] if to is None else list(to)
         inputs = [self._argument(kind, arguments, argument) for argument in arguments]
         if kind not in OPERATIONS:
-            raise ImportFailed(f"the operation {kind} does not exist here")
-        before = [self._as_it_gives(kind, inputs, i, ref) for i, ref in enumerate(outputs)]
+            raise ImportFailed(f"the operation {kind} does not exist")
+        before = [self._with_native_scale(kind, inputs, i, ref) for i, ref in enumerate(outputs)]
         self._append(kind, inputs, before)
         for ref, wanted in zip(before, outputs, strict=True):
             if ref != wanted:
                 self.requantise(ref, wanted)
 
     def requantise(self, source: Ref, target: Ref) -> None:
-        """Bring quantised data to another scale and zero point."""
-        self._append("QUANTIZE", [self._real(source, "DEQUANTIZE")], [target])
+        """Convert quantised data to another scale and zero point."""
+        self._append("QUANTIZE", [self._float32_like(source, "DEQUANTIZE")], [target])
 
-    def _real(self, ref: Ref, kind: str | None = None) -> Ref:
-        """A temporary as `ref`, in float32; `kind`: the operation that fills it."""
+    def _float32_like(self, ref: Ref, kind: str | None = None) -> Ref:
+        """A float32 temporary like `ref`. kind: the operation that fills it from `ref`."""
         real = self.graph.like(ref, type=OperandType.TENSOR_FLOAT32, scale=0.0, zero_point=0)
         if kind is not None:
             self._append(kind, [ref], [real])
@@ -219,8 +219,8 @@ class TfliteCall:
             return self.graph.add(Operand(omitted, lifetime=OperandLifeTime.NO_VALUE))
         return self.graph.constant(argument, OperandType.FLOAT16 if is_half and isinstance(argument, float) else None)
 
-    def _as_it_gives(self, kind: str, inputs: Sequence[Ref], number: int, wanted: Ref) -> Ref:
-        """The operand for output `number` with the scale and zero point that the operation gives it."""
+    def _with_native_scale(self, kind: str, inputs: Sequence[Ref], number: int, wanted: Ref) -> Ref:
+        """An operand like `wanted` with the scale and zero point that the operation produces for output `number`."""
         operand = self.graph.operand(wanted)
         if not operand.type.is_quantised:
             return wanted
@@ -237,14 +237,14 @@ def _shaped(operand: Operand) -> Shaped:
 
 
 def axis_of(axis: int, rank: int) -> int:
-    """An axis counted from the front."""
+    """Normalise an axis to an index from the front."""
     if not -rank <= axis < rank:
-        raise ImportFailed(f"axis {axis} has to be in {-rank}..{rank - 1}")
+        raise ImportFailed(f"axis {axis} must be in {-rank}..{rank - 1}")
     return axis % rank
 
 
 def known(info: TfliteTensor) -> Dimensions:
-    """The dimensions of a tensor; `ImportFailed` unless all of them are known."""
+    """The dimensions of a tensor; raises `ImportFailed` unless all are known."""
     if info.shape is None or 0 in info.shape:
-        raise ImportFailed(f"{info} has dimensions {list(info.shape or ())}; all of them have to be known")
+        raise ImportFailed(f"{info} has dimensions {list(info.shape or ())}; all must be known")
     return info.shape

@@ -1,4 +1,4 @@
-"""Builtin operators that choose, and what has to be brought to one shape before: SELECT does not broadcast."""
+"""Builtin operators that select, with their inputs repeated to one shape first: SELECT does not broadcast."""
 
 import math
 from typing import Any
@@ -24,12 +24,12 @@ def select(call: TfliteCall) -> None:
 
 
 def broadcast_to(call: TfliteCall) -> None:
-    """BROADCAST_TO: what is repeated is the result."""
+    """BROADCAST_TO: the repeated input is the result."""
     _spread(call, 0, call.result_shape(), call.output())
 
 
 def cast(call: TfliteCall) -> None:
-    """CAST; the HAL's takes no truth values: they choose between 1 and 0, and numbers are compared with 0."""
+    """CAST. The HAL's takes no booleans: from booleans it is a SELECT of 1 and 0, to booleans a comparison with 0."""
     source, result = call.tensor(0).type, call.result(0).type
     if source == "BOOL" and result not in ("BOOL", "INT64"):
         target, shape = call.output(), call.result_shape() or (1,)
@@ -42,15 +42,15 @@ def cast(call: TfliteCall) -> None:
 
 
 def one_hot(call: TfliteCall) -> None:
-    """ONE_HOT: where the index is equal to the place along a new axis."""
+    """ONE_HOT: EQUAL of the index and the position along a new axis, then SELECT."""
     if call.result(0).type not in ("FLOAT32", "FLOAT16", "INT32"):
-        raise ImportFailed(f"it gives {call.result(0)}; the HAL chooses between floats or 32-bit integers here")
+        raise ImportFailed(f"it gives {call.result(0)}; the HAL selects floats or 32-bit integers")
     shape, depth = call.shape(0), call.integer(1)
     axis = axis_of(call.options.Axis(), len(shape) + 1)
     result, values = call.result_shape(), [call.values(i) for i in (2, 3)]
     if result != (*shape[:axis], depth, *shape[axis:]) or any(v.size != 1 for v in values):
         raise ImportFailed(
-            f"a result of dimensions {list(result)} for {list(shape)} with {depth} values in axis {axis}"
+            f"the result's dimensions {list(result)} do not follow from {list(shape)} and {depth} values in axis {axis}"
         )
     target, indices = call.output(), call.input(0)
     dtype = call.graph.operand(target).type.dtype
@@ -63,7 +63,7 @@ def one_hot(call: TfliteCall) -> None:
 
 
 def _spread(call: TfliteCall, position: int, shape: Dimensions, target: Ref | None = None) -> Ref:
-    """An input repeated until it has `shape`. target: the operand that it shall be written to."""
+    """Repeat an input to `shape`. target: the operand to write to."""
     x, own, shape = call.input(position), call.shape(position) or (1,), shape or (1,)
     try:
         fits = np.broadcast_shapes(own, shape) == shape
@@ -90,7 +90,7 @@ def _spread(call: TfliteCall, position: int, shape: Dimensions, target: Ref | No
 
 
 def _with_axis(call: TfliteCall, x: Ref, axis: int) -> Ref:
-    """The same elements with a further axis of size 1; a RESHAPE takes no integers in the HAL."""
+    """Add an axis of size 1 (EXPAND_DIMS: the HAL cannot RESHAPE INT32)."""
     shape = call.graph.operand(x).dimensions
     result = call.temporary(x, (*shape[:axis], 1, *shape[axis:]))
     call.emit("EXPAND_DIMS", x, axis, to=[result])
@@ -98,6 +98,6 @@ def _with_axis(call: TfliteCall, x: Ref, axis: int) -> Ref:
 
 
 def _full(call: TfliteCall, value: Any, shape: Dimensions, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
-    """A constant of one number all over."""
+    """A constant filled with one number."""
     call.graph.source.file.bytes.makes.charge(math.prod(shape) * dtype.itemsize)
     return np.full(shape, value, dtype)

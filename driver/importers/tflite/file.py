@@ -1,4 +1,4 @@
-"""What a .tflite file says, as plain records: every index and size in it is checked before anything is made of it."""
+"""The content of a .tflite file as plain records; every index and size is checked before it is used."""
 
 import struct
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ _MOST_OPERATORS = 1 << 14
 _HIGHEST_RANK = 32
 _CUSTOM = 32
 _NO_FIELDS = FileBytes(memoryview(struct.pack("<HHi", 4, 4, 4)))
-"""A table at 4 without fields: everything in it has its default."""
+"""A table (at position 4) without fields: every field has its default."""
 _DTYPES = {
     "FLOAT32": "<f4",
     "FLOAT16": "<f2",
@@ -42,10 +42,10 @@ _OPERATORS, _OPTIONS, _TYPES = map(_names, (tflite.BuiltinOperator, tflite.Built
 class TfliteTensor:
     """One tensor of a subgraph.
 
-    type: the schema's name. shape: 0 where unknown; None when not even the rank is known.
-    scales, zero_points, channel: quantisation; more than one scale when it is per channel, of dimension `channel`.
-    data: the values of a constant, in the file; offset: where they lie there. is_empty: a constant without elements.
-    is_variable: it keeps its value from run to run.
+    type: name in the schema. shape: 0 where unknown; None when the rank is unknown.
+    scales, zero_points, channel: quantisation; several scales when per channel, along dimension `channel`.
+    data: the values of a constant, a view of the file; offset: their position. is_empty: a constant without elements.
+    is_variable: keeps its value between executions.
     """
 
     index: int
@@ -75,12 +75,12 @@ class Operator:
     table: Any
 
     def options(self, kind: str) -> Any:
-        """The options, a table of class `kind`; with the defaults of the schema when the file has none."""
+        """The options as a table of class `kind`; defaults of the schema when the file has none."""
         given, union = _OPTIONS.get(self.table.BuiltinOptionsType(), "unknown"), self.table.BuiltinOptions()
         if given == "NONE" or union is None:
             return guarded(getattr(tflite, kind)(), _NO_FIELDS, 4)
         if given != kind:
-            raise ImportFailed(f"its options are {given}; it takes {kind}")
+            raise ImportFailed(f"it has options {given}; it takes {kind}")
         return guarded(getattr(tflite, kind)(), union.Bytes, union.Pos)
 
 
@@ -93,7 +93,7 @@ class TfliteFile:
             raise ImportFailed("not a .tflite file: bytes 4 to 7 are not TFL3")
         model = guarded(tflite.Model(), self.bytes, self.bytes.unpack(_ROOT, 0))
         if model.Version() != 3:
-            raise ImportFailed(f"schema version {model.Version()}; only 3 is known")
+            raise ImportFailed(f"schema version {model.Version()}; only 3 is supported")
         self._codes = Tables(model, "OperatorCodes", "operator code")
         self._buffers = Tables(model, "Buffers", "buffer")
         self._subgraphs = Tables(model, "Subgraphs", "subgraph")
@@ -107,7 +107,7 @@ class TfliteFile:
         return TfliteSubgraph(self, self._subgraphs[number])
 
     def names(self, number: int) -> tuple[dict[int, str], dict[int, str]]:
-        """What the first signature of a subgraph calls its inputs and its outputs, by tensor."""
+        """Names of inputs and outputs in the first signature of a subgraph, by tensor."""
         for signature in self._signatures:
             if signature.SubgraphIndex() == number:
                 inputs, outputs = (
@@ -128,20 +128,20 @@ class TfliteFile:
         return Operator(index, self._names[code], integers(table, "Inputs"), integers(table, "Outputs"), table)
 
     def data(self, number: int) -> tuple[Array | None, int]:
-        """The bytes of buffer `number` and their offset in the file; None for one that is empty."""
+        """The bytes of buffer `number` and their offset in the file; None for an empty buffer."""
         if number not in self._data:
             self._data[number] = self._buffer(self._buffers[number])
         return self._data[number]
 
     def _buffer(self, table: Any) -> tuple[Array | None, int]:
-        if table.Offset() > 1:  # behind the tables, in files of more than 2 GiB
+        if table.Offset() > 1:  # data behind the tables, in files of more than 2 GiB
             return self.bytes.part(table.Offset(), table.Size()), table.Offset()
         data = numbers(table, "Data")
         return (data, self.bytes.offset(data)) if data.size else (None, 0)
 
 
 def _operator_name(code: Any) -> str:
-    """The schema's name of an operator code: the larger of its two fields, of which the older has one byte."""
+    """Name of an operator code: the larger of its two fields, of which the older has one byte."""
     number = max(code.BuiltinCode(), code.DeprecatedBuiltinCode())
     if number == _CUSTOM:
         return f"CUSTOM {text(code, 'CustomCode')[:64]!r}"
@@ -149,7 +149,7 @@ def _operator_name(code: Any) -> str:
 
 
 class TfliteSubgraph:
-    """One subgraph; its tensors and operators are read when they are asked for."""
+    """One subgraph; its tensors and operators are read on demand."""
 
     def __init__(self, file: TfliteFile, table: Any) -> None:
         self.file = file
@@ -159,7 +159,7 @@ class TfliteSubgraph:
         self._read: dict[int, TfliteTensor] = {}
 
     def operators(self) -> Iterator[Operator]:
-        """The operators in the order in which they run."""
+        """The operators in execution order."""
         return (self.file.operator(index, table) for index, table in enumerate(self._operators))
 
     def tensor(self, index: int) -> TfliteTensor:
@@ -174,7 +174,7 @@ class TfliteSubgraph:
         if kind not in _DTYPES:
             raise ImportFailed(f"{where}: the HAL has no tensors of this type")
         if inner(table, "Sparsity") is not None:
-            raise ImportFailed(f"{where}: its values are stored sparsely; convert the model without sparsity")
+            raise ImportFailed(f"{where}: its values are sparse; convert the model without sparsity")
         data, offset = self.file.data(table.Buffer())
         shape = _shape(table, where, is_constant=data is not None)
         if data is not None:
@@ -189,7 +189,7 @@ def _shape(table: Any, where: str, *, is_constant: bool) -> tuple[int, ...] | No
     if signature and not is_constant:
         shape = tuple(0 if d == -1 else d for d in signature)
     if len(shape) > _HIGHEST_RANK or any(d < 0 for d in shape):
-        raise ImportFailed(f"{where}: dimensions {list(shape)[:_HIGHEST_RANK]} cannot be")
+        raise ImportFailed(f"{where}: dimensions {list(shape)[:_HIGHEST_RANK]} are invalid")
     is_scalar = is_constant or table.HasRank() or table.Type() == tflite.TensorType.BOOL
     return shape if shape or is_scalar else None
 
@@ -199,7 +199,7 @@ def _values(data: Array, kind: str, shape: tuple[int, ...] | None, where: str) -
     for d in shape or ():
         size *= d
     if data.nbytes != size * dtype.itemsize:
-        raise ImportFailed(f"{where}: {data.nbytes} bytes for dimensions {list(shape or ())}")
+        raise ImportFailed(f"{where}: {data.nbytes} bytes do not fit dimensions {list(shape or ())}")
     return data.view(dtype).reshape(shape or ())
 
 
@@ -207,6 +207,6 @@ def _quantisation(table: Any, where: str) -> tuple[tuple[float, ...], tuple[int,
     if table is None:
         return (), (), 0
     if table.DetailsType():
-        raise ImportFailed(f"{where}: custom quantisation")
+        raise ImportFailed(f"{where}: custom quantisation is not supported")
     scales, zero_points = (tuple(numbers(table, field).tolist()) for field in ("Scale", "ZeroPoint"))
     return scales, zero_points, table.QuantizedDimension()

@@ -103,14 +103,14 @@ class Tables(Sequence[Any]):
         self._owner, self._field, self._word = owner, field, word
         self._count = getattr(owner, f"{field}Length")()
         if self._count > _MOST_TABLES:
-            raise ImportFailed(f"{self._count} {word}s; {_MOST_TABLES} can be read")
+            raise ImportFailed(f"{self._count} {word}s; the limit is {_MOST_TABLES}")
 
     def __len__(self) -> int:
         return int(self._count)
 
     def __getitem__(self, index: Any) -> Any:
         if not 0 <= index < self._count:
-            raise ImportFailed(f"{self._word} {index} does not exist, there are {self._count}")
+            raise ImportFailed(f"{self._word} {index} does not exist; there are {self._count}")
         return inner(self._owner, self._field, index)
 
     def __iter__(self) -> Iterator[Any]:

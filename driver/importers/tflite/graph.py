@@ -1,4 +1,4 @@
-"""One subgraph of a .tflite file on its way to one of the HAL: a tensor becomes an operand when it is first used."""
+"""One subgraph of a .tflite file during conversion; a tensor becomes an operand on first use."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -34,9 +34,9 @@ class Ref:
 
 
 class TfliteGraph:
-    """The operands and operations so far.
+    """The operands and operations under construction.
 
-    refer: from the number of a subgraph in the file to its place in `Model.referenced`.
+    refer: maps the number of a subgraph in the file to its index in `Model.referenced`.
     """
 
     def __init__(self, source: TfliteSubgraph, refer: Callable[[int], int]) -> None:
@@ -52,9 +52,11 @@ class TfliteGraph:
         self._inputs = [self._input(tensor) for tensor in source.inputs]
 
     def finish(self, names: tuple[dict[int, str], dict[int, str]], *, is_main: bool) -> Subgraph:
-        """The subgraph, with the states behind its own inputs and outputs. names: of inputs and outputs, by tensor."""
+        """Build the subgraph; states follow its own inputs and outputs. names: of inputs and outputs, by tensor."""
         if self._states and not is_main:
-            raise ImportFailed(f"{self.source.tensor(min(self._states))} keeps its value inside of control flow")
+            raise ImportFailed(
+                f"{self.source.tensor(min(self._states))} keeps its value between executions inside of control flow"
+            )
         for tensor, ref in zip(self.source.inputs, self._inputs, strict=True):
             self.operands[ref.index] = replace(self.operand(ref), extra=self._extra(tensor, names[0].get(tensor)))
         outputs = [self._output(self.read(t), self._extra(t, names[1].get(t))) for t in self.source.outputs]
@@ -70,42 +72,44 @@ class TfliteGraph:
         )
 
     def operand(self, ref: Ref) -> Operand:
-        """The operand as declared so far."""
+        """The operand behind a reference."""
         return self.operands[ref.index]
 
     def add(self, operand: Operand) -> Ref:
-        """A further operand; `InvalidModel` when it breaks a rule that concerns it alone."""
+        """Add an operand; raises `InvalidModel` when it is invalid by itself."""
         self.operands.append(operand if operand.type == OperandType.SUBGRAPH else checked(operand))
         return Ref(len(self.operands) - 1)
 
     def constant(self, value: Any, dtype: OperandType | None = None, scale: float = 0.0, zero_point: int = 0) -> Ref:
-        """A constant that is not in the file."""
+        """Add a constant that is not in the file."""
         return self.add(constant_operand(value, dtype, scale=scale, zero_point=zero_point))
 
     def read(self, tensor: int) -> Ref:
-        """The operand of a tensor that is read: a constant, or what was written before."""
+        """The operand of a tensor that an operator reads: a constant, or a value written before."""
         if tensor in self._states:
             return self._states[tensor]
         if tensor not in self._places:
             info = self.source.tensor(tensor)
             if tensor in self.wide:
                 raise ImportFailed(
-                    f"{info} has {len(info.shape or ())} dimensions; only RESHAPE and TRANSPOSE take them"
+                    f"{info} has {len(info.shape or ())} dimensions; only RESHAPE and TRANSPOSE take more than 4"
                 )
             if tensor in self.sizes:
-                raise ImportFailed(f"{info} holds dimensions that are not known; only RESHAPE takes them")
+                raise ImportFailed(f"{info} holds dimensions that are not known; only RESHAPE takes such a list")
             if info.is_variable:
-                raise ImportFailed(f"{info} keeps its value from run to run; only recurrent operators may have such")
+                raise ImportFailed(
+                    f"{info} keeps its value between executions; only recurrent operators may read such a tensor"
+                )
             self._places[tensor] = self.add(self._constant(info) if info.data is not None else declared(info))
         return self._places[tensor]
 
     def is_computed(self, tensor: int) -> bool:
-        """Whether an operator, or the caller, gives a tensor its value."""
+        """Whether an operator or the caller writes a tensor."""
         place = self._places.get(tensor)
         return place is not None and not self.operand(place).lifetime.is_constant
 
     def write(self, tensor: int, *, fits: bool = False) -> Ref:
-        """The operand of a tensor that is written for the first time. fits: 32 bits are enough for what is written."""
+        """The operand of a tensor that an operator writes. fits: its values fit 32 bits."""
         info = self.source.tensor(tensor)
         is_long = info.type == "INT64" and not fits
         is_there = tensor in self._places or tensor in self.wide or tensor in self.sizes
@@ -116,7 +120,7 @@ class TfliteGraph:
         return self._places[tensor]
 
     def define(self, tensor: int, value: Array) -> None:
-        """Let a tensor that is written be a constant."""
+        """Make a written tensor a constant."""
         info = self.source.tensor(tensor)
         if tensor in self._places:
             raise ImportFailed(f"cannot write {info}: it has a value already")
@@ -125,14 +129,14 @@ class TfliteGraph:
         )
 
     def keep_sizes(self, tensor: int, sizes: tuple[int | None, ...]) -> None:
-        """Let a tensor that is written be a list of dimensions; a constant when all are known."""
+        """Make a written tensor a list of dimensions; a constant when all are known."""
         self._only_once(tensor)
         self.sizes[tensor] = sizes
         if None not in sizes:
             self.define(tensor, np.array(sizes, np.int32))
 
     def keep_wide(self, tensor: int, elements: Ref) -> None:
-        """Let a tensor that is written have these elements, in their order, whatever its dimensions."""
+        """Give a written tensor the elements of `ref`, in order, whatever its dimensions."""
         self._only_once(tensor)
         self.wide[tensor] = elements
 
@@ -142,7 +146,7 @@ class TfliteGraph:
             raise ImportFailed(f"cannot write {info}: it has a value already")
 
     def floats(self, tensor: int) -> Ref:
-        """A constant as TENSOR_FLOAT32: itself, or a copy that stands for the same numbers."""
+        """A constant as TENSOR_FLOAT32: itself, or a dequantised copy."""
         info = self.source.tensor(tensor)
         if info.data is None or info.type == "FLOAT32":
             return self.read(tensor)
@@ -152,7 +156,7 @@ class TfliteGraph:
         return self._floats[tensor]
 
     def state(self, tensor: int) -> tuple[Ref, Ref]:
-        """The value that a variable has before an operator, and its operand for the one after."""
+        """Operands of a variable: its value before an operator, and its value after."""
         info = self.source.tensor(tensor)
         if not info.is_variable:
             now = self.read(tensor)
@@ -166,7 +170,7 @@ class TfliteGraph:
         return now, self._states[tensor]
 
     def like(self, ref: Ref, **changes: Any) -> Ref:
-        """A temporary of the same kind, but for `changes`."""
+        """A temporary like `ref`, with `changes`."""
         free = {"lifetime": _L.TEMPORARY_VARIABLE, "value": None, "location": None, "extra": None}
         return self.add(replace(self.operand(ref), **(free | changes)))
 
@@ -193,12 +197,12 @@ class TfliteGraph:
         return replace(operand, lifetime=_L.CONSTANT_COPY, value=values)
 
     def _extra(self, tensor: int, name: str | None) -> dict[str, Any]:
-        """What an input or an output is called: by the signature if there is one, and by the tensor itself."""
+        """Names of an input or output: that of the signature if there is one, and that of the tensor."""
         own = self.source.tensor(tensor).name
         return {"name": own} if name is None else {"name": name, "tensor": own}
 
     def _output(self, ref: Ref, extra: dict[str, Any]) -> Ref:
-        """An output: what was written, or a copy of what cannot be one, or not again."""
+        """The operand of an output; a copy of inputs, constants, and operands that are an output already."""
         if self.operand(ref).lifetime != _L.TEMPORARY_VARIABLE:
             source, ref = ref, self.like(ref)
             self.operations.append(Operation("CAST", [source.index], [ref.index]))
@@ -207,17 +211,17 @@ class TfliteGraph:
 
 
 def dequantised(info: TfliteTensor) -> Array:
-    """The numbers that a constant stands for, in float32; at least of rank 1."""
+    """Dequantise a constant to float32; at least rank 1."""
     assert info.data is not None
     values = np.atleast_1d(info.data.astype(np.float32))
     if info.type in FLOATS:
         return values
     if info.type not in ("INT8", "UINT8") or not info.scales:
-        raise ImportFailed(f"{info} cannot stand for floats")
+        raise ImportFailed(f"{info} cannot be converted to floats")
     along = [-1 if i == info.channel else 1 for i in range(values.ndim)]
     count, channels = len(info.scales), dict(enumerate(values.shape)).get(info.channel)
     if count > 1 and count != channels:
-        raise ImportFailed(f"{info} has {count} scales, for dimension {info.channel} of {list(values.shape)}")
+        raise ImportFailed(f"{info} has {count} scales for dimension {info.channel} of {list(values.shape)}")
     if len(info.zero_points) not in (0, 1, len(info.scales)):
         raise ImportFailed(f"{info} has {len(info.zero_points)} zero points and {len(info.scales)} scales")
     scales, zero_points = (
@@ -228,11 +232,11 @@ def dequantised(info: TfliteTensor) -> Array:
 
 
 def declared(info: TfliteTensor) -> Operand:
-    """A temporary as the file describes the tensor. A scalar has one element, of rank 1."""
+    """The temporary for a tensor of the file. A scalar becomes one element of rank 1."""
     kind, scale, zero_point, channels = _TYPES[info.type], 0.0, 0, None
     if info.type == "INT8" and len(info.scales) > 1:
         if any(info.zero_points):
-            raise ImportFailed(f"{info} has a zero point per channel; the HAL has zero points of 0 there")
+            raise ImportFailed(f"{info} has a zero point per channel; the HAL requires 0 there")
         kind, channels = OperandType.TENSOR_QUANT8_SYMM_PER_CHANNEL, (info.scales, info.channel)
     elif info.type in ("INT8", "UINT8"):
         if len(info.scales) > 1 or len(info.zero_points) > 1:

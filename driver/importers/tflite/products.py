@@ -1,4 +1,4 @@
-"""BATCH_MATMUL by what the HAL has: FULLY_CONNECTED, whose weights need not be constant, for each pair of matrices."""
+"""BATCH_MATMUL as one FULLY_CONNECTED, whose weights need not be constant, per pair of matrices."""
 
 import math
 
@@ -10,16 +10,16 @@ from .call import TfliteCall
 from .graph import Ref, dequantised
 
 MOST_PAIRS = 512
-"""Of matrices in one operator: 12 heads of 42 sequences."""
+"""Limit of matrix pairs in one operator: 12 heads of 42 sequences."""
 _PAIR_BYTES = 256
-"""What a pair is charged: a file that asks for many has to be long."""
+"""Bytes charged per pair, so that only a large file can have many."""
 
 
 class Factor:
-    """One side of a product: matrices [rows, size], the second of which is the number of terms of each sum."""
+    """One side of a product: matrices [rows, size], where size is the number of terms in each sum."""
 
     def __init__(self, call: TfliteCall, position: int, *, turned: bool) -> None:
-        """turned: the file has them as [size, rows]."""
+        """turned: the file stores them as [size, rows]."""
         self.call = call
         *self.batch, rows, size = _matrix_shape(call, position)
         self.count = math.prod(self.batch)
@@ -32,12 +32,12 @@ class Factor:
             call.emit("TRANSPOSE", before, np.array((0, 2, 1)), to=[self.whole])
 
     def joined(self) -> Ref:
-        """All matrices one below the other."""
+        """All matrices stacked vertically."""
         shape = self.count * self.rows, self.size
         return self.whole if self._dimensions() == shape else self.call.reshape(self.whole, shape)
 
     def parts(self) -> list[Ref]:
-        """Each matrix."""
+        """The matrices one by one."""
         whole = self.joined()
         if self.count == 1:
             return [whole]
@@ -72,12 +72,12 @@ def batch_matmul(call: TfliteCall) -> None:
 def _matrix_shape(call: TfliteCall, position: int) -> tuple[int, ...]:
     shape = call.shape(position)
     if len(shape) < 2:
-        raise ImportFailed(f"input {position} has dimensions {list(shape)}; there have to be two or more")
+        raise ImportFailed(f"input {position} has dimensions {list(shape)}; expected two or more")
     return shape
 
 
 def _constant(call: TfliteCall, position: int, *, turned: bool) -> Ref | None:
-    """A constant side, its matrices turned when the file is read; None when it is computed, or stays as it is."""
+    """A constant side, transposed at load time; None when it is computed or needs no transposition."""
     info = call.tensor(position)
     if info.data is None or not turned:
         return None
@@ -90,20 +90,20 @@ def _constant(call: TfliteCall, position: int, *, turned: bool) -> Ref | None:
 
 
 def _pairs(left: tuple[int, ...], right: tuple[int, ...]) -> list[tuple[int, int]]:
-    """Which matrices are multiplied with each other, in the order of the results; all at once with a single one."""
+    """Index pairs of matrices to multiply, in result order; one pair when the second side is a single matrix."""
     try:
         shape = np.broadcast_shapes(left, right)
     except ValueError:
-        raise ImportFailed(f"batches of {list(left)} and {list(right)} matrices do not go together") from None
+        raise ImportFailed(f"batches of {list(left)} and {list(right)} matrices do not broadcast") from None
     if math.prod(right) == 1:
         return [(0, 0)]
     if math.prod(shape) > MOST_PAIRS:
-        raise ImportFailed(f"{math.prod(shape)} pairs of matrices; at most {MOST_PAIRS} are multiplied one by one")
+        raise ImportFailed(f"{math.prod(shape)} pairs of matrices; the limit is {MOST_PAIRS}")
     numbers = [np.broadcast_to(np.arange(math.prod(d)).reshape(d), shape).reshape(-1) for d in (left, right)]
     return list(zip(*(n.tolist() for n in numbers), strict=True))
 
 
 def _bias(call: TfliteCall, left: Factor, right: Factor) -> Ref:
-    """The zeros that each product is added to."""
+    """A zero bias for each product."""
     scale = math.prod(call.graph.operand(side.whole).scale for side in (left, right))
     return call.graph.constant(call.zeros(right.rows, left.whole), scale=scale)

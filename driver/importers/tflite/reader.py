@@ -1,13 +1,13 @@
-"""A .tflite file as a model.
+"""Convert a .tflite file to a model.
 
-    read(data)               the bytes of the file -> a Model
-      TfliteFile                   what it says, checked (file.py, by way of guarded.py)
-      TfliteGraph, TfliteCall            a subgraph and an operator on their way into the HAL (graph.py, call.py)
-      fold                   shapes that the file computes (sizes.py)
-      TABLE                  a short function for each builtin operator (table.py and its siblings)
+    read(data) -> Model
+      TfliteFile                 the content of the file, checked (file.py, which reads through flatbuffer.py)
+      TfliteGraph, TfliteCall    a subgraph, and one operator, during conversion (graph.py, call.py)
+      fold                       computes shapes at load time (sizes.py)
+      TABLE                      one short function per builtin operator (table.py and the modules that it lists)
 
-The weights stay where they are: a constant is a view of the file, of lifetime CONSTANT_REFERENCE, and its `location` is
-the (offset, length) of its bytes. Only what the HAL wants in another form (16-bit weights, 64-bit integers) is copied.
+Weights stay in the file: a constant is a view of it, of lifetime CONSTANT_REFERENCE, and its `location` is the (offset,
+length) of its bytes. Only data that the HAL takes in another form (16-bit weights, 64-bit integers) is copied.
 """
 
 from collections.abc import Callable
@@ -27,12 +27,12 @@ from .table import TABLE
 
 
 def load(file: Path) -> Model:
-    """The model in a .tflite file."""
+    """Load a .tflite file."""
     return read(map_file(file))
 
 
 def read(data: memoryview) -> Model:
-    """The model in the bytes of a .tflite file; `ImportFailed` when they are damaged or cannot be mapped."""
+    """Convert the bytes of a .tflite file; raises `ImportFailed` when damaged or without counterpart in the HAL."""
     file = TfliteFile(data)
     numbers, places = [0], {0: -1}
 
@@ -45,8 +45,10 @@ def read(data: memoryview) -> Model:
             numbers.append(number)
         return places[number]
 
-    with np.errstate(all="ignore"):  # damaged numbers are infinite, or no numbers
-        main, *referenced = [_subgraph(file, number, refer) for number in numbers]  # grows while it is walked
+    with np.errstate(all="ignore"):  # numbers in a damaged file may be infinite or NaN
+        main, *referenced = [
+            _subgraph(file, number, refer) for number in numbers
+        ]  # `refer` appends while this iterates
         model = Model(main, tuple(referenced))
         try:
             validate(model)
@@ -72,7 +74,7 @@ def _subgraph(file: TfliteFile, number: int, refer: Callable[[int], int]) -> Sub
 def _map(graph: TfliteGraph, operator: Operator) -> None:
     entry = TABLE.get(operator.name)
     if entry is None:
-        raise ImportFailed("there is no operation for it in the HAL 1.3")
+        raise ImportFailed("the HAL 1.3 has no operation for it")
     call = TfliteCall(graph, operator, None if entry.options is None else operator.options(entry.options))
     if not fold(call):
         entry.convert(call)

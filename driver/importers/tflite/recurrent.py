@@ -1,4 +1,4 @@
-"""Builtin operators that remember: a variable of the file becomes an input, its state, and an output, the next one."""
+"""Recurrent builtin operators: a variable of the file becomes an input (state) and an output (next state)."""
 
 from collections.abc import Sequence
 
@@ -15,7 +15,7 @@ def _weights(call: TfliteCall, positions: Sequence[int]) -> _Weights:
 
 
 def _layer_norm(call: TfliteCall) -> _Weights:
-    """The four weights of layer normalisation; none when it is not used."""
+    """The four weights of layer normalisation; none when absent."""
     found = _weights(call, range(20, 24))
     return found if any(found) else []
 
@@ -56,9 +56,9 @@ def svdf(call: TfliteCall) -> None:
 
 
 def lstm(call: TfliteCall) -> None:
-    """LSTM, with the scratch buffer that the HAL wants."""
+    """LSTM, with the scratch buffer that the HAL requires."""
     if call.options.KernelType():
-        raise ImportFailed("the BASIC kernel has its gates in one matrix; convert the model with the FULL one")
+        raise ImportFailed("the BASIC kernel stores its gates in one matrix; convert the model with the FULL kernel")
     (state, after), (cell, cell_after) = (call.graph.state(call.number(i)) for i in (18, 19))
     inputs = (call.input(0), *_weights(call, range(1, 18)), state, cell, *_clips(call), *_layer_norm(call))
     gates = 4 if call.given(1) else 3

@@ -1,4 +1,4 @@
-"""Builtin operators that move data about, and what is known of a shape when the file is read."""
+"""Builtin operators that move data."""
 
 import math
 from collections.abc import Callable
@@ -15,7 +15,7 @@ _MOST_DIMENSIONS = 4
 
 
 def reshape(call: TfliteCall) -> None:
-    """RESHAPE to what an input, the options or the result say; integers stay as they are, or are refused."""
+    """RESHAPE to the shape from an input, the options or the result; INT32 must keep its shape."""
     x, result = call.tensor(0), call.result(0)
     if x.type in ("INT32", "BOOL") and x.shape is not None and (x.shape or (1,)) == (result.shape or (1,)):
         call.emit("CAST", call.input(0))
@@ -29,14 +29,14 @@ def reshape(call: TfliteCall) -> None:
 
 
 def transpose(call: TfliteCall) -> None:
-    """TRANSPOSE; of more than four dimensions when they can be joined to four, as those that stay together can."""
+    """TRANSPOSE; with more than four dimensions when neighbours that stay together can be joined to four."""
     x = call.tensor(0)
     if x.index not in call.graph.wide:
         call.emit("TRANSPOSE", *map(call.input, range(len(call))))
         return
     shape, order = x.shape or (), call.integers(1)
     if sorted(order) != list(range(len(shape))):
-        raise ImportFailed(f"permutation {order[:9]} of {len(shape)} dimensions")
+        raise ImportFailed(f"permutation {order[:9]} does not fit {len(shape)} dimensions")
     groups = _together([i for i in order if shape[i] != 1], [i for i, d in enumerate(shape) if d != 1])
     if len(groups) > _MOST_DIMENSIONS:
         raise ImportFailed(f"permutation {order} moves {len(groups)} dimensions apart; the HAL has {_MOST_DIMENSIONS}")
@@ -51,7 +51,7 @@ def transpose(call: TfliteCall) -> None:
 
 
 def _together(order: list[int], axes: list[int]) -> list[list[int]]:
-    """Axes in their new order, in groups of those that follow each other before and after."""
+    """Axes in their new order, grouped by runs that are consecutive before and after."""
     groups: list[list[int]] = []
     for axis in order:
         if groups and axes.index(axis) == axes.index(groups[-1][-1]) + 1:
@@ -83,7 +83,7 @@ def concatenation(call: TfliteCall) -> None:
 
 
 def pack(call: TfliteCall) -> None:
-    """CONCATENATION along the axis, then a RESHAPE that makes it two. A new last axis is given to each input first."""
+    """CONCATENATION along the axis, then a RESHAPE that makes it two. A new last axis is added to each input first."""
     shape, rank, inputs = call.tensor(0).shape or (), call.rank(0), [*map(call.input, range(len(call)))]
     axis, target = axis_of(call.options.Axis(), rank + 1), call.output()
     if axis == rank:
@@ -116,7 +116,7 @@ def split_v(call: TfliteCall) -> None:
     shape, sizes = call.shape(0), call.integers(1)
     axis = axis_of(call.integer(2), len(shape))
     if len(sizes) != len(call.operator.outputs) or sizes.count(-1) > 1:
-        raise ImportFailed(f"sizes {sizes[:8]} for {len(call.operator.outputs)} outputs")
+        raise ImportFailed(f"sizes {sizes[:8]} do not fit {len(call.operator.outputs)} outputs")
     rest = shape[axis] - sum(size for size in sizes if size != -1)
     start, begin, size = 0, [0] * len(shape), [-1] * len(shape)
     for i, length in enumerate(sizes):
@@ -126,10 +126,10 @@ def split_v(call: TfliteCall) -> None:
 
 
 def strided_slice(call: TfliteCall) -> None:
-    """The HAL wants a place for every dimension; those that the file leaves out are kept whole."""
+    """STRIDED_SLICE. The HAL takes a range for every dimension; those that the file omits are kept whole."""
     o = call.options
     if o.EllipsisMask() or o.NewAxisMask() or o.Offset():
-        raise ImportFailed("the HAL knows neither an ellipsis, nor new axes, nor ends counted from the beginning")
+        raise ImportFailed("the HAL has no ellipsis, no new axes and no ends relative to the beginning")
     rank, masks = call.rank(0), [o.BeginMask(), o.EndMask(), o.ShrinkAxisMask()]
     missing = rank - math.prod(call.tensor(1).shape or ())
     is_constant = all(call.tensor(i).data is not None for i in (1, 2, 3))
@@ -145,14 +145,14 @@ def strided_slice(call: TfliteCall) -> None:
 
 
 def _end_behind(begin: list[int], end: list[int], masks: list[int], axis: int) -> int:
-    """Let an axis of which one element is taken end behind it, whatever the file says; the mask of ends for it."""
+    """Set the end of each shrunk axis behind its one element, whatever the file has; returns the new end mask."""
     start = 0 if masks[0] >> axis & 1 else begin[axis]
     end[axis] = min(start + 1, 2**31 - 1)
     return masks[1] | 1 << axis if start == -1 else masks[1] & ~(1 << axis)
 
 
 def reverse(call: TfliteCall) -> None:
-    """REVERSE_V2 as a STRIDED_SLICE that goes backwards along the axes."""
+    """REVERSE_V2 as a STRIDED_SLICE with step -1 along the axes."""
     rank = call.rank(0)
     axes = {axis_of(axis, rank) for axis in call.integers(1)}
     strides = [-1 if i in axes else 1 for i in range(rank)]
@@ -164,14 +164,14 @@ def pad_v2(call: TfliteCall) -> None:
     """PAD_V2."""
     fill = call.values(2)
     if fill.size != 1:
-        raise ImportFailed(f"input 2 has {fill.size} values; it has to be one")
+        raise ImportFailed(f"input 2 has {fill.size} values; expected one")
     call.emit("PAD_V2", call.input(0), call.input(1), fill.reshape(-1)[0].item())
 
 
 def gather(call: TfliteCall) -> None:
-    """One index alone is a list of one for the HAL."""
+    """GATHER; a scalar index becomes a list of one."""
     if call.options.BatchDims():
-        raise ImportFailed(f"batch_dims {call.options.BatchDims()}; the HAL has 0")
+        raise ImportFailed(f"batch_dims {call.options.BatchDims()} is not supported; the HAL has 0")
     axis = axis_of(call.options.Axis(), call.rank(0))
     if call.tensor(1).shape != ():
         call.emit("GATHER", call.input(0), axis, call.input(1))
@@ -183,14 +183,16 @@ def gather(call: TfliteCall) -> None:
 
 
 def batch_to_space(call: TfliteCall) -> None:
-    """What the file crops is a SLICE in the HAL."""
+    """BATCH_TO_SPACE_ND; crops become a SLICE."""
     crops = call.integers(2)
     if not any(crops):
         call.emit("BATCH_TO_SPACE_ND", call.input(0), call.input(1))
         return
     shape = call.result_shape()
     if len(crops) != 4 or len(shape) != 4:
-        raise ImportFailed(f"crops {crops[:8]} of a result of dimensions {list(shape)}; there have to be 2 x 2 of 4")
+        raise ImportFailed(
+            f"crops {crops[:8]} of a result of dimensions {list(shape)}; expected 2 x 2 crops of 4 dimensions"
+        )
     target = call.output()
     whole = call.temporary(target, (shape[0], shape[1] + sum(crops[:2]), shape[2] + sum(crops[2:]), shape[3]))
     call.emit("BATCH_TO_SPACE_ND", call.input(0), call.input(1), to=[whole])
@@ -206,5 +208,5 @@ def fill(call: TfliteCall) -> None:
     """FILL."""
     value = call.values(1)
     if value.size != 1:
-        raise ImportFailed(f"input 1 has {value.size} values; it has to be one")
+        raise ImportFailed(f"input 1 has {value.size} values; expected one")
     call.emit("FILL", call.input(0), value.reshape(-1)[0].item())

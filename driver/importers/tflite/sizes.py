@@ -1,7 +1,7 @@
-"""Shapes that a file computes: SHAPE, and what is picked from it and put together for a RESHAPE.
+"""Constant folding of shapes: SHAPE, and the operators that pick from it and join it for a RESHAPE.
 
-What follows from known dimensions is a constant. A dimension that is unknown until the model runs, as a batch usually
-is, stays None in such a list; a RESHAPE may have one of them, which is its -1.
+A list computed from known dimensions is a constant. A dimension that is unknown until execution, usually the batch,
+is None in such a list; a RESHAPE may have one of them, which becomes its -1.
 """
 
 import math
@@ -14,7 +14,7 @@ from .flatbuffer import integers
 
 Sizes = tuple[int | None, ...]
 _MOST = 32
-"""Entries of such a list, as no shape has more."""
+"""Limit for such a list; no shape has more dimensions."""
 _FOLDED = ("STRIDED_SLICE", "GATHER", "PACK", "CONCATENATION", "MUL")
 
 
@@ -26,12 +26,12 @@ def shape(call: TfliteCall) -> None:
 
 
 def rank_of(call: TfliteCall) -> None:
-    """RANK; the HAL's own gives a scalar, which no other operation takes for a tensor."""
+    """RANK as a constant; the HAL's RANK returns a scalar, which no other operation takes as a tensor."""
     _keep(call, [call.rank(0)])
 
 
 def fold(call: TfliteCall) -> bool:
-    """True when an operator only computes with such lists, and its result is one."""
+    """Compute an operator on such lists at load time. Returns whether it was computed."""
     name, sizes = call.operator.name, call.graph.sizes
     if name not in _FOLDED or not sizes.keys() & set(call.operator.inputs):
         return False
@@ -54,7 +54,7 @@ def fold(call: TfliteCall) -> bool:
 
 
 def target(call: TfliteCall) -> list[int] | None:
-    """The shape that a RESHAPE is told, with -1 for what is unknown; None when it is computed by the model."""
+    """The shape argument of a RESHAPE, with -1 for the unknown size; None when the model computes it."""
     found = _sizes(call, 1) if call.given(1) else None
     if found is None:
         is_computed = call.given(1) and not call.tensor(1).is_empty
@@ -64,12 +64,12 @@ def target(call: TfliteCall) -> list[int] | None:
         found = tuple(d if d not in (None, -1) else r or None for d, r in zip(found, result, strict=True))
     sizes = [-1 if d is None else d for d in found]
     if sizes.count(-1) > 1:
-        raise ImportFailed(f"of {sizes[:_MOST]}, more than one dimension is unknown")
+        raise ImportFailed(f"in {sizes[:_MOST]}, more than one dimension is unknown")
     return sizes
 
 
 def _rest(call: TfliteCall, found: Sizes) -> Sizes:
-    """What -1 stands for beside the one unknown dimension of the tensor itself: all that its others leave."""
+    """The size that -1 stands for when the tensor itself has one unknown dimension."""
     whole = call.tensor(0).shape or ()
     is_own = call.graph.origins.get(call.number(1)) == call.number(0) and whole.count(0) == 1
     if not is_own or (found.count(None), found.count(-1)) != (1, 1):
@@ -82,7 +82,7 @@ def _rest(call: TfliteCall, found: Sizes) -> Sizes:
 
 
 def _sizes(call: TfliteCall, position: int) -> Sizes | None:
-    """Input `position` as such a list: a constant, or what was kept before; None for all else."""
+    """Input `position` as such a list: a constant, or one computed before; else None."""
     number = call.number(position)
     if number in call.graph.sizes:
         return call.graph.sizes[number]
@@ -93,7 +93,7 @@ def _sizes(call: TfliteCall, position: int) -> Sizes | None:
 
 
 def _keep(call: TfliteCall, found: Sequence[int | None]) -> None:
-    """Let the result be that list; a constant, too, when all of it is known."""
+    """Bind the result to the list; it is a constant too when all sizes are known."""
     if len(found) > _MOST or any(d is not None and not -(2**31) <= d < 2**31 for d in found):
         raise ImportFailed(f"a list of {len(found)} sizes, or one that does not fit into 32 bits")
     call.graph.keep_sizes(call.result(0).index, tuple(found))
@@ -109,7 +109,7 @@ def _multiplied(factors: Sequence[Sizes]) -> Sizes:
 
 def _element(found: Sizes, place: int) -> int | None:
     if not -len(found) <= place < len(found):
-        raise ImportFailed(f"place {place} in a list of {len(found)} sizes")
+        raise ImportFailed(f"index {place} is out of range for {len(found)} sizes")
     return found[place]
 
 
@@ -119,7 +119,7 @@ def _sliced(call: TfliteCall, found: Sizes) -> Sizes:
         return (_element(found, 0 if call.options.BeginMask() & 1 else begin),)
     if not stride or call.options.NewAxisMask() or call.options.EllipsisMask() or call.options.Offset():
         raise ImportFailed(
-            "a stride of 0, new axes, an ellipsis, or ends counted from the beginning in a list of sizes"
+            "a slice of sizes has a stride of 0, new axes, an ellipsis, or ends relative to the beginning"
         )
     first = None if call.options.BeginMask() & 1 else begin
     return found[first : None if call.options.EndMask() & 1 else end : stride]

@@ -1,4 +1,4 @@
-"""What becomes of each builtin operator: one table, an entry per operator, each a short function.
+"""The conversion table: a rule per builtin operator, each with a short function.
 
 An operator that is not listed has no counterpart in HAL 1.3.
 """
@@ -21,14 +21,14 @@ Convert = Callable[[TfliteCall], None]
 
 @dataclass(frozen=True, slots=True)
 class TfliteRule:
-    """convert: emits the HAL operations. options: the class of the operator's options, None when they say nothing."""
+    """convert: emits the HAL operations. options: class of its options; None when none matter."""
 
     convert: Convert
     options: str | None = None
 
 
 def _same(kind: str, *more: float) -> Convert:
-    """The same inputs, and perhaps further scalars."""
+    """An operation with the same inputs, plus constant scalars."""
 
     def convert(call: TfliteCall) -> None:
         call.emit(kind, *map(call.input, range(len(call))), *more)
@@ -37,7 +37,7 @@ def _same(kind: str, *more: float) -> Convert:
 
 
 def _in_floats(convert: Convert) -> Convert:
-    """For quantised data between DEQUANTIZE and QUANTIZE: the HAL has it for floats only."""
+    """Wrap the operation in DEQUANTIZE and QUANTIZE for quantised data: the HAL has it for floats only."""
 
     def converted(call: TfliteCall) -> None:
         call.in_floats = call.tensor(0).type in QUANTISED
@@ -48,10 +48,10 @@ def _in_floats(convert: Convert) -> Convert:
 
 def _only(types: tuple[str, ...], call: TfliteCall, reason: str) -> None:
     if call.tensor(0).type not in types and not call.in_floats:
-        raise ImportFailed(f"of {call.tensor(0).type}: {reason}")
+        raise ImportFailed(f"{call.tensor(0).type}: {reason}")
 
 
-def _like(call: TfliteCall, value: float) -> np.ndarray[tuple[int], np.dtype[np.generic]]:
+def _scalar_like(call: TfliteCall, value: float) -> np.ndarray[tuple[int], np.dtype[np.generic]]:
     """A constant of one element, of the type of input 0."""
     return np.array([value], call.graph.operand(call.input(0)).type.dtype)
 
@@ -84,7 +84,7 @@ def _floor_div(call: TfliteCall) -> None:
 
 
 def _floor_mod(call: TfliteCall) -> None:
-    """What DIV, which rounds towards minus infinity, leaves."""
+    """Remainder of DIV, which rounds towards minus infinity."""
     _only(("INT32",), call, "the HAL has no remainder of floats")
     x, y = call.input(0), call.input(1)
     target = call.output()
@@ -109,7 +109,7 @@ def _squared_difference(call: TfliteCall) -> None:
 def _add_n(call: TfliteCall) -> None:
     _only((*FLOATS, "INT32"), call, "the file does not say the scales of the partial sums")
     if len(call) < 2:
-        raise ImportFailed(f"{len(call)} inputs; there have to be at least two")
+        raise ImportFailed(f"{len(call)} inputs; expected at least two")
     target, total = call.output(), call.input(0)
     for i in range(1, len(call)):
         result = target if i == len(call) - 1 else call.graph.like(target)
@@ -120,7 +120,7 @@ def _add_n(call: TfliteCall) -> None:
 def _cos(call: TfliteCall) -> None:
     x = call.input(0)
     shifted = call.graph.like(x)
-    call.emit("ADD", x, _like(call, math.pi / 2), 0, to=[shifted])
+    call.emit("ADD", x, _scalar_like(call, math.pi / 2), 0, to=[shifted])
     call.emit("SIN", shifted)
 
 
@@ -136,19 +136,19 @@ def _unit_relu(call: TfliteCall) -> None:
     """RELU_0_TO_1."""
     _only(FLOATS, call, "the HAL has it for floats only, as MAXIMUM and MINIMUM")
     positive = call.graph.like(call.input(0))
-    call.emit("MAXIMUM", call.input(0), _like(call, 0.0), to=[positive])
-    call.emit("MINIMUM", positive, _like(call, 1.0))
+    call.emit("MAXIMUM", call.input(0), _scalar_like(call, 0.0), to=[positive])
+    call.emit("MINIMUM", positive, _scalar_like(call, 1.0))
 
 
 def _gelu(call: TfliteCall) -> None:
-    """By its approximation: x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x^3)))."""
+    """GELU by its approximation: x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x^3)))."""
     _only(FLOATS, call, "the file does not say the scales of the steps in between")
     if not call.options.Approximate():
-        raise ImportFailed("the HAL has no error function; convert the model with the approximation by TANH")
+        raise ImportFailed("the HAL has no error function; convert the model with the TANH approximation")
     x = call.input(0)
 
     def step(kind: str, *arguments: Ref | float) -> Ref:
-        result, operands = call.graph.like(x), [_like(call, a) if isinstance(a, float) else a for a in arguments]
+        result, operands = call.graph.like(x), [_scalar_like(call, a) if isinstance(a, float) else a for a in arguments]
         call.emit(kind, *operands, *((0,) if kind != "TANH" else ()), to=[result])
         return result
 
@@ -158,14 +158,14 @@ def _gelu(call: TfliteCall) -> None:
 
 
 def _leaky_relu(call: TfliteCall) -> None:
-    """PRELU with one slope. A quantised one is 0 or +-1 at a scale of |slope|."""
+    """PRELU with one slope. A quantised slope is 0 or +-1 at scale |slope|."""
     _only((*FLOATS, *QUANTISED), call, "the HAL has no such PRELU")
     x, slope = call.input(0), float(call.options.Alpha())
     if call.tensor(0).type not in QUANTISED:
-        call.emit("PRELU", x, _like(call, slope))
+        call.emit("PRELU", x, _scalar_like(call, slope))
         return
     zero_point = int(slope < 0)
-    raw = _like(call, zero_point + (slope > 0) - (slope < 0))
+    raw = _scalar_like(call, zero_point + (slope > 0) - (slope < 0))
     call.emit("PRELU", x, call.graph.constant(raw, scale=abs(slope) or 1.0, zero_point=zero_point))
 
 
@@ -194,7 +194,7 @@ def _reduce(kind: str, keep: Callable[[int], int] = bool) -> Convert:
 
 
 def _mean(call: TfliteCall) -> None:
-    """MEAN; in floats when the result has steps of its own: those of the input may be much coarser."""
+    """MEAN; in floats when the result has its own scale: the input's may be much coarser."""
     x, y = call.tensor(0), call.result(0)
     call.in_floats = x.type in QUANTISED and (x.scales, x.zero_points) != (y.scales, y.zero_points)
     _reduce("MEAN", int)(call)
@@ -222,7 +222,7 @@ def _local_response_normalization(call: TfliteCall) -> None:
 
 
 def _lsh_projection(call: TfliteCall) -> None:
-    """Sparse projections are those of HAL 1.2, which tell the hashes apart."""
+    """LSH_PROJECTION; SPARSE is that of HAL 1.2."""
     kind = {1: 3, 2: 2}.get(call.options.Type())
     if kind is None:
         raise ImportFailed(f"projection {call.options.Type()} is neither SPARSE (1) nor DENSE (2)")

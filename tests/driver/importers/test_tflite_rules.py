@@ -167,8 +167,12 @@ def dense_of(rows, units):
 F, I, B = ((2, 3), "float32"), ((2, 3), "int32"), ((2, 3), "bool")
 Q8 = {"scale": 0.5, "zero_point": 0}
 REFUSED = {
-    "an operator without a counterpart": (lambda: one("CUMSUM", F, ((1,), "int32")), "CUMSUM", "no operation for it"),
-    "a custom operator": (lambda: one("CUSTOM:Mine"), "CUSTOM 'Mine'", "no operation for it"),
+    "an operator without a counterpart": (
+        lambda: one("CUMSUM", F, ((1,), "int32")),
+        "CUMSUM",
+        "has no operation for it",
+    ),
+    "a custom operator": (lambda: one("CUSTOM:Mine"), "CUSTOM 'Mine'", "has no operation for it"),
     "options of another operator": (lambda: one("ADD", F, F, options="Pool2DOptions"), "ADD", "takes AddOptions"),
     "16-bit activations": (lambda: one("ABS", ((2, 3), "int16")), None, "no tensors of this type"),
     "64-bit inputs": (lambda: one("ABS", ((2, 3), "int64")), None, "no 64-bit integers"),
@@ -189,7 +193,7 @@ REFUSED = {
     "batches that do not go together": (
         lambda: one("BATCH_MATMUL", ((2, 3, 4), "float32"), ((3, 4, 5), "float32"), result=(2, 3, 5)),
         "BATCH_MATMUL",
-        "do not go together",
+        "do not broadcast",
     ),
     "more pairs of matrices than can be unrolled": (
         lambda: one("BATCH_MATMUL", *[((513, 1, 1), "float32")] * 2, result=(513, 1, 1)),
@@ -223,7 +227,7 @@ REFUSED = {
         "LEAKY_RELU",
         "no such PRELU",
     ),
-    "weights that are no matrix": (lstm_of_vectors, "LSTM", "there have to be 2"),
+    "weights that are no matrix": (lstm_of_vectors, "LSTM", "expected 2"),
     "a result larger than the HAL counts": (lambda: dense_of(2**26, units=16), "FULLY_CONNECTED", "larger than 4 GiB"),
     "the main subgraph inside itself": (lambda: one("IF", B, ThenSubgraphIndex=0), "IF", "main subgraph"),
     "a subgraph that does not exist": (lambda: one("IF", B, ThenSubgraphIndex=3), "IF", "subgraph 3 does not exist"),
@@ -334,7 +338,7 @@ def test_subgraphs_that_refer_to_each_other(load):
 @pytest.mark.parametrize("suffix", [".pb", "", ".TFLITE"])
 def test_a_suffix_that_is_not_known(tmp_path, suffix):
     """The error lists those that are."""
-    with pytest.raises(driver.ImportFailed, match=r"known are .*\.tflite"):
+    with pytest.raises(driver.ImportFailed, match=r"supported are .*\.tflite"):
         driver.load(tmp_path / f"model{suffix}")
 
 
