@@ -90,7 +90,7 @@ def test_states_begin_with_zeros(command, files):
     ("words", "told"),
     [
         (["nowhere.onnx"], "MODEL 'nowhere.onnx': No such file or directory; give the path of a model file"),
-        (["{here}"], "has the suffix '.py'; known are .tflite, .onnx"),
+        (["{here}"], "has the suffix '.py'; supported are .tflite, .onnx"),
         (["{damaged}"], "Error: "),
         (["{model}", "--device", "cpu", "--device", "cpu"], "a device is named twice"),
         (["{model}", "--device", "/nowhere/litert.sock"], "nothing is served there"),
