@@ -15,12 +15,15 @@ from typing import TYPE_CHECKING, Any
 import msgpack
 import numpy as np
 
-from driver.nn import InvalidModel, Model, Operand, OperandLifeTime, Operation, Subgraph
+from driver.nn import InvalidModel, Model, Operand, OperandLifeTime, OperandType, Operation, Subgraph
+from driver.nn.types import byte_size
 from driver.protocol.model_memory import FROZEN
 from fmq import InvalidDescriptor
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from numpy.typing import NDArray
 
     from driver.protocol.model_memory import ModelBytes
 
@@ -123,9 +126,9 @@ class _Decoder:
     ) -> Operand:
         if not isinstance(kind, int):
             raise TypeError(f"an operand's type is a number, not {type(kind).__name__}")
-        if OperandLifeTime(life).is_constant:
-            value = self._constant(*value)
         try:
+            if OperandLifeTime(life).is_constant:
+                value = self._constant(OperandType.parse(kind), dims, *value)
             return Operand(kind, dims, scale, zero, life, value, quant, uses)
         except InvalidModel as error:
             raise InvalidModel(f"operand {n}: {error}") from None
@@ -136,9 +139,18 @@ class _Decoder:
             raise TypeError(f"an operation's type is a name of at most {_MAX_NAME} letters")
         return Operation(kind, inputs, outputs)
 
-    def _constant(self, offset: int, nbytes: int) -> Any:
+    def _constant(self, kind: OperandType, dimensions: Any, offset: int, nbytes: int) -> NDArray[Any]:
+        """A read-only view with the operand's dtype and dimensions; of bytes that do not fit them, as they lie there,
+        for `driver.nn.validate` to refuse.
+        """
         if not 0 <= offset <= offset + nbytes <= len(self._bytes):
             raise ValueError(
                 f"a constant of {nbytes} bytes at {offset} is outside the model's {len(self._bytes)} bytes"
             )
-        return self._bytes[offset : offset + nbytes]
+        raw = self._bytes[offset : offset + nbytes]
+        if nbytes != byte_size(kind, dimensions):
+            return raw
+        try:
+            return raw.view(kind.dtype).reshape(dimensions)
+        except ValueError:  # dimensions below 0, or too many of them
+            return raw

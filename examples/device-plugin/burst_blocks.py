@@ -96,11 +96,6 @@ def _is_taken(operation: Operation, operands: Sequence[Operand]) -> bool:
     return is_float and all(operands[i].lifetime.is_constant for i in steering)
 
 
-def _value(operand: Operand) -> NDArray[Any]:
-    """Of a constant, which comes as bytes of the memory that the client sent the model in."""
-    return np.asarray(operand.value).view(operand.type.dtype).reshape(operand.dimensions)
-
-
 class _Step(NamedTuple):
     """One operation, with its activation among its kernels."""
 
@@ -118,8 +113,7 @@ class _Program(PreparedModel):
 
     def __init__(self, model: Model, pace: Callable[[], object]) -> None:
         self.operands, self.inputs, self.outputs = model.main.operands, model.main.inputs, model.main.outputs
-        constants = {i: operand for i, operand in enumerate(self.operands) if operand.lifetime.is_constant}
-        self.constants = {i: _value(operand) for i, operand in constants.items()}
+        self.constants = {i: o.value for i, o in enumerate(self.operands) if o.lifetime.is_constant}
         self.steps: list[_Step] = []
         for number, operation in enumerate(model.main.operations):
             self.steps.append(self._step(number, operation))

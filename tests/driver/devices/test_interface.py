@@ -3,12 +3,16 @@
 import ast
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import driver
 from driver.devices import device_class
+from driver.engine.models import ModelStore
 from driver.errors import DeviceNotFound
 from driver.interface import BoundExecution
+from driver.nn import OperandType
+from driver.protocol.model_codec import encode
 
 SOURCES = Path(driver.__file__).parent
 BASES = (driver.Device, driver.PreparedModel, BoundExecution)
@@ -42,6 +46,56 @@ def test_a_device_that_defines_only_what_it_must_has_answers_to_all():
     assert prepared.saved(None) is prepared.improved(None) is prepared.rest() is None
     assert (bound.native, bound.copied_bytes, bound.checked_bytes, bound.is_infallible) == (None, 0, 0, False)
     assert bound.cancel() is None
+
+
+class Looking(Plain):
+    """Keeps the constants that it gets."""
+
+    def prepare(self, model, pace, preference):
+        self.constants = [o.value for o in model.main.operands if o.lifetime.is_constant]
+        return PlainModel()
+
+
+CONSTANTS = [
+    ("TENSOR_FLOAT32", (4,), {}, np.arange(4, dtype=np.float32)),
+    ("TENSOR_FLOAT32", (2, 3), {}, np.arange(6, dtype=np.float32).view(np.uint8)),
+    ("TENSOR_FLOAT16", (1, 2, 2), {}, np.arange(4, dtype=np.float16)),
+    ("TENSOR_QUANT8_ASYMM", (2, 2), {"scale": 0.5, "zero_point": 3}, np.arange(4, dtype=np.uint8)),
+    ("TENSOR_QUANT8_ASYMM_SIGNED", (3,), {"scale": 0.5}, np.arange(-1, 2, dtype=np.int8)),
+    ("TENSOR_QUANT16_SYMM", (2,), {"scale": 0.5}, np.arange(2, dtype=np.int16)),
+    (
+        "TENSOR_QUANT8_SYMM_PER_CHANNEL",
+        (2, 1),
+        {"channel_quant": ((0.5, 2.0), 0)},
+        np.array([[-3], [4]], np.int8),
+    ),
+    ("TENSOR_BOOL8", (3,), {}, np.array([True, False, True])),
+    ("TENSOR_INT32", (0,), {}, np.empty(0, np.int32)),
+    ("FLOAT32", (), {}, np.float32(2.5)),
+    ("FLOAT16", (), {}, np.float16(2.5)),
+    ("INT32", (), {}, np.array(7, np.int32)),
+    ("BOOL", (), {}, np.bool_(True)),
+]
+
+
+def model_with_constants():
+    """A model as a client may build it: values of the operand's dtype, as bytes, flat, or as numpy's booleans."""
+    operands = [driver.Operand(t, d, lifetime="CONSTANT_COPY", value=value, **more) for t, d, more, value in CONSTANTS]
+    x, y = (driver.Operand("TENSOR_FLOAT32", (4,), lifetime=lifetime) for lifetime in ("INPUT", "OUTPUT"))
+    graph = driver.Subgraph([x, y, *operands], [driver.Operation("ABS", (0,), (1,))], (0,), (1,))
+    return driver.Model(graph)
+
+
+def test_constants_reach_a_device_as_arrays_of_their_operands():
+    """Typed, shaped and read-only views of the model's memory, however the client gave the values."""
+    device = Looking()
+    shared = ModelStore(device).prepare(*encode(model_with_constants()), lambda: None)
+    begin = shared.region.asarray().ctypes.data
+    for (kind, dimensions, _, value), found in zip(CONSTANTS, device.constants, strict=True):
+        assert (found.dtype, found.shape) == (OperandType[kind].dtype, dimensions)
+        assert found.tobytes() == np.asarray(value).tobytes()
+        assert not found.flags.writeable
+        assert not found.nbytes or 0 <= found.ctypes.data - begin < shared.region.nbytes  # nothing was copied
 
 
 def test_a_device_lacks_nothing_that_it_must_define():

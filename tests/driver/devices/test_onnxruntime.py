@@ -12,7 +12,8 @@ import pytest
 import driver
 from driver.errors import ExecutionFailed, OutputInsufficientSize
 from driver.nn import Interpreter
-from driver.protocol.model_codec import decode, encode, sealed
+from driver.protocol.model_codec import decode, encode
+from driver.protocol.model_memory import sealed
 
 pytest.importorskip("onnxruntime", reason="needs the extra 'onnxruntime'")
 
