@@ -94,7 +94,7 @@ class Packet:
 
 
 @dataclass(slots=True)
-class Counts:
+class ControllerCounts:
     """What a burst has done so far."""
 
     memories_sent: int = 0
@@ -125,7 +125,7 @@ class Controller:
 
         Raises StatusError when the device refuses, PeerDied when it is gone.
         """
-        self.counts, self.trace = Counts(), Trace.create()
+        self.counts, self.trace = ControllerCounts(), Trace.create()
         self._slots, self._lock = SlotTable(), threading.Lock()
         self._packets: dict[int, tuple[Request, Packet]] = {}
         self._invalid: str | None = None

@@ -73,11 +73,11 @@ class Job(NamedTuple):
 Encode = Callable[[ResultPacket, str, Cause], bytes]
 
 
-class Protocols(NamedTuple):
-    """How one way into a device speaks.
+class RequestCodec(NamedTuple):
+    """Decode, encode and memory lookup for one request path.
 
-    decode: request, as its path has it -> Job; raises Malformed, StatusError. encode: result, text, cause ->
-    raw answer. fetch: slots nobody knows yet -> their memory, all or nothing; raises StatusError.
+    decode: a request as its path received it -> Job; raises Malformed, StatusError. encode: result, text and cause ->
+    raw answer. fetch: slots that the device does not know yet -> their memory, all or nothing; raises StatusError.
     """
 
     decode: Callable[[Any], Job]
@@ -93,7 +93,7 @@ def _nothing(_: int | None) -> None:
     """What a client frees after its end was gone before."""
 
 
-_NONE = Protocols(_ended, _ended, _ended)
+_NONE = RequestCodec(_ended, _ended, _ended)
 
 
 class Plan:
@@ -154,9 +154,9 @@ class Plan:
 class CachedExecutor:
     """Plans of one client. Its owner holds `lock` while it binds and until the plan is where `forget` finds it."""
 
-    def __init__(self, protocols: Protocols, forget: Callable[[int | None], None]) -> None:
+    def __init__(self, codec: RequestCodec, forget: Callable[[int | None], None]) -> None:
         """`forget`: drops the plans that use a slot, or all (None); called by whoever finds `lock` free."""
-        self._protocols, self._forget = protocols, forget
+        self._codec, self._forget = codec, forget
         self.lock = threading.Lock()
         self._mappings = MappingCache()
         self._freed: list[int | None] = []
@@ -164,17 +164,17 @@ class CachedExecutor:
 
     def plan(self, request: Any) -> Plan:
         """Checks and binds a request. Raises Malformed, StatusError, and whatever a device raises."""
-        job = self._protocols.decode(request)
+        job = self._codec.decode(request)
         packet = job.packet
         slots = [slot for slot in packet.slots if not isinstance(slot, Token)]
-        memories = iter(self._mappings.resolve(slots, self._protocols.fetch))
+        memories = iter(self._mappings.resolve(slots, self._codec.fetch))
         pools = tuple(slot if isinstance(slot, Token) else next(memories) for slot in packet.slots)
         bound = job.bind(Request(packet.inputs, packet.outputs, pools, packet.loop_timeout))
-        return Plan(bound, job, self._protocols.encode)
+        return Plan(bound, job, self._codec.encode)
 
     def refuse(self, error: Exception) -> bytes:
         """The answer to a request that failed. Never raises: whatever a client sends, it is answered."""
-        encode = self._protocols.encode
+        encode = self._codec.encode
         if isinstance(error, StatusError):
             insufficient = error.status == ErrorStatus.OUTPUT_INSUFFICIENT_SIZE  # no other error has shapes
             shapes = error.result.output_shapes if insufficient and error.result else ()
@@ -218,4 +218,4 @@ class CachedExecutor:
         with self.lock:
             self._forget(None)
             self._mappings.clear()
-            self._protocols, self._forget = _NONE, _nothing
+            self._codec, self._forget = _NONE, _nothing

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 import numpy as np
 
 from burst.memory import Memory, Usage
-from burst.room import check_room
+from burst.memory_limits import check_available
 from fmq.errors import InvalidDescriptor
 from fmq.region import checked_size, memfd
 
@@ -38,8 +38,8 @@ class Plane(NamedTuple):
     stride: int
 
 
-class Part(NamedTuple):
-    """What a plane of a format holds: values for each pixel, or for each square of `step` x `step` pixels."""
+class PlaneFormat(NamedTuple):
+    """Values of a plane for each pixel, or for each square of `step` x `step` pixels."""
 
     channels: int
     step: int = 1
@@ -49,7 +49,7 @@ class Format(NamedTuple):
     """Of images: what each value is, and the planes."""
 
     dtype: np.dtype[Any]
-    parts: tuple[Part, ...]
+    parts: tuple[PlaneFormat, ...]
 
     def shape(self, width: int, height: int) -> tuple[int, ...]:
         """Of the operand that such an image is."""
@@ -59,7 +59,7 @@ class Format(NamedTuple):
 
 
 def _format(dtype: str, *channels: int) -> Format:
-    return Format(np.dtype(dtype), (Part(channels[0]), *(Part(n, 2) for n in channels[1:])))
+    return Format(np.dtype(dtype), (PlaneFormat(channels[0]), *(PlaneFormat(n, 2) for n in channels[1:])))
 
 
 FORMATS: dict[str, Format] = {
@@ -116,15 +116,15 @@ class DmaBuf(Memory):
     def __init__(self, fd: int, nbytes: int, usage: Usage) -> None:
         """Owns `fd`, which was checked."""
         self.usage = usage
-        self.is_told = self.needs_descriptor = is_dma_buf(fd)
+        self.needs_sync = self.needs_descriptor = is_dma_buf(fd)
         super().__init__(fd, nbytes, writable=bool(usage & Usage.CPU_WRITE))
 
     def begin(self, *, writes: bool) -> None:
-        """The CPU reads from here on, and writes."""
+        """Tells the kernel that the CPU begins to read, or also to write."""
         sync_dma_buf(self.fd, _READ | (_WRITE if writes else 0))
 
     def end(self, *, writes: bool) -> None:
-        """It has done so."""
+        """Tells the kernel that the CPU is done."""
         sync_dma_buf(self.fd, _READ | (_WRITE if writes else 0) | _END)
 
 
@@ -163,7 +163,7 @@ class HardwareBuffer(DmaBuf):
         given = packed_planes(format, width, height) if planes is None else planes
         where = _checked_planes([list(plane) for plane in given], sizes, FORMATS[format].dtype.itemsize)
         nbytes = _end(where, sizes)
-        check_room(nbytes)
+        check_available(nbytes)
         return cls(memfd(nbytes), format, width, height, where, checked_usage(int(usage)))
 
     def fields(self) -> list[Any]:

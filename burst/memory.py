@@ -17,7 +17,7 @@ from multiprocessing import reduction
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 
 from burst.errors import GeneralFailure, InvalidArgument, ResourceExhaustedPersistent
-from burst.room import check_room, room
+from burst.memory_limits import available_text, check_available
 from fmq import Region
 from fmq.errors import InvalidDescriptor, NoSpace
 from fmq.region import checked_size
@@ -52,7 +52,7 @@ class Memory(Region):
     """
 
     kind: ClassVar[str] = "ashmem"  #: the HAL's name
-    is_told = False  #: of executions, by `begin` and `end`
+    needs_sync = False  #: executions have to call `begin` and `end`
     needs_descriptor = False  #: also when it is mapped
 
     @classmethod
@@ -64,13 +64,13 @@ class Memory(Region):
         prepare: Callable[[Region], None] | None = None,
     ) -> Self:
         """As `Region.create`. Raises ResourceExhaustedPersistent for more than there is."""
-        check_room(nbytes)
+        check_available(nbytes)
         try:
             return super().create(nbytes, kind, name, prepare)
         except NoSpace as error:
             raise ResourceExhaustedPersistent(str(error)) from error
         except (OSError, MemoryError) as error:
-            raise ResourceExhaustedPersistent(f"nbytes={nbytes}: {error}; {room()}") from error
+            raise ResourceExhaustedPersistent(f"nbytes={nbytes}: {error}; {available_text()}") from error
 
     @classmethod
     def adopt(cls, fd: int, nbytes: int | None = None, *, writable: bool = True, sealed: bool = True) -> Self:
@@ -143,10 +143,10 @@ class Memory(Region):
         return memory
 
     def begin(self, *, writes: bool) -> None:
-        """An execution is about to read what is here, or to write, too. Only where `is_told`."""
+        """Called before an execution reads this memory, or also writes it. Only where `needs_sync`."""
 
     def end(self, *, writes: bool) -> None:
-        """That is over. Only where `is_told`."""
+        """Called after it. Only where `needs_sync`."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         """For `multiprocessing`, between one's own processes."""

@@ -31,7 +31,7 @@ class MappedFd(Memory):
         is_on_disk = _is_file(fd) and not _is_memory(fd)
         super().__init__(fd, nbytes, writable=protection == _BOTH, offset=offset)
         self.protection, self.offset = protection, offset
-        self.is_told = self.writable and is_on_disk
+        self.needs_sync = self.writable and is_on_disk
 
     def fields(self) -> list[Any]:
         """Bytes, protection as of `mmap`, and where they begin in the file."""

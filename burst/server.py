@@ -21,7 +21,7 @@ from burst.channel import MAX_FDS, Channel, Message, close_all
 from burst.datum import DATUM, DATUM_DTYPE
 from burst.ends import handle_of
 from burst.errors import GeneralFailure, InvalidArgument, PeerDied, Timeout, status_error
-from burst.executor import CachedExecutor, Execution, Job, Plan, Protocols
+from burst.executor import CachedExecutor, Execution, Job, Plan, RequestCodec
 from burst.memory import Memory
 from burst.trace import Trace
 from burst.turns import give_way
@@ -101,12 +101,12 @@ class BurstServer:
         self._plans: list[Plan | None] = [None] * MAX_PLANS
         self._next, self._stale = 0, set[int]()
         version = terms.version
-        protocols = Protocols(
+        codec = RequestCodec(
             lambda raw: Job(decode_request(raw, version), bind, ticket),
             lambda result, *_: encode_result(result, version),  # the wire has no room for words
             self._fetch,
         )
-        self._executor = CachedExecutor(protocols, self._forget)
+        self._executor = CachedExecutor(codec, self._forget)
         self._starting, self._is_stopped = threading.Lock(), False
         self._is_ending = False
         self._thread = threading.Thread(target=self._listen, name="burst-listener", daemon=True)

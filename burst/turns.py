@@ -1,9 +1,9 @@
-"""Turns: which execution of a device runs when. What csrc/README.md, "Turns", describes, as objects.
+"""Turns: which execution of a device runs when. These are the objects of csrc/README.md, "Turns".
 
 A queue has a share for each uid, a share a flow for each priority of each of its clients, a flow a ticket for each
 thread that executes. All of them end with their last reference, in any order.
 
-A device need not know any of them: in the thread of an execution, `checkpoint` and `stoppable` find its ticket.
+A device need not know them: `checkpoint` and `stoppable` find the ticket of the thread that executes.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def _owned(pointer: Any, free: Callable[[Any], None]) -> Any:
 
 
 class RunQueue:
-    """Of one device."""
+    """Decides which execution of a device runs when."""
 
     def __init__(self, slots: int, quantum: float) -> None:
         """`slots`: executions at a time. `quantum`: seconds that one client may go on while its equals wait.
@@ -54,7 +54,7 @@ class RunQueue:
 
 
 class Share:
-    """Of one uid."""
+    """Fair-share scheduling group: all clients of one uid."""
 
     def __init__(self, queue: RunQueue, weight: int) -> None:
         """`weight`: from 1 to 1000, against those of the others."""
@@ -62,63 +62,61 @@ class Share:
         self.handle = _owned(lib.burst_share_new(queue.handle, weight), lib.burst_share_free)
 
 
-class Counts(NamedTuple):
-    """What a flow has done. Times are seconds; those that were *used* count only while somebody waited for a slot."""
+class FlowCounts(NamedTuple):
+    """What a flow has done. Times are seconds; what was *used* counts only while a ticket waited for a slot."""
 
     executions: int
     waits: int
     yields: int
     waiting: int  #: now
-    waited: float  #: by all, and so far by those that wait now
+    waited: float  #: by all its tickets, also by those that still wait
     used: float
     used_by_uid: float
     used_by_all: float
 
 
 class Flow:
-    """Of one client, at one priority: 0, 1 or 2 for low, medium, high."""
+    """The executions of one client at one priority: 0, 1 or 2 for low, medium, high."""
 
     def __init__(self, share: Share, priority: int) -> None:
         self.gives_way = priority == 0
         self.handle = _owned(lib.burst_flow_new(share.handle, priority), lib.burst_flow_free)
 
-    def counts(self) -> Counts:
-        """At the moment."""
+    def counts(self) -> FlowCounts:
         found = ffi.new("burst_flow_counts *")
         lib.burst_flow_count(self.handle, found)
         times = (found.waited_ns, found.used_ns, found.share_used_ns, found.all_used_ns)
-        return Counts(found.executions, found.waits, found.yields, found.waiting, *(ns / 1e9 for ns in times))
+        return FlowCounts(found.executions, found.waits, found.yields, found.waiting, *(ns / 1e9 for ns in times))
 
 
 class Ticket:
-    """Of one thread, which enters with it before an execution and leaves after it. Any thread may close it."""
+    """Lets one thread execute: it enters before an execution and leaves after it. Any thread may close the ticket."""
 
     def __init__(self, flow: Flow) -> None:
         self.gives_way = flow.gives_way
         self.handle = _owned(lib.burst_ticket_new(flow.handle), lib.burst_ticket_free)
 
     def enter(self, deadline: int = FOREVER) -> None:
-        """Waits for a slot. Raises MissedDeadlineTransient, GeneralFailure; then there is none."""
+        """Waits for a slot. Raises MissedDeadlineTransient, GeneralFailure; then the thread has none."""
         _check(lib.burst_enter(self.handle, 0, deadline, clock.now()), "queued")
 
     def leave(self) -> None:
-        """Harmless without a slot."""
+        """Gives the slot up; does nothing without one."""
         lib.burst_leave(self.handle)
 
     def close(self) -> None:
-        """Who waits with it, now or later, is told."""
+        """Ends the wait of the thread that waits with it, now or later: GeneralFailure."""
         lib.burst_ticket_close(self.handle)
 
 
 class Tickets:
-    """Of one thread, which executes for several flows: a ticket for each. Any thread may close them."""
+    """The tickets of one thread that executes for several flows: one for each. Any thread may close them."""
 
     def __init__(self) -> None:
         self._tickets: dict[Flow, Ticket] = {}
         self._is_closed = False
 
     def of(self, flow: Flow) -> Ticket:
-        """The one for that flow."""
         ticket = self._tickets.get(flow)
         if ticket is None:
             ticket = self._tickets[flow] = Ticket(flow)
@@ -127,16 +125,16 @@ class Tickets:
         return ticket
 
     def close(self) -> None:
-        """Who waits with one of them, now or later, is told."""
-        self._is_closed = True  # before we look: one that is made meanwhile is closed by who makes it
+        """Closes all of them, also those that `of` makes later."""
+        self._is_closed = True  # before the loop: a ticket that `of` makes meanwhile is closed there
         for ticket in list(self._tickets.values()):
             ticket.close()
 
 
 def give_way() -> None:
-    """From now on this thread, and those that it starts, compute when nothing else on the machine wants to, or little.
+    """Lowers the priority of this thread, and of those that it starts, below that of other programs on the machine.
 
-    There is no way back without privileges.
+    Raising it again takes privileges.
     """
     os.setpriority(os.PRIO_PROCESS, 0, 10)  # of a thread: Linux has them one by one
 
@@ -149,12 +147,12 @@ def _check(code: int, phase: Phase) -> None:
 
 
 def waiters() -> int:
-    """How many executions wait for a slot in this process."""
+    """Executions of this process that wait for a slot."""
     return int(_waiters[0])
 
 
 def checkpoint() -> None:
-    """At a point where this thread's execution can wait: lets others through that come before it.
+    """Called where this thread's execution can pause: gives its slot to executions that come first, and waits for it.
 
     Raises MissedDeadlineTransient, GeneralFailure; then the execution has to end.
     """
@@ -163,7 +161,7 @@ def checkpoint() -> None:
 
 
 class _Attempt:
-    """One that goes on. `was_stopped`: for somebody who is more urgent."""
+    """A run in progress that can be stopped. `was_stopped`: for an execution with a higher priority."""
 
     def __init__(self, ticket: Any, stop: Callable[[], object]) -> None:
         self.ticket, self._stop, self.was_stopped = ticket, stop, False
@@ -174,51 +172,53 @@ class _Attempt:
 
 
 _attempts: list[_Attempt] = []  # in the order in which they began
-_looking = threading.Lock()  # around that list
+_attempts_lock = threading.Lock()
 _watch: threading.Thread | None = None
 
 
 @contextmanager
 def stoppable(stop: Callable[[], object]) -> Iterator[_Attempt]:
-    """Around a call that has no checkpoints, but can be made again from its beginning: `stop` ends it, in any thread,
-    when somebody waits who is more urgent. Then the caller has to look at `was_stopped`, and to come to a `checkpoint`.
+    """Makes a call preemptible that has no checkpoints but can be repeated from its beginning.
+
+    Another thread calls `stop` to end it when an execution with a higher priority waits. Then the caller looks at
+    `was_stopped`, comes to a `checkpoint`, and repeats the call.
     """
     checkpoint()
-    attempt = _Attempt(lib.burst_breakable(True), stop)
+    attempt = _Attempt(lib.burst_set_preemptible(True), stop)
     if not attempt.ticket:
         yield attempt
         return
     try:
-        with _looking:
+        with _attempts_lock:
             _attempts.append(attempt)
             _begin_to_watch()
-            _stop_for_others()  # for who came before we were listed
+            _stop_for_others()  # for executions that began to wait before this one was listed
         yield attempt
     finally:
-        with _looking:
+        with _attempts_lock:
             _attempts.remove(attempt)
-        lib.burst_breakable(False)
+        lib.burst_set_preemptible(False)
 
 
 def _begin_to_watch() -> None:
     global _watch  # noqa: PLW0603 (one for the process)
     if _watch is None:
-        _watch = threading.Thread(target=_watch_for_urgent, name="burst-urgent", daemon=True)
+        _watch = threading.Thread(target=_watch_for_preemption, name="burst-preempt", daemon=True)
         _watch.start()
 
 
-def _watch_for_urgent() -> None:
+def _watch_for_preemption() -> None:
     seen = 0
     while True:
-        seen = lib.burst_await_urgent(seen)
-        with _looking:
+        seen = lib.burst_await_preemption(seen)
+        with _attempts_lock:
             _stop_for_others()
 
 
 def _stop_for_others() -> None:
-    """Of each account as many as wait for them, those first that began last: they lose the least."""
+    """Stops as many executions of each account as higher ones wait; the latest first, for they lose the least work."""
     for attempt in reversed(_attempts):
         share = lib.burst_share_of(attempt.ticket)
-        making_room = sum(a.was_stopped and lib.burst_share_of(a.ticket) == share for a in _attempts)
-        if not attempt.was_stopped and lib.burst_outranking(attempt.ticket) > making_room:
+        stopping = sum(a.was_stopped and lib.burst_share_of(a.ticket) == share for a in _attempts)
+        if not attempt.was_stopped and lib.burst_outranking(attempt.ticket) > stopping:
             attempt.stop()

@@ -37,7 +37,7 @@ class Grantor(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class AttachedQueue:
     """A queue's memory, attached: its control page and its ring."""
 
     geometry: Geometry
@@ -47,7 +47,7 @@ class Place:
     ring_at: int
 
     @classmethod
-    def at(cls, region: Region, offset: int) -> Place:
+    def at(cls, region: Region, offset: int) -> AttachedQueue:
         """The queue whose control page lies there, and whose ring follows it."""
         geometry = Geometry.read(region, offset)
         place = cls(geometry, region, offset, region, offset + CONTROL)
@@ -99,7 +99,7 @@ class Descriptor:
         """In elements: the ring's extent is its size."""
         return self.grantors[1].extent // self.dtype.itemsize
 
-    def attach(self, *, writable: bool | None = None) -> Place:
+    def attach(self, *, writable: bool | None = None) -> AttachedQueue:
         """Maps the memory after checking all that was said about it; see `MessageQueue.open`."""
         _check_shape(self.grantors, len(self.fds) if self.name is None else 1)
         control, ring = self.grantors[:2]
@@ -113,7 +113,7 @@ class Descriptor:
             said, is_so = getattr(self, what), getattr(found, what)
             if said != is_so:
                 raise InvalidDescriptor(f"{what}: the descriptor says {said!r}, the memory holds {is_so!r}")
-        return Place(found, *place_of)
+        return AttachedQueue(found, *place_of)
 
     def region(self) -> Region:
         """The memory that holds the control page, attached anew."""

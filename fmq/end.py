@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import ArrayLike, NDArray
 
-    from fmq.descriptor import Place
+    from fmq.descriptor import AttachedQueue
     from fmq.event import EventFlag
 
 DEFAULT_SPIN = 50e-6  # seconds
@@ -47,7 +47,7 @@ class _End:
 
     _which: int
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: AttachedQueue) -> None:
         geometry, self._place = place.geometry, place
         self.dtype, self.capacity = geometry.dtype, geometry.capacity
         self.overwrites = geometry.flavour is Flavour.UNSYNCHRONIZED

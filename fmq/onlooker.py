@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 
 from fmq._core import lib
-from fmq.descriptor import Place
+from fmq.descriptor import AttachedQueue
 from fmq.errors import Corrupt
 from fmq.geometry import Flavour
 from fmq.inspection import BEGIN_AT, HEAD_AT, TAIL_AT, lives_of
@@ -46,7 +46,7 @@ class Onlooker:
 
     def __init__(self, name: str, *, with_taken: bool = False) -> None:
         self._region = Region.open(name, writable=False)
-        place = Place.at(self._region, 0)
+        place = AttachedQueue.at(self._region, 0)
         self.dtype, self.capacity = place.geometry.dtype, place.geometry.capacity
         self._overwrites = place.geometry.flavour is Flavour.UNSYNCHRONIZED
         self._with_taken = with_taken

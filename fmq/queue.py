@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 from typing import TYPE_CHECKING, Any, Self
 
-from fmq.descriptor import Descriptor, Place
+from fmq.descriptor import AttachedQueue, Descriptor
 from fmq.end import MessageQueueReader, MessageQueueWriter
 from fmq.event import EventFlag
 from fmq.geometry import ALIGNMENT, CONTROL, Flavour, Geometry
@@ -26,7 +26,7 @@ class MessageQueue:
     Elements are a numpy dtype of a fixed size. Transfers are all or nothing: n elements become visible at once.
     """
 
-    def __init__(self, place: Place, *, owns: bool = True) -> None:
+    def __init__(self, place: AttachedQueue, *, owns: bool = True) -> None:
         """Use `create` or `open`."""
         self._place, self._owns = place, owns
 
@@ -62,10 +62,10 @@ class MessageQueue:
                 region = Region.create(nbytes, memory, name, lambda made: geometry.format(made, 0))
             except FileExistsError:
                 raise FileExistsError(errno.EEXIST, why_taken(str(name))) from None
-            return cls(Place(geometry, region, 0, region, CONTROL))
+            return cls(AttachedQueue(geometry, region, 0, region, CONTROL))
         if name is not None or memory is not None:
             raise ValueError(f"name={name!r}, memory={memory!r}: the region says what memory that is")
-        place = Place(geometry, region, offset, ring or region, 0 if ring else offset + CONTROL)
+        place = AttachedQueue(geometry, region, offset, ring or region, 0 if ring else offset + CONTROL)
         place.check_room()
         geometry.format(region, offset)
         return cls(place, owns=False)
@@ -82,9 +82,9 @@ class MessageQueue:
                 raise ValueError(
                     f"writable={writable}: the region is mapped with {what.writable}; map it anew for that"
                 )
-            return cls(Place.at(what, offset), owns=False)
+            return cls(AttachedQueue.at(what, offset), owns=False)
         if isinstance(what, str):
-            return cls(Place.at(Region.open(what, writable=writable is not False), 0))
+            return cls(AttachedQueue.at(Region.open(what, writable=writable is not False), 0))
         return cls(what.attach(writable=writable))
 
     @staticmethod

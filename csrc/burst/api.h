@@ -159,10 +159,11 @@ int burst_checkpoint(void);
 const uint32_t *burst_waiters(void); /* how many tickets wait in this process: while none does, no checkpoint is needed */
 burst_ticket *burst_pause(void);     /* before a wait for another execution: gives the slot up, if there is one */
 int burst_resume(burst_ticket *ticket); /* after it; as burst_yield. NULL: nothing */
-/* An execution without checkpoints that can be broken off, and begun again. Whose job that is waits for more urgent ones. */
-burst_ticket *burst_breakable(_Bool is_breakable); /* what this thread executes; its ticket, or NULL when it has no slot */
-uint32_t burst_await_urgent(uint32_t seen);        /* until somebody begins to wait while there is such an execution */
-uint64_t burst_outranking(burst_ticket *ticket);   /* how many of its uid wait who are more urgent */
+/* Preemption: an execution without checkpoints that can be stopped in the middle and run again. The thread that stops such
+ * executions sleeps in burst_await_preemption. */
+burst_ticket *burst_set_preemptible(_Bool is_preemptible); /* of this thread's execution: its ticket, or NULL without a slot */
+uint32_t burst_await_preemption(uint32_t seen);    /* until a ticket begins to wait while an execution is preemptible */
+uint64_t burst_outranking(burst_ticket *ticket);   /* waiting tickets of its uid with a higher priority */
 burst_share *burst_share_of(burst_ticket *ticket); /* that uid's */
 /* What a flow has done, and what its uid and all together have used, in time for which somebody waited. */
 typedef struct {

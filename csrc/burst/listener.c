@@ -254,7 +254,7 @@ static bool may_poll(void) {
     static _Atomic long processors;
     if (!processors) processors = sysconf(_SC_NPROCESSORS_ONLN);
     bool fits = atomic_fetch_add_explicit(&polling, 1, memory_order_relaxed) < processors; /* relaxed, because it is a hint */
-    return fits && !turns_are_awaited();
+    return fits && !runqueue_has_waiters();
 }
 
 /* How long to poll: longer after long work, when the client's caches are cold and it comes back slowly. */

@@ -81,8 +81,8 @@ static inline uint64_t burst_executions_of(const burst_ticket *t) {
     return atomic_load_explicit(&t->past.executions, memory_order_relaxed); /* relaxed, because it is a figure */
 }
 
-uint64_t burst_policy_outranking(const burst_ticket *t); /* how many of its uid wait who are more urgent */
+uint64_t burst_policy_outranking(const burst_ticket *t); /* waiting tickets of its uid with a higher priority */
 
-bool turns_are_awaited(void); /* by somebody, in any queue of this process: a hint. In turns.c */
+bool runqueue_has_waiters(void); /* Hint: any ticket queued in this process? Relaxed load. In turns.c */
 
 #endif

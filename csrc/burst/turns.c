@@ -17,7 +17,8 @@ enum { OUT, WAITS, RUNS, CLOSED, CALLED }; /* of a ticket's word */
 
 static _Thread_local burst_ticket *running; /* with which this thread has a slot */
 static _Atomic uint32_t waiters;            /* tickets in line, in all queues of this process */
-static _Atomic uint32_t breakable, urgent;  /* executions that can be broken off; grows when somebody waits for such a one */
+static _Atomic uint32_t preemptible;          /* executions in this process that can be preempted */
+static _Atomic uint32_t preemption_requests;  /* grows when a ticket begins to wait while there is one; a futex word */
 
 /* ---- slots --------------------------------------------------------------------------------------------------------- */
 
@@ -129,11 +130,11 @@ static int wait_for_slot(burst_ticket *t, uint64_t latest) {
     return -ETIMEDOUT;
 }
 
-/* Whoever can break off an execution looks whether one is in this ticket's way. */
-static void ask_for_room(const burst_ticket *t) {
-    if (!atomic_load(&breakable) || t->flow->priority == BURST_LOW) return;
-    atomic_fetch_add(&urgent, 1);
-    futex_wake(&urgent, 1, FUTEX_BITSET_MATCH_ANY);
+/* Wakes the thread that preempts executions, to see whether one of them is in this ticket's way. */
+static void request_preemption(const burst_ticket *t) {
+    if (!atomic_load(&preemptible) || t->flow->priority == BURST_LOW) return;
+    atomic_fetch_add(&preemption_requests, 1);
+    futex_wake(&preemption_requests, 1, FUTEX_BITSET_MATCH_ANY);
 }
 
 /* Under the lock: the ticket is in line, and `turns` is to say so. Who gets a slot for it, perhaps itself. */
@@ -142,7 +143,7 @@ static burst_ticket *stand_in_line(burst_ticket *t, uint64_t change, uint64_t no
     note_wait(t, now);
     atomic_fetch_add(&burst_queue_of(t)->turns, change);
     burst_ticket *next = hand_on(burst_queue_of(t), now);
-    if (next != t) ask_for_room(t);
+    if (next != t) request_preemption(t);
     return next;
 }
 
@@ -278,7 +279,7 @@ int burst_checkpoint(void) {
     return atomic_load_explicit(&t->closed, memory_order_relaxed) || burst_must_yield(t) ? burst_yield(t) : 0;
 }
 
-bool turns_are_awaited(void) {
+bool runqueue_has_waiters(void) {
     return atomic_load_explicit(&waiters, memory_order_relaxed); /* relaxed, because it is a hint */
 }
 
@@ -292,16 +293,17 @@ burst_ticket *burst_pause(void) {
 
 int burst_resume(burst_ticket *t) { return t ? take_or_wait(t, t->deadline) : 0; }
 
-/* ---- to break off -------------------------------------------------------------------------------------------------- */
+/* ---- preemption ---------------------------------------------------------------------------------------------------- */
 
-burst_ticket *burst_breakable(_Bool is_breakable) {
-    if (running) atomic_fetch_add(&breakable, is_breakable ? 1 : UINT32_MAX);
+burst_ticket *burst_set_preemptible(_Bool is_preemptible) {
+    if (running) atomic_fetch_add(&preemptible, is_preemptible ? 1 : UINT32_MAX);
     return running;
 }
 
-uint32_t burst_await_urgent(uint32_t seen) {
-    while (atomic_load(&urgent) == seen) futex_wait(&urgent, seen, FUTEX_BITSET_MATCH_ANY, FMQ_FOREVER);
-    return atomic_load(&urgent);
+uint32_t burst_await_preemption(uint32_t seen) {
+    while (atomic_load(&preemption_requests) == seen)
+        futex_wait(&preemption_requests, seen, FUTEX_BITSET_MATCH_ANY, FMQ_FOREVER);
+    return atomic_load(&preemption_requests);
 }
 
 burst_share *burst_share_of(burst_ticket *t) { return t->flow->share; }

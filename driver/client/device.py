@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 import numpy as np
 
 from burst import InvalidArgument, Memory, PeerDied, Trace
-from burst.turns import Counts
+from burst.turns import FlowCounts
 from driver.client import discovery, served
 from driver.client.connection import Connection
 from driver.client.device_buffers import Buffer
@@ -349,10 +349,10 @@ class RemoteDevice:
 
         `slots`: how many run at once. `waiting`: how many wait for one, of all accounts. `weight`: of this account,
         against others'. `share`: of the time for which somebody had to wait, the part that this account has used since
-        it came. `priorities`: for "low", "medium" and "high" what `burst.turns.Counts` says.
+        it came. `priorities`: for "low", "medium" and "high" what `burst.turns.FlowCounts` says.
         """
         (slots, waiting, weight, flows), _ = self.call("turns")
-        counts = [Counts(*plain) for plain in flows]
+        counts = [FlowCounts(*plain) for plain in flows]
         share = counts[0].used_by_uid / counts[0].used_by_all if counts[0].used_by_all else None
         priorities = {name: found._asdict() for name, found in zip(PRIORITIES, counts, strict=True)}
         return {"slots": slots, "waiting": waiting, "weight": weight, "share": share, "priorities": priorities}

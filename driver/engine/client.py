@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
     from burst import Request
     from burst.executor import Execution
-    from burst.turns import Counts
+    from burst.turns import FlowCounts
     from driver.engine.models import SharedModel
     from driver.engine.process import Engine
     from driver.options import Preference
@@ -198,7 +198,7 @@ class EngineClient:
         """Slots, who waits, the weight of its account, and what has become of its executions, by priority."""
         return Reply([self._engine.queue.slots, waiters(), self._share.weight, self.counts()])
 
-    def counts(self) -> list[Counts]:
+    def counts(self) -> list[FlowCounts]:
         """Of its executions, by priority."""
         return [flow.counts() for flow in self._flows]
 

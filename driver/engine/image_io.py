@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from burst import HardwareBuffer, InvalidArgument, Memory
-from burst.room import check_room
+from burst.memory_limits import check_available
 from driver.nn import combine_dimensions
 from driver.nn.arena import memory
 
@@ -39,7 +39,7 @@ class PoolAccess:
 
     def uses(self, pool: object, *, writes: bool) -> None:
         """The request reads or writes something there."""
-        if isinstance(pool, Memory) and pool.is_told:
+        if isinstance(pool, Memory) and pool.needs_sync:
             self._synced[pool] = writes or self._synced.get(pool, False)
 
     def input(self, where: str, argument: RequestArgument, operand: Operand, image: HardwareBuffer) -> Array:
@@ -93,7 +93,7 @@ class PoolAccess:
 def _staging(image: HardwareBuffer) -> Array:
     """Where devices use it in place. Raises ResourceExhaustedPersistent."""
     nbytes = math.prod(image.shape) * image.dtype.itemsize
-    check_room(nbytes)
+    check_available(nbytes)
     return memory(nbytes).view(image.dtype).reshape(image.shape)
 
 

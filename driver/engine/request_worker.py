@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from burst import InvalidArgument, Memory, StatusError
-from burst.executor import CachedExecutor, Job, Protocols
+from burst.executor import CachedExecutor, Job, RequestCodec
 from burst.server import MAX_PLANS
 from burst.turns import Tickets
 from driver.protocol.plain_codec import decode_request
@@ -35,7 +35,7 @@ class RequestWorker:
         self._registered: dict[int, Memory | StatusError] = {}
         self._plans: dict[bytes, Plan] = {}
         self._is_ending = False
-        self._executor = executor = CachedExecutor(Protocols(self._decode, encode, self._fetch), self._forget)
+        self._executor = executor = CachedExecutor(RequestCodec(self._decode, encode, self._fetch), self._forget)
         self.lock, self.free_when_idle = executor.lock, executor.free_when_idle
         self.refuse, self.forget_plans = executor.refuse, executor.forget_plans
 

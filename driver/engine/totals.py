@@ -9,10 +9,10 @@ from driver.options import PRIORITIES
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from burst.turns import Counts
+    from burst.turns import FlowCounts
 
 SUMMED = ("executions", "waits", "yields", "waiting", "waited", "used")
-"""The fields of `burst.turns.Counts` that can be added up."""
+"""The fields of `burst.turns.FlowCounts` that can be added up."""
 
 
 class Totals:
@@ -21,7 +21,7 @@ class Totals:
     def __init__(self) -> None:
         self._left = [[0.0] * len(SUMMED) for _ in PRIORITIES]
 
-    def leave(self, counts: Sequence[Counts]) -> None:
+    def leave(self, counts: Sequence[FlowCounts]) -> None:
         """A client goes; this is what it has had. Who calls this lets nobody `snapshot` meanwhile."""
         _add(self._left, counts)
         for flow in self._left:
@@ -33,7 +33,7 @@ class Totals:
 
 
 def summed(
-    begin: list[list[float]], clients: Iterable[Callable[[], Sequence[Counts]]], pace: Callable[[], object]
+    begin: list[list[float]], clients: Iterable[Callable[[], Sequence[FlowCounts]]], pace: Callable[[], object]
 ) -> list[list[float]]:
     """With what the others have had so far. `pace` lets running bursts through."""
     for counts in clients:
@@ -42,7 +42,7 @@ def summed(
     return begin
 
 
-def _add(sums: list[list[float]], counts: Sequence[Counts]) -> None:
+def _add(sums: list[list[float]], counts: Sequence[FlowCounts]) -> None:
     for flow, found in zip(sums, counts, strict=True):
         for n, name in enumerate(SUMMED):
             flow[n] += getattr(found, name)

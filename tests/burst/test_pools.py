@@ -10,8 +10,16 @@ from multiprocessing.reduction import ForkingPickler
 import numpy as np
 import pytest
 
-from burst import GeneralFailure, HardwareBuffer, InvalidArgument, Memory, ResourceExhaustedPersistent, Usage, images
-from burst import room as rooms
+from burst import (
+    GeneralFailure,
+    HardwareBuffer,
+    InvalidArgument,
+    Memory,
+    ResourceExhaustedPersistent,
+    Usage,
+    images,
+    memory_limits,
+)
 from burst.images import FORMATS
 from burst.pools import KINDS
 
@@ -168,19 +176,19 @@ class TestMmapFd:
         pool = Memory.from_fd(fd, PAGE)
         arrived = Memory.from_wire(pool.to_wire(), fd)
         arrived.asarray()[:] = 1
-        assert not pool.is_told
+        assert not pool.needs_sync
         assert not pool.asarray().any()
 
     def test_told_where_there_is_a_disk(self, file):
         """Only a file that can be written, and has a disk, has to be flushed; memory has not."""
         fd = os.memfd_create("pool")
         os.ftruncate(fd, PAGE)
-        assert not Memory.from_fd(fd, PAGE).is_told
+        assert not Memory.from_fd(fd, PAGE).needs_sync
         os.close(fd)
-        assert not Memory.from_fd(file.fileno(), PAGE, mmap.PROT_READ).is_told
+        assert not Memory.from_fd(file.fileno(), PAGE, mmap.PROT_READ).needs_sync
         if _is_on_disk(file):
             pool = Memory.from_fd(file.fileno(), PAGE, offset=PAGE)
-            assert pool.is_told
+            assert pool.needs_sync
             pool.asarray()[:] = 5
             assert _dirty(pool)
             pool.end(writes=False)
@@ -274,7 +282,7 @@ class TestImages:
         monkeypatch.setattr(images, "is_dma_buf", lambda _: True)
         pool = Memory.from_hardware_buffer(fd, "rgba", 4, 4)
         os.close(fd)
-        assert pool.is_told
+        assert pool.needs_sync
         pool.begin(writes=False)
         pool.end(writes=False)
         pool.begin(writes=True)
@@ -291,7 +299,7 @@ class TestImages:
         if not os.path.exists("/dev/udmabuf"):
             pytest.skip("this machine has no /dev/udmabuf")
         pool = Memory.from_hardware_buffer(udmabuf(2 * PAGE), "gray", 64, 64)
-        assert pool.is_told
+        assert pool.needs_sync
         pool.begin(writes=True)
         pool.plane(0)[...] = 3
         pool.end(writes=True)
@@ -348,8 +356,8 @@ Memory.create(2**21).asarray()[:] = 1
             (folder / "memory.stat").write_text("anon 1\ninactive_file 1000000\n")
         (tmp_path / "self").mkdir()
         (tmp_path / "self/cgroup").write_text("0::/a/b\n")
-        monkeypatch.setattr(rooms, "_CGROUPS", tmp_path)
-        monkeypatch.setattr(rooms, "_PROC", tmp_path)
+        monkeypatch.setattr(memory_limits, "_CGROUPS", tmp_path)
+        monkeypatch.setattr(memory_limits, "_PROC", tmp_path)
         Memory.create(4000000)
         with pytest.raises(ResourceExhaustedPersistent, match=r"and 4000000 are available \(its control group\)"):
             Memory.create(4000001)
@@ -358,7 +366,7 @@ Memory.create(2**21).asarray()[:] = 1
         """A full /dev/shm is told in the same way."""
         free = os.statvfs("/dev/shm")
         nbytes = free.f_bavail * free.f_frsize + 2**20
-        monkeypatch.setattr("burst.memory.check_room", lambda _: None)
+        monkeypatch.setattr("burst.memory.check_available", lambda _: None)
         with pytest.raises(ResourceExhaustedPersistent, match=f"{nbytes} bytes of shared memory are needed and"):
             Memory.create(nbytes, "posix")
 

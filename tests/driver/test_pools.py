@@ -233,7 +233,7 @@ class TestImages:
         target = Memory.create(2**20)
         arguments = (RequestArgument(),), (RequestArgument(pool=1, length=2**20),)
         images = [HardwareBuffer.allocate("gray", 1024, 1024, planes) for planes in ([(0, 1025)], None)]
-        monkeypatch.setattr("burst.room.available_bytes", lambda: (2**19, "a test's"))
+        monkeypatch.setattr("burst.memory_limits.available_bytes", lambda: (2**19, "a test's"))
         with LocalDevice().prepare(mirror_model(shape)) as prepared:
             found = [prepared.execute(Request(*arguments, (image, target))) for image in images]
         assert [result.status for result in found] == [ErrorStatus.RESOURCE_EXHAUSTED_PERSISTENT, NONE]
@@ -469,11 +469,11 @@ class TestHostile:
 class Told(MappedFd):
     """Notes what it is told."""
 
-    is_told = True
+    needs_sync = True
 
     def __init__(self, fd, events):
         super().__init__(fd, PAGE, mmap.PROT_READ | mmap.PROT_WRITE, 0)
-        self.is_told, self.events = True, events
+        self.needs_sync, self.events = True, events
 
     def begin(self, *, writes):
         self.events.append(("begin", writes))

@@ -473,17 +473,17 @@ def test_an_execution_that_can_be_broken_off_hears_of_urgent_ones():
     """The wait ends when somebody stands in line who outranks it; equals, and those of other uids, do not."""
     queue = Queue()
     mine = queue.ticket(LOW)
-    assert lib.burst_breakable(True) == ffi.NULL
+    assert lib.burst_set_preemptible(True) == ffi.NULL
     assert enter(mine) == 0
-    assert lib.burst_breakable(True) == mine
+    assert lib.burst_set_preemptible(True) == mine
     heard = []
-    watch = threading.Thread(target=lambda: heard.append(lib.burst_await_urgent(0)), daemon=True)
+    watch = threading.Thread(target=lambda: heard.append(lib.burst_await_preemption(0)), daemon=True)
     watch.start()
     with waiting_for(mine, queue.ticket(HIGH)) as other:
         watch.join(30)
         assert heard
         assert lib.burst_outranking(mine) == 1
-        lib.burst_breakable(False)
+        lib.burst_set_preemptible(False)
         other.may_leave.set()
         assert lib.burst_yield(mine) == 0
     assert lib.burst_outranking(mine) == 0

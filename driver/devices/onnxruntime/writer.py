@@ -41,40 +41,40 @@ _IR_VERSION = 8
 _TYPE_OF = {np.dtype({"FLOAT": "float32", "DOUBLE": "float64"}.get(name, name.lower())): name for name in TYPES}
 
 
-class Message:
+class ProtobufMessage:
     """Fields in the order in which they were added."""
 
     def __init__(self) -> None:
         self._chunks: list[bytes] = []
         self.nbytes = 0
 
-    def integer(self, field: int, value: int) -> Message:
+    def integer(self, field: int, value: int) -> ProtobufMessage:
         """A number of up to 64 bits."""
         return self._add(_varint(field << 3) + _varint(value))
 
-    def real(self, field: int, value: float) -> Message:
+    def real(self, field: int, value: float) -> ProtobufMessage:
         """A float32."""
         return self._add(_varint(field << 3 | 5) + struct.pack("<f", value))
 
-    def text(self, field: int, value: str) -> Message:
+    def text(self, field: int, value: str) -> ProtobufMessage:
         """A string."""
         return self.data(field, value.encode())
 
-    def data(self, field: int, value: bytes) -> Message:
+    def data(self, field: int, value: bytes) -> ProtobufMessage:
         """Bytes."""
         return self._add(_varint(field << 3 | 2) + _varint(len(value)))._add(value)
 
-    def message(self, field: int, value: Message) -> Message:
+    def message(self, field: int, value: ProtobufMessage) -> ProtobufMessage:
         """A message within."""
         return self._add(_varint(field << 3 | 2) + _varint(value.nbytes)).fields(value)
 
-    def fields(self, of: Message) -> Message:
+    def fields(self, of: ProtobufMessage) -> ProtobufMessage:
         """Those of another message."""
         self._chunks += of._chunks
         self.nbytes += of.nbytes
         return self
 
-    def _add(self, chunk: bytes) -> Message:
+    def _add(self, chunk: bytes) -> ProtobufMessage:
         self._chunks.append(chunk)
         self.nbytes += len(chunk)
         return self
@@ -114,16 +114,16 @@ class Writer:
         self.names = names or Names()
         self.operations: list[str] = []  #: in order
         self.weights: list[tuple[str, NDArray[Any]]] = []  #: constants that are no part of the message, by their names
-        self._nodes, self._constants = Message(), Message()
+        self._nodes, self._constants = ProtobufMessage(), ProtobufMessage()
         self._known: dict[tuple[Any, ...], str] = {}
         self._written: set[str] = set()
 
     def node(
         self, operation: str, inputs: Sequence[str], results: int = 1, domain: str = "", **attributes: Any
     ) -> list[str]:
-        """The names of what it computes. An omitted input is "". An attribute may be a `Message`, a graph."""
+        """The names of what it computes. An omitted input is "". An attribute may be a `ProtobufMessage`, a graph."""
         outputs = [self.names.new() for _ in range(results)]
-        found = Message()
+        found = ProtobufMessage()
         for field, names in ((1, inputs), (2, outputs)):
             for name in names:
                 found.text(field, name)
@@ -140,12 +140,12 @@ class Writer:
         key = (array.dtype.str, array.shape, array.tobytes()) if array.size <= 8 else None
         if key in self._known:
             return self._known[key]
-        name, message = self.names.new(), Message()
+        name, message = self.names.new(), ProtobufMessage()
         for size in array.shape:
             message.integer(1, size)
         message.integer(2, TYPES[_TYPE_OF[array.dtype]]).text(8, name)
         if array.nbytes > SMALL:
-            message.message(13, Message().text(1, "location").text(2, "client")).integer(14, 1)
+            message.message(13, ProtobufMessage().text(1, "location").text(2, "client")).integer(14, 1)
             self.weights.append((name, np.ascontiguousarray(array)))
         else:
             message.data(9, array.tobytes())
@@ -163,9 +163,9 @@ class Writer:
 
     def graph(
         self, inputs: Sequence[tuple[str, str, Sequence[int] | None]], outputs: Sequence[tuple[str, str]]
-    ) -> Message:
+    ) -> ProtobufMessage:
         """`inputs`: name, type and dimensions, if these are known; `outputs`: name and type of each."""
-        found = Message().fields(self._nodes).text(2, "main").fields(self._constants)
+        found = ProtobufMessage().fields(self._nodes).text(2, "main").fields(self._constants)
         for name, type_, shape in inputs:
             found.message(11, _tensor(name, type_, shape))
         for name, type_ in outputs:
@@ -173,10 +173,10 @@ class Writer:
         return found
 
 
-def _attribute(name: str, value: Any) -> Message:
-    found = Message().text(1, name)
+def _attribute(name: str, value: Any) -> ProtobufMessage:
+    found = ProtobufMessage().text(1, name)
     match value:
-        case Message():
+        case ProtobufMessage():
             return found.message(6, value).integer(20, 5)
         case str():
             return found.text(4, value).integer(20, 3)
@@ -189,19 +189,19 @@ def _attribute(name: str, value: Any) -> Message:
     return found.integer(20, 7)
 
 
-def _tensor(name: str, type_: str, shape: Sequence[int] | None = None) -> Message:
-    tensor = Message().integer(1, TYPES[type_])
+def _tensor(name: str, type_: str, shape: Sequence[int] | None = None) -> ProtobufMessage:
+    tensor = ProtobufMessage().integer(1, TYPES[type_])
     if shape is not None:
-        dimensions = Message()
+        dimensions = ProtobufMessage()
         for size in shape:
-            dimensions.message(1, Message().integer(1, size))
+            dimensions.message(1, ProtobufMessage().integer(1, size))
         tensor.message(2, dimensions)
-    return Message().text(1, name).message(2, Message().message(1, tensor))
+    return ProtobufMessage().text(1, name).message(2, ProtobufMessage().message(1, tensor))
 
 
-def model(graph: Message) -> bytes:
+def model(graph: ProtobufMessage) -> bytes:
     """The bytes that ONNX Runtime reads."""
-    found = Message().integer(1, _IR_VERSION)
+    found = ProtobufMessage().integer(1, _IR_VERSION)
     for domain, version in (("", OPSET), (CONTRIBUTED, 1)):
-        found.message(8, Message().text(1, domain).integer(2, version))
+        found.message(8, ProtobufMessage().text(1, domain).integer(2, version))
     return found.message(7, graph).joined()

@@ -1,7 +1,7 @@
-"""How much memory this process may still take: what a pool has to fit in when it is made.
+"""How much memory this process may still take: a new pool must fit in it.
 
-A memfd takes its pages when they are touched. More of them than there is would end a process long after, so pools are
-held against what the machine, the control group and the limits of the process leave, when they are made.
+A memfd takes its pages when they are first touched. A pool that is too large would end the process long after it was
+made, so its size is checked when it is made: against what the machine, the control group and the process limits leave.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from pathlib import Path
 
 from burst.errors import ResourceExhaustedPersistent
 
-_SMALL = 2**20  # bytes, below which nobody looks: less than what the figures are good for
+_SMALL = 2**20  # bytes; smaller pools are not checked, since the figures are less exact than that
 _PROC, _CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
 
 
-def check_room(nbytes: int) -> None:
-    """Raises ResourceExhaustedPersistent where that many bytes are not to be had."""
+def check_available(nbytes: int) -> None:
+    """Raises ResourceExhaustedPersistent when fewer bytes are available."""
     if nbytes < _SMALL:
         return
     available, of = available_bytes()
@@ -29,14 +29,14 @@ def check_room(nbytes: int) -> None:
         )
 
 
-def room() -> str:
-    """For messages."""
+def available_text() -> str:
+    """What is available, for messages."""
     available, of = available_bytes()
     return f"{available} bytes are available ({of})"
 
 
 def available_bytes() -> tuple[int, str]:
-    """The least of what anybody leaves us, and who that is."""
+    """The tightest of all limits in bytes, and its name."""
     found = [(_machine(), "the machine's memory"), (_control_group(), "its control group")]
     size, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
     if size != resource.RLIM_INFINITY:
@@ -55,7 +55,7 @@ def _machine() -> int | None:
 
 
 def _control_group() -> int | None:
-    """What the groups that we are in leave, of version 2 of control groups; None where there is no limit."""
+    """What our groups leave (control groups version 2); None without a limit."""
     with suppress(OSError, ValueError, StopIteration):
         rows = (_PROC / "self/cgroup").read_text().splitlines()
         inside = next(row for row in rows if row.startswith("0::")).removeprefix("0::").strip("/")
@@ -65,11 +65,11 @@ def _control_group() -> int | None:
 
 
 def _left(group: Path) -> int | None:
-    """Pages of files that nobody uses are given back when they are needed."""
+    """The kernel takes back pages of inactive files when it needs them, so they count as free."""
     try:
         most = int((group / "memory.max").read_text())
         used = int((group / "memory.current").read_text())
-    except (OSError, ValueError):  # no such group to be seen, or "max"
+    except (OSError, ValueError):  # the group is not visible here, or its limit is "max"
         return None
     return most - used + _figures(group / "memory.stat").get("inactive_file", 0)
 
