@@ -137,6 +137,76 @@ def test_named_tests_exist():
             assert tree is not None, f"{path}{inside}"
 
 
+CODE = re.compile(r"`((?:fmq|burst|driver|csrc)/[\w/.-]+\.(?:py|[ch])):\s+([\w.]+)`")
+
+
+def definitions(tree):
+    """Name -> node of what a module or a class defines: classes, functions, constants and annotated fields."""
+    for node in ast.walk(tree) if not isinstance(tree, ast.Module) else tree.body:
+        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node.name, node
+        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+        for target in targets:
+            if isinstance(target, ast.Name | ast.Attribute):
+                yield target.id if isinstance(target, ast.Name) else target.attr, node
+            elif isinstance(target, ast.Tuple):
+                yield from ((each.attr, node) for each in target.elts if isinstance(each, ast.Attribute))
+
+
+def found_in(path, name):
+    """The node of `Class.method` in a Python file, or True for a name that a C file has; None when it is not there."""
+    file = ROOT / path
+    if not file.exists():
+        return None
+    if file.suffix != ".py":
+        return bool(re.search(rf"\b{name}\b", file.read_text())) or None
+    node = ast.parse(file.read_text())
+    for part in name.split("."):
+        node = dict(definitions(node)).get(part)
+        if node is None:
+            return None
+    return node
+
+
+def elsewhere(name):
+    """Files of the product that define the last part of a dotted name, for whoever has renamed or moved something."""
+    last = re.escape(name.rpartition(".")[2])
+    pattern = re.compile(rf"^\s*(?:async def|def|class) {last}\b|^{last}\b.* = ", re.MULTILINE)
+    files = [file for package in ("fmq", "burst", "driver") for file in (ROOT / package).rglob("*.py")]
+    return [str(file.relative_to(ROOT)) for file in files if pattern.search(file.read_text())]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_named_code_exists(page):
+    """Every `file: name` of a page is in that file. When it fails: the page has to follow the code."""
+    missing = {
+        f"{path}: {each}": f"defined in {elsewhere(each) or 'no file: renamed?'}"
+        for path, each in CODE.findall(page.read_text())
+        if found_in(path, each) is None
+    }
+    assert missing == {}, f"{page.relative_to(ROOT)} names code that is not there; correct the page"
+
+
+@pytest.mark.parametrize(
+    ("path", "each"), [("burst/turns.py", "Tickett"), ("burst/turns.py", "Ticket.fly"), ("burst/no.py", "Ticket")]
+)
+def test_a_name_that_is_not_there_is_found(path, each):
+    """So that silence above means something."""
+    assert found_in(path, each) is None
+    assert found_in("burst/turns.py", "Ticket.enter") is not None
+
+
+def test_the_glossary_has_code_for_every_term():
+    """Each row says what it means in one sentence, and where that is."""
+    rows = re.findall(r"^\| (.+?) \| (.+?) \| (.+?) \|$", (DOCS / "glossary.md").read_text(), re.MULTILINE)
+    terms = [(term, text, code) for term, text, code in rows if term != "term"]
+    assert len(terms) > 50
+    for term, text, code in terms:
+        assert CODE.search(code), term
+        assert re.fullmatch(r"[^.]*(?:\.\w[^.]*)*\.", text), f"{term}: one sentence"
+    assert len({term for term, _, _ in terms}) == len(terms)
+
+
 def test_drawings_say_what_they_show():
     """Each has a title, and a description for those who do not see it, also where it stands, and fetches nothing."""
     text = "".join(page.read_text() for page in PAGES)
