@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import msgpack
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "burst"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "burst"))
 
 import fuzz_parsers
 from mutator import MessageMutator

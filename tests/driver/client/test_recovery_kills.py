@@ -96,7 +96,7 @@ class Client:
     """Another process that streams frames through a burst of its own, and ends only when it is killed."""
 
     def __init__(self, kit):
-        self._process = kit.python(FRAMES, Path(__file__).parent, stdout=subprocess.PIPE)
+        self._process = kit.python(FRAMES, Path(__file__).parents[1], stdout=subprocess.PIPE)
         assert self._process.stdout.readline() == b"ready\n"
 
     def kill(self):

@@ -3,18 +3,14 @@
 import gc
 import itertools
 import random
-import sys
 import threading
-from pathlib import Path
 
 import numpy as np
 import pytest
+from frames import frame, number_of
 
 import driver
 from burst import InvalidArgument, OutputInsufficientSize, ResultsHeld, StatusError
-
-sys.path.insert(0, str(Path(__file__).parent))
-from frames import frame, number_of
 
 
 def hold_all(burst, held):

@@ -1,16 +1,12 @@
 """What submit does while `depth` requests are in flight."""
 
 import concurrent.futures
-import sys
 import time
-from pathlib import Path
 
 import pytest
+from frames import frame, number_of
 
 from burst import Busy, Timeout
-
-sys.path.insert(0, str(Path(__file__).parent))
-from frames import frame, number_of
 
 
 def executed(burst):

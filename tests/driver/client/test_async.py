@@ -5,20 +5,16 @@ import concurrent.futures
 import contextlib
 import gc
 import os
-import sys
 import threading
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
+from frames import frame, number_of
 
 import driver
 import fmq
 from burst import MissedDeadlineTransient, PeerDied
-
-sys.path.insert(0, str(Path(__file__).parent))
-from frames import frame, number_of
 
 
 @pytest.fixture(autouse=True)

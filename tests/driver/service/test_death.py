@@ -181,7 +181,7 @@ sys.stdin.read()
 
 def client(kit):
     """A process with three models and six bursts, all used, with four requests in flight each."""
-    found = kit.python(CLIENT, Path(__file__).parent, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    found = kit.python(CLIENT, Path(__file__).parents[1], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert found.stdout.readline() == b"ready\n"
     return found
 
@@ -319,7 +319,7 @@ def random_kills(place, kit, seed, rounds):
 
 
 def worker(kit):
-    found = kit.python(WORKER, Path(__file__).parent, stdout=subprocess.PIPE)
+    found = kit.python(WORKER, Path(__file__).parents[1], stdout=subprocess.PIPE)
     assert found.stdout.readline() == b"ready\n"
     return found
 

@@ -556,7 +556,7 @@ def test_neighbours_recover_at_once(kit, burst):
     quarantined there; to them that model, which they run as well, is as good as ever.
     """
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    neighbours = [kit.python(NEIGHBOUR, Path(__file__).parent, **pipes) for _ in range(2)]
+    neighbours = [kit.python(NEIGHBOUR, Path(__file__).parents[1], **pipes) for _ in range(2)]
     try:
         for neighbour in neighbours:
             assert neighbour.stdout.readline() == b"ready\n"

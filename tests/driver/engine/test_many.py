@@ -76,7 +76,7 @@ def test_from_many_processes(connect, kit, processes, bursts, seconds, pace, rat
     """
     device = connect("Slow")
     before = costs(device.engine_pid)
-    here, pipes = Path(__file__).parent, {"stdin": -1, "stdout": -1, "text": True}
+    here, pipes = Path(__file__).parents[1], {"stdin": -1, "stdout": -1, "text": True}
     clients = [kit.python(CLIENT, here, k, bursts, pace, **pipes) for k in range(processes)]
     try:
         assert [client.stdout.readline() for client in clients] == ["ready\n"] * processes

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 X = np.array([[1, 2, 3, 4]], np.float32)
-HERE = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
+HERE = f"import sys; sys.path.insert(0, {str(Path(__file__).parents[1])!r})\n"
 
 
 class TestPickle:

@@ -3,16 +3,12 @@
 import importlib.util
 import random
 import re
-import sys
 from contextlib import closing
 from pathlib import Path
 
+import fuzz_messages
 import msgpack
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-import fuzz_messages
 from fuzz_messages import fuzz_parsers
 
 from burst import ErrorStatus

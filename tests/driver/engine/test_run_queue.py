@@ -2,20 +2,16 @@
 
 import errno
 import itertools
-import sys
 import threading
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from simulated_device import MS, QUANTUM, US, Client, Device, Job, World
 
 from burst._core import ffi, lib
 from fmq import clock
-
-sys.path.append(str(Path(__file__).parent))
-from simulated_device import MS, QUANTUM, US, Client, Device, Job, World
 
 FOREVER = 2**64 - 1
 LOW, MEDIUM, HIGH = lib.BURST_LOW, lib.BURST_MEDIUM, lib.BURST_HIGH

@@ -1,22 +1,18 @@
 """A client that sends what no encoder emits, to a real device, as fast as it can: answered, refused, and forgotten."""
 
 import random
-import sys
 import time
 from contextlib import closing
 from itertools import count
-from pathlib import Path
 
 import numpy as np
 import pytest
+from mutator import PacketMutator
+from wire_packets import GOLDEN
 
 import driver
 from burst import Controller
 from burst.datum import DATUM, DATUM_DTYPE
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "burst"))
-from mutator import PacketMutator
-from wire_packets import GOLDEN
 
 X = np.ones((1, 4), np.float32)
 REQUEST_IDENTIFIER = 9

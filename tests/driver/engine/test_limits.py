@@ -14,7 +14,7 @@ from driver.engine.limits import Limits, limits
 
 X = np.zeros((1, 4), np.float32)
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).parents[1]
 HOLDER = """
 import sys, driver
 sys.path.insert(0, sys.argv[1])

@@ -4,17 +4,13 @@ import concurrent.futures
 import os
 import random
 import signal
-import sys
 import threading
 import time
-from pathlib import Path
 
 import pytest
+from frames import frame, number_of
 
 from burst import Timeout
-
-sys.path.insert(0, str(Path(__file__).parent))
-from frames import frame, number_of
 
 
 class TestFuture:
