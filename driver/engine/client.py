@@ -22,15 +22,15 @@ from burst import (
 from burst.channel import Channel, Message, close_all
 from burst.turns import Flow, Ticket, waiters
 from burst.wire import VERSIONS
-from driver.deadlines import due, taken
+from driver.deadlines import due
 from driver.engine.buffer_binding import execution
 from driver.engine.cache.compilations import CacheOwner, Declined
 from driver.engine.device_memory import LoadedModel, ManagedBuffers
 from driver.engine.fenced import FencedServer, check_outputs
-from driver.engine.models import Use
 from driver.engine.plain import PlainServer
 from driver.engine.trace_memory import to_read, trace_memory, trace_of
-from driver.options import LOW, MEDIUM, PRIORITIES, check_preference, taken_priority
+from driver.options import PRIORITIES
+from driver.protocol.prepare_arguments import PrepareArguments
 from driver.protocol.rpc import Reply, take_fd
 from fmq import Descriptor, FmqError, LifePage
 
@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     from burst.turns import FlowCounts
     from driver.engine.models import SharedModel
     from driver.engine.process import Engine
-    from driver.options import Preference
 
 
 _log = logging.getLogger(__name__)
@@ -84,64 +83,46 @@ class EngineClient:
             "copy_to": self.copy_to,
         }
 
-    def load(
-        self,
-        message: Message,
-        where: list[int],
-        counts: list[int] | None,
-        token: bytes,
-        preference: Preference,
-        deadline: object = None,
-        priority: int = MEDIUM,
-    ) -> Reply:
-        """Prepares the model in the first descriptor; answers its number, and why it was not kept, if it was not.
+    def load(self, message: Message, where: list[int], *plain: object) -> Reply:
+        """Prepares the model in the first descriptor; answers its number, and why it was not cached, if it was not.
 
-        Cache files follow if there are `counts`, then memory for a trace if the client likes.
+        Cache files follow if the arguments say so, then memory for a trace if the client wants one.
         """
         self._check_models()
-        by, use = taken(deadline), Use(preference, priority == LOW)
-        with _Descriptors(message.take_fds()) as fds, due(by):
-            trace = trace_of(fds, 1 + max(0, sum(counts or ())))
-            fd = fds.pop(0)  # now that nothing is wrong with the rest: it becomes the model's
-            shared = self._engine.prepare(lambda models, pace: models.prepare(fd, where, pace, use), use, trace)
-            declined = [self._save(shared, counts, token, fds)] if counts else []
-        return Reply([self._loaded_as(shared, priority), *declined])
+        arguments = PrepareArguments.from_wire(*plain)
+        with _Descriptors(message.take_fds()) as fds, due(arguments.deadline):
+            arguments = arguments._replace(trace=trace_of(fds, 1 + max(0, sum(arguments.cache_counts))))
+            shared = self._engine.prepare(fds, where, arguments)
+            declined = [self._save(shared, arguments, fds)] if arguments.cache_counts else []
+        return Reply([self._loaded_as(shared, arguments.priority), *declined])
 
-    def _save(self, shared: SharedModel, counts: list[int], token: bytes, fds: list[int]) -> str:
+    def _save(self, shared: SharedModel, arguments: PrepareArguments, fds: list[int]) -> str:
         """Nothing that goes wrong here is a reason not to use the model."""
         try:
-            self._engine.compilations.check(counts, token, fds)
-            shared.save(self._engine.compilations.saving(CacheOwner(self.uid, token), fds))
+            self._engine.compilations.check(arguments.cache_counts, arguments.cache_token, fds)
+            owner = CacheOwner(self.uid, arguments.cache_token)
+            shared.save(self._engine.compilations.saving(owner, fds))
         except (InvalidArgument, Malformed, Declined, OSError) as error:
             _log.warning("a compilation was not kept: %s", error)
             return str(error) or type(error).__name__
         return ""
 
-    def restore(
-        self,
-        message: Message,
-        counts: list[int],
-        token: bytes,
-        preference: Preference = "fast_single_answer",
-        deadline: object = None,
-        priority: object = MEDIUM,
-    ) -> Reply:
+    def restore(self, message: Message, *plain: object) -> Reply:
         """Makes the model in these cache files ready; answers its number. A trace may follow them."""
-        check_preference(preference)
+        arguments = PrepareArguments.from_wire(*plain)
         self._check_models()
-        by, priority = taken(deadline), taken_priority(priority)
-        use = Use(preference, priority == LOW)
-        with _Descriptors(message.take_fds()) as fds, due(by):
-            trace = trace_of(fds, sum(counts))
-            given = self._engine.compilations.check(counts, token, fds)
-            restored = self._engine.compilations.restored(CacheOwner(self.uid, token), given, fds)
+        with _Descriptors(message.take_fds()) as fds, due(arguments.deadline):
+            arguments = arguments._replace(trace=trace_of(fds, sum(arguments.cache_counts)))
+            given = self._engine.compilations.check(arguments.cache_counts, arguments.cache_token, fds)
+            owner = CacheOwner(self.uid, arguments.cache_token)
+            restored = self._engine.compilations.restored(owner, given, fds)
             try:
-                shared = self._engine.prepare(lambda models, pace: models.restore(restored, pace, use), use, trace)
+                shared = self._engine.restore(restored, arguments)
             except StatusError:
                 raise
             except Exception as error:
                 raise GeneralFailure(f"the device does not take what it had kept: {error}") from error
-        return Reply([self._loaded_as(shared, priority)])
+        return Reply([self._loaded_as(shared, arguments.priority)])
 
     def _check_models(self) -> None:
         self._limits.check("client_models", len(self._models), "close prepared models")

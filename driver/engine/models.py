@@ -11,13 +11,14 @@ from __future__ import annotations
 import logging
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
 from weakref import WeakSet
 
 from burst._core import ffi
 from burst.turns import give_way
 from driver.deadlines import Rate
 from driver.engine.cache.compilations import Declined
+from driver.options import LOW
 from driver.protocol.model_codec import decode
 from driver.protocol.model_memory import same_memory, sealed
 
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from driver.nn import Model
     from driver.options import Preference
     from driver.protocol.model_memory import ModelBytes
+    from driver.protocol.prepare_arguments import PrepareArguments
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
@@ -37,15 +39,20 @@ _MOST_SAVINGS = 16  # of a model that is to be improved: each has descriptors op
 _MOST_ESTIMATES = 16  # of one model
 
 
-class Use(NamedTuple):
-    """What a prepared model is for. Those of low priority give way to everything else on the machine."""
+class ModelUse(NamedTuple):
+    """What a model is prepared for. Clients share a prepared model only if their uses are equal."""
 
     preference: Preference = "fast_single_answer"
-    gives_way: bool = False
+    gives_way: bool = False  #: low priority: its preparation and its executions yield to everything on the machine
 
-    def made(self, make: Callable[[], T]) -> T:
-        """What `make` returns. The threads that a library starts meanwhile give way if this does: they take after the
-        one that starts them, which is not ours then, as it could not go back.
+    @classmethod
+    def of(cls, arguments: PrepareArguments) -> Self:
+        """What the client wants the model for."""
+        return cls(arguments.preference, arguments.priority == LOW)
+
+    def run(self, make: Callable[[], T]) -> T:
+        """Returns what `make` returns. If this use gives way, `make` runs in a thread of its own: a thread cannot take
+        its priority back, and the threads that a library starts inherit it.
         """
         if not self.gives_way:
             return make()
@@ -53,7 +60,7 @@ class Use(NamedTuple):
             return threads.submit(make).result()
 
 
-USUAL = Use()
+USUAL = ModelUse()
 
 
 class SharedModel:
@@ -74,7 +81,7 @@ class SharedModel:
         where: Sequence[int],
         model: Model,
         prepared: PreparedModel,
-        use: Use = USUAL,
+        use: ModelUse = USUAL,
     ) -> None:
         self.region, self.where, self.model, self.prepared, self.use = region, where, model, prepared, use
         self.digest: bytes | None = None
@@ -84,7 +91,7 @@ class SharedModel:
         self._savings: list[CacheWriter] = []
         self._lock = threading.Lock()
 
-    def serves(self, use: Use) -> bool:
+    def serves(self, use: ModelUse) -> bool:
         """Whether it is for another client, too, who wants it for that."""
         return self.use == use and self.prepared.serves_all
 
@@ -155,7 +162,7 @@ class ModelStore:
         fd: int,
         where: Sequence[int],
         pace: Callable[[], object],
-        use: Use = USUAL,
+        use: ModelUse = USUAL,
     ) -> SharedModel:
         """The model in a memfd that somebody sent, or the equal one that is there. Owns `fd`.
 
@@ -171,7 +178,7 @@ class ModelStore:
             prepared = self._device.prepare(model, pace, use.preference)
         return self._new(source, where, model, prepared, use)
 
-    def restore(self, restored: RestoredCompilation, pace: Callable[[], object], use: Use = USUAL) -> SharedModel:
+    def restore(self, restored: RestoredCompilation, pace: Callable[[], object], use: ModelUse = USUAL) -> SharedModel:
         """The one out of cache files, or the same that is there. Raises InvalidModel, and what the device raises."""
         same = [shared for shared in self._serving_first(use) if shared.digest == restored.digest]
         known = next((shared for shared in same if shared.saved or shared.serves(use)), None)
@@ -191,12 +198,12 @@ class ModelStore:
         for shared in list(self._shared):
             shared.prepared.rest()
 
-    def _serving_first(self, use: Use) -> list[SharedModel]:
+    def _serving_first(self, use: ModelUse) -> list[SharedModel]:
         """All: those that may serve as they are, and then those that only have bytes to share."""
         return sorted(self._shared, key=lambda shared: not shared.serves(use))
 
     def _new(
-        self, region: ModelBytes, where: Sequence[int], model: Model, prepared: PreparedModel, use: Use
+        self, region: ModelBytes, where: Sequence[int], model: Model, prepared: PreparedModel, use: ModelUse
     ) -> SharedModel:
         shared = SharedModel(region, where, model, prepared, use)
         self._shared.add(shared)

@@ -21,9 +21,7 @@ from burst import (
     InvalidArgument,
     Memory,
     PeerDied,
-    Trace,
 )
-from burst._core import lib
 from burst.channel import Channel, ChannelLoop
 from burst.trace import blamed, note_crashes
 from burst.turns import RunQueue, Share, waiters
@@ -35,7 +33,7 @@ from driver.engine.client import EngineClient
 from driver.engine.device_memory import Quota
 from driver.engine.idle import IdleMonitor
 from driver.engine.limits import limits, weights
-from driver.engine.models import ModelStore, SharedModel, Use
+from driver.engine.models import ModelStore, ModelUse, SharedModel
 from driver.engine.totals import Totals, summed
 from driver.protocol.census import Census
 from driver.protocol.rpc import Reply, serve, take_fd
@@ -43,11 +41,13 @@ from fmq import LifePage
 from fmq.region import guard
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from burst.channel import Message
+    from driver.engine.cache.compilations import RestoredCompilation
     from driver.engine.plain import PlainServer
     from driver.interface import Device
+    from driver.protocol.prepare_arguments import PrepareArguments
 
 # Seconds. A request that meets a slice of work waits for its end, so slices have to be short and rare: with these, a
 # burst that runs back to back meets one in some 200 requests, which leaves its p99 alone.
@@ -101,22 +101,30 @@ class Engine:
         self._totals = Totals()
         self._preparing, self._counting = threading.Lock(), threading.Lock()
 
-    def prepare(
-        self, prepare: Callable[[ModelStore, Pacer], SharedModel], use: Use, trace: Trace | None
-    ) -> SharedModel:
-        """One at a time, so that the pauses are not filled by another's work. Notes a crash in the trace.
+    def prepare(self, fds: list[int], where: Sequence[int], arguments: PrepareArguments) -> SharedModel:
+        """The model in the first memfd, prepared; takes it out of `fds` once the preparation begins.
 
-        Raises MissedDeadline*, by the deadline of this thread; what is prepared too late is let go.
+        Raises MissedDeadline*, and what the device raises.
+        """
+        return self._prepared(arguments, lambda use: self._models.prepare(fds.pop(0), where, self.pace, use))
+
+    def restore(self, restored: RestoredCompilation, arguments: PrepareArguments) -> SharedModel:
+        """The model of these cache files, prepared. Raises MissedDeadline*, and what the device raises."""
+        return self._prepared(arguments, lambda use: self._models.restore(restored, self.pace, use))
+
+    def _prepared(self, arguments: PrepareArguments, make: Callable[[ModelUse], SharedModel]) -> SharedModel:
+        """Prepares one model at a time, so that no other preparation fills the pauses. A model that is ready after the
+        deadline is dropped.
         """
         check_entry("before start")
-        deadline = int(lib.burst_due())
+        use = ModelUse.of(arguments)
 
-        def make() -> SharedModel:
-            with due(deadline), blamed(trace):
-                return prepare(self._models, self.pace)
+        def traced() -> SharedModel:
+            with due(arguments.deadline), blamed(arguments.trace):
+                return make(use)
 
         with taking(self._preparing):
-            shared = use.made(make)
+            shared = use.run(traced)
         check("preparing")
         self._improver.begin(shared, self.pace)
         return shared

@@ -29,15 +29,15 @@ from burst import InvalidArgument, Malformed, PeerDied, ResourceExhaustedTransie
 from burst.channel import Channel, Message, close_all
 from burst.turns import give_way
 from driver.client.discovery import Place, runtime_dir
-from driver.deadlines import overdue, passed, seconds_left, taken
+from driver.deadlines import overdue, passed, seconds_left
 from driver.devices import device_class
 from driver.engine.cache.compilations import files_needed
 from driver.engine.limits import limits
 from driver.engine.process import main as run_engine
 from driver.nn import validate
-from driver.options import check_preference, taken_priority
 from driver.protocol.model_codec import decode
 from driver.protocol.model_memory import sealed
+from driver.protocol.prepare_arguments import PrepareArguments
 from driver.protocol.rpc import PROTOCOL, Reply, call, serve, take_fd
 from fmq import LifePage
 
@@ -278,39 +278,27 @@ class ServiceClient:
         _, supported = self._service.supported(take_fd(message), where)
         return Reply([len(supported), np.packbits(supported).tobytes()])
 
-    def prepare(
-        self,
-        message: Message,
-        where: object,
-        counts: object = None,
-        token: object = None,
-        preference: object = "fast_single_answer",
-        deadline: object = None,
-        priority: object = 1,
-    ) -> Reply:
+    def prepare(self, message: Message, where: object, *plain: object) -> Reply:
         """Validates here, compiles in the engine; answers the prepared model's number.
 
-        After the model's descriptor there may be cache files for `token`, as many as `counts` says, and then memory for
-        a trace, in which the engine notes that it crashed over this.
+        Cache files may follow the model's descriptor, as many as the arguments say, and then memory for a trace.
         """
-        check_preference(preference)
-        taken_priority(priority)
+        arguments = PrepareArguments.from_wire(*plain)
         if not message.fds:
             raise Malformed("no descriptor came with a model; 1 is needed")
         fds = message.take_fds()
         try:
-            model, supported = self._service.supported(os.dup(fds[0]), where, taken(deadline))
+            model, supported = self._service.supported(os.dup(fds[0]), where, arguments.deadline)
             if not all(supported):
                 first = supported.index(False)
                 raise InvalidArgument(
                     f"operation {first} ({model.main.operations[first].type}) and {supported.count(False) - 1} more "
                     "are not supported"
                 )
-            terms = counts, token, preference, deadline, priority
-            values, _ = call(self._engine, "load", where, *terms, fds=fds)
+            values, _ = call(self._engine, "load", where, *arguments.to_wire(), fds=fds)
         finally:
             close_all(fds)
-        if counts:
+        if arguments.cache_counts:
             self._service.note("declined" if values[-1] else "saved")
         return Reply(values)
 

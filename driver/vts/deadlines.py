@@ -5,6 +5,7 @@ A client of ours would not even send a request whose deadline has passed.
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -78,22 +79,28 @@ def _check_answer(model: RemotePreparedModel, target: Target) -> None:
 
 
 def _plain(model: RemotePreparedModel, request: Request, deadline: int, patience: float) -> ErrorStatus:
-    return plain_answer(model, request, deadline, patience).status
+    with plain_path(model, request) as execute:
+        return execute(deadline, patience).status
 
 
-def plain_answer(model: RemotePreparedModel, request: Request, deadline: int, patience: float) -> Result:
-    """The answer of the device itself on the plain path, however late. A client of ours stops waiting at the deadline.
-
-    Raises PeerDied, Timeout.
+@contextmanager
+def plain_path(model: RemotePreparedModel, request: Request) -> Iterator[Callable[[int | None, float], Result]]:
+    """A function of deadline and patience on a connection of its own: the answer of the device itself to this request,
+    however late. `PlainClient` stops waiting at the deadline. Raises PeerDied, Timeout.
     """
     _, (fd, life_fd) = model.device.call("channel")
     with Channel.from_fd(fd) as channel:
         channel.watch(life_fd)
         for slot, pool in enumerate(request.pools):
             channel.send(["memory", slot, pool.to_wire()], [pool.fd])
-        plain = encode_request(model.home.number, request, list(range(len(request.pools))), measure=False)
-        channel.send_raw(with_deadline(pack(["execute", *plain]), deadline))
-        return Result(*decode_answer(channel.receive(patience).raw))
+        slots = list(range(len(request.pools)))
+        raw = pack(["execute", *encode_request(model.home.number, request, slots, measure=False)])
+
+        def execute(deadline: int | None, patience: float) -> Result:
+            channel.send_raw(raw if deadline is None else with_deadline(raw, deadline))
+            return Result(*decode_answer(channel.receive(patience).raw))
+
+        yield execute
 
 
 def _burst(model: RemotePreparedModel, request: Request, deadline: int, patience: float) -> ErrorStatus:

@@ -47,7 +47,7 @@ class ModelImprover:
         if shared is None:  # nobody has it any more
             return
         try:
-            better = shared.use.made(partial(shared.prepared.improved, pace))
+            better = shared.use.run(partial(shared.prepared.improved, pace))
         except Exception:  # noqa: BLE001 (whatever it was, others are still served)
             _log.exception("a model was not improved; what was made at first goes on serving")
             return

@@ -12,7 +12,7 @@ import driver
 from burst import InvalidArgument
 from driver.devices.litert import LiteRtDevice
 from driver.devices.onnxruntime import OnnxRuntimeDevice
-from driver.engine.models import ModelStore, Use
+from driver.engine.models import ModelStore, ModelUse
 from driver.options import PREFERENCES
 from driver.protocol.model_codec import encode
 
@@ -159,7 +159,7 @@ class TestModels:
 
         def prepare(preference):
             fd, where = encode(model)
-            return models.prepare(fd, where, lambda: None, Use(preference))
+            return models.prepare(fd, where, lambda: None, ModelUse(preference))
 
         one, two, again = map(prepare, ("low_power", "sustained_speed", "low_power"))
         assert one is again

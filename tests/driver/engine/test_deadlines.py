@@ -1,5 +1,6 @@
 """Deadlines: waits end on time, devices do not do what nobody waits for, errors say where it was and how late."""
 
+import contextlib
 import itertools
 import math
 import threading
@@ -12,7 +13,7 @@ import driver
 from burst import ErrorStatus, MissedDeadlinePersistent, MissedDeadlineTransient, Timeout
 from burst._core import lib
 from driver import deadlines
-from driver.vts.deadlines import plain_answer
+from driver.vts.deadlines import plain_path
 from fmq import clock
 
 MISSED = {ErrorStatus.MISSED_DEADLINE_TRANSIENT, ErrorStatus.MISSED_DEADLINE_PERSISTENT}
@@ -42,9 +43,12 @@ def timed(function):
     return time.monotonic() - begin, found
 
 
-def asked(prepared, request, deadline):
-    """The device's own answer on the plain path, however late: a client that keeps to the deadline does not see it."""
-    return plain_answer(prepared, request, deadlines.nanoseconds(deadline), 20)
+@contextlib.contextmanager
+def plain_answers(prepared, request):
+    """A function of a deadline: the device's own answer on the plain path, however late, to a request that is bound."""
+    with plain_path(prepared, request) as execute:
+        assert execute(None, 20).status is ErrorStatus.NONE
+        yield lambda deadline: execute(deadlines.nanoseconds(deadline), 20)
 
 
 def asked_of_burst(burst, request, deadline):
@@ -259,7 +263,8 @@ class TestOnTheDevice:
     def test_a_success_that_comes_too_late_is_none(self, slow, kit):
         """A device that cannot look meanwhile answers a missed deadline when it is done, on both paths."""
         request, _ = kit.request([x(0.06)], 16)
-        result = asked(slow, request, after(SOON))
+        with plain_path(slow, request) as execute:
+            result = execute(deadlines.nanoseconds(after(SOON)), 20)
         assert (result.status, result.cause.phase) == (TRANSIENT, "executing")
         assert 0 < result.cause.late_by < PROMPT
         assert result.outputs == ()
@@ -311,7 +316,11 @@ class TestInTheMidst:
         operand = model.main.operands[model.main.inputs[0]]
         data = np.zeros(operand.dimensions, np.float32)
         request, _ = kit.request([data], data.nbytes)
-        with connect(name).prepare(model) as prepared, prepared.burst() as burst:
+        with (
+            connect(name).prepare(model) as prepared,
+            prepared.burst() as burst,
+            plain_answers(prepared, request) as answer,
+        ):
             path = prepared if way == "plain" else burst
             usual, result = timed(lambda: path.execute(request))
             assert result.status is ErrorStatus.NONE
@@ -319,7 +328,7 @@ class TestInTheMidst:
             late = []
             for _ in range(3):  # of which one may meet with a busy machine
                 if way == "plain":
-                    result = asked(prepared, request, after(usual / 4))
+                    result = answer(after(usual / 4))
                     status, cause = result.status, result.cause
                 else:
                     status, cause = asked_of_burst(burst, request, after(usual / 4))
@@ -351,14 +360,13 @@ class TestInTheMidst:
         requests = [kit.request([data], data.nbytes)[0] for _ in range(2)]
         with connect("litert").prepare(model) as prepared:
             usual, _ = timed(lambda: prepared.execute(requests[0]))
-            prepared.execute(requests[1])
-            with prepared.burst() as burst:
+            with prepared.burst() as burst, plain_answers(prepared, requests[1]) as answer:
                 controller = burst._pipeline.controller
                 burst.execute(requests[0])
                 for _ in range(5):  # on a busy machine the first one may be done before that
                     controller.start(controller.packet(requests[0]))
                     kit.until(lambda: controller.trace.page.device.running)
-                    result = asked(prepared, requests[1], after(usual / 16))
+                    result = answer(after(usual / 16))
                     assert controller.receive(20).status is ErrorStatus.NONE
                     assert result.status is TRANSIENT
                     if result.cause.phase == "queued":
