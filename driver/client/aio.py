@@ -55,11 +55,11 @@ class Arrivals:
 
     def tell(self) -> None:
         """Results were taken, perhaps: there is room for who is first in the queue, and perhaps another device."""
-        if self._queue and (self._pipeline.has_room or self._pipeline.is_closed):
+        if self._queue and (self._pipeline.has_room or self._pipeline.session.is_closed):
             with suppress(IndexError):  # it has just left
                 self._queue[0].ring()
         for loop, (controller, _) in list(self._watched.items()):
-            if controller is not self._pipeline.controller:
+            if controller is not self._pipeline.session.controller:
                 _call(loop, self._look, loop)
 
     def renew(self) -> None:
@@ -86,8 +86,8 @@ class Arrivals:
     # ---- what loops call, each in its thread
 
     def _watch(self, loop: _Loop) -> None:
-        controller, (watched, _) = self._pipeline.controller, self._watched.get(loop, (None, -1))
-        if watched is controller or self._pipeline.is_closed:
+        controller, (watched, _) = self._pipeline.session.controller, self._watched.get(loop, (None, -1))
+        if watched is controller or self._pipeline.session.is_closed:
             return
         self._unwatch(loop)
         for other in [other for other in list(self._watched) if other.is_closed()]:
@@ -111,9 +111,9 @@ class Arrivals:
             os.close(fd)
 
     def _look(self, loop: _Loop) -> None:
-        was_idle = not self._pipeline.flights
+        was_idle = not self._pipeline.in_flight.requests
         self._pipeline.look()
-        if was_idle or self._pipeline.is_closed:
+        if was_idle or self._pipeline.session.is_closed:
             self._unwatch(loop)  # nothing but an end can have rung
         else:
             if self._pipeline.is_recovering:
@@ -125,7 +125,7 @@ class Arrivals:
     async def run(self, arrays: tuple[Any, ...]) -> Result:
         """As `Burst.run_async`."""
         loop = asyncio.get_running_loop()
-        while self._unclaimed[loop] >= self._pipeline.depth + _UNCLAIMED:
+        while self._unclaimed[loop] >= self._pipeline.session.depth + _UNCLAIMED:
             await asyncio.sleep(0)  # tasks whose results are there hold them until they have had their turn
         future = await self._submit(arrays)
         self._unclaimed[loop] += 1

@@ -16,11 +16,12 @@ if TYPE_CHECKING:
     from burst import Memory, OutputShape, Request
     from burst.controller import Packet
     from driver.nn import Model
+    from driver.options import Options
 
 _SPARE = 16  # output sets beyond the depth that results may hold
 
 
-class Shot(NamedTuple):
+class EncodedRequest(NamedTuple):
     """A request on one input set and one output set, encoded."""
 
     inputs: InputSet
@@ -39,7 +40,7 @@ class Outputs(OutputSet):
         super().lay_out(sizes)
         self.number = 0  #: of the request that used it last
         self.is_busy = False  #: a request that is in flight writes to it
-        self.shots: dict[InputSet, Shot] = {}  #: requests on it, encoded
+        self.encoded: dict[InputSet, EncodedRequest] = {}  #: requests on it
 
 
 class Buffers:
@@ -100,14 +101,14 @@ class Buffers:
         self._outputs.append(new)
         return new
 
-    def forget_shots(self) -> None:
-        """A new device knows none of them."""
+    def forget_requests(self) -> None:
+        """A new device knows none that was encoded."""
         for outputs in self._outputs:
-            outputs.shots.clear()
+            outputs.encoded.clear()
 
     def close(self) -> None:
         """Nobody gets any more. They refer to each other, and would stay until garbage is collected."""
-        self.forget_shots()
+        self.forget_requests()
         self._partners.clear()
         self._last = lost(_closed)
         for outputs in self._outputs:
@@ -121,6 +122,17 @@ class Buffers:
         old = outputs.memory
         outputs.lay_out(sizes)
         return old
+
+
+def buffers_for(model: Model, options: Options) -> Buffers:
+    """Of a burst with these options. Raises ValueError for an open shape that the options leave out."""
+    if options.input_shapes is not None:
+        return Buffers(model, tuple(options.input_shapes), options.depth)
+    operands = [model.main.operands[i] for i in model.main.inputs]
+    for n, operand in enumerate(operands):
+        if not operand.is_known:
+            raise ValueError(f"input {n} has the open shape {operand.dimensions}; give it with burst(input_shapes=…)")
+    return Buffers(model, tuple(operand.dimensions for operand in operands), options.depth)
 
 
 def _closed() -> None:

@@ -5,24 +5,11 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
-from burst import (
-    Busy,
-    ErrorStatus,
-    GeneralFailure,
-    MissedDeadlineTransient,
-    NotSent,
-    PeerDied,
-    Request,
-    Result,
-    Timeout,
-)
+from burst import Busy, ErrorStatus, MissedDeadlineTransient, Request, Result, Timeout
 from burst.errors import status_error
-from driver.client.buffers import Buffers, Shot
 from driver.client.future import Future
-from driver.client.pipeline import Pipeline, error_of
-from driver.deadlines import WAITING, missed_in_waiting, nanoseconds, passed, seconds_left
+from driver.deadlines import WAITING, nanoseconds, passed
 from driver.protocol.plain_codec import with_loop_timeout
-from fmq.clock import deadline_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterable, AsyncIterator, Iterable
@@ -30,11 +17,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from burst import Memory
-    from burst.wire import ResultPacket
-    from driver.client.prepared_model import RemotePreparedModel
-    from driver.client.workspace import Shapes
-    from driver.nn import Model
-    from driver.options import Options
+    from driver.client.pipeline import Pipeline
 
 _NONE = ErrorStatus.NONE
 
@@ -47,21 +30,11 @@ class Burst:
     too, and yours as long as you hold them, or views of them.
     """
 
-    def __init__(
-        self,
-        prepared: RemotePreparedModel,
-        options: Options,
-        buffers: Buffers | None = None,
-        kind: type[Pipeline] = Pipeline,
-    ) -> None:
-        """Use `prepared.burst()`. `buffers`: in place of its own, for who places requests in other memory.
-
-        `kind`: of its requests in flight, for who does something about those that fail.
-        """
-        self._prepared, self._measure = prepared, options.measure
-        self._buffers = buffers or Buffers(prepared.model, shapes_of(prepared.model, options), options.depth)
-        self._pipeline = kind(prepared, options, self._buffers)
-        self._flights, self._statistics = self._pipeline.flights, self._pipeline.statistics
+    def __init__(self, pipeline: Pipeline) -> None:
+        """Use `prepared.burst()`."""
+        self._pipeline, self._buffers, self._measure = pipeline, pipeline.buffers, pipeline.options.measure
+        self._in_flight, self._session = pipeline.in_flight, pipeline.session
+        self._statistics = pipeline.session.statistics
 
     @property
     def inputs(self) -> tuple[NDArray[Any] | None, ...]:
@@ -74,54 +47,57 @@ class Burst:
         Raises ValueError for a wrong dtype or shape (nothing was sent), StatusError, PeerDied, Busy, ResultsHeld, and
         Timeout when the result does not come in `timeout` seconds: the burst stays usable, a late result is dropped.
         """
-        pipeline, buffers = self._pipeline, self._buffers
-        if pipeline.is_running:
+        in_flight = self._in_flight
+        if in_flight.is_running:
             raise Busy("this burst is executing in another thread; wait for it, or open another burst")
-        with pipeline.submitting:
-            if pipeline.flights or pipeline.staged or pipeline.is_moving:
+        with in_flight.submitting:
+            # From here to `return` this is written out, without calls that the usual request can do without.
+            if in_flight.requests or in_flight.staged or in_flight.is_moving:
                 future = None
             else:
-                pipeline.is_running = True
-                try:
-                    end = pipeline.begin_by(timeout)
+                in_flight.is_running = True
+                try:  # whatever comes, the burst is usable again, and event loops look at its results
+                    session, buffers = self._session, self._buffers
+                    controller = session.controller
+                    end = None if timeout is None else session.begin_by(timeout)
                     if arrays:
-                        pipeline.controller.mark_begin()
+                        controller.mark_begin()
                         self._statistics.copied += buffers.inputs.fill(arrays)
                     outputs, inputs = buffers.free_outputs(), buffers.inputs
-                    shot = outputs.shots.get(inputs) or pipeline.shot(inputs, outputs)
-                    controller = pipeline.controller
-                    try:
-                        code = shot.packet.call()
+                    encoded = outputs.encoded.get(inputs) or session.encode(inputs, outputs)
+                    try:  # the exchange: an error in it, Ctrl-C too, may leave a result behind that still comes
+                        code = encoded.packet.call()
                         is_usual = not (code or self._measure or end)
-                        reply = controller.last if is_usual else controller.go_on(code, shot.packet, timeout, end)
+                        reply = controller.last if is_usual else controller.go_on(code, encoded.packet, timeout, end)
                     except BaseException as error:  # noqa: BLE001 (raised again, unless there is another way)
                         controller.interrupted(error)
-                        future = self._after(error, shot, timeout)
+                        future = self._pipeline.recover_from(error, encoded, timeout)
                     else:
                         if reply.status is _NONE:
                             if self._measure:
                                 self._statistics.note(reply.timing)
                             shapes = reply.output_shapes
-                            known = outputs.shapes is shapes  # in place of a call: this is the way that counts
+                            # The arrays were made for these very shapes: no call is needed to find them.
+                            known = outputs.shapes is shapes
                             arrays = tuple(outputs.given) if known else outputs.arrays(shapes)
                             return Result(_NONE, arrays, shapes, reply.timing)
-                        future = self._again(shot, reply, timeout, end)
+                        future = self._pipeline.retry_with_larger_outputs(encoded, reply, timeout, end)
                 finally:
-                    pipeline.is_running = False
+                    in_flight.is_running = False
                     if timeout is not None:
-                        pipeline.controller.due(None)
-                    if pipeline.loops:
-                        pipeline.loops.rearm()
-        return future.result() if future else self._join(arrays, timeout)
+                        self._session.controller.due(None)
+                    if self._pipeline.loops:
+                        self._pipeline.loops.rearm()
+        return future.result() if future else self._run_behind_others(arrays, timeout)
 
-    def _join(self, arrays: tuple[Any, ...], timeout: float | None) -> Result:
-        """While there are others in flight."""
+    def _run_behind_others(self, arrays: tuple[Any, ...], timeout: float | None) -> Result:
+        """While other requests are in flight."""
         pipeline = self._pipeline
-        if pipeline.depth > 1 or pipeline.options.policy == "latest":
+        if pipeline.session.depth > 1 or pipeline.options.policy == "latest":
             deadline = None if timeout is None else time.monotonic() + timeout
             return self._submit_and_wait(arrays, timeout, deadline)
         begin = time.monotonic()
-        pipeline.advance(lambda: not self._flights, timeout)
+        pipeline.drain(timeout)
         return self.run(*arrays, timeout=None if timeout is None else max(0.0, begin + timeout - time.monotonic()))
 
     def _submit_and_wait(self, arrays: tuple[Any, ...], timeout: float | None, deadline: float | None) -> Result:
@@ -132,44 +108,6 @@ class Burst:
             if error.phase == WAITING:
                 raise Timeout(f"no result within {timeout} s; the burst stays usable", WAITING, error.late_by) from None
             raise
-
-    def _again(self, shot: Shot, reply: ResultPacket, timeout: float | None, end: int | None) -> Future:
-        """Once more, when it lacked only room for its outputs. Done: nobody may write to its inputs until then."""
-        larger = self._pipeline.grown(shot, reply)
-        if larger is None:
-            raise error_of(reply, self._pipeline.cause_of(reply, end))
-        return self._behind(larger, None if end is None else max(1e-9, seconds_left(end) or 0.0))
-
-    def _behind(self, shot: Shot, timeout: float | None) -> Future:
-        """Sends it and waits for its result when no event loop looks at the results. Done."""
-        try:
-            end = None if timeout is None else deadline_of(timeout)
-            reply = self._pipeline.exchange(shot.packet, timeout)
-        except BaseException as error:  # noqa: BLE001 (raised again, unless there is another way)
-            return self._after(error, shot, timeout)
-        if reply.status is not _NONE:
-            return self._again(shot, reply, timeout, end)
-        return Future(self._pipeline).finish(self._pipeline.result_of(shot, reply))
-
-    def _after(self, error: BaseException, shot: Shot, timeout: float | None) -> Future:
-        """When `run` did not get its result: another way to it, which has led there, or the error."""
-        if isinstance(error, Busy):
-            return self._behind(shot, timeout)
-        if isinstance(error, NotSent):
-            try:
-                return Future(self._pipeline).finish(self._pipeline.run_plain(shot, timeout))
-            except PeerDied as died:
-                error = died
-        if isinstance(error, GeneralFailure):
-            self._pipeline.check()
-        self._buffers.lent = shot.inputs
-        try:
-            future = self._pipeline.rescue(error, shot)
-            future.exception(timeout)
-            return future
-        finally:
-            if not self._flights:
-                self._buffers.lent = None
 
     def submit(self, *arrays: Any, timeout: float | None = None, deadline: float | None = None) -> Future:
         """Sends a request and does not wait for its result. With arrays, copies them into the inputs first.
@@ -212,56 +150,25 @@ class Burst:
 
         Raises PeerDied, Timeout, Busy.
         """
-        pipeline = self._pipeline
-        terms = measure, timeout, None if deadline is None else nanoseconds(deadline)
-        if missed := passed(terms[2]):
+        by = None if deadline is None else nanoseconds(deadline)
+        if missed := passed(by):
             return missed
-        request = with_loop_timeout(request, loop_timeout)
-        pipeline.check()
-        while True:
-            pipeline.advance(lambda: not self._flights, timeout)
-            pipeline.bind(request)
-            try:
-                with pipeline.submitting:
-                    if not (self._flights or pipeline.staged or pipeline.is_moving):
-                        return self._execute(request, *terms)
-            except PeerDied as error:
-                pipeline.recover(error, request)
-            finally:
-                if pipeline.loops:
-                    pipeline.loops.rearm()
-
-    def _execute(self, request: Request, measure: bool, timeout: float | None, deadline: int | None) -> Result:
-        pipeline = self._pipeline
-        try:
-            packet = pipeline.controller.packet(request, measure=measure)
-            reply = pipeline.exchange(packet, timeout, deadline)
-        except NotSent:
-            pipeline.check()
-            self._statistics.note_plain(pipeline.controller.trace)
-            until = None if deadline is None else deadline / 1e9
-            return self._prepared.execute(request, measure=measure, timeout=timeout, deadline=until)
-        except Timeout:
-            if missed := missed_in_waiting(deadline):
-                return missed
-            raise
-        outputs = self._prepared.outputs(request, reply.output_shapes) if reply.status == 0 else ()
-        return Result(reply.status, outputs, reply.output_shapes, reply.timing, "", pipeline.cause_of(reply, deadline))
+        return self._pipeline.execute(with_loop_timeout(request, loop_timeout), measure, timeout, by)
 
     def free_memory(self, memory: Memory) -> None:
         """The device may unmap a pool of `execute`. Unknown memory is no error."""
-        self._pipeline.check_process()
-        self._pipeline.controller.free_memory(memory)
+        self._pipeline.free_memory(memory)
 
     def stats(self) -> dict[str, Any]:
-        """Counts since the beginning, and where the time went; `driver.client.statistics` says what each figure is."""
-        self._pipeline.check_process()
-        return self._statistics.report(self._pipeline.controller, len(self._flights), self._measure)
+        """Counts since the beginning, and where the time went; `driver.client.statistics` says what each figure is.
+
+        `fallbacks`: those of the compiled model, if this is a burst of one.
+        """
+        return self._session.stats(len(self._in_flight.requests))
 
     def trace(self, path: str) -> int:
         """Writes the last requests, stage by stage, as a file for Perfetto or chrome://tracing; returns how many."""
-        self._pipeline.check_process()
-        return self._statistics.write_trace(self._pipeline.controller.trace, path)
+        return self._session.write_trace(path)
 
     def close(self) -> None:
         """Ends the burst on both sides. Arrays stay readable."""
@@ -275,14 +182,3 @@ class Burst:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def shapes_of(model: Model, options: Options) -> Shapes:
-    """Of the inputs of a burst's requests. Raises ValueError when nobody says them."""
-    if options.input_shapes is not None:
-        return tuple(options.input_shapes)
-    operands = [model.main.operands[i] for i in model.main.inputs]
-    for n, operand in enumerate(operands):
-        if not operand.is_known:
-            raise ValueError(f"input {n} has the open shape {operand.dimensions}; say it with burst(input_shapes=…)")
-    return tuple(operand.dimensions for operand in operands)

@@ -1,62 +1,301 @@
-"""Requests of a burst that are in flight, and their results.
+"""A burst's requests: admitted, sent, received and completed, up to `depth` at a time.
 
-Three locks, always taken in this order: one thread submits (or runs), one waits for results, and what both change is
-short. Nobody waits for room while it holds the first, nor calls back while it holds the others.
+`InFlight` knows the requests and has the locks, `BurstSession` the device and the ways to a result. Both are here what
+`Burst.run` uses by itself; everything else it does by the methods of `Pipeline`.
 
-Ctrl-C may come between any two steps. So every flight knows its number, and the results are counted in C: which result
-a flight gets never depends on what we remember to have taken.
+Ctrl-C may come between any two steps. So every pending request knows its number, and the results are counted in C:
+which result a request gets never depends on what we remember to have taken.
 """
 
 from __future__ import annotations
 
+import threading
 import time
 from concurrent.futures import CancelledError
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from burst import (
-    ErrorStatus,
-    GeneralFailure,
-    PeerDied,
-    Result,
-    Timeout,
-)
-from burst.causes import cause_of
-from burst.errors import status_error
+from burst import Busy, ErrorStatus, GeneralFailure, NotSent, PeerDied, Result, ResultsHeld, StatusError, Timeout
+from driver import fork
 from driver.client.aio import Arrivals
-from driver.client.endings import CLOSED, Endings
-from driver.deadlines import earlier, seconds_left, unanswered
-from fmq import Busy, FmqError, clock
+from driver.client.buffers import buffers_for
+from driver.client.future import Future
+from driver.client.in_flight import InFlight
+from driver.client.quarantine import quarantine
+from driver.client.session import FAILURES, BurstSession
+from driver.deadlines import earlier, missed_in_waiting, seconds_left, unanswered
+from fmq import clock
 
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable
 
-    from burst import BurstError
+    from burst import Memory, Request
     from burst.controller import Packet
-    from burst.messages import Cause
     from burst.wire import ResultPacket
-    from driver.client.buffers import Shot
-    from driver.client.future import Future
+    from driver.client.buffers import Buffers, EncodedRequest
+    from driver.client.prepared_model import RemotePreparedModel
+    from driver.client.session import Fallback
+    from driver.client.workspace import InputSet
+    from driver.options import Options
 
+CLOSED = "this burst was closed before the result came"
 _NONE = ErrorStatus.NONE
 
 
-class Pipeline(Endings):
+class Pipeline:
     """At most `depth` requests in flight. Results come in the order of their requests; any thread may wait for them."""
 
-    def _call_back(self) -> None:
-        """Outside the locks: what futures call may come back to us."""
-        while self._finished:
+    def __init__(
+        self,
+        prepared: RemotePreparedModel,
+        options: Options,
+        buffers: Buffers | None = None,
+        fallback: Fallback | None = None,
+    ) -> None:
+        """`buffers`: for a caller that lays requests out itself. Raises StatusError, PeerDied, ValueError."""
+        self.options = options
+        self.buffers = buffers or buffers_for(prepared.model, options)
+        self.in_flight = InFlight(self.buffers)
+        self.session = BurstSession(prepared, options, self.buffers, fallback)
+        self.loops: Arrivals | None = None  #: the event loops that await; made by the first one
+        self.is_recovering = False  #: in a thread of its own
+        quarantine.watch(self, lambda: prepared.key)
+        fork.tell(self)
+
+    # ---- admission
+
+    @property
+    def has_room(self) -> bool:
+        """For one more request."""
+        return len(self.in_flight.requests) < self.session.depth
+
+    def submit(self, arrays: tuple[Any, ...], timeout: float | None, deadline: int | None = None) -> Future:
+        """As `Burst.submit`; `deadline`: CLOCK_MONOTONIC ns."""
+        end = None if timeout is None else time.monotonic() + timeout
+        while (future := self.try_submit(arrays, deadline)) is None:
+            depth = self.session.depth
+            if self.options.policy == "reject":
+                self.session.note_drop()
+                raise Busy(f"depth={depth} requests are in flight, and policy is 'reject'; wait for a result")
+            try:
+                self.advance(lambda: self.has_room, None if end is None else max(0.0, end - time.monotonic()))
+            except Timeout:
+                raise Timeout(f"depth={depth} requests were in flight for {timeout} s; nothing was sent") from None
+        return future
+
+    def try_submit(self, arrays: tuple[Any, ...], deadline: int | None = None) -> Future | None:
+        """Without waiting. None: there is no room."""
+        future, session = Future(self, deadline), self.session
+        try:
+            session.check()
+            with self.in_flight.submitting:
+                self.collect()
+                is_full = not self.has_room
+                if is_full and self.options.policy != "latest":
+                    return None
+                if arrays:
+                    if not is_full:
+                        session.controller.mark_begin()
+                    session.statistics.copied += self.buffers.inputs.fill(arrays)
+                with self.in_flight.lock:
+                    self._admit(future)
+        finally:
+            self.call_back()
+        return future
+
+    def _admit(self, future: Future) -> None:
+        """Under both locks: sends it, or keeps it until there is room."""
+        inputs = self.buffers.inputs
+        if self.has_room:
+            encoded = self.session.encode(inputs, self.buffers.outputs_for(inputs))
+            self.buffers.next_inputs()
+            self._launch(encoded, future)
+        else:
+            if self.in_flight.stage(inputs, future):
+                self.session.note_drop()
+            self.buffers.next_inputs()
+
+    # ---- sending, under the lock
+
+    def _launch(self, encoded: EncodedRequest, future: Future) -> None:
+        """Sends it, or has the fallback execute it. Raises only what is not this request's own failure."""
+        try:
+            self._send(encoded, future)
+        except FAILURES as error:
+            if self.session.fallback is None:
+                raise
+            future.finish(self.session.run_fallback(encoded, error))
+            self.in_flight.finished.append(future)
+
+    def _send(self, encoded: EncodedRequest, future: Future) -> None:
+        controller, in_flight = self.session.controller, self.in_flight
+        if self.options.recover and self.session.has_ended:
+            # It goes to the device's next life, which begins when a thread waits for it or for those before it.
+            in_flight.append_unsent(encoded, future, controller.sent)
+            return
+        in_flight.append_next(encoded, future, controller.sent)
+        try:
+            controller.start(encoded.packet, future.deadline)
+        except NotSent:
+            self._send_plain(encoded, future)
+        except BaseException:
+            if in_flight.requests and in_flight.requests[-1].number > controller.sent:
+                in_flight.take_back()
+            raise
+
+    def _send_plain(self, encoded: EncodedRequest, future: Future) -> None:
+        """The newest request did not go out by the queues."""
+        try:
+            future.finish(self.session.run_plain(encoded, seconds_left(future.deadline)))
+        except StatusError as error:
+            future.fail(error)
+        except PeerDied as error:
+            if self.session.is_recoverable(error):
+                return  # it stays in flight, for the device's next life
+            self.in_flight.take_back()
+            raise
+        self.in_flight.take_back()
+        self.in_flight.finished.append(future)
+
+    def _launch_staged(self) -> None:
+        """The frame that was kept until there is room, if there is room."""
+        if self.in_flight.staged is None or not self.has_room:
+            return
+        (inputs, future), self.in_flight.staged = self.in_flight.staged, None
+        if future.done():
+            self.buffers.give_back(inputs)
+            return
+        try:
+            outputs = self.buffers.outputs_for(inputs)
+        except ResultsHeld as error:  # not the fault of the thread that waits for another result
+            self.in_flight.finished.append(future.fail(error))
+            self.buffers.give_back(inputs)
+        else:
+            self._relaunch(self.session.encode(inputs, outputs), future)
+
+    def _relaunch(self, encoded: EncodedRequest, future: Future) -> None:
+        """As `_launch`, for a request whose caller is elsewhere: what ends the burst is told to all."""
+        try:
+            self._launch(encoded, future)
+        except (PeerDied, GeneralFailure) as error:
+            self.in_flight.append(encoded, future, self.session.controller.sent)
+            self._end(error)
+
+    # ---- receiving
+
+    def collect(self) -> None:
+        """Takes the results that have arrived."""
+        if self.in_flight.requests:
+            self.in_flight.as_receiver(0, self._take_arrived)
+
+    def _take_arrived(self) -> None:
+        while self.in_flight.requests and self.session.has_result:
+            self._take_one(0)
+
+    def advance(self, until: Callable[[], bool], timeout: float | None) -> None:
+        """Takes results, in order, until that holds. Raises Timeout."""
+        self.session.check_process()
+        end = None if timeout is None else time.monotonic() + timeout
+        while not until():
+            left = None if end is None else max(0.0, end - time.monotonic())
+            try:
+                if not self.in_flight.as_receiver(-1 if left is None else left, partial(self._take_for, until, left)):
+                    raise Timeout(f"no result within {timeout} s; the burst stays usable")
+            finally:
+                self.call_back()
+
+    def drain(self, timeout: float | None) -> None:
+        """Takes the results of all requests in flight. Raises Timeout."""
+        self.advance(lambda: not self.in_flight.requests, timeout)
+
+    def _take_for(self, until: Callable[[], bool], timeout: float | None) -> None:
+        if until():
+            return
+        with self.in_flight.lock:
+            self._launch_staged()
+            if not self.in_flight.requests and not until():
+                raise CancelledError("the request was interrupted before it was sent")
+        self._take_one(timeout)
+
+    def _take_one(self, timeout: float | None) -> None:
+        """The next result, for the oldest request. The caller holds `receiving`.
+
+        `lock` is not held while we wait, so that other threads can submit. Meanwhile the oldest request can change in
+        one way alone: `close` or a recovery takes all requests out. So it is looked at again afterwards.
+        """
+        in_flight, session = self.in_flight, self.session
+        with in_flight.lock:
+            if not in_flight.requests:
+                return
+            oldest = number, encoded, future = in_flight.requests[0]
+            controller, measure = session.controller, self.options.measure
+            missing = number - controller.received
+        try:
+            # Not missing: Ctrl-C came between taking the result from the queue and giving it to its request.
+            reply = controller.receive(timeout, measure=measure) if missing > 0 else controller.again(measure=measure)
+        except (PeerDied, GeneralFailure) as error:
+            self._end(GeneralFailure(CLOSED) if session.is_closed else error)
+            return
+        if missing > 1:
+            return  # the result of an earlier request, which Ctrl-C kept from being noted when it was sent
+        with in_flight.lock:
+            if not in_flight.requests or in_flight.requests[0] is not oldest:
+                return
+            larger = None if future.done() else session.with_larger_outputs(encoded, reply)
+            if larger is None:
+                self._complete(encoded, future, reply)
+            in_flight.is_moving = True  # not idle, although there may be no request for a moment
+            in_flight.requests.popleft()
+            encoded.outputs.is_busy = False
+            if larger:
+                self._relaunch(larger, future)
+            else:
+                self.buffers.give_back(encoded.inputs)
+                self._launch_staged()
+            in_flight.is_moving = False
+
+    def _complete(self, encoded: EncodedRequest, future: Future, reply: ResultPacket) -> None:
+        """Gives a request its result."""
+        if future.done():  # cancelled
+            return
+        if reply.status is _NONE:
+            if future.deadline is not None and (late := clock.now() - future.deadline) > 0:
+                self.in_flight.finished.append(future.fail(unanswered(late)))
+                return
+            try:
+                future.finish(self.session.result_of(encoded, reply))
+            except GeneralFailure as error:
+                self._give_up(encoded, future, error)
+        else:
+            self._give_up(encoded, future, self.session.error_of(reply, future.deadline))
+        self.in_flight.finished.append(future)
+
+    def _give_up(self, encoded: EncodedRequest, future: Future, error: BaseException) -> None:
+        """The device will not answer this request, which still has its memory: the fallback does, or it fails."""
+        if self.session.fallback is None:
+            future.fail(error)
+        elif not future.done():
+            try:
+                future.finish(self.session.run_fallback(encoded, error))
+            except Exception as final:  # noqa: BLE001 (it is what this request gets)
+                future.fail(final)
+
+    def call_back(self) -> None:
+        """Outside the locks, as what futures call may come back to us."""
+        finished = self.in_flight.finished
+        while finished:
             with suppress(IndexError):  # another thread took the last one
-                self._finished.popleft().call_back()
+                finished.popleft().call_back()
         if self.loops:
             self.loops.tell()
             self.loops.rearm()
 
+    # ---- what futures ask for
+
     def wait_for(self, future: Future, timeout: float | None) -> None:
-        """Until it is done, whoever finds that out: at its deadline it is. Raises Timeout."""
+        """Until it is done, whichever thread finds that out: at its deadline it is. Raises Timeout."""
         left = seconds_left(future.deadline)
         if left is None or (timeout is not None and timeout <= left):
             self.advance(future.done, timeout)
@@ -68,174 +307,288 @@ class Pipeline(Endings):
 
     def expire(self, future: Future) -> None:
         """At its deadline: it is done, whatever comes."""
-        with self._lock:
+        with self.in_flight.lock:
             is_new = not future.done()
             future.fail(unanswered(clock.now() - (future.deadline or 0)))  # its result is dropped when it comes
         if is_new:
             future.call_back()
 
-    def collect(self) -> None:
-        """Takes the results that have arrived."""
-        if self.flights:
-            self.as_receiver(0, self._take_all)
-
-    def _take_all(self) -> None:
-        while self.flights and self._has_result():
-            self._take_one(0)
-
-    def _has_result(self) -> bool:
-        try:
-            return self.controller.has_result
-        except FmqError:  # the other end is gone: `_take_one` says it as it should be said
-            return True
-
-    def as_receiver(self, wait: float, work: Callable[[], None]) -> bool:
-        """Does that while nobody else receives; False: somebody did, for so many seconds.
-
-        By `for`, because Ctrl-C comes after a call, and so between `acquire()` and `try`.
-        """
-        for is_mine in map(self._receiving.acquire, (True,), (wait,)):
-            try:
-                if is_mine:
-                    work()
-            finally:
-                if is_mine:
-                    self._receiving.release()
-        return is_mine
-
-    def exchange(self, packet: Packet, timeout: float | None, deadline: int | None = None) -> ResultPacket:
-        """One execution while no event loop looks at the results; who holds `submitting` calls this.
-
-        The device is told when the timeout ends, too.
-        """
-        replies: list[ResultPacket] = []
-        end = earlier(timeout, deadline)
-        self.as_receiver(-1, lambda: replies.append(self.controller.send(packet, timeout, end)))
-        return replies[0]
-
-    def begin_by(self, timeout: float | None) -> int | None:
-        """The next request has to be done by then, CLOCK_MONOTONIC ns; `controller.due(None)` ends that."""
-        end = earlier(timeout, None)
-        if end is not None:
-            self.controller.due(end)
-        return end
-
-    def watch_fd(self) -> int:
-        """Readable when there is something to `look` at; -1 when somebody receives, who calls `rearm` afterwards."""
-        found = [-1]
-        with suppress(Busy):  # in the C call of `run`, which does not take our locks
-            self.as_receiver(0, lambda: found.append(-1 if self.is_closed else self.controller.arrival_fd()))
-        return found[-1]
-
-    def look(self) -> None:
-        """For event loops: takes what has arrived, and notices the device's death."""
-        if not self.is_closed:
-            self.collect()
-            if self.flights and self._has_ended:
-                self.take_last()
-        self._call_back()
-
-    def advance(self, until: Callable[[], bool], timeout: float | None) -> None:
-        """Takes results, in order, until that holds. Raises Timeout."""
-        self.check_process()
-        end = None if timeout is None else time.monotonic() + timeout
-        while not until():
-            left = None if end is None else max(0.0, end - time.monotonic())
-            try:
-                if not self.as_receiver(-1 if left is None else left, partial(self._take_for, until, left)):
-                    raise Timeout(f"no result within {timeout} s; the burst stays usable")
-            finally:
-                self._call_back()
-
-    def _take_for(self, until: Callable[[], bool], timeout: float | None) -> None:
-        if until():
-            return
-        with self._lock:
-            self._launch_staged()
-            if not self.flights and not until():
-                raise CancelledError("the request was interrupted before it was sent")
-        self._take_one(timeout)
-
-    def _take_one(self, timeout: float | None) -> None:
-        """The next result; who holds `_receiving` calls this."""
-        with self._lock:
-            if not self.flights:
-                return
-            flight = number, shot, future = self.flights[0]
-            controller, measure = self.controller, self.options.measure
-            missing = number - controller.received
-        try:
-            reply = controller.receive(timeout, measure=measure) if missing > 0 else controller.again(measure=measure)
-        except (PeerDied, GeneralFailure) as error:
-            self.end(GeneralFailure(CLOSED) if self.is_closed else error)
-            return
-        if missing > 1:
-            return  # it is nobody's: an interrupt came when it was sent
-        with self._lock:
-            if not self.flights or self.flights[0] is not flight:
-                return  # closed meanwhile
-            larger = None if future.done() else self.grown(shot, reply)
-            if larger is None:
-                self._complete(shot, future, reply)
-            self.is_moving = True
-            self.flights.popleft()
-            shot.outputs.is_busy = False
-            if larger:
-                self._relaunch(larger, future)
-            else:
-                self.buffers.give_back(shot.inputs)
-                self._launch_staged()
-            self.is_moving = False
-
-    def result_of(self, shot: Shot, reply: ResultPacket) -> Result:
-        """Of a request that succeeded. Raises GeneralFailure."""
-        self.statistics.note(reply.timing)
-        return Result(_NONE, shot.outputs.arrays(reply.output_shapes), reply.output_shapes, reply.timing)
-
-    def _complete(self, shot: Shot, future: Future, reply: ResultPacket) -> None:
-        if future.done():  # cancelled
-            return
-        if reply.status is _NONE:
-            if future.deadline is not None and (late := clock.now() - future.deadline) > 0:
-                self._finished.append(future.fail(unanswered(late)))
-                return
-            try:
-                future.finish(self.result_of(shot, reply))
-            except GeneralFailure as error:
-                self.give_up(shot, future, error)
-        else:
-            self.give_up(shot, future, error_of(reply, self.cause_of(reply, future.deadline)))
-        self._finished.append(future)
-
-    def cause_of(self, reply: ResultPacket, deadline: int | None) -> Cause:
-        """Of the last result, as far as a client can tell."""
-        controller = self.controller
-        return cause_of(reply.status, deadline, controller.trace, controller.received)
-
     def drop(self, future: Future) -> bool:
         """Cancels it, unless it is done."""
-        self.check_process()
-        with self._lock:
+        self.session.check_process()
+        with self.in_flight.lock:
             if future.done():
                 return False
             future.fail(CancelledError())
-            self.statistics.note_drop(self.controller.trace)
+            self.session.note_drop()
         future.call_back()
         return True
-
-    @property
-    def arrivals(self) -> Arrivals:
-        """For asyncio."""
-        self.loops = self.loops or Arrivals(self)
-        return self.loops
 
     def arrival(self, future: Future) -> asyncio.Future[None]:
         """Done in the running loop when `future` is."""
         return self.arrivals.of(future)
 
+    # ---- for event loops
 
-def error_of(reply: ResultPacket, cause: Cause) -> BurstError:
-    """The exception for a result without outputs."""
-    error = status_error(reply.status, cause=cause)
-    error.result = Result(reply.status, (), reply.output_shapes, reply.timing, cause=error.cause)
-    return error
+    @property
+    def arrivals(self) -> Arrivals:
+        self.loops = self.loops or Arrivals(self)
+        return self.loops
+
+    def watch_fd(self) -> int:
+        """Readable when there is something to `look` at; -1 while a thread receives, which calls `rearm` afterwards."""
+        found = [-1]
+        session = self.session
+        with suppress(Busy):  # in the C call of `Burst.run`, which does not take our locks
+            self.in_flight.as_receiver(
+                0, lambda: found.append(-1 if session.is_closed else session.controller.arrival_fd())
+            )
+        return found[-1]
+
+    def look(self) -> None:
+        """Takes what has arrived, and notices the device's death."""
+        if not self.session.is_closed:
+            self.collect()
+            if self.in_flight.requests and self.session.has_ended:
+                self._finish_with_dead_device()
+        self.call_back()
+
+    def _finish_with_dead_device(self) -> None:
+        """An event loop does not stand still while a device is started: another thread does that."""
+        if not self.options.recover:
+            self.in_flight.as_receiver(0, self._take_last)
+        elif not self.is_recovering:
+            self.is_recovering = True
+            threading.Thread(target=self._recover_elsewhere, name="burst-recovery", daemon=True).start()
+
+    def _recover_elsewhere(self) -> None:
+        try:
+            self.in_flight.as_receiver(-1, self._take_last)
+        finally:
+            self.is_recovering = False
+            self.call_back()
+
+    def _take_last(self) -> None:
+        """What a dead device left, until another one is there or all futures have failed."""
+        before = self.session.controller
+        while self.in_flight.requests and self.session.controller is before:
+            self._take_one(0)
+
+    # ---- for `Burst.run`, which holds `submitting`, when its one C call did not lead to a result
+
+    def recover_from(self, error: BaseException, encoded: EncodedRequest, timeout: float | None) -> Future:
+        """Another way to the result of `run`: a future that is done. Raises what there is to raise."""
+        try:
+            return self._recover_from(error, encoded, timeout)
+        except FAILURES as failure:
+            if self.session.fallback is None:
+                raise
+            return self._done(self.session.run_fallback(encoded, failure, timeout))
+
+    def _recover_from(self, error: BaseException, encoded: EncodedRequest, timeout: float | None) -> Future:
+        if isinstance(error, Busy):  # an event loop watches the results
+            return self._send_and_wait(encoded, timeout)
+        if isinstance(error, NotSent):
+            try:
+                return self._done(self.session.run_plain(encoded, timeout))
+            except PeerDied as died:
+                error = died
+        if isinstance(error, GeneralFailure):
+            self.session.check()
+        self.buffers.lent = encoded.inputs
+        try:
+            future = self._rescue(error, encoded)
+            future.exception(timeout)
+            return future
+        finally:
+            if not self.in_flight.requests:
+                self.buffers.lent = None
+
+    def retry_with_larger_outputs(
+        self, encoded: EncodedRequest, reply: ResultPacket, timeout: float | None, end: int | None
+    ) -> Future:
+        """Once more, when the request lacked only room for its outputs: a future that is done.
+
+        `end`: of the timeout, CLOCK_MONOTONIC ns. Until it returns, the inputs must stay as they are.
+        """
+        try:
+            larger = self.session.with_larger_outputs(encoded, reply)
+            if larger is None:
+                raise self.session.error_of(reply, end)
+            return self._send_and_wait(larger, None if end is None else max(1e-9, seconds_left(end) or 0.0))
+        except FAILURES as failure:
+            if self.session.fallback is None:
+                raise
+            return self._done(self.session.run_fallback(encoded, failure, timeout))
+
+    def _send_and_wait(self, encoded: EncodedRequest, timeout: float | None) -> Future:
+        """One execution holding `receiving`, so that no event loop looks at the results."""
+        try:
+            end = None if timeout is None else clock.deadline_of(timeout)
+            reply = self._exchange(encoded.packet, timeout)
+        except BaseException as error:  # noqa: BLE001 (raised again, unless there is another way)
+            return self.recover_from(error, encoded, timeout)
+        if reply.status is not _NONE:
+            return self.retry_with_larger_outputs(encoded, reply, timeout, end)
+        return self._done(self.session.result_of(encoded, reply))
+
+    def _done(self, result: Result) -> Future:
+        return Future(self).finish(result)
+
+    def _exchange(self, packet: Packet, timeout: float | None, deadline: int | None = None) -> ResultPacket:
+        """One execution, of which the device is told when the timeout ends, too."""
+        replies: list[ResultPacket] = []
+        end, controller = earlier(timeout, deadline), self.session.controller
+        self.in_flight.as_receiver(-1, lambda: replies.append(controller.send(packet, timeout, end)))
+        return replies[0]
+
+    def _rescue(self, error: BaseException, encoded: EncodedRequest) -> Future:
+        """After an error in `run`: its result is still to come, or is asked for again, or it is the error."""
+        future, session, in_flight = Future(self), self.session, self.in_flight
+        died = session.is_recoverable(error)
+        with in_flight.lock:
+            if died and not session.has_ended:  # another thread has recovered the burst
+                self._launch(session.encode(encoded.inputs, encoded.outputs), future)
+            elif died:
+                in_flight.append_unsent(encoded, future, session.controller.sent)
+            elif session.controller.in_flight:
+                in_flight.append(encoded, future, session.controller.sent)
+        if died:
+            return future  # the thread that waits for it notices the death, and recovers
+        future.fail(CancelledError())
+        if isinstance(error, PeerDied):
+            self._end(error)
+            self.call_back()
+        raise error
+
+    # ---- requests on pools of the caller's own
+
+    def execute(self, request: Request, measure: bool, timeout: float | None, deadline: int | None) -> Result:
+        """As `Burst.execute`; `deadline`: CLOCK_MONOTONIC ns."""
+        self.session.check()
+        while True:
+            self.drain(timeout)
+            self.session.bind(request)
+            try:
+                with self.in_flight.submitting:
+                    if self.in_flight.is_idle:
+                        return self._execute(request, measure, timeout, deadline)
+            except PeerDied as error:
+                self._recover_request(error, request)
+            finally:
+                if self.loops:
+                    self.loops.rearm()
+
+    def _execute(self, request: Request, measure: bool, timeout: float | None, deadline: int | None) -> Result:
+        session = self.session
+        try:
+            packet = session.controller.packet(request, measure=measure)
+            reply = self._exchange(packet, timeout, deadline)
+        except NotSent:
+            session.check()
+            session.note_plain()
+            until = None if deadline is None else deadline / 1e9
+            return session.prepared.execute(request, measure=measure, timeout=timeout, deadline=until)
+        except Timeout:
+            if missed := missed_in_waiting(deadline):
+                return missed
+            raise
+        outputs = session.prepared.outputs(request, reply.output_shapes) if reply.status == 0 else ()
+        cause = session.cause_of(reply, deadline)
+        return Result(reply.status, outputs, reply.output_shapes, reply.timing, "", cause)
+
+    def _recover_request(self, error: PeerDied, request: Request) -> None:
+        """After the device died over a request that may be sent again. Raises what cannot be recovered from."""
+        if not self.session.is_recoverable(error):
+            raise error
+        found: list[Exception | None] = []
+        self.in_flight.as_receiver(-1, lambda: found.append(self._end(error, request)))
+        self.call_back()
+        if found[0]:
+            raise found[0]
+
+    def free_memory(self, memory: Memory) -> None:
+        """As `Burst.free_memory`."""
+        self.session.check_process()
+        self.session.controller.free_memory(memory)
+
+    # ---- the end of the device, or of the burst
+
+    def _end(self, error: BaseException, request: Request | None = None) -> Exception | None:
+        """The device is gone, or ended this burst: everything is sent again, or all futures fail. Returns why they do.
+
+        The caller holds `receiving`. `request`: what was running, if it is not among those in flight.
+        """
+        with self.in_flight.lock:
+            try:
+                waiting: list[tuple[object, Request | None]] = [
+                    (pending.future, pending.encoded.request) for pending in self.in_flight.requests
+                ]
+                self.session.recover(error, waiting or [(request, request)])
+                self._send_all_again()
+            except Exception as final:  # noqa: BLE001 (it is what all of them get)
+                self._fail_all(final)
+                return final
+        return None
+
+    def _send_all_again(self) -> None:
+        """Under the lock, to the device's next life. A request that cannot be sent fails, and no other for its sake."""
+        requests = list(self.in_flight.requests)
+        self.in_flight.requests.clear()
+        for _, encoded, future in requests:
+            encoded.outputs.is_busy = False
+            if future.done():
+                self.buffers.give_back(encoded.inputs)
+                continue
+            try:
+                self._launch(self.session.encode(encoded.inputs, encoded.outputs), future)
+            except Exception as error:  # noqa: BLE001 (it is what this request gets)
+                self.in_flight.finished.append(future.fail(error))
+        self._launch_staged()
+
+    def _fail_all(self, error: Exception) -> None:
+        """Under the lock: the requests in flight, and the frame that was kept until there is room."""
+        in_flight = self.in_flight
+        for _, encoded, future in in_flight.requests:
+            self._give_up(encoded, future, error)
+            in_flight.finished.append(future)
+            in_flight.release(encoded)
+        in_flight.requests.clear()
+        kept, in_flight.staged = in_flight.staged, None
+        if kept:
+            self._give_up_staged(*kept, error)
+
+    def _give_up_staged(self, inputs: InputSet, future: Future, error: Exception) -> None:
+        if self.session.fallback is None or self.session.is_closed:
+            future.fail(error)
+        else:
+            try:
+                self._give_up(self.session.encode(inputs, self.buffers.outputs_for(inputs)), future, error)
+            except ResultsHeld as held:
+                future.fail(held)
+        self.in_flight.finished.append(future)
+        self.buffers.give_back(inputs)
+
+    def quarantined(self) -> None:
+        """The model crashed a device too often: threads that wait here are told, by way of `_end`."""
+        if not (self.session.is_closed or self.session.has_ended):
+            self.session.controller.close()
+            if self.loops:
+                self.loops.renew()
+
+    def abandon(self) -> None:
+        """In a forked child: the burst is the parent's, whose threads held the locks and whose inputs are in use."""
+        self.in_flight.abandon()
+        self.loops = None
+        self.buffers.inputs = fork.lost(self.session.check_process)
+
+    def close(self) -> None:
+        """Ends the burst on both sides; threads that wait get GeneralFailure."""
+        self.session.is_closed = True
+        self.session.controller.close()
+        with self.in_flight.lock:
+            self._fail_all(GeneralFailure(CLOSED))
+        self.buffers.close()
+        self.call_back()
+        if self.loops:
+            self.loops.close()

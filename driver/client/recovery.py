@@ -1,119 +1,37 @@
-"""What a client does about a device that died: it is started again, unless a model of ours kills it again and again.
+"""What a burst does when its device dies: the device is started again, a bounded number of times.
 
-A death is a crash of ours only when the device noted a fatal signal in a trace of ours, with a request of ours running
-or a model of ours being prepared. Everything else (kill -9, somebody else's crash) is bad luck, which is bounded in
-time alone. Crashes are counted by device and model, in this process: another one may do better.
+A model that crashes the device again and again is the business of `driver.client.quarantine`.
 """
 
 from __future__ import annotations
 
-import hashlib
-import os
-import signal
-import threading
 import time
-import weakref
 from collections import deque
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING
 
-from burst import BuffersLost, DeviceBuffer, PeerDied, Quarantined
-from driver.protocol.model_codec import encode
+from burst import BuffersLost, DeviceBuffer, PeerDied
+from driver.client.quarantine import crash_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from burst import Controller, Request, Trace
     from driver.client.prepared_model import Home, RemotePreparedModel
-    from driver.nn import Model
     from driver.options import Options
 
 _MOST_REVIVALS, _WITHIN = 10, 10.0  # seconds
-_MOST_CRASHES = 3  # in all; two by one request
 _MOST_IN_A_ROW = 10  # deaths that one burst sees without an answer in between
 _FOLLOWS = 1.0  # seconds within which an engine ends after its service
-_MOST_NAMES = 8
 
 
-class Key(NamedTuple):
-    """What crashes are counted by."""
-
-    device: str  #: as it was connected to
-    digest: str  #: of the model
-
-
-class Crash(NamedTuple):
-    """A death that was ours."""
-
-    signal: int
-    during: str  #: which request, or the preparation
-    suspect: object  #: what crashes again when it is done again
-
-
-class Ended(Protocol):
-    """A burst, as far as its model's quarantine is concerned."""
-
-    def quarantined(self) -> None:
-        """Its model is, as of now."""
-
-
-class Quarantine:
-    """Of this process. Any thread."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._crashes: dict[Key, int] = {}
-        self._reasons: dict[Key, str] = {}
-        self._bursts: weakref.WeakKeyDictionary[Ended, Callable[[], Key]] = weakref.WeakKeyDictionary()
-
-    def watch(self, burst: Ended, key: Callable[[], Key]) -> None:
-        """Have `quarantined` called, should it come to that."""
-        with self._lock:
-            self._bursts[burst] = key
-
-    def knows(self, device: str) -> bool:
-        """Whether any model is quarantined on that device: else nobody need compute a digest."""
-        return bool(self._reasons) and any(key.device == device for key in self._reasons)
-
-    def check(self, key: Key) -> None:
-        """Raises Quarantined."""
-        if reason := self._reasons.get(key):
-            raise Quarantined(reason)
-
-    def note(self, key: Key, model: Model, crash: Crash, *, again: bool) -> None:
-        """One more crash; `again`: of what crashed it before. Raises Quarantined when that was one too many."""
-        with self._lock:
-            self._crashes[key] = count = self._crashes.get(key, 0) + 1
-            if not again and count < _MOST_CRASHES:
-                return
-            self._reasons[key] = (
-                f"model {key.digest[:12]} ({describe(model)}) has crashed device {key.device!r} {count} times, last "
-                f"with {signal_name(crash.signal)} during {crash.during}; this process does not run it there any more: "
-                "correct the model or the device, and start a new process"
-            )
-            bursts = list(self._bursts.items())
-        for burst, key_of in bursts:
-            if key_of() == key:
-                burst.quarantined()
-        self.check(key)
-
-    def clear(self) -> None:
-        """Forgets all of it: for tests."""
-        with self._lock:
-            self._crashes.clear()
-            self._reasons.clear()
-
-
-quarantine = Quarantine()
-
-
-class Deaths:
-    """Those that one burst has seen, and what comes after the next."""
+class Recovery:
+    """The deaths that one burst has seen, and the controller that comes after the next."""
 
     def __init__(self, prepared: RemotePreparedModel, options: Options) -> None:
         self._prepared, self._options = prepared, options
         self._suspect: object = None  # what crashed the device last
         self._tokens: set[int] = set()
-        self.in_a_row = 0
+        self._in_a_row = 0
 
     def begin(self) -> tuple[Home, Controller]:
         """The first controller. Raises StatusError, PeerDied."""
@@ -125,7 +43,7 @@ class Deaths:
                 raise
             return self._prepared.revived(self._options, home.connection)
 
-    def are_to_recover(self, error: BaseException, has_died: Callable[[], bool]) -> bool:
+    def is_recoverable(self, error: BaseException, has_died: Callable[[], bool]) -> bool:
         """Whether the burst's device died, and is to be started again.
 
         The plain path ends with the service; the burst ends with the engine, which follows it at once.
@@ -138,6 +56,10 @@ class Deaths:
                 return False
             time.sleep(1e-3)
         return False
+
+    def note_answer(self) -> None:
+        """The device has answered since it died last."""
+        self._in_a_row = 0
 
     def bind(self, request: Request) -> None:
         """From now on the burst is bound to the device's buffers that this request names."""
@@ -161,9 +83,9 @@ class Deaths:
         if crash := crash_of(trace, waiting, self._prepared.model):
             again, self._suspect = crash.suspect is not None and crash.suspect is self._suspect, crash.suspect
             self._prepared.note_crash(crash, again=again)
-        self.in_a_row = 1 if trace.page.client.results else self.in_a_row + 1
-        if self.in_a_row > _MOST_IN_A_ROW:
-            self.in_a_row = 0  # of the next requests
+        self._in_a_row = 1 if trace.page.client.results else self._in_a_row + 1
+        if self._in_a_row > _MOST_IN_A_ROW:
+            self._in_a_row = 0  # of the next requests
             name = self._prepared.device.address
             raise PeerDied(f"device {name!r} died {_MOST_IN_A_ROW} times over the same requests; they are given up")
         return self._prepared.revived(self._options, home.connection)
@@ -184,58 +106,3 @@ class Revivals:
                 f"again before {_WITHIN:g} s have passed: see its log"
             )
         self._times.append(now)
-
-
-def crash_of(trace: Trace, requests: Sequence[tuple[object, Request | None]], model: Model) -> Crash | None:
-    """The crash that a dead device noted in this trace; `requests` as in `Deaths.successor`."""
-    device, results = trace.page.device, int(trace.page.client.results)
-    number, running = int(device.signal), int(device.running)
-    if not (number and running):
-        return None
-    place = running - results - 1  # results come in the order of requests
-    suspect, request = requests[place] if 0 <= place < len(requests) else (None, None)
-    return Crash(number, f"request {running}{_shapes(request, model) if request else ''}", suspect)
-
-
-def crash_in_preparation(trace: Trace) -> Crash | None:
-    """The same, of a model that was being prepared."""
-    number = int(trace.page.device.signal)
-    return Crash(number, "its preparation", None) if number else None
-
-
-def digest_of(model: Model) -> str:
-    """SHA-256 of its encoding."""
-    fd, _ = encode(model)
-    with open(fd, "rb") as file:
-        file.seek(0)
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def signal_name(number: int) -> str:
-    """SIGSEGV for 11."""
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
-
-
-def describe(model: Model) -> str:
-    """Its operations in short."""
-    names = [operation.type for operation in model.main.operations]
-    more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
-    return ", ".join(names[:_MOST_NAMES]) + more
-
-
-def _shapes(request: Request, model: Model) -> str:
-    sides = (request.inputs, model.main.inputs), (request.outputs, model.main.outputs)
-    found = [
-        ", ".join(
-            "omitted" if a.has_no_value else str(list(a.dimensions or model.main.operands[i].dimensions))
-            for a, i in zip(arguments, operands, strict=False)
-        )
-        for arguments, operands in sides
-    ]
-    return " (inputs {}; outputs {})".format(*found)
-
-
-os.register_at_fork(after_in_child=lambda: setattr(quarantine, "_lock", threading.Lock()))

@@ -16,8 +16,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 from burst import ErrorStatus, GeneralFailure, Result
+from driver.client.session import FAILURES
 from driver.errors import DriverError
-from driver.runtime.fallback import FAILURES
 from driver.runtime.flights import Flight, Flights, time_left
 
 if TYPE_CHECKING:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple, get_args
 from burst import MissedDeadlinePersistent, MissedDeadlineTransient, PeerDied, StatusError
 from burst.messages import Cause
 from driver.client.device import RemoteDevice, connect
+from driver.client.session import FAILURES
 from driver.devices import lacks_library
 from driver.devices import names as installed
 from driver.errors import DeviceNotFound, NotPlaced
@@ -18,7 +19,7 @@ from driver.options import Preference, Priority
 from driver.runtime import capabilities as measures
 from driver.runtime.cache.device import CachedDevice, CacheTerms
 from driver.runtime.compiled import CompiledModel
-from driver.runtime.fallback import FAILURES, Fallbacks, Guarded, Spare
+from driver.runtime.fallback import Fallbacks, Guarded, Spare
 from driver.runtime.local import NAME, LocalDevice, LocalPrepared
 from driver.runtime.partition import Step, choose, partition
 from driver.runtime.plan import Part

@@ -6,16 +6,18 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Self
 
 from burst import PeerDied
+from driver.client.burst import Burst
+from driver.client.pipeline import Pipeline
+from driver.client.session import FAILURES
 from driver.errors import DriverError
 from driver.options import options_of
-from driver.runtime.fallback import FAILURES, Fallbacks, Guarded, SafeBurst, Spare
+from driver.runtime.fallback import BurstFallback, Fallbacks, Guarded, Spare
 from driver.runtime.local import NAME, LocalBurst, LocalPrepared
 from driver.runtime.plan import Part, Planned
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from driver.client.burst import Burst
     from driver.client.device import RemoteDevice
     from driver.client.prepared_model import RemotePreparedModel
     from driver.options import Options
@@ -73,7 +75,7 @@ class CompiledModel(Guarded):
         if self.spare is None:
             return prepared.burst(**options._asdict())
         prepared.check_quarantine()
-        return SafeBurst(prepared, options, self)
+        return Burst(Pipeline(prepared, options, fallback=BurstFallback(self, self.spare)))
 
     def instead(self, error: BaseException) -> LocalPrepared:
         """As `Guarded.instead`, unless it is closed."""

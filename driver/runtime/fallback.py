@@ -14,19 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 from burst import (
     BuffersLost,
-    BurstError,
     DeviceBuffer,
     ErrorStatus,
     PeerDied,
     Result,
-    ResultsHeld,
     StatusError,
 )
 from burst.errors import status_error
-from driver.client.burst import Burst
-from driver.client.future import Future
-from driver.client.pipeline import Pipeline
-from driver.errors import DeviceFailed
+from driver.client.session import FAILURES
 from driver.runtime.local import LocalDevice, LocalPrepared
 from driver.runtime.places import check_shapes
 
@@ -34,14 +29,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from burst import Request
-    from burst.wire import ResultPacket
-    from driver.client.buffers import Shot
-    from driver.client.prepared_model import RemotePreparedModel
     from driver.nn import Model
-    from driver.options import Options, Preference
+    from driver.options import Preference
 
 _log = logging.getLogger("driver.runtime")
-FAILURES = (StatusError, PeerDied, DeviceFailed)
 _FINAL = frozenset(
     {
         ErrorStatus.NONE,
@@ -181,92 +172,16 @@ class Guarded:
         return self.instead(error)
 
 
-class SafePipeline(Pipeline):
-    """Requests that the device does not answer are executed here, on the same memory.
+class BurstFallback:
+    """What a burst of a compiled model does about requests that its device does not answer."""
 
-    The device is done with it by then: it has answered with an error, or is dead.
-    """
+    def __init__(self, model: Guarded, spare: Spare) -> None:
+        self._model, self._spare = model, spare
 
-    guarded: Guarded
+    def replacement(self, error: BaseException) -> LocalPrepared:
+        """As `Guarded.again`."""
+        return self._model.again(error)
 
-    def here(self, shot: Shot, error: BaseException, timeout: float | None = None) -> Result:
-        """On the CPU, after that error. Raises it when it would only come again, and what comes instead."""
-        self.check_process()
-        if self.is_closed:
-            raise error
-        spare = self.guarded.again(error)
-        result = spare.execute(shot.request, measure=self.options.measure, timeout=timeout)
-        if result.status and self.buffers.grow(shot.outputs, result.output_shapes):
-            shot = self.shot(shot.inputs, shot.outputs)
-            result = spare.execute(shot.request, measure=self.options.measure, timeout=timeout)
-        result.raise_for_status()
-        result.outputs = shot.outputs.arrays(result.output_shapes)
-        return result
-
-    def run_plain(self, shot: Shot, timeout: float | None) -> Result:
-        """One execution on the plain path, or here."""
-        try:
-            return super().run_plain(shot, timeout)
-        except FAILURES as error:
-            if self.is_to_recover(error):
-                raise
-            return self.here(shot, error, timeout)
-
-    def launch(self, shot: Shot, future: Future) -> None:
-        """Sends it, under the lock, or executes it here: nobody else can have got its memory."""
-        try:
-            super().launch(shot, future)
-        except FAILURES as error:
-            future.finish(self.here(shot, error))
-            self._finished.append(future)
-
-    def _fail(self, error: Exception) -> None:
-        """All that were in flight, and the one that was kept until there is room."""
-        kept = None
-        if not self.is_closed:
-            kept, self.staged = self.staged, None
-        super()._fail(error)
-        if kept:
-            inputs, future = kept
-            try:
-                self.give_up(self.shot(inputs, self.buffers.outputs_for(inputs)), future, error)
-            except ResultsHeld as held:
-                future.fail(held)
-            self._finished.append(future)
-            self.buffers.give_back(inputs)
-
-    def give_up(self, shot: Shot, future: Future, error: BaseException) -> None:
-        """The device will not answer this request, which still has its memory."""
-        if not future.done():
-            try:
-                future.finish(self.here(shot, error))
-            except BurstError as final:
-                future.fail(final)
-
-
-class SafeBurst(Burst):
-    """The device's burst: another way is taken only after an error."""
-
-    _pipeline: SafePipeline
-
-    def __init__(self, prepared: RemotePreparedModel, options: Options, guarded: Guarded) -> None:
-        super().__init__(prepared, options, kind=SafePipeline)
-        self._pipeline.guarded = guarded
-
-    def _after(self, error: BaseException, shot: Shot, timeout: float | None) -> Future:
-        try:
-            return super()._after(error, shot, timeout)
-        except FAILURES as failure:
-            return Future(self._pipeline).finish(self._pipeline.here(shot, failure, timeout))
-
-    def _again(self, shot: Shot, reply: ResultPacket, timeout: float | None, end: int | None) -> Future:
-        try:
-            return super()._again(shot, reply, timeout, end)
-        except FAILURES as failure:
-            return Future(self._pipeline).finish(self._pipeline.here(shot, failure, timeout))
-
-    def stats(self) -> dict[str, Any]:
-        """As `Burst.stats`; `fallbacks` are those of the compiled model."""
-        spare = self._pipeline.guarded.spare
-        assert spare
-        return super().stats() | {"fallbacks": spare.report()}
+    def report(self) -> dict[str, Any]:
+        """All fallbacks of the compiled model."""
+        return self._spare.report()

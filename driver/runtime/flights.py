@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 from burst import Busy, ErrorStatus, Result, Timeout
 from driver.client.buffers import Buffers
 from driver.client.future import Future
+from driver.client.session import FAILURES
 from driver.deadlines import nanoseconds
-from driver.runtime.fallback import FAILURES, is_retryable
+from driver.runtime.fallback import is_retryable
 from driver.runtime.link import Link
 from driver.runtime.places import Frame, StepInputs, with_temporaries
 

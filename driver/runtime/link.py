@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 from burst import PeerDied
 from driver.client.burst import Burst
+from driver.client.pipeline import Pipeline
 from driver.client.prepared_model import RemotePreparedModel
-from driver.runtime.fallback import FAILURES
+from driver.client.session import FAILURES
 from driver.runtime.local import LocalBurst
 from driver.runtime.places import Aimed, StepInputs
 
@@ -16,24 +17,18 @@ if TYPE_CHECKING:
     from driver.runtime.plan import Part
 
 
-class StepBurst(Burst):
-    """A burst of a chain."""
-
-    def look(self) -> None:
-        """Takes the results that have arrived, and calls back."""
-        self._pipeline.look()
-
-
 class Link:
     """A step's burst, and what takes its place."""
 
     def __init__(self, part: Part, options: Options) -> None:
         self.part, self._options, self.aimed = part, options._replace(policy="block"), Aimed()
         prepared = part.guarded.prepared
-        self.burst: StepBurst | LocalBurst
+        self.burst: Burst | LocalBurst
+        self._pipeline: Pipeline | None = None
         if isinstance(prepared, RemotePreparedModel):
             prepared.check_quarantine()
-            self.burst = StepBurst(prepared, self._options, self.aimed)
+            self._pipeline = Pipeline(prepared, self._options, self.aimed)
+            self.burst = Burst(self._pipeline)
         else:
             self.burst = LocalBurst(prepared, self._options, self.aimed)
 
@@ -43,9 +38,9 @@ class Link:
         return "cpu" if isinstance(self.burst, LocalBurst) else self.part.device
 
     def look(self) -> None:
-        """Takes what has arrived."""
-        if isinstance(self.burst, StepBurst):
-            self.burst.look()
+        """Takes the results that have arrived, and calls back."""
+        if self._pipeline:
+            self._pipeline.look()
 
     def did_instead(self, error: BaseException, reads: StepInputs, writes: Any) -> bool:
         """Executes the step on the CPU, if it was not there that it failed. From now on, if its device has died."""
@@ -57,6 +52,7 @@ class Link:
         if isinstance(error, PeerDied):
             old, self.burst = self.burst, LocalBurst(spare, self._options, self.aimed)
             old.close()
+            self._pipeline = None
         try:
             burst.run()
         except FAILURES:

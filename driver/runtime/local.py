@@ -25,8 +25,7 @@ from burst import (
     Timing,
 )
 from burst._core import lib
-from driver.client.buffers import Buffers
-from driver.client.burst import shapes_of
+from driver.client.buffers import buffers_for
 from driver.client.future import Future
 from driver.client.workspace import InputSet, OutputSet, Workspace, input_shapes, output_views
 from driver.deadlines import WAITING, check, check_entry, due, nanoseconds, passed
@@ -159,7 +158,7 @@ class LocalBurst:
     def __init__(self, prepared: LocalPrepared, options: Options, buffers: Any = None) -> None:
         """Use `prepared.burst()`. `buffers`: in place of its own."""
         self._prepared, self._measure = prepared, options.measure
-        self._buffers = buffers or Buffers(prepared.model, shapes_of(prepared.model, options), options.depth)
+        self._buffers = buffers or buffers_for(prepared.model, options)
         self._bound: dict[tuple[InputSet, Outputs], tuple[Memory, BoundRequest]] = {}
         self._lock = threading.RLock()
         self._runs = self._copied = self._total_ns = 0

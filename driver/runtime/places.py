@@ -63,7 +63,7 @@ class StepOutputs(Outputs):
     def __init__(self, operands: Sequence[Operand], memory: Memory, its: tuple[RequestArgument, ...]) -> None:
         self._operands, self.memory, self.arguments = list(operands), memory, its
         self.sizes = tuple(argument.length for argument in its)
-        self.number, self.is_busy, self.shots = 0, False, {}
+        self.number, self.is_busy, self.encoded = 0, False, {}
         self.shapes, self.given = None, []
 
     def arrays(self, shapes: Sequence[OutputShape]) -> tuple[NDArray[Any], ...]:
@@ -103,17 +103,17 @@ class Aimed(Buffers):
     def give_back(self, inputs: InputSet) -> None:
         """To the chain, which knows."""
 
-    def forget_shots(self) -> None:
+    def forget_requests(self) -> None:
         """A new device knows none of them."""
         for outputs in self._known:
-            outputs.shots.clear()
+            outputs.encoded.clear()
 
     def grow(self, outputs: Outputs, shapes: tuple[OutputShape, ...]) -> None:
         """There is as much room as the model says, and a device that wants more is wrong."""
 
     def close(self) -> None:
         """Nobody gets any more."""
-        self.forget_shots()
+        self.forget_requests()
         self._known.clear()
 
 

@@ -249,7 +249,7 @@ def test_a_client_that_writes_rubbish(place, kit):
     """Whatever a client writes into its trace, its row has figures, and nothing that a terminal would obey."""
     random = np.random.default_rng(5)
     with driver.connect() as device, bursts_of(device, kit, 2) as (burst, victim):
-        memory = burst._pipeline.controller.trace.memory.asarray()
+        memory = burst._session.controller.trace.memory.asarray()
         kept = memory.copy()
         watcher = Watcher()
         for _ in range(20):

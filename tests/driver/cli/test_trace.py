@@ -133,7 +133,7 @@ def test_everything_has_a_name(drawn):
 def test_what_was_overwritten_is_told(fast):
     """Who comes too late for all that a trace has kept says how many requests that cost, and loses no others."""
     with fast.burst() as burst:
-        followed = Followed(Watched(burst._pipeline.controller.trace), 0)
+        followed = Followed(Watched(burst._session.controller.trace), 0)
         for count in (100, 1000, 3):
             for _ in range(count):
                 burst.run(X)

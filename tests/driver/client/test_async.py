@@ -154,20 +154,20 @@ class TestAwait:
         """A request that meets a loop's look at the results waits for its end, and nobody writes to its inputs."""
 
         def look():
-            with pytest.raises(fmq.Timeout), burst._pipeline.controller._reader.peek(1, 0.2):
+            with pytest.raises(fmq.Timeout), burst._session.controller._reader.peek(1, 0.2):
                 pass
 
         def is_looked_at():
             try:
-                burst._pipeline.controller._reader.try_read(1)
+                burst._session.controller._reader.try_read(1)
             except fmq.Busy:
                 return True
 
         with slow.burst(depth=2) as burst, concurrent.futures.ThreadPoolExecutor(3) as pool:
-            looking = pool.submit(burst._pipeline.as_receiver, -1, look)
+            looking = pool.submit(burst._in_flight.as_receiver, -1, look)
             kit.until(is_looked_at)
             running = pool.submit(lambda: number_of(burst.run(frame(0.1, 1), timeout=kit.patience)))
-            kit.until(lambda: burst._pipeline.is_running)
+            kit.until(lambda: burst._in_flight.is_running)
             assert burst._pipeline.watch_fd() == -1
             other = pool.submit(lambda: number_of(burst.submit(frame(0, 2)).result(kit.patience)))
             assert (running.result(), other.result(), looking.result()) == (1, 2, True)
@@ -182,7 +182,7 @@ class TestAwait:
             first = burst.submit(frame(0.1, 1))
             thread = threading.Thread(target=first.result)
             thread.start()
-            kit.until(burst._pipeline._receiving.locked)
+            kit.until(burst._in_flight.receiving.locked)
             begin = time.monotonic()
             assert asyncio.run(main()) == 2
             assert time.monotonic() - begin < 2

@@ -35,7 +35,7 @@ class TestFuture:
             first, second = burst.submit(frame(0.3, 1)), burst.submit(frame(0, 2))
             thread = threading.Thread(target=first.result)
             thread.start()
-            kit.until(burst._pipeline._receiving.locked)
+            kit.until(burst._in_flight.receiving.locked)
             with pytest.raises(Timeout):
                 second.result(0.02)
             thread.join()
@@ -149,7 +149,7 @@ class TestFuture:
         futures, errors = [burst.submit(frame(5, n)) for n in range(5)], []
         thread = threading.Thread(target=lambda: errors.append(futures[0].exception()))
         thread.start()
-        kit.until(burst._pipeline._receiving.locked)
+        kit.until(burst._in_flight.receiving.locked)
         burst.close()
         thread.join(kit.patience)
         assert [type(f.exception()).__name__ for f in futures] == [
@@ -167,10 +167,10 @@ class TestCtrlC:
     @staticmethod
     def interrupt_while(burst, kit, use):
         main = threading.main_thread().native_id
-        before = burst._pipeline.controller.sent
+        before = burst._session.controller.sent
 
         def press():
-            kit.until(lambda: burst._pipeline.controller.sent > before or burst._pipeline._receiving.locked())
+            kit.until(lambda: burst._session.controller.sent > before or burst._in_flight.receiving.locked())
             kit.until(lambda: open(f"/proc/self/task/{main}/stat").read().split(")")[1].split()[0] == "S")  # noqa: SIM115
             os.kill(os.getpid(), signal.SIGINT)
 

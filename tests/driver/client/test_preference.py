@@ -33,7 +33,7 @@ def run_time(tids):
 def spent(burst):
     """Nanoseconds of CPU of both sides together, for a request each hundredth of a second."""
     burst.run(X)
-    page = burst._pipeline.controller.trace.page.device
+    page = burst._session.controller.trace.page.device
     tids = [(os.getpid(), threading.get_native_id()), (page.pid, page.tid)]
     before = run_time(tids)
     for _ in range(FRAMES):

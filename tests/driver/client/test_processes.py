@@ -66,7 +66,7 @@ with driver.connect(odd("Slow")) as device, device.prepare(add_model()) as prepa
         future = burst.submit(x)
         thread = threading.Thread(target=future.result)
         thread.start()
-        while not burst._pipeline._receiving.locked():
+        while not burst._in_flight.receiving.locked():
             os.sched_yield()
         if not (child := os.fork()):
             async def each():

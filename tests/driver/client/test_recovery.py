@@ -15,6 +15,7 @@ import pytest
 import driver
 from burst import BuffersLost, DeviceBuffer, Memory, PeerDied, Quarantined, Request, RequestArgument
 from driver.client import recovery
+from driver.client.quarantine import Crash, digest_of, quarantine
 from fmq import Closed
 
 BOUND = 5.0  # seconds for one slow frame, on a machine that is busy with other tests
@@ -41,7 +42,7 @@ def kill(device, side="engine"):
 @pytest.fixture(autouse=True)
 def _clean():
     """Every test begins without a quarantine."""
-    recovery.quarantine.clear()
+    quarantine.clear()
 
 
 @pytest.fixture
@@ -68,7 +69,7 @@ def burst(prepared):
 
 def device_counts(burst):
     """What the device has noted about the burst."""
-    return burst._pipeline.controller.trace.page.device
+    return burst._session.controller.trace.page.device
 
 
 class Background:
@@ -150,7 +151,7 @@ def test_what_has_arrived_is_not_sent_again(kit, fragile, prepared):
         assert [is_right(f.result(kit.patience), n) for f, n in zip(futures, (1, 2, 3, -300), strict=True)] == [
             True
         ] * 4
-        assert burst._pipeline.controller.trace.page.client.requests == 1
+        assert burst._session.controller.trace.page.client.requests == 1
 
 
 def test_an_explicit_request(kit, fragile, burst):
@@ -438,14 +439,14 @@ class TestQuarantine:
 
     def test_the_same_request_twice(self, kit, fragile, prepared, burst, home):
         """Quarantined says the signal, the model and the request; then nothing of this model is run, at once."""
-        digest = recovery.digest_of(prepared.model)
+        digest = digest_of(prepared.model)
         with fragile.prepare(kit.mul_model()) as other, other.burst(recover=True) as bystander:
             with pytest.raises(Quarantined) as caught:
                 burst.run(frame(NAN))
             words = str(caught.value)
             for word in ("SIGSEGV", digest[:12], "ADD", "Fragile", "request 1", "inputs [1, 4]", "outputs [1, 4]"):
                 assert word in words
-            assert recovery.quarantine._crashes == {(kit.odd("Fragile"), digest): 2}
+            assert quarantine._crashes == {(kit.odd("Fragile"), digest): 2}
             with driver.connect(kit.odd("Fragile")) as again:
                 for use in (
                     lambda: burst.run(frame(1)),
@@ -493,9 +494,9 @@ class TestQuarantine:
         """One that waits for its result on a device that lives is told at once."""
         waiting = Background(lambda: burst.run(frame(-3000)), kit.patience)
         kit.until(lambda: device_counts(burst).running == 2)
-        crash = recovery.Crash(signal.SIGBUS, "request 9", None)
+        crash = Crash(signal.SIGBUS, "request 9", None)
         with pytest.raises(Quarantined, match="SIGBUS"):
-            recovery.quarantine.note(prepared.key, prepared.model, crash, again=True)
+            quarantine.note(prepared.key, prepared.model, crash, again=True)
         with pytest.raises(Quarantined, match="SIGBUS"):
             waiting.result()
         assert waiting.seconds < 2
@@ -521,7 +522,7 @@ class TestQuarantine:
             kit.until(lambda: device_counts(burst).running)
             kill(fragile)
             assert is_right(call.result(), -200), n
-        assert recovery.quarantine._crashes == {}
+        assert quarantine._crashes == {}
 
     def test_python_exceptions_do_not_count(self, kit, fragile):
         """An execution that raises is an answer, not a death."""
@@ -530,7 +531,7 @@ class TestQuarantine:
                 with pytest.raises(driver.StatusError):
                     burst.run(np.ones((2, 3000), np.float32), np.array([7, 7], np.int32))
             assert burst.stats()["recoveries"] == 0
-        assert recovery.quarantine._crashes == {}
+        assert quarantine._crashes == {}
 
 
 NEIGHBOUR = """
@@ -585,4 +586,4 @@ def test_closed_while_it_recovers(kit, fragile, prepared):
     with pytest.raises(ValueError, match="closed"):
         burst.run(frame(1))
     with pytest.raises(Closed):
-        burst._pipeline.controller.arrival_fd()
+        burst._session.controller.arrival_fd()

@@ -112,7 +112,7 @@ class TestAllPaths:
                 np.testing.assert_array_equal(prepared.run(x)[0], x + 1)
                 with prepared.burst(input_shapes=[(rows, 4)]) as burst:
                     np.testing.assert_array_equal(burst.run(x).outputs[0], x + 1)
-            with pytest.raises(ValueError, match=r"input 0 has the open shape \(0, 4\); say it with burst\(input_sh"):
+            with pytest.raises(ValueError, match=r"input 0 has the open shape \(0, 4\); give it with burst\(input_sh"):
                 prepared.burst()
 
     def test_omitted_input(self, device, kit):
@@ -363,7 +363,7 @@ class TestConcurrency:
             thread = threading.Thread(target=lambda: results.append(burst.run()))
             thread.start()
 
-            kit.until(lambda: burst._pipeline.controller._writer.position)
+            kit.until(lambda: burst._session.controller._writer.position)
             with pytest.raises(Busy, match="in another thread"):
                 burst.run()
             burst.inputs[0][...] = 0
@@ -416,8 +416,8 @@ class TestGivingUp:
         """Ctrl-C ends a burst's run at once; the burst stays usable, and the late result is dropped."""
         with slow_add.burst() as burst:
             burst.run(slow(0))
-            position = burst._pipeline.controller._writer.position
-            thread = interrupt_when(lambda: burst._pipeline.controller._writer.position > position, kit.until)
+            position = burst._session.controller._writer.position
+            thread = interrupt_when(lambda: burst._session.controller._writer.position > position, kit.until)
             begin = time.monotonic()
             with pytest.raises(KeyboardInterrupt):
                 burst.run(slow(1.5))

@@ -39,7 +39,7 @@ def switches(pid, tid=None):
 
 
 def listener_switches(burst):
-    page = burst._pipeline.controller.trace.page.device
+    page = burst._session.controller.trace.page.device
     return switches(page.pid, page.tid)
 
 
@@ -51,7 +51,7 @@ def apart(two_cpus):
     def keep_apart(*bursts):
         for burst in bursts:
             burst.run(X)
-            os.sched_setaffinity(burst._pipeline.controller.trace.page.device.tid, {theirs})
+            os.sched_setaffinity(burst._session.controller.trace.page.device.tid, {theirs})
         os.sched_setaffinity(0, {ours})
         for burst in bursts:
             burst.run(X)
@@ -77,7 +77,7 @@ def test_default(fast, low_power):
     for prepared, seconds in ((fast, 50e-6), (low_power, 0.0)):
         with prepared.burst() as burst:
             assert burst._pipeline.options.spin == seconds
-            assert burst._pipeline.controller._reader.spin == seconds
+            assert burst._session.controller._reader.spin == seconds
     with low_power.burst(spin=1e-3) as burst:
         assert burst._pipeline.options.spin == 1e-3
 
@@ -108,7 +108,7 @@ def test_long_answers_are_polled_for(slow, apart):
                 before = cpu(burst)[0]
                 burst.run(X + 20e-3)
                 found.append(cpu(burst)[0] - before)
-            assert burst._pipeline.controller._caller.expected_ns > 15e6
+            assert burst._session.controller._caller.expected_ns > 15e6
             spent.append(found[10:])
     assert np.quantile(spent[0], 0.8) > 140e-6 > np.median(spent[1])
 

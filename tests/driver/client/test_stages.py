@@ -24,7 +24,7 @@ def large_model():
 
 
 def trace_of(burst):
-    return burst._pipeline.controller.trace
+    return burst._session.controller.trace
 
 
 class TestStages:

@@ -197,7 +197,7 @@ class TestState:
             listener = audio.Listener(prepared, fast.execute)
             for _ in range(7):
                 listener.step()
-            kept = [request for request, _ in fast._pipeline.controller._packets.values()]
+            kept = [request for request, _ in fast._session.controller._packets.values()]
         assert [id(request) for request in kept] == [id(request) for request in listener._requests]
 
 

@@ -53,11 +53,11 @@ def plain_answers(prepared, request):
 
 def asked_of_burst(burst, request, deadline):
     """The same through a burst."""
-    controller = burst._pipeline.controller
+    controller = burst._session.controller
     by = deadlines.nanoseconds(deadline)
     controller.start(controller.packet(request), by)
     reply = controller.receive(20)
-    return reply.status, burst._pipeline.cause_of(reply, by)
+    return reply.status, burst._session.cause_of(reply, by)
 
 
 def prepared_by(device, model, deadline):
@@ -223,7 +223,7 @@ class TestOnTheDevice:
             status, cause = asked_of_burst(burst, short, after(-5))
             assert (status, cause.phase) == (PERSISTENT, "before start")
             assert cause.late_by >= 5
-            controller = burst._pipeline.controller
+            controller = burst._session.controller
             controller.start(controller.packet(long))
             kit.until(lambda: controller.trace.page.device.running)
             by = clock.now() + int(SOON * 1e9)
@@ -231,7 +231,7 @@ class TestOnTheDevice:
             kit.until(lambda: clock.now() > by)
             array[...] = 0
             assert controller.receive(20).status is ErrorStatus.NONE
-            cause = burst._pipeline.cause_of(reply := controller.receive(20), by)
+            cause = burst._session.cause_of(reply := controller.receive(20), by)
             assert (reply.status, cause.phase) == (TRANSIENT, "queued")
             assert 0 < cause.late_by < PROMPT
 
@@ -361,7 +361,7 @@ class TestInTheMidst:
         with connect("litert").prepare(model) as prepared:
             usual, _ = timed(lambda: prepared.execute(requests[0]))
             with prepared.burst() as burst, plain_answers(prepared, requests[1]) as answer:
-                controller = burst._pipeline.controller
+                controller = burst._session.controller
                 burst.execute(requests[0])
                 for _ in range(5):  # on a busy machine the first one may be done before that
                     controller.start(controller.packet(requests[0]))

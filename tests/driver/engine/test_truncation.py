@@ -36,7 +36,7 @@ def test_a_truncated_pool_reads_as_zeros_and_the_device_lives(adder, path):
         execute = burst.execute if path == "burst" else adder.execute
         assert execute(request).status == 0
         os.ftruncate(request.pools[0].fd, 0)
-        controller = burst._pipeline.controller
+        controller = burst._session.controller
         if path == "burst":
             assert controller.send(controller.encode(request)).status == 0  # execute() would look at the outputs
         else:
@@ -49,13 +49,12 @@ def test_truncated_queues_end_the_burst_and_not_the_device(adder):
     """The listener of a burst whose queue was cut off finds it corrupt or silent; the device and other bursts go on."""
     with adder.burst(memory="posix") as burst, adder.burst() as other:
         fds = [
-            os.dup(end._role._file.fd)
-            for end in (burst._pipeline.controller._writer, burst._pipeline.controller._reader)
+            os.dup(end._role._file.fd) for end in (burst._session.controller._writer, burst._session.controller._reader)
         ]
         assert burst.run(A, A).status == 0
-        controller = burst._pipeline.controller
+        controller = burst._session.controller
         packet = controller.encode(request_in(Memory.create(4096)))
-        queue = burst._pipeline.controller._writer._place.control
+        queue = burst._session.controller._writer._place.control
         for fd in fds:
             os.ftruncate(fd, 0)
             os.ftruncate(fd, queue.nbytes)  # for our own sake: zeros, no SIGBUS here

@@ -216,7 +216,7 @@ def test_who_is_not_recorded_pays_nothing(device, path, kit, monkeypatch):
         pass
     with device.prepare(kit.add_model()) as prepared, prepared.burst() as burst:
         assert type(prepared) is driver.RemotePreparedModel
-        assert type(burst._pipeline.controller) is Controller
+        assert type(burst._session.controller) is Controller
 
 
 def test_a_recording_in_a_recording(device, path, tmp_path, kit):

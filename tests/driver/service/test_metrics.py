@@ -127,7 +127,7 @@ def test_a_burst_that_lies(kit):
     stages = StageHistogram()
     with driver.connect("reference") as device, device.prepare(kit.add_model()) as prepared, prepared.burst() as burst:
         burst.run(X)
-        notes = burst._pipeline.controller.trace.memory.asarray()
+        notes = burst._session.controller.trace.memory.asarray()
         notes[:] = np.random.default_rng(3).integers(0, 256, notes.size, np.uint8)
         notes.view(np.uint64)[-2048:] = 2**63
         stages.look(device.traces())

@@ -414,7 +414,7 @@ def test_notes_are_of_the_own_account(members, for_group):
     """An account sees the traces of its own bursts; root sees all, also those that their owner has locked."""
     for client in members:
         assert client.do("bursts = [prepared.burst(), prepared.burst()]") is None
-    assert members[0].do("os.fchmod(bursts[0]._pipeline.controller.trace.memory.fd, 0)") is None
+    assert members[0].do("os.fchmod(bursts[0]._session.controller.trace.memory.fd, 0)") is None
     with driver.connect(for_group) as device:
         assert len(device.traces()) == 4
     for client in members:

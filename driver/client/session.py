@@ -1,0 +1,227 @@
+"""A burst's end on its device: the controller, and the other ways to a result when the queues do not lead there.
+
+When the device dies, the session goes on with a controller on the device's next life.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Protocol
+
+from burst import BurstError, ErrorStatus, PeerDied, Request, Result, StatusError
+from burst.causes import cause_of
+from burst.controller import CHANNEL_LENGTH
+from burst.datum import DATUM
+from burst.errors import status_error
+from driver.client.buffers import EncodedRequest
+from driver.client.device_buffers import check_buffers
+from driver.client.recovery import Recovery
+from driver.client.statistics import Statistics
+from driver.deadlines import earlier
+from driver.errors import DeviceFailed
+from fmq import Closed, FmqError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from burst.messages import Cause
+    from burst.wire import ResultPacket
+    from driver.client.buffers import Buffers, Outputs
+    from driver.client.prepared_model import RemotePreparedModel
+    from driver.client.workspace import InputSet
+    from driver.options import Options
+
+FAILURES = (StatusError, PeerDied, DeviceFailed)
+"""A device's answers and ends after which a fallback may execute the request."""
+
+
+class Replacement(Protocol):
+    """A prepared model that executes a request in the device's place."""
+
+    def execute(self, request: Request, measure: bool = False, timeout: float | None = None) -> Result: ...
+
+
+class Fallback(Protocol):
+    """Executes requests that the device does not answer. It is asked only after an error."""
+
+    def replacement(self, error: BaseException) -> Replacement:
+        """What executes the request after that error. Raises the error if the request would fail there, too."""
+
+    def report(self) -> dict[str, Any]:
+        """Counts and reasons, for `Burst.stats`."""
+
+
+class BurstSession:
+    """One request at a time, by any way: the queues, the plain path, the fallback."""
+
+    def __init__(
+        self, prepared: RemotePreparedModel, options: Options, buffers: Buffers, fallback: Fallback | None
+    ) -> None:
+        """Raises StatusError, PeerDied."""
+        self.prepared, self.options, self.buffers, self.fallback = prepared, options, buffers, fallback
+        self.depth = options.depth
+        self.statistics = Statistics()
+        self.is_closed = False
+        self._recovery = Recovery(prepared, options)
+        self._home, self.controller = self._recovery.begin()
+
+    def check(self) -> None:
+        """Before another way than the queues is taken: the burst is still ours. Raises ValueError, DriverError."""
+        self.check_process()
+        if self.is_closed:
+            raise ValueError("this burst is closed; open another")
+        self.prepared.check_quarantine()
+
+    def check_process(self) -> None:
+        """Raises DriverError in a forked child."""
+        self.prepared.device.check_process()
+
+    def bind(self, request: Request) -> None:
+        """The burst depends on the buffers that this request names. Raises BuffersLost, ValueError."""
+        check_buffers(request.pools, self._home.connection)
+        self._recovery.bind(request)
+
+    # ---- requests and results
+
+    def encode(self, inputs: InputSet, outputs: Outputs) -> EncodedRequest:
+        """The request on that memory, encoded once."""
+        encoded = outputs.encoded.get(inputs)
+        if encoded is None:
+            request = Request(inputs.arguments, outputs.arguments, (inputs.memory, outputs.memory))
+            packet = self.controller.encode(request, measure=self.options.measure)
+            fitting = CHANNEL_LENGTH * DATUM // packet.nbytes  # into the channel
+            self.depth = max(1, min(self.depth, fitting))
+            outputs.encoded[inputs] = encoded = EncodedRequest(inputs, outputs, request, packet)
+        return encoded
+
+    def with_larger_outputs(self, encoded: EncodedRequest, reply: ResultPacket) -> EncodedRequest | None:
+        """The same request with outputs that suffice, or None when that was not what it lacked."""
+        if reply.status != ErrorStatus.OUTPUT_INSUFFICIENT_SIZE:
+            return None
+        old = self.buffers.grow(encoded.outputs, reply.output_shapes)
+        if old is None:
+            return None
+        with suppress(PeerDied):  # the next request notices the death
+            self.controller.free_memory(old)
+        return self.encode(encoded.inputs, encoded.outputs)
+
+    def result_of(self, encoded: EncodedRequest, reply: ResultPacket) -> Result:
+        """Of a request that succeeded. Raises GeneralFailure."""
+        self.statistics.note(reply.timing)
+        arrays = encoded.outputs.arrays(reply.output_shapes)
+        return Result(ErrorStatus.NONE, arrays, reply.output_shapes, reply.timing)
+
+    def error_of(self, reply: ResultPacket, deadline: int | None) -> BurstError:
+        """The exception for the last result, which has no outputs."""
+        error = status_error(reply.status, cause=self.cause_of(reply, deadline))
+        error.result = Result(reply.status, (), reply.output_shapes, reply.timing, cause=error.cause)
+        return error
+
+    def cause_of(self, reply: ResultPacket, deadline: int | None) -> Cause:
+        """Of the last result, as far as a client can tell."""
+        controller = self.controller
+        return cause_of(reply.status, deadline, controller.trace, controller.received)
+
+    def begin_by(self, timeout: float | None) -> int | None:
+        """The next request has to be done by then, CLOCK_MONOTONIC ns; `controller.due(None)` ends that."""
+        end = earlier(timeout, None)
+        if end is not None:
+            self.controller.due(end)
+        return end
+
+    def note_drop(self) -> None:
+        """A request was cancelled, refused or replaced."""
+        self.statistics.note_drop(self.controller.trace)
+
+    def note_plain(self) -> None:
+        """A request takes the plain path."""
+        self.statistics.note_plain(self.controller.trace)
+
+    def stats(self, in_flight: int) -> dict[str, Any]:
+        """As `Burst.stats`."""
+        self.check_process()
+        figures = self.statistics.report(self.controller, in_flight, self.options.measure)
+        return figures if self.fallback is None else figures | {"fallbacks": self.fallback.report()}
+
+    def write_trace(self, path: str) -> int:
+        """As `Burst.trace`."""
+        self.check_process()
+        return self.statistics.write_trace(self.controller.trace, path)
+
+    # ---- other ways to a result
+
+    def run_plain(self, encoded: EncodedRequest, timeout: float | None) -> Result:
+        """One execution on the plain path, or by the fallback. Raises StatusError, PeerDied."""
+        try:
+            self.check()
+            self.note_plain()
+            result = self.prepared.execute(encoded.request, measure=self.options.measure, timeout=timeout)
+            self._recovery.note_answer()
+            return self._checked(encoded, result)
+        except FAILURES as error:
+            if self.fallback is None or self.is_recoverable(error):
+                raise
+            return self.run_fallback(encoded, error, timeout)
+
+    def run_fallback(self, encoded: EncodedRequest, error: BaseException, timeout: float | None = None) -> Result:
+        """One execution by the fallback after that error, on the same memory: the device is done with it.
+
+        The device has answered with an error, or is dead. Raises `error` where there is no fallback or it would fail
+        likewise, and what the fallback raises.
+        """
+        self.check_process()
+        if self.fallback is None or self.is_closed:
+            raise error
+        replacement, measure = self.fallback.replacement(error), self.options.measure
+        result = replacement.execute(encoded.request, measure=measure, timeout=timeout)
+        if result.status and self.buffers.grow(encoded.outputs, result.output_shapes):
+            encoded = self.encode(encoded.inputs, encoded.outputs)
+            result = replacement.execute(encoded.request, measure=measure, timeout=timeout)
+        return self._checked(encoded, result)
+
+    def _checked(self, encoded: EncodedRequest, result: Result) -> Result:
+        result.raise_for_status()
+        result.outputs = encoded.outputs.arrays(result.output_shapes)
+        return result
+
+    # ---- the device's death
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the device is gone, or the model is in quarantine."""
+        try:
+            return self.controller.has_died
+        except Closed:  # in quarantine
+            return True
+
+    @property
+    def has_result(self) -> bool:
+        """Whether `controller.receive` has something to say: a result, or how the device ended."""
+        try:
+            return self.controller.has_result
+        except FmqError:  # receiving raises what there is to raise
+            return True
+
+    def is_recoverable(self, error: BaseException) -> bool:
+        """Whether the error is the device's death, and the burst goes on with the device's next life."""
+        return not self.is_closed and self._recovery.is_recoverable(error, lambda: self.controller.has_died)
+
+    def recover(self, error: BaseException, waiting: Sequence[tuple[object, Request | None]]) -> None:
+        """Go on with the device's next life; `waiting` as for `Recovery.successor`.
+
+        Nothing that was encoded before is known there. Raises what all waiting requests are to get.
+        """
+        if self.is_closed:
+            raise error
+        home, controller = self._recovery.successor(error, self._home, self.controller.trace, waiting)
+        self.statistics.retire(self.controller)
+        self.statistics.recoveries += 1
+        self.controller.close()
+        self._home, self.controller = home, controller
+        self.statistics.tell(controller.trace)
+        try:
+            self.check()  # a thread that closed this burst or its model meanwhile closed only the other controller
+        except (PeerDied, ValueError):
+            controller.close()
+            raise
+        self.buffers.forget_requests()
