@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from driver.devices import lowering
 from driver.devices.litert import cuts
 from driver.devices.litert.library import Compiled, TensorBuffers, library
 from driver.devices.litert.program import Program, lowered
 from driver.devices.litert.weights import aligned
+from driver.devices.lowering.placing import constants, prepared
 from driver.nn.operation import Tensor
 
 if TYPE_CHECKING:
@@ -37,8 +37,8 @@ class InProcess:
         """`threads`: as `LiteRtDevice.threads_for`, how many for so much work. Raises LibraryMissing, LibraryFailed."""
         cuts.SEGMENT = 1 << 60  # in one piece, as anybody would call it; the device is another process
         graph = model.main
-        tensors = {**lowering.constants(graph), **{i: Tensor.of(graph.operands[i]) for i in graph.inputs}}
-        program = Program(*lowered(model, lowering.prepared(graph), tensors, lambda: None), threads, _Alone)
+        tensors = {**constants(graph), **{i: Tensor.of(graph.operands[i]) for i in graph.inputs}}
+        program = Program(*lowered(model, prepared(graph), tensors, lambda: None), threads, _Alone)
         self.inputs = [_memory(port, graph.operands[graph.inputs[port.number]].type.dtype) for port in program.inputs]
         self.outputs = [
             _memory(port, graph.operands[graph.outputs[port.number]].type.dtype) for port in program.outputs

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,10 +25,9 @@ from driver.devices.litert.library import ffi as library_ffi
 from driver.devices.litert.packed import Packing
 from driver.devices.litert.program import Port, Program, lowered, restored, supported
 from driver.devices.litert.weights import aligned
-from driver.devices.lowering import ALIGNMENT, Programs, Tensors
+from driver.devices.lowering.model import ALIGNMENT, LoweredModel, LoweringDevice
 from driver.errors import ExecutionFailed, LoopTimeout, OutputInsufficientSize
-from driver.interface import BoundExecution, CacheFiles, Device
-from driver.nn import LOOP_TIMEOUT
+from driver.interface import BoundExecution, CacheFiles
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -36,6 +35,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from burst import StatusError
+    from driver.devices.lowering.placing import Tensors
     from driver.interface import Saved
     from driver.nn import Model
     from driver.options import Preference
@@ -64,7 +64,7 @@ def _configured() -> dict[str, Any]:
     return found
 
 
-class LiteRtDevice(Device):
+class LiteRtDevice(LoweringDevice[Program]):
     """Runs on the CPU, with XNNPACK's kernels and the others of LiteRT, what these compute exactly as the HAL says."""
 
     name = "litert"
@@ -87,24 +87,13 @@ class LiteRtDevice(Device):
         """True for what TFLite computes exactly, with these types, layouts and constant parameters."""
         return supported(model)
 
-    def prepare(
-        self, model: Model, pace: Callable[[], object], preference: Preference = "fast_single_answer"
+    def lowered(
+        self, model: Model, pace: Callable[[], object], threads: Callable[[int], int], program: Program | None = None
     ) -> LiteRtModel:
-        """Lowered and compiled. A model whose inputs leave dimensions open is so whenever it is bound to new shapes."""
-        return LiteRtModel(model, pace, partial(self.threads_for, preference=preference), self._packing)
-
-    def restore(
-        self,
-        model: Model,
-        saved: Saved,
-        root: NDArray[np.uint8],
-        pace: Callable[[], object],
-        preference: Preference = "fast_single_answer",
-    ) -> LiteRtModel:
-        """Lowered before, so only LiteRT has to compile it."""
-        threads = partial(self.threads_for, preference=preference)
-        program = Program(*restored(saved, root), threads, self._packing.compiled)
         return LiteRtModel(model, pace, threads, self._packing, program)
+
+    def restored(self, saved: Saved, root: NDArray[np.uint8], threads: Callable[[int], int]) -> Program:
+        return Program(*restored(saved, root), threads, self._packing.compiled)
 
     def threads_for(self, work: int, preference: Preference = "fast_single_answer") -> int:
         """As many as an execution of `work` products should have. Clients need processors, too, unless they wait.
@@ -119,7 +108,7 @@ class LiteRtDevice(Device):
         return 1 if work < LARGE else min(MOST_THREADS, max(processors // 2, min(2, processors)))
 
 
-class LiteRtModel(Programs[Program]):
+class LiteRtModel(LoweredModel[Program]):
     """A model for one or more sets of input shapes. Executions of one set take turns."""
 
     def __init__(
@@ -136,25 +125,18 @@ class LiteRtModel(Programs[Program]):
         super().__init__(model, pace, program)
 
     def compiled(self, tensors: Tensors, pace: Callable[[], object]) -> Program:
-        """As in `Programs`."""
         program = Program(*lowered(self.model, self.prepared, tensors, pace), self._threads, self._packing.compiled)
         self.copied_weights = program.copied_weights
         return program
 
-    def saved(self, root: NDArray[np.uint8]) -> Saved | None:
-        """Of a model that tells all shapes."""
-        program = self.only_program
-        return program.saved(root) if program else None
-
-    def bind(
+    def execution(
         self,
+        program: Program,
         inputs: Sequence[NDArray[Any] | None],
         outputs: Sequence[NDArray[Any]],
-        pace: Callable[[], object] = lambda: None,
-        loop_timeout: float = LOOP_TIMEOUT,
+        loop_timeout: float,
     ) -> LiteRtExecution:
-        """As in the protocol."""
-        return LiteRtExecution(self.program_for(inputs, pace), inputs, outputs, loop_timeout)
+        return LiteRtExecution(program, inputs, outputs, loop_timeout)
 
 
 class LiteRtExecution(BoundExecution):

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from ..lowering import ALIGNMENT, offset_in
+from ..lowering.model import ALIGNMENT, offset_in
 from .weights import Image, shared_root
 
 if TYPE_CHECKING:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 import mmap
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgpack
 import numpy as np
 
 from burst._core import ffi, lib
-from driver.devices import lowering as lowerings
 from driver.devices.litert.cuts import cost, crossing, cuts, products
 from driver.devices.litert.library import TensorBuffers
 from driver.devices.litert.lower import LOWERINGS, Graph, Lowering, Node
@@ -19,11 +18,11 @@ from driver.devices.litert.lower.control import TABLE as CONTROL
 from driver.devices.litert.lower.control import looping
 from driver.devices.litert.lower.node import Crossing, Form, stored_type
 from driver.devices.litert.weights import Image, aligned
-from driver.devices.lowering import Tensors, UnsupportedError, place, require
+from driver.devices.lowering import placing
+from driver.devices.lowering.node import draft, naming
+from driver.devices.lowering.placing import Tensors, place
 from driver.interface import Saved
-from driver.nn import ExecutionFailed, OperandType
 from driver.nn.arena import lay_out
-from driver.nn.plan import REFUSALS, Prepared
 from driver.nn.types import byte_size
 
 if TYPE_CHECKING:
@@ -34,25 +33,17 @@ if TYPE_CHECKING:
     from driver.devices.litert.library import Compiled
     from driver.nn import Model, Subgraph
     from driver.nn.operation import Call, Tensor
-
-T = TypeVar("T")
+    from driver.nn.plan import Prepared
 
 
 def supported(model: Model) -> list[bool]:
     """For each operation of the main subgraph, whether it can be lowered; for every size of dimensions left open."""
-    return lowerings.supported(model, partial(_draft, Lowering(model, LOWERINGS, is_draft=True)))
+    return placing.supported(model, partial(_draft, Lowering(model, LOWERINGS, is_draft=True)))
 
 
 def _draft(lowering: Lowering, operation: Prepared, call: Call, graph: Subgraph, tensors: Tensors) -> None:
-    kind = operation.operation.type
-    require(kind in LOWERINGS, "TFLite has no such operation")
-    lowered = Graph(graph, tensors, lowering)
-    for i in operation.operation.inputs:
-        if (tensor := tensors.get(i)) is not None and not tensor.fixed and tensor.type != OperandType.SUBGRAPH:
-            lowered.expect(i)
-    LOWERINGS[kind](Node(lowered, operation.operation, call))
-    for i in operation.operation.outputs:
-        lowered.output(i)
+    found = Graph(graph, tensors, lowering)
+    draft(found, partial(Node, found, operation.operation, call), operation.operation, LOWERINGS)
 
 
 class Port(NamedTuple):
@@ -174,7 +165,8 @@ def _lowered(
     """The segments of the main subgraph."""
     main, calls = lowering.model.main, []
     for operation in operations:
-        calls.append(_named(operation, partial(place, operation, main, tensors)))
+        with naming(operation, "litert"):
+            calls.append(place(operation, main, tensors))
         lowering.products += products(operation.operation, calls[-1])
         pace()
     costs = [cost(o, call) for o, call in zip(main.operations, calls, strict=True)]
@@ -182,28 +174,16 @@ def _lowered(
     graphs = [Graph(main, tensors, lowering)]
     for i in main.inputs:
         if tensors.get(i) is not None:
-            _named(operations[0], partial(graphs[0].expect, i))
+            with naming(operations[0], "litert"):
+                graphs[0].expect(i)
     for operation, call in zip(operations, calls, strict=True):
         if operation.index in begins:
             graphs.append(Graph(main, tensors, lowering, graphs[-1]))
-        _named(operation, partial(_lower, graphs[-1], operation, call))
+        with naming(operation, "litert"):
+            LOWERINGS[operation.operation.type](Node(graphs[-1], operation.operation, call))
         pace()
     graphs[-1].close()
     return graphs
-
-
-def _lower(graph: Graph, operation: Prepared, call: Call) -> None:
-    LOWERINGS[operation.operation.type](Node(graph, operation.operation, call))
-
-
-def _named(operation: Prepared, work: Callable[[], T]) -> T:
-    """Does that; a failure names the operation. Raises ExecutionFailed."""
-    try:
-        return work()
-    except REFUSALS as error:
-        raise operation.failure(error) from error
-    except UnsupportedError as error:
-        raise ExecutionFailed(operation.index, operation.operation.type, f"litert: {error}") from error
 
 
 def _ports(graphs: Sequence[Graph]) -> tuple[list[Port], list[Port], dict[Crossing, int]]:

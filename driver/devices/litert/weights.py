@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from cffi import FFI
 
-from driver.devices.lowering import ALIGNMENT
+from driver.devices.lowering.model import ALIGNMENT
 from driver.protocol.model_memory import same_bytes
 
 if TYPE_CHECKING:

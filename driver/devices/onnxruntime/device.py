@@ -14,7 +14,7 @@ from burst._core import lib
 from burst.turns import checkpoint, stoppable
 from driver.config import configured
 from driver.deadlines import check, overdue, seconds_left
-from driver.devices.lowering import Programs, Tensors
+from driver.devices.lowering.model import LoweredModel, LoweringDevice
 from driver.devices.onnxruntime.library import (
     PROVIDERS,
     LibraryFailed,
@@ -27,16 +27,18 @@ from driver.devices.onnxruntime.library import (
 from driver.devices.onnxruntime.program import Port, Program, lowered, restored, supported
 from driver.devices.onnxruntime.writer import Writer, model
 from driver.errors import ExecutionFailed, LoopTimeout, OutputInsufficientSize
-from driver.interface import BoundExecution, CacheFiles, Device
+from driver.interface import BoundExecution, CacheFiles
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
+    from driver.devices.lowering.placing import Tensors
     from driver.interface import Saved
     from driver.nn import Model
     from driver.options import Preference
+
 
 LARGE = 20_000_000
 """Products of an execution from which on it is worth more than one thread."""
@@ -70,7 +72,7 @@ def options() -> Options:
     return Options(threads, provider, staged)
 
 
-class OnnxRuntimeDevice(Device):
+class OnnxRuntimeDevice(LoweringDevice[Program]):
     """Runs on the CPU or by CUDA, with ONNX Runtime's kernels."""
 
     name = "onnxruntime"
@@ -101,34 +103,14 @@ class OnnxRuntimeDevice(Device):
         """True for what ONNX Runtime computes as the HAL says, with these types, layouts and constant parameters."""
         return supported(model)
 
-    def prepare(
-        self, model: Model, pace: Callable[[], object], preference: Preference = "fast_single_answer"
-    ) -> OnnxRuntimeModel:
-        """Lowered and compiled. A model whose inputs leave dimensions open is so whenever it is bound to new shapes."""
-        return self._prepared(model, pace, partial(self.threads_for, preference=preference))
-
-    def restore(
-        self,
-        model: Model,
-        saved: Saved,
-        root: NDArray[np.uint8],
-        pace: Callable[[], object],
-        preference: Preference = "fast_single_answer",
-    ) -> OnnxRuntimeModel:
-        """Lowered before, so only ONNX Runtime has to make it ready."""
-        threads = partial(self.threads_for, preference=preference)
-        program = Program(*restored(saved, root), threads, self._provider, is_quick=self._staged)
-        return self._prepared(model, pace, threads, program)
-
-    def _prepared(
-        self,
-        model: Model,
-        pace: Callable[[], object],
-        threads: Callable[[int], int],
-        program: Program | None = None,
+    def lowered(
+        self, model: Model, pace: Callable[[], object], threads: Callable[[int], int], program: Program | None = None
     ) -> OnnxRuntimeModel:
         kind = StagedModel if self._staged else OnnxRuntimeModel
         return kind(model, pace, threads, self._provider, program)
+
+    def restored(self, saved: Saved, root: NDArray[np.uint8], threads: Callable[[int], int]) -> Program:
+        return Program(*restored(saved, root), threads, self._provider, is_quick=self._staged)
 
     def threads_for(self, work: int, preference: Preference = "fast_single_answer") -> int:
         """As many as an execution of `work` products should have. Clients need processors, too.
@@ -144,7 +126,7 @@ class OnnxRuntimeDevice(Device):
         return max(1, min(MOST_THREADS, (os.cpu_count() or 1) // 2))
 
 
-class OnnxRuntimeModel(Programs[Program]):
+class OnnxRuntimeModel(LoweredModel[Program]):
     """A model for one or more sets of input shapes. Any number of executions run at the same time."""
 
     serves_all = True
@@ -164,24 +146,17 @@ class OnnxRuntimeModel(Programs[Program]):
         super().__init__(model, pace, program)
 
     def compiled(self, tensors: Tensors, pace: Callable[[], object]) -> Program:
-        """As in `Programs`."""
         found = lowered(self.model, self.prepared, tensors, pace)
         return Program(*found, self._threads, self._provider, is_quick=self.is_quick)
 
-    def saved(self, root: NDArray[np.uint8]) -> Saved | None:
-        """Of a model that tells all shapes."""
-        program = self.only_program
-        return program.saved(root) if program else None
-
-    def bind(
+    def execution(
         self,
+        program: Program,
         inputs: Sequence[NDArray[Any] | None],
         outputs: Sequence[NDArray[Any]],
-        pace: Callable[[], object] = lambda: None,
-        loop_timeout: float = 0.0,
+        loop_timeout: float,
     ) -> OnnxRuntimeExecution:
-        """As in the protocol."""
-        return OnnxRuntimeExecution(self.program_for(inputs, pace), inputs, outputs, loop_timeout)
+        return OnnxRuntimeExecution(program, inputs, outputs, loop_timeout)
 
 
 class StagedModel(OnnxRuntimeModel):

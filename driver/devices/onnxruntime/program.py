@@ -9,16 +9,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgpack
 import numpy as np
 
-from driver.devices import lowering
-from driver.devices.lowering import ALIGNMENT, Tensors, UnsupportedError, offset_in, require
+from driver.devices.lowering import placing
+from driver.devices.lowering.model import ALIGNMENT, offset_in
+from driver.devices.lowering.node import draft, naming
 from driver.devices.onnxruntime.library import Session
 from driver.devices.onnxruntime.lower import LOWERINGS, Graph, Node
 from driver.devices.onnxruntime.lower.control import placed
 from driver.devices.onnxruntime.lower.node import stored_type
 from driver.devices.onnxruntime.writer import model as model_bytes
 from driver.interface import Saved
-from driver.nn import ExecutionFailed, OperandType
-from driver.nn.plan import REFUSALS, Prepared
 from driver.nn.types import byte_size
 
 if TYPE_CHECKING:
@@ -26,25 +25,20 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from driver.devices.lowering.placing import Tensors
     from driver.nn import Model, Subgraph
     from driver.nn.operation import Call, Tensor
+    from driver.nn.plan import Prepared
 
 
 def supported(model: Model) -> list[bool]:
     """For each operation of the main subgraph, whether it can be lowered; for every size of dimensions left open."""
-    return lowering.supported(model, partial(_draft, model.referenced), partial(placed, referenced=model.referenced))
+    return placing.supported(model, partial(_draft, model.referenced), partial(placed, referenced=model.referenced))
 
 
 def _draft(referenced: Sequence[Subgraph], operation: Prepared, call: Call, graph: Subgraph, tensors: Tensors) -> None:
-    kind = operation.operation.type
-    require(kind in LOWERINGS, "ONNX has no such operation")
-    lowered = Graph(graph, tensors, referenced, is_draft=True)
-    for i in operation.operation.inputs:
-        if (tensor := tensors.get(i)) is not None and not tensor.fixed and tensor.type != OperandType.SUBGRAPH:
-            lowered.input(i)
-    LOWERINGS[kind](Node(lowered, operation.operation, call))
-    for i in operation.operation.outputs:
-        lowered.output(i)
+    found = Graph(graph, tensors, referenced, is_draft=True)
+    draft(found, partial(Node, found, operation.operation, call), operation.operation, LOWERINGS)
 
 
 class Port(NamedTuple):
@@ -81,7 +75,9 @@ def lowered(
     given = [(n, i) for n, i in enumerate(graph.inputs) if tensors.get(i) is not None]
     inputs = [_port(n, found.input(i), stored_type(found.tensor(i)), found.tensor(i)) for n, i in given]
     for operation in operations:
-        _lower(operation, graph, found, tensors)
+        with naming(operation, "onnxruntime"):
+            call = placed(operation, graph, tensors, model.referenced)
+            LOWERINGS[operation.operation.type](Node(found, operation.operation, call))
         pace()
     outputs = [_port(n, *found.output(i), found.tensor(i)) for n, i in enumerate(graph.outputs)]
     written = found.writer.graph(
@@ -138,16 +134,6 @@ def restored(saved: Saved, root: NDArray[np.uint8]) -> tuple[Description, Weight
         nbytes = np.dtype(dtype).itemsize * math.prod(shape)
         weights.append((name, block[offset : offset + nbytes].view(dtype).reshape(shape)))
     return Description(sources, targets, *rest), weights
-
-
-def _lower(operation: Prepared, graph: Subgraph, lowered: Graph, tensors: Tensors) -> None:
-    try:
-        call = placed(operation, graph, tensors, lowered.referenced)
-        LOWERINGS[operation.operation.type](Node(lowered, operation.operation, call))
-    except REFUSALS as error:
-        raise operation.failure(error) from error
-    except UnsupportedError as error:
-        raise ExecutionFailed(operation.index, operation.operation.type, f"onnxruntime: {error}") from error
 
 
 def _port(number: int, name: str, type_: str, tensor: Tensor) -> Port:

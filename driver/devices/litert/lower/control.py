@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from driver.devices.litert.cuts import products
 from driver.devices.litert.lower.node import Form, Graph, Lowering, Nested, Node, stored_type
-from driver.devices.lowering import UnsupportedError, constants, place, prepared, require
+from driver.devices.lowering.placing import UnsupportedError, constants, place, prepared, require
 from driver.nn.operation import Tensor
 from driver.nn.plan import REFUSALS
 

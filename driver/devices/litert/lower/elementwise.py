@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from driver.devices.litert.lower.node import MAX_RANK, Node
-from driver.devices.lowering import require
+from driver.devices.lowering.placing import require
 from driver.nn.ops.real import table
 from driver.nn.types import OperandType
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from driver.devices.litert.lower.node import MAX_RANK, Node, quantisation
-from driver.devices.lowering import require
+from driver.devices.lowering.placing import require
 from driver.nn.ops.axes import one_axis
 from driver.nn.ops.slices import paddings
 

@@ -10,14 +10,14 @@ they give it. A subgraph that control flow runs is one graph.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from driver.devices.litert.flatbuffer import Quantisation, Writer
-from driver.devices.lowering import require
+from driver.devices.lowering.node import STORED, LoweringGraph, LoweringNode
+from driver.devices.lowering.placing import require
 from driver.nn.types import OperandLifeTime, OperandType
 
 if TYPE_CHECKING:
@@ -33,17 +33,7 @@ NHWC_FROM_NCHW, NCHW_FROM_NHWC = (0, 2, 3, 1), (0, 3, 1, 2)
 MAX_RANK = 4
 """Most kernels take no more dimensions."""
 
-_STORED = {
-    OperandType.TENSOR_FLOAT32: "FLOAT32",
-    OperandType.TENSOR_FLOAT16: "FLOAT16",
-    OperandType.TENSOR_INT32: "INT32",
-    OperandType.INT32: "INT32",
-    OperandType.TENSOR_QUANT8_ASYMM: "UINT8",
-    OperandType.TENSOR_QUANT8_ASYMM_SIGNED: "INT8",
-    OperandType.TENSOR_QUANT8_SYMM: "INT8",
-    OperandType.TENSOR_QUANT8_SYMM_PER_CHANNEL: "INT8",
-    OperandType.TENSOR_BOOL8: "UINT8",
-}
+_STORED = STORED | {OperandType.TENSOR_FLOAT32: "FLOAT32"}
 _COMPUTED = {"FLOAT16": "FLOAT32"}
 _CONVERSIONS = {
     ("UINT8", "INT8"): "QUANTIZE",
@@ -103,7 +93,7 @@ There = dict[Form, "tuple[dict[Crossing, int], int] | None"]
 """The forms of an operand that can be taken, each with what its giver gives and its tensor there; None: the client."""
 
 
-class Graph:
+class Graph(LoweringGraph):
     """A subgraph, or a segment of the main one, on its way to TFLite: its tensors, whose shapes are known, and their
     forms.
     """
@@ -119,7 +109,8 @@ class Graph:
         """`tensors`: of all operands; None for those that are omitted. `before`: the segment before this one. `depth`:
         of control flow.
         """
-        self.lowering, self.subgraph, self.tensors = lowering, subgraph, tensors
+        super().__init__(subgraph, tensors)
+        self.lowering = lowering
         self.writer: Section = lowering.writer.section()
         self.depth = depth
         self.loops = 0  #: WHILEs that it runs one after the other, at most
@@ -131,16 +122,7 @@ class Graph:
         self._forms: dict[int, dict[Form, int]] = {}
         self._there: dict[int, There] = before.close() if before else {}
 
-    def tensor(self, index: int) -> Tensor:
-        """Operand `index`."""
-        tensor = self.tensors[index]
-        require(tensor is not None, "an operand is omitted")
-        assert tensor is not None
-        require(0 not in tensor.shape, "an operand is empty")
-        return tensor
-
     def expect(self, index: int) -> None:
-        """Operand `index` is there from the beginning, as a client sees it."""
         self._there[index] = {Form(stored_type(self.tensor(index))): None}
 
     def input(self, index: int) -> int:
@@ -281,14 +263,14 @@ def _retyped(tensor: Tensor, type_: str) -> NDArray[Any]:
     return tensor.data.astype(np.float32)
 
 
-class Node:
+class Node(LoweringNode[Graph]):
     """One operation: its parameters (`call`), and its operands as tensors in the forms it asks for.
 
     `byte`: the form of 8-bit data without a sign that costs least here: with a sign when an operand has got one before.
     """
 
     def __init__(self, graph: Graph, operation: Operation, call: Call) -> None:
-        self.graph, self.operation, self.call = graph, operation, call
+        super().__init__(graph, operation, call)
         self._inputs, self._outputs = operation.inputs, operation.outputs
         given = [tensor for i in self._inputs if (tensor := graph.tensors[i]) is not None]
         require(not all(tensor.fixed for tensor in given), "TFLite keeps what follows from constants to itself")
@@ -304,14 +286,6 @@ class Node:
     def _fixed(self, index: int) -> bool:
         return self.graph.tensor(index).fixed
 
-    def input(self, i: int) -> Tensor:
-        """Input `i`."""
-        return self.graph.tensor(self._inputs[i])
-
-    def output(self, n: int = 0) -> Tensor:
-        """Output `n`."""
-        return self.graph.tensor(self._outputs[n])
-
     def type_of(self, tensor: Tensor) -> str:
         """The TFLite type in which kernels compute with it."""
         if tensor.type == OperandType.TENSOR_BOOL8:
@@ -320,12 +294,6 @@ class Node:
             return self.byte
         stored = stored_type(tensor)
         return _COMPUTED.get(stored, stored)
-
-    def real(self, i: int) -> float:
-        """The value of scalar input `i`, which is finite."""
-        value = self.call.real(i)
-        require(math.isfinite(value), f"its input {i} is {value}")
-        return value
 
     def read(self, i: int, type_: str | None = None, *, moved: bool = False) -> int:
         """Input `i`; `moved`: an image whose channels come first, with its channels last."""
@@ -364,9 +332,8 @@ class Node:
 
     def requantised(self, i: int, n: int = 0) -> int:
         """Input `i` in the scale and zero point of output `n`."""
-        source, result = self.input(i), self.output(n)
-        if (source.scale, source.zero_point) == (result.scale, result.zero_point) or not result.type.is_quantised:
+        if not self.is_requantised(i, n):
             return self.read(i)
-        converted = self.like_output(n, source.shape)
+        converted = self.like_output(n, self.input(i).shape)
         self.graph.convert(self.read(i), converted, "QUANTIZE")
         return converted

@@ -10,7 +10,7 @@ import numpy as np
 from driver.devices.litert.lower.node import MAX_RANK, Node
 from driver.devices.litert.lower.sums import NONE, Sums
 from driver.devices.litert.lower.window import LARGEST_FACTOR, check_products
-from driver.devices.lowering import require
+from driver.devices.lowering.placing import require
 from driver.nn.ops.axes import all_axes, one_axis
 from driver.nn.ops.window import image_shape
 from driver.nn.types import OperandType

@@ -1,4 +1,4 @@
-"""Float arithmetic on tensors, for operations that TFLite has in parts only."""
+"""Float arithmetic on tensors, for operations that TFLite lacks or has in parts only."""
 
 from __future__ import annotations
 
@@ -6,23 +6,35 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from driver.devices.lowering.placing import require
+from driver.devices.lowering.recurrent import Arithmetic, CellStep
+from driver.nn.ops.lstm import TINY
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from driver.devices.litert.lower.node import Node
+    from driver.nn.ops.lstm import Direction as LstmDirection
+    from driver.nn.ops.rnn import Direction as RnnDirection
     from driver.nn.types import Dimensions
 
 FUSED, NONE = (0, 1, 3), 0
 """Activations that TFLite's arithmetic has built in; and none."""
 
+MOST_STEPS = 128
+"""Longer sequences would make graphs that take longer to compile than to run."""
+
 _FUNCTIONS = {4: "TANH", 6: "LOGISTIC"}
 
 
-class Sums:
-    """Float arithmetic on tensors of one node. Every method gives a new tensor, of the dimensions that it is told."""
+class Sums(Arithmetic[int]):
+    """Float arithmetic on tensors of one node. Sequences are unrolled: TFLite keeps their states to itself."""
 
     def __init__(self, node: Node) -> None:
-        self.node, self.input = node, node.read
+        self.node: Node = node
+
+    def input(self, i: int) -> int:
+        return self.node.read(i)
 
     def emit(self, name: str, sources: Sequence[int], shape: Sequence[int], options: str = "", **fields: Any) -> int:
         """One TFLite operation."""
@@ -31,34 +43,34 @@ class Sums:
         return result
 
     def constant(self, value: float) -> int:
-        """A number, to be broadcast."""
         return self.node.graph.writer.constant("FLOAT32", np.array([value], np.float32))
+
+    def zeros(self, shape: Sequence[int]) -> int:
+        return self.node.graph.writer.constant("FLOAT32", np.zeros(shape, np.float32))
 
     def add(self, a: int, b: int, shape: Sequence[int], code: int = NONE) -> int:
         """a + b, and an activation that TFLite fuses."""
         return self.emit("ADD", [a, b], shape, "Add", fusedActivationFunction=code)
 
     def subtract(self, a: int, b: int, shape: Sequence[int]) -> int:
-        """a - b."""
         return self.emit("SUB", [a, b], shape, "Sub", fusedActivationFunction=NONE)
 
     def multiply(self, a: int, b: int, shape: Sequence[int]) -> int:
-        """a * b."""
         return self.emit("MUL", [a, b], shape, "Mul", fusedActivationFunction=NONE)
 
-    def dense(self, source: int, weights: int, shape: Sequence[int], bias: int = -1) -> int:
-        """The product with weights [outputs, inputs], and a bias."""
-        fields = {"fusedActivationFunction": NONE}
-        return self.emit("FULLY_CONNECTED", [source, weights, bias], shape, "FullyConnected", **fields)
+    def dense(self, source: int, weights: int, shape: Sequence[int], bias: int | None = None) -> int:
+        sources, fields = [source, weights, -1 if bias is None else bias], {"fusedActivationFunction": NONE}
+        return self.emit("FULLY_CONNECTED", sources, shape, "FullyConnected", **fields)
 
     def activated(self, a: int, code: int, shape: Sequence[int]) -> int:
-        """An activation by its code, as recurrent operations count them."""
         if code in _FUNCTIONS:
             return self.emit(_FUNCTIONS[code], [a], shape)
         return self.add(a, self.constant(0.0), shape, code) if code else a
 
+    def activated_sum(self, a: int, b: int, code: int, shape: Sequence[int]) -> int:
+        return self.add(a, b, shape, code) if code in FUSED else self.activated(self.add(a, b, shape), code, shape)
+
     def clipped(self, a: int, limit: float, shape: Sequence[int]) -> int:
-        """Between -limit and limit; a limit of 0 is none."""
         for name, bound in (("MAXIMUM", -limit), ("MINIMUM", limit)) if limit else ():
             a = self.emit(name, [a, self.constant(bound)], shape, "MaximumMinimum")
         return a
@@ -69,10 +81,43 @@ class Sums:
         self.node.reshape(a, result, shape)
         return result
 
-    def matrix(self, i: int) -> int:
-        """Input `i` with a row for each step of each sequence."""
+    def normalised(self, a: int, shape: Sequence[int]) -> int:
+        column, last = (shape[0], 1), [1]
+        mean = self.emit("MEAN", [a, self.node.integers(last)], column, "Reducer", keepDims=True)
+        apart = self.subtract(a, mean, shape)
+        squares = self.multiply(apart, apart, shape)
+        spread = self.emit("MEAN", [squares, self.node.integers(last)], column, "Reducer", keepDims=True)
+        factor = self.emit("RSQRT", [self.add(spread, self.constant(TINY), column)], column)
+        return self.multiply(apart, factor, shape)
+
+    def weights(self, i: int) -> int:
+        return self.input(i)
+
+    def rows(self, i: int) -> int:
         *rows, width = self.node.input(i).shape
         return self.reshaped(self.input(i), (int(np.prod(rows)), width))
+
+    def run(
+        self,
+        way: RnnDirection | LstmDirection,
+        states: list[int],
+        entering: list[int],
+        step: CellStep[int],
+        sizes: Sequence[int],
+    ) -> tuple[list[int], int]:
+        shape, axis = self.node.input(0).shape, way.axis
+        head = shape[:-1] if len(shape) > 2 else (1, shape[0])
+        length = head[axis + 1]
+        require(length <= MOST_STEPS, f"its {length} steps are too many to unroll")
+        taken = [self.steps(rows, (*head, sizes[0]), axis) for rows in entering]
+        results = [0] * length
+        for i in range(length)[:: -1 if way.backward else 1]:
+            states, results[i] = step(states, [parts[i] for parts in taken])
+        return states, self.packed(results, (*head, sizes[1]), axis)
+
+    def joined(self, parts: Sequence[int], shape: Sequence[int]) -> int:
+        fields = {"axis": 2, "fusedActivationFunction": NONE}
+        return self.emit("CONCATENATION", parts, shape, "Concatenation", **fields)
 
     def steps(self, rows: int, shape: Dimensions, axis: int) -> list[int]:
         """The steps, along `axis`, of a matrix that stands for a tensor of that shape."""
@@ -84,7 +129,6 @@ class Sums:
         return parts
 
     def give(self, a: int, n: int) -> None:
-        """Make that tensor output `n`."""
         self.node.reshape(a, self.node.write(n), self.node.output(n).shape)
 
     def packed(self, parts: Sequence[int], shape: Dimensions, axis: int) -> int:

@@ -11,7 +11,7 @@ import numpy as np
 from driver.devices.litert.flatbuffer import Quantisation
 from driver.devices.litert.lower.node import Node, quantisation
 from driver.devices.litert.lower.sums import Sums
-from driver.devices.lowering import require
+from driver.devices.lowering.placing import require
 from driver.nn.ops.conv import geometry
 from driver.nn.ops.pool import window_axes
 from driver.nn.ops.slices import paddings

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from driver.devices.lowering import Tensors, constants, place, prepared, require
+from driver.devices.lowering.placing import Tensors, constants, place, prepared, require
 from driver.devices.onnxruntime.lower.node import Form, Graph, Node, stored_type
 from driver.nn.operation import Call, Tensor
 from driver.nn.types import combine_dimensions

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from driver.devices.lowering import require
+from driver.devices.lowering.placing import require
 from driver.devices.onnxruntime.lower.node import AWAY, Node, number_type, stored_type
 from driver.devices.onnxruntime.writer import CONTRIBUTED, TYPES
 from driver.nn.types import OperandType

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from driver.devices.lowering import require
+from driver.devices.lowering.placing import require
 from driver.devices.onnxruntime.lower.node import Node, number_type
 from driver.devices.onnxruntime.writer import TYPES
 from driver.nn.ops.axes import one_axis

@@ -7,13 +7,13 @@ for it, so that neighbours that agree on one never convert.
 
 from __future__ import annotations
 
-import math
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from driver.devices.lowering import require
+from driver.devices.lowering.node import STORED, LoweringGraph, LoweringNode
+from driver.devices.lowering.placing import require
 from driver.devices.onnxruntime.writer import TYPES, Writer
 from driver.nn.ops.real import activation_bounds
 from driver.nn.types import OperandType
@@ -37,18 +37,10 @@ and what was none stays below it, unless it was one to five digits.
 SHIFT = 128
 """Between bytes with a sign and those without."""
 
-_STORED = {
+_STORED = STORED | {
     OperandType.TENSOR_FLOAT32: "FLOAT",
-    OperandType.TENSOR_FLOAT16: "FLOAT16",
-    OperandType.TENSOR_INT32: "INT32",
-    OperandType.INT32: "INT32",
-    OperandType.TENSOR_QUANT8_ASYMM: "UINT8",
-    OperandType.TENSOR_QUANT8_ASYMM_SIGNED: "INT8",
-    OperandType.TENSOR_QUANT8_SYMM: "INT8",
-    OperandType.TENSOR_QUANT8_SYMM_PER_CHANNEL: "INT8",
     OperandType.TENSOR_QUANT16_SYMM: "INT16",
     OperandType.TENSOR_QUANT16_ASYMM: "UINT16",
-    OperandType.TENSOR_BOOL8: "UINT8",
 }
 _BYTES = ("UINT8", "INT8")
 
@@ -81,7 +73,7 @@ def onnx_type(form: str) -> str:
     return form if form in TYPES else "FLOAT"
 
 
-class Graph:
+class Graph(LoweringGraph):
     """A subgraph on its way to ONNX: its tensors, whose shapes are known, and their forms."""
 
     def __init__(
@@ -96,7 +88,8 @@ class Graph:
 
         `is_draft`: it is for a look only, so that no constant is converted.
         """
-        self.subgraph, self.tensors, self.referenced, self._is_draft = subgraph, tensors, referenced, is_draft
+        super().__init__(subgraph, tensors)
+        self.referenced, self._is_draft = referenced, is_draft
         self._forms: dict[int, dict[Form, str]] = {}
         self._root = self
         self._constants = self.writer = Writer()
@@ -118,13 +111,8 @@ class Graph:
         """The forms that an operand has by now."""
         return dict(self._forms.get(index, {}))
 
-    def tensor(self, index: int) -> Tensor:
-        """Operand `index`."""
-        tensor = self.tensors[index]
-        require(tensor is not None, "an operand is omitted")
-        assert tensor is not None
-        require(0 not in tensor.shape, "an operand is empty")
-        return tensor
+    def expect(self, index: int) -> None:
+        self.input(index)
 
     def input(self, index: int) -> str:
         """The tensor that the model is given for an operand."""
@@ -230,27 +218,13 @@ def _retyped(tensor: Tensor, type_: str) -> NDArray[Any]:
     return data.astype({"FLOAT": "f4", "DOUBLE": "f8", "INT32": "i4", "INT64": "i8"}[type_])
 
 
-class Node:
+class Node(LoweringNode[Graph]):
     """One operation: its parameters (`call`), and its operands as tensors in the forms it asks for."""
 
     def __init__(self, graph: Graph, operation: Operation, call: Call) -> None:
-        self.graph, self.operation, self.call = graph, operation, call
+        super().__init__(graph, operation, call)
         self._inputs, self._outputs = operation.inputs, operation.outputs
         self.emit = graph.emit
-
-    def input(self, i: int) -> Tensor:
-        """Input `i`."""
-        return self.graph.tensor(self._inputs[i])
-
-    def output(self, n: int = 0) -> Tensor:
-        """Output `n`."""
-        return self.graph.tensor(self._outputs[n])
-
-    def real(self, i: int) -> float:
-        """The value of scalar input `i`, which is finite."""
-        value = self.call.real(i)
-        require(math.isfinite(value), f"its input {i} is {value}")
-        return value
 
     def read(self, i: int, type_: str | None = None, order: tuple[int, ...] = ()) -> str:
         """Input `i`; as arithmetic takes it unless a type is given."""
@@ -312,7 +286,4 @@ class Node:
 
     def requantised(self, i: int, type_: str) -> str:
         """Input `i` in that raw type, and in the scale and zero point of output 0."""
-        source, result = self.input(i), self.output()
-        if (source.scale, source.zero_point) == (result.scale, result.zero_point) or not result.type.is_quantised:
-            return self.read(i, type_)
-        return self.quantised(self.read(i), result)
+        return self.quantised(self.read(i), self.output()) if self.is_requantised(i) else self.read(i, type_)

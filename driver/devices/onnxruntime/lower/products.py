@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from driver.devices.lowering import require
+from driver.devices.lowering.placing import require
 from driver.devices.onnxruntime.lower.node import AWAY, SHIFT, stored_type
 
 if TYPE_CHECKING:

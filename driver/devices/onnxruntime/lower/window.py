@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from driver.devices.lowering import require
+from driver.devices.lowering.placing import require
 from driver.devices.onnxruntime.lower.node import PLANAR, Node, stored_type
 from driver.devices.onnxruntime.lower.products import check_products, quantised, weights_type
 from driver.devices.onnxruntime.writer import TYPES

@@ -1,0 +1,189 @@
+"""Devices and prepared models that hand their work to a library: lowered, and compiled for sets of input shapes."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+
+from driver.devices.lowering.placing import at_once, constants, prepared
+from driver.interface import Device, PreparedModel
+from driver.nn import LOOP_TIMEOUT, ExecutionFailed
+from driver.nn.operation import Tensor
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from driver.devices.lowering.placing import Tensors
+    from driver.interface import BoundExecution, Saved
+    from driver.nn import Model, Operand
+    from driver.nn.plan import Prepared
+    from driver.options import Preference
+
+Shapes = Sequence[tuple[int, ...] | None]
+P = TypeVar("P", bound="CompiledProgram")
+
+ALIGNMENT = 64
+"""Of memory that libraries use in place."""
+
+_MAX_PROGRAMS = 16
+"""Sets of input shapes that a model is kept compiled for."""
+
+
+class LoweringDevice(Device, Generic[P]):
+    """A device whose models are lowered, and compiled by a library for a number of threads."""
+
+    @abstractmethod
+    def threads_for(self, work: int, preference: Preference = "fast_single_answer") -> int:
+        """How many an execution of `work` products should have. Clients need processors, too."""
+
+    @abstractmethod
+    def restored(self, saved: Saved, root: NDArray[np.uint8], threads: Callable[[int], int]) -> P:
+        """A program that was lowered before. Raises LibraryFailed."""
+
+    @abstractmethod
+    def lowered(
+        self, model: Model, pace: Callable[[], object], threads: Callable[[int], int], program: P | None = None
+    ) -> LoweredModel[P]:
+        """A model, with its program if there is one. Raises LibraryFailed."""
+
+    def prepare(
+        self, model: Model, pace: Callable[[], object], preference: Preference = "fast_single_answer"
+    ) -> LoweredModel[P]:
+        """A model whose inputs leave dimensions open is compiled whenever it is bound to new shapes."""
+        return self.lowered(model, pace, partial(self.threads_for, preference=preference))
+
+    def restore(
+        self,
+        model: Model,
+        saved: Saved,
+        root: NDArray[np.uint8],
+        pace: Callable[[], object],
+        preference: Preference = "fast_single_answer",
+    ) -> LoweredModel[P]:
+        """Lowered before, so only the library has to compile it."""
+        threads = partial(self.threads_for, preference=preference)
+        return self.lowered(model, pace, threads, self.restored(saved, root, threads))
+
+
+def check_input(number: int, operand: Operand, array: NDArray[Any] | None) -> None:
+    """Raises ValueError for an array that is not one of the operand."""
+    if array is None:
+        return
+    declared = operand.dimensions
+    if array.dtype.itemsize != operand.type.element_size:
+        raise ValueError(f"input {number}: {array.dtype} for {operand.type.name}; give it {operand.type.dtype}")
+    fits = len(declared) == array.ndim and all(d in (0, s) for d, s in zip(declared, array.shape, strict=True))
+    if 0 in array.shape or (declared and not fits):
+        raise ValueError(f"input {number}: dimensions {list(array.shape)} for {list(declared)}, none of which may be 0")
+    if not array.flags.c_contiguous:
+        raise ValueError(f"input {number}: strides {array.strides}; its elements have to lie in order")
+
+
+def offset_in(root: NDArray[np.uint8] | None, array: NDArray[Any]) -> int | None:
+    """Where the array begins in `root`, if it lies there as LiteRT needs it; else None."""
+    if root is None or not array.flags.c_contiguous or array.ctypes.data % ALIGNMENT:
+        return None
+    offset = array.ctypes.data - root.ctypes.data
+    return offset if array.nbytes and 0 <= offset <= root.nbytes - array.nbytes else None
+
+
+class CompiledProgram(Protocol):
+    """A model compiled for inputs of given shapes."""
+
+    operations: list[str]  #: by the library's names, in order
+
+    def saved(self, root: NDArray[np.uint8]) -> Saved | None:
+        """What makes it again in less time; None: it is not worth keeping."""
+
+
+class LoweredModel(PreparedModel, Generic[P]):
+    """A prepared model, compiled for sets of input shapes: at once when the model tells them, else when it is bound."""
+
+    def __init__(self, model: Model, pace: Callable[[], object], program: P | None = None) -> None:
+        """`program`: for the shapes that the model tells, if there is one. Raises what `compiled` raises."""
+        self.model, self._pace = model, pace
+        self._programs: dict[tuple[tuple[int, ...] | None, ...], P] = {}
+        operands = [model.main.operands[i] for i in model.main.inputs]
+        shapes = tuple(operand.dimensions for operand in operands)
+        self._is_known = all(operand.is_known for operand in operands)
+        if program:
+            self._programs[shapes] = program
+        elif self._is_known:
+            with suppress(ExecutionFailed):  # as a binding will say
+                self._program(shapes, pace)
+
+    @cached_property
+    def prepared(self) -> list[Prepared]:
+        """What is known of the operations."""
+        return prepared(self.model.main, self._pace)
+
+    @cached_property
+    def _constants(self) -> Tensors:
+        return constants(self.model.main, self._pace)
+
+    @property
+    def only_program(self) -> P | None:
+        """The one of a model that tells all shapes, if it could be compiled."""
+        return next(iter(self._programs.values()), None) if self._is_known else None
+
+    @abstractmethod
+    def compiled(self, tensors: Tensors, pace: Callable[[], object]) -> P:
+        """For these constants and inputs, None for omitted ones. Raises ExecutionFailed, and as the library does."""
+
+    def program_for(self, inputs: Sequence[NDArray[Any] | None], pace: Callable[[], object]) -> P:
+        """The one that inputs like these need. Raises ValueError, and as `compiled`."""
+        graph = self.model.main
+        for number, (index, array) in enumerate(zip(graph.inputs, inputs, strict=True)):
+            check_input(number, graph.operands[index], array)
+        return self._program([None if a is None else a.shape for a in inputs], pace)
+
+    @abstractmethod
+    def execution(
+        self,
+        program: P,
+        inputs: Sequence[NDArray[Any] | None],
+        outputs: Sequence[NDArray[Any]],
+        loop_timeout: float,
+    ) -> BoundExecution:
+        """`program` bound to that memory."""
+
+    def bind(
+        self,
+        inputs: Sequence[NDArray[Any] | None],
+        outputs: Sequence[NDArray[Any]],
+        pace: Callable[[], object] = at_once,
+        loop_timeout: float = LOOP_TIMEOUT,
+    ) -> BoundExecution:
+        return self.execution(self.program_for(inputs, pace), inputs, outputs, loop_timeout)
+
+    def saved(self, root: NDArray[np.uint8]) -> Saved | None:
+        """Of a model that tells all shapes."""
+        program = self.only_program
+        return program.saved(root) if program else None
+
+    def rest(self) -> None:
+        """Of programs for several sets of shapes the last one stays; those that something is bound to live on."""
+        for shapes in [*self._programs][:-1]:
+            self._programs.pop(shapes, None)
+
+    def operations(self) -> list[str]:
+        """The library's operations of the program that was compiled last, in order."""
+        return [name for program in [*self._programs.values()][-1:] for name in program.operations]
+
+    def _program(self, shapes: Shapes, pace: Callable[[], object]) -> P:
+        key = tuple(shapes)
+        program = self._programs.get(key)
+        if program is None:
+            if len(self._programs) >= _MAX_PROGRAMS:
+                self._programs.clear()
+            tensors = dict(self._constants)
+            for index, shape in zip(self.model.main.inputs, shapes, strict=True):
+                operand = Tensor.of(self.model.main.operands[index])
+                tensors[index] = None if shape is None else replace(operand, shape=shape)
+            program = self._programs[key] = self.compiled(tensors, pace)
+        return program
