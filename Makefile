@@ -54,10 +54,14 @@ docs: $(VENV)/docs
 	$(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet -c docs -d build/doctrees . site
 	@echo "open site/index.html"
 
+# Tests and benches connect to devices that do odd things on purpose. Device processes ignore PYTHONPATH, so they are installed.
+$(VENV)/test $(VENV)/bench: DEVICES := --editable tests/devices
+$(VENV)/test $(VENV)/bench: tests/devices/pyproject.toml
+
 # One stamp per set of extras. The sources of the extension are listed so that editing C rebuilds it.
 CORE := $(wildcard csrc/*/*.c csrc/*/*.h csrc/CMakeLists.txt)
 $(VENV)/%: pyproject.toml $(CORE) | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --editable '.[$*]'
+	$(BIN)/python -m pip install --quiet --editable '.[$*]' $(DEVICES)
 	@touch $@
 
 $(BIN)/python:

@@ -2,7 +2,7 @@
 
     python bench/burst_depth.py [--depth 4] [--json FILE] [--plot FILE] [--markdown]
 
-The device takes 1 ms for a frame, asleep (driver.devices.odd:Slow), and the client 1 ms to produce the next one. At
+The device takes 1 ms for a frame, asleep (burst_test_devices.odd:Slow), and the client 1 ms to produce the next one. At
 depth 1 the client runs each frame before it produces the next (`run`); at depth 4 it submits frames and takes the
 results in order, four in flight at most (`submit`). The producer sleeps, as one does that waits for a camera; or it
 computes, in Python on the client's CPU, as one does that decodes. Every result is checked to be its frame's. Client on
@@ -123,7 +123,7 @@ def run(args: argparse.Namespace) -> Runs:
     """All rounds: depth 1 and the other beside each other, the next round backwards."""
     runs = Runs()
     with ExitStack() as stack:
-        device = stack.enter_context(own_device("driver.devices.odd:Slow"))
+        device = stack.enter_context(own_device("burst_test_devices.odd:Slow"))
         prepared: RemotePreparedModel = stack.enter_context(device.prepare(add_model()))
         for number in range(args.pairs):
             for producer, produce in PRODUCERS.items():

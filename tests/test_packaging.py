@@ -13,6 +13,7 @@ import zipfile
 import pytest
 
 ROOT = pathlib.Path(__file__).parents[1]
+DEVICES = set((ROOT / "tests/devices/burst_test_devices").glob("[!_]*.py"))
 EXTENSIONS = ["burst/_core.abi3.so", "fmq/_core.abi3.so", "fmq/_hot.abi3.so"]
 
 
@@ -25,7 +26,7 @@ def built(tmp_path_factory):
 
 
 def test_the_wheel_holds_the_packages_and_their_extensions(built):
-    """One abi3 wheel with the three packages, their type marks and the extensions, and nothing else."""
+    """One abi3 wheel with the three packages, their type marks and the extensions; and no device of the tests."""
     (wheel,) = built.glob("*-cp311-abi3-*.whl")
     names = zipfile.ZipFile(wheel).namelist()
     assert {name.split("/")[0] for name in names if ".dist-info" not in name} == {"fmq", "burst", "driver"}
@@ -35,6 +36,7 @@ def test_the_wheel_holds_the_packages_and_their_extensions(built):
     assert {f"{package}/py.typed" for package in ("fmq", "burst", "driver")} <= set(names)
     assert {name.replace(".abi3.so", ".pyi") for name in EXTENSIONS} <= set(names)
     assert "driver/service/burst@.service" in names
+    assert not {path.stem for path in DEVICES} & {pathlib.PurePath(name).stem for name in names}
 
 
 def test_the_sdist_holds_the_sources_and_nothing_generated(built):

@@ -1,6 +1,7 @@
 """Devices of real processes, models, and ways to wait for what processes do."""
 
 import contextlib
+import importlib.util
 import os
 import select
 import shutil
@@ -18,6 +19,9 @@ import pytest
 
 import driver
 from burst import Memory, PeerDied, Request, RequestArgument
+
+if importlib.util.find_spec("burst_test_devices") is None:
+    pytest.exit("the tests' devices are not installed: pip install --editable tests/devices", 2)
 
 PATIENCE = 20.0  # seconds after which what never comes is an error
 
@@ -163,7 +167,7 @@ def connect(shared, monkeypatch):
 
 
 def odd(name):
-    return f"driver.devices.odd:{name}"
+    return f"burst_test_devices.odd:{name}"
 
 
 @pytest.fixture

@@ -26,7 +26,7 @@ from driver.watching import Watcher
 
 X = np.ones((1, 4), np.float32)
 TOP = [sys.executable, "-m", "driver.cli", "top"]
-SLOW = "driver.devices.odd:Slow"
+SLOW = "burst_test_devices.odd:Slow"
 
 
 @contextlib.contextmanager

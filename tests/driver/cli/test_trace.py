@@ -19,7 +19,7 @@ from driver.watching import Watcher, events, follow
 from driver.watching.follow import Followed
 
 X = np.ones((1, 4), np.float32)
-SLOW = "driver.devices.odd:Slow"
+SLOW = "burst_test_devices.odd:Slow"
 ROUNDING = 2e-3  # microseconds: times are nanoseconds there, and microseconds in the file
 
 

@@ -166,7 +166,7 @@ def test_unknown_name(place):
     with pytest.raises(driver.DeviceNotFound, match=r"No module named 'nowhere'"):
         driver.connect("nowhere:Device")
     with pytest.raises(driver.DeviceNotFound, match="Nothing"):
-        driver.connect("driver.devices.odd:Nothing")
+        driver.connect("burst_test_devices.odd:Nothing")
     assert place.pids() == []
     assert place.files() == []
 

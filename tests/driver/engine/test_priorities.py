@@ -325,7 +325,7 @@ def test_results_are_right_with_yields_at_every_checkpoint(name, model, kit, hom
     """Three clients of one priority and one that is more urgent on a device of one slot, whose turns are over at once:
     everybody gets what the device gives to who is alone, bit for bit, and nobody waits for ever.
     """
-    connect = lambda: kit.living(f"driver.devices.narrow:{name}")  # noqa: E731
+    connect = lambda: kit.living(f"burst_test_devices.narrow:{name}")  # noqa: E731
     with connect() as device, device.prepare(model) as prepared:
         expected = [prepared.run(frame)[0] for frame in frames(model)]
     yields = 0
@@ -347,7 +347,7 @@ def test_an_execution_that_cannot_stop_begins_again(kit, home):
     """ONNX Runtime ends a large model in the midst for somebody more urgent; then it runs from its beginning, and its
     result is right.
     """
-    large, connect = chain(60, 64, 32), lambda _: kit.living("driver.devices.narrow:OnnxRuntime")
+    large, connect = chain(60, 64, 32), lambda _: kit.living("burst_test_devices.narrow:OnnxRuntime")
     x = np.random.default_rng(4).standard_normal((1, 64, 64, 32), np.float32)
     with connect(kit) as device, device.prepare(large, priority=LOW) as prepared, prepared.burst() as burst:
         expected = prepared.run(x)[0]
@@ -371,7 +371,7 @@ def is_running(device):
 
 def test_two_bursts_on_one_model(kit, home):
     """Executions that wait for each other's model wait without a slot: nobody keeps what the other one needs."""
-    connect, model = lambda: kit.living("driver.devices.narrow:LiteRt"), chain()
+    connect, model = lambda: kit.living("burst_test_devices.narrow:LiteRt"), chain()
     x, results = frames(model)[0], []
     with connect() as device, device.prepare(model, priority=LOW) as prepared:
         expected = prepared.run(x)[0]

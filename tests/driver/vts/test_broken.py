@@ -53,7 +53,7 @@ def report(shared, monkeypatch):
     def report(name, begin="", patience=20.0, chosen=FEW):
         found = Report(name, "")
         few = [test for test in catalogue(scope=SMOKE) if chosen(test.name) and test.name.startswith(begin)]
-        with Target(f"driver.vts.{name if ':' in name else f'broken:{name}'}", patience) as target:
+        with Target(f"burst_test_devices.{name if ':' in name else f'broken:{name}'}", patience) as target:
             for outcome in run(few, target):
                 found.add(outcome)
         return found

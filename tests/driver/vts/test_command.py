@@ -53,7 +53,7 @@ def test_a_skip_names_the_operation(vts, write):
     """That the device, or this driver, does not have."""
     found, _ = run_json(vts, "reference", "--cases", write(UNKNOWN), "--filter", "operations/unknown")
     assert found["tests"][0]["message"] == "FUTURE_OP: this driver version has no such operation"
-    found, _ = run_json(vts, "driver.devices.odd:Picky", "--filter", "operations/generated_mul_float32_1")
+    found, _ = run_json(vts, "burst_test_devices.odd:Picky", "--filter", "operations/generated_mul_float32_1")
     assert found["tests"][0]["message"] == "MUL: not supported by the device"
 
 
@@ -184,7 +184,7 @@ def test_a_malformed_case_is_bad_usage(vts, write):
 
 def test_a_device_that_does_not_start_is_a_failure(vts):
     """Its log is named."""
-    result = vts("driver.devices.odd:Broken", "--json")
+    result = vts("burst_test_devices.odd:Broken", "--json")
     assert (result.exit_code, result.stdout) == (1, "")
     assert "its log is" in result.stderr
 
@@ -228,5 +228,5 @@ def test_without_its_libraries_the_command_says_what_to_install(process, missing
 
 def test_only_the_command_needs_its_libraries():
     """driver.vts can be used from a program that has neither click nor rich."""
-    code = "import sys; sys.modules['click'] = sys.modules['rich'] = None; import driver.vts.broken, driver.vts"
+    code = "import sys; sys.modules['click'] = sys.modules['rich'] = None; import driver.vts"
     assert subprocess.run([sys.executable, "-W", "error", "-c", code], timeout=60, check=False).returncode == 0

@@ -1,6 +1,6 @@
 """Devices that are broken on purpose, each in one way: the kit has to find out which.
 
-They are not installed: run `burst vts driver.vts.broken:WrongResults`. Some reach into the service or the engine that
+Run `burst vts burst_test_devices.broken:WrongResults`. Some reach into the service or the engine that
 runs them, because those check on a device's behalf what the kit wants to see unchecked. `broken_caches` has those that
 are wrong about their cache files.
 """

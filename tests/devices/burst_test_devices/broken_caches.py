@@ -1,6 +1,7 @@
-"""Devices that are wrong about their cache files, each in one way: `burst vts driver.vts.broken_caches:Trusting`.
+"""Devices that are wrong about their cache files, each in one way; only the first is right.
 
-All but the first, which is right. They reach into the engine that runs them, because that does on a device's behalf
+Run `burst vts burst_test_devices.broken_caches:Trusting`. They reach into the engine
+that runs them, because that does on a device's behalf
 what the kit wants to see done wrong.
 """
 
@@ -13,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from burst_test_devices.broken import WrongResults
 from driver.devices.reference import ReferenceDevice
 from driver.engine.cache import compilations
 from driver.engine.cache.compilations import CompilationCache
 from driver.engine.cache.records import CacheRecords
 from driver.interface import CacheFiles, PreparedModel, Saved
-from driver.vts.broken import WrongResults
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -1,6 +1,6 @@
 """Devices that are odd on purpose, for tests of everything around a device.
 
-They are not installed: connect to "driver.devices.odd:Slow". Each is the reference device with one thing changed.
+Connect to "burst_test_devices.odd:Slow". Each is the reference device with one thing changed.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Devices of one slot, and of turns so short that every checkpoint is one where others come first: for tests.
 
-They are not installed: connect to "driver.devices.narrow:Reference". Their models are cut wherever they can be.
+Connect to "burst_test_devices.narrow:Reference". Their models are cut wherever they can be.
 """
 
 from __future__ import annotations
