@@ -1,10 +1,18 @@
-"""Elements of packets: how each kind lies in its 24 bytes, and putting them together and taking them apart."""
+"""Elements of packets: FmqRequestDatum and FmqResultDatum, how each kind lies in its 24 bytes, and the packets.
+
+The queue carries opaque elements of `DATUM_DTYPE`. The dtype of a kind shows its fields:
+
+    >>> element = np.frombuffer(packet, FmqRequestDatum.PACKET_INFORMATION.dtype, count=1)[0]
+    >>> element["packetSize"], element["numberOfInputs"]
+"""
 
 from __future__ import annotations
 
 import struct
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
 
 from burst.errors import Malformed
 
@@ -18,37 +26,51 @@ DATUM_DTYPE: Final = f"V{DATUM}"
 
 
 class Datum(Enum):
-    """A table of kinds: each member is a discriminator and the layout of the whole element, x being a zero byte."""
+    """A table of kinds: each member is a discriminator and its payload.
 
-    def __init__(self, number: int, layout: str) -> None:
+    The payload is a list of `offset name code`, the code being that of `struct`; all other bytes are zero.
+    """
+
+    def __init__(self, number: int, payload: str) -> None:
+        fields = [(int(at), name, code) for at, name, code in map(str.split, payload.split(", "))]
+        names, codes, offsets = ["discriminator"], ["B"], [0]
+        layout, end = "<B", 1
+        for at, name, code in fields:
+            layout += f"{at - end}x{code}"
+            end = at + struct.calcsize(f"<{code}")
+            names.append(name)
+            codes.append(code)
+            offsets.append(at)
         self.number = number
-        self.struct = struct.Struct(layout)
-        assert self.struct.size == DATUM
+        self.struct = struct.Struct(f"{layout}{DATUM - end}x")
+        self.dtype: np.dtype[Any] = np.dtype(
+            {"names": names, "formats": [f"<{code}" for code in codes], "offsets": offsets, "itemsize": DATUM}
+        )
 
 
-class RequestDatum(Datum):
+class FmqRequestDatum(Datum):
     """The kinds of element that a request is made of."""
 
-    PACKET_INFORMATION = 0, "<B3x IIII 4x"
-    INPUT_OPERAND_INFORMATION = 1, "<B3x ?3x III I"
-    INPUT_OPERAND_DIMENSION_VALUE = 2, "<B3x I 16x"
-    OUTPUT_OPERAND_INFORMATION = 3, "<B3x ?3x III I"
-    OUTPUT_OPERAND_DIMENSION_VALUE = 4, "<B3x I 16x"
-    POOL_IDENTIFIER = 5, "<B3x i 16x"
-    MEASURE_TIMING = 6, "<B3x i 16x"
-    BUFFER_TOKEN = 7, "<B3x I 16x"
-    LOOP_TIMEOUT = 8, "<B7x Q 8x"
-    REQUEST_IDENTIFIER = 9, "<B7x QQ"
+    PACKET_INFORMATION = 0, "4 packetSize I, 8 numberOfInputs I, 12 numberOfOutputs I, 16 numberOfPools I"
+    INPUT_OPERAND_INFORMATION = 1, "4 hasNoValue ?, 8 poolIndex I, 12 offset I, 16 length I, 20 numberOfDimensions I"
+    INPUT_OPERAND_DIMENSION_VALUE = 2, "4 dimension I"
+    OUTPUT_OPERAND_INFORMATION = 3, "4 hasNoValue ?, 8 poolIndex I, 12 offset I, 16 length I, 20 numberOfDimensions I"
+    OUTPUT_OPERAND_DIMENSION_VALUE = 4, "4 dimension I"
+    POOL_IDENTIFIER = 5, "4 slot i"
+    MEASURE_TIMING = 6, "4 measure i"
+    BUFFER_TOKEN = 7, "4 token I"
+    LOOP_TIMEOUT = 8, "8 nanoseconds Q"
+    REQUEST_IDENTIFIER = 9, "8 id Q, 16 deadline Q"
 
 
-class ResultDatum(Datum):
+class FmqResultDatum(Datum):
     """The kinds of element that a result is made of."""
 
-    PACKET_INFORMATION = 0, "<B7x I i I 4x"
-    OPERAND_INFORMATION = 1, "<B7x ?3x I 8x"
-    OPERAND_DIMENSION_VALUE = 2, "<B7x I 12x"
-    EXECUTION_TIMING = 3, "<B7x QQ"
-    REQUEST_IDENTIFIER = 4, "<B7x Q 8x"
+    PACKET_INFORMATION = 0, "8 packetSize I, 12 errorStatus i, 16 numberOfOperands I"
+    OPERAND_INFORMATION = 1, "8 isSufficient ?, 12 numberOfDimensions I"
+    OPERAND_DIMENSION_VALUE = 2, "8 dimension I"
+    EXECUTION_TIMING = 3, "8 timeOnDevice Q, 16 timeInDriver Q"
+    REQUEST_IDENTIFIER = 4, "8 id Q"
 
 
 def malformed(element: int, what: str) -> Malformed:

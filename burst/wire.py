@@ -42,14 +42,14 @@ csrc/burst/caller.c patches them in place, and csrc/burst/listener.c recognises 
 a packet is as long as its packetInformation says; in version 1 it is all that has arrived.
 
 The functions are pure. The checks that both directions owe (`_check_…`) are written once and called by both. A new kind
-of element is one line in `RequestDatum` or `ResultDatum`.
+of element is one line in `FmqRequestDatum` or `FmqResultDatum`.
 """
 
 from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from burst.datum import DATUM, PacketReader, PacketWriter, RequestDatum, ResultDatum, malformed
+from burst.datum import DATUM, FmqRequestDatum, FmqResultDatum, PacketReader, PacketWriter, malformed
 from burst.messages import ErrorStatus, OutputShape, RequestArgument, Timing
 
 NOT_MEASURED: Final = 2**64 - 1
@@ -63,12 +63,12 @@ VOLATILE: Final = {1: (0, DATUM), 2: (DATUM, 2 * DATUM)}
 class _ArgumentKinds(NamedTuple):
     """What tells an input from an output on the wire."""
 
-    information: RequestDatum
-    dimension: RequestDatum
+    information: FmqRequestDatum
+    dimension: FmqRequestDatum
 
 
-_INPUT = _ArgumentKinds(RequestDatum.INPUT_OPERAND_INFORMATION, RequestDatum.INPUT_OPERAND_DIMENSION_VALUE)
-_OUTPUT = _ArgumentKinds(RequestDatum.OUTPUT_OPERAND_INFORMATION, RequestDatum.OUTPUT_OPERAND_DIMENSION_VALUE)
+_INPUT = _ArgumentKinds(FmqRequestDatum.INPUT_OPERAND_INFORMATION, FmqRequestDatum.INPUT_OPERAND_DIMENSION_VALUE)
+_OUTPUT = _ArgumentKinds(FmqRequestDatum.OUTPUT_OPERAND_INFORMATION, FmqRequestDatum.OUTPUT_OPERAND_DIMENSION_VALUE)
 
 
 class Token(NamedTuple):
@@ -105,7 +105,7 @@ def encode_request(packet: RequestPacket, version: int) -> bytes:
         Malformed: a number does not fit its field, a slot is negative, an argument contradicts itself or the slots, or
             the version has no word for something.
     """
-    D = RequestDatum
+    D = FmqRequestDatum
     writer = PacketWriter()
     for argument in packet.inputs:
         _put_argument(writer, _INPUT, argument, len(packet.slots))
@@ -129,7 +129,7 @@ def decode_request(packet: bytes | memoryview, version: int) -> RequestPacket:
         Malformed: `packet` is not what `encode_request` makes of any request, or it has no id in version 2.
     """
     reader = PacketReader(packet)
-    size, inputs, outputs, pools = reader.take(RequestDatum.PACKET_INFORMATION)
+    size, inputs, outputs, pools = reader.take(FmqRequestDatum.PACKET_INFORMATION)
     reader.check_size(size, least=(2 if version == 1 else 4) + inputs + outputs + pools)
     request = RequestPacket(
         tuple([_take_argument(reader, _INPUT, pools) for _ in range(inputs)]),
@@ -138,8 +138,8 @@ def decode_request(packet: bytes | memoryview, version: int) -> RequestPacket:
         _take_measure(reader),
     )
     if version >= 2:
-        (loop_timeout,) = reader.take(RequestDatum.LOOP_TIMEOUT)
-        number, deadline = reader.take(RequestDatum.REQUEST_IDENTIFIER)
+        (loop_timeout,) = reader.take(FmqRequestDatum.LOOP_TIMEOUT)
+        number, deadline = reader.take(FmqRequestDatum.REQUEST_IDENTIFIER)
         if not number:
             raise malformed(reader.element - 1, "a request's id is not 0")
         request = request._replace(loop_timeout=_known(loop_timeout), id=number, deadline=_known(deadline))
@@ -154,7 +154,7 @@ def encode_result(result: ResultPacket, version: int) -> bytes:
         Malformed: a number does not fit its field, there are shapes or times that the status does not allow, or the
             times contradict each other.
     """
-    D = ResultDatum
+    D = FmqResultDatum
     status = result.status
     if version == 1 and ErrorStatus.INVALID_ARGUMENT < status <= ErrorStatus.RESOURCE_EXHAUSTED_PERSISTENT:
         status = ErrorStatus.GENERAL_FAILURE
@@ -177,15 +177,15 @@ def decode_result(packet: bytes | memoryview, version: int) -> ResultPacket:
         Malformed: `packet` is not what `encode_result` makes of any result.
     """
     reader = PacketReader(packet)
-    size, number, operands = reader.take(ResultDatum.PACKET_INFORMATION)
+    size, number, operands = reader.take(FmqResultDatum.PACKET_INFORMATION)
     reader.check_size(size, least=(2 if version == 1 else 3) + operands)
     _check_status(number, operands, version)
     status = ErrorStatus(number)
     shapes = tuple([_take_shape(reader) for _ in range(operands)])
     element = reader.element
-    timing = Timing(*map(_known, reader.take(ResultDatum.EXECUTION_TIMING)))
+    timing = Timing(*map(_known, reader.take(FmqResultDatum.EXECUTION_TIMING)))
     _check_timing(element, status, timing)
-    number = reader.take(ResultDatum.REQUEST_IDENTIFIER)[0] if version >= 2 else 0
+    number = reader.take(FmqResultDatum.REQUEST_IDENTIFIER)[0] if version >= 2 else 0
     reader.finish()
     return ResultPacket(status, shapes, timing, number)
 
@@ -216,33 +216,33 @@ def _take_argument(reader: PacketReader, kinds: _ArgumentKinds, pools: int) -> R
 def _put_slot(writer: PacketWriter, slot: int | Token, version: int) -> None:
     _check_slot(writer.element, slot, version)
     if isinstance(slot, Token):
-        writer.put(RequestDatum.BUFFER_TOKEN, slot.token)
+        writer.put(FmqRequestDatum.BUFFER_TOKEN, slot.token)
     else:
-        writer.put(RequestDatum.POOL_IDENTIFIER, slot)
+        writer.put(FmqRequestDatum.POOL_IDENTIFIER, slot)
 
 
 def _take_slot(reader: PacketReader, version: int) -> int | Token:
     element = reader.element
     slot: int | Token
-    if version >= 2 and reader.next_is(RequestDatum.BUFFER_TOKEN):
-        slot = Token(*reader.take(RequestDatum.BUFFER_TOKEN))
+    if version >= 2 and reader.next_is(FmqRequestDatum.BUFFER_TOKEN):
+        slot = Token(*reader.take(FmqRequestDatum.BUFFER_TOKEN))
     else:
-        (slot,) = reader.take(RequestDatum.POOL_IDENTIFIER)
+        (slot,) = reader.take(FmqRequestDatum.POOL_IDENTIFIER)
     _check_slot(element, slot, version)
     return slot
 
 
 def _take_measure(reader: PacketReader) -> bool:
     element = reader.element
-    measure: int = reader.take(RequestDatum.MEASURE_TIMING)[0]
+    measure: int = reader.take(FmqRequestDatum.MEASURE_TIMING)[0]
     if measure not in (0, 1):
         raise malformed(element, f"measureTiming is {measure}, neither 0 nor 1")
     return bool(measure)
 
 
 def _take_shape(reader: PacketReader) -> OutputShape:
-    is_sufficient, rank = reader.take(ResultDatum.OPERAND_INFORMATION)
-    return OutputShape(reader.take_each(ResultDatum.OPERAND_DIMENSION_VALUE, rank), is_sufficient)
+    is_sufficient, rank = reader.take(FmqResultDatum.OPERAND_INFORMATION)
+    return OutputShape(reader.take_each(FmqResultDatum.OPERAND_DIMENSION_VALUE, rank), is_sufficient)
 
 
 def _check_argument(element: int, argument: RequestArgument, pools: int) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from burst import wire
-from burst.datum import DATUM, RequestDatum, ResultDatum
+from burst.datum import DATUM, FmqRequestDatum, FmqResultDatum
 from burst.messages import ErrorStatus
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -71,7 +71,7 @@ def test_golden_bytes(golden):
     ]
 
 
-@pytest.mark.parametrize(("table", "kind"), [(RequestDatum, "request"), (ResultDatum, "result")])
+@pytest.mark.parametrize(("table", "kind"), [(FmqRequestDatum, "request"), (FmqResultDatum, "result")])
 def test_every_kind_is_covered(table, kind):
     """No kind of element can be added without golden bytes, a map of its payload and a bad element."""
     numbers = {datum.number for datum in table}

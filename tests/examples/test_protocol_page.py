@@ -14,7 +14,7 @@ import driver
 import fmq
 from burst import ErrorStatus, Malformed, OutputShape, RequestArgument, Timing, channel, memory, server
 from burst.channel import MAX_BYTES, MAX_FDS
-from burst.datum import DATUM, DATUM_DTYPE, RequestDatum, ResultDatum
+from burst.datum import DATUM, DATUM_DTYPE, FmqRequestDatum, FmqResultDatum
 from burst.wire import (
     VERSIONS,
     RequestPacket,
@@ -87,13 +87,16 @@ def test_a_descriptor_is_what_fmq_writes():
 # ---- tables --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("head", "kinds"), [("request element", RequestDatum), ("result element", ResultDatum)])
+@pytest.mark.parametrize(("head", "kinds"), [("request element", FmqRequestDatum), ("result element", FmqResultDatum)])
 def test_the_elements_are_the_codec_s(head, kinds):
     """All kinds in their order, and each field where the codec puts it, as wide as the codec makes it."""
     rows = table(head)
     assert [(name, int(number)) for name, number, *_ in rows] == [(camel(kind.name), kind.number) for kind in kinds]
     for kind, (_, _, _, payload) in zip(kinds, rows, strict=True):
         fields = [field.split() for field in payload.split(", ")]
+        in_dtype = [(str(at), name, type_.str) for name, (type_, at) in kind.dtype.fields.items()]
+        codes = {"bool": "|b1", "u32": "<u4", "i32": "<i4", "u64": "<u8"}
+        assert in_dtype == [("0", "discriminator", "|u1"), *((at, name, codes[type_]) for at, name, type_ in fields)]
         zeros = [0] * len(fields)
         for n, (at, _, type_) in enumerate(fields):
             layout = {"bool": "?", "u32": "I", "i32": "i", "u64": "Q"}[type_]
@@ -129,7 +132,7 @@ def test_the_elements_come_in_that_order(version):
     rules = dict(line.split(" = ") for line in block("order"))
     requests = [encode_request(packet, version) for packet in (REQUESTS if version == 1 else [*REQUESTS, TOKENS])]
     results = [encode_result(packet, version) for packet in RESULTS]
-    for what, kinds, packets in [("request", RequestDatum, requests), ("result", ResultDatum, results)]:
+    for what, kinds, packets in [("request", FmqRequestDatum, requests), ("result", FmqResultDatum, results)]:
         pattern = re.compile(as_pattern(rules, f"{what} {version}"))
         names = {kind.number: camel(kind.name) for kind in kinds}
         for packet in packets:
