@@ -17,13 +17,13 @@ from burst.errors import (
     Quarantined,
     ResourceExhaustedPersistent,
     ResourceExhaustedTransient,
+    Result,
     ResultsHeld,
     StatusError,
     Timeout,
 )
-from burst.images import HardwareBuffer
-from burst.memory import DeviceBuffer, Memory, Usage
-from burst.messages import ErrorStatus, OutputShape, Request, RequestArgument, Result, Timing
+from burst.memory import DeviceBuffer, HardwareBuffer, Memory, Usage
+from burst.messages import ErrorStatus, OutputShape, Request, RequestArgument, Timing
 from burst.server import BurstServer, Terms
 from burst.trace import Trace
 

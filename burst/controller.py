@@ -21,8 +21,9 @@ from burst.channel import Channel, ChannelLoop, Message
 from burst.datum import DATUM, DATUM_DTYPE
 from burst.ends import handle_of
 from burst.errors import Busy, GeneralFailure, InvalidArgument, Malformed, PeerDied, Timeout
-from burst.memory import DeviceBuffer, Memory, SlotTable
+from burst.memory import DeviceBuffer, Memory
 from burst.messages import NO_TIMING, ErrorStatus, Request, Timing
+from burst.slots import SlotTable
 from burst.trace import Trace
 from burst.wire import NOT_MEASURED, VERSIONS, RequestPacket, ResultPacket, Token, decode_result, encode_request
 from fmq import clock

@@ -1,4 +1,4 @@
-"""What can go wrong with one execution.
+"""What came of one execution: a `Result`, or one of these errors.
 
 ::
 
@@ -28,13 +28,16 @@ with the request unless the error's `phase` is "waiting for the answer". Transie
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from burst.messages import NO_CAUSE, Cause, ErrorStatus
+from burst.messages import NO_CAUSE, NO_TIMING, Cause, ErrorStatus, OutputShape, Timing
 from fmq.errors import PeerDied as _QueuePeerDied
 
 if TYPE_CHECKING:
-    from burst.messages import Phase, Result
+    from numpy.typing import NDArray
+
+    from burst.messages import Phase
 
 
 class BurstError(Exception):
@@ -99,6 +102,39 @@ class Quarantined(PeerDied):
 
 class InternalError(BurstError):
     """An invariant of ours does not hold: our bug, please report it. Close the burst and trust nothing it returned."""
+
+
+@dataclass(slots=True, eq=False)
+class Result:
+    """What came of one execution. It is compared by identity, because comparing arrays has no one answer.
+
+    Attributes:
+        status: NONE, or why there is no result.
+        outputs: one array per output, empty unless `status` is NONE; None where it is in a buffer of the device.
+        output_shapes: one per output when `status` is OUTPUT_INSUFFICIENT_SIZE, and when it is NONE and the model
+            leaves a shape open; may be empty when all shapes are known beforehand, and is for any other status.
+        message: what the device says about an error, for people; a burst has no room for it.
+        timing: in microseconds; known only if asked for, and only when `status` is NONE.
+        cause: what is known about an error.
+    """
+
+    status: ErrorStatus
+    outputs: tuple[NDArray[Any], ...] = ()
+    output_shapes: tuple[OutputShape, ...] = ()
+    timing: Timing = NO_TIMING
+    message: str = ""
+    cause: Cause = NO_CAUSE
+
+    def raise_for_status(self) -> None:
+        """Return if the status is NONE.
+
+        Raises:
+            StatusError: otherwise; the subclass for this status, with this result as its `result`.
+        """
+        if self.status != ErrorStatus.NONE:
+            error = status_error(self.status, self.message, self.cause)
+            error.result = self
+            raise error
 
 
 class StatusError(BurstError):

@@ -15,14 +15,15 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol
 
 from burst.errors import InternalError, Malformed, StatusError
-from burst.memory import MappingCache, Memory
 from burst.messages import NO_CAUSE, NO_TIMING, Cause, ErrorStatus, OutputShape, Request
+from burst.slots import MappingCache
 from burst.turns import FOREVER
 from burst.wire import ResultPacket, Token
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from burst.memory import Memory
     from burst.turns import Ticket
     from burst.wire import RequestPacket
 

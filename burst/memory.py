@@ -1,35 +1,42 @@
-"""Memory pools, and the two caches that let a request name one by a number.
+"""Memory pools: `Memory` itself is the plain kind, `ashmem`; its subclasses are the others.
 
-`Memory` itself is the plain kind, `ashmem`; the others are in burst/pools.py and burst/images.py.
+A hardware buffer is memory as cameras and other devices leave it, in a DMA-BUF or any shared memory. An image is used
+in place where its planes follow each other without gaps; other images are put together by copying, which is counted.
 
-The client gives each pool a slot when it first uses it (SlotTable); the server asks for the memory behind a slot that
-it does not know, maps it once, and keeps the mapping until the slot is freed (MappingCache). A slot's number is never
-used again, so a late message about a freed slot can only miss, never hit other memory.
+A new kind is a class and its place in `KINDS`.
 """
 
 from __future__ import annotations
 
+import fcntl
 import mmap
 import os
+import stat
 from dataclasses import dataclass
 from enum import KEEP, IntFlag
 from multiprocessing import reduction
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 
+import numpy as np
+
+from burst.dma_buf import END, READ, WRITE, is_dma_buf, sync_dma_buf
 from burst.errors import GeneralFailure, InvalidArgument, ResourceExhaustedPersistent
+from burst.images import FORMATS, Plane, checked_format, checked_planes, end_of, packed_planes, plane_sizes
 from burst.memory_limits import available_text, check_available
 from fmq import Region
-from fmq.errors import InvalidDescriptor, NoSpace
-from fmq.region import checked_size
+from fmq._core import lib
+from fmq.errors import InvalidDescriptor, NoSpace, raise_errno
+from fmq.region import checked_size, memfd
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Sequence
 
-    from burst.images import HardwareBuffer
-    from burst.pools import HardwareBufferBlob, MappedFd
+    from numpy.typing import NDArray
+
     from fmq.region import Kind
 
-_MAX_SLOT = 2**31 - 1  # i32 on the wire
+_READ_ONLY, _READ_WRITE = mmap.PROT_READ, mmap.PROT_READ | mmap.PROT_WRITE
+_MAX_BYTES = 2**47  # what can be mapped at all
 
 
 class Usage(IntFlag, boundary=KEEP):
@@ -86,8 +93,6 @@ class Memory(Region):
         `protection`: of `mmap`; with PROT_READ alone devices cannot write there, and refuse outputs in it.
         Raises ValueError for what is not in the file, OSError for what cannot be mapped.
         """
-        from burst.pools import MappedFd
-
         return adopted(MappedFd, [nbytes, protection, offset], os.dup(fd))
 
     @classmethod
@@ -105,9 +110,6 @@ class Memory(Region):
         `format`: one of `burst.images.FORMATS`. `planes`: (offset, stride) of each in bytes; None: without gaps.
         Raises ValueError for what is not in the memory, OSError for what cannot be mapped.
         """
-        from burst.images import HardwareBuffer, packed_planes
-        from burst.pools import HardwareBufferBlob
-
         if format == "blob":
             return adopted(HardwareBufferBlob, [width, int(usage)], os.dup(fd))
         where = packed_planes(format, width, height) if planes is None else planes
@@ -153,6 +155,200 @@ class Memory(Region):
         return _unpickled, (self.to_wire(), reduction.DupFd(self.fd))
 
 
+class MappedFd(Memory):
+    """Part of whatever can be mapped, most often of a file: the HAL's `mmap_fd`. Made by `Memory.from_fd`.
+
+    What was written to a file on a disk is there when the execution's result comes.
+    """
+
+    kind: ClassVar[str] = "mmap_fd"
+
+    def __init__(self, fd: int, nbytes: int, protection: int, offset: int) -> None:
+        """Owns `fd`, which was checked."""
+        is_on_disk = _is_file(fd) and not _is_memory(fd)
+        super().__init__(fd, nbytes, writable=protection == _READ_WRITE, offset=offset)
+        self.protection, self.offset = protection, offset
+        self.needs_sync = self.writable and is_on_disk
+
+    def fields(self) -> list[Any]:
+        """Bytes, protection as of `mmap`, and where they begin in the file."""
+        return [self.nbytes, self.protection, self.offset]
+
+    @classmethod
+    def checked(cls, fields: list[Any], fd: int) -> dict[str, Any]:
+        """As of `Memory`."""
+        match fields:
+            case [int(nbytes), int(protection), int(offset)] if all(type(field) is int for field in fields):
+                pass
+            case _:
+                raise InvalidDescriptor(f"{fields!r:.80} does not describe a mapping: [bytes, protection, offset]")
+        if protection not in (_READ_ONLY, _READ_WRITE):
+            raise InvalidDescriptor(f"protection={protection}: PROT_READ, or PROT_READ | PROT_WRITE")
+        if offset % mmap.PAGESIZE or not 0 <= offset < _MAX_BYTES:
+            raise InvalidDescriptor(f"offset={offset}: a multiple of the page size, {mmap.PAGESIZE}")
+        if not 0 < nbytes < _MAX_BYTES:
+            raise InvalidDescriptor(f"nbytes={nbytes}: a pool has at least one byte")
+        if _is_file(fd):  # of others mmap knows
+            checked_size(fd, offset + nbytes, sealed=False)
+        return {"nbytes": nbytes, "protection": protection, "offset": offset}
+
+    def end(self, *, writes: bool) -> None:
+        """Waits until the disk has it."""
+        if writes and (code := lib.fmq_flush(self.base, self.nbytes)):
+            raise_errno(code, "flush")
+
+
+class DmaBuf(Memory):
+    """A hardware buffer of either kind. The kernel hears of accesses to a DMA-BUF: there may be caches to flush."""
+
+    def __init__(self, fd: int, nbytes: int, usage: Usage) -> None:
+        """Owns `fd`, which was checked."""
+        self.usage = usage
+        self.needs_sync = self.needs_descriptor = is_dma_buf(fd)
+        super().__init__(fd, nbytes, writable=bool(usage & Usage.CPU_WRITE))
+
+    def begin(self, *, writes: bool) -> None:
+        """Tells the kernel that the CPU begins to read, or also to write."""
+        sync_dma_buf(self.fd, READ | (WRITE if writes else 0))
+
+    def end(self, *, writes: bool) -> None:
+        """Tells the kernel that the CPU is done."""
+        sync_dma_buf(self.fd, READ | (WRITE if writes else 0) | END)
+
+
+class HardwareBufferBlob(DmaBuf):
+    """A hardware buffer that is no image: bytes. Made by `Memory.from_hardware_buffer` with the format "blob"."""
+
+    kind: ClassVar[str] = "hardware_buffer_blob"
+
+    def fields(self) -> list[Any]:
+        """Bytes, which is the buffer's width, and usage."""
+        return [self.nbytes, int(self.usage)]
+
+    @classmethod
+    def checked(cls, fields: list[Any], fd: int) -> dict[str, Any]:
+        """As of `Memory`."""
+        match fields:
+            case [int(nbytes), int(usage)] if type(nbytes) is int and 0 < nbytes < _MAX_BYTES:
+                if not is_dma_buf(fd):
+                    checked_size(fd, nbytes, sealed=False)
+                return {"nbytes": nbytes, "usage": _checked_usage(usage)}
+        raise InvalidDescriptor(f"{fields!r:.80} does not describe a blob: [bytes, usage]")
+
+
+class HardwareBuffer(DmaBuf):
+    """An image. Made by `allocate`, or by `Memory.from_hardware_buffer` in memory of others."""
+
+    kind: ClassVar[str] = "hardware_buffer"
+
+    def __init__(
+        self,
+        fd: int,
+        format: str,  # noqa: A002
+        width: int,
+        height: int,
+        planes: Sequence[Plane],
+        usage: Usage,
+    ) -> None:
+        """Owns `fd`, which was checked."""
+        self.format, self.width, self.height, self.planes = format, width, height, tuple(planes)
+        found = FORMATS[format]
+        self.dtype, self.shape = found.dtype, found.shape(width, height)  #: of the operand that it is
+        self._sizes = plane_sizes(found, width, height)
+        super().__init__(fd, end_of(self.planes, self._sizes), usage)
+
+    @classmethod
+    def allocate(
+        cls,
+        format: str,  # noqa: A002
+        width: int,
+        height: int,
+        planes: Sequence[tuple[int, int]] | None = None,
+        usage: int = Usage.CPU_READ | Usage.CPU_WRITE,
+    ) -> Self:
+        """A new image in sealed memory. Raises ValueError, ResourceExhaustedPersistent."""
+        sizes = plane_sizes(checked_format(format, width, height), width, height)
+        given = packed_planes(format, width, height) if planes is None else planes
+        where = checked_planes([list(plane) for plane in given], sizes, FORMATS[format].dtype.itemsize)
+        nbytes = end_of(where, sizes)
+        check_available(nbytes)
+        return cls(memfd(nbytes), format, width, height, where, _checked_usage(int(usage)))
+
+    def fields(self) -> list[Any]:
+        """Format, width and height in pixels, offset and stride of each plane, usage."""
+        return [self.format, self.width, self.height, [list(plane) for plane in self.planes], int(self.usage)]
+
+    @classmethod
+    def checked(cls, fields: list[Any], fd: int) -> dict[str, Any]:
+        """As of `Memory`."""
+        match fields:
+            case [name, width, height, list(planes), usage]:
+                pass
+            case _:
+                raise InvalidDescriptor(f"{fields!r:.80} is no image: [format, width, height, planes, usage]")
+        sizes = plane_sizes(checked_format(name, width, height), width, height)
+        where = checked_planes(planes, sizes, FORMATS[name].dtype.itemsize)
+        if not is_dma_buf(fd):
+            checked_size(fd, end_of(where, sizes), sealed=False)
+        return {"format": name, "width": width, "height": height, "planes": where, "usage": _checked_usage(usage)}
+
+    def plane(self, n: int) -> NDArray[Any]:
+        """A view of one plane: [rows, columns, channels]."""
+        (rows, _), part, item = self._sizes[n], FORMATS[self.format].parts[n], self.dtype.itemsize
+        shape = rows, self.width // part.step, part.channels
+        strides = self.planes[n].stride, part.channels * item, item
+        return np.ndarray(shape, self.dtype, self.asarray(), self.planes[n].offset, strides)
+
+    def view(self) -> NDArray[Any] | None:
+        """The operand in place; None where it has to be put together."""
+        starts = [plane.offset for plane in self.planes]
+        ends = [p.offset + rows * p.stride for p, (rows, _) in zip(self.planes, self._sizes, strict=True)]
+        is_tight = all(p.stride == nbytes for p, (_, nbytes) in zip(self.planes, self._sizes, strict=True))
+        if not is_tight or ends[:-1] != starts[1:]:
+            return None
+        return self.asarray(self.dtype, self.shape, starts[0])
+
+    def read(self) -> NDArray[Any]:
+        """The operand: in place where that can be, else a copy."""
+        found = self.view()
+        if found is None:
+            found = np.empty(self.shape, self.dtype)
+            self.gather(found)
+        return found
+
+    def gather(self, into: NDArray[Any]) -> None:
+        """Copies the planes to a contiguous array of the operand's shape."""
+        for n, part in enumerate(self._parts_of(into)):
+            part[...] = self.plane(n)
+
+    def scatter(self, source: NDArray[Any]) -> None:
+        """Copies a contiguous array of the operand's shape to the planes."""
+        for n, part in enumerate(self._parts_of(source)):
+            self.plane(n)[...] = part
+
+    def _parts_of(self, array: NDArray[Any]) -> list[NDArray[Any]]:
+        """What belongs to each plane."""
+        flat, begin, parts = array.reshape(-1), 0, []
+        for n in range(len(self.planes)):
+            shape = self.plane(n).shape
+            size = shape[0] * shape[1] * shape[2]
+            parts.append(flat[begin : begin + size].reshape(shape))
+            begin += size
+        return parts
+
+
+@dataclass(eq=False)
+class DeviceBuffer:
+    """Memory that the device manages, where a request could name a `Memory`. Its token means something to it alone."""
+
+    token: int
+
+
+KINDS: dict[str, type[Memory]] = {
+    kind.kind: kind for kind in (Memory, MappedFd, HardwareBufferBlob, HardwareBuffer)
+}  #: by the name that travels
+
+
 _M = TypeVar("_M", bound=Memory)
 
 
@@ -167,8 +363,6 @@ def adopted(kind: type[_M], fields: list[Any], fd: int) -> _M:
 
 
 def _received(plain: object, fd: int) -> Memory:
-    from burst.pools import KINDS
-
     match plain:
         case [str(name), *fields] if name in KINDS:
             try:
@@ -186,64 +380,23 @@ def _unpickled(plain: list[Any], carried: Any) -> Memory:
     return _received(plain, carried.detach())
 
 
-@dataclass(eq=False)
-class DeviceBuffer:
-    """Memory that the device manages, where a request could name a `Memory`. Its token means something to it alone."""
-
-    token: int
-
-
-class SlotTable:
-    """The client's side: which slot stands for which memory. Holds the memory until it is forgotten."""
-
-    def __init__(self) -> None:
-        self._slots: dict[Memory, int] = {}
-        self._memories: dict[int, Memory] = {}
-        self._next = 0
-
-    def slot_of(self, memory: Memory) -> int:
-        """The memory's slot, a new one at first sight."""
-        slot = self._slots.get(memory)
-        if slot is None:
-            if self._next > _MAX_SLOT:
-                raise OverflowError("this burst has used up its 2**31 slots; open another")
-            slot = self._next
-            self._next += 1
-            self._slots[memory], self._memories[slot] = slot, memory
-        return slot
-
-    def memories(self, slots: Iterable[int]) -> list[Memory]:
-        """All of them. Raises InvalidArgument when one is unknown or was freed."""
-        try:
-            return [self._memories[slot] for slot in slots]
-        except KeyError as error:
-            raise InvalidArgument(f"slot {error.args[0]} stands for no memory") from None
-
-    def forget(self, memory: Memory) -> int | None:
-        """The slot that stood for it, or None."""
-        slot = self._slots.pop(memory, None)
-        if slot is not None:
-            del self._memories[slot]
-        return slot
+def _checked_usage(usage: object) -> Usage:
+    """Raises InvalidDescriptor."""
+    if type(usage) is not int or not 0 <= usage < 2**64:
+        raise InvalidDescriptor(f"usage={usage!r:.40}: bits of burst.Usage")
+    if not usage & Usage.CPU_READ:
+        raise InvalidDescriptor(f"usage={usage:#x}: without CPU_READ nobody here can use it")
+    return Usage(usage)
 
 
-class MappingCache:
-    """The server's side: mapped memory by slot."""
+def _is_file(fd: int) -> bool:
+    return stat.S_ISREG(os.fstat(fd).st_mode)
 
-    def __init__(self) -> None:
-        self._memories: dict[int, Memory] = {}
 
-    def resolve(self, slots: Sequence[int], fetch: Callable[[list[int]], list[Memory]]) -> list[Memory]:
-        """The memory of each slot. Asks `fetch` once for all that are unknown; nothing is kept when that fails."""
-        known = self._memories
-        if missing := sorted({slot for slot in slots if slot not in known}):
-            known.update(dict(zip(missing, fetch(missing), strict=True)))
-        return [known[slot] for slot in slots]
-
-    def free(self, slot: int) -> None:
-        """Lets the mapping go; arrays on it keep it until they go too. An unknown slot is no error."""
-        self._memories.pop(slot, None)
-
-    def clear(self) -> None:
-        """Frees all."""
-        self._memories.clear()
+def _is_memory(fd: int) -> bool:
+    """Whether nothing but memory is behind the file."""
+    try:
+        fcntl.fcntl(fd, fcntl.F_GET_SEALS)
+    except OSError:
+        return False
+    return True

@@ -1,19 +1,17 @@
 """The vocabulary of one execution: what a client asks, and what a device answers.
 
-Nothing here knows how it travels (`burst.wire`) or what a model is (`driver`). Everything but `Result` is an immutable
-tuple with names: cheap to make, safe to remember, compared by value.
+Nothing here knows how it travels (`burst.wire`) or what a model is (`driver`). Everything here is an immutable tuple
+with names: cheap to make, safe to remember, compared by value. `Result` is in `burst.errors`, beside the errors that it
+raises.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from numpy.typing import NDArray
 
 
 class ErrorStatus(IntEnum):
@@ -108,38 +106,3 @@ class Request(NamedTuple):
     outputs: Sequence[RequestArgument]
     pools: Sequence[Any] = ()
     loop_timeout: int | None = None
-
-
-@dataclass(slots=True, eq=False)
-class Result:
-    """What came of one execution. It is compared by identity, because comparing arrays has no one answer.
-
-    Attributes:
-        status: NONE, or why there is no result.
-        outputs: one array per output, empty unless `status` is NONE; None where it is in a buffer of the device.
-        output_shapes: one per output when `status` is OUTPUT_INSUFFICIENT_SIZE, and when it is NONE and the model
-            leaves a shape open; may be empty when all shapes are known beforehand, and is for any other status.
-        message: what the device says about an error, for people; a burst has no room for it.
-        timing: in microseconds; known only if asked for, and only when `status` is NONE.
-        cause: what is known about an error.
-    """
-
-    status: ErrorStatus
-    outputs: tuple[NDArray[Any], ...] = ()
-    output_shapes: tuple[OutputShape, ...] = ()
-    timing: Timing = NO_TIMING
-    message: str = ""
-    cause: Cause = NO_CAUSE
-
-    def raise_for_status(self) -> None:
-        """Return if the status is NONE.
-
-        Raises:
-            StatusError: otherwise; the subclass for this status, with this result as its `result`.
-        """
-        if self.status != ErrorStatus.NONE:
-            from burst.errors import status_error  # which needs ErrorStatus from here
-
-            error = status_error(self.status, self.message, self.cause)
-            error.result = self
-            raise error

@@ -34,7 +34,8 @@ from fmq.errors import raise_errno
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from burst.messages import OutputShape, Request, Result
+    from burst.errors import Result
+    from burst.messages import OutputShape, Request
     from burst.turns import Ticket
     from fmq import Descriptor
 

@@ -11,8 +11,7 @@ from burst.errors import (
     ResourceExhaustedTransient,
     StatusError,
 )
-from burst.images import HardwareBuffer
-from burst.memory import Memory, Usage
+from burst.memory import HardwareBuffer, Memory, Usage
 from driver.client.burst import Burst
 from driver.client.device import Cache, RemoteDevice, connect
 from driver.client.device_buffers import Buffer, BufferDesc, BufferRole

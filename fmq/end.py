@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self
 import numpy as np
 
 from fmq._core import ffi, lib
+from fmq.bell import Bell
 from fmq.clock import FOREVER, deadline_of
 from fmq.errors import Busy, Closed, Overrun, Timeout, raise_errno
 from fmq.geometry import Flavour
@@ -17,7 +18,6 @@ from fmq.life import Watch
 from fmq.region import descriptors
 from fmq.role import LIFE_AT, OBSERVER, READER, WRITER, Role, Seat
 from fmq.span import Span
-from fmq.wait import Bell
 
 if TYPE_CHECKING:
     import socket

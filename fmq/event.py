@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 from fmq._core import ffi, lib
 from fmq.clock import deadline_of
@@ -14,7 +14,6 @@ from fmq.errors import raise_errno
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from fmq.end import MessageQueueReader, MessageQueueWriter
     from fmq.region import Region
 
 NBYTES = 8
@@ -22,8 +21,16 @@ _MOST_PEERS = 127  # what one futex_waitv takes besides the bits
 _SLICE = 100_000_000  # ns: in the main thread, where signal handlers run, Ctrl-C is noticed this soon
 
 
+class HasPeer(Protocol):
+    """An end of a queue."""
+
+    @property
+    def peer_life(self) -> Any:
+        """The address of the peer's life word."""
+
+
 class EventFlag:
-    """Eight bytes of a region: the bits, and how many sleep. A bit is consumed by the first waiter that sees it."""
+    """Eight bytes of a region: the bits, and how many threads sleep. The first waiter that sees a bit consumes it."""
 
     def __init__(self, region: Region, offset: int) -> None:
         if offset % 4 or not 0 <= offset <= region.nbytes - NBYTES:
@@ -36,16 +43,14 @@ class EventFlag:
         self.address = region.base + offset
 
     def wake(self, mask: int) -> None:
-        """Sets the bits of `mask` and wakes who waits for one of them. No system call while nobody sleeps."""
+        """Sets the bits of `mask` and wakes the threads that wait for one of them. No system call while none sleeps."""
         lib.fmq_event_wake(self.address, self.checked(mask))
 
-    def wait(
-        self, mask: int, timeout: float | None = None, peers: Sequence[MessageQueueReader | MessageQueueWriter] = ()
-    ) -> int:
-        """Sleeps until a bit of `mask` is set, clears and returns those that are. Raises Timeout.
+    def wait(self, mask: int, timeout: float | None = None, peers: Sequence[HasPeer] = ()) -> int:
+        """Sleeps until a bit of `mask` is set; clears and returns the bits that are. Raises Timeout.
 
-        `peers` are ends of queues whose other sides are to wake us: the wait ends with PeerDied or Closed when one of
-        those is gone, after the bits that it had set were returned.
+        `peers`: ends of queues whose other sides wake this flag. The wait ends with PeerDied or Closed when one of
+        these is gone, after the bits that it had set were returned.
         """
         if len(peers) > _MOST_PEERS:
             raise ValueError(f"peers: {len(peers)} ends; one wait watches at most {_MOST_PEERS}")

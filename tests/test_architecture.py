@@ -5,6 +5,7 @@ import inspect
 import re
 import subprocess
 import tomllib
+from graphlib import CycleError, TopologicalSorter
 from importlib import import_module
 from pathlib import Path
 
@@ -76,6 +77,29 @@ def test_imports_point_left():
     for left, right in [("fmq", {"burst", "driver"}), ("burst", {"driver"})]:
         for path in sorted((ROOT / left).rglob("*.py")):
             assert not imports(path) & right, name(path)
+
+
+def modules_imported(path, package):
+    """Modules of a package that a file imports anywhere in it: for type checkers and inside functions, too."""
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return {name for name in names if name.startswith(f"{package}.")}
+
+
+@pytest.mark.parametrize("package", ["fmq", "burst"])
+def test_there_are_no_circles_of_modules(package):
+    """Each module can stand after those that it imports."""
+    files = {path: ".".join(path.relative_to(ROOT).with_suffix("").parts) for path in (ROOT / package).rglob("*.py")}
+    modules = set(files.values())
+    graph = {module: modules_imported(path, package) & modules for path, module in files.items()}
+    try:
+        list(TopologicalSorter(graph).static_order())
+    except CycleError as error:
+        pytest.fail(" -> ".join(error.args[1]))
 
 
 def imports(path):

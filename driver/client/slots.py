@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from burst import DeviceBuffer
-from burst.memory import SlotTable
+from burst.slots import SlotTable
 from driver.protocol.plain_codec import encode_request
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import fmq
 from burst import InvalidArgument, Offer, PeerDied, Request, Trace
 from burst.channel import Channel
 from burst.datum import DATUM, DATUM_DTYPE
-from burst.memory import SlotTable
+from burst.slots import SlotTable
 from burst.wire import RequestPacket, decode_result, encode_request
 from fmq.clock import deadline_of
 

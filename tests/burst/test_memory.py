@@ -9,7 +9,7 @@ import pytest
 from burst import ErrorStatus, GeneralFailure, InvalidArgument, NotSent, PeerDied, Request, RequestArgument
 from burst import server as burst_server
 from burst.channel import MAX_FDS
-from burst.memory import MappingCache, SlotTable
+from burst.slots import MappingCache, SlotTable
 from burst.wire import VERSIONS, RequestPacket, encode_request
 
 NONE, GENERAL_FAILURE, INVALID_ARGUMENT = (

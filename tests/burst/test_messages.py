@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from burst import errors
-from burst.messages import Cause, ErrorStatus, OutputShape, Request, RequestArgument, Result, Timing
+from burst import Result, errors
+from burst.messages import Cause, ErrorStatus, OutputShape, Request, RequestArgument, Timing
 from fmq.errors import PeerDied as QueuePeerDied
 
 STATUS_CLASSES = {

@@ -17,11 +17,11 @@ from burst import (
     Memory,
     ResourceExhaustedPersistent,
     Usage,
-    images,
+    dma_buf,
     memory_limits,
 )
 from burst.images import FORMATS
-from burst.pools import KINDS
+from burst.memory import KINDS
 
 PAGE = mmap.PAGESIZE
 
@@ -276,10 +276,10 @@ class TestImages:
     def test_accesses_are_told_to_the_kernel(self, monkeypatch):
         """A DMA-BUF is synchronised before the CPU reads, and when it has written."""
         asked = []
-        monkeypatch.setattr(images, "sync_dma_buf", lambda _, flags: asked.append(flags))
+        monkeypatch.setattr("burst.memory.sync_dma_buf", lambda _, flags: asked.append(flags))
         fd = os.memfd_create("stands for a DMA-BUF")
         os.ftruncate(fd, PAGE)
-        monkeypatch.setattr(images, "is_dma_buf", lambda _: True)
+        monkeypatch.setattr("burst.memory.is_dma_buf", lambda _: True)
         pool = Memory.from_hardware_buffer(fd, "rgba", 4, 4)
         os.close(fd)
         assert pool.needs_sync
@@ -292,7 +292,7 @@ class TestImages:
     def test_what_is_no_dma_buf(self, file):
         """Neither files nor events are taken for one."""
         for fd in (file.fileno(), Memory.create(1).fd, os.eventfd(0)):
-            assert not images.is_dma_buf(fd)
+            assert not dma_buf.is_dma_buf(fd)
 
     def test_udmabuf(self):
         """A real DMA-BUF is mapped, and synchronised by the kernel, without an error."""

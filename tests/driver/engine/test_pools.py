@@ -12,7 +12,7 @@ import pytest
 
 import driver
 from burst import ErrorStatus, Memory, Request, RequestArgument, Usage
-from burst.pools import MappedFd
+from burst.memory import MappedFd
 from driver import HardwareBuffer
 from driver.runtime.local import LocalDevice
 
