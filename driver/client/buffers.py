@@ -1,18 +1,16 @@
-"""The memory of a burst: input sets that take turns, and output sets that nobody gets while somebody holds them."""
+"""The memory of a burst: input sets that take turns, and output sets that are free when no result is held on them."""
 
 from __future__ import annotations
 
 from collections import deque
 from itertools import count
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from burst import ResultsHeld
 from driver.client.workspace import InputSet, OutputSet, Shapes
 from driver.fork import lost
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from burst import Memory, OutputShape, Request
     from burst.controller import Packet
     from driver.nn import Model
@@ -25,50 +23,62 @@ class EncodedRequest(NamedTuple):
     """A request on one input set and one output set, encoded."""
 
     inputs: InputSet
-    outputs: Outputs
+    outputs: OutputSet
     request: Request
     packet: Packet
 
 
-class Outputs(OutputSet):
-    """An output set of a burst."""
+class RequestBuffers(Protocol):
+    """Where a burst's requests lie: what a pipeline needs of `Buffers`."""
 
-    next: Outputs  #: whose turn it is after this one
-
-    def lay_out(self, sizes: Sequence[int]) -> None:
-        """As always; requests that were encoded for the old memory are forgotten."""
-        super().lay_out(sizes)
-        self.number = 0  #: of the request that used it last
-        self.is_busy = False  #: a request that is in flight writes to it
-        self.encoded: dict[InputSet, EncodedRequest] = {}  #: requests on it
-
-
-class Buffers:
-    """Made as they are needed, and kept."""
-
-    def __init__(self, model: Model, shapes: Shapes, depth: int) -> None:
-        self._model, self._shapes, self._most = model, shapes, depth + _SPARE
-        self.inputs = InputSet(model, shapes)  #: of the next request
-        self.lent: InputSet | None = None  #: that `run` could not wait for, and that the next request may have, too
-        self._free: deque[InputSet] = deque()
-        self._last = Outputs(model)
-        self._last.next = self._last
-        self._outputs, self._numbers = [self._last], count(1)
-        self._partners: dict[InputSet, Outputs] = {}
+    inputs: InputSet  #: of the next request
+    lent: InputSet | None  #: of a `run` that gave up waiting: the next request may have them, too
 
     def next_inputs(self) -> None:
         """The present ones belong to a request now; until `give_back`."""
-        self.inputs = self._free.popleft() if self._free else InputSet(self._model, self._shapes)
 
     def give_back(self, inputs: InputSet) -> None:
         """The request that they belonged to is done with them."""
+
+    def free_outputs(self) -> OutputSet:
+        """A set that the caller does not hold and no request writes to. Raises ResultsHeld when there is none."""
+
+    def outputs_for(self, inputs: InputSet) -> OutputSet:
+        """The same, and the one that these inputs had last if it is free: the device knows that pair."""
+
+    def grow(self, outputs: OutputSet, shapes: tuple[OutputShape, ...]) -> Memory | None:
+        """Makes room for outputs of these shapes; the old memory, or None when there was room already."""
+
+    def forget_requests(self) -> None:
+        """A new device knows none that was encoded."""
+
+    def close(self) -> None:
+        """No request gets any more."""
+
+
+class Buffers:
+    """As `RequestBuffers`, made as they are needed, and kept."""
+
+    def __init__(self, model: Model, shapes: Shapes, depth: int) -> None:
+        self._model, self._shapes, self._most = model, shapes, depth + _SPARE
+        self.inputs = InputSet(model, shapes)
+        self.lent: InputSet | None = None
+        self._free: deque[InputSet] = deque()
+        self._last = OutputSet(model)
+        self._last.next = self._last
+        self._outputs, self._numbers = [self._last], count(1)
+        self._partners: dict[InputSet, OutputSet] = {}
+
+    def next_inputs(self) -> None:
+        self.inputs = self._free.popleft() if self._free else InputSet(self._model, self._shapes)
+
+    def give_back(self, inputs: InputSet) -> None:
         if inputs is self.lent:
             self.lent = None
         elif inputs is not self.inputs:
             self._free.append(inputs)
 
-    def free_outputs(self) -> Outputs:
-        """A set that nobody holds and no request writes to. Raises ResultsHeld when there is none."""
+    def free_outputs(self) -> OutputSet:
         found = self._last.next  # usually the one that was used longest ago
         while found.is_busy or found.is_held():
             if found is self._last:
@@ -79,8 +89,7 @@ class Buffers:
         self._last = found
         return found
 
-    def outputs_for(self, inputs: InputSet) -> Outputs:
-        """The same, and the one that these inputs had last if it is free: the device knows that pair."""
+    def outputs_for(self, inputs: InputSet) -> OutputSet:
         found = self._partners.get(inputs)
         if found is None or found.is_busy or found.is_held():
             found = self._partners[inputs] = self.free_outputs()
@@ -89,33 +98,31 @@ class Buffers:
             self._last = found
         return found
 
-    def _new_outputs(self) -> Outputs:
+    def _new_outputs(self) -> OutputSet:
         if len(self._outputs) >= self._most:
             raise ResultsHeld(
                 f"all {len(self._outputs)} output buffers are held by the results of requests "
                 f"{', '.join(str(number) for number in sorted(o.number for o in self._outputs))}: copy what you keep "
                 "(result.outputs[0].copy()) and let the results go"
             )
-        new = Outputs(self._model, max((o.sizes for o in self._outputs), key=sum))
+        new = OutputSet(self._model, max((o.sizes for o in self._outputs), key=sum))
         new.next, self._last.next = self._last.next, new
         self._outputs.append(new)
         return new
 
     def forget_requests(self) -> None:
-        """A new device knows none that was encoded."""
         for outputs in self._outputs:
             outputs.encoded.clear()
 
     def close(self) -> None:
-        """Nobody gets any more. They refer to each other, and would stay until garbage is collected."""
+        # They refer to each other, and would stay until garbage is collected.
         self.forget_requests()
         self._partners.clear()
         self._last = lost(_closed)
         for outputs in self._outputs:
             outputs.next = self._last
 
-    def grow(self, outputs: Outputs, shapes: tuple[OutputShape, ...]) -> Memory | None:
-        """Makes room for outputs of these shapes; the old memory, or None when there was room already."""
+    def grow(self, outputs: OutputSet, shapes: tuple[OutputShape, ...]) -> Memory | None:
         sizes = outputs.needed(shapes)
         if sizes is None:
             return None

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from driver.client.buffers import Buffers, EncodedRequest
+    from driver.client.buffers import EncodedRequest, RequestBuffers
     from driver.client.future import Future
     from driver.client.workspace import InputSet
 
@@ -31,7 +31,7 @@ class InFlight:
     `submitting`, and none calls back while it holds one of the others.
     """
 
-    def __init__(self, buffers: Buffers) -> None:
+    def __init__(self, buffers: RequestBuffers) -> None:
         self._buffers = buffers
         self.requests: deque[PendingRequest] = deque()
         self.staged: tuple[InputSet, Future] | None = None  #: the newest frame, kept until there is room

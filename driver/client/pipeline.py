@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from burst import Memory, Request
     from burst.controller import Packet
     from burst.wire import ResultPacket
-    from driver.client.buffers import Buffers, EncodedRequest
+    from driver.client.buffers import EncodedRequest, RequestBuffers
     from driver.client.prepared_model import RemotePreparedModel
     from driver.client.session import Fallback
     from driver.client.workspace import InputSet
@@ -51,12 +51,12 @@ class Pipeline:
         self,
         prepared: RemotePreparedModel,
         options: Options,
-        buffers: Buffers | None = None,
+        buffers: RequestBuffers | None = None,
         fallback: Fallback | None = None,
     ) -> None:
         """`buffers`: for a caller that lays requests out itself. Raises StatusError, PeerDied, ValueError."""
         self.options = options
-        self.buffers = buffers or buffers_for(prepared.model, options)
+        self.buffers: RequestBuffers = buffers or buffers_for(prepared.model, options)
         self.in_flight = InFlight(self.buffers)
         self.session = BurstSession(prepared, options, self.buffers, fallback)
         self.loops: Arrivals | None = None  #: the event loops that await; made by the first one

@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
     from burst.messages import Cause
     from burst.wire import ResultPacket
-    from driver.client.buffers import Buffers, Outputs
+    from driver.client.buffers import RequestBuffers
     from driver.client.prepared_model import RemotePreparedModel
-    from driver.client.workspace import InputSet
+    from driver.client.workspace import InputSet, OutputSet
     from driver.options import Options
 
 FAILURES = (StatusError, PeerDied, DeviceFailed)
@@ -55,7 +55,7 @@ class BurstSession:
     """One request at a time, by any way: the queues, the plain path, the fallback."""
 
     def __init__(
-        self, prepared: RemotePreparedModel, options: Options, buffers: Buffers, fallback: Fallback | None
+        self, prepared: RemotePreparedModel, options: Options, buffers: RequestBuffers, fallback: Fallback | None
     ) -> None:
         """Raises StatusError, PeerDied."""
         self.prepared, self.options, self.buffers, self.fallback = prepared, options, buffers, fallback
@@ -83,7 +83,7 @@ class BurstSession:
 
     # ---- requests and results
 
-    def encode(self, inputs: InputSet, outputs: Outputs) -> EncodedRequest:
+    def encode(self, inputs: InputSet, outputs: OutputSet) -> EncodedRequest:
         """The request on that memory, encoded once."""
         encoded = outputs.encoded.get(inputs)
         if encoded is None:

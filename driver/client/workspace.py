@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from driver.client.buffers import EncodedRequest
     from driver.nn import Model, Operand
 
 _ALIGN = 64  # bytes: what the fast devices need, and a cache line
@@ -60,11 +61,13 @@ class InputSet:
 
 
 class OutputSet:
-    """The outputs of one request, and whether somebody still holds them.
+    """The outputs of one request, and whether the caller still holds them.
 
-    Whoever has a result, one of its arrays, a view of one or what was exported by DLPack keeps a reference to one of
-    our arrays; so their counts tell.
+    A result, one of its arrays, a view of one or what was exported by DLPack keeps a reference to one of our arrays;
+    so their reference counts tell.
     """
+
+    next: OutputSet  #: in the ring of a burst's `Buffers`
 
     def __init__(self, model: Model, sizes: Sequence[int] | None = None) -> None:
         """`sizes`: bytes to reserve for each; by default what the model says."""
@@ -84,6 +87,9 @@ class OutputSet:
         )
         self.shapes: Sequence[OutputShape] | None = None  #: for which
         self.given: list[NDArray[Any]] = []  #: arrays were made
+        self.is_busy = False  #: a request of a burst that is in flight writes to it
+        self.number = 0  #: of the request of a burst that used it last
+        self.encoded: dict[InputSet, EncodedRequest] = {}  #: requests of a burst on this memory
 
     def arrays(self, shapes: Sequence[OutputShape]) -> tuple[NDArray[Any], ...]:
         """Typed views; `shapes` may be empty when the model knows them all. The same ones again for the same shapes."""
@@ -101,7 +107,7 @@ class OutputSet:
         return np.ndarray(dims, operand.type.dtype, self._bytes, self._places[n])
 
     def is_held(self) -> bool:
-        """Whether anybody but us refers to the arrays that were given out last."""
+        """Whether the caller still refers to one of the arrays that were given out last."""
         for array in self.given:  # noqa: SIM110 (any(…) takes four times as long, and this is in every run)
             if getrefcount(array) > _OURS:
                 return True

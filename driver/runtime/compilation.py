@@ -19,10 +19,10 @@ from driver.options import Preference, Priority
 from driver.runtime import capabilities as measures
 from driver.runtime.cache.device import CachedDevice, CacheTerms
 from driver.runtime.compiled import CompiledModel
-from driver.runtime.fallback import Fallbacks, Guarded, Spare
+from driver.runtime.fallback import CpuFallback, FallbackModel, Fallbacks
 from driver.runtime.local import NAME, LocalDevice, LocalPrepared
 from driver.runtime.partition import Step, choose, partition
-from driver.runtime.plan import Part
+from driver.runtime.plan import PreparedStep
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -177,36 +177,37 @@ class _Compilation:
         chosen = place.read(len(model.main.operations), len(names))
         if chosen is None:
             return None
-        parts: list[Part] = []
+        prepared: list[PreparedStep] = []
         try:
             devices = {n: self._device(names[n]) for n in sorted(set(chosen))}
             steps = partition(model, chosen)
             for step in steps:
-                parts.append(self._part(devices[step.device], step, len(parts), len(steps)))
+                prepared.append(self._prepare_step(devices[step.device], step, len(prepared), len(steps)))
         except (*FAILURES, NotPlaced, DeviceNotFound, InvalidModel) as error:
-            _close(parts)
+            _close(prepared)
             if isinstance(error, _MISSED):
                 raise
             return None
-        return self._finished(parts)
+        return self._finished(prepared)
 
     def compiled(self, names: Sequence[str | RemoteDevice]) -> CompiledModel:
-        """All of it."""
+        """Asks the devices, chooses, and prepares each step; on the CPU, if that fails and may fall back."""
         validate(self._terms.model)
         candidates = self._asked(names)
-        parts: list[Part] = []
+        prepared: list[PreparedStep] = []
         try:
             steps = self._steps(candidates)
             for step in steps:
-                parts.append(self._part(candidates[step.device].device, step, len(parts), len(steps)))
+                device = candidates[step.device].device
+                prepared.append(self._prepare_step(device, step, len(prepared), len(steps)))
         except (*FAILURES, NotPlaced) as error:
-            _close(parts)
+            _close(prepared)
             if isinstance(error, _MISSED) or not self._terms.may_fall_back:
                 raise
-            parts = [self._on_cpu(error)]
+            prepared = [self._on_cpu(error)]
         else:
             self._remember(names, candidates, steps)
-        return self._finished(parts)
+        return self._finished(prepared)
 
     def _remember(
         self, names: Sequence[str | RemoteDevice], candidates: Sequence[_Candidate], steps: Sequence[Step]
@@ -221,14 +222,14 @@ class _Compilation:
                 chosen[operation] = where.index(candidates[step.device].device.address)
         self._cache.placement(self._terms.names, self._terms.required).write(chosen, self._terms.model)
 
-    def _finished(self, parts: Sequence[Part]) -> CompiledModel:
-        used = {part.device for part in parts}
+    def _finished(self, steps: Sequence[PreparedStep]) -> CompiledModel:
+        used = {step.device for step in steps}
         for device in self._own.values():
             if device.address not in used:
                 device.close()
         self._clock.begin("compiled", 1.0)
         devices = [device for device in self._own.values() if device.address in used]
-        return CompiledModel(self._terms, parts, devices, self._fallbacks)
+        return CompiledModel(self._terms, steps, devices, self._fallbacks)
 
     def _asked(self, names: Sequence[str | RemoteDevice]) -> list[_Candidate]:
         """Each device, connected, measured if there is a choice, and asked what it supports."""
@@ -292,7 +293,7 @@ class _Compilation:
         if required and others:
             raise NotPlaced(f"require_device={required!r}, but it would be operation {', '.join(others)}")
 
-    def _part(self, device: RemoteDevice | LocalDevice, step: Step, n: int, count: int) -> Part:
+    def _prepare_step(self, device: RemoteDevice | LocalDevice, step: Step, n: int, count: int) -> PreparedStep:
         preference, kept = self._terms.preference, None
         self._at = device.address
         self._clock.begin(f"prepare {len(step.operations)} operations on {device.address}", 0.5 + 0.5 * n / count)
@@ -306,24 +307,24 @@ class _Compilation:
         else:
             prepared = device.prepare(step.model, preference=preference, deadline=self._clock.end)
         if isinstance(prepared, LocalPrepared) or not self._terms.may_fall_back:
-            return Part(step, device.address, Guarded(prepared, None), kept)
+            return PreparedStep(step, device.address, FallbackModel(prepared, None), kept)
         kind = "whole" if count == 1 else "step"
-        spare = Spare(step.model, preference, kind, device.address, self._fallbacks)
-        return Part(step, device.address, Guarded(prepared, spare), kept)
+        fallback = CpuFallback(step.model, preference, kind, device.address, self._fallbacks)
+        return PreparedStep(step, device.address, FallbackModel(prepared, fallback), kept)
 
-    def _on_cpu(self, error: Exception) -> Part:
+    def _on_cpu(self, error: Exception) -> PreparedStep:
         """The whole model, after that."""
         model = self._terms.model
         self._fallbacks.note("compile", self._at, error)
         prepared = LocalDevice().prepare(model, preference=self._terms.preference)
         whole = Step(0, tuple(range(len(model.main.operations))), model, model.main.inputs, model.main.outputs)
-        return Part(whole, NAME, Guarded(prepared, None))
+        return PreparedStep(whole, NAME, FallbackModel(prepared, None))
 
 
-def _close(parts: Sequence[Part]) -> None:
-    for part in parts:
+def _close(steps: Sequence[PreparedStep]) -> None:
+    for step in steps:
         with suppress(PeerDied, StatusError):
-            part.guarded.prepared.close()
+            step.model.prepared.close()
 
 
 def compile_again(terms: Terms) -> CompiledModel:

@@ -11,9 +11,9 @@ from driver.client.pipeline import Pipeline
 from driver.client.session import FAILURES
 from driver.errors import DriverError
 from driver.options import options_of
-from driver.runtime.fallback import BurstFallback, Fallbacks, Guarded, Spare
+from driver.runtime.fallback import BurstFallback, CpuFallback, FallbackModel, Fallbacks
 from driver.runtime.local import NAME, LocalBurst, LocalPrepared
-from driver.runtime.plan import Part, Planned
+from driver.runtime.plan import PlannedModel, PreparedStep
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,33 +25,33 @@ if TYPE_CHECKING:
     from driver.runtime.compilation import Terms
 
 
-class CompiledModel(Guarded):
+class CompiledModel(FallbackModel):
     """A model on one or several devices. Any thread may use it, several at once. Made by `compile`.
 
     On one device it is what that device's `prepare` gives, and its burst is that device's burst.
     """
 
     def __init__(
-        self, terms: Terms, parts: Sequence[Part], devices: Sequence[RemoteDevice], fallbacks: Fallbacks
+        self, terms: Terms, steps: Sequence[PreparedStep], devices: Sequence[RemoteDevice], fallbacks: Fallbacks
     ) -> None:
         """Use `compile`. `devices`: connections to be closed with it."""
         self.model, self.preference, self.priority = terms.model, terms.preference, terms.priority
-        self._parts, self._devices, self._fallbacks = parts, devices, fallbacks
+        self._steps, self._devices, self._fallbacks = steps, devices, fallbacks
         self._is_closed, self._terms = False, terms
-        if len(parts) == 1:
-            super().__init__(parts[0].guarded.prepared, parts[0].guarded.spare)
+        if len(steps) == 1:
+            super().__init__(steps[0].model.prepared, steps[0].model.fallback)
         else:
-            spare = None
+            fallback = None
             if terms.may_fall_back:
-                names = " + ".join(dict.fromkeys(part.device for part in parts))
-                spare = Spare(terms.model, terms.preference, "whole", names, fallbacks)
-            super().__init__(Planned(terms.model, parts, terms.preference, spare), spare)
+                names = " + ".join(dict.fromkeys(step.device for step in steps))
+                fallback = CpuFallback(terms.model, terms.preference, "whole", names, fallbacks)
+            super().__init__(PlannedModel(terms.model, steps, terms.preference, fallback), fallback)
 
     def placement(self) -> list[tuple[str, tuple[int, ...]]]:
         """What runs where now: (device, indices of operations of the main subgraph) of each step, in order."""
         if self.is_replaced:
             return [(NAME, tuple(range(len(self.model.main.operations))))]
-        return [(NAME if p.guarded.is_replaced else p.device, p.step.operations) for p in self._parts]
+        return [(NAME if p.model.is_replaced else p.device, p.step.operations) for p in self._steps]
 
     def burst(self, **options: Any) -> Burst | Chain | LocalBurst:
         """Opens a burst, with the options of `RemotePreparedModel.burst`.
@@ -64,24 +64,24 @@ class CompiledModel(Guarded):
         try:
             return self._burst(its)
         except FAILURES as error:
-            return LocalBurst(self.instead(error), its)
+            return LocalBurst(self.replacement(error), its)
 
     def _burst(self, options: Options) -> Burst | Chain | LocalBurst:
-        prepared: RemotePreparedModel | LocalPrepared | Planned = self.prepared
-        if isinstance(prepared, Planned):
+        prepared: RemotePreparedModel | LocalPrepared | PlannedModel = self.prepared
+        if isinstance(prepared, PlannedModel):
             return prepared.burst(options)
         if isinstance(prepared, LocalPrepared):
             return LocalBurst(prepared, options)
-        if self.spare is None:
+        if self.fallback is None:
             return prepared.burst(**options._asdict())
         prepared.check_quarantine()
-        return Burst(Pipeline(prepared, options, fallback=BurstFallback(self, self.spare)))
+        return Burst(Pipeline(prepared, options, fallback=BurstFallback(self, self.fallback)))
 
-    def instead(self, error: BaseException) -> LocalPrepared:
-        """As `Guarded.instead`, unless it is closed."""
+    def replacement(self, error: BaseException) -> LocalPrepared:
+        """As `FallbackModel.replacement`, unless it is closed."""
         if self._is_closed:
             raise ValueError("this compiled model is closed; compile it again") from error
-        return super().instead(error)
+        return super().replacement(error)
 
     def stats(self) -> dict[str, Any]:
         """`placement`, and `fallbacks`: how often a device was dropped when compiling, and how often the whole model
@@ -91,7 +91,7 @@ class CompiledModel(Guarded):
         kept (`saved`), or is not (`compiled`), and why; and its `stage`: how often the device has replaced it by
         something better since.
         """
-        compilations = [part.compilation() for part in self._parts]
+        compilations = [step.compilation() for step in self._steps]
         return {"placement": self.placement(), "fallbacks": self._fallbacks.report(), "compilations": compilations}
 
     def __reduce__(self) -> tuple[Any, ...]:

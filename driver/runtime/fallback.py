@@ -84,7 +84,7 @@ _WORDS = {
 }
 
 
-class Spare:
+class CpuFallback:
     """The CPU in the place of one device, for one model: made ready there when it is first needed."""
 
     def __init__(self, model: Model, preference: Preference, kind: str, device: str, fallbacks: Fallbacks) -> None:
@@ -93,7 +93,7 @@ class Spare:
         self._lock = threading.Lock()
         self._prepared: LocalPrepared | None = None
 
-    def after(self, error: BaseException) -> LocalPrepared:
+    def take_over(self, error: BaseException) -> LocalPrepared:
         """What executes instead, after a failure that is counted here."""
         self._fallbacks.note(self._kind, self._device, error)
         return self.prepared
@@ -111,12 +111,12 @@ class Spare:
             return self._prepared
 
 
-class Guarded:
+class FallbackModel:
     """A prepared model on a device, with the CPU behind it. When the device has died, the CPU takes its place."""
 
-    def __init__(self, prepared: Any, spare: Spare | None) -> None:
-        """`prepared`: remote, local or in steps. `spare`: None where nothing may fall back."""
-        self.prepared, self.spare = prepared, spare
+    def __init__(self, prepared: Any, fallback: CpuFallback | None) -> None:
+        """`prepared`: remote, local or in steps. `fallback`: None where nothing may fall back."""
+        self.prepared, self.fallback = prepared, fallback
         self.is_replaced = False
 
     def run(self, *arrays: Any, timeout: float | None = None) -> tuple[NDArray[Any], ...]:
@@ -124,7 +124,7 @@ class Guarded:
         try:
             return self.prepared.run(*arrays, timeout=timeout)  # type: ignore[no-any-return]
         except FAILURES as error:
-            return self.instead(error).run(*arrays, timeout=timeout)
+            return self.replacement(error).run(*arrays, timeout=timeout)
 
     def execute(
         self,
@@ -150,38 +150,38 @@ class Guarded:
             if is_bound:
                 raise
             failure = error
-        return self.instead(failure).execute(request, **terms)
+        return self.replacement(failure).execute(request, **terms)
 
     @property
     def _can_move(self) -> bool:
-        return self.spare is not None and not self.is_replaced
+        return self.fallback is not None and not self.is_replaced
 
-    def instead(self, error: BaseException) -> LocalPrepared:
+    def replacement(self, error: BaseException) -> LocalPrepared:
         """What executes after that failure. Raises it when there is nothing, or it would only fail again."""
-        if self.spare is None or not self._can_move or not is_retryable(error):
+        if self.fallback is None or not self._can_move or not is_retryable(error):
             raise error
-        spare = self.spare.after(error)
+        fallback = self.fallback.take_over(error)
         if isinstance(error, PeerDied):
-            self.prepared, self.is_replaced = spare, True
-        return spare
+            self.prepared, self.is_replaced = fallback, True
+        return fallback
 
-    def again(self, error: BaseException) -> LocalPrepared:
+    def burst_replacement(self, error: BaseException) -> LocalPrepared:
         """The same for a burst of the device, which may outlive its place here."""
-        if self.spare and self.is_replaced and is_retryable(error):
-            return self.spare.after(error)
-        return self.instead(error)
+        if self.fallback and self.is_replaced and is_retryable(error):
+            return self.fallback.take_over(error)
+        return self.replacement(error)
 
 
 class BurstFallback:
     """What a burst of a compiled model does about requests that its device does not answer."""
 
-    def __init__(self, model: Guarded, spare: Spare) -> None:
-        self._model, self._spare = model, spare
+    def __init__(self, model: FallbackModel, fallback: CpuFallback) -> None:
+        self._model, self._fallback = model, fallback
 
     def replacement(self, error: BaseException) -> LocalPrepared:
-        """As `Guarded.again`."""
-        return self._model.again(error)
+        """As `FallbackModel.burst_replacement`."""
+        return self._model.burst_replacement(error)
 
     def report(self) -> dict[str, Any]:
         """All fallbacks of the compiled model."""
-        return self._spare.report()
+        return self._fallback.report()

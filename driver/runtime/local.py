@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
     from burst import Memory, Request
-    from driver.client.buffers import Outputs
+    from driver.client.buffers import RequestBuffers
     from driver.interface import Device
     from driver.nn import Model
     from driver.options import Options, Preference
@@ -155,11 +155,11 @@ class LocalPrepared:
 class LocalBurst:
     """The surface of `driver.Burst`, where an execution is a call. Any thread may run; one does at a time."""
 
-    def __init__(self, prepared: LocalPrepared, options: Options, buffers: Any = None) -> None:
+    def __init__(self, prepared: LocalPrepared, options: Options, buffers: RequestBuffers | None = None) -> None:
         """Use `prepared.burst()`. `buffers`: in place of its own."""
         self._prepared, self._measure = prepared, options.measure
-        self._buffers = buffers or buffers_for(prepared.model, options)
-        self._bound: dict[tuple[InputSet, Outputs], tuple[Memory, BoundRequest]] = {}
+        self._buffers: RequestBuffers = buffers or buffers_for(prepared.model, options)
+        self._bound: dict[tuple[InputSet, OutputSet], tuple[Memory, BoundRequest]] = {}
         self._lock = threading.RLock()
         self._runs = self._copied = self._total_ns = 0
         self._is_closed = False
@@ -187,7 +187,7 @@ class LocalBurst:
             timing = timing_since(begin, measure=self._measure)
             return Result(ErrorStatus.NONE, outputs.arrays(shapes), shapes, timing)
 
-    def _run(self, inputs: InputSet, outputs: Outputs) -> BoundRequest:
+    def _run(self, inputs: InputSet, outputs: OutputSet) -> BoundRequest:
         """Executes, once more if it lacked only room for its outputs. Raises StatusError."""
         try:
             execution = self._execution(inputs, outputs)
@@ -198,7 +198,7 @@ class LocalBurst:
             return self._run(inputs, outputs)
         return execution
 
-    def _execution(self, inputs: InputSet, outputs: Outputs) -> BoundRequest:
+    def _execution(self, inputs: InputSet, outputs: OutputSet) -> BoundRequest:
         """The request on that memory, bound once."""
         memory, execution = self._bound.get((inputs, outputs), (None, None))
         if execution is None or memory is not outputs.memory:

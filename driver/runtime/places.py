@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from burst import GeneralFailure, Request
-from driver.client.buffers import Buffers, Outputs
-from driver.client.workspace import InputSet
+from driver.client.buffers import Buffers
+from driver.client.workspace import InputSet, OutputSet
 from driver.nn import Model, Subgraph, combine_dimensions
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class StepInputs(InputSet):
         self.memory, self.arguments, self.arrays = memory, its, arrays
 
 
-class StepOutputs(Outputs):
+class StepOutputs(OutputSet):
     """What a step writes, in memory that others own. It has as much room as the model says."""
 
     def __init__(self, operands: Sequence[Operand], memory: Memory, its: tuple[RequestArgument, ...]) -> None:
@@ -67,64 +67,60 @@ class StepOutputs(Outputs):
         self.shapes, self.given = None, []
 
     def arrays(self, shapes: Sequence[OutputShape]) -> tuple[NDArray[Any], ...]:
-        """None: who reads them knows where they are. Raises GeneralFailure for shapes that contradict the model."""
+        """None: the chain knows where they are. Raises GeneralFailure for shapes that contradict the model."""
         if self.shapes is not shapes:
             check_shapes(self._operands, shapes)
             self.shapes = shapes
         return ()
 
 
-class Aimed(Buffers):
-    """The buffers of a step's burst: whatever it was aimed at."""
+class StepBuffers:
+    """The buffers of a step's burst: those of the frame that the chain aims it at. The chain knows which are free."""
 
     def __init__(self) -> None:
-        self._known: list[StepOutputs] = []
+        self.inputs: InputSet  #: as `Buffers` has them
+        self.lent: InputSet | None = None
         self._target: StepOutputs
+        self._known: list[StepOutputs] = []
 
     def aim(self, inputs: StepInputs, outputs: StepOutputs) -> None:
         """The next request is about these."""
         self.inputs, self._target = inputs, outputs
 
     def know(self, outputs: StepOutputs) -> None:
-        """It will be aimed at."""
+        """The chain will aim at these, too."""
         self._known.append(outputs)
 
-    def free_outputs(self) -> Outputs:
-        """The target: whether it is free is the chain's concern."""
+    def free_outputs(self) -> OutputSet:
         return self._target
 
-    def outputs_for(self, inputs: InputSet) -> Outputs:
-        """The same."""
+    def outputs_for(self, inputs: InputSet) -> OutputSet:
+        del inputs
         return self._target
 
     def next_inputs(self) -> None:
-        """The chain aims."""
+        """The chain aims before the next request."""
 
     def give_back(self, inputs: InputSet) -> None:
-        """To the chain, which knows."""
+        """The chain gives them to another frame when all steps are done with them."""
 
     def forget_requests(self) -> None:
-        """A new device knows none of them."""
         for outputs in self._known:
             outputs.encoded.clear()
 
-    def grow(self, outputs: Outputs, shapes: tuple[OutputShape, ...]) -> None:
+    def grow(self, outputs: OutputSet, shapes: tuple[OutputShape, ...]) -> None:
         """There is as much room as the model says, and a device that wants more is wrong."""
 
     def close(self) -> None:
-        """Nobody gets any more."""
         self.forget_requests()
         self._known.clear()
 
 
-Sets = tuple[StepInputs, StepOutputs]
-
-
 class Frame:
-    """One execution's memory, and every step's part in it."""
+    """One execution's memory, and what every step reads and writes in it."""
 
     def __init__(
-        self, model: Model, temporaries: Sequence[int], steps: Sequence[Step], inputs: InputSet, outputs: Outputs
+        self, model: Model, temporaries: Sequence[int], steps: Sequence[Step], inputs: InputSet, outputs: OutputSet
     ) -> None:
         """`inputs` and `outputs`: laid out for `with_temporaries(model, temporaries)`."""
         graph, n = model.main, len(model.main.inputs)
@@ -132,13 +128,80 @@ class Frame:
         where |= zip(graph.outputs, outputs.arguments, strict=True)
         self.inputs, self.outputs = inputs, outputs
         self.whole = Request(inputs.arguments[:n], outputs.arguments, (inputs.memory, outputs.memory))
-        self.sets: list[Sets] = []
+        self.steps: list[tuple[StepInputs, StepOutputs]] = []
         for step in steps:
             reads, writes = arguments(step, where)
             operands = [graph.operands[i] for i in step.outputs]
-            self.sets.append((StepInputs(inputs.memory, reads), StepOutputs(operands, outputs.memory, writes)))
+            self.steps.append((StepInputs(inputs.memory, reads), StepOutputs(operands, outputs.memory, writes)))
 
     @property
     def is_in_use(self) -> bool:
-        """Whether a request that nobody waits for any more is still being executed."""
-        return any(outputs.is_busy for _, outputs in self.sets)
+        """Whether a device still executes a request of this frame whose result was given up."""
+        return any(outputs.is_busy for _, outputs in self.steps)
+
+
+class ChainMemory:
+    """The frames of one chain. The caller holds the chain's lock."""
+
+    def __init__(
+        self,
+        model: Model,
+        temporaries: Sequence[int],
+        steps: Sequence[Step],
+        step_buffers: Sequence[StepBuffers],
+        depth: int,
+    ) -> None:
+        self._model, self._temporaries, self._steps, self._step_buffers = model, temporaries, steps, step_buffers
+        laid_out = with_temporaries(model, temporaries)
+        shapes = tuple(laid_out.main.operands[i].dimensions for i in laid_out.main.inputs)
+        self._buffers = Buffers(laid_out, shapes, depth)
+        self._frames: dict[tuple[InputSet, OutputSet], Frame] = {}
+        self._late: list[Frame] = []  # given up, and a device may still be writing to them
+        self.copied = 0  #: bytes, by `frame`
+
+    @property
+    def inputs(self) -> tuple[NDArray[Any] | None, ...]:
+        """Arrays of the next frame."""
+        return self._buffers.inputs.arrays[: len(self._model.main.inputs)]
+
+    def frame(self, arrays: tuple[Any, ...]) -> Frame:
+        """The next frame, with those arrays copied into its inputs. Raises ValueError, ResultsHeld."""
+        inputs = self._buffers.inputs
+        if arrays:
+            self.copied += StepInputs(inputs.memory, (), self.inputs).fill(arrays)
+        for late in [late for late in self._late if not late.is_in_use]:
+            late.outputs.is_busy = False
+            self._late.remove(late)
+        outputs = self._buffers.free_outputs()
+        frame = self._frames.get((inputs, outputs))
+        if frame is None:
+            frame = Frame(self._model, self._temporaries, self._steps, inputs, outputs)
+            self._frames[inputs, outputs] = frame
+            for buffers, (_, writes) in zip(self._step_buffers, frame.steps, strict=True):
+                buffers.know(writes)
+        return frame
+
+    def lend(self, frame: Frame) -> None:
+        """The frame keeps its memory until `take_back`; `inputs` are the next frame's."""
+        self._buffers.next_inputs()
+        frame.outputs.is_busy = True
+
+    def take_back(self, frame: Frame) -> None:
+        """The frame has been through all steps, or was given up."""
+        self._buffers.give_back(frame.inputs)
+        frame.outputs.is_busy = False
+        if frame.is_in_use:
+            self.put_aside(frame)
+
+    def put_aside(self, frame: Frame) -> None:
+        """No other frame gets its outputs until no step writes to them any more; its inputs serve the next one.
+
+        A step that is late for this frame comes before the same step of the next one, in the same burst.
+        """
+        frame.outputs.is_busy = True
+        self._late.append(frame)
+
+    def close(self) -> None:
+        self._frames.clear()
+        self._late.clear()
+        self._buffers.close()

@@ -21,35 +21,37 @@ if TYPE_CHECKING:
     from driver.options import Options, Preference
     from driver.runtime.cache.device import CachedDevice
     from driver.runtime.chain import Chain
-    from driver.runtime.fallback import Guarded, Spare
+    from driver.runtime.fallback import CpuFallback, FallbackModel
     from driver.runtime.partition import Step
 
 
-class Part(NamedTuple):
+class PreparedStep(NamedTuple):
     """A step, and where it is prepared."""
 
     step: Step
     device: str
-    guarded: Guarded
+    model: FallbackModel
     cached: CachedDevice | None = None  #: what looked for it in the cache, if there is one
 
     def compilation(self) -> dict[str, Any]:
         """As `CompiledModel.stats` has it."""
         outcome, stage = self.cached.outcome if self.cached else Outcome("compiled"), None
         with suppress(PeerDied, StatusError, AttributeError):  # nobody to ask, or nothing that has stages
-            stage = self.guarded.prepared.stage
+            stage = self.model.prepared.stage
         return {"device": self.device, "outcome": outcome.kind, "reason": outcome.reason, "stage": stage}
 
 
-class Planned:
+class PlannedModel:
     """As `RemotePreparedModel`, in steps. Any thread may use it, several at once.
 
-    `spare`: what `Guarded` has for the whole, for the bursts that are made here.
+    `fallback`: what `FallbackModel` has for the whole, for the bursts that are made here.
     """
 
-    def __init__(self, model: Model, parts: Sequence[Part], preference: Preference, spare: Spare | None) -> None:
-        self.model, self.parts, self.preference, self.spare = model, tuple(parts), preference, spare
-        self.temporaries = between(model, [part.step for part in parts])
+    def __init__(
+        self, model: Model, steps: Sequence[PreparedStep], preference: Preference, fallback: CpuFallback | None
+    ) -> None:
+        self.model, self.steps, self.preference, self.fallback = model, tuple(steps), preference, fallback
+        self.temporaries = between(model, [step.step for step in steps])
         self._spaces: dict[Any, list[tuple[Workspace, Memory]]] = {}
         self._rooms: list[Memory] = []
         # The layout alone: each execution has temporaries of its own.
@@ -109,13 +111,13 @@ class Planned:
     def _execute(self, request: Request, room: Memory, *, timeout: float | None, **terms: Any) -> Result:
         """Step by step; ends at the first that fails."""
         end = None if timeout is None else time.monotonic() + timeout
-        for part, its in zip(self.parts, self._requests(request, room), strict=True):
+        for step, its in zip(self.steps, self._requests(request, room), strict=True):
             left = None if end is None else end - time.monotonic()
             if left is not None and left <= 0:
-                raise Timeout(f"the steps before that on {part.device!r} took longer than {timeout} s")
-            result = part.guarded.execute(its, timeout=left, **terms)
+                raise Timeout(f"the steps before that on {step.device!r} took longer than {timeout} s")
+            result = step.model.execute(its, timeout=left, **terms)
             if result.status:
-                words = f"operations {list(part.step.operations)}: {result.message}"
+                words = f"operations {list(step.step.operations)}: {result.message}"
                 return Result(result.status, message=words, cause=result.cause)
         return Result(ErrorStatus.NONE, output_views(self.model, request, ()), self._shapes(request))
 
@@ -124,7 +126,7 @@ class Planned:
         where = dict(zip(graph.inputs, request.inputs, strict=True))
         where |= {i: a._replace(pool=len(pools) - 1) for i, a in zip(self.temporaries, self._places, strict=True)}
         where |= zip(graph.outputs, request.outputs, strict=True)
-        return [Request(*arguments(part.step, where), pools, request.loop_timeout) for part in self.parts]
+        return [Request(*arguments(step.step, where), pools, request.loop_timeout) for step in self.steps]
 
     def _refusal(self, request: Request) -> Result | None:
         """What no step could say as it should be said."""
@@ -158,11 +160,11 @@ class Planned:
         used = [m for w, room in spaces for m in (w.inputs.memory, w.outputs.memory, room)] + self._rooms
         self._spaces.clear()
         self._rooms.clear()
-        for part in self.parts:
+        for step in self.steps:
             with suppress(PeerDied):  # with its device, all of that is gone too
                 for memory in used:
-                    part.guarded.prepared.device.free_memory(memory)
-                part.guarded.prepared.close()
+                    step.model.prepared.device.free_memory(memory)
+                step.model.prepared.close()
 
 
 def _length(argument: RequestArgument, request: Request) -> int:

@@ -58,7 +58,7 @@ def test_data_stays_in_place(compiled):
         steps = burst.stats()["steps"]
         assert [step["memories_sent"] for step in steps] == [2, 2, 2]
         assert [step["operations"] for step in steps] == [(0,), (1,), (2,)]
-        (reads, first), (second, _) = next(iter(burst._frames.values())).sets[:2]
+        (reads, first), (second, _) = next(iter(burst._memory._frames.values())).steps[:2]
         assert second.memory is reads.memory
         assert second.arguments == first.arguments
 
