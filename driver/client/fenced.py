@@ -62,7 +62,7 @@ class FencedOptions(NamedTuple):
         """From seconds. Raises InvalidArgument."""
         for name, value in (("deadline", deadline), ("duration", duration)):
             if value is not None and not (math.isfinite(value) and value >= 0):
-                raise InvalidArgument(f"{name}={value!r}: seconds, 0 or more; None for no limit")
+                raise InvalidArgument(f"{name}={value!r}: must be seconds, 0 or more, or None for no limit")
         times = (None if t is None else nanoseconds(t) for t in (deadline, duration))
         return cls(bool(measure), *times)
 
@@ -71,7 +71,7 @@ class FencedOptions(NamedTuple):
 def duplicates(wait_for: Sequence[Waitable | None]) -> Iterator[list[int]]:
     """Copies of descriptors, while they are sent; none of what is null. Raises InvalidArgument."""
     if len(wait_for) > _MOST_FENCES:
-        raise InvalidArgument(f"wait_for: {len(wait_for)} fences; an execution waits for {_MOST_FENCES} at most")
+        raise InvalidArgument(f"wait_for: {len(wait_for)} fences; an execution can wait for at most {_MOST_FENCES}")
     fds: list[int] = []
     try:
         for n, fence in enumerate(wait_for):
@@ -122,7 +122,7 @@ class FencesClient:
     def ask(self, number: int) -> tuple[ExecutionInfo, str]:
         """What came of an execution. Raises GeneralFailure before that is known, PeerDied."""
         if os.getpid() != self._pid:
-            raise DriverError("this execution was launched before a fork; ask in the process that launched it")
+            raise DriverError("this execution was launched before a fork; use it in the process that launched it")
         with self._lock:
             values, _ = call(self._channel, "info", number, self._dropped())
         status, launched, fenced, text = values
@@ -203,7 +203,7 @@ class FencedExecution:
     def _information(self) -> tuple[ExecutionInfo, str]:
         if self._told is None:
             if not self.done():
-                return _failure(f"fenced execution {self._number} has not ended: wait for its fence")
+                return _failure(f"fenced execution {self._number} is still pending: wait for its fence")
             try:
                 self._told = self._path.ask(self._number)
             except GeneralFailure as error:

@@ -32,7 +32,7 @@ class PlainClient:
         self._send(model, request, measure, deadline)
         raw = self._channel.receive(seconds_left(deadline)).raw
         if deadline is not None and clock.now() > deadline:
-            raise Timeout("an answer came too late")
+            raise Timeout("the answer came after the deadline")
         if raw != self._answer[0]:
             self._answer = raw, decode_answer(raw)
         return Result(*self._answer[1])

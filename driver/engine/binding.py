@@ -100,7 +100,9 @@ def _check_shapes(request: Request, bound: BoundExecution) -> None:
     """Where the request says what shape an output has, it must be right; the HAL calls it a failed execution."""
     for n, (argument, (found, _)) in enumerate(zip(request.outputs, bound.shapes, strict=True)):
         if combine_dimensions(argument.dimensions, found) is None:
-            raise GeneralFailure(f"output {n}: the request says {argument.dimensions}, and its shape is {found}")
+            raise GeneralFailure(
+                f"output {n}: the request gives dimensions {list(argument.dimensions)}, but its shape is {list(found)}"
+            )
 
 
 def _shapes(bound: BoundExecution) -> tuple[OutputShape, ...]:
@@ -137,10 +139,10 @@ def _input(
 
 def _output(n: int, argument: RequestArgument, operand: Operand, request: Request, access: PoolAccess) -> NDArray[Any]:
     if argument.has_no_value:
-        raise InvalidArgument(f"output {n}: an output cannot be omitted")
+        raise InvalidArgument(f"output {n}: only inputs may be omitted")
     pool = _pool(f"output {n}", argument, request)
     if not pool.writable:
-        raise InvalidArgument(f"output {n}: pool {argument.pool} may only be read; put outputs into another")
+        raise InvalidArgument(f"output {n}: pool {argument.pool} is read-only; put outputs into a writable pool")
     access.uses(pool, writes=True)
     if isinstance(pool, HardwareBuffer):
         return access.output(n, argument, operand, pool)
@@ -154,7 +156,7 @@ def _dimensions(where: str, argument: RequestArgument, operand: Operand) -> tupl
     if not given:
         return declared
     if operand.type.is_scalar or (declared and len(given) != len(declared)):
-        raise InvalidArgument(f"{where}: dimensions {list(given)} have another rank than the model's {list(declared)}")
+        raise InvalidArgument(f"{where}: dimensions {list(given)} differ in rank from the model's {list(declared)}")
     if any(m not in (0, g) for m, g in zip(declared, given, strict=False) if g):
         raise InvalidArgument(f"{where}: dimensions {list(given)} contradict the model's {list(declared)}")
     return given
@@ -162,7 +164,7 @@ def _dimensions(where: str, argument: RequestArgument, operand: Operand) -> tupl
 
 def _pool(where: str, argument: RequestArgument, request: Request) -> Memory:
     if argument.pool >= len(request.pools):
-        raise InvalidArgument(f"{where}: pool {argument.pool}; the request has {len(request.pools)}")
+        raise InvalidArgument(f"{where}: there is no pool {argument.pool}; the request has {len(request.pools)}")
     pool: Memory = request.pools[argument.pool]
     return pool
 

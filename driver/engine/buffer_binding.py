@@ -125,13 +125,14 @@ class ManagedRequest:
         where, given = f"{'input' if is_input else 'output'} {n}", argument.dimensions
         if argument.offset or argument.length:
             raise InvalidArgument(
-                f"{where}: {argument.length} bytes at {argument.offset} of a buffer; it is used whole: give 0, 0"
+                f"{where}: {argument.length} bytes at offset {argument.offset} of a buffer; buffers are used whole: "
+                "give offset 0 and length 0"
             )
         if OperandRole(self._loaded.number, is_input, n) not in buffer.roles:
             raise InvalidArgument(f"{where}: buffer {buffer.token} was not allocated for that role")
         present = buffer.known if is_input and not buffer.is_fresh else buffer.dimensions
         if given and combine_dimensions(present, given) is None:
-            raise InvalidArgument(f"{where}: dimensions {list(given)}, and those of the buffer are {list(present)}")
+            raise InvalidArgument(f"{where}: dimensions {list(given)} contradict the buffer's {list(present)}")
         length = buffer.size(buffer.known) if is_input and not buffer.is_fresh else buffer.nbytes
         return argument._replace(length=length, dimensions=present if is_input else given)
 
@@ -147,7 +148,8 @@ class ManagedRequest:
                 continue
             if buffer.is_fixed or not shapes[n].dimensions:
                 raise GeneralFailure(
-                    f"output {n} is {list(shapes[n].dimensions)}, and buffer {buffer.token} {list(buffer.dimensions)}"
+                    f"output {n} has dimensions {list(shapes[n].dimensions)}, but buffer {buffer.token} "
+                    f"{list(buffer.dimensions)}"
                 ) from error
             buffer.grow(buffer.size(shapes[n].dimensions))
 
@@ -156,4 +158,6 @@ def _check_alone(written: Sequence[ManagedBuffer], read: Sequence[ManagedBuffer]
     """Raises InvalidArgument where an execution would write what it reads, or twice."""
     for n, buffer in enumerate(written):
         if any(buffer is other for other in (*written[:n], *read)):
-            raise InvalidArgument(f"buffer {buffer.token} is an output, and an input or another output, too")
+            raise InvalidArgument(
+                f"buffer {buffer.token} is an output and also an input or another output of this request"
+            )

@@ -103,7 +103,7 @@ class EngineClient:
             owner = CacheOwner(self.uid, arguments.cache_token)
             shared.save(self._engine.compilations.saving(owner, fds))
         except (InvalidArgument, Malformed, Declined, OSError) as error:
-            _log.warning("a compilation was not kept: %s", error)
+            _log.warning("a compilation was not cached: %s", error)
             return str(error) or type(error).__name__
         return ""
 
@@ -121,7 +121,7 @@ class EngineClient:
             except StatusError:
                 raise
             except Exception as error:
-                raise GeneralFailure(f"the device does not take what it had kept: {error}") from error
+                raise GeneralFailure(f"the device cannot restore the model: {error}") from error
         return Reply([self._loaded_as(shared, arguments.priority)])
 
     def _check_models(self) -> None:
@@ -188,7 +188,7 @@ class EngineClient:
             return self._models[number]
         except (KeyError, TypeError):
             raise InvalidArgument(
-                f"prepared model {number!r:.20}: there is none of that number; it was closed"
+                f"prepared model {number!r:.20}: this client has none with that number; it may have been closed"
             ) from None
 
     def allocate(
@@ -196,7 +196,7 @@ class EngineClient:
     ) -> Reply:
         """A buffer for roles [model index, input or output index, frequency]; answers its token."""
         if not all(type(d) is int and 0 <= d < 2**32 for d in dimensions):
-            raise Malformed(f"dimensions={dimensions!r:.80}: whole numbers of 32 bits")
+            raise Malformed(f"dimensions={dimensions!r:.80}: each must be an integer of 32 bits, without a sign")
         if len(numbers) + len(inputs) + len(outputs) > _MOST_ROLES:
             raise InvalidArgument(f"{len(inputs) + len(outputs)} roles; at most {_MOST_ROLES} with their models")
         models = [self._loaded(number) for number in numbers]
@@ -240,7 +240,7 @@ class EngineClient:
     def channel(self, _: Message) -> Reply:
         """A plain path of its own: one call at a time each, so a client opens as many as it wants in flight."""
         self._plain = [server for server in self._plain if server.is_alive]
-        self._limits.check("client_connections", len(self._plain), "let fewer calls go on at once")
+        self._limits.check("client_connections", len(self._plain), "make fewer calls at once")
         (near, far), life = Channel.pair(), LifePage()
         server = PlainServer(near, self.model, self.flow, life.close)
         self._plain.append(server)
@@ -250,7 +250,9 @@ class EngineClient:
     def fenced(self, _: Message) -> Reply:
         """A connection for fenced executions; a client has one at a time."""
         if self._fenced and self._fenced.is_alive:
-            raise ResourceExhaustedTransient("this connection has one for fenced executions; close that first")
+            raise ResourceExhaustedTransient(
+                "this client already has a connection for fenced executions; close it first"
+            )
         (near, far), life = Channel.pair(), LifePage()
         self._fenced = FencedServer(near, self._fenced_model, self.flow, life.close, self._limits)
         self._fenced.start()
@@ -292,7 +294,7 @@ class EngineClient:
     def _queue(self, wire: object, message: Message) -> Descriptor:
         """In the first descriptor of a message. Raises ResourceExhaustedPersistent, InvalidDescriptor."""
         queue = Descriptor.from_wire(wire, [message.fds.pop(0)], sealed=False)
-        self._limits.check_size("burst_elements", queue.capacity, "let fewer requests wait in a burst")
+        self._limits.check_size("burst_elements", queue.capacity, "use shorter queues")
         return queue
 
     def traces(self, _: Message, start: int) -> Reply:
@@ -363,7 +365,7 @@ def _context_message(server: BurstServer, message: Message) -> None:
         case ["free_memory", int(slot)]:
             server.free_memory(slot)
         case _:
-            raise Malformed("a context takes free_memory(slot)")
+            raise Malformed("the only message of a context is free_memory(slot)")
 
 
 def _handed_over(channel: Channel) -> int:

@@ -232,24 +232,26 @@ class ManagedBuffer:
     def check_value(self) -> None:
         """Raises GeneralFailure while it is fresh."""
         if self.is_fresh:
-            raise GeneralFailure(f"buffer {self.token} has no value: nothing was written to it, or that failed")
+            raise GeneralFailure(
+                f"buffer {self.token} has no value: nothing was written to it, or the last write failed"
+            )
 
     def _fixed_by(self, given: tuple[int, ...]) -> tuple[int, ...]:
         if self.kind.type.is_scalar and given:
-            raise InvalidArgument(f"dimensions={list(given)}: {self.kind.type.name} has none")
+            raise InvalidArgument(f"dimensions={list(given)}: {self.kind.type.name} is a scalar and has none")
         if not given and not self.is_fixed:
-            raise InvalidArgument(f"dimensions=(): those of the buffer are {list(self.dimensions)}; say all of them")
+            raise InvalidArgument(f"dimensions=(): the buffer's are {list(self.dimensions)}; give all of them")
         found = combine_dimensions(self.dimensions, given)
         if found is None or 0 in given:
-            raise InvalidArgument(f"dimensions={list(given)}: those of the buffer are {list(self.dimensions)}")
+            raise InvalidArgument(f"dimensions={list(given)} contradict the buffer's {list(self.dimensions)}")
         return found
 
 
 def _check_size(memory: Memory, nbytes: int, what: str) -> None:
     if isinstance(memory, HardwareBuffer):
-        raise GeneralFailure(f"an image in {memory.format} is no memory to copy bytes with; use a pool of bytes")
+        raise GeneralFailure(f"bytes cannot be copied to or from an image in {memory.format}; use a pool of bytes")
     if memory.nbytes != nbytes:
-        raise InvalidArgument(f"memory of {memory.nbytes} bytes; {what} has {nbytes}")
+        raise InvalidArgument(f"the memory has {memory.nbytes} bytes, but {what} has {nbytes}")
 
 
 class ManagedBuffers:
@@ -265,7 +267,7 @@ class ManagedBuffers:
         try:
             return self._buffers[token]
         except (KeyError, TypeError):
-            raise InvalidArgument(f"token {token!r:.20}: no buffer of this client; it was released") from None
+            raise InvalidArgument(f"token {token!r:.20}: no buffer of this client; it may have been released") from None
 
     def allocate(
         self, dimensions: tuple[int, ...], models: Sequence[LoadedModel], inputs: Sequence[Any], outputs: Sequence[Any]
@@ -284,12 +286,12 @@ class ManagedBuffers:
             combined = combine_dimensions(dimensions, operand.dimensions)
             if combined is None:
                 raise InvalidArgument(
-                    f"{role} has dimensions {list(operand.dimensions)}, which contradict {list(dimensions)} of the "
+                    f"{role} has dimensions {list(operand.dimensions)}, which contradict {list(dimensions)} from the "
                     "description and the other roles"
                 )
             dimensions = combined
         if kind.type.is_scalar and dimensions:
-            raise InvalidArgument(f"dimensions={list(dimensions)}: {kind.type.name} has none")
+            raise InvalidArgument(f"dimensions={list(dimensions)}: {kind.type.name} is a scalar and has none")
         buffer = ManagedBuffer(kind, dimensions, frozenset(roles), self.quota)
         self._buffers[buffer.token] = buffer
         return buffer
@@ -311,11 +313,11 @@ def _roles(models: Sequence[LoadedModel], inputs: Sequence[Any], outputs: Sequen
         if not 0 <= model < len(models):
             raise InvalidArgument(f"model_index={model}: {len(models)} prepared models were given")
         if not 0 < frequency <= 1:
-            raise InvalidArgument(f"frequency={frequency}: more than 0, and at most 1")
+            raise InvalidArgument(f"frequency={frequency}: must be above 0 and at most 1")
         role = OperandRole(models[model].number, is_input, index)
         if role in roles:
             raise InvalidArgument(f"{role} was given twice")
         roles.append(role)
     if not roles:
-        raise InvalidArgument("a buffer needs at least one prepared model, and one role for it")
+        raise InvalidArgument("a buffer needs at least one role of a prepared model")
     return roles

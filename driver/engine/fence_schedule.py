@@ -79,7 +79,7 @@ class LaunchedExecution:
         if self.end is None or now < self.end:
             return ""
         what = "waited for fences" if self.missing else "ran" if self.is_running else "was queued"
-        return f"its time was over while it {what}, {(now - self.end) / 1e6:.1f} ms ago"
+        return f"it missed its deadline by {(now - self.end) / 1e6:.1f} ms while it {what}"
 
 
 class FenceSchedule:
@@ -100,7 +100,9 @@ class FenceSchedule:
     def check_room(self, fences: int) -> None:
         """Raises ResourceExhaustedTransient."""
         self._limits.check("client_launched", len(self._pending), "wait for one of them")
-        self._limits.check("client_fences", len(self._watched), f"wait for some, as {fences} came", fences)
+        self._limits.check(
+            "client_fences", len(self._watched), f"wait for some of them, as this request brings {fences}", fences
+        )
 
     def launch(self, request: object, plan: Plan, fds: list[int], bounds: TimeLimits) -> tuple[int, int]:
         """Its number and its fence, the caller's to close. Takes from `fds` those that it watches.
@@ -113,14 +115,16 @@ class FenceSchedule:
             raise MissedDeadlinePersistent(f"the deadline passed {late:.1f} ms before the execution was launched")
         kinds = [kind_of(fd) for fd in fds]
         if "" in kinds:
-            raise InvalidArgument(f"wait_for: fence {kinds.index('')} is no fence: no pipe, eventfd or sync file")
+            raise InvalidArgument(
+                f"wait_for: fence {kinds.index('')} is not a fence: fences are pipes, eventfds and sync files"
+            )
         with self._lock:
             leaders, watched = self._sorted(fds, kinds)
             self._last += 1
             try:
                 launched = LaunchedExecution(self._last, request, plan, bounds)
             except OSError as error:
-                raise ResourceExhaustedTransient(f"no descriptors for another fence: {error}") from error
+                raise ResourceExhaustedTransient(f"no file descriptors are left for another fence: {error}") from error
             for fd in watched:
                 fds.remove(fd)
             self._add(launched, leaders, watched)
@@ -138,7 +142,7 @@ class FenceSchedule:
                 case FenceState.ACTIVE:
                     watched.append(fd)
                 case FenceState.ERROR | FenceState.UNKNOWN:
-                    raise InvalidArgument(f"wait_for: fence {n}, {kind}, is in error already")
+                    raise InvalidArgument(f"wait_for: fence {n}, {kind}, is already in error")
         return leaders, watched
 
     def _add(self, launched: LaunchedExecution, leaders: list[LaunchedExecution], watched: list[int]) -> None:
@@ -152,7 +156,7 @@ class FenceSchedule:
             for fd in watched:
                 self._epoll.register(fd, select.EPOLLIN)
         except OSError as error:
-            self._settle(launched, FencedOutcome(_GENERAL_FAILURE, text=f"its fences cannot be watched: {error}"))
+            self._settle(launched, FencedOutcome(_GENERAL_FAILURE, text=f"the device cannot watch its fences: {error}"))
             return
         if not launched.missing:
             self._ready(launched)
@@ -237,7 +241,7 @@ class FenceSchedule:
         with self._lock:
             if number in self._kept:
                 return self._kept[number]
-            state = "is not done yet" if number in self._pending else "is none of this client, or was forgotten"
+            state = "is not done yet" if number in self._pending else "is unknown to this client, or was dropped"
             raise GeneralFailure(f"fenced execution {number!r:.20} {state}")
 
     def forget(self, numbers: Iterable[int]) -> None:

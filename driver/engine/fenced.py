@@ -116,7 +116,9 @@ class FencedServer:
             self._schedule.forget(forgotten)
             bounds = TimeLimits(_time("deadline", deadline), _time("duration", duration))
             if type(fences) is not int or not 0 <= len(fds) <= fences <= MOST_FENCES:
-                raise InvalidArgument(f"wait_for: {fences!r:.20} fences; an execution waits for {MOST_FENCES} at most")
+                raise InvalidArgument(
+                    f"wait_for: {fences!r:.20} fences; an execution can wait for at most {MOST_FENCES}"
+                )
             self._schedule.check_room(fences)
             plan = self._plan(request)
             if len(fds) < fences:
@@ -176,7 +178,7 @@ def check_outputs(model: Model, request: Request) -> None:
             continue  # which is refused wherever it is bound
         if not operand.type.is_scalar and (not found or 0 in found):
             raise InvalidArgument(
-                f"output {n}: dimensions {list(found)} are not fully known; a fenced request has to say them"
+                f"output {n}: dimensions {list(found)} are not fully known; a fenced request must give them"
             )
         pool = request.pools[argument.pool] if argument.pool < len(request.pools) else None
         needed = math.prod(found) * operand.type.element_size
@@ -189,7 +191,7 @@ def check_outputs(model: Model, request: Request) -> None:
 def _time(name: str, value: object) -> int | None:
     if value is None or (type(value) is int and value >= 0):
         return value
-    raise InvalidArgument(f"{name}={value!r:.40}: nanoseconds, or nil")
+    raise InvalidArgument(f"{name}={value!r:.40}: must be nanoseconds, or nil")
 
 
 def _encode(result: ResultPacket, text: str, _: Cause) -> bytes:

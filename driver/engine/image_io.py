@@ -101,18 +101,22 @@ def _dimensions(where: str, argument: RequestArgument, operand: Operand, image: 
     """Of the operand that an image is to be: its own shape, with more or fewer axes of length 1."""
     if argument.offset or argument.length:
         raise InvalidArgument(
-            f"{where}: {argument.length} bytes at {argument.offset} of an image; it is used whole: give 0, 0"
+            f"{where}: {argument.length} bytes at offset {argument.offset} of an image; images are used whole: give "
+            "offset 0 and length 0"
         )
     if operand.type.is_scalar or operand.type.dtype != image.dtype:
-        raise InvalidArgument(f"{where}: {operand.type.name}, and {image.format} is of {image.dtype}")
+        raise InvalidArgument(
+            f"{where}: the operand is {operand.type.name}, but an image in {image.format} has {image.dtype}"
+        )
     wanted = combine_dimensions(operand.dimensions, argument.dimensions)
     if wanted is not None and wanted and 0 not in wanted and _long(wanted) == _long(image.shape):
         return wanted
     found = None if wanted is None else combine_dimensions(wanted, image.shape)
     if found is None:
         raise InvalidArgument(
-            f"{where}: dimensions {list(argument.dimensions or operand.dimensions)}; an image in {image.format} of "
-            f"{image.width} x {image.height} is {list(image.shape)}"
+            f"{where}: dimensions {list(argument.dimensions or operand.dimensions)} do not fit: an image in "
+            f"{image.format} of "
+            f"{image.width} x {image.height} has dimensions {list(image.shape)}"
         )
     return found
 

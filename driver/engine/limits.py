@@ -48,13 +48,15 @@ class Limits:
         """Whether there may be more. Raises ResourceExhaustedTransient. `remedy`: what the client itself can do."""
         most = getattr(self, name)
         if there + more > most:
-            raise ResourceExhaustedTransient(f"{there} of {name} = {most} are in use; {remedy}, or {_raised(name)}")
+            raise ResourceExhaustedTransient(
+                f"the limit {name} = {most} is reached, with {there} in use; {remedy}, or {_raised(name)}"
+            )
 
     def check_size(self, name: str, size: int, remedy: str) -> None:
         """Whether something may be so large. Raises ResourceExhaustedPersistent."""
         most = getattr(self, name)
         if size > most:
-            raise ResourceExhaustedPersistent(f"{size} is more than {name} = {most}; {remedy}, or {_raised(name)}")
+            raise ResourceExhaustedPersistent(f"{size} exceeds the limit {name} = {most}; {remedy}, or {_raised(name)}")
 
 
 def limits_file() -> Path:
@@ -73,7 +75,8 @@ def limits() -> Limits:
         kinds = (int, float) if name == "idle_seconds" else (int,)
         if name not in known or type(value) not in kinds or not 0 < value < 2**63:
             raise ValueError(
-                f"{path}: {name} = {value!r}: known are {', '.join(known)}, whole numbers above 0 (idle_seconds: any)"
+                f"{path}: {name} = {value!r}: the limits are {', '.join(known)}, each a whole number above 0 "
+                "(idle_seconds may be a fraction)"
             )
     return Limits(**(defaults | found))
 
@@ -83,13 +86,13 @@ def no_room(nbytes: int, free: int, most: int, name: str) -> ResourceExhaustedTr
     kind = ResourceExhaustedPersistent if nbytes > most else ResourceExhaustedTransient
     who = "a client" if name == "client_bytes" else "all clients together"
     return kind(
-        f"an execution or a buffer needs {nbytes} bytes, and {free} of the {most} that {who} may have on a device are "
+        f"an execution or a buffer needs {nbytes} bytes, and {free} of the {most} that {who} may use on a device are "
         f"free ({name}); release buffers and models, or {_raised(name)}"
     )
 
 
 def _raised(name: str) -> str:
-    return f"raise {name} in {limits_file()} and start the device again"
+    return f"raise {name} in {limits_file()} and restart the device"
 
 
 def weights() -> dict[int, int]:
@@ -100,7 +103,9 @@ def weights() -> dict[int, int]:
     found = configured(path).get("weights", {})
     for uid, weight in found.items() if isinstance(found, dict) else [("weights", found)]:
         if not uid.isdecimal() or type(weight) is not int or not 1 <= weight <= MOST_WEIGHT:
-            raise ValueError(f"{path}: weights: {uid} = {weight!r}: a uid, and a whole number from 1 to {MOST_WEIGHT}")
+            raise ValueError(
+                f"{path}: weights: {uid} = {weight!r}: must be a uid and a whole number from 1 to {MOST_WEIGHT}"
+            )
     return {int(uid): weight for uid, weight in found.items()}
 
 

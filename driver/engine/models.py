@@ -129,7 +129,7 @@ class SharedModel:
                 try:
                     self._save(saving)
                 except (Declined, OSError) as error:
-                    _log.warning("a better compilation was not kept: %s", error)
+                    _log.warning("an improved compilation was not cached: %s", error)
             self._savings.clear()
 
     def _save(self, saving: CacheWriter) -> None:
@@ -137,10 +137,10 @@ class SharedModel:
         try:
             found = self.prepared.saved(root)
         except Exception as error:
-            _log.exception("a device failed to say what it keeps of a model")
-            raise Declined(f"the device failed to say what it keeps: {error}") from error
+            _log.exception("a device failed to serialise a model")
+            raise Declined(f"the device failed to serialise the model: {error}") from error
         if found is None:
-            raise Declined("the device has nothing to keep of this model")
+            raise Declined("the device does not cache this model")
         offset, nbytes = self.where
         self.digest = saving.save(root.data, (offset, nbytes), found)
 

@@ -204,7 +204,9 @@ class Engine:
         For the device's own account and root. Raises InvalidArgument for others.
         """
         if uid not in {0, os.getuid()}:
-            raise InvalidArgument("figures of all accounts are for the device's own account and for root; use `turns`")
+            raise InvalidArgument(
+                "only the device's own account and root may read the figures of all accounts; call `turns` for your own"
+            )
         with self._counting:
             left, clients = self._totals.snapshot(), list(self.clients)
         sums = summed(left, (client.counts for client in clients), self.pace)

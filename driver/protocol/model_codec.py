@@ -107,10 +107,10 @@ class _Decoder:
     def model(self) -> Model:
         version, relaxed, graphs = self._next()
         if version != _VERSION or not 1 <= graphs <= _MAX_COUNT:
-            raise ValueError(f"version {version!r:.20} with {graphs!r:.20} subgraphs is not what this version reads")
+            raise ValueError(f"unsupported version {version!r:.20} with {graphs!r:.20} subgraphs")
         main, *referenced = [self._graph() for _ in range(graphs)]
         if self._unpacker.tell() != self._size:
-            raise ValueError("something follows the last subgraph")
+            raise ValueError("there are bytes after the last subgraph")
         return Model(main, tuple(referenced), bool(relaxed))
 
     def _graph(self) -> Subgraph:
@@ -125,7 +125,7 @@ class _Decoder:
         self, n: int, kind: int, dims: Any, scale: float, zero: int, life: int, value: Any, quant: Any, uses: Any
     ) -> Operand:
         if not isinstance(kind, int):
-            raise TypeError(f"an operand's type is a number, not {type(kind).__name__}")
+            raise TypeError(f"an operand's type must be a number, not {type(kind).__name__}")
         try:
             if OperandLifeTime(life).is_constant:
                 value = self._constant(OperandType.parse(kind), dims, *value)
@@ -136,7 +136,7 @@ class _Decoder:
     @staticmethod
     def _operation(kind: str, inputs: Any, outputs: Any) -> Operation:
         if not isinstance(kind, str) or len(kind) > _MAX_NAME:
-            raise TypeError(f"an operation's type is a name of at most {_MAX_NAME} letters")
+            raise TypeError(f"an operation's type must be a name of at most {_MAX_NAME} letters")
         return Operation(kind, inputs, outputs)
 
     def _constant(self, kind: OperandType, dimensions: Any, offset: int, nbytes: int) -> NDArray[Any]:

@@ -32,7 +32,7 @@ def _pool(plain: object) -> int | Token:
             return slot
         case [int(token)]:
             return Token(token)
-    raise Malformed(f"{plain!r:.60} is no pool: a slot, or [token]")
+    raise Malformed(f"{plain!r:.60} is not a pool: a pool is a slot, or [token]")
 
 
 def _argument(plain: object) -> RequestArgument:
@@ -45,7 +45,7 @@ def _argument(plain: object) -> RequestArgument:
                 return RequestArgument(
                     has_no_value=False, pool=pool, offset=offset, length=length, dimensions=tuple(dims)
                 )
-    raise Malformed(f"{plain!r:.60} is no argument: [pool, offset, length, dimensions] or nil")
+    raise Malformed(f"{plain!r:.60} is not an argument: an argument is [pool, offset, length, dimensions], or nil")
 
 
 def with_deadline(raw: bytes, deadline: int) -> bytes:
@@ -56,7 +56,7 @@ def with_deadline(raw: bytes, deadline: int) -> bytes:
 def split_deadline(raw: bytes) -> tuple[bytes, int]:
     """A request without its deadline, and that. Raises Malformed."""
     if raw[-9:-8] != _UINT64:
-        raise Malformed("a deadline is the last element of execute, an integer of 64 bits without a sign")
+        raise Malformed("the last element of execute must be its deadline, an unsigned integer of 64 bits")
     return EXECUTE[:1] + raw[1:-9], int.from_bytes(raw[-8:])
 
 
@@ -73,7 +73,7 @@ def decode_answer(raw: bytes) -> tuple[Any, ...]:
             found = tuple(OutputShape(tuple(dims), bool(enough)) for dims, enough in shapes)
             return ErrorStatus(status), (), found, Timing(device, driver), text, cause_in(more)
         case _:
-            raise Malformed("the device's answer is not one")
+            raise Malformed("the device sent a malformed answer")
 
 
 def encode_request(model: int, request: Request, pools: list[Any], measure: bool) -> list[Any]:

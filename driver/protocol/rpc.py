@@ -54,7 +54,7 @@ def call(
                 case [_, int(status), str(text), *more] if status in tuple(ErrorStatus):
                     raise status_error(ErrorStatus(status), text, cause_in(more))
                 case _:
-                    raise Malformed(f"the answer to {method!r} is not one")
+                    raise Malformed(f"the answer to {method!r} is malformed")
         finally:
             message.close()
 
@@ -77,7 +77,7 @@ def serve(channel: Channel, handlers: Mapping[str, Callable[..., Reply]]) -> Non
         except PeerDied:
             return
         except Exception as error:  # noqa: BLE001 (one bad call must not end a process that serves many)
-            _log.exception("a call failed in an unforeseen way")
+            _log.exception("a call failed unexpectedly")
             reply, status = _words(error, f"{type(error).__name__}: "), ErrorStatus.GENERAL_FAILURE
         finally:
             message.close()
@@ -110,11 +110,11 @@ def _handle(request: list[Any], message: Message, handlers: Mapping[str, Callabl
         case [str(method), *arguments] if method in handlers:
             return handlers[method](message, *arguments)
         case _:
-            raise Malformed("no such method")
+            raise Malformed("unknown method")
 
 
 def take_fd(message: Message) -> int:
     """The one descriptor of a message, now the caller's. Raises Malformed."""
     if len(message.fds) != 1:
-        raise Malformed(f"{len(message.fds)} descriptors came; 1 is needed")
+        raise Malformed(f"{len(message.fds)} descriptors came; the call takes one")
     return message.fds.pop()

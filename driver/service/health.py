@@ -36,7 +36,7 @@ class HealthMonitor:
     def __init__(self, service: Service, address: str, is_quiet: bool = False) -> None:
         self.service, self._address, self._is_quiet = service, address, is_quiet
         self.device = RemoteDevice(Connection(service.own_client()), address)
-        self._untested = "its self test is not done"
+        self._untested = "its self test is not finished"
 
     def trouble(self, within: float = WITHIN) -> str:
         """Why it is not healthy; nothing if it is."""
@@ -45,7 +45,7 @@ class HealthMonitor:
         except Timeout:
             return f"it did not answer within {within:g} s"
         except BurstError as error:
-            return f"it does not answer: {error}"
+            return f"it fails to answer: {error}"
         return self._untested
 
     def begin(self) -> None:
@@ -55,7 +55,7 @@ class HealthMonitor:
             found = self_test(device)
         except (BurstError, DriverError) as error:
             notify(STATUS=f"its self test failed: {error}")
-            _log.error("the self test failed, and the device ends: %s", error)
+            _log.error("the self test failed, so the device ends: %s", error)
             self.service.kill()
             return
         self._untested = ""
@@ -85,14 +85,14 @@ def self_test(device: RemoteDevice) -> str:
     builder.output(builder.operation("ADD", builder.input("float32", (4,)), x, 0))
     model = builder.build()
     if not all(device.supported_operations(model)):
-        return "it answers; its self test needs ADD of float32, which it does not take"
+        return "it answers; it was not tested further because it does not support ADD of float32"
     with device.prepare(model, deadline=time.monotonic() + _TEST_WITHIN) as prepared:
         sums = [prepared.run(x, timeout=_TEST_WITHIN)[0]]
         with prepared.burst() as burst:
             sums.append(burst.run(x, timeout=_TEST_WITHIN).outputs[0].copy())
     for found in sums:
         if not np.allclose(found, x + x, rtol=1e-2):
-            raise DeviceFailed(f"the sum of {x.tolist()} and itself is {found.tolist()} there")
+            raise DeviceFailed(f"the device computed {x.tolist()} + {x.tolist()} = {found.tolist()}")
     return "its self test passed"
 
 

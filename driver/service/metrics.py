@@ -34,11 +34,11 @@ _LONGEST = 3600 * 10**9
 """Nanoseconds. A client can write what it likes into its notes; what would be longer is not believed."""
 
 _OF_FLOWS = {
-    "executions": ("burst_executions", "Executions that were done.", CounterMetricFamily),
-    "waits": ("burst_waits", "Executions that had to wait for their turn.", CounterMetricFamily),
-    "yields": ("burst_yields", "Times that an execution let others through.", CounterMetricFamily),
-    "waiting": ("burst_waiting", "Executions that wait for their turn now.", GaugeMetricFamily),
-    "waited": ("burst_wait_seconds", "Time that executions have waited for their turn.", CounterMetricFamily),
+    "executions": ("burst_executions", "Executions that have finished.", CounterMetricFamily),
+    "waits": ("burst_waits", "Executions that had to wait in the run queue.", CounterMetricFamily),
+    "yields": ("burst_yields", "Times that an execution yielded to others.", CounterMetricFamily),
+    "waiting": ("burst_waiting", "Executions that wait in the run queue now.", GaugeMetricFamily),
+    "waited": ("burst_wait_seconds", "Time that executions spent waiting in the run queue.", CounterMetricFamily),
     "used": ("burst_contended_seconds", "Time that executions took while others waited.", CounterMetricFamily),
 }
 
@@ -57,14 +57,16 @@ class MetricsCollector(Collector):
         """What the device says, if it does, and what its processes are."""
         device, service = self._monitor.device, self._monitor.service
         info = {"device": device.name, "version": device.version, "type": device.type}
-        yield InfoMetricFamily("burst_device", "What is served.", value=info)
+        yield InfoMetricFamily("burst_device", "The device being served.", value=info)
         trouble = self._monitor.trouble()
-        yield GaugeMetricFamily("burst_healthy", "1 if it answers, and its self test passed.", float(not trouble))
+        yield GaugeMetricFamily(
+            "burst_healthy", "1 if the device answers and its self test passed, else 0.", float(not trouble)
+        )
         with self._lock, suppress(BurstError):  # it does not answer, which was said
             yield from self._of_device()
         clients, outcomes = service.counts()
-        yield GaugeMetricFamily("burst_clients", "Programs that are connected.", clients)
-        preparations = CounterMetricFamily("burst_preparations", "Models, by what became of them.", labels=["outcome"])
+        yield GaugeMetricFamily("burst_clients", "Connected clients.", clients)
+        preparations = CounterMetricFamily("burst_preparations", "Preparations by outcome.", labels=["outcome"])
         for outcome in ("prepared", "refused", "saved", "declined", "restored", "not_restored"):
             preparations.add_metric([outcome], outcomes[outcome])
         yield preparations
@@ -73,9 +75,9 @@ class MetricsCollector(Collector):
     def _of_device(self) -> Iterator[Metric]:
         device = self._monitor.device
         (slots, _, sums, bursts, models), _ = device.call("figures", timeout=WITHIN)
-        yield GaugeMetricFamily("burst_slots", "Executions that may go on at once.", slots)
-        yield GaugeMetricFamily("burst_bursts", "Bursts that are open.", bursts)
-        yield GaugeMetricFamily("burst_models", "Models in memory; equal ones are one.", models)
+        yield GaugeMetricFamily("burst_slots", "Executions that may run at once.", slots)
+        yield GaugeMetricFamily("burst_bursts", "Open bursts.", bursts)
+        yield GaugeMetricFamily("burst_models", "Models in memory; equal models count once.", models)
         for n, field in enumerate(SUMMED):
             name, words, family = _OF_FLOWS[field]
             metric = family(name, words, labels=["priority"])
@@ -117,7 +119,7 @@ class StageHistogram:
 
     def metric(self) -> Metric:
         """A histogram for each stage."""
-        words = "Requests of bursts by stage; a sample, the last 256 of each burst at each scrape."
+        words = "Time per stage of burst requests; sampled: the last 256 of each burst at each scrape."
         metric = HistogramMetricFamily("burst_request_seconds", words, labels=["stage"])
         bounds = [*(f"{bound:g}" for bound in _BOUNDS), "+Inf"]
         for stage, counts in self._counts.items():

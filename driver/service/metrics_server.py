@@ -32,12 +32,14 @@ def listen(address: str) -> socket.socket:
         if "/" in address:
             return _at_path(Path(address))
         if not (match := re.fullmatch(r"(?:\[(.+)\]|([^:\[\]]*)):(\d{1,5})", address)) or int(match[3]) > 65535:
-            raise DeviceFailed(f"--metrics {address}: say HOST:PORT, as 127.0.0.1:9464, or the path of a socket")
+            raise DeviceFailed(f"--metrics {address}: give HOST:PORT, such as 127.0.0.1:9464, or the path of a socket")
         host, port = match[1] or match[2] or "127.0.0.1", int(match[3])
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         return socket.create_server((host, port), family=family, backlog=_BACKLOG)
     except OSError as error:
-        raise DeviceFailed(f"--metrics {address}: cannot listen there ({error.strerror}); use another") from error
+        raise DeviceFailed(
+            f"--metrics {address}: cannot listen there ({error.strerror}); use another address"
+        ) from error
 
 
 def _at_path(path: Path) -> socket.socket:
@@ -90,7 +92,7 @@ class _Handler(MetricsHandler):
                 trouble = self.monitor.trouble()
                 self._answer(503 if trouble else 200, trouble or "ok")
             case _:
-                self._answer(404, "here are /metrics and /healthz")
+                self._answer(404, "try /metrics or /healthz")
 
     def _answer(self, status: int, words: str) -> None:
         body = f"{words}\n".encode()

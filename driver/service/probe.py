@@ -36,5 +36,5 @@ def _greet(address: str, within: float) -> str:
         try:
             (_, name, version, *_), _ = call(channel, "hello", PROTOCOL, timeout=within)
         except ResourceExhaustedTransient as error:
-            return f"it answers, and takes no more clients: {error}"
+            return f"it answers, but takes no more clients: {error}"
     return f"{name}, version {version}, answers"

@@ -285,7 +285,7 @@ class ServiceClient:
         """
         arguments = PrepareArguments.from_wire(*plain)
         if not message.fds:
-            raise Malformed("no descriptor came with a model; 1 is needed")
+            raise Malformed("the model's descriptor is missing")
         fds = message.take_fds()
         try:
             model, supported = self._service.supported(os.dup(fds[0]), where, arguments.deadline)
@@ -337,7 +337,7 @@ def start_engine(name: str, listener: socket.socket) -> tuple[Channel, int]:
             listener.close()
             run_engine(name, far)
         except BaseException:  # noqa: BLE001 (whatever it was, this process must not go on as the service)
-            _log.exception("the engine of device %r does not start, or failed", name)
+            _log.exception("the engine of device %r failed", name)
         finally:
             os._exit(1)
 
@@ -362,7 +362,7 @@ def run(name: str, fd: int, place: Place, options: ServiceOptions) -> NoReturn:
         if options.on_start:
             options.on_start(service)
     except BaseException:  # noqa: BLE001 (whatever it was, nobody must wait for us)
-        _log.exception("the device %r does not start", name)
+        _log.exception("device %r failed to start", name)
         with place.locked():
             place.leave(listener)  # now clients see that we failed, and look into the log
         os._exit(1)

@@ -88,7 +88,7 @@ def _exposed(address: str, gid: int | None) -> tuple[socket.socket, str]:
     except ModuleNotFoundError as error:
         if error.name != "prometheus_client":
             raise
-        raise DeviceFailed("--metrics: it needs prometheus_client: pip install 'burst-engine[metrics]'") from None
+        raise DeviceFailed("--metrics needs prometheus_client: pip install 'burst-engine[metrics]'") from None
     listener = metrics_server.listen(address)
     if gid is not None and "/" in address:
         _give(Path(address), gid, 0o660)
@@ -124,8 +124,8 @@ def _checked(folder: Path, gid: int | None) -> Path:
     mode = stat.S_IMODE(found.st_mode)
     if not stat.S_ISDIR(found.st_mode) or owner != os.getuid() or mode & 0o027:
         raise DeviceFailed(
-            f"--dir {folder}: it has to be a folder of uid {os.getuid()} that others can neither write to nor enter; "
-            f"it belongs to uid {owner} and has mode {mode:04o}: correct that (chmod 0750), or use another"
+            f"--dir {folder}: must be a folder of uid {os.getuid()} that others can neither write to nor enter; "
+            f"it belongs to uid {owner} and has mode {mode:04o}: chmod 0750 it, or use another"
         )
     if gid is not None and (found.st_gid != gid or mode & 0o050 != 0o050):
         raise DeviceFailed(
@@ -153,7 +153,7 @@ def _give(path: Path, gid: int, mode: int) -> None:
         os.chown(path, -1, gid)
     except PermissionError:
         raise DeviceFailed(
-            f"--group {gid}: uid {os.getuid()} is not in that group itself, and cannot give it {path}; "
+            f"--group {gid}: uid {os.getuid()} is not a member of that group and cannot give it {path}; "
             "add the account to the group"
         ) from None
     path.chmod(mode)
@@ -164,7 +164,9 @@ def _listener(name: str, place: discovery.Place, gid: int | None) -> socket.sock
     with place.locked():
         if found := discovery.find(place):
             found.close()
-            raise DeviceFailed(f"{place.socket}: {name!r} is served there already; end that, or use another --dir")
+            raise DeviceFailed(
+                f"{place.socket}: {name!r} is already served there; stop that service, or use another --dir"
+            )
         listener = discovery.listen(place)
         try:
             if gid is not None:

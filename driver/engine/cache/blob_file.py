@@ -101,7 +101,7 @@ class BlobFile:
     def has_changed(self) -> bool:
         """Whether others have written since `rows`."""
         if _inode(self._path) != self.inode:
-            raise DamagedBlobFile(f"{self._path}: is another file now")
+            raise DamagedBlobFile(f"{self._path}: another process has replaced it")
         with _errors(self._path):
             return self._version() != self._seen
 
@@ -112,16 +112,16 @@ class BlobFile:
     def rows(self) -> list[BlobRow] | None:
         """Within a transaction: all of them, those used longest ago first. None when they are another build's."""
         if self._schema() != [(_SCHEMA.encode(),)]:
-            raise DamagedBlobFile(f"{self._path}: is something else")
+            raise DamagedBlobFile(f"{self._path}: it is not a blob store of this version")
         self._seen, found, left = self._version(), {}, self._most
         for key, used, checksum, value in self._db.execute("SELECT key, used, sum, value FROM entry"):
             if not isinstance(key, bytes) or key in found:
-                raise DamagedBlobFile(f"{self._path}: has keys that it cannot have")
+                raise DamagedBlobFile(f"{self._path}: it has keys that no store writes")
             is_whole = isinstance(value, bytes) and _is_stamp(used) and checksum == _sum(key, used, value)
             found[key] = BlobRow(key, value, used) if is_whole else BlobRow(key, None, 0)
             left -= len(key) + len(value or b"") if is_whole else 1
             if left < 0:
-                raise DamagedBlobFile(f"{self._path}: is larger than it may be")
+                raise DamagedBlobFile(f"{self._path}: it is larger than a store may be")
         build = found.pop(_BUILD, None)
         self._last = max((row.used for row in found.values()), default=0)
         self._is_of_build = build is not None and build.value == self._build
@@ -180,11 +180,11 @@ def _locked(folder: Path) -> Iterator[None]:
     try:
         status = os.fstat(fd)
         if status.st_uid != os.geteuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-            raise PermissionError(f"others may write to {folder}; chmod 700, or choose a folder of your own")
+            raise PermissionError(f"other accounts may write to {folder}; chmod 700 it, or choose a folder of your own")
         end = time.monotonic() + _PATIENCE
         while not _try_lock(fd):
             if time.monotonic() > end:
-                raise TimeoutError(f"{folder}: another process keeps it locked")
+                raise TimeoutError(f"{folder}: another process holds its lock")
             time.sleep(1e-3)
         yield
     finally:
@@ -214,12 +214,12 @@ def _check(path: Path, most: int) -> None:
         with suppress(FileNotFoundError):
             status = os.lstat(side)
             if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
-                raise PermissionError(f"{side}: is no file of this user; remove it")
+                raise PermissionError(f"{side}: it is not a regular file of this user; remove it")
             if status.st_mode & 0o077:
                 os.chmod(side, 0o600)
             size += status.st_size
     if size > 4 * most + 2**22:
-        raise DamagedBlobFile(f"{path}: {size} bytes, and its entries are {most} at most")
+        raise DamagedBlobFile(f"{path}: it has {size} bytes, but its entries may have {most}")
 
 
 def _inode(path: Path) -> int:
@@ -250,7 +250,7 @@ def _errors(path: Path) -> Iterator[None]:
     try:
         yield
     except UnicodeDecodeError:  # SQLite repeats in a message what it found in the file
-        raise DamagedBlobFile(f"{path}: has a schema of another kind") from None
+        raise DamagedBlobFile(f"{path}: it has a different schema") from None
     except sqlite3.Error as error:
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF
         if code in _OUTSIDE or (code == sqlite3.SQLITE_READONLY and not os.access(path, os.W_OK)):

@@ -278,13 +278,13 @@ class BlobStore:
             try:
                 return action()
             except DamagedBlobFile as error:
-                _log.info("%s; it is made anew", error)
+                _log.info("%s; the file is rebuilt", error)
                 self._damaged = self._file.inode if self._file else None
                 self._keep_as_unsaved()
                 self._drop_file()
             except OSError as error:
                 if not self._has_warned:
-                    _log.warning("%s; until that is mended, what is set is kept in memory only", error)
+                    _log.warning("%s; until that is fixed, new entries stay in memory only", error)
                 self._has_warned = True
                 return self._drop_file()
 

@@ -91,14 +91,15 @@ class CompilationCache:
             case [int(model), int(data)] if model + data == len(fds):
                 given = CacheFiles(model, data)
             case _:
-                raise Malformed(f"{counts!r:.40} cache files: {len(fds)} descriptors came")
+                raise Malformed(f"{counts!r:.40} cache files, but {len(fds)} descriptors")
         if given != self._needed or given == NONE:
             raise InvalidArgument(
-                f"{given.model} model files and {given.data} data files: the device needs {self._needed.model} and "
-                f"{self._needed.data}; ask it for number_of_cache_files_needed()"
+                f"{given.model} model files and {given.data} data files came; the device needs {self._needed.model} "
+                "and "
+                f"{self._needed.data}: see number_of_cache_files_needed()"
             )
         if not isinstance(token, bytes) or len(token) != _TOKEN_BYTES:
-            raise InvalidArgument(f"token={token!r:.80}: {_TOKEN_BYTES} bytes")
+            raise InvalidArgument(f"token={token!r:.80}: must be {_TOKEN_BYTES} bytes")
         return given
 
     def restored(self, owner: CacheOwner, counts: CacheFiles, fds: Sequence[int]) -> RestoredCompilation:
@@ -107,18 +108,18 @@ class CompilationCache:
             with _locked(fds, fcntl.LOCK_SH):
                 return self._read(owner, counts, fds)
         except (OSError, ValueError, Declined) as error:
-            raise GeneralFailure(f"the cache files are not used: {error}") from error
+            raise GeneralFailure(f"the device does not use the cache files: {error}") from error
 
     def _read(self, owner: CacheOwner, counts: CacheFiles, fds: Sequence[int]) -> RestoredCompilation:
         records = self._opened()
         record = records.get(*owner)
         if record is None or len(record.lengths) != len(fds):
-            raise Declined("this device has no record of them; it is another version, or never wrote them")
+            raise Declined("this version of the device has no record of writing them")
         _check_lengths(record, fds)
         memory = PrivateMemory(record.sizes)
         memory.fill(zip(fds, record.offsets, strict=True))
         if records.digest(*owner, record.where, [array.data for array in memory.arrays]) != record.digest:
-            raise Declined("they were changed since they were written")
+            raise Declined("they have changed since the device wrote them")
         *own, model = memory.arrays
         saved = Saved(own[: counts.model], own[counts.model :])
         return RestoredCompilation(ModelMemory(model), record.where, saved, record.digest)
@@ -165,7 +166,7 @@ class CacheWriter:
         own: list[Any] = [*saved.model, *saved.data]
         contents = [*(memoryview(part).cast("B") for part in own), model]
         if len(contents) != len(self._fds):
-            raise Declined(f"the device gave {len(contents) - 1} files of its own, which is not what it says it needs")
+            raise Declined(f"the device gave the contents of {len(contents) - 1} files, not of as many as it declares")
         with self._lock, _locked(self._fds, fcntl.LOCK_EX):
             offsets = self._begun()
             for fd, offset, content in zip(self._fds, offsets, contents, strict=True):
@@ -184,9 +185,9 @@ class CacheWriter:
                 os.ftruncate(fd, 0)
             return (0,) * len(self._fds)
         if [os.fstat(fd).st_size for fd in self._fds] != list(self._record.lengths):
-            raise Declined("the files were changed since they were written")
+            raise Declined("the files have changed since the device wrote them")
         if self._newest.get(self._owner) is not self or self._records.get(*self._owner) != self._record:
-            raise Declined("something else was kept under that token since")
+            raise Declined("another compilation was cached under that token since")
         self._put(self._record._replace(grows=True))
         return self._record.lengths
 
@@ -207,7 +208,7 @@ def _check_access(fds: Sequence[int]) -> None:
     """Raises Declined."""
     for fd in fds:
         if not stat.S_ISREG(os.fstat(fd).st_mode):
-            raise Declined("a cache file is no regular file")
+            raise Declined("a cache file is not a regular file")
         if fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE != os.O_RDWR:
             raise Declined("a cache file is not open for reading and writing")
 
@@ -218,7 +219,7 @@ def _check_lengths(record: CacheRecord, fds: Sequence[int]) -> None:
     for fd, length in zip(fds, record.lengths, strict=True):
         found = os.fstat(fd).st_size
         if found < length or (found > length and not record.grows):
-            raise Declined(f"a file has {found} bytes, and had {length} when it was written")
+            raise Declined(f"a file has {found} bytes; it had {length} when the device wrote it")
 
 
 @contextmanager
@@ -238,7 +239,7 @@ def _lock(fd: int, operation: int, end: float) -> None:
             fcntl.flock(fd, operation | fcntl.LOCK_NB)
         except BlockingIOError:
             if time.monotonic() > end:
-                raise Declined("somebody else is writing the cache files, or reading them") from None
+                raise Declined("another process has locked the cache files") from None
             time.sleep(_PAUSE)
         else:
             return

@@ -49,7 +49,7 @@ class ModelImprover:
         try:
             better = shared.use.run(partial(shared.prepared.improved, pace))
         except Exception:  # noqa: BLE001 (whatever it was, others are still served)
-            _log.exception("a model was not improved; what was made at first goes on serving")
+            _log.exception("a model could not be improved; the first compilation stays in use")
             return
         if better is not None:
             shared.improve(better, self._forget_plans)

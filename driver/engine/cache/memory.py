@@ -41,7 +41,7 @@ class PrivateMemory:
             while done < array.nbytes:
                 count = os.preadv(fd, [array.data[done:]], offset + done)
                 if not count:
-                    raise OSError("a file is shorter than it was")
+                    raise OSError("a file has become shorter")
                 done += count
 
 

@@ -75,7 +75,7 @@ class CacheRecords:
         """From now on, and after we are killed. Raises OSError when that cannot be."""
         self._store.set(_name(uid, token), msgpack.packb(list(record)))
         if not self._store.flush():
-            raise OSError(f"{self._path}: cannot be written now; the log says why")
+            raise OSError(f"{self._path}: cannot be written; see the log")
 
     def digest(self, uid: int, token: bytes, where: tuple[int, int], contents: Iterable[memoryview]) -> bytes:
         """Of files with these contents, which nobody else can compute."""
@@ -113,5 +113,5 @@ def _key(path: Path) -> bytes:
         status = os.fstat(file.fileno())
         key = file.read(_KEY_BYTES + 1)
     if len(key) != _KEY_BYTES or status.st_uid != os.geteuid() or status.st_mode & 0o077:
-        raise OSError(f"{path}: is not a key of {_KEY_BYTES} bytes and mode 0600 of our own; remove it")
+        raise OSError(f"{path}: not a key of {_KEY_BYTES} bytes that belongs to this account with mode 0600; remove it")
     return key

@@ -196,7 +196,7 @@ class CachedDevice:
 
     def _not_kept(self, reason: str) -> None:
         self.outcome = Outcome("compiled", reason)
-        _log.warning("device %r: a compilation was not kept: %s", self._device.address, reason)
+        _log.warning("device %r: a compilation was not cached: %s", self._device.address, reason)
 
     def _about(self) -> About:
         return About(model=describe(self._model), device=self._device.address, version=self._device.version)

@@ -117,20 +117,20 @@ class TestUnit:
             if what != "device":
                 changed.setattr(records, what, lambda *_: "another")
             other = self.opened("2" if what == "device" else "1")
-            self.check_refused(other, files, "no record of them; it is another version")
+            self.check_refused(other, files, "no record of writing them")
             with Files(files.counts) as others:
                 self.save(other, others)
                 assert self.restored(other, others) == b"code" * 5000
-        self.check_refused(self.opened(), files, "no record of them")
+        self.check_refused(self.opened(), files, "no record of writing them")
 
     def test_records_of_one_user_are_not_anothers(self, files):
         """Files are nothing to another user under the same token; what he keeps takes nothing from the first."""
         device = self.opened()
         self.save(device, files, uid=1)
-        self.check_refused(device, files, "no record of them", uid=2)
+        self.check_refused(device, files, "no record of writing them", uid=2)
         with Files(files.counts, files.token) as others:
             self.save(device, others, b"another" * 3000, uid=2)
-            self.check_refused(device, others, "a file has|were changed", uid=1)
+            self.check_refused(device, others, "a file has|have changed", uid=1)
             assert self.restored(device, others, uid=2) == b"another" * 3000
         assert self.restored(device, files, uid=1) == b"code" * 5000
 
@@ -143,8 +143,8 @@ class TestUnit:
             others.write(files.read())
             device._opened().put(2, files.token, found)
             device._opened().put(1, others.token, found)
-            self.check_refused(device, files, "were changed", uid=2)
-            self.check_refused(device, others, "were changed", uid=1)
+            self.check_refused(device, files, "have changed", uid=2)
+            self.check_refused(device, others, "have changed", uid=1)
 
     @pytest.mark.parametrize("content", [b"", b"\0" * 32, b"SQLite format 3\0" + b"\xff" * 4096])
     def test_a_damaged_store_is_an_empty_one(self, files, content):
@@ -154,7 +154,7 @@ class TestUnit:
             path.unlink()
         (self.state / "unit.records").write_bytes(content)
         device = self.opened()
-        self.check_refused(device, files, "no record of them")
+        self.check_refused(device, files, "no record of writing them")
         self.save(device, files)
         assert self.restored(self.opened(), files) == b"code" * 5000
 
@@ -166,7 +166,7 @@ class TestUnit:
         key.unlink()
         key.write_bytes(bytes(32))
         key.chmod(0o600)
-        self.check_refused(self.opened(), files, "were changed")
+        self.check_refused(self.opened(), files, "have changed")
 
     @pytest.mark.parametrize("wrong", ["mode", "length", "link"])
     def test_a_key_that_others_may_know_is_not_used(self, files, wrong):
@@ -224,8 +224,8 @@ class TestUnit:
         fd = files.reopened(1, os.O_RDWR)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX)
-            self.check_refused(device, files, "somebody else is writing")
-            with pytest.raises(Declined, match="somebody else"):
+            self.check_refused(device, files, "another process has locked")
+            with pytest.raises(Declined, match="another process"):
                 self.save(device, files)
         finally:
             os.close(fd)
@@ -257,7 +257,7 @@ def test_every_damage_is_refused(device, kit):
 
 def check_refused(device, model, files, content):
     files.write([content])
-    with pytest.raises(GeneralFailure, match="the cache files are not used"):
+    with pytest.raises(GeneralFailure, match="the device does not use the cache files"):
         device.prepare_from_cache(model, files.cache())
 
 
@@ -292,7 +292,7 @@ def test_what_a_device_fails_to_keep_is_no_failure(home, kit):
         device.prepare(kit.add_model(), cache=files.cache()) as prepared,
     ):
         check_runs(prepared)
-        assert prepared.home.declined == "the device failed to say what it keeps: this fails on purpose"
+        assert prepared.home.declined == "the device failed to serialise the model: this fails on purpose"
 
 
 def test_no_room(device, kit):

@@ -202,7 +202,7 @@ def test_files_that_somebody_changed_are_left_alone(staged, kit, files):
         staged.wait_until_held()
         files.write([b"mine"] * 2)
         staged.release()
-        kit.until(lambda: prepared.stage and "a better compilation was not kept" in staged.log())
+        kit.until(lambda: prepared.stage and "an improved compilation was not cached" in staged.log())
         check_runs(prepared)
         assert files.read() == [b"mine"] * 2
 

@@ -88,7 +88,7 @@ class TestTwoClients:
         other = connect()
         with pytest.raises(InvalidArgument, match=r"prepared_models\[0\]"):
             other.allocate(BufferDesc(), [prepared], *ROLES)
-        with pytest.raises(InvalidArgument, match="none of that number"):
+        with pytest.raises(InvalidArgument, match="none with that number"):
             other.call("allocate", [], [prepared.home.number], [[0, 0, 1.0]], [])
 
     @pytest.mark.parametrize("clients", [5, pytest.param(1000, marks=pytest.mark.stress)])

@@ -135,7 +135,7 @@ class TestBytes:
             assert other.asarray().tobytes() == X.transpose(0, 2, 1, 3).tobytes()
             found = execute(Request(argument[1:], argument[:1], (pool, other)))
             assert found.status == INVALID
-            assert found.message in ("", "output 0: pool 0 may only be read; put outputs into another")
+            assert found.message in ("", "output 0: pool 0 is read-only; put outputs into a writable pool")
         with open(f"/proc/{prepared.device.engine_pid}/maps") as maps:
             assert {row.split()[1] for row in maps if row.split()[4] == str(inode)} == {"r--s"}
         os.close(fd)

@@ -394,11 +394,11 @@ def test_two_bursts_on_one_model(kit, home):
     [
         ("client_bytes = 5", {}),
         ("[weights]\n1000 = 300\n1001 = 1", {1000: 300, 1001: 1}),
-        ("weights = 5", "weights = 5: a uid"),
-        ("[weights]\nroot = 5", "root = 5: a uid, and a whole number from 1 to 1000"),
-        ("[weights]\n1000 = 0", "1000 = 0: a uid"),
-        ("[weights]\n1000 = 1001", "1000 = 1001: a uid"),
-        ("[weights]\n1000 = true", "1000 = True: a uid"),
+        ("weights = 5", "weights = 5: must be a uid"),
+        ("[weights]\nroot = 5", "root = 5: must be a uid and a whole number from 1 to 1000"),
+        ("[weights]\n1000 = 0", "1000 = 0: must be a uid"),
+        ("[weights]\n1000 = 1001", "1000 = 1001: must be a uid"),
+        ("[weights]\n1000 = true", "1000 = True: must be a uid"),
     ],
 )
 def test_weights_of_accounts(text, found, tmp_path, monkeypatch):

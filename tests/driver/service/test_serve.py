@@ -178,12 +178,12 @@ def test_refuses_folders(refused):
         run = path / "run"
         assert "cannot make it (No such file or directory)" in refused("reference", "--dir", run / "below")
         run.touch()
-        assert "has to be a folder" in refused("reference", "--dir", run)
+        assert "must be a folder" in refused("reference", "--dir", run)
         run.unlink()
         run.mkdir()
         for mode in (0o755, 0o701):
             run.chmod(mode)
-            assert f"mode {mode:04o}: correct that" in refused("reference", "--dir", run)
+            assert f"mode {mode:04o}: chmod 0750 it" in refused("reference", "--dir", run)
         run.chmod(0o770)
         assert f"{run}: others may write to it" in refused("reference", "--dir", run)
         run.chmod(0o700)
@@ -207,7 +207,7 @@ def test_tells_programs_where_it_is_served():
 
 def test_refuses_what_is_served(refused, own, kit):
     """A device that is served there already stays, undisturbed."""
-    assert "'reference' is served there already; end that" in refused("reference", "--dir", Path(own).parent)
+    assert "'reference' is already served there; stop that service" in refused("reference", "--dir", Path(own).parent)
     with driver.connect(own) as device, device.prepare(kit.add_model()) as prepared:
         assert prepared.run(X)[0].tolist() == [[2, 2, 2, 2]]
 
@@ -399,7 +399,7 @@ def test_nobody_names_what_is_anothers(members):
     allocate = "mine = device.allocate(BufferDesc(), [prepared], [BufferRole(0, 0)], [])"
     number, token = friend.do("again = device.prepare(model)", allocate, "out = [again.home.number, mine.token]")
     assert other.do(allocate) is None
-    none = f"InvalidArgument: prepared model {number}: there is none of that number"
+    none = f"InvalidArgument: prepared model {number}: there is none with that number"
     assert none in other.do(f"device.call('allocate', (), [{number}], [[0, 0, 1.0]], [])")
     assert none in other.do(f"prepared.home = prepared.home._replace(number={number}); prepared.run(X)")
     assert none in other.do("prepared.burst()")

@@ -42,7 +42,7 @@ def test_a_device_that_keeps_nothing_is_skipped(shared, monkeypatch):
     tests = [test for test in catalogue(scope=SMOKE) if test.category == "caching"]
     with Target("burst_test_devices.broken:WrongResults") as target:
         found = {o.message for o in run(tests, target) if o.outcome == "skipped" and "save_and_restore" in o.name}
-    assert found == {"the device keeps nothing of this model: the device has nothing to keep of this model"}
+    assert found == {"the device keeps nothing of this model: the device does not cache this model"}
 
 
 def test_names_begin_with_a_category_and_are_unique():
