@@ -25,11 +25,11 @@ from burst import (
     StatusError,
 )
 from driver import BufferDesc, BufferRole
+from driver.devices.reference import ReferenceModel
 from driver.engine.buffer_binding import execution
 from driver.engine.device_memory import LoadedModel, ManagedBuffers, Quota
 from driver.engine.limits import limits
 from driver.engine.models import SharedModel
-from driver.nn import Interpreter
 
 ROLES = [BufferRole(0, 0)], [BufferRole(0, 0)]
 X = np.array([[1, 2, 3, 4]], np.float32)
@@ -288,7 +288,7 @@ class TestQuota:
         wide = builder.operation("TILE", builder.input("float32", (1,)), np.array([1 << 20], np.int32))
         builder.output(builder.operation("SLICE", wide, np.array([5], np.int32), np.array([1], np.int32)))
         model, found = builder.build(), []
-        kept = SharedModel(None, None, model, Interpreter(model))
+        kept = SharedModel(None, None, model, ReferenceModel(model, lambda: None))
         memory = Memory.create(8)
         request = Request((RequestArgument(length=4),), (RequestArgument(offset=4, length=4),), (memory,))
 
