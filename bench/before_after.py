@@ -1,0 +1,127 @@
+"""Is this checkout as fast as another one? The same executions through both, in turns, in one run.
+
+    python bench/before_after.py OTHER/.venv/bin/python [--pairs 31] [--json FILE]
+
+Each checkout has a client process and a device of its own. A client is pinned to CPU 0 and its device to CPU 1; while
+one side is measured, the other sleeps. Every round runs a block of each subject on both sides, and the order turns. The
+figures are the median of the paired ratios, this checkout over the other, and its 95 % interval.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from measure import CLIENT_CPU, DEVICE_CPU, conditions, estimate, scratch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+SUBJECTS = {  # calls of one block
+    "burst, spinning": 4000,
+    "burst, sleeping": 1000,
+    "plain path": 1000,
+    "fenced chain of 20": 30,
+}
+# Uses public names alone, so that it runs on checkouts of any age.
+CLIENT = f"""
+import json, os, sys, time
+import numpy as np
+os.sched_setaffinity(0, {{{CLIENT_CPU}}})
+import driver
+from burst import Memory, Request, RequestArgument
+
+m = driver.ModelBuilder()
+m.output(m.operation("ADD", m.input("float32", (1, 4)), m.input("float32", (1, 4)), 0))
+device = driver.connect("reference")
+prepared = device.prepare(m.build())
+there = tuple(RequestArgument(offset=at, length=16) for at in (0, 64))
+request = Request(there, (RequestArgument(offset=128, length=16),), (Memory.create(192),))
+spinning, sleeping = prepared.burst(), prepared.burst(spin=0)
+
+def chain():
+    fences = []
+    for _ in range(20):
+        fences.append(prepared.execute_fenced(request, wait_for=fences[-1:]))
+    fences[-1].result()
+
+calls = {{
+    "burst, spinning": spinning.run,
+    "burst, sleeping": sleeping.run,
+    "plain path": lambda: prepared.execute(request),
+    "fenced chain of 20": chain,
+}}
+print("ready", flush=True)
+for line in sys.stdin:
+    name, count = json.loads(line)
+    for pid in (device.service_pid, device.engine_pid):
+        for thread in os.listdir(f"/proc/{{pid}}/task"):
+            os.sched_setaffinity(int(thread), {{{DEVICE_CPU}}})
+    call, clock, samples = calls[name], time.perf_counter_ns, np.empty(count)
+    for _ in range(count // 10):
+        call()
+    for n in range(count):
+        begin = clock()
+        call()
+        samples[n] = clock() - begin
+    print(float(np.median(samples)) / 1e3, flush=True)
+device.close()
+"""
+
+
+@contextmanager
+def client(python: str, directory: Path) -> Iterator[Callable[[str, int], float]]:
+    """A client of one checkout. The call that it yields measures a block: the median in microseconds."""
+    environment = {"PATH": "/usr/bin:/bin", "BURST_RUNTIME_DIR": str(directory), "OPENBLAS_NUM_THREADS": "1"}
+    pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    directory.mkdir(mode=0o700)
+    with subprocess.Popen([python, "-P", "-c", CLIENT], cwd="/", env=environment, **pipes) as process:
+        if process.stdout.readline() != "ready\n":
+            sys.exit(f"bench: the client of {python} did not start; its words are above")
+
+        def measure(name: str, count: int) -> float:
+            print(json.dumps([name, count]), file=process.stdin, flush=True)
+            return float(process.stdout.readline())
+
+        yield measure
+        process.stdin.close()
+
+
+def main() -> None:
+    """Measures, and prints a row for each subject."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("other", metavar="PYTHON", help="the interpreter of the other checkout's .venv")
+    parser.add_argument("--pairs", type=int, default=31)
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    args = parser.parse_args()
+    pairs: dict[str, list[tuple[float, float]]] = {name: [] for name in SUBJECTS}
+    with ExitStack() as stack:
+        folder = stack.enter_context(scratch())
+        sides = [
+            stack.enter_context(client(python, folder / side))
+            for side, python in (("this", sys.executable), ("other", args.other))
+        ]
+        for number in range(args.pairs):
+            print(f"round {number + 1} of {args.pairs}", end="\r", file=sys.stderr)
+            for name, count in SUBJECTS.items():
+                order = (0, 1) if number % 2 else (1, 0)
+                found = {side: sides[side](name, count) for side in order}
+                pairs[name].append((found[0], found[1]))
+    rows = {}
+    print(f"{conditions()}\n{'':20} {'this us':>9} {'other us':>9} {'ratio':>7}  interval")
+    for name, blocks in pairs.items():
+        this, other = (sorted(side)[len(side) // 2] for side in zip(*blocks, strict=True))
+        ratio = estimate([ours / theirs for ours, theirs in blocks])
+        rows[name] = {"this_us": this, "other_us": other, "ratio": ratio._asdict()}
+        print(f"{name:20} {this:9.2f} {other:9.2f} {ratio.median:7.3f}  {ratio.low:.3f} .. {ratio.high:.3f}")
+    if args.json:
+        args.json.write_text(json.dumps({"conditions": conditions(), "rows": rows}, indent=1))
+
+
+if __name__ == "__main__":
+    main()
