@@ -28,7 +28,6 @@ from burst import (
     channel,
     images,
     memory,
-    pools,
 )
 from burst.channel import Message
 from burst.turns import Flow, RunQueue, Share
@@ -61,7 +60,7 @@ class Calls:
     """rpc.serve, with handlers that take what those of services take: numbers, memory, descriptors."""
 
     name = "calls"
-    modules = (channel, memory, images, pools, fmq.descriptor, rpc)
+    modules = (channel, memory, images, fmq.descriptor, rpc)
 
     def __init__(self, seed):
         self._queue = fmq.MessageQueue.create("u4", 100)
