@@ -9,7 +9,7 @@ import numpy as np
 
 from driver.devices.litert import cuts
 from driver.devices.litert.library import Compiled, TensorBuffers, library
-from driver.devices.litert.program import Program, lowered
+from driver.devices.litert.program import LiteRtProgram, lowered
 from driver.devices.litert.weights import aligned
 from driver.devices.lowering.placing import constants, prepared
 from driver.nn.operation import Tensor
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from driver import Model
-    from driver.devices.litert.program import Port
+    from driver.devices.litert.program import LiteRtPort
 
 
 class _Alone(Compiled):
@@ -38,7 +38,7 @@ class InProcess:
         cuts.SEGMENT = 1 << 60  # in one piece, as anybody would call it; the device is another process
         graph = model.main
         tensors = {**constants(graph), **{i: Tensor.of(graph.operands[i]) for i in graph.inputs}}
-        program = Program(*lowered(model, prepared(graph), tensors, lambda: None), threads, _Alone)
+        program = LiteRtProgram(*lowered(model, prepared(graph), tensors, lambda: None), threads, _Alone)
         self.inputs = [_memory(port, graph.operands[graph.inputs[port.number]].type.dtype) for port in program.inputs]
         self.outputs = [
             _memory(port, graph.operands[graph.outputs[port.number]].type.dtype) for port in program.outputs
@@ -61,11 +61,11 @@ class InProcess:
         return self._call()
 
 
-def _memory(port: Port, dtype: np.dtype[Any]) -> NDArray[Any]:
+def _memory(port: LiteRtPort, dtype: np.dtype[Any]) -> NDArray[Any]:
     return aligned(port.nbytes).view(dtype).reshape(port.shape)
 
 
-def _buffers(ports: list[Port], arrays: list[NDArray[Any]]) -> TensorBuffers:
+def _buffers(ports: list[LiteRtPort], arrays: list[NDArray[Any]]) -> TensorBuffers:
     """What the library calls the memory of `arrays`."""
     raw = [array.reshape(-1).view(np.uint8) for array in arrays]
     return TensorBuffers([(port.type, port.shape, memory) for port, memory in zip(ports, raw, strict=True)])

@@ -24,7 +24,7 @@ from .errors import ExecutionFailed, OutputInsufficientSize, OutputShapes
 from .model import Model, Operand, Operation, Subgraph
 from .operation import LOOP_TIMEOUT, Array, Call, OperationType, Step, Tensor, steers
 from .ops import OPERATIONS
-from .plan import REFUSALS, Plan, Prepared, Tensors, guarded, output_shapes
+from .plan import REFUSALS, Prepared, StaticPlan, Tensors, guarded, output_shapes
 from .types import Dimensions, OperandLifeTime, byte_size
 
 Checker = Callable[[], Callable[[], Any] | None]
@@ -60,7 +60,7 @@ class Interpreter:
         self.model, self.checkpoint, self.checker, self.is_subgraph = model, checkpoint, checker, graphs is not None
         self.is_static = True
         self.constants: Tensors = {}
-        self._plans: dict[tuple[Dimensions | None, ...], Plan] = {}
+        self._plans: dict[tuple[Dimensions | None, ...], StaticPlan] = {}
         self.prepared: list[Prepared] = []
         self._operands = model.main.operands
         self._graphs: dict[int, Interpreter] = {} if graphs is None else graphs
@@ -99,7 +99,7 @@ class Interpreter:
         """What comes between it and the one before."""
         return self.checkpoint if operation.index or self.is_subgraph else None
 
-    def _plan_for(self, inputs: Tensors, pace: Callable[[], Any] | None) -> Plan:
+    def _plan_for(self, inputs: Tensors, pace: Callable[[], Any] | None) -> StaticPlan:
         """The plan for inputs of these shapes."""
         key = tuple(None if tensor is None else tensor.shape for tensor in inputs.values())
         plan = self._plans.get(key)
@@ -108,7 +108,7 @@ class Interpreter:
                 self._plans.clear()
             shapes = {i: None if t is None else replace(t, array=None) for i, t in inputs.items()}
             tensors = self.constants | shapes
-            plan = self._plans[key] = Plan(self.prepared, self.model.main, tensors, pace or _at_once)
+            plan = self._plans[key] = StaticPlan(self.prepared, self.model.main, tensors, pace or _at_once)
         return plan
 
     def _plan_ahead(self, pace: Callable[[], Any] | None) -> None:
@@ -203,7 +203,7 @@ class Bound:
     def __init__(
         self,
         interpreter: Interpreter,
-        plan: Plan,
+        plan: StaticPlan,
         tensors: Tensors,
         buffers: dict[int, Array],
         pace: Callable[[], Any] | None,
@@ -220,7 +220,7 @@ class Bound:
 
 def _bound(
     interpreter: Interpreter,
-    plan: Plan,
+    plan: StaticPlan,
     tensors: Tensors,
     buffers: dict[int, Array],
     pace: Callable[[], Any] | None,
@@ -254,7 +254,7 @@ def _block(first: Prepared, nbytes: int) -> Array:
 
 
 def _build(
-    prepared: Prepared, call: Call, plan: Plan, block: Array, *, tensors: Tensors, buffers: dict[int, Array]
+    prepared: Prepared, call: Call, plan: StaticPlan, block: Array, *, tensors: Tensors, buffers: dict[int, Array]
 ) -> None:
     """Gives one operation its inputs, and its outputs their places, and builds its kernel."""
     call.outputs = [_planned(plan, i, block, buffers) for i in prepared.operation.outputs]
@@ -263,7 +263,7 @@ def _build(
     prepared.build(call)
 
 
-def _planned(plan: Plan, index: int, block: Array, buffers: dict[int, Array]) -> Tensor:
+def _planned(plan: StaticPlan, index: int, block: Array, buffers: dict[int, Array]) -> Tensor:
     """An output of an operation, in its place."""
     tensor = plan.tensors[index]
     assert tensor is not None

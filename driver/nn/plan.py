@@ -95,7 +95,7 @@ def guarded(prepared: Prepared, work: Callable[[], None]) -> None:
         raise prepared.failure(error) from error
 
 
-class Plan:
+class StaticPlan:
     """Of a model whose shapes do not depend on values, for inputs of given shapes.
 
     tensors: every operand, without an array unless it is constant.

@@ -12,22 +12,24 @@ import numpy as np
 from burst._core import ffi, lib
 from driver.config import configured
 from driver.deadlines import overdue
-from driver.devices.litert.flatbuffer import Writer
+from driver.devices.litert.flatbuffer import FlatbufferWriter
 from driver.devices.litert.library import (
     VERSION,
     Compiled,
-    LibraryFailed,
     TensorBuffers,
     library,
     status_text,
 )
 from driver.devices.litert.library import ffi as library_ffi
 from driver.devices.litert.packed import Packing
-from driver.devices.litert.program import Port, Program, lowered, restored, supported
+from driver.devices.litert.program import LiteRtPort, LiteRtProgram, lowered, restored, supported
 from driver.devices.litert.weights import aligned
+from driver.devices.lowering.errors import LibraryFailed
 from driver.devices.lowering.model import ALIGNMENT, LoweredModel, LoweringDevice
+from driver.devices.lowering.placing import at_once
 from driver.errors import ExecutionFailed, LoopTimeout, OutputInsufficientSize
 from driver.interface import BoundExecution, CacheFiles
+from driver.nn import LOOP_TIMEOUT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -64,7 +66,7 @@ def _configured() -> dict[str, Any]:
     return found
 
 
-class LiteRtDevice(LoweringDevice[Program]):
+class LiteRtDevice(LoweringDevice[LiteRtProgram]):
     """Runs on the CPU, with XNNPACK's kernels and the others of LiteRT, what these compute exactly as the HAL says."""
 
     name = "litert"
@@ -88,12 +90,16 @@ class LiteRtDevice(LoweringDevice[Program]):
         return supported(model)
 
     def lowered(
-        self, model: Model, pace: Callable[[], object], threads: Callable[[int], int], program: Program | None = None
+        self,
+        model: Model,
+        pace: Callable[[], object],
+        threads: Callable[[int], int],
+        program: LiteRtProgram | None = None,
     ) -> LiteRtModel:
         return LiteRtModel(model, pace, threads, self._packing, program)
 
-    def restored(self, saved: Saved, root: NDArray[np.uint8], threads: Callable[[int], int]) -> Program:
-        return Program(*restored(saved, root), threads, self._packing.compiled)
+    def restored(self, saved: Saved, root: NDArray[np.uint8], threads: Callable[[int], int]) -> LiteRtProgram:
+        return LiteRtProgram(*restored(saved, root), threads, self._packing.compiled)
 
     def threads_for(self, work: int, preference: Preference = "fast_single_answer") -> int:
         """As many as an execution of `work` products should have. Clients need processors, too, unless they wait.
@@ -108,7 +114,7 @@ class LiteRtDevice(LoweringDevice[Program]):
         return 1 if work < LARGE else min(MOST_THREADS, max(processors // 2, min(2, processors)))
 
 
-class LiteRtModel(LoweredModel[Program]):
+class LiteRtModel(LoweredModel[LiteRtProgram]):
     """A model for one or more sets of input shapes. Executions of one set take turns."""
 
     def __init__(
@@ -117,26 +123,28 @@ class LiteRtModel(LoweredModel[Program]):
         pace: Callable[[], object],
         threads: Callable[[int], int],
         packing: Packing,
-        program: Program | None = None,
+        program: LiteRtProgram | None = None,
     ) -> None:
         """Raises LibraryFailed."""
         self._threads, self._packing = threads, packing
         self.copied_weights = 0  #: bytes that were copied when it was compiled last; all others stayed where they were
         super().__init__(model, pace, program)
 
-    def compiled(self, tensors: Tensors, pace: Callable[[], object]) -> Program:
-        program = Program(*lowered(self.model, self.prepared, tensors, pace), self._threads, self._packing.compiled)
+    def compiled(self, tensors: Tensors, pace: Callable[[], object]) -> LiteRtProgram:
+        program = LiteRtProgram(
+            *lowered(self.model, self.prepared, tensors, pace), self._threads, self._packing.compiled
+        )
         self.copied_weights = program.copied_weights
         return program
 
-    def execution(
+    def bind(
         self,
-        program: Program,
         inputs: Sequence[NDArray[Any] | None],
         outputs: Sequence[NDArray[Any]],
-        loop_timeout: float,
+        pace: Callable[[], object] = at_once,
+        loop_timeout: float = LOOP_TIMEOUT,
     ) -> LiteRtExecution:
-        return LiteRtExecution(program, inputs, outputs, loop_timeout)
+        return LiteRtExecution(self.program_for(inputs, pace), inputs, outputs, loop_timeout)
 
 
 class LiteRtExecution(BoundExecution):
@@ -148,7 +156,7 @@ class LiteRtExecution(BoundExecution):
 
     def __init__(
         self,
-        program: Program,
+        program: LiteRtProgram,
         inputs: Sequence[NDArray[Any] | None],
         outputs: Sequence[NDArray[Any]],
         loop_timeout: float,
@@ -163,7 +171,9 @@ class LiteRtExecution(BoundExecution):
             self._program = program  # lives as long as what refers to it
             self._bind(program, inputs, outputs)
 
-    def _bind(self, program: Program, inputs: Sequence[NDArray[Any] | None], outputs: Sequence[NDArray[Any]]) -> None:
+    def _bind(
+        self, program: LiteRtProgram, inputs: Sequence[NDArray[Any] | None], outputs: Sequence[NDArray[Any]]
+    ) -> None:
         before: list[tuple[Any, Any]] = []
         after: list[tuple[Any, Any]] = []
         found = []
@@ -215,13 +225,13 @@ class LiteRtExecution(BoundExecution):
             lib.burst_foreign_cancel(self._context)
 
 
-def _place(port: Port, memory: NDArray[np.uint8]) -> NDArray[np.uint8]:
+def _place(port: LiteRtPort, memory: NDArray[np.uint8]) -> NDArray[np.uint8]:
     """Where LiteRT finds what lies in `memory`: there, if it can."""
     return aligned(port.nbytes) if port.copied or memory.ctypes.data % ALIGNMENT else memory
 
 
 def _context(
-    program: Program, ports: TensorBuffers, before: Any, after: Any, loop_timeout: float
+    program: LiteRtProgram, ports: TensorBuffers, before: Any, after: Any, loop_timeout: float
 ) -> tuple[Any, Any, Any]:
     """What burst_foreign_run needs, and what lives as long as that."""
     context = ffi.new("burst_foreign *")
@@ -269,7 +279,7 @@ def _self_test() -> None:
 
     Raises LibraryMissing, LibraryFailed.
     """
-    writer = Writer()
+    writer = FlatbufferWriter()
     graph = writer.section()
     x, y = (graph.tensor("FLOAT32", (4,)) for _ in range(2))
     one = graph.constant("FLOAT32", np.ones(4, np.float32))

@@ -138,7 +138,7 @@ class Section:
         return graph
 
 
-class Writer:
+class FlatbufferWriter:
     """Collects the subgraphs of a model; `finish` makes bytes of them."""
 
     def __init__(self) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from cffi import FFI
 
-from driver.errors import DriverError
+from driver.devices.lowering.errors import LibraryFailed, LibraryMissing
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -62,14 +62,6 @@ ffi.cdef(
     void free(void *memory);
     """
 )
-
-
-class LibraryMissing(DriverError, ImportError):
-    """LiteRT is not installed, or not in the version that this device was made for. Nothing was loaded."""
-
-
-class LibraryFailed(DriverError):
-    """A call of LiteRT failed. What it was to make was not made."""
 
 
 @cache

@@ -19,7 +19,8 @@ import weakref
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from driver.devices.litert.library import Compiled, LibraryFailed
+from driver.devices.litert.library import Compiled
+from driver.devices.lowering.errors import LibraryFailed
 
 if TYPE_CHECKING:
     from driver.devices.litert.weights import Image

@@ -13,10 +13,10 @@ import numpy as np
 from burst._core import ffi, lib
 from driver.devices.litert.cuts import cost, crossing, cuts, products
 from driver.devices.litert.library import TensorBuffers
-from driver.devices.litert.lower import LOWERINGS, Graph, Lowering, Node
+from driver.devices.litert.lower import LOWERINGS, LiteRtGraph, LiteRtNode, Lowering
 from driver.devices.litert.lower.control import TABLE as CONTROL
 from driver.devices.litert.lower.control import looping
-from driver.devices.litert.lower.node import Crossing, Form, stored_type
+from driver.devices.litert.lower.node import Crossing, LiteRtForm, stored_type
 from driver.devices.litert.weights import Image, aligned
 from driver.devices.lowering import placing
 from driver.devices.lowering.node import draft, naming
@@ -42,11 +42,11 @@ def supported(model: Model) -> list[bool]:
 
 
 def _draft(lowering: Lowering, operation: Prepared, call: Call, graph: Subgraph, tensors: Tensors) -> None:
-    found = Graph(graph, tensors, lowering)
-    draft(found, partial(Node, found, operation.operation, call), operation.operation, LOWERINGS)
+    found = LiteRtGraph(graph, tensors, lowering)
+    draft(found, partial(LiteRtNode, found, operation.operation, call), operation.operation, LOWERINGS)
 
 
-class Port(NamedTuple):
+class LiteRtPort(NamedTuple):
     """An input or output of the compiled model."""
 
     number: int  #: among the model's inputs or outputs
@@ -73,11 +73,11 @@ class Between(NamedTuple):
     nbytes: int
 
 
-class Description(NamedTuple):
+class LiteRtDescription(NamedTuple):
     """All that there is to say about a lowered model besides its flatbuffer, in plain values."""
 
-    inputs: Sequence[Port]
-    outputs: Sequence[Port]
+    inputs: Sequence[LiteRtPort]
+    outputs: Sequence[LiteRtPort]
     shapes: Sequence[tuple[int, ...]]  #: of the outputs
     segments: Sequence[Segment]
     between: Sequence[Between]
@@ -86,16 +86,16 @@ class Description(NamedTuple):
     products: int  #: that an execution adds up
 
     @classmethod
-    def of(cls, plain: Sequence[Any]) -> Description:
+    def of(cls, plain: Sequence[Any]) -> LiteRtDescription:
         """One that was msgpack meanwhile."""
         inputs, outputs, shapes, segments, between, *rest = plain
-        sources, targets = ([Port(*port) for port in side] for side in (inputs, outputs))
+        sources, targets = ([LiteRtPort(*port) for port in side] for side in (inputs, outputs))
         return cls(sources, targets, shapes, [Segment(*s) for s in segments], [Between(*b) for b in between], *rest)
 
 
 def lowered(
     model: Model, operations: Sequence[Prepared], tensors: Tensors, pace: Callable[[], object]
-) -> tuple[Description, Image]:
+) -> tuple[LiteRtDescription, Image]:
     """A model for LiteRT. `tensors`: constants and inputs, None for omitted ones. Raises ExecutionFailed."""
     lowering = Lowering(model, LOWERINGS)
     graphs = _lowered(lowering, operations, tensors, pace)
@@ -109,10 +109,10 @@ def lowered(
     image = lowering.writer.finish([] if is_plain else [graph.writer for graph in graphs], pace)
     shapes = [graphs[-1].tensor(i).shape for i in model.main.outputs]
     names = lowering.writer.names
-    return Description(inputs, outputs, shapes, segments, between, block, names, lowering.products), image
+    return LiteRtDescription(inputs, outputs, shapes, segments, between, block, names, lowering.products), image
 
 
-class Program:
+class LiteRtProgram:
     """The compiled model, its segments and ports, and the turn that executions of it wait for.
 
     between: memory of what goes from one segment to another. All executions share it, as they take turns.
@@ -120,7 +120,7 @@ class Program:
 
     def __init__(
         self,
-        description: Description,
+        description: LiteRtDescription,
         image: Image,
         threads: Callable[[int], int],
         compiled: Callable[[Image, int], Compiled],
@@ -147,12 +147,12 @@ class Program:
         return Saved([msgpack.packb([self.description, bool(image.root), image.shareable]), image.bytes])
 
 
-def restored(saved: Saved, root: NDArray[np.uint8]) -> tuple[Description, Image]:
+def restored(saved: Saved, root: NDArray[np.uint8]) -> tuple[LiteRtDescription, Image]:
     """As `lowered`, of a program that was saved by this version of the device; `root` follows it in memory."""
     plain, front = saved.model
     description, has_root, shareable = msgpack.unpackb(plain, use_list=False)
     assert isinstance(front, np.ndarray)
-    return Description.of(description), Image.of(front, root if has_root else None, shareable=shareable)
+    return LiteRtDescription.of(description), Image.of(front, root if has_root else None, shareable=shareable)
 
 
 def _address(pointer: Any) -> int:
@@ -161,7 +161,7 @@ def _address(pointer: Any) -> int:
 
 def _lowered(
     lowering: Lowering, operations: Sequence[Prepared], tensors: Tensors, pace: Callable[[], object]
-) -> list[Graph]:
+) -> list[LiteRtGraph]:
     """The segments of the main subgraph."""
     main, calls = lowering.model.main, []
     for operation in operations:
@@ -171,22 +171,22 @@ def _lowered(
         pace()
     costs = [cost(o, call) for o, call in zip(main.operations, calls, strict=True)]
     begins = set(cuts(costs, crossing(main, calls), looping(lowering.model)))
-    graphs = [Graph(main, tensors, lowering)]
+    graphs = [LiteRtGraph(main, tensors, lowering)]
     for i in main.inputs:
         if tensors.get(i) is not None:
             with naming(operations[0], "litert"):
                 graphs[0].expect(i)
     for operation, call in zip(operations, calls, strict=True):
         if operation.index in begins:
-            graphs.append(Graph(main, tensors, lowering, graphs[-1]))
+            graphs.append(LiteRtGraph(main, tensors, lowering, graphs[-1]))
         with naming(operation, "litert"):
-            LOWERINGS[operation.operation.type](Node(graphs[-1], operation.operation, call))
+            LOWERINGS[operation.operation.type](LiteRtNode(graphs[-1], operation.operation, call))
         pace()
     graphs[-1].close()
     return graphs
 
 
-def _ports(graphs: Sequence[Graph]) -> tuple[list[Port], list[Port], dict[Crossing, int]]:
+def _ports(graphs: Sequence[LiteRtGraph]) -> tuple[list[LiteRtPort], list[LiteRtPort], dict[Crossing, int]]:
     """Inputs that are read, outputs, and where in this order each is."""
     last, main = graphs[-1], graphs[-1].subgraph
     private = last.lowering.private
@@ -194,12 +194,12 @@ def _ports(graphs: Sequence[Graph]) -> tuple[list[Port], list[Port], dict[Crossi
     # TFLite may leave in an output what is still to be read, or goes round a loop.
     exposed = {i for operation in main.operations for i in operation.inputs}
     exposed |= {i for operation in main.operations if operation.type in CONTROL for i in operation.outputs}
-    ports: tuple[list[Port], list[Port]] = [], []
+    ports: tuple[list[LiteRtPort], list[LiteRtPort]] = [], []
     places: dict[Crossing, int] = {}
     for n, i in enumerate(main.inputs):
-        if last.tensors.get(i) is not None and (i, Form(stored_type(last.tensor(i)))) in taken:
+        if last.tensors.get(i) is not None and (i, LiteRtForm(stored_type(last.tensor(i)))) in taken:
             tensor = last.tensor(i)
-            places[i, Form(stored_type(tensor))] = len(places)
+            places[i, LiteRtForm(stored_type(tensor))] = len(places)
             ports[0].append(_port(n, tensor, stored_type(tensor), copied=i in last.copied or tensor.type in private))
     for n, i in enumerate(main.outputs):
         tensor, form = last.tensor(i), last.results[i]
@@ -208,18 +208,18 @@ def _ports(graphs: Sequence[Graph]) -> tuple[list[Port], list[Port], dict[Crossi
     return *ports, places
 
 
-def _port(number: int, tensor: Tensor, type_: str, *, copied: bool) -> Port:
-    return Port(number, type_, tensor.shape, byte_size(tensor.type, tensor.shape), copied)
+def _port(number: int, tensor: Tensor, type_: str, *, copied: bool) -> LiteRtPort:
+    return LiteRtPort(number, type_, tensor.shape, byte_size(tensor.type, tensor.shape), copied)
 
 
-def _segment(graph: Graph, places: dict[Crossing, int]) -> Segment:
+def _segment(graph: LiteRtGraph, places: dict[Crossing, int]) -> Segment:
     """Adds to `places` what it gives to others."""
     outputs = [places.setdefault(key, len(places)) for key in graph.gives]
     return Segment([places[key] for key in graph.takes], outputs, graph.loops)
 
 
 def _between(
-    graphs: Sequence[Graph], segments: Sequence[Segment], first: int, places: dict[Crossing, int]
+    graphs: Sequence[LiteRtGraph], segments: Sequence[Segment], first: int, places: dict[Crossing, int]
 ) -> tuple[list[Between], int]:
     """What crosses, from place `first` on, and the bytes that it takes."""
     crossing = {places[key]: (graph, key[1], tensor) for graph in graphs for key, tensor in graph.gives.items()}

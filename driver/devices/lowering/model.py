@@ -9,9 +9,9 @@ from dataclasses import replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
-from driver.devices.lowering.placing import at_once, constants, prepared
+from driver.devices.lowering.placing import constants, prepared
 from driver.interface import Device, PreparedModel
-from driver.nn import LOOP_TIMEOUT, ExecutionFailed
+from driver.nn import ExecutionFailed
 from driver.nn.operation import Tensor
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from driver.devices.lowering.placing import Tensors
-    from driver.interface import BoundExecution, Saved
+    from driver.interface import Saved
     from driver.nn import Model, Operand
     from driver.nn.plan import Prepared
     from driver.options import Preference
@@ -141,25 +141,6 @@ class LoweredModel(PreparedModel, Generic[P]):
         for number, (index, array) in enumerate(zip(graph.inputs, inputs, strict=True)):
             check_input(number, graph.operands[index], array)
         return self._program([None if a is None else a.shape for a in inputs], pace)
-
-    @abstractmethod
-    def execution(
-        self,
-        program: P,
-        inputs: Sequence[NDArray[Any] | None],
-        outputs: Sequence[NDArray[Any]],
-        loop_timeout: float,
-    ) -> BoundExecution:
-        """`program` bound to that memory."""
-
-    def bind(
-        self,
-        inputs: Sequence[NDArray[Any] | None],
-        outputs: Sequence[NDArray[Any]],
-        pace: Callable[[], object] = at_once,
-        loop_timeout: float = LOOP_TIMEOUT,
-    ) -> BoundExecution:
-        return self.execution(self.program_for(inputs, pace), inputs, outputs, loop_timeout)
 
     def saved(self, root: NDArray[np.uint8]) -> Saved | None:
         """Of a model that tells all shapes."""

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from driver.devices.lowering.placing import UnsupportedError, require
+from driver.devices.lowering.errors import UnsupportedError, require
 from driver.nn import ExecutionFailed, OperandType
 from driver.nn.plan import REFUSALS
 

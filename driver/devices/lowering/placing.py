@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from driver.devices.lowering.errors import UnsupportedError, require
 from driver.nn import OPERATIONS, OperandLifeTime, Subgraph
 from driver.nn.calls import match_signature
 from driver.nn.operation import Call, Tensor
@@ -69,16 +70,6 @@ def place(operation: Prepared, graph: Subgraph, tensors: Tensors) -> Call:
             operation.place(call, graph.operands)
     tensors.update(zip(operation.operation.outputs, outputs, strict=True))
     return call
-
-
-class UnsupportedError(Exception):
-    """The library cannot compute this operation exactly. Never leaves the device."""
-
-
-def require(condition: object, reason: str) -> None:
-    """Raises UnsupportedError unless `condition` holds."""
-    if not condition:
-        raise UnsupportedError(reason)
 
 
 Draft = Callable[[Prepared, Call, Subgraph, Tensors], None]

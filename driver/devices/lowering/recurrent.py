@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from driver.nn.ops.cell import CELL, FORGET, INPUT, OUTPUT
 from driver.nn.ops.lstm import SINGLE as LSTM_PLACES
-from driver.nn.ops.lstm import Direction as LstmDirection
+from driver.nn.ops.lstm import LstmDirection
 from driver.nn.ops.lstm import both_ways as lstm_both_ways
 from driver.nn.ops.lstm import sequence_way as lstm_sequence_way
 from driver.nn.ops.recurrent import batch_size, time_axis
 from driver.nn.ops.rnn import SINGLE as RNN_SINGLE
-from driver.nn.ops.rnn import Direction as RnnDirection
+from driver.nn.ops.rnn import RnnDirection
 from driver.nn.ops.rnn import both_ways as rnn_both_ways
 from driver.nn.ops.rnn import sequence_way as rnn_sequence_way
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from driver.devices.lowering.node import LoweringNode
 
 T = TypeVar("T")
+N = TypeVar("N")
 Shape = Sequence[int]
 CellStep = Callable[[list[T], list[T]], tuple[list[T], T]]
 """From the states and what enters a step to the new states and the result."""
@@ -108,10 +110,6 @@ class Arithmetic(ABC, Generic[T]):
         for source, weights in rest:
             total = self.add(total, self.dense(self.rows(source), self.weights(weights), shape), shape)
         return total
-
-
-Recurrent = Callable[[Arithmetic[T]], None]
-"""Lowers one operation."""
 
 
 def _rows(node: LoweringNode[Any], source: int) -> int:
@@ -267,3 +265,22 @@ def lstm_both(sums: Arithmetic[T]) -> None:
     call = sums.node.call
     passes = [LstmCell(sums, way, 48).run() for way in lstm_both_ways(call)]
     _give_both(sums, passes, is_merged=call.flag(51))
+
+
+_OPERATIONS: dict[str, Callable[[Arithmetic[Any]], None]] = {
+    "RNN": rnn,
+    "UNIDIRECTIONAL_SEQUENCE_RNN": rnn_sequence,
+    "BIDIRECTIONAL_SEQUENCE_RNN": rnn_both,
+    "LSTM": lstm,
+    "UNIDIRECTIONAL_SEQUENCE_LSTM": lstm_sequence,
+    "BIDIRECTIONAL_SEQUENCE_LSTM": lstm_both,
+}
+
+
+def lowerings(arithmetic: Callable[[N], Arithmetic[T]]) -> dict[str, Callable[[N], None]]:
+    """A function for each recurrent operation, in terms of a library's arithmetic on a node."""
+    return {name: partial(_lower, arithmetic, operation) for name, operation in _OPERATIONS.items()}
+
+
+def _lower(arithmetic: Callable[[N], Arithmetic[T]], operation: Callable[[Arithmetic[T]], None], node: N) -> None:
+    operation(arithmetic(node))

@@ -14,20 +14,22 @@ from burst._core import lib
 from burst.turns import checkpoint, stoppable
 from driver.config import configured
 from driver.deadlines import check, overdue, seconds_left
+from driver.devices.lowering.errors import LibraryFailed
 from driver.devices.lowering.model import LoweredModel, LoweringDevice
+from driver.devices.lowering.placing import at_once
 from driver.devices.onnxruntime.library import (
     PROVIDERS,
-    LibraryFailed,
     Session,
     library,
     require_provider,
     run_options,
     version,
 )
-from driver.devices.onnxruntime.program import Port, Program, lowered, restored, supported
-from driver.devices.onnxruntime.writer import Writer, model
+from driver.devices.onnxruntime.program import OrtPort, OrtProgram, lowered, restored, supported
+from driver.devices.onnxruntime.writer import OrtWriter, model
 from driver.errors import ExecutionFailed, LoopTimeout, OutputInsufficientSize
 from driver.interface import BoundExecution, CacheFiles
+from driver.nn import LOOP_TIMEOUT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -46,7 +48,7 @@ LARGE = 20_000_000
 MOST_THREADS = 4
 
 
-class Options(NamedTuple):
+class OrtOptions(NamedTuple):
     """What the configuration may say."""
 
     threads: int | None = None
@@ -59,7 +61,7 @@ def configuration() -> Path:
     return Path("~/.config/burst/onnxruntime.toml").expanduser()
 
 
-def options() -> Options:
+def options() -> OrtOptions:
     """What the configuration says. Raises ValueError."""
     found = configured(configuration())
     threads, provider, staged = found.get("threads"), found.get("provider", "cpu"), found.get("staged", False)
@@ -69,10 +71,10 @@ def options() -> Options:
         raise ValueError(f"{configuration()}: provider = {provider!r} has to be one of {', '.join(PROVIDERS)}")
     if type(staged) is not bool:
         raise ValueError(f"{configuration()}: staged = {staged!r} has to be true or false")
-    return Options(threads, provider, staged)
+    return OrtOptions(threads, provider, staged)
 
 
-class OnnxRuntimeDevice(LoweringDevice[Program]):
+class OnnxRuntimeDevice(LoweringDevice[OrtProgram]):
     """Runs on the CPU or by CUDA, with ONNX Runtime's kernels."""
 
     name = "onnxruntime"
@@ -104,13 +106,13 @@ class OnnxRuntimeDevice(LoweringDevice[Program]):
         return supported(model)
 
     def lowered(
-        self, model: Model, pace: Callable[[], object], threads: Callable[[int], int], program: Program | None = None
+        self, model: Model, pace: Callable[[], object], threads: Callable[[int], int], program: OrtProgram | None = None
     ) -> OnnxRuntimeModel:
         kind = StagedModel if self._staged else OnnxRuntimeModel
         return kind(model, pace, threads, self._provider, program)
 
-    def restored(self, saved: Saved, root: NDArray[np.uint8], threads: Callable[[int], int]) -> Program:
-        return Program(*restored(saved, root), threads, self._provider, is_quick=self._staged)
+    def restored(self, saved: Saved, root: NDArray[np.uint8], threads: Callable[[int], int]) -> OrtProgram:
+        return OrtProgram(*restored(saved, root), threads, self._provider, is_quick=self._staged)
 
     def threads_for(self, work: int, preference: Preference = "fast_single_answer") -> int:
         """As many as an execution of `work` products should have. Clients need processors, too.
@@ -126,7 +128,7 @@ class OnnxRuntimeDevice(LoweringDevice[Program]):
         return max(1, min(MOST_THREADS, (os.cpu_count() or 1) // 2))
 
 
-class OnnxRuntimeModel(LoweredModel[Program]):
+class OnnxRuntimeModel(LoweredModel[OrtProgram]):
     """A model for one or more sets of input shapes. Any number of executions run at the same time."""
 
     serves_all = True
@@ -139,24 +141,24 @@ class OnnxRuntimeModel(LoweredModel[Program]):
         pace: Callable[[], object],
         threads: Callable[[int], int],
         provider: str = "cpu",
-        program: Program | None = None,
+        program: OrtProgram | None = None,
     ) -> None:
         """Raises LibraryFailed."""
         self._threads, self._provider = threads, provider
         super().__init__(model, pace, program)
 
-    def compiled(self, tensors: Tensors, pace: Callable[[], object]) -> Program:
+    def compiled(self, tensors: Tensors, pace: Callable[[], object]) -> OrtProgram:
         found = lowered(self.model, self.prepared, tensors, pace)
-        return Program(*found, self._threads, self._provider, is_quick=self.is_quick)
+        return OrtProgram(*found, self._threads, self._provider, is_quick=self.is_quick)
 
-    def execution(
+    def bind(
         self,
-        program: Program,
         inputs: Sequence[NDArray[Any] | None],
         outputs: Sequence[NDArray[Any]],
-        loop_timeout: float,
+        pace: Callable[[], object] = at_once,
+        loop_timeout: float = LOOP_TIMEOUT,
     ) -> OnnxRuntimeExecution:
-        return OnnxRuntimeExecution(program, inputs, outputs, loop_timeout)
+        return OnnxRuntimeExecution(self.program_for(inputs, pace), inputs, outputs, loop_timeout)
 
 
 class StagedModel(OnnxRuntimeModel):
@@ -178,7 +180,7 @@ class OnnxRuntimeExecution(BoundExecution):
 
     def __init__(
         self,
-        program: Program,
+        program: OrtProgram,
         inputs: Sequence[NDArray[Any] | None],
         outputs: Sequence[NDArray[Any]],
         loop_timeout: float,
@@ -199,7 +201,7 @@ class OnnxRuntimeExecution(BoundExecution):
             self._is_in_place = any(np.may_share_memory(source, target) for source in sources for target in targets)
             self._bind(program)
 
-    def _bind(self, program: Program) -> None:
+    def _bind(self, program: OrtProgram) -> None:
         ports = (*program.inputs, *program.outputs)
         pairs = (*self._before, *self._after)
         places = [(port.name, port.type, port.shape, place) for port, (_, place) in zip(ports, pairs, strict=True)]
@@ -286,7 +288,7 @@ def _bytes(array: NDArray[Any] | None) -> NDArray[np.uint8]:
     return array.reshape(-1).view(np.uint8)
 
 
-def _moved(memory: NDArray[np.uint8], port: Port) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+def _moved(memory: NDArray[np.uint8], port: OrtPort) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
     """Memory, and where ONNX Runtime uses it: there, unless its elements lie off their grid."""
     elements = max(1, memory.nbytes // max(1, int(np.prod(port.shape))))
     return memory, memory if memory.ctypes.data % elements == 0 else np.empty(memory.nbytes, np.uint8)
@@ -309,7 +311,7 @@ _STEPS = 100
 
 
 def _extreme_products(info: np.iinfo[Any], provider: str) -> tuple[str | None, NDArray[Any]]:
-    channels, writer, dtype = 64, Writer(), info.dtype
+    channels, writer, dtype = 64, OrtWriter(), info.dtype
     shape, type_ = (1, channels, 4, 4), info.dtype.name.upper()
     source, one, zero = (
         writer.names.new(),

@@ -8,8 +8,8 @@ from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from driver.devices.lowering.errors import LibraryFailed, LibraryMissing
 from driver.devices.onnxruntime.writer import TYPES
-from driver.errors import DriverError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -31,14 +31,6 @@ _ENTRIES = {
     # Threads that wait by turning round take the processor from clients and from other devices.
     "session.intra_op.allow_spinning": "0",
 }
-
-
-class LibraryMissing(DriverError, ImportError):
-    """ONNX Runtime is not installed, is too old, or lacks the provider that the options name. Nothing was loaded."""
-
-
-class LibraryFailed(DriverError):
-    """ONNX Runtime could not make a session of a model, or computed something wrong. There is no session."""
 
 
 def version() -> str:

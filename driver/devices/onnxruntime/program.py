@@ -13,7 +13,7 @@ from driver.devices.lowering import placing
 from driver.devices.lowering.model import ALIGNMENT, offset_in
 from driver.devices.lowering.node import draft, naming
 from driver.devices.onnxruntime.library import Session
-from driver.devices.onnxruntime.lower import LOWERINGS, Graph, Node
+from driver.devices.onnxruntime.lower import LOWERINGS, OrtGraph, OrtNode
 from driver.devices.onnxruntime.lower.control import placed
 from driver.devices.onnxruntime.lower.node import stored_type
 from driver.devices.onnxruntime.writer import model as model_bytes
@@ -37,11 +37,11 @@ def supported(model: Model) -> list[bool]:
 
 
 def _draft(referenced: Sequence[Subgraph], operation: Prepared, call: Call, graph: Subgraph, tensors: Tensors) -> None:
-    found = Graph(graph, tensors, referenced, is_draft=True)
-    draft(found, partial(Node, found, operation.operation, call), operation.operation, LOWERINGS)
+    found = OrtGraph(graph, tensors, referenced, is_draft=True)
+    draft(found, partial(OrtNode, found, operation.operation, call), operation.operation, LOWERINGS)
 
 
-class Port(NamedTuple):
+class OrtPort(NamedTuple):
     """An input or output of the session."""
 
     number: int  #: among the model's inputs or outputs
@@ -51,11 +51,11 @@ class Port(NamedTuple):
     nbytes: int
 
 
-class Description(NamedTuple):
+class OrtDescription(NamedTuple):
     """All that there is to say about a lowered model besides its weights, in plain values."""
 
-    inputs: Sequence[Port]
-    outputs: Sequence[Port]
+    inputs: Sequence[OrtPort]
+    outputs: Sequence[OrtPort]
     operations: Sequence[str]  #: by ONNX's names
     work: int  #: products that an execution adds up
     loops: int
@@ -68,31 +68,31 @@ Weights = list[tuple[str, "NDArray[Any]"]]
 
 def lowered(
     model: Model, operations: Sequence[Prepared], tensors: Tensors, pace: Callable[[], object]
-) -> tuple[Description, Weights]:
+) -> tuple[OrtDescription, Weights]:
     """A model for ONNX Runtime. `tensors`: constants and inputs, None for omitted ones. Raises ExecutionFailed."""
     graph = model.main
-    found = Graph(graph, tensors, model.referenced)
+    found = OrtGraph(graph, tensors, model.referenced)
     given = [(n, i) for n, i in enumerate(graph.inputs) if tensors.get(i) is not None]
     inputs = [_port(n, found.input(i), stored_type(found.tensor(i)), found.tensor(i)) for n, i in given]
     for operation in operations:
         with naming(operation, "onnxruntime"):
             call = placed(operation, graph, tensors, model.referenced)
-            LOWERINGS[operation.operation.type](Node(found, operation.operation, call))
+            LOWERINGS[operation.operation.type](OrtNode(found, operation.operation, call))
         pace()
     outputs = [_port(n, *found.output(i), found.tensor(i)) for n, i in enumerate(graph.outputs)]
     written = found.writer.graph(
         [(port.name, port.type, port.shape) for port in inputs], [(port.name, port.type) for port in outputs]
     )
     names = found.writer.operations
-    return Description(inputs, outputs, names, found.work, found.loops, model_bytes(written)), found.writer.weights
+    return OrtDescription(inputs, outputs, names, found.work, found.loops, model_bytes(written)), found.writer.weights
 
 
-class Program:
+class OrtProgram:
     """The session and its ports."""
 
     def __init__(
         self,
-        description: Description,
+        description: OrtDescription,
         weights: Weights,
         threads: Callable[[int], int],
         provider: str,
@@ -107,9 +107,9 @@ class Program:
         self.threads = threads(description.work)
         self.session = Session(description.graph, weights, self.threads, provider, is_quick=is_quick)
 
-    def improved(self) -> Program:
+    def improved(self) -> OrtProgram:
         """The faster one. Raises LibraryFailed."""
-        return Program(self.description, self._weights, self._threads, self._provider)
+        return OrtProgram(self.description, self._weights, self._threads, self._provider)
 
     def saved(self, root: NDArray[np.uint8]) -> Saved:
         """For `restored`. Weights that lie in `root` are not saved a second time."""
@@ -123,18 +123,18 @@ class Program:
         return Saved([msgpack.packb([self.description, places])], [np.concatenate(block)])
 
 
-def restored(saved: Saved, root: NDArray[np.uint8]) -> tuple[Description, Weights]:
+def restored(saved: Saved, root: NDArray[np.uint8]) -> tuple[OrtDescription, Weights]:
     """As `lowered`, of a program that was saved by this version of the device, and the bytes of the model."""
     plain, places = msgpack.unpackb(saved.model[0], use_list=False)
     inputs, outputs, *rest = plain
-    sources, targets = ([Port(*port) for port in side] for side in (inputs, outputs))
+    sources, targets = ([OrtPort(*port) for port in side] for side in (inputs, outputs))
     weights: Weights = []
     for name, dtype, shape, lies_there, offset in places:
         block: Any = root if lies_there else saved.data[0]
         nbytes = np.dtype(dtype).itemsize * math.prod(shape)
         weights.append((name, block[offset : offset + nbytes].view(dtype).reshape(shape)))
-    return Description(sources, targets, *rest), weights
+    return OrtDescription(sources, targets, *rest), weights
 
 
-def _port(number: int, name: str, type_: str, tensor: Tensor) -> Port:
-    return Port(number, name, type_, tensor.shape, byte_size(tensor.type, tensor.shape))
+def _port(number: int, name: str, type_: str, tensor: Tensor) -> OrtPort:
+    return OrtPort(number, name, type_, tensor.shape, byte_size(tensor.type, tensor.shape))

@@ -106,7 +106,7 @@ class Names:
         return f"t{self._count}"
 
 
-class Writer:
+class OrtWriter:
     """A graph: nodes and constants. Tensors are known by their names."""
 
     def __init__(self, names: Names | None = None) -> None:

@@ -48,7 +48,7 @@ class Places:
 
 
 @dataclass(frozen=True)
-class Form:
+class CellForm:
     """Which parts a cell has, and its sizes.
 
     gates: those it has; without INPUT the input gate is coupled to the forget gate.
@@ -64,7 +64,7 @@ class Form:
     units: int
 
 
-def examine(call: Call, places: Places, batch: int, width: int, aux_width: int | None = None) -> Form:
+def examine(call: Call, places: Places, batch: int, width: int, aux_width: int | None = None) -> CellForm:
     """The form of a cell that reads `width` elements, and `aux_width` of an auxiliary input, in every step.
 
     Raises `ValueError` when parts are missing, do not belong together or have other dimensions than they should.
@@ -79,7 +79,7 @@ def examine(call: Call, places: Places, batch: int, width: int, aux_width: int |
         raise ValueError("a projection bias needs projection weights")
     if not has_projection and units != cells:
         raise ValueError(f"without projection weights the {units} outputs have to be the {cells} cells")
-    form = Form(gates, has_peephole, has_norm, has_projection, batch, cells, units)
+    form = CellForm(gates, has_peephole, has_norm, has_projection, batch, cells, units)
     _check_sizes(call, places, form, width)
     if places.aux is not None:
         _check_aux(call, places.aux, form, aux_width)
@@ -111,7 +111,7 @@ def _all_or_none(call: Call, what: str, indices: list[int]) -> bool:
     return all(given)
 
 
-def _check_sizes(call: Call, places: Places, form: Form, width: int) -> None:
+def _check_sizes(call: Call, places: Places, form: CellForm, width: int) -> None:
     vector = (form.cells,)
     for gate in range(4):
         sized(call, {places.weights(gate): (form.cells, width), places.recurrent(gate): (form.cells, form.units)})
@@ -122,7 +122,7 @@ def _check_sizes(call: Call, places: Places, form: Form, width: int) -> None:
     sized(call, {places.states: (form.batch, form.units), places.states + 1: (form.batch, form.cells)})
 
 
-def _check_aux(call: Call, first: int, form: Form, width: int | None) -> None:
+def _check_aux(call: Call, first: int, form: CellForm, width: int | None) -> None:
     """Auxiliary weights have to be there for the gates that the cell has, or for none."""
     needed = () if width is None else form.gates
     for gate in range(4):

@@ -32,7 +32,7 @@ from .window import (
 
 
 @dataclass(frozen=True, slots=True)
-class Geometry:
+class ConvGeometry:
     """What the parameters of a convolution say, in one place for both padding forms and both layouts.
 
     fan: the multiplier of a depthwise convolution, the groups of a grouped one, else 1.
@@ -47,7 +47,7 @@ class Geometry:
     nchw: bool
 
 
-def geometry(call: Call, has_fan: bool) -> Geometry:
+def geometry(call: Call, has_fan: bool) -> ConvGeometry:
     """Read and check the parameters; `has_fan`: a number stands between the strides and the activation."""
     is_explicit = len(call.inputs) >= 10 + has_fan and call.tensor(7 + has_fan).type == OperandType.INT32
     strides = 7 if is_explicit else 4
@@ -68,10 +68,10 @@ def geometry(call: Call, has_fan: bool) -> Geometry:
     if fan < 1 or channels < 1:
         raise ValueError(f"{channels} channels and a depth multiplier or number of groups of {fan} have to be above 0")
     activation_bounds(call.integer(tail))
-    return Geometry(y, x, batch, channels, call.integer(tail), fan, nchw)
+    return ConvGeometry(y, x, batch, channels, call.integer(tail), fan, nchw)
 
 
-def output_shape(call: Call, g: Geometry, outputs: int) -> tuple[Dimensions]:
+def output_shape(call: Call, g: ConvGeometry, outputs: int) -> tuple[Dimensions]:
     """The dimensions of the output with `outputs` channels, once the bias has been found to fit."""
     if call.shape(2) != (outputs,):
         raise ValueError(f"bias dimensions {list(call.shape(2))} have to be [{outputs}]")
@@ -120,7 +120,7 @@ Gather = Callable[[slice, slice], Array]
 """From images and rows of the output to what is multiplied for them: [groups, pixels, terms of one product]."""
 
 
-def _pointwise(call: Call, g: Geometry, weights: Array) -> Gather:
+def _pointwise(call: Call, g: ConvGeometry, weights: Array) -> Gather:
     """Every pixel by itself: nothing is copied but to widen it."""
     image = input_image(call, g.nchw)
 
@@ -131,7 +131,7 @@ def _pointwise(call: Call, g: Geometry, weights: Array) -> Gather:
     return gather
 
 
-def _gathered(call: Call, g: Geometry, weights: Array) -> Gather:
+def _gathered(call: Call, g: ConvGeometry, weights: Array) -> Gather:
     """The windows, copied side by side."""
     source = windows(padded_image(call, g.nchw, g.y, g.x, dtype=weights.dtype), g.y, g.x)
     n, h, w, kh, kw, c = source.shape

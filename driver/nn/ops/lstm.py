@@ -7,7 +7,7 @@ import numpy as np
 
 from ..operation import Array, Call, OperationType, Signature
 from ..types import Dimensions
-from .cell import CELL, FORGET, INPUT, OUTPUT, Form, Places, examine
+from .cell import CELL, FORGET, INPUT, OUTPUT, CellForm, Places, examine
 from .real import accumulator, load
 from .recurrent import (
     Activation,
@@ -63,7 +63,7 @@ class _Settings:
 
 
 @dataclass(frozen=True)
-class Direction:
+class LstmDirection:
     """One pass over a sequence: the cell, the inputs it reads, the axis of time and whether time runs backward."""
 
     places: Places
@@ -72,7 +72,7 @@ class Direction:
     aux: int | None = None
     backward: bool = False
 
-    def form(self, call: Call) -> Form:
+    def form(self, call: Call) -> CellForm:
         """The form of the cell, after a look at all its inputs."""
         aux_width = None if self.aux is None else call.shape(self.aux)[-1]
         return examine(call, self.places, batch_size(call, self.axis), call.shape(self.source)[-1], aux_width)
@@ -93,7 +93,7 @@ class Direction:
 
 
 @dataclass(frozen=True)
-class _Cell:
+class _FloatCell:
     """A cell bound to arrays. Gates are in `_ORDER`; peepholes are those of all but the cell gate.
 
     state: the cell state, from step to step. gates: room for those of one step.
@@ -174,7 +174,7 @@ def _clip(array: Array, limit: float) -> None:
         array.clip(-limit, limit, array)
 
 
-def _projection(call: Call, places: Places, form: Form) -> tuple[Array, Array | None, Array] | None:
+def _projection(call: Call, places: Places, form: CellForm) -> tuple[Array, Array | None, Array] | None:
     if not form.has_projection:
         return None
     bias = places.projection + 1
@@ -182,8 +182,10 @@ def _projection(call: Call, places: Places, form: Form) -> tuple[Array, Array | 
     return weights(call, places.projection), load(call, bias) if call.given(bias) else None, hidden
 
 
-def _cell(call: Call, places: Places, form: Form, order: Sequence[int], settings: _Settings, biases: Array) -> _Cell:
-    return _Cell(
+def _cell(
+    call: Call, places: Places, form: CellForm, order: Sequence[int], settings: _Settings, biases: Array
+) -> _FloatCell:
+    return _FloatCell(
         settings,
         call.scratch((form.batch, form.cells)),
         call.scratch((len(order), form.batch, form.cells)),
@@ -195,7 +197,7 @@ def _cell(call: Call, places: Places, form: Form, order: Sequence[int], settings
 
 
 def _pass(
-    call: Call, sources: Mapping[int, Array], way: Direction, settings: _Settings, view: Array
+    call: Call, sources: Mapping[int, Array], way: LstmDirection, settings: _Settings, view: Array
 ) -> tuple[Array, Array]:
     """Append one pass over a sequence that writes to `view` [.., .., units], and return its final states.
 
@@ -233,23 +235,23 @@ def _aligned(pairs: list[tuple[Array, Array]], total: Array) -> tuple[list[tuple
 def _single_shape(call: Call) -> Sequence[Dimensions]:
     _Settings.of(call, 20)
     ranked(call, 2)
-    form = Direction(SINGLE, time_axis(True)).form(call)
+    form = LstmDirection(SINGLE, time_axis(True)).form(call)
     state, cell = (form.batch, form.units), (form.batch, form.cells)
     return ((form.batch, len(form.gates) * form.cells), state, cell, state)
 
 
 def _single(call: Call) -> None:
     scratch, state_out, cell_out, output = (tensor.data for tensor in call.outputs)
-    way = Direction(SINGLE, time_axis(True))
+    way = LstmDirection(SINGLE, time_axis(True))
     state, cell = _pass(call, {0: ordered(call, 0)[None]}, way, _Settings.of(call, 20), output[None])
     give(call, state_out, state)
     give(call, cell_out, cell)
     call.step(scratch.fill, 0)
 
 
-def sequence_way(call: Call) -> Direction:
+def sequence_way(call: Call) -> LstmDirection:
     """The pass of UNIDIRECTIONAL_SEQUENCE_LSTM."""
-    return Direction(_SEQUENCE, time_axis(call.flag(23)))
+    return LstmDirection(_SEQUENCE, time_axis(call.flag(23)))
 
 
 def _sequence_shape(call: Call) -> Sequence[Dimensions]:
@@ -265,11 +267,11 @@ def _sequence(call: Call) -> None:
         give(call, tensor.data, state)
 
 
-def both_ways(call: Call) -> tuple[Direction, Direction]:
+def both_ways(call: Call) -> tuple[LstmDirection, LstmDirection]:
     """The two passes of BIDIRECTIONAL_SEQUENCE_LSTM."""
     is_crossed, source = linked(call, _AUX, (40 + FORGET, 44 + FORGET))
     axis, aux = time_axis(call.flag(52)), _AUX if is_crossed else None
-    return Direction(_FORWARD, axis, 0, aux), Direction(_BACKWARD, axis, source, aux, backward=True)
+    return LstmDirection(_FORWARD, axis, 0, aux), LstmDirection(_BACKWARD, axis, source, aux, backward=True)
 
 
 def _both_shape(call: Call) -> Sequence[Dimensions]:

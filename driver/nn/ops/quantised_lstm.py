@@ -11,7 +11,7 @@ import numpy as np
 
 from ..operation import Array, Call, OperationType, Quantisation, Signature, Tensor
 from ..types import Dimensions
-from .cell import CELL, FORGET, INPUT, OUTPUT, Form, Places, examine
+from .cell import CELL, FORGET, INPUT, OUTPUT, CellForm, Places, examine
 from .fixed_point import (
     INT8,
     INT16,
@@ -97,7 +97,7 @@ class _Projection:
 
 
 @dataclass(frozen=True)
-class _Cell:
+class _QuantisedCell:
     """A cell bound to its arrays.
 
     power: log2 of the scale of the cell state. cell_limit: the largest cell state, 0 for any.
@@ -147,7 +147,7 @@ def _expect(tensor: Tensor, what: str, scale: float, zero_point: int) -> None:
         )
 
 
-def _form(call: Call) -> Form:
+def _form(call: Call) -> CellForm:
     batch, width = matrix_size(call, 0)
     return examine(call, _PLACES, batch, width)
 
@@ -169,7 +169,7 @@ def _shape(call: Call) -> Sequence[Dimensions]:
     return tuple(state.shape for state in states)
 
 
-def _gate(call: Call, form: Form, gate: int) -> _Gate:
+def _gate(call: Call, form: CellForm, gate: int) -> _Gate:
     """A gate whose sums of products have the scale that the operation names."""
     scale = call.real(26 + gate)
     products = []
@@ -187,7 +187,7 @@ def _gate(call: Call, form: Form, gate: int) -> _Gate:
     return _Gate(products, peephole, norm, tanh if gate == CELL else logistic)
 
 
-def _projection(call: Call, form: Form, hidden_scale: float) -> _Projection | None:
+def _projection(call: Call, form: CellForm, hidden_scale: float) -> _Projection | None:
     index, clip = _PLACES.projection, call.real(25)
     weights = call.inputs[index]
     limit = _limit(clip, 1.0 if weights is None else weights.scale, INT8.max)
@@ -204,7 +204,7 @@ def _build(call: Call) -> None:
     zero_point, scale = (call.integer(30) + 128) % 256 - 128, call.real(31)
     first, cell, last = (out.data for out in call.outputs)
     call.step(
-        _Cell(
+        _QuantisedCell(
             gates={gate: _gate(call, form, gate) for gate in form.gates},
             state=state.data,
             power=_power(state.scale),

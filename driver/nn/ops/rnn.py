@@ -34,7 +34,7 @@ _AUX, _FORWARD_AUX, _BACKWARD_AUX = 9, 10, 11
 
 
 @dataclass(frozen=True)
-class Direction:
+class RnnDirection:
     """One pass over a sequence, by the numbers of its inputs: recurrent weights, bias and state follow the weights.
 
     products: what enters every step.
@@ -69,7 +69,7 @@ def _run(steps: Array, first: Array, recurrent: Array, act: Activation, scratch:
         state = step
 
 
-def _pass(call: Call, sources: Mapping[int, Array], way: Direction, act: Activation, view: Array) -> Array:
+def _pass(call: Call, sources: Mapping[int, Array], way: RnnDirection, act: Activation, view: Array) -> Array:
     """Append one pass over a sequence that writes to `view` [.., .., units], and return its final state."""
     own, result = way.first, accumulator(call, view)
     entering = flat(result)
@@ -82,7 +82,7 @@ def _pass(call: Call, sources: Mapping[int, Array], way: Direction, act: Activat
     return final
 
 
-SINGLE = Direction(((0, 1),), time_axis(True))
+SINGLE = RnnDirection(((0, 1),), time_axis(True))
 
 
 def _single_shape(call: Call) -> Sequence[Dimensions]:
@@ -97,12 +97,12 @@ def _single(call: Call) -> None:
     give(call, call.outputs[0].data, state)
 
 
-def sequence_way(call: Call) -> Direction:
+def sequence_way(call: Call) -> RnnDirection:
     """The pass of UNIDIRECTIONAL_SEQUENCE_RNN."""
     major = call.integer(6)
     if major not in (0, 1):
         raise ValueError(f"time-major is {major}; use 0 (batch first) or 1 (time first)")
-    return Direction(((0, 1),), time_axis(major == 1))
+    return RnnDirection(((0, 1),), time_axis(major == 1))
 
 
 def _sequence_shape(call: Call) -> Sequence[Dimensions]:
@@ -119,12 +119,12 @@ def _sequence(call: Call) -> None:
         give(call, call.outputs[1].data, state)
 
 
-def both_ways(call: Call) -> tuple[Direction, Direction]:
+def both_ways(call: Call) -> tuple[RnnDirection, RnnDirection]:
     """The two passes of BIDIRECTIONAL_SEQUENCE_RNN."""
     is_crossed, source = linked(call, _AUX, (_FORWARD_AUX, _BACKWARD_AUX))
     forward, backward = ((_AUX, _FORWARD_AUX),) * is_crossed, ((_AUX, _BACKWARD_AUX),) * is_crossed
     axis = time_axis(call.flag(13))
-    return Direction(((0, 1), *forward), axis), Direction(((source, 5), *backward), axis, backward=True)
+    return RnnDirection(((0, 1), *forward), axis), RnnDirection(((source, 5), *backward), axis, backward=True)
 
 
 def _both_shape(call: Call) -> Sequence[Dimensions]:

@@ -18,8 +18,8 @@ from driver.protocol.model_memory import sealed
 pytest.importorskip("ai_edge_litert", reason="needs the extra 'litert'")
 
 from driver.devices.litert import LiteRtDevice, device, library
-from driver.devices.litert.library import LibraryFailed, LibraryMissing
 from driver.devices.litert.weights import aligned
+from driver.devices.lowering.errors import LibraryFailed, LibraryMissing
 
 
 @pytest.fixture(scope="module")

@@ -17,8 +17,8 @@ from driver.protocol.model_memory import sealed
 
 pytest.importorskip("onnxruntime", reason="needs the extra 'onnxruntime'")
 
+from driver.devices.lowering.errors import LibraryFailed, LibraryMissing
 from driver.devices.onnxruntime import OnnxRuntimeDevice, device, library, writer
-from driver.devices.onnxruntime.library import LibraryFailed, LibraryMissing
 
 
 @pytest.fixture(scope="module")
@@ -313,7 +313,7 @@ def test_self_test(monkeypatch):
 
 def test_a_model_that_it_refuses():
     """What ONNX Runtime says about a model that it cannot take is in the error."""
-    graph = writer.Writer()
+    graph = writer.OrtWriter()
     (result,) = graph.node("NoSuchOperation", [])
     with pytest.raises(LibraryFailed, match="NoSuchOperation"):
         library.Session(writer.model(graph.graph([], [(result, "FLOAT")])))
@@ -322,7 +322,7 @@ def test_a_model_that_it_refuses():
 def test_weights_stay_where_they_are(onnxruntime, monkeypatch):
     """Weights that have the right order are used where they lie, also where nobody may write, and outlive the model."""
     written = []
-    monkeypatch.setattr(writer.Message, "joined", lambda m: written.append(m.nbytes) or b"".join(m._chunks))
+    monkeypatch.setattr(writer.ProtobufMessage, "joined", lambda m: written.append(m.nbytes) or b"".join(m._chunks))
     builder, random = driver.ModelBuilder(), np.random.default_rng(4)
     x, weights = builder.input("float32", (1, 200)), random.standard_normal((500, 200), np.float32)
     builder.output(builder.operation("FULLY_CONNECTED", x, weights, np.zeros(500, np.float32), 0))

@@ -4,7 +4,7 @@ A function reads its operands in the forms that it needs, emits TFLite operation
 these would not compute exactly what the HAL says. A new operation is a function, and its line in its family's table.
 """
 
-from .node import Graph, Lowering, Node
+from .node import LiteRtGraph, LiteRtNode, Lowering
 from .table import LOWERINGS
 
-__all__ = ["LOWERINGS", "Graph", "Lowering", "Node"]
+__all__ = ["LOWERINGS", "LiteRtGraph", "LiteRtNode", "Lowering"]

@@ -9,8 +9,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from driver.devices.litert.cuts import products
-from driver.devices.litert.lower.node import Form, Graph, Lowering, Nested, Node, stored_type
-from driver.devices.lowering.placing import UnsupportedError, constants, place, prepared, require
+from driver.devices.litert.lower.node import LiteRtForm, LiteRtGraph, LiteRtNode, Lowering, Nested, stored_type
+from driver.devices.lowering.errors import UnsupportedError, require
+from driver.devices.lowering.placing import constants, place, prepared
 from driver.nn.operation import Tensor
 from driver.nn.plan import REFUSALS
 
@@ -29,7 +30,7 @@ MOST_DEEP = 16
 _CONDITION, _BODY, _BRANCH = "condition", "body", "branch"
 
 
-def if_(node: Node) -> None:
+def if_(node: LiteRtNode) -> None:
     """One of two branches, as a byte says."""
     count = len(node.operation.inputs)
     _check_steered(node, (0, *range(3, count)))
@@ -47,7 +48,7 @@ def if_(node: Node) -> None:
     node.graph.loops += max(branch.loops for branch in branches)
 
 
-def while_(node: Node) -> None:
+def while_(node: LiteRtNode) -> None:
     """TFLite gives all that goes round; what it gives beyond the outputs nobody reads."""
     count, given = len(node.operation.inputs), len(node.operation.outputs)
     _check_steered(node, range(2, count))
@@ -64,24 +65,24 @@ def while_(node: Node) -> None:
     node.graph.loops += 1
 
 
-def _check_steered(node: Node, inputs: Sequence[int]) -> None:
+def _check_steered(node: LiteRtNode, inputs: Sequence[int]) -> None:
     tensors = [node.input(i) for i in inputs]
     require(not all(tensor.fixed for tensor in tensors), "TFLite keeps what follows from constants to itself")
 
 
-def _shapes(node: Node, first: int) -> tuple[Dimensions, ...]:
+def _shapes(node: LiteRtNode, first: int) -> tuple[Dimensions, ...]:
     return tuple(node.input(i).shape for i in range(first, len(node.operation.inputs)))
 
 
-def _read(node: Node, i: int) -> int:
+def _read(node: LiteRtNode, i: int) -> int:
     return node.read(i, stored_type(node.input(i)))
 
 
-def _like(node: Node, i: int) -> int:
-    return node.graph.like(node.operation.inputs[i], Form(stored_type(node.input(i))))
+def _like(node: LiteRtNode, i: int) -> int:
+    return node.graph.like(node.operation.inputs[i], LiteRtForm(stored_type(node.input(i))))
 
 
-def _nested(node: Node, i: int, shapes: tuple[Dimensions, ...], use: str) -> Nested:
+def _nested(node: LiteRtNode, i: int, shapes: tuple[Dimensions, ...], use: str) -> Nested:
     """The subgraph that input `i` refers to, lowered for such a use. Raises UnsupportedError."""
     graph, lowering = node.graph, node.graph.lowering
     number = graph.subgraph.operands[node.operation.inputs[i]].value
@@ -103,7 +104,7 @@ def _lowered(lowering: Lowering, number: int, shapes: tuple[Dimensions, ...], us
     tensors = constants(subgraph)
     for i, shape in zip(subgraph.inputs, shapes, strict=True):
         tensors[i] = replace(Tensor.of(subgraph.operands[i]), shape=shape)
-    graph = Graph(subgraph, tensors, lowering, depth=depth)
+    graph = LiteRtGraph(subgraph, tensors, lowering, depth=depth)
     graph.writer.inputs = [graph.input(i) for i in subgraph.inputs]
     for operation in prepared(subgraph):
         kind = operation.operation.type
@@ -111,13 +112,13 @@ def _lowered(lowering: Lowering, number: int, shapes: tuple[Dimensions, ...], us
         try:
             call = place(operation, subgraph, tensors)
             lowering.products += products(operation.operation, call)
-            lowering.table[kind](Node(graph, operation.operation, call))
+            lowering.table[kind](LiteRtNode(graph, operation.operation, call))
         except REFUSALS as error:
             raise UnsupportedError(str(error)) from error
     return _ended(graph, use)
 
 
-def _ended(graph: Graph, use: str) -> Nested:
+def _ended(graph: LiteRtGraph, use: str) -> Nested:
     """With the outputs that TFLite wants of it."""
     section, outputs = graph.writer, graph.subgraph.outputs
     section.outputs = [graph.read(i, _form(graph, i, use)) for i in outputs]
@@ -128,8 +129,8 @@ def _ended(graph: Graph, use: str) -> Nested:
     return Nested(section.number, graph.loops, shapes)
 
 
-def _form(graph: Graph, index: int, use: str) -> Form:
-    return Form("BOOL" if use == _CONDITION else stored_type(graph.tensor(index)))
+def _form(graph: LiteRtGraph, index: int, use: str) -> LiteRtForm:
+    return LiteRtForm("BOOL" if use == _CONDITION else stored_type(graph.tensor(index)))
 
 
 def looping(model: Model) -> set[int]:
@@ -150,4 +151,4 @@ def _loops(graph: Subgraph, known: set[int]) -> set[int]:
     }
 
 
-TABLE: dict[str, Callable[[Node], None]] = {"IF": if_, "WHILE": while_}
+TABLE: dict[str, Callable[[LiteRtNode], None]] = {"IF": if_, "WHILE": while_}

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from driver.devices.litert.lower.node import MAX_RANK, Node
-from driver.devices.lowering.placing import require
+from driver.devices.litert.lower.node import MAX_RANK, LiteRtNode
+from driver.devices.lowering.errors import require
 from driver.nn.ops.real import table
 from driver.nn.types import OperandType
 
@@ -25,7 +25,7 @@ LARGEST_RATIO = 256.0
 FLOATS = (OperandType.TENSOR_FLOAT32, OperandType.TENSOR_FLOAT16)
 
 
-def arithmetic(options: str, node: Node) -> None:
+def arithmetic(options: str, node: LiteRtNode) -> None:
     """ADD, SUB, MUL, DIV: with a fused activation, the codes of which are TFLite's."""
     a, b, out = node.input(0), node.input(1), node.output()
     name = node.operation.type
@@ -40,37 +40,37 @@ def arithmetic(options: str, node: Node) -> None:
     node.emit(name, [node.read(0), node.read(1)], [node.write()], options, fusedActivationFunction=activation)
 
 
-def simple(name: str, node: Node) -> None:
+def simple(name: str, node: LiteRtNode) -> None:
     """A function of one tensor."""
     node.emit(name, [node.read(0)], [node.write()])
 
 
-def with_options(name: str, options: str, node: Node) -> None:
+def with_options(name: str, options: str, node: LiteRtNode) -> None:
     """A function of one tensor, whose table of options TFLite insists on."""
     node.emit(name, [node.read(0)], [node.write()], options)
 
 
-def elu(node: Node) -> None:
+def elu(node: LiteRtNode) -> None:
     """TFLite knows no factor but 1."""
     require(node.real(1) == 1.0, "its alpha is not 1")
     simple("ELU", node)
 
 
-def pair(options: str, node: Node) -> None:
+def pair(options: str, node: LiteRtNode) -> None:
     """Functions of two tensors whose result has no other scale than they."""
     require(max(len(node.input(i).shape) for i in (0, 1)) <= MAX_RANK, "its rank is above 4")
     sources = [node.requantised(0), node.requantised(1)]
     node.emit(node.operation.type, sources, [node.write()], options)
 
 
-def logical(node: Node) -> None:
+def logical(node: LiteRtNode) -> None:
     """LOGICAL_AND, LOGICAL_OR."""
     require(max(len(node.input(i).shape) for i in (0, 1)) <= MAX_RANK, "its rank is above 4")
     options = {"LOGICAL_AND": "LogicalAnd", "LOGICAL_OR": "LogicalOr"}[node.operation.type]
     node.emit(node.operation.type, [node.read(0), node.read(1)], [node.write()], options)
 
 
-def compare(options: str, node: Node) -> None:
+def compare(options: str, node: LiteRtNode) -> None:
     """Quantised data is compared as it is stored, or by its ranks when the sides are scaled differently."""
     a, b = node.input(0), node.input(1)
     require(max(len(a.shape), len(b.shape)) <= MAX_RANK, "its rank is above 4")
@@ -84,7 +84,7 @@ def compare(options: str, node: Node) -> None:
     node.emit(node.operation.type, sources, [node.write()], options)
 
 
-def _as_integers(node: Node, source: int, shape: tuple[int, ...]) -> int:
+def _as_integers(node: LiteRtNode, source: int, shape: tuple[int, ...]) -> int:
     result = node.graph.writer.tensor("INT32", shape)
     node.graph.convert(source, result, "CAST")
     return result
@@ -97,7 +97,7 @@ def _ranks(a: Tensor, b: Tensor) -> NDArray[Any]:
     return ranks.reshape(2, 256).astype(np.int32)
 
 
-def _ranked(node: Node, i: int, source: int, ranks: NDArray[Any]) -> int:
+def _ranked(node: LiteRtNode, i: int, source: int, ranks: NDArray[Any]) -> int:
     """The ranks of stored integers, the least of which is 0 or -128."""
     shape, writer = node.input(i).shape, node.graph.writer
     if node.type_of(node.input(i)) == "INT8":
@@ -110,24 +110,24 @@ def _ranked(node: Node, i: int, source: int, ranks: NDArray[Any]) -> int:
     return result
 
 
-def prelu(node: Node) -> None:
+def prelu(node: LiteRtNode) -> None:
     """TFLite broadcasts the slopes, and not what they are multiplied with."""
     require(node.input(0).shape == node.output().shape, "its input is broadcast")
     node.emit("PRELU", [node.read(0), node.read(1)], [node.write()])
 
 
-def select(node: Node) -> None:
+def select(node: LiteRtNode) -> None:
     """All three of one shape."""
     node.emit("SELECT", [node.read(0), node.requantised(1), node.requantised(2)], [node.write()], "Select")
 
 
-def quantise(node: Node) -> None:
+def quantise(node: LiteRtNode) -> None:
     """QUANTIZE and DEQUANTIZE."""
     name = node.operation.type
     node.emit(name, [node.read(0)], [node.write()], name.capitalize())
 
 
-def cast(node: Node) -> None:
+def cast(node: LiteRtNode) -> None:
     """Stored numbers, without their scales. Integers that may not fit are clamped before; reals saturate in TFLite."""
     source, out = node.input(0), node.output()
     if source.type == out.type:
@@ -148,7 +148,7 @@ def cast(node: Node) -> None:
     node.graph.convert(tensor, node.write(0, write), "CAST")
 
 
-def _clamped(node: Node, tensor: int, low: int, high: int) -> int:
+def _clamped(node: LiteRtNode, tensor: int, low: int, high: int) -> int:
     """int32 in a range."""
     for name, bound in (("MAXIMUM", low), ("MINIMUM", high)):
         result = node.graph.writer.tensor("INT32", node.input(0).shape)
@@ -158,7 +158,7 @@ def _clamped(node: Node, tensor: int, low: int, high: int) -> int:
     return tensor
 
 
-TABLE: dict[str, Callable[[Node], None]] = {
+TABLE: dict[str, Callable[[LiteRtNode], None]] = {
     "ADD": partial(arithmetic, "Add"),
     "SUB": partial(arithmetic, "Sub"),
     "MUL": partial(arithmetic, "Mul"),

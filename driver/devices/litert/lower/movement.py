@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from driver.devices.litert.lower.node import MAX_RANK, Node, quantisation
-from driver.devices.lowering.placing import require
+from driver.devices.litert.lower.node import MAX_RANK, LiteRtNode, quantisation
+from driver.devices.lowering.errors import require
 from driver.nn.ops.axes import one_axis
 from driver.nn.ops.slices import paddings
 
@@ -16,19 +16,19 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-def reshape(node: Node) -> None:
+def reshape(node: LiteRtNode) -> None:
     """RESHAPE, SQUEEZE, EXPAND_DIMS: the shape of the result says all."""
     node.reshape(node.read(0), node.write(), node.output().shape)
 
 
-def transpose(node: Node) -> None:
+def transpose(node: LiteRtNode) -> None:
     """An omitted permutation reverses the axes."""
     rank = len(node.input(0).shape)
     order = node.call.values(1) if node.call.given(1) else list(range(rank))[::-1]
     node.emit("TRANSPOSE", [node.read(0), node.integers(order)], [node.write()], "Transpose")
 
 
-def concatenation(node: Node) -> None:
+def concatenation(node: LiteRtNode) -> None:
     """Inputs are brought to the scale of the output before."""
     count = len(node.operation.inputs) - 1
     sources = [node.requantised(i) for i in range(count)]
@@ -36,7 +36,7 @@ def concatenation(node: Node) -> None:
     node.emit("CONCATENATION", sources, [node.write()], "Concatenation", **fields)
 
 
-def split(node: Node) -> None:
+def split(node: LiteRtNode) -> None:
     """Into equal parts."""
     count = len(node.operation.outputs)
     axis = node.integers(np.array(one_axis(node.call.integer(1), len(node.input(0).shape))))
@@ -44,12 +44,12 @@ def split(node: Node) -> None:
     node.emit("SPLIT", [axis, node.read(0)], results, "Split", numSplits=count)
 
 
-def tile(node: Node) -> None:
+def tile(node: LiteRtNode) -> None:
     """Repeats along each axis."""
     node.emit("TILE", [node.read(0), node.integers(node.call.values(1))], [node.write()], "Tile")
 
 
-def shuffle(node: Node) -> None:
+def shuffle(node: LiteRtNode) -> None:
     """CHANNEL_SHUFFLE as a transposition of two axes, between those before and those after."""
     shape, groups = node.input(0).shape, node.call.integer(1)
     axis = one_axis(node.call.integer(2), len(shape))
@@ -61,13 +61,13 @@ def shuffle(node: Node) -> None:
     node.reshape(shuffled, node.write(), shape)
 
 
-def slice_(node: Node) -> None:
+def slice_(node: LiteRtNode) -> None:
     """The sizes are those of the result."""
     inputs = [node.read(0), node.integers(node.call.values(1)), node.integers(node.output().shape)]
     node.emit("SLICE", inputs, [node.write()], "Slice")
 
 
-def strided_slice(node: Node) -> None:
+def strided_slice(node: LiteRtNode) -> None:
     """The bits of the masks mean the same in TFLite."""
     call, rank = node.call, len(node.input(0).shape)
     require(min(call.values(3)) > -(2**31), "TFLite cannot turn its stride around")
@@ -77,7 +77,7 @@ def strided_slice(node: Node) -> None:
     node.emit("STRIDED_SLICE", inputs, [node.write()], "StridedSlice", **masks, shrinkAxisMask=call.integer(6) & kept)
 
 
-def pad(node: Node) -> None:
+def pad(node: LiteRtNode) -> None:
     """PAD with real zeros, PAD_V2 with a stored number."""
     require(len(node.input(0).shape) <= MAX_RANK, "its rank is above 4")
     inputs = [node.read(0), node.integers(paddings(node.call, 1, len(node.input(0).shape)))]
@@ -87,7 +87,7 @@ def pad(node: Node) -> None:
         node.emit("PADV2", [*inputs, _scalar(node, 2)], [node.write()], "PadV2")
 
 
-def _scalar(node: Node, i: int) -> int:
+def _scalar(node: LiteRtNode, i: int) -> int:
     """Steering input `i` as a tensor like input 0."""
     source = node.input(0)
     type_ = node.type_of(source)
@@ -97,29 +97,29 @@ def _scalar(node: Node, i: int) -> int:
     return node.graph.writer.constant(type_, value.astype(type_.lower()), quantisation(source, type_))
 
 
-def gather(node: Node) -> None:
+def gather(node: LiteRtNode) -> None:
     """TFLite checks the indices; nobody else may write them meanwhile."""
     axis = one_axis(node.call.integer(1), len(node.input(0).shape))
     node.emit("GATHER", [node.read(0), node.read_private(2)], [node.write()], "Gather", axis=axis)
 
 
-def embedding_lookup(node: Node) -> None:
+def embedding_lookup(node: LiteRtNode) -> None:
     """Rows of input 1."""
     node.emit("GATHER", [node.read(1), node.read_private(0)], [node.write()], "Gather", axis=0)
 
 
-def hashtable_lookup(node: Node) -> None:
+def hashtable_lookup(node: LiteRtNode) -> None:
     """Rows by keys, as they are stored: what is missing has zero bytes."""
     inputs = [node.read_private(0), node.read_private(1), node.read(2, _raw(node, 2))]
     node.emit("HASHTABLE_LOOKUP", inputs, [node.write(0, _raw(node, 2)), node.write(1, "UINT8")])
 
 
-def _raw(node: Node, i: int) -> str:
+def _raw(node: LiteRtNode, i: int) -> str:
     type_ = node.type_of(node.input(i))
     return "UINT8" if type_ == "INT8" else type_
 
 
-TABLE: dict[str, Callable[[Node], None]] = {
+TABLE: dict[str, Callable[[LiteRtNode], None]] = {
     "RESHAPE": reshape,
     "SQUEEZE": reshape,
     "EXPAND_DIMS": reshape,

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from driver.devices.litert.flatbuffer import Quantisation, Writer
+from driver.devices.litert.flatbuffer import FlatbufferWriter, Quantisation
+from driver.devices.lowering.errors import require
 from driver.devices.lowering.node import STORED, LoweringGraph, LoweringNode
-from driver.devices.lowering.placing import require
 from driver.nn.types import OperandLifeTime, OperandType
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ _CONVERSIONS = {
 }
 
 
-class Form(NamedTuple):
+class LiteRtForm(NamedTuple):
     """TFLite type of an operand's data, and whether its channels were moved behind its pixels."""
 
     type: str
@@ -77,23 +77,23 @@ class Lowering:
     """
 
     model: Model
-    table: Mapping[str, Callable[[Node], None]]
+    table: Mapping[str, Callable[[LiteRtNode], None]]
     is_draft: bool = False
-    writer: Writer = field(default_factory=Writer)
+    writer: FlatbufferWriter = field(default_factory=FlatbufferWriter)
     private: set[OperandType] = field(default_factory=set)
     nested: dict[tuple[Any, ...], Nested | None] = field(default_factory=dict)
     products: int = 0  #: that an execution adds up; what control flow runs counts once
 
 
-Crossing = tuple[int, Form]
+Crossing = tuple[int, LiteRtForm]
 """An operand in a form, on its way from one segment to another."""
 
 
-There = dict[Form, "tuple[dict[Crossing, int], int] | None"]
+There = dict[LiteRtForm, "tuple[dict[Crossing, int], int] | None"]
 """The forms of an operand that can be taken, each with what its giver gives and its tensor there; None: the client."""
 
 
-class Graph(LoweringGraph):
+class LiteRtGraph(LoweringGraph):
     """A subgraph, or a segment of the main one, on its way to TFLite: its tensors, whose shapes are known, and their
     forms.
     """
@@ -103,7 +103,7 @@ class Graph(LoweringGraph):
         subgraph: Subgraph,
         tensors: dict[int, Tensor | None],
         lowering: Lowering,
-        before: Graph | None = None,
+        before: LiteRtGraph | None = None,
         depth: int = 0,
     ) -> None:
         """`tensors`: of all operands; None for those that are omitted. `before`: the segment before this one. `depth`:
@@ -117,31 +117,31 @@ class Graph(LoweringGraph):
         self.takes: dict[Crossing, int] = {}  #: tensors that it is given
         self.gives: dict[Crossing, int] = {}  #: tensors that others need
         self.copied: set[int] = before.copied if before else set()  #: inputs whose values choose an address
-        self.results: dict[int, Form] = before.results if before else {}  #: outputs, as clients get them
+        self.results: dict[int, LiteRtForm] = before.results if before else {}  #: outputs, as clients get them
         self._operands = subgraph.operands
-        self._forms: dict[int, dict[Form, int]] = {}
+        self._forms: dict[int, dict[LiteRtForm, int]] = {}
         self._there: dict[int, There] = before.close() if before else {}
 
     def expect(self, index: int) -> None:
-        self._there[index] = {Form(stored_type(self.tensor(index))): None}
+        self._there[index] = {LiteRtForm(stored_type(self.tensor(index))): None}
 
     def input(self, index: int) -> int:
         """The tensor that the graph is given for an operand, whether it reads it or not."""
-        return self._take(index, Form(stored_type(self.tensor(index))))
+        return self._take(index, LiteRtForm(stored_type(self.tensor(index))))
 
     def output(self, index: int) -> tuple[int, str]:
         """The tensor that holds an output in the form its client sees, and its type."""
         stored = stored_type(self.tensor(index))
-        if self.tensor(index).type == OperandType.TENSOR_BOOL8 and not self.has(index, Form(stored)):
+        if self.tensor(index).type == OperandType.TENSOR_BOOL8 and not self.has(index, LiteRtForm(stored)):
             stored = "BOOL"  # bytes of 0 and 1
-        return self.read(index, Form(stored)), stored
+        return self.read(index, LiteRtForm(stored)), stored
 
     def close(self) -> dict[int, There]:
         """Ends the segment: outputs get the form that clients see. Returns the forms that are there for later ones."""
         for index in self.subgraph.outputs:
             if index in self._forms and index not in self._there:
                 tensor, type_ = self.output(index)
-                self.results[index] = Form(type_)
+                self.results[index] = LiteRtForm(type_)
                 self.gives[index, self.results[index]] = tensor
         for index, forms in self._forms.items():
             if not self.tensor(index).fixed:
@@ -161,14 +161,14 @@ class Graph(LoweringGraph):
         """True for what the client gets."""
         return not self.depth and self._operands[index].lifetime == OperandLifeTime.SUBGRAPH_OUTPUT
 
-    def has(self, index: int, form: Form) -> bool:
+    def has(self, index: int, form: LiteRtForm) -> bool:
         """True when that form needs no conversion."""
         return form in self._forms.get(index, {}) or self._is_there(index, form) or self.tensor(index).fixed
 
-    def _is_there(self, index: int, form: Form) -> bool:
+    def _is_there(self, index: int, form: LiteRtForm) -> bool:
         return form in self._there.get(index, {})
 
-    def _take(self, index: int, form: Form) -> int:
+    def _take(self, index: int, form: LiteRtForm) -> int:
         """Operand `index` from before, in a form in which it is there."""
         if giver := self._there.get(index, {}).get(form):
             gives, tensor = giver
@@ -176,19 +176,19 @@ class Graph(LoweringGraph):
         created = self.takes[index, form] = self.write(index, form)
         return created
 
-    def write(self, index: int, form: Form) -> int:
+    def write(self, index: int, form: LiteRtForm) -> int:
         """A new tensor, which an operation fills with operand `index`."""
         created = self.like(index, form)
         self._forms.setdefault(index, {})[form] = created
         return created
 
-    def like(self, index: int, form: Form, shape: Sequence[int] | None = None) -> int:
+    def like(self, index: int, form: LiteRtForm, shape: Sequence[int] | None = None) -> int:
         """A tensor with the type and the quantisation of operand `index`, and its shape unless another is given."""
         tensor = self.tensor(index)
         shape = _moved(tensor.shape, form.moved) if shape is None else shape
         return self.writer.tensor(form.type, shape, quantisation(tensor, form.type))
 
-    def read(self, index: int, form: Form) -> int:
+    def read(self, index: int, form: LiteRtForm) -> int:
         """Operand `index` in that form."""
         forms, tensor = self._forms.setdefault(index, {}), self.tensor(index)
         if form not in forms:
@@ -198,17 +198,17 @@ class Graph(LoweringGraph):
                 forms[form] = self._take(index, form) if self._is_there(index, form) else self._converted(index, form)
         return forms[form]
 
-    def _constant(self, tensor: Tensor, form: Form) -> int:
+    def _constant(self, tensor: Tensor, form: LiteRtForm) -> int:
         if self.lowering.is_draft:
             return self.writer.tensor(form.type, _moved(tensor.shape, form.moved), quantisation(tensor, form.type))
         array = _retyped(tensor, form.type)
         array = array.transpose(NHWC_FROM_NCHW) if form.moved else array
         return self.writer.constant(form.type, array, quantisation(tensor, form.type))
 
-    def _converted(self, index: int, form: Form) -> int:
+    def _converted(self, index: int, form: LiteRtForm) -> int:
         """From a form of the same type if there is one: it has to be in the other layout. Else the type comes first."""
         known = [*self._forms[index], *self._there.get(index, ())]
-        other = Form(form.type, not form.moved)
+        other = LiteRtForm(form.type, not form.moved)
         if other in known:
             order = NHWC_FROM_NCHW if form.moved else NCHW_FROM_NHWC
             source, result = self.read(index, other), self.like(index, form)
@@ -216,7 +216,7 @@ class Graph(LoweringGraph):
             return result
         nearest = min(known, key=lambda found: found.moved != form.moved)
         if nearest.moved != form.moved:
-            self.read(index, Form(form.type, nearest.moved))
+            self.read(index, LiteRtForm(form.type, nearest.moved))
             return self._converted(index, form)
         name = _CONVERSIONS.get((nearest.type, form.type))
         require(name, f"no conversion from {nearest.type} to {form.type}")
@@ -263,20 +263,22 @@ def _retyped(tensor: Tensor, type_: str) -> NDArray[Any]:
     return tensor.data.astype(np.float32)
 
 
-class Node(LoweringNode[Graph]):
+class LiteRtNode(LoweringNode[LiteRtGraph]):
     """One operation: its parameters (`call`), and its operands as tensors in the forms it asks for.
 
     `byte`: the form of 8-bit data without a sign that costs least here: with a sign when an operand has got one before.
     """
 
-    def __init__(self, graph: Graph, operation: Operation, call: Call) -> None:
+    def __init__(self, graph: LiteRtGraph, operation: Operation, call: Call) -> None:
         super().__init__(graph, operation, call)
         self._inputs, self._outputs = operation.inputs, operation.outputs
         given = [tensor for i in self._inputs if (tensor := graph.tensors[i]) is not None]
         require(not all(tensor.fixed for tensor in given), "TFLite keeps what follows from constants to itself")
         self.byte = "UINT8"
         eights = [i for i in self._inputs if self._is_byte(i)]
-        if any(graph.has(i, Form("INT8", moved)) for i in eights for moved in (False, True) if not self._fixed(i)):
+        if any(
+            graph.has(i, LiteRtForm("INT8", moved)) for i in eights for moved in (False, True) if not self._fixed(i)
+        ):
             self.byte = "INT8"
 
     def _is_byte(self, index: int) -> bool:
@@ -297,7 +299,7 @@ class Node(LoweringNode[Graph]):
 
     def read(self, i: int, type_: str | None = None, *, moved: bool = False) -> int:
         """Input `i`; `moved`: an image whose channels come first, with its channels last."""
-        return self.graph.read(self._inputs[i], Form(type_ or self.type_of(self.input(i)), moved))
+        return self.graph.read(self._inputs[i], LiteRtForm(type_ or self.type_of(self.input(i)), moved))
 
     def read_private(self, i: int) -> int:
         """Input `i`, whose values choose addresses: nobody else may write them between a kernel's check and its use."""
@@ -308,15 +310,15 @@ class Node(LoweringNode[Graph]):
 
     def write(self, n: int = 0, type_: str | None = None, *, moved: bool = False) -> int:
         """Output `n`."""
-        return self.graph.write(self._outputs[n], Form(type_ or self.type_of(self.output(n)), moved))
+        return self.graph.write(self._outputs[n], LiteRtForm(type_ or self.type_of(self.output(n)), moved))
 
     def like_input(self, i: int, shape: Sequence[int]) -> int:
         """A tensor like input `i`, but for its shape."""
-        return self.graph.like(self._inputs[i], Form(self.type_of(self.input(i))), shape)
+        return self.graph.like(self._inputs[i], LiteRtForm(self.type_of(self.input(i))), shape)
 
     def like_output(self, n: int, shape: Sequence[int]) -> int:
         """A tensor like output `n`, but for its shape."""
-        return self.graph.like(self._outputs[n], Form(self.type_of(self.output(n))), shape)
+        return self.graph.like(self._outputs[n], LiteRtForm(self.type_of(self.output(n))), shape)
 
     def emit(self, name: str, inputs: Sequence[int], outputs: Sequence[int], options: str = "", **fields: Any) -> None:
         """A TFLite operation; `options`: the schema's table for `fields`, without its "Options"."""

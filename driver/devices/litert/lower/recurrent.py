@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING
 
 from driver.devices.litert.lower.sums import Sums
-from driver.devices.lowering.recurrent import lstm, lstm_both, lstm_sequence, rnn, rnn_both, rnn_sequence
+from driver.devices.lowering.recurrent import lowerings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from driver.devices.litert.lower.node import Node
-    from driver.devices.lowering.recurrent import Recurrent
+    from driver.devices.litert.lower.node import LiteRtNode
 
 
-def svdf(node: Node) -> None:
+def svdf(node: LiteRtNode) -> None:
     """The window over time moves on by one, and is then weighed."""
     sums, call = Sums(node), node.call
     (batch, _), (filters, memory) = node.input(0).shape, node.input(2).shape
@@ -43,16 +41,4 @@ def svdf(node: Node) -> None:
     sums.give(sums.activated(result, call.integer(6), (batch, units)), 1)
 
 
-def _lowered(recurrent: Recurrent[int], node: Node) -> None:
-    recurrent(Sums(node))
-
-
-TABLE: dict[str, Callable[[Node], None]] = {
-    "RNN": partial(_lowered, rnn),
-    "UNIDIRECTIONAL_SEQUENCE_RNN": partial(_lowered, rnn_sequence),
-    "BIDIRECTIONAL_SEQUENCE_RNN": partial(_lowered, rnn_both),
-    "SVDF": svdf,
-    "LSTM": partial(_lowered, lstm),
-    "UNIDIRECTIONAL_SEQUENCE_LSTM": partial(_lowered, lstm_sequence),
-    "BIDIRECTIONAL_SEQUENCE_LSTM": partial(_lowered, lstm_both),
-}
+TABLE: dict[str, Callable[[LiteRtNode], None]] = {**lowerings(Sums), "SVDF": svdf}

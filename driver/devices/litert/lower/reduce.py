@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from driver.devices.litert.lower.node import MAX_RANK, Node
+from driver.devices.litert.lower.node import MAX_RANK, LiteRtNode
 from driver.devices.litert.lower.sums import NONE, Sums
 from driver.devices.litert.lower.window import LARGEST_FACTOR, check_products
-from driver.devices.lowering.placing import require
+from driver.devices.lowering.errors import require
 from driver.nn.ops.axes import all_axes, one_axis
 from driver.nn.ops.window import image_shape
 from driver.nn.types import OperandType
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-def reduction(name: str, node: Node) -> None:
+def reduction(name: str, node: LiteRtNode) -> None:
     """TFLite's reductions keep the axes here; whether the HAL's do is a matter of the shape only."""
     shape = node.input(0).shape
     axes = all_axes(node.call.values(1), len(shape))
@@ -34,7 +34,7 @@ def reduction(name: str, node: Node) -> None:
         node.reshape(result, node.write(), node.output().shape)
 
 
-def extreme(name: str, options: str, node: Node) -> None:
+def extreme(name: str, options: str, node: LiteRtNode) -> None:
     """ARGMAX, ARGMIN."""
     shape = node.input(0).shape
     axis = one_axis(node.call.integer(1), len(shape))
@@ -46,7 +46,7 @@ def extreme(name: str, options: str, node: Node) -> None:
         node.reshape(result, node.write(), node.output().shape)
 
 
-def fully_connected(node: Node) -> None:
+def fully_connected(node: LiteRtNode) -> None:
     """Inputs of any shape are rows of as many elements as a unit has weights."""
     rows, size = node.output().shape[0], node.input(1).shape[1]
     is_matmul = _is_matmul(node)
@@ -68,14 +68,14 @@ def fully_connected(node: Node) -> None:
     node.emit("FULLY_CONNECTED", inputs, [node.write()], "FullyConnected", fusedActivationFunction=activation)
 
 
-def _is_matmul(node: Node) -> bool:
+def _is_matmul(node: LiteRtNode) -> bool:
     """Whether it multiplies two computed matrices with a sign and zero points, and neither adds nor clips anything."""
     weights, bias, signed = node.input(1), node.input(2), OperandType.TENSOR_QUANT8_ASYMM_SIGNED
     is_computed = weights.type == signed and weights.zero_point != 0 and not weights.fixed
     return is_computed and bias.fixed and not np.any(bias.data) and node.call.integer(3) == NONE
 
 
-def along(axis: int, node: Node, emit: Callable[[int, int], None]) -> None:
+def along(axis: int, node: LiteRtNode, emit: Callable[[int, int], None]) -> None:
     """An operation that TFLite does along the last axis, done along another: that one is moved there and back."""
     shape, out = node.input(0).shape, node.output().shape
     last = len(shape) - 1
@@ -92,11 +92,11 @@ def along(axis: int, node: Node, emit: Callable[[int, int], None]) -> None:
     node.emit("TRANSPOSE", [result, node.integers(back)], [node.write()], "Transpose")
 
 
-def _axis(node: Node, i: int) -> int:
+def _axis(node: LiteRtNode, i: int) -> int:
     return one_axis(node.call.integer(i) if node.call.given(i) else -1, len(node.input(0).shape))
 
 
-def softmax(node: Node) -> None:
+def softmax(node: LiteRtNode) -> None:
     """Along any axis."""
     beta = node.real(1)
 
@@ -106,7 +106,7 @@ def softmax(node: Node) -> None:
     along(_axis(node, 2), node, emit)
 
 
-def log_softmax(node: Node) -> None:
+def log_softmax(node: LiteRtNode) -> None:
     """TFLite's knows no beta, so what is not 1 is multiplied with before."""
     beta = node.real(1)
 
@@ -121,7 +121,7 @@ def log_softmax(node: Node) -> None:
     along(_axis(node, 2), node, emit)
 
 
-def instance_normalisation(node: Node) -> None:
+def instance_normalisation(node: LiteRtNode) -> None:
     """(x - mean) * gamma / sqrt(variance + epsilon) + beta, for each channel of each image."""
     nchw, (gamma, beta, epsilon) = node.call.flag(4), (node.real(i) for i in (1, 2, 3))
     sums = Sums(node)
@@ -137,7 +137,7 @@ def instance_normalisation(node: Node) -> None:
     node.emit("ADD", [scaled, sums.constant(beta)], [result], "Add", fusedActivationFunction=0)
 
 
-def top(node: Node) -> None:
+def top(node: LiteRtNode) -> None:
     """TOPK_V2: of equal ones TFLite lists the first, and the HAL the last, so TFLite gets them in reverse."""
     shape = node.input(0).shape
     values, last = node.write(0), node.graph.writer.constant("INT32", np.array([shape[-1] - 1], np.int32))
@@ -147,7 +147,7 @@ def top(node: Node) -> None:
     node.emit("SUB", [last, found], [node.write(1)], "Sub", fusedActivationFunction=0)
 
 
-def l2_normalisation(node: Node) -> None:
+def l2_normalisation(node: LiteRtNode) -> None:
     """Along any axis."""
 
     def emit(source: int, result: int) -> None:
@@ -156,7 +156,7 @@ def l2_normalisation(node: Node) -> None:
     along(_axis(node, 1), node, emit)
 
 
-def response_normalisation(node: Node) -> None:
+def response_normalisation(node: LiteRtNode) -> None:
     """TFLite's takes four dimensions, so there are more of size 1 before."""
     bias, alpha, beta = (node.real(i) for i in (2, 3, 4))
     axis = _axis(node, 5)
@@ -176,7 +176,7 @@ def response_normalisation(node: Node) -> None:
     along(axis, node, emit)
 
 
-TABLE: dict[str, Callable[[Node], None]] = {
+TABLE: dict[str, Callable[[LiteRtNode], None]] = {
     "MEAN": partial(reduction, "MEAN"),
     "REDUCE_ALL": partial(reduction, "REDUCE_ALL"),
     "REDUCE_ANY": partial(reduction, "REDUCE_ANY"),

@@ -6,16 +6,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from driver.devices.lowering.placing import require
+from driver.devices.lowering.errors import require
 from driver.devices.lowering.recurrent import Arithmetic, CellStep
 from driver.nn.ops.lstm import TINY
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from driver.devices.litert.lower.node import Node
-    from driver.nn.ops.lstm import Direction as LstmDirection
-    from driver.nn.ops.rnn import Direction as RnnDirection
+    from driver.devices.litert.lower.node import LiteRtNode
+    from driver.nn.ops.lstm import LstmDirection
+    from driver.nn.ops.rnn import RnnDirection
     from driver.nn.types import Dimensions
 
 FUSED, NONE = (0, 1, 3), 0
@@ -30,8 +30,8 @@ _FUNCTIONS = {4: "TANH", 6: "LOGISTIC"}
 class Sums(Arithmetic[int]):
     """Float arithmetic on tensors of one node. Sequences are unrolled: TFLite keeps their states to itself."""
 
-    def __init__(self, node: Node) -> None:
-        self.node: Node = node
+    def __init__(self, node: LiteRtNode) -> None:
+        self.node: LiteRtNode = node
 
     def input(self, i: int) -> int:
         return self.node.read(i)

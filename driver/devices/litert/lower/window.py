@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from driver.devices.litert.flatbuffer import Quantisation
-from driver.devices.litert.lower.node import Node, quantisation
+from driver.devices.litert.lower.node import LiteRtNode, quantisation
 from driver.devices.litert.lower.sums import Sums
-from driver.devices.lowering.placing import require
+from driver.devices.lowering.errors import require
 from driver.nn.ops.conv import geometry
 from driver.nn.ops.pool import window_axes
 from driver.nn.ops.slices import paddings
@@ -41,7 +41,7 @@ def _scheme(y: Axis, x: Axis) -> int | None:
     return SAME if same == [y, x] else None
 
 
-def _window(node: Node, source: int, y: Axis, x: Axis, nchw: bool, fill: Any = None) -> tuple[int, int]:
+def _window(node: LiteRtNode, source: int, y: Axis, x: Axis, nchw: bool, fill: Any = None) -> tuple[int, int]:
     """The image, and the padding scheme for it. Paddings that no scheme gives are added: zeros, or `fill`."""
     require(all(max(a.filter, a.stride, a.dilation) <= LARGEST_WINDOW for a in (y, x)), "its windows are too large")
     scheme = _scheme(y, x)
@@ -57,7 +57,7 @@ def _window(node: Node, source: int, y: Axis, x: Axis, nchw: bool, fill: Any = N
     return result, VALID
 
 
-def check_products(node: Node) -> None:
+def check_products(node: LiteRtNode) -> None:
     """Whether TFLite can sum the quantised products of inputs 0 and 1; settles the sign of bytes that have none.
 
     Kernels with a sign take no zero point of weights, so bytes become signed where the weights' zero is the middle.
@@ -75,7 +75,7 @@ def check_products(node: Node) -> None:
     require(data.scale * max(scales) <= LARGEST_FACTOR * out.scale, "its output is too fine")
 
 
-def _bias(node: Node) -> int:
+def _bias(node: LiteRtNode) -> int:
     """Input 2, which has a scale for each channel when the weights have."""
     channels, bias = node.input(1).channel_quant, node.input(2)
     if channels is None or not bias.fixed:
@@ -84,7 +84,7 @@ def _bias(node: Node) -> int:
     return node.graph.writer.constant("INT32", bias.data, Quantisation(scales))
 
 
-def convolution(name: str, has_fan: bool, node: Node) -> None:
+def convolution(name: str, has_fan: bool, node: LiteRtNode) -> None:
     """CONV_2D, GROUPED_CONV_2D, DEPTHWISE_CONV_2D."""
     g = geometry(node.call, has_fan)
     check_products(node)
@@ -104,7 +104,7 @@ def convolution(name: str, has_fan: bool, node: Node) -> None:
     node.emit(name, [source, weights, _bias(node)], [node.write(moved=g.nchw)], options, **fields)
 
 
-def transposed(node: Node) -> None:
+def transposed(node: LiteRtNode) -> None:
     """TRANSPOSE_CONV_2D: with the scheme that gives its paddings; if none does, what they cut off is cut off after."""
     y, x, activation, nchw = transposed_geometry(node.call)
     check_products(node)
@@ -143,7 +143,7 @@ def _fits(axis: Axis, scheme: int) -> bool:
     return axis.out == out and axis.head == (needed // 2 if scheme == SAME else 0)
 
 
-def pool(name: str, node: Node) -> None:
+def pool(name: str, node: LiteRtNode) -> None:
     """MAX_POOL_2D, AVERAGE_POOL_2D, L2_POOL_2D. Padded positions do not count."""
     y, x, activation, nchw = window_axes(node.call)
     source, fill, factor = node.read(0, moved=nchw), None, None
@@ -176,7 +176,7 @@ def _share(y: Axis, x: Axis) -> NDArray[np.float32]:
 
 
 def _padded_mean(
-    node: Node, name: str, source: int, factor: NDArray[np.float32], window: tuple[Axis, Axis, int, bool]
+    node: LiteRtNode, name: str, source: int, factor: NDArray[np.float32], window: tuple[Axis, Axis, int, bool]
 ) -> None:
     """A mean over zeros, too, which is made larger by the share of these; of squares before the root is drawn."""
     y, x, activation, nchw = window
@@ -191,7 +191,7 @@ def _padded_mean(
     node.emit("ADD", [result, sums.constant(0.0)], [node.write(moved=nchw)], "Add", fusedActivationFunction=activation)
 
 
-def _lowest(node: Node) -> int:
+def _lowest(node: LiteRtNode) -> int:
     """The least value of input 0's type, as a constant like it."""
     type_ = node.type_of(node.input(0))
     lowest = {"FLOAT32": -np.inf, "INT8": -128, "UINT8": 0}[type_]
@@ -206,7 +206,7 @@ def _is_exact(size: int, out: int) -> bool:
     return size < 1 << 15 and bool((np.minimum(positions * ((size << 16) // out + 1) >> 16, size - 1) == nearest).all())
 
 
-def resize(name: str, node: Node) -> None:
+def resize(name: str, node: LiteRtNode) -> None:
     """RESIZE_BILINEAR, RESIZE_NEAREST_NEIGHBOR."""
     nchw, align, half_pixel = (node.call.flag(i) for i in (3, 4, 5))
     _, h, w, _ = image_shape(node.input(0).shape, nchw)
@@ -218,21 +218,21 @@ def resize(name: str, node: Node) -> None:
     node.emit(name, inputs, [node.write(moved=nchw)], options, alignCorners=align, halfPixelCenters=half_pixel)
 
 
-def block(name: str, options: str, node: Node) -> None:
+def block(name: str, options: str, node: LiteRtNode) -> None:
     """DEPTH_TO_SPACE, SPACE_TO_DEPTH."""
     nchw = node.call.flag(2)
     source, result = node.read(0, moved=nchw), node.write(moved=nchw)
     node.emit(name, [source], [result], options, blockSize=node.call.integer(1))
 
 
-def batch_to_space(node: Node) -> None:
+def batch_to_space(node: LiteRtNode) -> None:
     """Without cropping."""
     nchw = node.call.flag(2)
     inputs = [node.read(0, moved=nchw), node.integers(node.call.values(1)), node.integers(np.zeros((2, 2)))]
     node.emit("BATCH_TO_SPACE_ND", inputs, [node.write(moved=nchw)], "BatchToSpaceND")
 
 
-def space_to_batch(node: Node) -> None:
+def space_to_batch(node: LiteRtNode) -> None:
     """With paddings."""
     nchw = node.call.flag(3)
     sizes, pads = node.integers(node.call.values(1)), node.integers(paddings(node.call, 2, 2))
@@ -240,7 +240,7 @@ def space_to_batch(node: Node) -> None:
     node.emit("SPACE_TO_BATCH_ND", inputs, [node.write(moved=nchw)], "SpaceToBatchND")
 
 
-TABLE: dict[str, Callable[[Node], None]] = {
+TABLE: dict[str, Callable[[LiteRtNode], None]] = {
     "CONV_2D": partial(convolution, "CONV_2D", False),
     "GROUPED_CONV_2D": partial(convolution, "CONV_2D", True),
     "DEPTHWISE_CONV_2D": partial(convolution, "DEPTHWISE_CONV_2D", True),

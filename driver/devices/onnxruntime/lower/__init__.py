@@ -4,7 +4,7 @@ A function reads its operands in the forms that it needs, emits ONNX operations,
 would not compute what the HAL says. A new operation is a function, and its line in its family's table.
 """
 
-from .node import Graph, Node
+from .node import OrtGraph, OrtNode
 from .table import LOWERINGS
 
-__all__ = ["LOWERINGS", "Graph", "Node"]
+__all__ = ["LOWERINGS", "OrtGraph", "OrtNode"]

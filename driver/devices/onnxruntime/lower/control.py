@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from driver.devices.lowering.placing import Tensors, constants, place, prepared, require
-from driver.devices.onnxruntime.lower.node import Form, Graph, Node, stored_type
+from driver.devices.lowering.errors import require
+from driver.devices.lowering.placing import Tensors, constants, place, prepared
+from driver.devices.onnxruntime.lower.node import OrtForm, OrtGraph, OrtNode, stored_type
 from driver.nn.operation import Call, Tensor
 from driver.nn.types import combine_dimensions
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 MOST_LEVELS = 8
 """Subgraphs within each other. A condition is there twice, before its loop and in it, so each level may double them."""
-Inputs = list[tuple["Tensor | None", dict[Form, str]]]
+Inputs = list[tuple["Tensor | None", dict[OrtForm, str]]]
 """What a subgraph is given: tensors, and the forms in which they are there."""
 
 
@@ -102,7 +103,7 @@ def _results(
     return [tensors[i] for i in graph.outputs]
 
 
-def _run(around: Graph, number: int, inputs: Inputs, *, apart: bool) -> Graph:
+def _run(around: OrtGraph, number: int, inputs: Inputs, *, apart: bool) -> OrtGraph:
     """A subgraph with its operations, for inputs in their forms; `apart`: as a graph within the one around."""
     from driver.devices.onnxruntime.lower.table import LOWERINGS
 
@@ -115,27 +116,27 @@ def _run(around: Graph, number: int, inputs: Inputs, *, apart: bool) -> Graph:
         kind = operation.operation.type
         require(kind in LOWERINGS, f"ONNX has no {kind}")
         call = placed(operation, graph, inner.tensors, around.referenced)
-        LOWERINGS[kind](Node(inner, operation.operation, call))
+        LOWERINGS[kind](OrtNode(inner, operation.operation, call))
     around.work += inner.work
     return inner
 
 
-def _results_of(inner: Graph, number: int) -> list[str]:
+def _results_of(inner: OrtGraph, number: int) -> list[str]:
     """The outputs of a subgraph, as they are stored."""
     outputs = inner.referenced[number].outputs
-    return [inner.read(i, Form(stored_type(inner.tensor(i)))) for i in outputs]
+    return [inner.read(i, OrtForm(stored_type(inner.tensor(i)))) for i in outputs]
 
 
-def _typed(inner: Graph, number: int, names: Sequence[str]) -> list[tuple[str, str]]:
+def _typed(inner: OrtGraph, number: int, names: Sequence[str]) -> list[tuple[str, str]]:
     outputs = inner.referenced[number].outputs
     return [(inner.writer.own(name), stored_type(inner.tensor(i))) for i, name in zip(outputs, names, strict=True)]
 
 
-def branch(node: Node) -> None:
+def branch(node: OrtNode) -> None:
     """IF."""
     numbers, first = _references(node.operation, node.graph.subgraph)
     inputs = [(node.graph.tensors.get(i), node.graph.forms(i)) for i in node.operation.inputs[first:]]
-    condition = node.graph.read(node.operation.inputs[0], Form("BOOL"))
+    condition = node.graph.read(node.operation.inputs[0], OrtForm("BOOL"))
     bodies = []
     for number in numbers:
         inner = _run(node.graph, number, inputs, apart=True)
@@ -146,14 +147,14 @@ def branch(node: Node) -> None:
         node.put(result, n)
 
 
-def loop(node: Node) -> None:
+def loop(node: OrtNode) -> None:
     """WHILE: the condition is looked at before the loop, and again after each turn of it."""
     graph = node.graph
     (condition, body), first = _references(node.operation, graph.subgraph)
     state, rest = len(graph.referenced[body].outputs), node.operation.inputs[first:]
     given = [(graph.tensors.get(i), graph.forms(i)) for i in rest]
     carried = [graph.tensor(i) for i in rest[:state]]
-    start = [graph.read(i, Form(stored_type(graph.tensor(i)))) for i in rest[:state]]
+    start = [graph.read(i, OrtForm(stored_type(graph.tensor(i)))) for i in rest[:state]]
     before = _condition(graph, condition, _state(carried, start) + given[state:])
     names = [graph.writer.names.new() for _ in range(state + 2)]
     inner = _run(graph, body, _state(carried, names[2:]) + given[state:], apart=True)
@@ -173,14 +174,14 @@ def loop(node: Node) -> None:
 def _state(carried: Sequence[Tensor], names: Sequence[str]) -> Inputs:
     """The state of a loop in those tensors."""
     loose = [replace(tensor, array=None, fixed=False) for tensor in carried]
-    return [(tensor, {Form(stored_type(tensor)): name}) for tensor, name in zip(loose, names, strict=True)]
+    return [(tensor, {OrtForm(stored_type(tensor)): name}) for tensor, name in zip(loose, names, strict=True)]
 
 
-def _condition(around: Graph, number: int, inputs: Inputs) -> str:
+def _condition(around: OrtGraph, number: int, inputs: Inputs) -> str:
     """What a condition says, computed in the graph around it."""
     inner = _run(around, number, inputs, apart=False)
     (index,) = around.referenced[number].outputs
-    return inner.read(index, Form("BOOL"))
+    return inner.read(index, OrtForm("BOOL"))
 
 
-TABLE: dict[str, Callable[[Node], None]] = {"IF": branch, "WHILE": loop}
+TABLE: dict[str, Callable[[OrtNode], None]] = {"IF": branch, "WHILE": loop}

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from driver.devices.lowering.placing import require
-from driver.devices.onnxruntime.lower.node import AWAY, Node, number_type, stored_type
+from driver.devices.lowering.errors import require
+from driver.devices.onnxruntime.lower.node import AWAY, OrtNode, number_type, stored_type
 from driver.devices.onnxruntime.writer import CONTRIBUTED, TYPES
 from driver.nn.types import OperandType
 
@@ -22,7 +22,7 @@ STEEPEST = 16.0
 """ELU's largest alpha: ONNX Runtime subtracts 1 from e^x, which leaves few digits near 0."""
 
 
-def arithmetic(name: str, node: Node) -> None:
+def arithmetic(name: str, node: OrtNode) -> None:
     """ADD, SUB, MUL, DIV: with a fused activation."""
     a, b, out = node.input(0), node.input(1), node.output()
     if out.type.is_quantised and name != "Mul":
@@ -35,7 +35,7 @@ def arithmetic(name: str, node: Node) -> None:
         node.give(node.emit(name, node.read(0), node.read(1)), code=node.call.integer(2))
 
 
-def _in_integers(name: str, node: Node) -> str:
+def _in_integers(name: str, node: OrtNode) -> str:
     """The sum or product of bytes, for which ONNX Runtime has kernels of its own."""
     operands = []
     for i in (0, 1):
@@ -45,7 +45,7 @@ def _in_integers(name: str, node: Node) -> str:
     return node.emit(f"QLinear{name}", *operands, scale, node.graph.zero_point(node.output()), domain=CONTRIBUTED)
 
 
-def _floor_divided(node: Node) -> str:
+def _floor_divided(node: OrtNode) -> str:
     """Integers, by way of float64, which holds their quotients; what is divided by 0 is 0."""
     numerator, denominator = node.read(0, "DOUBLE"), node.read(1, "DOUBLE")
     quotient = node.emit("Floor", node.emit("Div", numerator, denominator))
@@ -54,12 +54,12 @@ def _floor_divided(node: Node) -> str:
     return node.emit("Cast", kept, to=TYPES["INT32"])
 
 
-def simple(name: str, node: Node) -> None:
+def simple(name: str, node: OrtNode) -> None:
     """A function of one tensor."""
     node.give(node.emit(name, node.read(0)))
 
 
-def bounded(code: int, node: Node) -> None:
+def bounded(code: int, node: OrtNode) -> None:
     """RELU, RELU1, RELU6: quantised data stays as it is stored."""
     if node.output().type.is_quantised:
         stored = stored_type(node.output())
@@ -68,37 +68,37 @@ def bounded(code: int, node: Node) -> None:
         node.give(node.read(0), code=code)
 
 
-def rsqrt(node: Node) -> None:
+def rsqrt(node: OrtNode) -> None:
     """1 / sqrt(x)."""
     node.give(node.emit("Reciprocal", node.emit("Sqrt", node.read(0))))
 
 
-def elu(node: Node) -> None:
+def elu(node: OrtNode) -> None:
     """With any factor that leaves enough digits."""
     alpha = node.real(1)
     require(0 <= alpha <= STEEPEST, f"its alpha is {alpha}")
     node.give(node.emit("Elu", node.read(0), alpha=alpha))
 
 
-def hard_swish(node: Node) -> None:
+def hard_swish(node: OrtNode) -> None:
     """x * clip(x + 3, 0, 6) / 6."""
     x = node.read(0)
     gate = node.emit("Clip", node.emit("Add", x, node.scalar(3.0)), node.scalar(0.0), node.scalar(6.0))
     node.give(node.emit("Mul", node.emit("Mul", gate, x), node.scalar(1 / 6)))
 
 
-def pair(name: str, node: Node) -> None:
+def pair(name: str, node: OrtNode) -> None:
     """MAXIMUM, MINIMUM, POW, LOGICAL_AND, LOGICAL_OR. Rounding keeps the order, so it can come after."""
     node.give(node.emit(name, node.read(0), node.read(1)))
 
 
-def compare(name: str, negated: bool, node: Node) -> None:
+def compare(name: str, negated: bool, node: OrtNode) -> None:
     """In integers or reals; quantised data that is scaled differently in float64, as the HAL does."""
     found = node.emit(name, *(_comparable(node, i) for i in (0, 1)))
     node.give(node.emit("Not", found) if negated else found)
 
 
-def _comparable(node: Node, i: int) -> str:
+def _comparable(node: OrtNode, i: int) -> str:
     a, b, tensor = node.input(0), node.input(1), node.input(i)
     if tensor.type == OperandType.TENSOR_BOOL8:
         return node.emit("Cast", node.read(i), to=TYPES["INT32"])
@@ -110,14 +110,14 @@ def _comparable(node: Node, i: int) -> str:
     return node.emit("Mul", node.emit("Sub", node.read(i, "DOUBLE"), zero), scale)
 
 
-def prelu(node: Node) -> None:
+def prelu(node: OrtNode) -> None:
     """alpha * x where x is negative, else x; both may be broadcast."""
     x = node.read(0)
     negative = node.emit("Less", x, node.scalar(0.0))
     node.give(node.emit("Where", negative, node.emit("Mul", x, node.read(1)), x))
 
 
-def select(node: Node) -> None:
+def select(node: OrtNode) -> None:
     """All three of one shape. There is no choice between bytes with a sign, so they are turned into int32."""
     out = node.output()
     type_ = node.raw_type(1) if node.raw_type(1) == node.raw_type(2) else stored_type(out)
@@ -131,12 +131,12 @@ def select(node: Node) -> None:
     node.put(found, type_=type_)
 
 
-def quantise(node: Node) -> None:
+def quantise(node: OrtNode) -> None:
     """QUANTIZE, DEQUANTIZE."""
     node.give(node.emit("Identity", node.read(0)))
 
 
-def cast(node: Node) -> None:
+def cast(node: OrtNode) -> None:
     """Stored numbers, without their scales; they saturate, and then lose their fraction."""
     source, out = node.input(0), node.output()
     if source.type == out.type:
@@ -156,7 +156,7 @@ def cast(node: Node) -> None:
     node.put(node.emit("Cast", node.emit("Clip", wide, *limits), to=TYPES[target]))
 
 
-TABLE: dict[str, Callable[[Node], None]] = {
+TABLE: dict[str, Callable[[OrtNode], None]] = {
     "ADD": partial(arithmetic, "Add"),
     "SUB": partial(arithmetic, "Sub"),
     "MUL": partial(arithmetic, "Mul"),

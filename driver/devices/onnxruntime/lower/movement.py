@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from driver.devices.lowering.placing import require
-from driver.devices.onnxruntime.lower.node import Node, number_type
+from driver.devices.lowering.errors import require
+from driver.devices.onnxruntime.lower.node import OrtNode, number_type
 from driver.devices.onnxruntime.writer import TYPES
 from driver.nn.ops.axes import one_axis
 from driver.nn.ops.slices import paddings
@@ -25,20 +25,20 @@ LARGEST_TABLE = 1 << 24
 """Comparisons of look-ups with keys: HASHTABLE_LOOKUP makes all at once."""
 
 
-def reshape(node: Node) -> None:
+def reshape(node: OrtNode) -> None:
     """RESHAPE, SQUEEZE, EXPAND_DIMS: the shape of the result says all."""
     raw = node.raw_type(0)
     node.put(node.reshaped(node.read(0, raw), node.output().shape), type_=raw)
 
 
-def transpose(node: Node) -> None:
+def transpose(node: OrtNode) -> None:
     """An omitted permutation reverses the axes."""
     raw, rank = node.raw_type(0), len(node.input(0).shape)
     order = node.call.values(1) if node.call.given(1) else list(range(rank))[::-1]
     node.put(node.emit("Transpose", node.read(0, raw), perm=order), type_=raw)
 
 
-def concatenation(node: Node) -> None:
+def concatenation(node: OrtNode) -> None:
     """Inputs are brought to the scale of the output before."""
     count = len(node.operation.inputs) - 1
     kinds = {node.raw_type(i) for i in range(count)}
@@ -47,7 +47,7 @@ def concatenation(node: Node) -> None:
     node.put(node.emit("Concat", *sources, axis=node.call.integer(count)), type_=raw)
 
 
-def split(node: Node) -> None:
+def split(node: OrtNode) -> None:
     """Into equal parts."""
     raw, count = node.raw_type(0), len(node.operation.outputs)
     axis = one_axis(node.call.integer(1), len(node.input(0).shape))
@@ -56,19 +56,19 @@ def split(node: Node) -> None:
         node.put(part, n, raw)
 
 
-def tile(node: Node) -> None:
+def tile(node: OrtNode) -> None:
     """Repeats along each axis."""
     raw = node.raw_type(0)
     node.put(node.emit("Tile", node.read(0, raw), node.integers(node.call.values(1))), type_=raw)
 
 
-def rearranged(node: Node, source: str, apart: Sequence[int], order: Sequence[int]) -> str:
+def rearranged(node: OrtNode, source: str, apart: Sequence[int], order: Sequence[int]) -> str:
     """Axes split into those of `apart`, in another order, and joined to those of output 0."""
     turned = node.emit("Transpose", node.reshaped(source, apart), perm=order)
     return node.reshaped(turned, node.output().shape)
 
 
-def shuffle(node: Node) -> None:
+def shuffle(node: OrtNode) -> None:
     """CHANNEL_SHUFFLE as a transposition of two axes, between those before and those after."""
     raw, shape, groups = node.raw_type(0), node.input(0).shape, node.call.integer(1)
     axis = one_axis(node.call.integer(2), len(shape))
@@ -76,20 +76,20 @@ def shuffle(node: Node) -> None:
     node.put(rearranged(node, node.read(0, raw), (before, groups, each, after), (0, 2, 1, 3)), type_=raw)
 
 
-def sliced(node: Node, source: str, begins: Sequence[int], ends: Sequence[int], steps: Sequence[int]) -> str:
+def sliced(node: OrtNode, source: str, begins: Sequence[int], ends: Sequence[int], steps: Sequence[int]) -> str:
     """Of every axis the elements from begin to end."""
     axes = list(range(len(begins)))
     return node.emit("Slice", source, *(node.integers(list(values)) for values in (begins, ends, axes, steps)))
 
 
-def slice_(node: Node) -> None:
+def slice_(node: OrtNode) -> None:
     """The sizes are those of the result."""
     raw, begins, sizes = node.raw_type(0), node.call.values(1), node.output().shape
     ends = [begin + size for begin, size in zip(begins, sizes, strict=True)]
     node.put(sliced(node, node.read(0, raw), begins, ends, [1] * len(begins)), type_=raw)
 
 
-def strided_slice(node: Node) -> None:
+def strided_slice(node: OrtNode) -> None:
     """Negative numbers count from the end in ONNX, too; masks become numbers beyond all elements."""
     raw, call = node.raw_type(0), node.call
     begins, ends, steps = (call.values(i) for i in (1, 2, 3))
@@ -102,14 +102,14 @@ def strided_slice(node: Node) -> None:
     node.put(node.reshaped(part, node.output().shape), type_=raw)
 
 
-def padded(node: Node, source: str, raw: str, pads: Sequence[tuple[int, int]]) -> str:
+def padded(node: OrtNode, source: str, raw: str, pads: Sequence[tuple[int, int]]) -> str:
     """With real zeros, which are stored as the zero point."""
     zero = np.array(node.input(0).zero_point, raw.lower() if raw != "FLOAT" else np.float32)
     before, after = zip(*pads, strict=True)
     return node.emit("Pad", source, node.integers([*before, *after]), node.graph.constant(zero))
 
 
-def pad(node: Node) -> None:
+def pad(node: OrtNode) -> None:
     """PAD, and PAD_V2 with a stored number."""
     raw, rank = _padded_type(node), len(node.input(0).shape)
     pads, source = paddings(node.call, 1, rank), node.read(0, raw)
@@ -122,12 +122,12 @@ def pad(node: Node) -> None:
     node.put(node.emit("Pad", source, node.integers([*before, *after]), value), type_=raw)
 
 
-def _padded_type(node: Node) -> str:
+def _padded_type(node: OrtNode) -> str:
     """ONNX Runtime pads no float16."""
     return "FLOAT" if node.input(0).type == OperandType.TENSOR_FLOAT16 else node.raw_type(0)
 
 
-def indices(node: Node, i: int) -> str:
+def indices(node: OrtNode, i: int) -> str:
     """Indices as ONNX Runtime checks them: in memory of its own, as nobody else may write them between the check and
     the use; and those below 0, which ONNX counts from the end, as numbers beyond all elements.
     """
@@ -135,19 +135,19 @@ def indices(node: Node, i: int) -> str:
     return node.emit("Cast", unsigned, to=TYPES["INT64"])
 
 
-def gather(node: Node) -> None:
+def gather(node: OrtNode) -> None:
     """Entries of any axis."""
     raw, axis = node.raw_type(0), one_axis(node.call.integer(1), len(node.input(0).shape))
     node.put(node.emit("Gather", node.read(0, raw), indices(node, 2), axis=axis), type_=raw)
 
 
-def embedding_lookup(node: Node) -> None:
+def embedding_lookup(node: OrtNode) -> None:
     """Rows of input 1."""
     raw = node.raw_type(1)
     node.put(node.emit("Gather", node.read(1, raw), indices(node, 0), axis=0), type_=raw)
 
 
-def hashtable_lookup(node: Node) -> None:
+def hashtable_lookup(node: OrtNode) -> None:
     """Every look-up is compared with every key; what is missing has zero bytes."""
     raw, (keys,), (lookups,) = node.raw_type(2), node.input(1).shape, node.input(0).shape
     require(keys * lookups <= LARGEST_TABLE, "its keys are too many to compare each with each")
@@ -162,7 +162,7 @@ def hashtable_lookup(node: Node) -> None:
     node.put(node.emit("Cast", hit, to=TYPES["UINT8"]), 1)
 
 
-def depth_to_space(node: Node) -> None:
+def depth_to_space(node: OrtNode) -> None:
     """Blocks of channels become blocks of pixels."""
     size, nchw, raw = node.call.integer(1), node.call.flag(2), node.raw_type(0)
     n, h, w, c = image_shape(node.input(0).shape, nchw)
@@ -172,7 +172,7 @@ def depth_to_space(node: Node) -> None:
     node.put(rearranged(node, node.read(0, raw), apart, order), type_=raw)
 
 
-def space_to_depth(node: Node) -> None:
+def space_to_depth(node: OrtNode) -> None:
     """And the other way round."""
     size, nchw, raw = node.call.integer(1), node.call.flag(2), node.raw_type(0)
     n, h, w, c = image_shape(node.input(0).shape, nchw)
@@ -181,7 +181,7 @@ def space_to_depth(node: Node) -> None:
     node.put(rearranged(node, node.read(0, raw), apart, order), type_=raw)
 
 
-def batch_to_space(node: Node) -> None:
+def batch_to_space(node: OrtNode) -> None:
     """Blocks of the batch become blocks of pixels."""
     (y, x), nchw, raw = node.call.values(1), node.call.flag(2), node.raw_type(0)
     n, h, w, c = image_shape(node.input(0).shape, nchw)
@@ -191,7 +191,7 @@ def batch_to_space(node: Node) -> None:
     node.put(rearranged(node, node.read(0, raw), apart, order), type_=raw)
 
 
-def space_to_batch(node: Node) -> None:
+def space_to_batch(node: OrtNode) -> None:
     """And the other way round, with paddings."""
     (y, x), nchw, raw = node.call.values(1), node.call.flag(3), _padded_type(node)
     n, h, w, c = image_shape(node.input(0).shape, nchw)
@@ -205,18 +205,18 @@ def space_to_batch(node: Node) -> None:
     node.put(rearranged(node, source, apart, order), type_=raw)
 
 
-def rank(node: Node) -> None:
+def rank(node: OrtNode) -> None:
     """Known beforehand."""
     node.put(node.graph.constant(np.array(len(node.input(0).shape), np.int32)))
 
 
-def fill(node: Node) -> None:
+def fill(node: OrtNode) -> None:
     """One number everywhere."""
     value = node.graph.constant(node.call.matrix(1).reshape(()))
     node.put(node.emit("Expand", value, node.integers(list(node.output().shape))))
 
 
-TABLE: dict[str, Callable[[Node], None]] = {
+TABLE: dict[str, Callable[[OrtNode], None]] = {
     "RESHAPE": reshape,
     "SQUEEZE": reshape,
     "EXPAND_DIMS": reshape,

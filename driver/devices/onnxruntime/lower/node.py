@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from driver.devices.lowering.errors import require
 from driver.devices.lowering.node import STORED, LoweringGraph, LoweringNode
-from driver.devices.lowering.placing import require
-from driver.devices.onnxruntime.writer import TYPES, Writer
+from driver.devices.onnxruntime.writer import TYPES, OrtWriter
 from driver.nn.ops.real import activation_bounds
 from driver.nn.types import OperandType
 
@@ -45,7 +45,7 @@ _STORED = STORED | {
 _BYTES = ("UINT8", "INT8")
 
 
-class Form(NamedTuple):
+class OrtForm(NamedTuple):
     """What an operand is as: an ONNX type, "REAL" or "STEPS" for float32 made of stored numbers; the order of its axes,
     which is () for that of the HAL. Bytes with a sign as UINT8 are 128 larger.
     """
@@ -73,7 +73,7 @@ def onnx_type(form: str) -> str:
     return form if form in TYPES else "FLOAT"
 
 
-class Graph(LoweringGraph):
+class OrtGraph(LoweringGraph):
     """A subgraph on its way to ONNX: its tensors, whose shapes are known, and their forms."""
 
     def __init__(
@@ -90,24 +90,24 @@ class Graph(LoweringGraph):
         """
         super().__init__(subgraph, tensors)
         self.referenced, self._is_draft = referenced, is_draft
-        self._forms: dict[int, dict[Form, str]] = {}
+        self._forms: dict[int, dict[OrtForm, str]] = {}
         self._root = self
-        self._constants = self.writer = Writer()
+        self._constants = self.writer = OrtWriter()
         self.work = 0  #: products that an execution adds up
         self.loops = 0  #: anywhere in it
 
-    def within(self, subgraph: Subgraph, tensors: dict[int, Tensor | None], *, apart: bool) -> Graph:
+    def within(self, subgraph: Subgraph, tensors: dict[int, Tensor | None], *, apart: bool) -> OrtGraph:
         """A graph that sees the tensors of this one; `apart`: it is written by itself, else in this one."""
-        inner = Graph(subgraph, tensors, self.referenced, is_draft=self._is_draft)
+        inner = OrtGraph(subgraph, tensors, self.referenced, is_draft=self._is_draft)
         inner._root, inner._constants = self._root, self._constants
-        inner.writer = Writer(self.writer.names) if apart else self.writer
+        inner.writer = OrtWriter(self.writer.names) if apart else self.writer
         return inner
 
     def count_loop(self) -> None:
         """One more."""
         self._root.loops += 1
 
-    def forms(self, index: int) -> dict[Form, str]:
+    def forms(self, index: int) -> dict[OrtForm, str]:
         """The forms that an operand has by now."""
         return dict(self._forms.get(index, {}))
 
@@ -116,7 +116,7 @@ class Graph(LoweringGraph):
 
     def input(self, index: int) -> str:
         """The tensor that the model is given for an operand."""
-        form = Form(stored_type(self.tensor(index)))
+        form = OrtForm(stored_type(self.tensor(index)))
         return self._forms.setdefault(index, {}).setdefault(form, self.writer.names.new())
 
     def output(self, index: int) -> tuple[str, str]:
@@ -125,35 +125,35 @@ class Graph(LoweringGraph):
         is_truth = self.tensor(index).type == OperandType.TENSOR_BOOL8
         if is_truth and not self.has(index, stored):
             stored = "BOOL"  # bytes of 0 and 1
-        return self.writer.own(self.read(index, Form(stored))), stored
+        return self.writer.own(self.read(index, OrtForm(stored))), stored
 
     def has(self, index: int, type_: str) -> bool:
         """True when it can be had as `type_` without a conversion."""
-        return Form(type_) in self._forms.get(index, {}) or self.tensor(index).fixed
+        return OrtForm(type_) in self._forms.get(index, {}) or self.tensor(index).fixed
 
-    def put(self, index: int, form: Form, name: str) -> None:
+    def put(self, index: int, form: OrtForm, name: str) -> None:
         """Operand `index` has that form in tensor `name`."""
         self._forms.setdefault(index, {})[form] = name
 
-    def read(self, index: int, form: Form) -> str:
+    def read(self, index: int, form: OrtForm) -> str:
         """Operand `index` in that form."""
         forms, tensor = self._forms.setdefault(index, {}), self.tensor(index)
         if form not in forms:
             forms[form] = self._constant(tensor, form) if tensor.fixed else self._converted(index, form)
         return forms[form]
 
-    def _constant(self, tensor: Tensor, form: Form) -> str:
+    def _constant(self, tensor: Tensor, form: OrtForm) -> str:
         if self._is_draft:
             return self.writer.names.new()
         array = _retyped(tensor, form.type)
         return self.constant(array.transpose(form.order) if form.order else array)
 
-    def _converted(self, index: int, form: Form) -> str:
+    def _converted(self, index: int, form: OrtForm) -> str:
         """From a form in the same order if there is one. Types change before orders do, as that may be for several."""
         forms, tensor = self._forms[index], self.tensor(index)
         alike = [found for found in forms if found.type == form.type]
         if alike:
-            straight = form.type if not form.order else self.read(index, Form(form.type))
+            straight = form.type if not form.order else self.read(index, OrtForm(form.type))
             if form.order:
                 return self.emit("Transpose", straight, perm=form.order)
             back = np.argsort(alike[0].order).tolist()
@@ -161,7 +161,7 @@ class Graph(LoweringGraph):
         sources = [found for found in forms if found.type == stored_type(tensor)] or list(forms)
         source = min(sources, key=lambda found: found.order != form.order)
         if source.order != form.order:
-            self.read(index, Form(form.type, source.order))
+            self.read(index, OrtForm(form.type, source.order))
             return self.read(index, form)
         return self._retype(tensor, forms[source], form.type)
 
@@ -193,10 +193,10 @@ class Graph(LoweringGraph):
         return self._constants.constant(array)
 
     @contextmanager
-    def body(self) -> Iterator[Writer]:
+    def body(self) -> Iterator[OrtWriter]:
         """Everything emitted meanwhile goes to a graph within this one. What it reads has to have been read before."""
         around = self.writer
-        self.writer = Writer(around.names)
+        self.writer = OrtWriter(around.names)
         try:
             yield self.writer
         finally:
@@ -218,17 +218,17 @@ def _retyped(tensor: Tensor, type_: str) -> NDArray[Any]:
     return data.astype({"FLOAT": "f4", "DOUBLE": "f8", "INT32": "i4", "INT64": "i8"}[type_])
 
 
-class Node(LoweringNode[Graph]):
+class OrtNode(LoweringNode[OrtGraph]):
     """One operation: its parameters (`call`), and its operands as tensors in the forms it asks for."""
 
-    def __init__(self, graph: Graph, operation: Operation, call: Call) -> None:
+    def __init__(self, graph: OrtGraph, operation: Operation, call: Call) -> None:
         super().__init__(graph, operation, call)
         self._inputs, self._outputs = operation.inputs, operation.outputs
         self.emit = graph.emit
 
     def read(self, i: int, type_: str | None = None, order: tuple[int, ...] = ()) -> str:
         """Input `i`; as arithmetic takes it unless a type is given."""
-        return self.graph.read(self._inputs[i], Form(type_ or number_type(self.input(i)), order))
+        return self.graph.read(self._inputs[i], OrtForm(type_ or number_type(self.input(i)), order))
 
     def raw_type(self, i: int) -> str:
         """The type that input `i` can be had in at once, for operations that do not look at numbers."""
@@ -238,7 +238,7 @@ class Node(LoweringNode[Graph]):
 
     def put(self, name: str, n: int = 0, type_: str | None = None, order: tuple[int, ...] = ()) -> None:
         """Let tensor `name` be output `n`, as it is stored unless a type is given."""
-        self.graph.put(self._outputs[n], Form(type_ or stored_type(self.output(n)), order), name)
+        self.graph.put(self._outputs[n], OrtForm(type_ or stored_type(self.output(n)), order), name)
 
     def give(self, name: str, n: int = 0, *, code: int = 0, steps: bool = False, order: tuple[int, ...] = ()) -> None:
         """Let these numbers, after an activation, be output `n`; `steps`: they count steps above its zero point."""

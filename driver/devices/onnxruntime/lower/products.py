@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from driver.devices.lowering.placing import require
+from driver.devices.lowering.errors import require
 from driver.devices.onnxruntime.lower.node import AWAY, SHIFT, stored_type
 
 if TYPE_CHECKING:
-    from driver.devices.onnxruntime.lower.node import Node
+    from driver.devices.onnxruntime.lower.node import OrtNode
 
 LARGEST_FACTOR = 2.0**14
 """Of a unit of a sum to the steps of the output: beyond, what float32 leaves of the sum does not tell them apart."""
 
 
-def check_products(node: Node) -> None:
+def check_products(node: OrtNode) -> None:
     """Whether a bias can be added to the quantised products of inputs 0 and 1 as it is."""
     source, weights, out = node.input(0), node.input(1), node.output()
     if not out.type.is_quantised:
@@ -28,7 +28,7 @@ def check_products(node: Node) -> None:
     require(source.scale * max(scales) <= LARGEST_FACTOR * out.scale, "its output is too fine")
 
 
-def quantised(name: str, domain: str, node: Node, operands: tuple[str, str], **fields: Any) -> str:
+def quantised(name: str, domain: str, node: OrtNode, operands: tuple[str, str], **fields: Any) -> str:
     """`operands`: data and weights. Their products in integers, plus the bias, as output 0 stores them.
 
     Weights have a sign only when the data has one: where a processor has no VNNI, ONNX Runtime's products of bytes
@@ -49,6 +49,6 @@ def quantised(name: str, domain: str, node: Node, operands: tuple[str, str], **f
     return node.emit(name, *factors, *last, domain=domain, **fields)
 
 
-def weights_type(node: Node) -> str:
+def weights_type(node: OrtNode) -> str:
     """The type that quantised weights are multiplied in."""
     return "UINT8" if stored_type(node.input(0)) == "UINT8" else stored_type(node.input(1))

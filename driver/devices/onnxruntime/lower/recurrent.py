@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from driver.devices.lowering.recurrent import Arithmetic, lstm, lstm_both, lstm_sequence, rnn, rnn_both, rnn_sequence
+from driver.devices.lowering.recurrent import Arithmetic, lowerings
 from driver.nn.ops.lstm import TINY
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from driver.devices.lowering.recurrent import CellStep, Recurrent
-    from driver.devices.onnxruntime.lower.node import Node
-    from driver.nn.ops.lstm import Direction as LstmDirection
-    from driver.nn.ops.rnn import Direction as RnnDirection
+    from driver.devices.lowering.recurrent import CellStep
+    from driver.devices.onnxruntime.lower.node import OrtNode
+    from driver.nn.ops.lstm import LstmDirection
+    from driver.nn.ops.rnn import RnnDirection
 
 TRANSPOSED = (1, 0)
 """Weights [outputs, inputs] as the right side of a product."""
@@ -27,8 +26,8 @@ _FUNCTIONS = {1: "Relu", 4: "Tanh", 6: "Sigmoid"}
 class OnnxSums(Arithmetic[str]):
     """Float arithmetic on tensors of one node. ONNX finds the shapes itself."""
 
-    def __init__(self, node: Node) -> None:
-        self.node: Node = node
+    def __init__(self, node: OrtNode) -> None:
+        self.node: OrtNode = node
         self._emit = node.emit
 
     def input(self, i: int) -> str:
@@ -108,7 +107,7 @@ class OnnxSums(Arithmetic[str]):
         self.node.give(a, n)
 
 
-def svdf(node: Node) -> None:
+def svdf(node: OrtNode) -> None:
     """The window over time moves on by one, and is then weighed."""
     sums, call, (filters, memory) = OnnxSums(node), node.call, node.input(2).shape
     batch, units = node.input(0).shape[0], filters // call.integer(5)
@@ -126,16 +125,4 @@ def svdf(node: Node) -> None:
     node.give(sums.activated(result, call.integer(6)), 1)
 
 
-def _lowered(recurrent: Recurrent[str], node: Node) -> None:
-    recurrent(OnnxSums(node))
-
-
-TABLE: dict[str, Callable[[Node], None]] = {
-    "RNN": partial(_lowered, rnn),
-    "UNIDIRECTIONAL_SEQUENCE_RNN": partial(_lowered, rnn_sequence),
-    "BIDIRECTIONAL_SEQUENCE_RNN": partial(_lowered, rnn_both),
-    "SVDF": svdf,
-    "LSTM": partial(_lowered, lstm),
-    "UNIDIRECTIONAL_SEQUENCE_LSTM": partial(_lowered, lstm_sequence),
-    "BIDIRECTIONAL_SEQUENCE_LSTM": partial(_lowered, lstm_both),
-}
+TABLE: dict[str, Callable[[OrtNode], None]] = {**lowerings(OnnxSums), "SVDF": svdf}

@@ -6,7 +6,7 @@ import math
 from functools import partial
 from typing import TYPE_CHECKING
 
-from driver.devices.onnxruntime.lower.node import Node, stored_type
+from driver.devices.onnxruntime.lower.node import OrtNode, stored_type
 from driver.devices.onnxruntime.lower.products import check_products, quantised, weights_type
 from driver.devices.onnxruntime.writer import CONTRIBUTED, TYPES
 from driver.nn.ops.axes import all_axes, one_axis
@@ -20,7 +20,7 @@ FEW = 64
 """Elements up to which float32 adds and multiplies closely enough; more of them are in float64."""
 
 
-def _reduced(name: str, node: Node, source: str) -> str:
+def _reduced(name: str, node: OrtNode, source: str) -> str:
     """Over the axes of input 1, in the shape of output 0."""
     axes = all_axes(node.call.values(1), len(node.input(0).shape))
     if axes:
@@ -28,7 +28,7 @@ def _reduced(name: str, node: Node, source: str) -> str:
     return node.reshaped(source, node.output().shape)
 
 
-def _accumulated(name: str, node: Node, source: str) -> str:
+def _accumulated(name: str, node: OrtNode, source: str) -> str:
     """As `_reduced`, of float32 that rounding errors could add up in."""
     if math.prod(node.input(0).shape) <= FEW * math.prod(node.output().shape):
         return _reduced(name, node, source)
@@ -36,18 +36,18 @@ def _accumulated(name: str, node: Node, source: str) -> str:
     return node.emit("Cast", found, to=TYPES["FLOAT"])
 
 
-def mean(node: Node) -> None:
+def mean(node: OrtNode) -> None:
     """Of steps, if it is quantised."""
     source = node.read(0, "STEPS" if node.output().type.is_quantised else None)
     node.give(_accumulated("ReduceMean", node, source), steps=True)
 
 
-def sum_or_product(name: str, node: Node) -> None:
+def sum_or_product(name: str, node: OrtNode) -> None:
     """REDUCE_SUM, REDUCE_PROD."""
     node.give(_accumulated(name, node, node.read(0)))
 
 
-def reduction(name: str, node: Node) -> None:
+def reduction(name: str, node: OrtNode) -> None:
     """REDUCE_MAX, REDUCE_MIN: quantised data as it is stored."""
     if node.output().type.is_quantised:
         node.put(_reduced(name, node, node.read(0, stored_type(node.input(0)))))
@@ -55,13 +55,13 @@ def reduction(name: str, node: Node) -> None:
         node.give(_reduced(name, node, node.read(0)))
 
 
-def agreement(name: str, node: Node) -> None:
+def agreement(name: str, node: OrtNode) -> None:
     """REDUCE_ALL, REDUCE_ANY: extremes of 0 and 1."""
     bits = node.emit("Cast", node.read(0), to=TYPES["INT32"])
     node.give(node.emit("Cast", _reduced(name, node, bits), to=TYPES["BOOL"]))
 
 
-def extreme(name: str, node: Node) -> None:
+def extreme(name: str, node: OrtNode) -> None:
     """ARGMAX, ARGMIN: the first of equal ones."""
     axis = one_axis(node.call.integer(1), len(node.input(0).shape))
     source = node.read(0, "INT32" if node.input(0).type.is_quantised else None)
@@ -69,7 +69,7 @@ def extreme(name: str, node: Node) -> None:
     node.put(node.reshaped(found, node.output().shape))
 
 
-def top(node: Node) -> None:
+def top(node: OrtNode) -> None:
     """TOPK_V2: of equal ones ONNX Runtime lists the first, and the HAL the last, so it gets them in reverse."""
     size, tensor = node.input(0).shape[-1], node.input(0)
     source = node.read(0, "INT32" if tensor.type.is_quantised else None)
@@ -85,7 +85,7 @@ def top(node: Node) -> None:
         node.give(values)
 
 
-def fully_connected(node: Node) -> None:
+def fully_connected(node: OrtNode) -> None:
     """Inputs of any shape are rows of as many elements as a unit has weights."""
     check_products(node)
     rows, (units, size) = node.output().shape[0], node.input(1).shape
@@ -101,11 +101,11 @@ def fully_connected(node: Node) -> None:
     node.put(node.clamped(result, out, activation))
 
 
-def _axis(node: Node, i: int) -> int:
+def _axis(node: OrtNode, i: int) -> int:
     return one_axis(node.call.integer(i) if node.call.given(i) else -1, len(node.input(0).shape))
 
 
-def softmax(name: str, node: Node) -> None:
+def softmax(name: str, node: OrtNode) -> None:
     """SOFTMAX, LOG_SOFTMAX: along any axis; of differences to the largest, so that large numbers lose no digits."""
     source, beta, axis = node.read(0), node.real(1), _axis(node, 2)
     if name == "LogSoftmax" or beta != 1.0:
@@ -115,14 +115,14 @@ def softmax(name: str, node: Node) -> None:
     node.give(node.emit(name, source, axis=axis))
 
 
-def l2_normalisation(node: Node) -> None:
+def l2_normalisation(node: OrtNode) -> None:
     """Along any axis; steps have the same direction as what they stand for."""
     source = node.read(0, "STEPS" if node.input(0).type.is_quantised else None)
     norm = node.emit("ReduceL2", source, node.integers([_axis(node, 1)]), keepdims=1)
     node.give(node.emit("Div", source, node.emit("Max", norm, node.scalar(LEAST_NORM))))
 
 
-def response_normalisation(node: Node) -> None:
+def response_normalisation(node: OrtNode) -> None:
     """ONNX's has the channels second, and divides alpha by the window."""
     shape, axis = node.input(0).shape, _axis(node, 5)
     bias, alpha, beta = (node.real(i) for i in (2, 3, 4))
@@ -133,7 +133,7 @@ def response_normalisation(node: Node) -> None:
     node.give(node.reshaped(found, shape))
 
 
-def instance_normalisation(node: Node) -> None:
+def instance_normalisation(node: OrtNode) -> None:
     """(x - mean) * gamma / sqrt(variance + epsilon) + beta, for each channel of each image."""
     axes = node.integers([2, 3] if node.call.flag(4) else [1, 2])
     gamma, beta, epsilon = (node.real(i) for i in (1, 2, 3))
@@ -146,7 +146,7 @@ def instance_normalisation(node: Node) -> None:
     node.give(node.emit("Add", scaled, node.scalar(beta)))
 
 
-TABLE: dict[str, Callable[[Node], None]] = {
+TABLE: dict[str, Callable[[OrtNode], None]] = {
     "MEAN": mean,
     "REDUCE_ALL": partial(agreement, "ReduceMin"),
     "REDUCE_ANY": partial(agreement, "ReduceMax"),

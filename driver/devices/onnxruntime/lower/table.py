@@ -3,9 +3,9 @@
 from collections.abc import Callable
 
 from . import control, elementwise, movement, recurrent, reduce, window
-from .node import Node
+from .node import OrtNode
 
-LOWERINGS: dict[str, Callable[[Node], None]] = {
+LOWERINGS: dict[str, Callable[[OrtNode], None]] = {
     **control.TABLE,
     **elementwise.TABLE,
     **movement.TABLE,

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from driver.devices.lowering.placing import require
-from driver.devices.onnxruntime.lower.node import PLANAR, Node, stored_type
+from driver.devices.lowering.errors import require
+from driver.devices.onnxruntime.lower.node import PLANAR, OrtNode, stored_type
 from driver.devices.onnxruntime.lower.products import check_products, quantised, weights_type
 from driver.devices.onnxruntime.writer import TYPES
 from driver.nn.ops.conv import geometry
@@ -46,7 +46,7 @@ def _pads(y: Axis, x: Axis) -> list[int]:
     return [y.head, x.head, max(0, y.tail), max(0, x.tail)]
 
 
-def convolution(name: str, has_fan: bool, node: Node) -> None:
+def convolution(name: str, has_fan: bool, node: OrtNode) -> None:
     """CONV_2D, GROUPED_CONV_2D, DEPTHWISE_CONV_2D."""
     g = geometry(node.call, has_fan)
     _check_window(g.y, g.x)
@@ -70,7 +70,7 @@ def convolution(name: str, has_fan: bool, node: Node) -> None:
         node.give(result, code=g.activation, order=order)
 
 
-def transposed(node: Node) -> None:
+def transposed(node: OrtNode) -> None:
     """TRANSPOSE_CONV_2D. ONNX Runtime has it in float32 only, which holds sums of bytes up to a point."""
     y, x, activation, nchw = transposed_geometry(node.call)
     _check_window(y, x)
@@ -90,14 +90,14 @@ def transposed(node: Node) -> None:
     node.give(total, code=activation, steps=True, order=order)
 
 
-def _spread(node: Node) -> str:
+def _spread(node: OrtNode) -> str:
     """Weights in ONNX's order, without their zero point, which they have none of when they have many scales."""
     if node.input(1).channel_quant is None:
         return node.read(1, "STEPS" if node.input(1).type.is_quantised else None, LAST_FIRST)
     return node.emit("Cast", node.read(1, "INT32", LAST_FIRST), to=TYPES["FLOAT"])
 
 
-def _steps_of_sums(node: Node) -> NDArray[np.float32]:
+def _steps_of_sums(node: OrtNode) -> NDArray[np.float32]:
     """How many steps of the output a unit of a sum of products is, for each channel."""
     source, weights, out = node.input(0), node.input(1), node.output()
     steps = np.array(weights.channel_quant[0] if weights.channel_quant else [weights.scale], np.float64)
@@ -107,7 +107,7 @@ def _steps_of_sums(node: Node) -> NDArray[np.float32]:
     return factor.astype(np.float32)
 
 
-def pool(name: str, node: Node) -> None:
+def pool(name: str, node: OrtNode) -> None:
     """MAX_POOL_2D, AVERAGE_POOL_2D, L2_POOL_2D. Padded positions do not count."""
     y, x, activation, nchw = window_axes(node.call)
     _check_window(y, x)
@@ -130,18 +130,18 @@ def pool(name: str, node: Node) -> None:
     node.give(found, code=activation, steps=True, order=order)
 
 
-def _extents(node: Node, nchw: bool) -> Sequence[tuple[int, int, int]]:
+def _extents(node: OrtNode, nchw: bool) -> Sequence[tuple[int, int, int]]:
     """The axis, the input extent and the output extent of height and width."""
     _, h, w, _ = image_shape(node.input(0).shape, nchw)
     _, height, width, _ = image_shape(node.output().shape, nchw)
     return ((2 if nchw else 1, h, height), (3 if nchw else 2, w, width))
 
 
-def _positions(node: Node, indices: NDArray[Any]) -> str:
+def _positions(node: OrtNode, indices: NDArray[Any]) -> str:
     return node.graph.constant(indices.astype(np.int64))
 
 
-def bilinear(node: Node) -> None:
+def bilinear(node: OrtNode) -> None:
     """RESIZE_BILINEAR: rows and columns between which each result lies, and their shares, are known beforehand."""
     nchw, align, half_pixel = (node.call.flag(i) for i in (3, 4, 5))
     image = node.read(0, "STEPS" if node.output().type.is_quantised else None)
@@ -153,7 +153,7 @@ def bilinear(node: Node) -> None:
     node.give(image, steps=True)
 
 
-def nearest(node: Node) -> None:
+def nearest(node: OrtNode) -> None:
     """RESIZE_NEAREST_NEIGHBOR: each row and column is a copy of one."""
     nchw, align, half_pixel = (node.call.flag(i) for i in (3, 4, 5))
     raw = node.raw_type(0)
@@ -163,7 +163,7 @@ def nearest(node: Node) -> None:
     node.put(image, type_=raw)
 
 
-TABLE: dict[str, Callable[[Node], None]] = {
+TABLE: dict[str, Callable[[OrtNode], None]] = {
     "CONV_2D": partial(convolution, "CONV_2D", False),
     "GROUPED_CONV_2D": partial(convolution, "GROUPED_CONV_2D", True),
     "DEPTHWISE_CONV_2D": partial(convolution, "DEPTHWISE_CONV_2D", True),
