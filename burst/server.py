@@ -1,7 +1,7 @@
-"""The device's side of a burst: a listener thread that takes requests, runs them and answers.
+"""The device's side of a burst, the HAL's execution burst server: a listener thread that takes requests, runs them and
+answers.
 
-Two ways to make one. `BurstServer(…, bind)` is for a device that can bind a request to memory once and run it many
-times. `BurstServer.from_prepared_model(…, execute)` is for one that only has a synchronous execution.
+`bind` binds a request to memory once; the execution that it returns runs many times.
 
 The listener waits, recognises and answers in one C call (csrc/burst/listener.c). Python sees a request only to bind it
 at first, or to run it. A listener is tied to its client: it ends when the client closes its context, breaks the
@@ -32,10 +32,9 @@ from fmq.end import DEFAULT_SPIN
 from fmq.errors import raise_errno
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
-    from burst.errors import Result
-    from burst.messages import OutputShape, Request
+    from burst.messages import Request
     from burst.turns import Ticket
     from fmq import Descriptor
 
@@ -123,19 +122,6 @@ class BurstServer:
         if lib.burst_plans(listener, MAX_PLANS):
             raise MemoryError("no memory for a burst's plans")
         return ffi.gc(listener, lib.burst_drop_plans)
-
-    @classmethod
-    def from_prepared_model(
-        cls,
-        requests: Descriptor,
-        results: Descriptor,
-        callback: Channel,
-        execute: Callable[[Request], Result],
-        on_end: Callable[[], None] = _nothing,
-        terms: Terms = _DEFAULTS,
-    ) -> BurstServer:
-        """For a device that can only execute synchronously; memory is still mapped once and kept."""
-        return cls(requests, results, callback, lambda request: _Synchronous(request, execute), on_end, terms)
 
     def start(self) -> None:
         """Begins listening, unless it was stopped already."""
@@ -348,19 +334,3 @@ def _map_all(plains: list[object], fds: list[int]) -> list[Memory]:
         return [Memory.from_wire(plain, fds.pop(0)) for plain in plains]
     finally:
         close_all(fds)
-
-
-class _Synchronous:
-    """Makes an Execution of a synchronous `execute`."""
-
-    is_static = False
-    native = None
-
-    def __init__(self, request: Request, execute: Callable[[Request], Result]) -> None:
-        self._request, self._execute = request, execute
-        self.shapes: Sequence[OutputShape] = ()
-
-    def run(self) -> None:
-        result = self._execute(self._request)
-        result.raise_for_status()
-        self.shapes = result.output_shapes

@@ -1,4 +1,4 @@
-"""`python -m fmq list|info|tail|bench|unlink`."""
+"""`python -m fmq list|info|tail|unlink`."""
 
 import sys
 

@@ -42,13 +42,8 @@ class FenceState(Enum):
     UNKNOWN = "unknown"
 
 
-def sync_wait(fd: int, timeout: float | None = None) -> FenceState:
-    """Waits until a fence is signalled or in error, for so many seconds at most: then it is ACTIVE. None: for ever."""
-    return look(fd, timeout) if kind_of(fd) else FenceState.UNKNOWN
-
-
 def look(fd: int, timeout: float | None = 0.0) -> FenceState:
-    """The same of what is known to be a fence."""
+    """The state of a fence; ACTIVE after `timeout` seconds without a signal or an error. None waits without an end."""
     poll = select.poll()
     poll.register(fd, select.POLLIN)
     found = poll.poll(None if timeout is None else max(0.0, timeout) * 1e3)

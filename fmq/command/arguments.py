@@ -7,7 +7,7 @@ import os
 import sys
 from typing import TYPE_CHECKING, NoReturn
 
-from fmq.command import bench, remove, show, tail
+from fmq.command import remove, show, tail
 from fmq.errors import FmqError, InvalidDescriptor
 from fmq.region import checked_name
 
@@ -57,7 +57,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="python -m fmq", description="Looks at queues in shared memory that have a name. Reading disturbs nobody."
     )
-    commands = parser.add_subparsers(dest="command", required=True, metavar="list|info|tail|bench|unlink")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="list|info|tail|unlink")
 
     def command(
         name: str, run: Callable[[argparse.Namespace], int], text: str, more: str = ""
@@ -73,7 +73,6 @@ def _parser() -> argparse.ArgumentParser:
     _add_tail(
         command("tail", tail.run, "The newest elements of a queue, then those that come. Takes nothing away.", _TAIL)
     )
-    _add_bench(command("bench", bench.run, "How fast fmq is here, between two processes.", _BENCH))
     gone = command("unlink", remove.run, "Removes queues. Who has one open keeps it; its name is free.")
     gone.add_argument("name", type=_name, nargs="*", metavar="NAME")
     gone.add_argument("--stale", action="store_true", help="all queues on which nobody is alive and somebody was")
@@ -85,10 +84,6 @@ def _parser() -> argparse.ArgumentParser:
 _TAIL = (
     "Of a synchronized queue only what is unread is sure to be whole; what the reader takes between two looks counts "
     "as missed. It polls, so nobody is asked to wake it."
-)
-_BENCH = (
-    "Round trips of one message, polling and sleeping, and one-way throughput, over fmq alone. The comparison with "
-    "other libraries is in the folder bench/ of the source."
 )
 
 
@@ -103,13 +98,6 @@ def _add_tail(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--interval", type=_number(float, 0.001, 3600), default=0.05, metavar="S", help="seconds between looks (0.05)"
-    )
-
-
-def _add_bench(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--bytes", type=_number(int, 1, 2**26), default=64, metavar="N", help="a message's size (64)")
-    parser.add_argument(
-        "--seconds", type=_number(float, 0.1, 3600), default=2.4, metavar="S", help="of measuring (2.4)"
     )
 
 

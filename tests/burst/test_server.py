@@ -37,7 +37,7 @@ def wire(request):
 
 @pytest.fixture
 def execute(increment):
-    """The same device, for `from_prepared_model`."""
+    """The same device, as one function that executes a request."""
 
     def run(request):
         execution = increment(request)
@@ -49,11 +49,11 @@ def execute(increment):
 
 @pytest.fixture
 def device(request, host, increment, execute):
-    """Both ways to make a server."""
+    """A server of executions that are bound once, and one of executions that only return a result."""
     return host(increment) if request.param == "bind" else host(execute=execute)
 
 
-both_ways = pytest.mark.parametrize("device", ["bind", "from_prepared_model"], indirect=True)
+both_ways = pytest.mark.parametrize("device", ["bind", "execute"], indirect=True)
 
 
 @both_ways

@@ -18,7 +18,7 @@ import fmq
 from fmq.command import remove
 from fmq.command.arguments import main
 
-COMMANDS = ("list", "info", "tail", "bench", "unlink")
+COMMANDS = ("list", "info", "tail", "unlink")
 LIMIT = 60  # seconds; the machine may be busy
 
 
@@ -338,28 +338,6 @@ def test_unlink_of_what_is_no_queue_takes_force(name, force):
     assert os.path.exists("/dev/shm" + name) is not force
 
 
-# ---- bench -----------------------------------------------------------------------------------------------------------
-
-
-def test_bench_measures_three_things():
-    """Percentiles in order, throughput, conditions; progress stays out of stdout."""
-    out, err = fmq_process("bench", "--json", "--seconds", "0.3", "--bytes", "100")
-    report = json.loads(out)
-    for row in report["round_trip_us"].values():
-        assert 0 < row["p50"] <= row["p99"] <= row["p99.9"] <= row["max"]
-    assert report["bytes"] == 100
-    assert report["one_way"]["bytes_per_second"] == pytest.approx(100 * report["one_way"]["messages_per_second"])
-    assert report["conditions"]["cpus"] >= 1
-    assert "sleeping" in err
-
-
-def test_bench_has_a_table():
-    """For people."""
-    out = fmq_command("bench", "--seconds", "0.3")[0]
-    for word in ("64-byte messages", "p99.9", "polling", "sleeping", "one way", "messages/s", "governor"):
-        assert word in out
-
-
 # ---- bad input -------------------------------------------------------------------------------------------------------
 
 
@@ -383,7 +361,6 @@ def test_help(words):
         (("tail", "/x", "-n", "-1"), "'-1': a number from 0"),
         (("tail", "/x", "-n", "many"), "'many'"),
         (("tail", "/x", "--interval", "0"), "'0'"),
-        (("bench", "--bytes", "0"), "'0'"),
         (("unlink",), "--stale"),
         (("unlink", "--stale", "/x"), "--stale"),
     ],

@@ -32,7 +32,7 @@ from driver import BufferDesc, BufferRole, DriverError, FenceState
 from driver.engine.limits import Limits
 from driver.nn import Model, Operand, Operation, Subgraph
 from driver.protocol import fences
-from driver.protocol.fences import ERROR_COUNT, sync_wait
+from driver.protocol.fences import ERROR_COUNT, kind_of, look
 from driver.protocol.rpc import call
 from driver.vts.bench import Place, request
 from driver.vts.qos import endless
@@ -82,6 +82,11 @@ def fd_of():
             return fd
 
         yield fd_of
+
+
+def sync_wait(fd, timeout):
+    """The HAL's syncWait: the state of a fence, or UNKNOWN for what is none."""
+    return look(fd, timeout) if kind_of(fd) else UNKNOWN
 
 
 def ended(execution, status):
