@@ -71,11 +71,11 @@ class BoundRequest:
         self.run = access.wrap(self._bound.run if is_bare else partial(_run, request, self._bound))
         self.copied_bytes = self._bound.copied_bytes + access.copied_bytes
         self.checked_bytes = self._bound.checked_bytes
-        self.estimate: Any = None  #: of what it takes, where somebody keeps one
+        self.estimate: Any = None  #: burst_estimate of its duration, set by the engine
 
     @property
     def shapes(self) -> Sequence[OutputShape]:
-        """Of the outputs, once it has run."""
+        """Shapes of the outputs, once it has run."""
         return _shapes(self._bound)
 
 
@@ -97,7 +97,7 @@ def _run(request: Request, bound: BoundExecution) -> None:
 
 
 def _check_shapes(request: Request, bound: BoundExecution) -> None:
-    """Where the request says what shape an output has, it must be right; the HAL calls it a failed execution."""
+    """Raises GeneralFailure where the request gives an output's shape and it is wrong, as the HAL demands."""
     for n, (argument, (found, _)) in enumerate(zip(request.outputs, bound.shapes, strict=True)):
         if combine_dimensions(argument.dimensions, found) is None:
             raise GeneralFailure(
@@ -151,7 +151,7 @@ def _output(n: int, argument: RequestArgument, operand: Operand, request: Reques
 
 
 def _dimensions(where: str, argument: RequestArgument, operand: Operand) -> tuple[int, ...]:
-    """The request's dimensions where it gives them, else the model's; refused where they contradict each other."""
+    """The request's dimensions if it gives them, else the model's. Raises InvalidArgument if they contradict."""
     given, declared = argument.dimensions, operand.dimensions
     if not given:
         return declared

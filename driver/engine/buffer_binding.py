@@ -1,4 +1,4 @@
-"""Requests on buffers that the device manages: bound as others are, and anew when a buffer is not what it was."""
+"""Requests on buffers that the device manages: bound like others, and bound anew when a buffer has changed."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _NATIVE = "burst_function *", "void *"
 
 
 def execution(loaded: LoadedModel, request: Request, buffers: ManagedBuffers, pace: Callable[[], object]) -> Any:
-    """A burst.Execution of a request whose pools are `Memory`, and tokens for buffers.
+    """A burst.Execution of a request whose pools are `Memory`, or tokens of buffers.
 
     Raises InvalidArgument, GeneralFailure.
     """
-    arena.source.set(buffers.quota.room)  # for this thread, which works for this client
+    arena.source.set(buffers.quota.room)  # this thread works for this client
     found: BoundRequest | ManagedRequest
     if any(isinstance(pool, Token) for pool in request.pools):
         found = ManagedRequest(loaded, request, buffers, pace)
@@ -37,7 +37,7 @@ def execution(loaded: LoadedModel, request: Request, buffers: ManagedBuffers, pa
 
 
 class ManagedRequest:
-    """A burst.Execution on buffers. What they are at the moment is looked at before each run."""
+    """A burst.Execution on buffers. Before each run it checks whether they have changed."""
 
     def __init__(
         self, loaded: LoadedModel, request: Request, buffers: ManagedBuffers, pace: Callable[[], object] = lambda: None
@@ -51,21 +51,21 @@ class ManagedRequest:
 
     @property
     def shapes(self) -> Sequence[OutputShape]:
-        """Of the outputs, once it has run."""
+        """Shapes of the outputs, once it has run."""
         return self._bound.shapes
 
     @property
     def copied_bytes(self) -> int:
-        """What a run copies of the arguments."""
+        """Bytes of arguments that each run copies."""
         return self._bound.copied_bytes
 
     @property
     def checked_bytes(self) -> int:
-        """Of these, what it only copies to look at."""
+        """How many of these it copies only to check them."""
         return self._bound.checked_bytes
 
     def run(self) -> None:
-        """Executes. Raises StatusError; buffers that it should have written are fresh then."""
+        """Executes. Raises StatusError; the buffers that it should have written are fresh afterwards."""
         if self._versions != [b.version for b in self._named]:
             self._bind()
         for buffer in self._read:
@@ -83,7 +83,7 @@ class ManagedRequest:
             buffer.settle(shapes[n].dimensions)
 
     def _native(self) -> tuple[int, int]:
-        """Without a look at versions: buffers of fixed sizes only end, and whoever ends one drops the plans on it."""
+        """Does not check versions: a buffer of fixed size can only be released, and `release` drops the plans on it."""
         words = [[b.fresh for b in self._read], [b.fresh for b, _ in self._written]]
         reads, writes = (ffi.new("uint32_t *[]", found or [ffi.NULL]) for found in words)
         function, inner = (ffi.cast(kind, n) for kind, n in zip(_NATIVE, self._bound.native or (), strict=True))
@@ -92,7 +92,7 @@ class ManagedRequest:
         return int(ffi.cast("uintptr_t", _RUN)), int(ffi.cast("uintptr_t", context))
 
     def cancel(self) -> None:
-        """Ends the run in progress as soon as the device can. Nobody wants another."""
+        """Ends the run in progress as soon as the device can. It will not run again."""
         self._bound.cancel()
 
     def _bind(self) -> None:
@@ -106,7 +106,7 @@ class ManagedRequest:
         self._written = [(found[a.pool], n) for n, a in enumerate(outputs) if not a.has_no_value and a.pool in found]
         _check_alone([b for b, _ in self._written], self._read)
         for buffer in self._read:
-            if not buffer.is_fixed:  # the others are looked at when it runs: what writes to them may still be to come
+            if not buffer.is_fixed:  # the others are checked at each run: an execution may still write to them
                 buffer.check_value()
         self._named = list(found.values())
         self._versions = [b.version for b in self._named]
@@ -118,7 +118,7 @@ class ManagedRequest:
     def _argument(
         self, n: int, argument: RequestArgument, found: Mapping[int, ManagedBuffer], *, is_input: bool
     ) -> RequestArgument:
-        """As it is when the buffer is an ordinary memory."""
+        """The argument as it would be if the buffer were ordinary memory."""
         buffer = None if argument.has_no_value else found.get(argument.pool)
         if buffer is None:
             return argument
@@ -137,7 +137,7 @@ class ManagedRequest:
         return argument._replace(length=length, dimensions=present if is_input else given)
 
     def _grow(self, error: OutputInsufficientSize) -> None:
-        """Room for what the buffers are to hold. Raises `error` where memory of the client's is too small."""
+        """Grows the buffers to hold the outputs. Raises `error` if memory of the client is too small."""
         shapes = error.result.output_shapes if error.result else ()
         grown = {n for _, n in self._written}
         for n, shape in enumerate(shapes):
@@ -155,7 +155,7 @@ class ManagedRequest:
 
 
 def _check_alone(written: Sequence[ManagedBuffer], read: Sequence[ManagedBuffer]) -> None:
-    """Raises InvalidArgument where an execution would write what it reads, or twice."""
+    """Raises InvalidArgument if an execution would write a buffer twice, or one that it reads."""
     for n, buffer in enumerate(written):
         if any(buffer is other for other in (*written[:n], *read)):
             raise InvalidArgument(

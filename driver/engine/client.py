@@ -1,4 +1,4 @@
-"""What one client has in the engine: models, bursts, plain paths and buffers."""
+"""One client in the engine: its models, bursts, plain paths and buffers."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ if TYPE_CHECKING:
 
 
 _log = logging.getLogger(__name__)
-_MOST_ROLES = 256  # of one buffer
-_WORTH = 2**20  # bytes of temporaries from which on it is worth binding a request again
-_FEW = 4  # requests that a burst of one in flight sends in turn, and some more
+_MOST_ROLES = 256  # per buffer
+_WORTH = 2**20  # bytes of temporaries that are worth binding a request again for
+_FEW = 4  # plans that stay bound: a burst of depth 1 alternates between fewer requests than this
 _TRACES_AT_ONCE = 32  # descriptors in one answer
 
 
 class EngineClient:
-    """What one client has made here; all of it ends with its connection."""
+    """Owns what one client has made in the engine. All of it ends with the client's connection."""
 
     def __init__(self, engine: Engine, uid: int) -> None:
         self._engine, self.uid, self._limits = engine, uid, engine.limits
@@ -97,7 +97,7 @@ class EngineClient:
         return Reply([self._loaded_as(shared, arguments.priority), *declined])
 
     def _save(self, shared: SharedModel, arguments: PrepareArguments, fds: list[int]) -> str:
-        """Nothing that goes wrong here is a reason not to use the model."""
+        """Caches the model; returns why not, if that fails. A failure is no reason not to use the model."""
         try:
             self._engine.compilations.check(arguments.cache_counts, arguments.cache_token, fds)
             owner = CacheOwner(self.uid, arguments.cache_token)
@@ -133,11 +133,11 @@ class EngineClient:
         return number
 
     def stage(self, _: Message, number: int) -> Reply:
-        """How often a prepared model was replaced by something better."""
+        """How often an improved compilation has replaced a prepared model."""
         return Reply([self._loaded(number).shared.stage])
 
     def free(self, _: Message, number: int) -> Reply:
-        """Forgets a prepared model and the requests that are bound to it; a burst on it keeps it."""
+        """Drops a prepared model and the requests bound to it. An open burst keeps the model."""
         self._models.pop(number, None)
         self._forget_plain_plans()
         return Reply()
@@ -149,7 +149,7 @@ class EngineClient:
             self._fenced.forget_plans()
 
     def model(self, number: int) -> Callable[[Request], Execution]:
-        """Binds requests to a prepared model. Raises InvalidArgument."""
+        """A function that binds requests to a prepared model. Raises InvalidArgument."""
         loaded = self._loaded(number)
 
         def bind(request: Request) -> Execution:
@@ -161,7 +161,7 @@ class EngineClient:
         return bind
 
     def _fenced_model(self, number: int) -> Callable[[Request], Execution]:
-        """The same for fenced executions, whose outputs have to be known."""
+        """The same for fenced executions, whose output shapes must be known."""
         loaded, bind = self._loaded(number), self.model(number)
 
         def bind_checked(request: Request) -> Execution:
@@ -172,15 +172,15 @@ class EngineClient:
         return bind_checked
 
     def flow(self, number: int) -> Flow:
-        """In which executions of a prepared model have their turn. Raises InvalidArgument."""
+        """The flow in which executions of a prepared model queue. Raises InvalidArgument."""
         return self._flows[self._loaded(number).priority]
 
     def turns(self, _: Message) -> Reply:
-        """Slots, who waits, the weight of its account, and what has become of its executions, by priority."""
+        """Slots, waiting executions, the weight of the client's account, and counts of its executions by priority."""
         return Reply([self._engine.queue.slots, waiters(), self._share.weight, self.counts()])
 
     def counts(self) -> list[FlowCounts]:
-        """Of its executions, by priority."""
+        """Counts of its executions, by priority."""
         return [flow.counts() for flow in self._flows]
 
     def _loaded(self, number: int) -> LoadedModel:
@@ -203,34 +203,34 @@ class EngineClient:
         return Reply([self._buffers.allocate(tuple(dimensions), models, inputs, outputs).token])
 
     def release(self, _: Message, token: int) -> Reply:
-        """Frees a buffer, and whatever was bound to it."""
+        """Frees a buffer and the plans bound to it."""
         self._buffers.release(token)
         self.forget_plans()
         return Reply()
 
     def forget_plans(self) -> None:
-        """What requests were bound to has changed."""
+        """Requests are bound anew: what they are bound to has changed."""
         self._forget_plain_plans()
         for burst in list(self._bursts):
             burst.forget_plans()
 
     def workers(self) -> list[BurstServer | PlainServer]:
-        """What answers its requests, but for the fenced ones."""
+        """The servers of its plain paths and bursts."""
         return [*self._plain, *self._bursts]
 
     def copy_from(self, message: Message, token: int, dimensions: list[int], plain: object) -> Reply:
-        """The memory in the descriptor becomes the value of a buffer."""
+        """Copies the memory in the descriptor into a buffer."""
         memory = Memory.from_wire(plain, take_fd(message))
         self._buffers[token].copy_from(memory, tuple(dimensions))
         return Reply()
 
     def copy_to(self, message: Message, token: int, plain: object) -> Reply:
-        """The value of a buffer fills the memory in the descriptor."""
+        """Copies the value of a buffer into the memory in the descriptor."""
         self._buffers[token].copy_to(Memory.from_wire(plain, take_fd(message)))
         return Reply()
 
     def holders(self) -> list[BurstServer | PlainServer]:
-        """Of those, who hold what is worth giving back: many requests, or large temporaries."""
+        """Servers whose plans are worth dropping: many plans, or large temporaries."""
         most = 0 if self._is_large() else _FEW
         return [worker for worker in self.workers() if worker.bound > most]
 
@@ -238,7 +238,7 @@ class EngineClient:
         return self._buffers.quota.taken >= _WORTH
 
     def channel(self, _: Message) -> Reply:
-        """A plain path of its own: one call at a time each, so a client opens as many as it wants in flight."""
+        """Opens a plain path. Each takes one call at a time, so a client opens one per call in flight."""
         self._plain = [server for server in self._plain if server.is_alive]
         self._limits.check("client_connections", len(self._plain), "make fewer calls at once")
         (near, far), life = Channel.pair(), LifePage()
@@ -248,7 +248,7 @@ class EngineClient:
         return Reply([], [_handed_over(far), os.dup(life.fd)])
 
     def fenced(self, _: Message) -> Reply:
-        """A connection for fenced executions; a client has one at a time."""
+        """Opens the connection for fenced executions; a client has at most one."""
         if self._fenced and self._fenced.is_alive:
             raise ResourceExhaustedTransient(
                 "this client already has a connection for fenced executions; close it first"
@@ -261,7 +261,7 @@ class EngineClient:
     def burst(
         self, message: Message, number: int, requests: object, results: object, spin: float | str, versions: list[int]
     ) -> Reply:
-        """Configures a burst: two queues, the callback, the context, and a trace if the client likes, in this order.
+        """Configures a burst. Descriptors: two queues, the callback, the context, and a trace if the client wants one.
 
         Answers the wire version.
         """
@@ -292,15 +292,15 @@ class EngineClient:
         return Reply([version])
 
     def _queue(self, wire: object, message: Message) -> Descriptor:
-        """In the first descriptor of a message. Raises ResourceExhaustedPersistent, InvalidDescriptor."""
+        """The queue in a message's first descriptor. Raises ResourceExhaustedPersistent, InvalidDescriptor."""
         queue = Descriptor.from_wire(wire, [message.fds.pop(0)], sealed=False)
         self._limits.check_size("burst_elements", queue.capacity, "use shorter queues")
         return queue
 
     def traces(self, _: Message, start: int) -> Reply:
-        """The notes of bursts, to be read: some from number `start` on, and how many there are.
+        """Traces of bursts, read-only: a page of them from number `start` on, and how many there are.
 
-        Of the client's own account alone: whoever has a descriptor of a memfd can open it again for writing. The
+        Only those of the client's own account, because the holder of a memfd can open it again for writing. The
         device's account and root see all.
         """
         found = self._engine.traces_of(self._sight)
@@ -308,11 +308,11 @@ class EngineClient:
 
     @property
     def _sight(self) -> int | None:
-        """Whose notes it may read: its own account's, or everybody's."""
+        """The account whose traces the client may read; None: all accounts."""
         return None if self.uid in {0, os.getuid()} else self.uid
 
     def census(self, _: Message) -> Reply:
-        """How many clients and bursts there are of those whose notes it may read; and a life page of this process."""
+        """Counts of the clients and bursts that it may see, in shared memory, and a life page of this process."""
         census = self._engine.census(self._sight)
         return Reply([], [to_read(census.memory), os.dup(census.life.fd)])
 
@@ -335,7 +335,7 @@ class EngineClient:
         server.start()
 
     def close(self) -> None:
-        """The client is gone."""
+        """Ends everything: the client is gone."""
         self._engine.clients.discard(self)
         self._engine.note(self.uid)
         for burst in list(self._bursts):
@@ -345,13 +345,13 @@ class EngineClient:
         if self._fenced:
             self._fenced.stop()
             self._fenced = None
-        # The handlers refer to us, as above.
+        # The handlers refer to this object: break the cycle, as no garbage is collected while a burst is open.
         for held in (self._models, self._buffers, self._plain, self.handlers):
             held.clear()
 
 
 class _Descriptors(list[int]):
-    """Closed at the end."""
+    """Descriptors that are closed on leaving."""
 
     def __enter__(self) -> Self:
         return self
@@ -369,6 +369,6 @@ def _context_message(server: BurstServer, message: Message) -> None:
 
 
 def _handed_over(channel: Channel) -> int:
-    """A descriptor of its own for sending; the channel object is closed."""
+    """A descriptor to send; closes the channel object."""
     with channel:
         return os.dup(channel.fileno())

@@ -1,10 +1,10 @@
 """Buffers that the device manages: the engine's side of the HAL's memory domains.
 
-A buffer is made for roles: input or output k of this or that prepared model. It is fresh until an execution has written
-it or a client has copied something into it, and fresh again when either of these fails; a fresh buffer is no input.
-Dimensions that neither its description nor its roles fix are fixed by use, each time anew.
+A buffer is allocated for roles: input or output k of certain prepared models. It is fresh until an execution writes it
+or a client copies something into it, and fresh again when either of these fails. A fresh buffer cannot be an input.
+Dimensions that neither its description nor its roles fix are set by each write.
 
-Requests name a buffer by its token, which means something to one client alone, and never comes back.
+Requests name a buffer by its token. A token is valid for one client only, and is never used again.
 """
 
 from __future__ import annotations
@@ -57,12 +57,11 @@ class BufferKind(NamedTuple):
 
     @classmethod
     def of(cls, operand: Operand) -> BufferKind:
-        """Of one operand."""
         return cls(operand.type, operand.scale, operand.zero_point, operand.channel_quant)
 
 
 class OperandRole(NamedTuple):
-    """An input or output of a prepared model, which is known by its number."""
+    """An input or output of a prepared model, given by the model's number."""
 
     model: int
     is_input: bool
@@ -73,24 +72,22 @@ class OperandRole(NamedTuple):
 
 
 class LoadedModel(NamedTuple):
-    """A prepared model of a client."""
+    """A client's handle on a prepared model."""
 
     number: int
     shared: SharedModel
-    priority: int  #: of its executions: 0, 1 or 2 for low, medium, high
+    priority: int  #: of its executions: LOW, MEDIUM or HIGH
 
     @property
     def model(self) -> Model:
-        """As it was sent."""
         return self.shared.model
 
     @property
     def prepared(self) -> PreparedModel:
-        """What the device made of it, which other clients may use, too."""
         return self.shared.prepared
 
     def operand(self, role: OperandRole) -> Operand:
-        """Raises InvalidArgument for an index that the model does not have."""
+        """The operand of that role. Raises InvalidArgument for an index that the model does not have."""
         graph = self.model.main
         side, what = (graph.inputs, "inputs") if role.is_input else (graph.outputs, "outputs")
         if not 0 <= role.io_index < len(side):
@@ -99,15 +96,15 @@ class LoadedModel(NamedTuple):
 
 
 class Quota:
-    """Bytes that may be kept for somebody, and together with others for all of them (`whole`)."""
+    """Limits the bytes of one client and, through `whole`, those of all clients together."""
 
     def __init__(self, nbytes: int, whole: Quota | None = None) -> None:
         self._free, self._limit, self._whole = nbytes, nbytes, whole
         self._name = "client_bytes" if whole else "device_bytes"
-        self._lock = threading.RLock()  # what is given back may be so while we hold it
+        self._lock = threading.RLock()  # a finalizer may give back while this thread holds it
 
     def room(self, nbytes: int) -> NDArray[np.uint8]:
-        """New memory, given back when the last array on it is gone. Raises ResourceExhausted…, of either kind."""
+        """New memory, given back when the last array on it is gone. Raises ResourceExhausted*."""
         self._take(nbytes)
         try:
             block = _block(nbytes)
@@ -120,7 +117,7 @@ class Quota:
 
     @property
     def taken(self) -> int:
-        """How much of it."""
+        """Bytes in use."""
         return self._limit - self._free
 
     def _take(self, nbytes: int) -> None:
@@ -142,7 +139,7 @@ class Quota:
 
 
 def _block(nbytes: int) -> NDArray[np.uint8]:
-    """Zeroed, with room to align it. Large ones are pages of their own: the system has them back at once."""
+    """Zeroed memory with room to align it. Large blocks have pages of their own, which are returned at once."""
     if nbytes >= _LARGE:
         pages: Any = mmap.mmap(-1, nbytes)
         return np.frombuffer(pages, np.uint8)
@@ -150,9 +147,9 @@ def _block(nbytes: int) -> NDArray[np.uint8]:
 
 
 class ManagedBuffer:
-    """One buffer. `version` changes with everything that a bound request has to notice before it runs.
+    """One buffer. `version` changes whenever requests on it must be bound anew.
 
-    dimensions: that its description and its roles leave it; known: that it has at present.
+    dimensions: what its description and its roles fix. known: the present ones.
     """
 
     writable = True
@@ -163,14 +160,14 @@ class ManagedBuffer:
         """Raises ResourceExhaustedTransient, ResourceExhaustedPersistent."""
         self.kind, self.dimensions, self.roles, self._quota = kind, dimensions, roles, quota
         self.token, self.version = next(_tokens), 0
-        self.fresh = ffi.new("uint32_t *", 1)  #: for C
+        self.fresh = ffi.new("uint32_t *", 1)  #: read and written in C, too
         self.is_fixed = kind.type.is_scalar or (bool(dimensions) and 0 not in dimensions)
         self.known = dimensions
         self._array = quota.room(self.size(dimensions) if self.is_fixed else 0)
 
     @property
     def is_fresh(self) -> bool:
-        """It has no value, and is no input."""
+        """It has no value, so it cannot be an input."""
         return bool(self.fresh[0])
 
     @is_fresh.setter
@@ -178,39 +175,39 @@ class ManagedBuffer:
         self.fresh[0] = fresh
 
     def size(self, dimensions: tuple[int, ...]) -> int:
-        """Bytes of that shape."""
+        """Bytes for that shape."""
         return math.prod(dimensions) * self.kind.type.element_size
 
     @property
     def nbytes(self) -> int:
-        """That it has room for."""
+        """Its present capacity."""
         return self._array.nbytes
 
     def asarray(self, dtype: Any, shape: int, offset: int = 0) -> NDArray[Any]:
-        """As of a `Memory`."""
+        """A view, like that of a `Memory`."""
         return self._array[offset : offset + shape].view(dtype)
 
     def settle(self, dimensions: tuple[int, ...]) -> None:
-        """It has a value now, of that shape."""
+        """It was written: it has a value of that shape now."""
         self.is_fresh = False
         if dimensions != self.known:
             self.known = dimensions
             self.version += 1
 
     def grow(self, nbytes: int) -> None:
-        """Room for so much, in a buffer whose size is not fixed; what was in it is lost."""
+        """Makes room for `nbytes` in a buffer whose size is not fixed. A buffer that grows loses its value."""
         if nbytes > self.nbytes:
             self.is_fresh = True
             self._array = self._quota.room(nbytes)
             self.version += 1
 
     def release(self) -> None:
-        """Nobody may use it any more; requests that are bound to it notice."""
+        """Frees its memory. Requests that are bound to it notice."""
         self._array, self.is_fresh = self._array[:0], True
         self.version += 1
 
     def copy_from(self, memory: Memory, dimensions: tuple[int, ...]) -> None:
-        """What `memory` holds, as a value of that shape (): as described. Raises InvalidArgument, and is fresh then."""
+        """Copies `memory` in, as a value of that shape; (): as described. Raises InvalidArgument, and is fresh then."""
         try:
             found = self._fixed_by(dimensions)
             nbytes = self.size(found)
@@ -223,7 +220,7 @@ class ManagedBuffer:
         self.settle(found)
 
     def copy_to(self, memory: Memory) -> None:
-        """Its value. Raises InvalidArgument, GeneralFailure."""
+        """Copies its value out. Raises InvalidArgument, GeneralFailure."""
         nbytes = self.size(self.known) if self.is_fixed or not self.is_fresh else memory.nbytes
         _check_size(memory, nbytes, f"buffer {self.token}")
         self.check_value()
@@ -255,10 +252,10 @@ def _check_size(memory: Memory, nbytes: int, what: str) -> None:
 
 
 class ManagedBuffers:
-    """All buffers of one client, by token."""
+    """The buffers of one client, by token."""
 
     def __init__(self, quota: Quota) -> None:
-        """`quota`: of the client, for them and for the temporaries of its executions."""
+        """`quota`: the client's, for its buffers and for the temporaries of its executions."""
         self.quota = quota
         self._buffers: dict[int, ManagedBuffer] = {}
 
@@ -272,7 +269,7 @@ class ManagedBuffers:
     def allocate(
         self, dimensions: tuple[int, ...], models: Sequence[LoadedModel], inputs: Sequence[Any], outputs: Sequence[Any]
     ) -> ManagedBuffer:
-        """A buffer for roles [model index, input or output index, frequency] of `models`.
+        """Allocates a buffer for roles [model index, input or output index, frequency] of `models`.
 
         Raises InvalidArgument, ResourceExhaustedTransient, ResourceExhaustedPersistent.
         """
@@ -297,12 +294,12 @@ class ManagedBuffers:
         return buffer
 
     def release(self, token: int) -> None:
-        """The client needs it no more. Raises InvalidArgument."""
+        """Frees a buffer. Raises InvalidArgument."""
         self[token].release()
         del self._buffers[token]
 
     def clear(self) -> None:
-        """The client is gone."""
+        """Drops all: the client is gone."""
         self._buffers.clear()
 
 

@@ -1,8 +1,8 @@
-"""What was launched to run later: who waits for which fences, until when, and what came of it.
+"""Schedules launched executions: which fences each waits for, until when, and with what outcome.
 
-A fence of an execution that is still to come here is recognised by its pipe, and whoever waits for it follows without a
-look at any descriptor: a chain runs inside the device, whatever its client does meanwhile. All other fences are watched
-by one thread, which also looks after deadlines. What never comes costs that thread nothing.
+A fence of another pending execution of this client is recognised by its pipe. Its followers become ready without a
+look at any descriptor, so a chain runs inside the device, whatever its client does meanwhile. One thread watches all
+other fences and the deadlines. A fence that never comes costs that thread nothing.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ if TYPE_CHECKING:
     from burst.executor import Plan
     from driver.engine.limits import Limits
 
-_MOST_KEPT = 4096  # answers that nobody has asked for
+_MOST_KEPT = 4096  # outcomes that the client has not fetched
 _NONE, _GENERAL_FAILURE = ErrorStatus.NONE, ErrorStatus.GENERAL_FAILURE
 _MISSED = ErrorStatus.MISSED_DEADLINE_TRANSIENT
 
 
 class FencedOutcome(NamedTuple):
-    """What came of an execution."""
+    """How an execution ended."""
 
     status: ErrorStatus
     launched: Timing = Timing()
@@ -47,35 +47,35 @@ class FencedOutcome(NamedTuple):
 
 
 class TimeLimits(NamedTuple):
-    """Nanoseconds: of the clock, and from when all fences are signalled. None: for ever."""
+    """In ns. deadline: of CLOCK_MONOTONIC. duration: counted from when all fences are signalled. None: no limit."""
 
     deadline: int | None
     duration: int | None
 
 
 class LaunchedExecution:
-    """One execution. `plan`: None where it has to be bound again, from `request`."""
+    """One execution, from its launch to its end. `plan`: None if `request` must be bound again."""
 
     def __init__(self, number: int, request: object, plan: Plan, bounds: TimeLimits) -> None:
         self.number, self.request, self._bounds = number, request, bounds
         self.plan: Plan | None = plan
-        self.context = copy_context()  # what the thread that bound it had set: its memory is counted as the client's
+        self.context = copy_context()  # of the thread that bound it: memory is charged to the client
         self.begin, self.fenced = time.monotonic_ns(), 0
-        self.end = bounds.deadline  #: when it is too late
-        self.missing = 0  #: fences that are not signalled yet
-        self.fences: list[int] = []  #: those that are watched
+        self.end = bounds.deadline  #: the effective deadline
+        self.missing = 0  #: number of fences that are not signalled yet
+        self.fences: list[int] = []  #: those that the watching thread polls
         self.followers: list[LaunchedExecution] = []
         self.is_running = self.is_forgotten = False
         self.signal = FenceSignal()
 
     def ready(self) -> None:
-        """All its fences are signalled."""
+        """All its fences are signalled: its duration begins."""
         self.fenced = time.monotonic_ns()
         ends = (self._bounds.deadline, None if self._bounds.duration is None else self.fenced + self._bounds.duration)
         self.end = min((end for end in ends if end is not None), default=None)
 
     def missed(self, now: int) -> str:
-        """How, if its time is over."""
+        """Why it is too late; empty if it is not."""
         if self.end is None or now < self.end:
             return ""
         what = "waited for fences" if self.missing else "ran" if self.is_running else "was queued"
@@ -83,7 +83,7 @@ class LaunchedExecution:
 
 
 class FenceSchedule:
-    """All that one client has launched."""
+    """The executions that one client has launched."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits, self._lock = limits, threading.RLock()
@@ -98,16 +98,16 @@ class FenceSchedule:
         self._epoll.register(self._wake, select.EPOLLIN)
 
     def check_room(self, fences: int) -> None:
-        """Raises ResourceExhaustedTransient."""
+        """Whether one more fits into the client's limits. Raises ResourceExhaustedTransient."""
         self._limits.check("client_launched", len(self._pending), "wait for one of them")
         self._limits.check(
             "client_fences", len(self._watched), f"wait for some of them, as this request brings {fences}", fences
         )
 
     def launch(self, request: object, plan: Plan, fds: list[int], bounds: TimeLimits) -> tuple[int, int]:
-        """Its number and its fence, the caller's to close. Takes from `fds` those that it watches.
+        """Returns its number and its fence, which the caller closes. Takes from `fds` those that it watches.
 
-        Raises InvalidArgument for what is no fence, or is in error; MissedDeadlinePersistent,
+        Raises InvalidArgument for a descriptor that is not a fence or is in error; MissedDeadlinePersistent,
         ResourceExhaustedTransient.
         """
         if bounds.deadline is not None and bounds.deadline <= time.monotonic_ns():
@@ -131,7 +131,7 @@ class FenceSchedule:
             return launched.number, launched.signal.fence
 
     def _sorted(self, fds: list[int], kinds: list[str]) -> tuple[list[LaunchedExecution], list[int]]:
-        """Executions that are to run before, and fences that are to be watched. Raises InvalidArgument."""
+        """Executions that must run before, and fences to watch. Raises InvalidArgument."""
         leaders, watched = [], []
         for n, (fd, kind) in enumerate(zip(fds, kinds, strict=True)):
             leader = self._by_fence.get(os.fstat(fd).st_ino) if kind == "pipe" else None
@@ -171,11 +171,11 @@ class FenceSchedule:
             self._rouse()
 
     def _rouse(self) -> None:
-        """There is another deadline."""
+        """Wakes the watching thread: there is a new deadline."""
         os.eventfd_write(self._wake, 1)
 
     def next(self) -> LaunchedExecution | None:
-        """The next one to run, once there is one; None at the end."""
+        """Waits for the next execution that is ready; None when the connection has ended."""
         with self._lock:
             self._changed.wait_for(lambda: self._queue or self._is_over)
             if self._is_over:
@@ -185,7 +185,7 @@ class FenceSchedule:
             return launched
 
     def finish(self, launched: LaunchedExecution, info: FencedOutcome) -> bool:
-        """It has run. False when its time was over before, or the client is gone: then it is as if it had not."""
+        """Records the outcome of a run. False if it was too late or the client is gone: the plan may be cancelled."""
         with self._lock:
             if launched.number not in self._pending:
                 return False
@@ -194,19 +194,19 @@ class FenceSchedule:
             return not late
 
     def unbind(self, plan: Plan) -> None:
-        """It was cancelled, and cannot run again: who was to run it binds again."""
+        """Takes a cancelled plan from all executions that were to run it: they are bound again."""
         with self._lock:
             for launched in self._pending.values():
                 if launched.plan is plan:
                     launched.plan = None
 
     def _settle(self, launched: LaunchedExecution, info: FencedOutcome) -> None:
-        """Signals its fence, or sets it to error and with it the fences of all who wait for it."""
+        """Signals its fence. After a failure, sets it to error, and with it the fences of all its followers."""
         work = [(launched, info)]
         while work:
             done, info = work.pop()
             if not self._pending.pop(done.number, None):
-                continue  # it waited for several that failed
+                continue  # another of its leaders failed before
             del self._by_fence[done.signal.identity]
             if not done.is_forgotten:
                 self._kept[done.number] = info
@@ -232,12 +232,12 @@ class FenceSchedule:
     def _unwatch(self, fds: list[int]) -> None:
         for fd in fds:
             self._watched.pop(fd).fences.remove(fd)
-            with suppress(FileNotFoundError):  # it could not be watched
-                self._epoll.unregister(fd)  # closing does not suffice: others have copies
+            with suppress(FileNotFoundError):  # registering it failed
+                self._epoll.unregister(fd)  # closing is not enough: other processes hold copies
         close_all(fds)
 
     def info(self, number: int) -> FencedOutcome:
-        """Of an execution that is done. Raises GeneralFailure."""
+        """The outcome of an execution that has ended. Raises GeneralFailure."""
         with self._lock:
             if number in self._kept:
                 return self._kept[number]
@@ -245,7 +245,7 @@ class FenceSchedule:
             raise GeneralFailure(f"fenced execution {number!r:.20} {state}")
 
     def forget(self, numbers: Iterable[int]) -> None:
-        """Nobody will ask for these again."""
+        """Drops the outcomes of these executions: the client will not fetch them."""
         with self._lock:
             for number in numbers:
                 self._kept.pop(number, None)
@@ -253,7 +253,7 @@ class FenceSchedule:
                     self._pending[number].is_forgotten = True
 
     def watch(self) -> None:
-        """What a thread does until the end: looks after fences and deadlines."""
+        """The watching thread: polls fences and enforces deadlines until the end."""
         seconds: float | None = None
         while True:
             ready = self._epoll.poll(seconds)
@@ -270,7 +270,7 @@ class FenceSchedule:
         if fd == self._wake:
             os.eventfd_read(fd)
         launched = self._watched.get(fd)
-        # Anew, because the number may stand for another fence by now.
+        # Look again: the descriptor's number may stand for another fence by now.
         state = look(fd) if launched else FenceState.ACTIVE
         if launched is None or state == FenceState.ACTIVE:
             return
@@ -281,7 +281,7 @@ class FenceSchedule:
             self._settle(launched, FencedOutcome(_GENERAL_FAILURE, text="a fence that it waited for was set to error"))
 
     def _expire(self, now: int) -> float | None:
-        """Ends what is too late, and tells how many seconds are left to the next deadline."""
+        """Ends executions that are too late; returns the seconds left to the next deadline."""
         for launched in list(self._pending.values()):
             if text := launched.missed(now):
                 if launched.is_running and launched.plan:
@@ -291,7 +291,7 @@ class FenceSchedule:
         return max(0, min(ends) - now) / 1e9 if ends else None
 
     def stop(self) -> None:
-        """The client is gone, and nothing of it is run any more: all its fences are in error."""
+        """The client is gone: sets all its fences to error and runs nothing more."""
         with self._lock:
             if self._is_over:
                 return

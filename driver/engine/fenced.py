@@ -1,7 +1,7 @@
-"""Fenced executions, the engine's side: launched now, run when their fences are signalled, and told by a fence.
+"""The engine's side of fenced executions: launched now, run once their fences are signalled, completed by a fence.
 
-A client has one connection for them. One thread answers its calls, another looks after fences and deadlines, and a
-third one runs what is ready, one after the other; what waits has no thread.
+A client has one connection for them, with three threads: one answers calls, one watches fences and deadlines, one runs
+what is ready, one execution after the other. A waiting execution has no thread.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
     from driver.engine.limits import Limits
     from driver.nn import Model
 
-MOST_FENCES = 64  # that one execution waits for
+MOST_FENCES = 64  # per execution
 
 
 class FencedServer:
-    """One connection."""
+    """Serves one connection."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class FencedServer:
         on_end: Callable[[], None],
         limits: Limits,
     ) -> None:
-        """`model`: binds requests to the prepared model of that number; `flow`: in which its executions wait."""
+        """`model`: the binder of the prepared model with that number. `flow`: where its executions queue."""
         self._channel, self._on_end = channel, on_end
         self._worker = RequestWorker(model, flow, _encode)
         self._schedule = FenceSchedule(limits)
@@ -54,17 +54,16 @@ class FencedServer:
         ]
 
     def start(self) -> None:
-        """All three threads."""
+        """Starts all three threads."""
         for thread in self._threads:
             thread.start()
 
     @property
     def is_alive(self) -> bool:
-        """Until its connection has ended."""
         return self._threads[0].is_alive()
 
     def stop(self) -> None:
-        """Ends the connection; a running execution is cancelled, or finishes first."""
+        """Ends the connection. A running execution is cancelled if the device can; else it finishes first."""
         self._schedule.stop()
         self._worker.stop()
         with suppress(OSError):
@@ -92,12 +91,12 @@ class FencedServer:
     # ---- calls
 
     def memory(self, message: Message, slot: int, plain: object) -> Reply:
-        """What requests name by that number from now on."""
+        """Registers memory: requests name it by `slot` from now on."""
         self._worker.register(slot, Memory.from_wire(plain, take_fd(message)))
         return Reply()
 
     def free_memory(self, _: Message, slot: int) -> Reply:
-        """They do so no more."""
+        """Forgets that memory."""
         self._worker.free_memory(slot)
         return Reply()
 
@@ -110,7 +109,9 @@ class FencedServer:
         fences: int,
         forgotten: list[int],
     ) -> Reply:
-        """Launches; answers number and fence. So many fences should have come, and less are null where they did not."""
+        """Launches an execution; answers its number and its fence. `fences`: how many descriptors should have come; the
+        client sends none for a null fence.
+        """
         fds = message.take_fds()
         try:
             self._schedule.forget(forgotten)
@@ -129,7 +130,7 @@ class FencedServer:
             close_all(fds)
 
     def info(self, _: Message, number: int, forgotten: list[int]) -> Reply:
-        """Status, times since the launch and since the fences, and what there is to say."""
+        """Status, time since the launch, time since the fences were signalled, and a text."""
         self._schedule.forget(forgotten)
         found = self._schedule.info(number)
         return Reply([int(found.status), found.launched, found.fenced, found.text])
@@ -152,7 +153,7 @@ class FencedServer:
             if not self._schedule.finish(launched, info) and plan:
                 self._worker.drop(plan)  # it may have been cancelled
                 self._schedule.unbind(plan)
-            del launched, plan  # while we wait, nobody's memory is kept
+            del launched, plan  # hold no client memory while waiting
 
     def _executed(self, launched: LaunchedExecution) -> FencedOutcome:
         try:
@@ -169,13 +170,13 @@ class FencedServer:
 
 
 def check_outputs(model: Model, request: Request) -> None:
-    """Raises InvalidArgument unless the model or the request says all about outputs, and there is room for them."""
+    """Raises InvalidArgument unless model and request fix the shapes of all outputs, and their memory suffices."""
     graph = model.main
     for n, (argument, index) in enumerate(zip(request.outputs, graph.outputs, strict=False)):
         operand = graph.operands[index]
         found = combine_dimensions(operand.dimensions, argument.dimensions)
         if found is None or argument.has_no_value:
-            continue  # which is refused wherever it is bound
+            continue  # binding refuses it
         if not operand.type.is_scalar and (not found or 0 in found):
             raise InvalidArgument(
                 f"output {n}: dimensions {list(found)} are not fully known; a fenced request must give them"

@@ -1,12 +1,12 @@
-"""Gives memory back while a device rests.
+"""Drops plans and scratch memory of idle clients.
 
-While bursts live, what their requests were bound to is kept: plans, and with them the temporaries of the reference
-device, and programs for several shapes. What has not answered anything for a while lets go of its plans, and the next
-request is bound anew, as the first one was; a few small plans stay, because they cost more to make than they hold.
-What a client has handed over stays mapped: that is for the client to free.
+An open burst keeps the plans of its requests, and with them the temporaries of the reference device and programs for
+several shapes. A server that has answered nothing for a while drops its plans, and its next request is bound anew, as
+the first one was. A few small plans stay, as they cost more to make than they hold. Memory that a client has handed
+over stays mapped: the client frees it.
 
-Nothing is counted on the way of a request: a burst tells how many it has answered, and only to bind what is worth
-giving back makes us look, `seconds` later, and again while there is such. When there is not, nothing wakes up.
+Nothing is added to the path of a request. A server counts its answers anyway, and binding a request that is worth
+dropping schedules a look, `seconds` later, which repeats while there is something to drop. Otherwise no thread wakes.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ _libc: Any = _ffi.dlopen(None)  # calls give up the GIL
 
 
 class PlanHolder(Protocol):
-    """What answers requests, and has something to let go of."""
+    """A server that answers requests and keeps plans."""
 
     @property
     def answered(self) -> int:
-        """How many, so far."""
+        """Number of requests so far."""
 
     def forget_plans(self) -> None:
-        """The next request is bound anew. From any thread; what runs is not disturbed."""
+        """Drops the plans. From any thread; a running execution goes on."""
 
 
 class IdleMonitor:
-    """The monitor: one thread, from the first request on, that sleeps until there is something to look at."""
+    """One thread, started by the first request, that sleeps while there is nothing to drop."""
 
     def __init__(
         self, seconds: float, holders: Callable[[], Sequence[PlanHolder]], models: Callable[[], object] = lambda: None
     ) -> None:
-        """`models`: called when nothing is bound any more."""
+        """`models`: called when no plans are left to drop."""
         self._seconds, self._holders, self._models = seconds, holders, models
         self._seen: WeakKeyDictionary[PlanHolder, int] = WeakKeyDictionary()
         self._resting: WeakKeyDictionary[PlanHolder, int] = WeakKeyDictionary()
@@ -50,7 +50,7 @@ class IdleMonitor:
         self._starting, self._thread = threading.Lock(), threading.Thread(target=self._watch, name="idle", daemon=True)
 
     def begin(self) -> None:
-        """Something is being bound. Costs next to nothing, and is called often."""
+        """A request was bound. Called often, and cheap."""
         if not self._bound.is_set():
             self._bound.set()
             with self._starting:
@@ -61,7 +61,7 @@ class IdleMonitor:
         while True:
             self._bound.wait()
             self._never.wait(self._seconds)
-            self._bound.clear()  # before we look: what is bound meanwhile is looked at next time
+            self._bound.clear()  # before looking: what is bound meanwhile is seen next time
             if self.look():
                 self._bound.set()
             elif not self._bound.is_set():
@@ -69,7 +69,7 @@ class IdleMonitor:
                 _trim()
 
     def look(self) -> bool:
-        """Who has answered nothing since the last look lets go. Whether somebody still has something to let go of."""
+        """Drops the plans of servers that have answered nothing since the last look. Whether any server keeps plans."""
         is_held = False
         for holder in self._holders():
             answered = holder.answered
@@ -85,6 +85,6 @@ class IdleMonitor:
 
 
 def _trim() -> None:
-    """Free memory goes back to the system, where the C library knows how."""
+    """Returns free memory to the system, if the C library can."""
     if trim := getattr(_libc, "malloc_trim", None):
         trim(0)

@@ -1,4 +1,4 @@
-"""What goes on around an execution: images that are put together for a device, and pools that are told of accesses."""
+"""What happens before and after each run: images are gathered and scattered, and shared pools synchronised."""
 
 from __future__ import annotations
 
@@ -25,25 +25,25 @@ if TYPE_CHECKING:
 
 
 class PoolAccess:
-    """For one bound request. `copied_bytes`: what each run copies, because an image has gaps between its rows."""
+    """The pools of one bound request. `copied_bytes`: what each run copies, because an image has gaps between rows."""
 
     def __init__(self) -> None:
         self._before: list[Callable[[], object]] = []
         self._after: list[Callable[[], object]] = []
-        self._synced: dict[Memory, bool] = {}  # whether it is written, too
-        self._shapes: dict[int, tuple[int, ...]] = {}  # of outputs that become images
+        self._synced: dict[Memory, bool] = {}  # whether the run writes to it
+        self._shapes: dict[int, tuple[int, ...]] = {}  # of outputs that are images
         self.copied_bytes = 0
 
     def __bool__(self) -> bool:
         return bool(self._before or self._after or self._synced)
 
     def uses(self, pool: object, *, writes: bool) -> None:
-        """The request reads or writes something there."""
+        """Notes that the request reads or writes this pool."""
         if isinstance(pool, Memory) and pool.needs_sync:
             self._synced[pool] = writes or self._synced.get(pool, False)
 
     def input(self, where: str, argument: RequestArgument, operand: Operand, image: HardwareBuffer) -> Array:
-        """The image as an input. Raises InvalidArgument."""
+        """The image as an input array. Raises InvalidArgument."""
         dimensions = _dimensions(where, argument, operand, image)
         found = image.view()
         if found is None:
@@ -53,7 +53,7 @@ class PoolAccess:
         return found.reshape(dimensions)
 
     def output(self, n: int, argument: RequestArgument, operand: Operand, image: HardwareBuffer) -> Array:
-        """The memory of output `n`, which becomes the image. Raises InvalidArgument."""
+        """The memory for output `n`, which is this image. Raises InvalidArgument."""
         self._shapes[n] = _dimensions(f"output {n}", argument, operand, image)
         found = image.view()
         if found is None:
@@ -63,7 +63,7 @@ class PoolAccess:
         return found.reshape(-1).view(np.uint8)
 
     def with_image_shapes(self, request: Request) -> Request:
-        """The request, with what it does not say itself: an output that becomes an image has the image's shape."""
+        """The request, with the image's shape for each output that is an image."""
         if not self._shapes:
             return request
         outputs = enumerate(request.outputs)
@@ -72,7 +72,7 @@ class PoolAccess:
         )
 
     def wrap(self, run: Callable[[], object]) -> Callable[[], object]:
-        """`run` with everything around it; as it is when that is nothing."""
+        """`run` with all this before and after it; `run` itself if there is nothing to do."""
         return partial(self._run, run) if self else run
 
     def _run(self, run: Callable[[], object]) -> None:
@@ -91,14 +91,14 @@ class PoolAccess:
 
 
 def _staging(image: HardwareBuffer) -> Array:
-    """Where devices use it in place. Raises ResourceExhaustedPersistent."""
+    """Memory without gaps for a copy of the image. Raises ResourceExhaustedPersistent."""
     nbytes = math.prod(image.shape) * image.dtype.itemsize
     check_available(nbytes)
     return memory(nbytes).view(image.dtype).reshape(image.shape)
 
 
 def _dimensions(where: str, argument: RequestArgument, operand: Operand, image: HardwareBuffer) -> tuple[int, ...]:
-    """Of the operand that an image is to be: its own shape, with more or fewer axes of length 1."""
+    """The operand's dimensions, if the image fits: its own, with more or fewer axes of length 1."""
     if argument.offset or argument.length:
         raise InvalidArgument(
             f"{where}: {argument.length} bytes at offset {argument.offset} of an image; images are used whole: give "

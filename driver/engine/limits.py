@@ -1,8 +1,8 @@
-"""What a client, an account and all of them may have on a device, so that none of them can take everything.
+"""Limits on what one client, one account and all clients together may hold on a device.
 
-The limits are a file of the user's, `~/.config/burst/limits.toml`, read when a device starts: its environment is fixed,
-and no client shapes what others get. Whoever meets one gets RESOURCE_EXHAUSTED: _TRANSIENT where somebody may give
-something back, _PERSISTENT where it would not fit then either.
+They are read from `~/.config/burst/limits.toml` when a device starts. Its environment is fixed, so no client can change
+the limits of others. A request beyond a limit gets RESOURCE_EXHAUSTED: _TRANSIENT if it could succeed after something
+is freed, _PERSISTENT if it could not.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ _CGROUP = Path("/sys/fs/cgroup")
 
 @dataclass(frozen=True)
 class Limits:
-    """client_bytes: of the buffers that a device manages for one client, and of the temporaries of its executions where
-    these are arrays of ours. device_bytes: of those of all clients of a device.
+    """client_bytes: device buffers of one client, and the temporaries of its executions that the engine allocates.
+    device_bytes: the same for all clients together.
 
-    client_bursts, client_models, client_connections: of one client; a connection is a plain path, of which a client has
-    one for each call at the same time. client_launched, client_fences: fenced executions of one client that are not
-    done, and fences of others that they wait for. burst_elements: of each of a burst's two queues, which is what bounds
-    the requests that wait in it. uid_clients, device_clients: connected, of one account and of all.
+    client_bursts, client_models, client_connections: per client; a connection is a plain path, and a client has one for
+    each concurrent call. client_launched, client_fences: pending fenced executions of one client, and the fences of
+    others that they wait for. burst_elements: capacity of each of a burst's two queues, which limits the requests in
+    it. uid_clients, device_clients: connected clients, of one account and of all.
 
-    idle_seconds: after which a device that rests gives back what it can make again.
+    idle_seconds: an idle device frees what it can make again after so long.
     """
 
     client_bytes: int
@@ -45,7 +45,7 @@ class Limits:
     idle_seconds: float = 10.0
 
     def check(self, name: str, there: int, remedy: str, more: int = 1) -> None:
-        """Whether there may be more. Raises ResourceExhaustedTransient. `remedy`: what the client itself can do."""
+        """Raises ResourceExhaustedTransient if `more` do not fit. `remedy`: what the client itself can do."""
         most = getattr(self, name)
         if there + more > most:
             raise ResourceExhaustedTransient(
@@ -53,19 +53,22 @@ class Limits:
             )
 
     def check_size(self, name: str, size: int, remedy: str) -> None:
-        """Whether something may be so large. Raises ResourceExhaustedPersistent."""
+        """Raises ResourceExhaustedPersistent if `size` is too large."""
         most = getattr(self, name)
         if size > most:
             raise ResourceExhaustedPersistent(f"{size} exceeds the limit {name} = {most}; {remedy}, or {_raised(name)}")
 
 
 def limits_file() -> Path:
-    """Where they are configured."""
+    """The path of the configuration."""
     return Path("~/.config/burst/limits.toml").expanduser()
 
 
 def limits() -> Limits:
-    """As configured; by default a quarter and a half of the memory that this process may have. Raises ValueError."""
+    """The configured limits. A client gets a quarter of this process's memory by default, all together half of it.
+
+    Raises ValueError.
+    """
     defaults: dict[str, Any] = {"client_bytes": memory_bytes() // 4, "device_bytes": memory_bytes() // 2}
     path = limits_file()
     found = configured(path)
@@ -82,7 +85,7 @@ def limits() -> Limits:
 
 
 def no_room(nbytes: int, free: int, most: int, name: str) -> ResourceExhaustedTransient | ResourceExhaustedPersistent:
-    """For bytes that do not fit: never, or until some are given back."""
+    """The error for bytes that do not fit: never, or until others are freed."""
     kind = ResourceExhaustedPersistent if nbytes > most else ResourceExhaustedTransient
     who = "a client" if name == "client_bytes" else "all clients together"
     return kind(
@@ -96,8 +99,9 @@ def _raised(name: str) -> str:
 
 
 def weights() -> dict[int, int]:
-    """By uid, what an account gets of a device that several want: its part of the sum. As configured, in the table
-    `[weights]` of the same file. Raises ValueError.
+    """Fair-share weights by uid, from the table `[weights]` of the same file: a busy device is divided in proportion.
+
+    Raises ValueError.
     """
     path = limits_file()
     found = configured(path).get("weights", {})
@@ -110,7 +114,7 @@ def weights() -> dict[int, int]:
 
 
 def memory_bytes() -> int:
-    """The machine's, or what its control group leaves us, if that is less."""
+    """The memory of the machine, or the limit of this process's control group if that is less."""
     machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     try:
         return min(machine, int((_CGROUP / "memory.max").read_text()))

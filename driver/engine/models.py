@@ -1,9 +1,9 @@
-"""The models of all clients of a device: equal ones are one, so that their weights are in memory once.
+"""Deduplicates prepared models across clients, so that equal models have their weights in memory once.
 
-A model comes in memory that nobody can change any more (sealed against writing, shrinking and growing; or our own,
-filled out of cache files), so what was equal once stays equal. Bytes are compared, not their digests: that takes a
-hundredth of a second for 100 MB, and only when a model of the same size is there. Of what comes out of cache files the
-digest has been verified anyway.
+A model arrives in memory that no process can change any more (sealed against writing, shrinking and growing; or the
+engine's own, filled from cache files), so models that are equal stay equal. Bytes are compared, not digests: that takes
+a hundredth of a second for 100 MB, and happens only when a model of the same size is known. Models from cache files are
+compared by their digest, which has been verified anyway.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
-_MOST_SAVINGS = 16  # of a model that is to be improved: each has descriptors open
-_MOST_ESTIMATES = 16  # of one model
+_MOST_SAVINGS = 16  # cache writers of a model that is being improved: each holds descriptors
+_MOST_ESTIMATES = 16  # per model
 
 
 class ModelUse(NamedTuple):
@@ -64,10 +64,10 @@ USUAL = ModelUse()
 
 
 class SharedModel:
-    """A model, and what the device made of it for one use, as long as somebody has it.
+    """A model prepared for one use. It lives as long as a client holds it.
 
-    digest: of the cache files that it came from or went into. saved: what the former held. stage: how often `prepared`
-    was replaced by something better.
+    digest: of the cache files that it was read from or written to. saved: contents of those it was read from. stage:
+    how often an improved compilation has replaced `prepared`.
     """
 
     __slots__ = (
@@ -92,18 +92,18 @@ class SharedModel:
         self._lock = threading.Lock()
 
     def serves(self, use: ModelUse) -> bool:
-        """Whether it is for another client, too, who wants it for that."""
+        """Whether another client with this use may share it."""
         return self.use == use and self.prepared.serves_all
 
     def is_of(self, region: ModelBytes, where: Sequence[int]) -> bool:
-        """Whether the same bytes lie there."""
+        """Whether it was made from the same bytes."""
         nbytes = self.region.nbytes
         if (nbytes, *self.where) != (region.nbytes, *where):
             return False
         return same_memory(self.region, region)
 
     def estimate_of(self, request: Request) -> Any:
-        """The burst_estimate of executions with inputs of these shapes, of all clients."""
+        """The burst_estimate for executions with inputs of these shapes, shared by all clients."""
         shapes = tuple(None if a.has_no_value else tuple(a.dimensions) for a in request.inputs)
         with self._lock:
             found = self._estimates.get(shapes)
@@ -114,14 +114,14 @@ class SharedModel:
         return found
 
     def save(self, saving: CacheWriter) -> None:
-        """Into cache files, now and, of the last ones, when there is something better. Raises Declined, OSError."""
+        """Writes cache files now and, for the latest ones, again after an improvement. Raises Declined, OSError."""
         with self._lock:
             self._save(saving)
             if self.prepared.can_improve:
                 self._savings = [*self._savings[1 - _MOST_SAVINGS :], saving]
 
     def improve(self, better: PreparedModel, switched: Callable[[], None]) -> None:
-        """From now on this one serves, and lies in the cache files. `switched`: called in between."""
+        """Puts `better` in place, calls `switched`, and writes the cache files again."""
         with self._lock:
             self.prepared, self.stage, self._estimates = better, self.stage + 1, {}
             switched()
@@ -146,7 +146,7 @@ class SharedModel:
 
 
 class ModelStore:
-    """Those that a device has prepared and somebody still has. One thread at a time."""
+    """The prepared models that clients still hold. One thread at a time."""
 
     def __init__(self, device: Device) -> None:
         self._device = device
@@ -154,7 +154,6 @@ class ModelStore:
         self._preparing, self._restoring = Rate(), Rate()
 
     def __len__(self) -> int:
-        """How many there are."""
         return len(self._shared)
 
     def prepare(
@@ -164,7 +163,7 @@ class ModelStore:
         pace: Callable[[], object],
         use: ModelUse = USUAL,
     ) -> SharedModel:
-        """The model in a memfd that somebody sent, or the equal one that is there. Owns `fd`.
+        """Prepares the model in a memfd, or shares an equal one. Owns `fd`.
 
         Raises InvalidModel, and what the device raises.
         """
@@ -179,7 +178,10 @@ class ModelStore:
         return self._new(source, where, model, prepared, use)
 
     def restore(self, restored: RestoredCompilation, pace: Callable[[], object], use: ModelUse = USUAL) -> SharedModel:
-        """The one out of cache files, or the same that is there. Raises InvalidModel, and what the device raises."""
+        """Restores a model from cache files, or shares it if it is there.
+
+        Raises InvalidModel, and what the device raises.
+        """
         same = [shared for shared in self._serving_first(use) if shared.digest == restored.digest]
         known = next((shared for shared in same if shared.saved or shared.serves(use)), None)
         if known and known.serves(use):
@@ -194,12 +196,12 @@ class ModelStore:
         return shared
 
     def rest(self) -> None:
-        """Nobody has used any of them for a while: they give back what they can make again."""
+        """Has all models free what they can make again: none has run for a while."""
         for shared in list(self._shared):
             shared.prepared.rest()
 
     def _serving_first(self, use: ModelUse) -> list[SharedModel]:
-        """All: those that may serve as they are, and then those that only have bytes to share."""
+        """All models: first those that this use may share whole, then those that share only their bytes."""
         return sorted(self._shared, key=lambda shared: not shared.serves(use))
 
     def _new(

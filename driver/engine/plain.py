@@ -1,4 +1,4 @@
-"""The engine's side of the plain path."""
+"""The engine's side of the plain path: one connection, one thread, one call at a time."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class PlainServer:
-    """The engine's side of one connection: a thread that answers one call after the other."""
+    """Serves one connection in a thread of its own."""
 
     def __init__(
         self,
@@ -33,26 +33,25 @@ class PlainServer:
         flow: Callable[[int], Flow],
         on_end: Callable[[], None],
     ) -> None:
-        """`model`: binds requests to the prepared model of a number; `flow`: in which its executions wait."""
+        """`model`: the binder of the prepared model with that number. `flow`: where its executions queue."""
         self._channel, self._on_end = channel, on_end
         self._worker = RequestWorker(model, flow, encode_answer)
-        self.answered = 0  #: requests
+        self.answered = 0  #: number of requests so far
         self._thread = threading.Thread(target=self._serve, name="plain", daemon=True)
         self.start = self._thread.start
         self.forget_plans = self._worker.forget_plans
 
     @property
     def is_alive(self) -> bool:
-        """Until its connection has ended."""
         return self._thread.is_alive()
 
     @property
     def bound(self) -> int:
-        """How many requests it knows, and will not bind again."""
+        """Number of plans: requests that need no binding."""
         return self._worker.bound
 
     def stop(self) -> None:
-        """Ends the connection; a running execution is cancelled, or finishes first."""
+        """Ends the connection. A running execution is cancelled if the device can; else it finishes first."""
         self._worker.stop()
         self._channel.shutdown()
 
@@ -77,10 +76,10 @@ class PlainServer:
             else:
                 self._manage(message)
         finally:
-            message.close()  # of descriptors, too, that came with a request and belong to nothing
+            message.close()  # also descriptors that came with a request, where they do not belong
 
     def _answer(self, raw: bytes, deadline: int | None = None) -> bytes:
-        """Never raises: whatever a client sends, it gets an answer and the process goes on."""
+        """Never raises: every request gets an answer, whatever the client sends."""
         worker, arrived = self._worker, time.monotonic_ns()
         self.answered += 1
         plan: Plan | None = None
@@ -107,7 +106,7 @@ class PlainServer:
             worker.free_when_idle()
 
     def _answer_by(self, raw: bytes) -> bytes:
-        """The same for a request with a deadline, which comes last; without it, it is the one that a plan is for."""
+        """The same for a request with a deadline. The deadline comes last and is cut off: a plan is for the rest."""
         try:
             known, deadline = split_deadline(raw)
         except Malformed as error:
@@ -117,7 +116,7 @@ class PlainServer:
 
     @staticmethod
     def _hinted(error: Exception, plan: Plan | None) -> Exception:
-        """An execution that was given up has taken long enough to know that; the same again takes as long as usual."""
+        """Adds the usual duration to a missed deadline; notes in the estimate that this execution was given up."""
         if isinstance(error, MissedDeadlineTransient) and plan is not None and plan.estimate is not None:
             if error.phase == "executing":
                 lib.burst_took(plan.estimate, 0, 0)
@@ -125,7 +124,7 @@ class PlainServer:
         return error
 
     def _manage(self, message: Message) -> None:
-        """Memory comes and goes without an answer: what is wrong with it shows in the execution that uses it."""
+        """Registers and frees memory. There is no answer: requests that use bad memory get the error."""
         match message.body:
             case ["memory", int(slot), list(plain)] if len(message.fds) == 1:
                 self._worker.register(slot, _mapped(plain, message.take_fds().pop()))
@@ -136,8 +135,8 @@ class PlainServer:
 
 
 def _mapped(plain: list[Any], fd: int) -> Memory | StatusError:
-    """The memory, or what is wrong with it: nobody waits for an answer now."""
+    """The memory, or the error that its users will get."""
     try:
         return Memory.from_wire(plain, fd)
     except StatusError as error:
-        return type(error)(str(error))  # without the frames that it came through
+        return type(error)(str(error))  # a fresh one, without its traceback

@@ -1,8 +1,7 @@
 """The engine of a device: prepared models, burst listeners and the plain path, and nothing that holds the GIL for long.
 
-A busy Python thread beside a listener would turn its tenths of a millisecond into five, so models are decoded and
-prepared here in small steps with a pause after each while a burst lives, and the garbage collector runs only when none
-does.
+A busy Python thread beside a listener would turn its tenths of a millisecond into five. So while a burst is open,
+models are decoded and prepared in small steps with a pause after each, and the garbage collector does not run.
 """
 
 from __future__ import annotations
@@ -49,41 +48,41 @@ if TYPE_CHECKING:
     from driver.interface import Device
     from driver.protocol.prepare_arguments import PrepareArguments
 
-# Seconds. A request that meets a slice of work waits for its end, so slices have to be short and rare: with these, a
-# burst that runs back to back meets one in some 200 requests, which leaves its p99 alone.
+# Seconds. A request that arrives during a slice of work waits for its end, so slices must be short and rare. With these
+# values, about one in 200 back-to-back requests meets a slice, which does not change their p99.
 _WORK, _PAUSE = 100e-6, 1e-3
 
 WEIGHT = 100
-"""Of an account that limits.toml does not name."""
+"""The weight of an account that limits.toml does not name."""
 
 
 class Pacer:
-    """Lets running bursts through while something long goes on in Python."""
+    """Pauses long work in Python, so that running bursts get the GIL."""
 
     def __init__(self) -> None:
         self.bursts = 0
         self._since = 0.0
 
     def __call__(self) -> None:
-        """Pauses now and then, while a burst lives. Raises MissedDeadlineTransient when this work is overdue."""
+        """Pauses now and then while a burst is open. Raises MissedDeadlineTransient when this work is overdue."""
         check("preparing")
         if self.bursts:
             self._pause()
 
     def for_others(self) -> None:
-        """The same on behalf of one burst, whose request is bound: pauses while another lives."""
+        """The same while a burst's own request is bound: pauses only while another burst is open."""
         check("before start")
         if self.bursts > 1:
             self._pause()
 
     def _pause(self) -> None:
         if time.perf_counter() - self._since > _WORK:
-            time.sleep(_PAUSE)  # a real sleep: giving up the GIL only to take it again would let nobody in
+            time.sleep(_PAUSE)  # a real sleep: a thread that only releases the GIL takes it back before others get it
             self._since = time.perf_counter()
 
 
 class Engine:
-    """What all clients share."""
+    """The state that all clients share."""
 
     def __init__(self, name: str, service: Channel) -> None:
         self.device: Device = device_class(name)()
@@ -137,16 +136,16 @@ class Engine:
             self._models.rest()
 
     def forget_plans(self) -> None:
-        """What requests of any client were bound to has changed."""
+        """Requests of all clients are bound anew: what they are bound to has changed."""
         for client in list(self.clients):
             client.forget_plans()
 
     def new_quota(self) -> Quota:
-        """Of one more client."""
+        """The quota of a new client."""
         return Quota(self.limits.client_bytes, self._quota)
 
     def share_of(self, uid: int) -> Share:
-        """What all clients of an account have together."""
+        """The scheduling group of an account, shared by all its clients."""
         with self._counting:
             share = self._shares.get(uid)
             if share is None:
@@ -154,18 +153,18 @@ class Engine:
             return share
 
     def count_burst(self, change: int) -> None:
-        """One more or one less. The last one out cleans up: while a burst lives, garbage is not collected."""
+        """Counts a burst that opens (+1) or ends (-1). Collects garbage after the last: no collection ran before."""
         with self._counting:
             self.pace.bursts += change
             if not self.pace.bursts:
                 gc.collect()
 
     def traces_of(self, uid: int | None) -> list[Memory]:
-        """Of the bursts of one account, or of all."""
+        """The traces of one account's bursts, or of all."""
         return [memory for owner, memory in list(self.traces.values()) if uid in {None, owner}]
 
     def census(self, uid: int | None) -> Census:
-        """Of one account, or of all; it is kept from now on."""
+        """The census of one account, or of all; it is kept up to date from now on."""
         with self._counting:
             census = self._censuses.get(uid)
             if census is None:
@@ -174,7 +173,7 @@ class Engine:
         return census
 
     def note(self, uid: int, changes: int = 0) -> None:
-        """A client of that account has come or gone; or a burst, which is a change."""
+        """A client of that account has come or gone. `changes`: how many bursts have opened or ended."""
         with self._counting:
             for of, census in self._censuses.items():
                 if of in {None, uid}:
@@ -185,7 +184,7 @@ class Engine:
         census.note(changes, clients, len(self.traces_of(uid)))
 
     def serve(self, channel: Channel, uid: int) -> None:
-        """One client, of that account, until its connection ends."""
+        """Serves one client of that account until its connection ends."""
         client = EngineClient(self, uid)
         client.handlers["figures"] = partial(self.figures, uid)
         try:
@@ -199,9 +198,9 @@ class Engine:
             client.close()
 
     def figures(self, uid: int, _: Message) -> Reply:
-        """Of all accounts together: slots, who waits, the sums of `driver.engine.totals`, bursts and models in memory.
+        """For all accounts together: slots, waiting executions, the sums of `driver.engine.totals`, bursts and models.
 
-        For the device's own account and root. Raises InvalidArgument for others.
+        Only the device's own account and root may ask. Raises InvalidArgument for others.
         """
         if uid not in {0, os.getuid()}:
             raise InvalidArgument(
@@ -213,16 +212,17 @@ class Engine:
         return Reply([self.queue.slots, waiters(), sums, len(self.traces), len(self._models)])
 
     def end_with_service(self) -> None:
-        """Ends the process if the service is gone: then nobody needs us, and what clients wait for ends with our life
-        words, so that they know that we died. Who sees a client's connection end asks here whether that is the reason.
+        """Ends the process if the service is gone. The death of our life words then ends the waits of all clients.
+
+        Called whenever a client's connection ends, as the end of the service may be the reason.
         """
         if self._service.peer_has_died:
             os._exit(0)
 
 
 def main(name: str, service: Channel) -> None:
-    """What the process does from its beginning to its end. `service`: the channel to the other one."""
-    warnings.simplefilter("ignore")  # numpy's, of infinities that a client computes
+    """Runs the engine process. `service`: the channel to the service process."""
+    warnings.simplefilter("ignore")  # numpy warns of infinities that a client computes
     gc.disable()
     note_crashes()
     guard()

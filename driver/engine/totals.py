@@ -1,4 +1,4 @@
-"""What all clients of a device have had of it, those that have left included."""
+"""Scheduling counts summed over all clients of a device, including those that have left."""
 
 from __future__ import annotations
 
@@ -16,26 +16,25 @@ SUMMED = ("executions", "waits", "yields", "waiting", "waited", "used")
 
 
 class Totals:
-    """By priority, lowest first, a sum for each of `SUMMED`."""
+    """Sums over clients that have left: by priority, lowest first, one for each of `SUMMED`."""
 
     def __init__(self) -> None:
         self._left = [[0.0] * len(SUMMED) for _ in PRIORITIES]
 
     def leave(self, counts: Sequence[FlowCounts]) -> None:
-        """A client goes; this is what it has had. Who calls this lets nobody `snapshot` meanwhile."""
+        """Adds the counts of a client that leaves. The caller excludes `snapshot` meanwhile."""
         _add(self._left, counts)
         for flow in self._left:
             flow[SUMMED.index("waiting")] = 0
 
     def snapshot(self) -> list[list[float]]:
-        """Of those that have left."""
         return [list(flow) for flow in self._left]
 
 
 def summed(
     begin: list[list[float]], clients: Iterable[Callable[[], Sequence[FlowCounts]]], pace: Callable[[], object]
 ) -> list[list[float]]:
-    """With what the others have had so far. `pace` lets running bursts through."""
+    """Adds the counts of present clients to `begin`. `pace` lets running bursts through."""
     for counts in clients:
         pace()
         _add(begin, counts())

@@ -1,4 +1,4 @@
-"""Memory for notes, between an engine and those who read them: clients' traces, and the engine's own counts."""
+"""Memory for traces, which clients send to the engine and observers read."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fmq import FmqError
 
 
 def trace_memory(fds: list[int]) -> Memory | None:
-    """For a trace, if a client sent some; its descriptor is kept, for `traces`. Raises Malformed."""
+    """Memory for a trace, if the client sent some. Its descriptor stays open, for `traces`. Raises Malformed."""
     try:
         return Memory.adopt(fds.pop(), Trace.nbytes) if fds else None
     except (FmqError, OSError) as error:
@@ -17,15 +17,15 @@ def trace_memory(fds: list[int]) -> Memory | None:
 
 
 def trace_of(fds: list[int], others: int) -> Trace | None:
-    """A trace in what follows so many others, if something does. Raises Malformed."""
+    """The trace in the descriptor that follows `others` others, if there is one. Raises Malformed."""
     memory = trace_memory([fds.pop()]) if fds and len(fds) == others + 1 else None
     if memory:
-        memory.close()  # what is mapped stays
+        memory.close()  # the mapping stays
     return Trace(memory) if memory else None
 
 
 def to_read(memory: Memory) -> int:
-    """A descriptor to send; its owner, of another account, may have seen to it that we cannot make a read-only one."""
+    """A descriptor to send, read-only unless its owner, of another account, has denied us to open the memory again."""
     try:
         return os.open(f"/proc/self/fd/{memory.fd}", os.O_RDONLY | os.O_CLOEXEC)
     except PermissionError:

@@ -1,7 +1,7 @@
-"""How many clients and bursts a device has, on memory that others may read: who looks at it disturbs nobody.
+"""Counts of a device's clients and bursts, in shared memory: reading them costs the device nothing.
 
-A reader that sees that the set of bursts has changed asks the device for their traces, and not before. The memory is
-the device's own figures for an account, and the device never reads it.
+A reader calls for the traces of bursts only when the counts say that the set of bursts has changed. The engine writes
+the counts for one account and never reads them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Census:
-    """What the engine writes; its `life` is marked when the engine dies."""
+    """The engine's side. `life` is marked when the engine dies."""
 
     nbytes: Final = 4096
 
@@ -29,33 +29,32 @@ class Census:
 
     @classmethod
     def create(cls) -> Self:
-        """A new one, of nobody."""
         return cls(Memory.create(cls.nbytes))
 
     def note(self, changes: int, clients: int, bursts: int) -> None:
-        """So many are there now, after so many more changes of the set of bursts."""
+        """Sets the counts. `changes`: bursts that have opened or ended since."""
         words = self._counts.words
         words[1], words[2] = clients, bursts
         words[0] += np.uint64(changes)
 
 
 class CensusCounts:
-    """What is written there, as it is now."""
+    """The counts as they are now."""
 
     def __init__(self, memory: Region) -> None:
         self.words = memory.asarray(np.uint64, 3)
 
     @property
     def changes(self) -> int:
-        """How often a burst has begun or ended."""
+        """Number of bursts that have opened plus number that have ended."""
         return int(self.words[0])
 
     @property
     def clients(self) -> int:
-        """Connections."""
+        """Connected clients."""
         return int(self.words[1])
 
     @property
     def bursts(self) -> int:
-        """That are open."""
+        """Open bursts."""
         return int(self.words[2])
