@@ -1,4 +1,4 @@
-"""What came out of a model, for people: ranges of numbers, and the likeliest classes."""
+"""Outputs of a model in readable form: ranges of values, and the most likely classes."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
     from driver.cli.ports import Port
 
-_FEWEST_CLASSES = 5  # without labels: a box has four numbers
+_FEWEST_CLASSES = 5  # without labels; four numbers may be a box
 
 
 class Class(NamedTuple):
-    """One of the likeliest."""
+    """One of the most likely classes."""
 
     number: int
     label: str | None
@@ -29,9 +29,9 @@ class Class(NamedTuple):
 
 
 def classes(port: Port, array: NDArray[Any], top: int, labels: Sequence[str]) -> list[Class]:
-    """Those of the largest values; none when this does not look like scores of classes.
+    """The classes with the largest scores; none unless the output looks like class scores.
 
-    That is real numbers in one row, five and more if there are no labels. `labels`: of all classes, or none.
+    Class scores are real numbers in one row: without labels, at least five. `labels`: one for each class, or none.
     """
     is_real = array.dtype.kind == "f" or port.operand.type.is_quantised
     fewest = 1 if labels else _FEWEST_CLASSES
@@ -39,29 +39,29 @@ def classes(port: Port, array: NDArray[Any], top: int, labels: Sequence[str]) ->
         return []
     real = port.real(array).reshape(-1)
     if labels and len(labels) != len(real):
-        raise click.UsageError(f"--labels: {len(labels)} lines for the {len(real)} classes of output {port.name!r}")
+        raise click.UsageError(f"--labels: {len(labels)} lines, but output {port.name!r} has {len(real)} classes")
     order = np.argsort(-np.nan_to_num(real, nan=-np.inf), kind="stable")[:top]
     return [Class(int(n), labels[n] if labels else None, float(real[n])) for n in order]
 
 
 def read_labels(path: Path | None) -> list[str]:
-    """A line for each class. Raises UsageError."""
+    """Reads the labels, one per line. Raises UsageError."""
     if path is None:
         return []
     try:
         return path.read_text("utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise click.UsageError(f"--labels {path}: {error}; give a text file with a line for each class") from error
+        raise click.UsageError(f"--labels {path}: {error}; pass a text file with one class name per line") from error
 
 
 def summary(port: Port, array: NDArray[Any]) -> dict[str, Any]:
-    """What JSON has of an output."""
+    """An output as --json prints it."""
     real = port.real(array).astype(np.float64)
     figures = {"min": float(real.min()), "mean": float(real.mean()), "max": float(real.max())} if real.size else {}
     return {"name": port.name, "type": port.operand.type.name, "shape": list(array.shape), **figures}
 
 
 def summary_words(found: dict[str, Any]) -> str:
-    """The same in a line."""
+    """The summary of an output as one line of text."""
     words = f"{found['type']} {shape_words(found['shape'])}"
     return words + (f", {found['min']:.4g} to {found['max']:.4g}" if "min" in found else "")

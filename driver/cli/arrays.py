@@ -1,4 +1,4 @@
-"""Arrays of numpy for an input, out of .npy and .npz, and outputs into .npz."""
+"""Reads inputs from .npy and .npz files; writes outputs to .npz."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ _DAMAGED = OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile, zipfile.
 
 
 def names(path: str) -> list[str]:
-    """Of the arrays in an .npz. Raises UsageError."""
+    """Names of the arrays in an .npz. Raises UsageError."""
     try:
         with zipfile.ZipFile(path) as archive:
             return [name.removesuffix(".npy") for name in archive.namelist()]
     except _DAMAGED as error:
-        raise click.UsageError(f"--input {path}: no .npz file: {error}; write it with numpy.savez") from error
+        raise click.UsageError(f"--input {path}: not an .npz file: {error}; write it with numpy.savez") from error
 
 
 def read_array(port: Port, shape: tuple[int, ...], path: str, where: str) -> tuple[NDArray[Any], str]:
-    """What an input gets of a file, and what was done to make it fit. Raises UsageError."""
+    """Reads an array for an input; returns it and how it was converted to fit. Raises UsageError."""
     found = _loaded(port, path, where)
     done = []
     if len(found.shape) + 1 == len(shape) and shape[0] in (0, 1):
         found = found[np.newaxis]
-        done.append("as a batch of one")
+        done.append("batch dimension added")
     if shape and (found.ndim != len(shape) or any(s not in (0, f) for s, f in zip(shape, found.shape, strict=True))):
         raise click.UsageError(
-            f"{where}: an array of shape {shape_words(found.shape)}; input {port.name!r} takes {shape_words(shape)}: "
-            "reshape it, or give another"
+            f"{where}: the array has shape {shape_words(found.shape)}, but input {port.name!r} takes "
+            f"{shape_words(shape)}; reshape it"
         )
     array, words = _typed(port, found, where)
     return array, "; ".join(filter(None, (*done, words)))
@@ -57,28 +57,30 @@ def _loaded(port: Port, path: str, where: str) -> NDArray[Any]:
                 array: NDArray[Any] = found[port.name if port.name in names else names[0]]
                 return array
     except _DAMAGED as error:
-        raise click.UsageError(f"{where}: it cannot be read as arrays: {error}; write it with numpy.save") from error
-    raise click.UsageError(f"{where}: no array is called {port.name!r}; it has {', '.join(names)}: rename one")
+        raise click.UsageError(f"{where}: not a readable array: {error}; write it with numpy.save") from error
+    raise click.UsageError(f"{where}: no array is named {port.name!r}; the file has {', '.join(names)}: rename one")
 
 
 def _typed(port: Port, found: NDArray[Any], where: str) -> tuple[NDArray[Any], str]:
-    """In the input's type, if nothing is lost that the model could have used."""
+    """Converts to the input's type, if the model loses no information by it."""
     dtype, kind = port.operand.type.dtype, port.operand.type
     if found.dtype == dtype:
         return found, ""
     if found.dtype.kind == "f" and kind.is_quantised:
-        return port.stored(found), f"{found.dtype} quantised: scale {port.operand.scale:g}, {port.operand.zero_point}"
+        scale, zero = port.operand.scale, port.operand.zero_point
+        return port.stored(found), f"{found.dtype} quantised: scale {scale:g}, zero point {zero}"
     if found.dtype.kind in "fiub" and dtype.kind == "f":
-        return found.astype(dtype), f"{found.dtype} taken as {dtype}"
+        return found.astype(dtype), f"{found.dtype} converted to {dtype}"
     if found.dtype.kind in "iub" and not kind.is_quantised and np.array_equal(found, cast := found.astype(dtype)):
-        return cast, f"{found.dtype} taken as {dtype}"
+        return cast, f"{found.dtype} converted to {dtype}"
     raise click.UsageError(
-        f"{where}: an array of {found.dtype}; input {port.name!r} takes {dtype}: convert it with .astype('{dtype}')"
+        f"{where}: the array is {found.dtype}, but input {port.name!r} takes {dtype}; convert it with "
+        f".astype('{dtype}')"
     )
 
 
 def write_arrays(path: Path, found: Mapping[str, NDArray[Any]]) -> None:
-    """An .npz with any names, which `numpy.savez` does not take. Raises OSError."""
+    """Writes an .npz. Takes any names, which `numpy.savez` does not. Raises OSError."""
     with zipfile.ZipFile(path, "w") as archive:
         for name, array in found.items():
             with archive.open(f"{name}.npy", "w", force_zip64=True) as file:

@@ -1,4 +1,4 @@
-"""`burst bench`: what an execution costs on this machine, in this process and through each way to another."""
+"""`burst bench`: measures an execution in this process, through a burst, and on the plain path."""
 
 from __future__ import annotations
 
@@ -12,7 +12,17 @@ from driver.cli.comparison import Comparison, compared
 from driver.cli.conditions import conditions, in_words
 from driver.cli.inputs import feeds
 from driver.cli.names import DeviceName, is_model, loaded
-from driver.cli.output import digits, interval, json_option, print_json, print_line, print_table, spelled, watched
+from driver.cli.output import (
+    digits,
+    examples,
+    interval,
+    json_option,
+    print_json,
+    print_line,
+    print_table,
+    progress,
+    spelled,
+)
 from driver.cli.ports import inputs_of
 from driver.cli.work import add_model
 from driver.devices import names
@@ -26,36 +36,47 @@ _FILE: Any = click.Path(path_type=Path, dir_okay=False)
 ADD = "ADD of 4 floats"
 
 
-class _What(click.ParamType):  # type: ignore[type-arg] # as DeviceName
+class _ModelOrScript(click.ParamType):  # type: ignore[type-arg] # as DeviceName
     """A model file, or a script of bench/."""
 
     name = "what"
 
     def shell_complete(self, _context: Any, _param: Any, incomplete: str) -> list[Any]:
-        """Scripts, and files."""
+        """Completes names of scripts and files."""
         from click.shell_completion import CompletionItem
 
         found = [CompletionItem(s.name, help=s.question) for s in scripts.found() if s.name.startswith(incomplete)]
         return [*found, CompletionItem(incomplete, type="file")]
 
 
-@click.command()
-@click.argument("what", nargs=-1, type=_What(), metavar="[MODEL | SCRIPT…]")
+@click.command(
+    epilog=examples(
+        "burst bench",
+        "burst bench net.tflite --device litert --plot bench.png",
+        "burst bench --list",
+        "burst bench burst_roundtrip --json",
+    )
+)
+@click.argument("what", nargs=-1, type=_ModelOrScript(), metavar="[MODEL | SCRIPT…]")
 @click.option(
     "--device",
     "devices",
     multiple=True,
     type=DeviceName(),
     metavar="NAME",
-    help="To be measured; several. [default: all that are installed]",
+    help="Device to measure; repeatable. [default: all installed devices]",
 )
 @click.option(
-    "--seconds", default=3.0, show_default=True, type=click.FloatRange(0.1), help="For each model and device."
+    "--seconds",
+    default=3.0,
+    show_default=True,
+    type=click.FloatRange(0.1),
+    help="Measuring time for each model and device.",
 )
-@click.option("--pin/--no-pin", default=True, help="Client and device on processors of their own. [default: pin]")
-@click.option("--plot", type=_FILE, metavar="FILE", help="A picture (.png, .svg, .pdf); needs matplotlib.")
-@click.option("--list", "listing", is_flag=True, help="Only list the scripts of bench/.")
-@click.option("--quick", is_flag=True, help="Scripts only: shows that they work, measures nothing.")
+@click.option("--pin/--no-pin", default=True, help="Pin client and device to separate CPUs. [default: pin]")
+@click.option("--plot", type=_FILE, metavar="FILE", help="Draw the results (.png, .svg, .pdf); needs matplotlib.")
+@click.option("--list", "listing", is_flag=True, help="List the scripts of bench/ and exit.")
+@click.option("--quick", is_flag=True, help="Scripts only: check that they run; the figures mean nothing.")
 @json_option
 def bench(
     what: tuple[str, ...],
@@ -67,12 +88,12 @@ def bench(
     quick: bool,
     as_json: bool,
 ) -> None:
-    """Measures bursts on this machine, beside the other ways.
+    """Measure what a burst costs here, beside the alternatives.
 
-    An addition of four floats, and MODEL if there is one (a .tflite or .onnx file, on random inputs), are executed by
-    the device's own code in this process, through a burst, through one that sleeps, and on the plain path; by turns, so
-    that all of them meet the same machine. Where there are two processors, the client has one of them, and whoever
-    executes has the others. SCRIPT is one of --list; those are in a clone of the project, and answer one question each.
+    Executes an addition of four floats, and MODEL (a .tflite or .onnx file, on random inputs) if given, in four ways:
+    with the device's code in this process, through a burst that polls, through a burst that sleeps, and on the plain
+    path. The four are interleaved, so that all meet the same conditions. With two CPUs or more, the client runs on one
+    and the execution on the others. SCRIPT is a benchmark script named by --list; these need a clone of the project.
     """
     if listing:
         _list(as_json)
@@ -83,9 +104,9 @@ def bench(
 
 
 def _models(what: Sequence[str]) -> dict[str, tuple[Model, Sequence[Any]]]:
-    """By their names; with inputs."""
+    """Models and their inputs, by name."""
     if len(what) > 1:
-        raise click.UsageError(f"{' '.join(what)}: give one MODEL, or any number of SCRIPTs, and not both")
+        raise click.UsageError(f"{' '.join(what)}: pass either one MODEL or any number of SCRIPTs")
     found = {ADD: add_model(), **{Path(name).name: loaded(Path(name)) for name in what}}
     fed = {name: feeds(inputs_of(model), (), (), 0, None) for name, model in found.items()}
     return {name: (model, [feed.array for feed in fed[name]]) for name, model in found.items()}
@@ -104,7 +125,7 @@ def _compare(
         scripts.check_plot(plot)
     machine = conditions()
     found = []
-    with watched() as tell:
+    with progress() as tell:
         for device in devices:
             for name, (model, arrays) in models.items():
                 tell(f"{name} on {device}")
@@ -135,13 +156,13 @@ def _show(found: Sequence[Comparison], machine: str) -> None:
             )
             for way in one.ways
         ]
-        where = "client and device apart" if one.is_pinned else "nobody pinned"
-        print_line(f"\n{one.model} on {one.device}: {where}, {one.rounds} rounds; medians [and their interval of 95 %]")
+        where = "client and device on separate CPUs" if one.is_pinned else "not pinned"
+        print_line(f"\n{one.model} on {one.device}: {where}, {one.rounds} rounds; medians [95 % interval]")
         print_table(("", "p50", "p99", f"x {one.ways[0].name}"), rows, (1, 2, 3))
 
 
 def _list(as_json: bool) -> None:
-    """The scripts of bench/."""
+    """Prints the scripts of bench/."""
     found = scripts.all_of_them()
     if as_json:
         print_json([script._asdict() for script in found])
@@ -153,7 +174,7 @@ def _run_scripts(names_: Sequence[str], plot: Path | None, *, quick: bool, as_js
     if plot:
         scripts.check_plot(plot)
         if len(names_) > 1:
-            raise click.UsageError(f"--plot {plot}: for one script at a time")
+            raise click.UsageError(f"--plot {plot}: works with one script only")
     chosen = [scripts.named(name) for name in names_]
     figures = {}
     for n, script in enumerate(chosen):

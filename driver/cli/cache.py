@@ -1,4 +1,4 @@
-"""`burst cache`: what is kept of compilations, and how to be rid of it."""
+"""`burst cache`: lists, verifies and removes compilations kept on disk."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from driver.cli.output import json_option, print_json, print_table
+from driver.cli.output import examples, json_option, print_json, print_table
 from driver.runtime.cache.folder import Folder, default_folder
 from driver.runtime.cache.verify import verify
 
@@ -27,11 +27,11 @@ _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 
 
 def _seconds(_context: click.Context, _option: click.Parameter, value: str | None) -> float | None:
-    """A whole number and a unit."""
+    """Parses a whole number with a unit."""
     if value is None:
         return None
     if not (match := re.fullmatch(r"(\d{1,6})([smhdw])", value, re.ASCII)):
-        raise click.BadParameter(f"{value!r}: a whole number and one of s, m, h, d and w, as 30d or 12h")
+        raise click.BadParameter(f"{value!r}: expected a whole number and a unit (s, m, h, d, w), for example 30d")
     return float(match[1]) * _SECONDS[match[2]]
 
 
@@ -43,22 +43,31 @@ def _options(function: Callable[..., None]) -> Callable[..., None]:
             "path",
             type=click.Path(exists=True, file_okay=False, path_type=Path),
             metavar="FOLDER",
-            help="Where compilations lie, if not in ~/.cache/burst/compiled.",
+            help="Folder of the compilations. [default: ~/.cache/burst/compiled]",
         ),
     ):
         function = option(function)
     return function
 
 
-@click.group()
+@click.group(
+    epilog=examples(
+        "burst cache list",
+        "burst cache prune --older-than 30d",
+        "burst cache prune --most-mb 500",
+    )
+)
 def cache() -> None:
-    """Compilations that are kept on disk. All of this is safe while programs use them."""
+    """List, verify and remove compilations kept on disk.
+
+    All of these are safe while programs use the cache.
+    """
 
 
 @cache.command("list")
 @_options
 def list_(path: Path | None, as_json: bool) -> None:
-    """Lists them, those used last first."""
+    """List compilations, most recently used first."""
     folder = _folder(path)
     found = sorted(folder.entries(), key=lambda compilation: -compilation.used)
     if as_json:
@@ -69,19 +78,21 @@ def list_(path: Path | None, as_json: bool) -> None:
 
 @cache.command()
 @_options
-@click.option("--most-mb", type=click.IntRange(min=0), metavar="N", help="Until N MB are left. [default: the limit]")
-@click.option("--older-than", callback=_seconds, metavar="30d|12h|…", help="Those not used for so long.")
+@click.option(
+    "--most-mb", type=click.IntRange(min=0), metavar="N", help="Shrink the cache to N MB. [default: its limit]"
+)
+@click.option("--older-than", callback=_seconds, metavar="30d|12h|…", help="Remove what was not used for this long.")
 def prune(path: Path | None, as_json: bool, most_mb: int | None, older_than: float | None) -> None:
-    """Removes what has not been used for long, and what crashes have left."""
+    """Remove old compilations and leftovers of crashes."""
     folder = _folder(path)
     _tell(_removed(folder, lambda: folder.prune(None if most_mb is None else most_mb * _MB, older_than)), as_json)
 
 
 @cache.command()
 @_options
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 def clear(path: Path | None, as_json: bool, yes: bool) -> None:
-    """Removes all of them."""
+    """Remove all compilations."""
     folder = _folder(path)
     found = folder.entries()
     if found and not yes:
@@ -100,7 +111,9 @@ def _removed(folder: Folder, remove: Callable[[], Pruned]) -> Pruned:
     try:
         return remove()
     except OSError as error:
-        raise click.UsageError(f"{folder.path}: {error}; make it writable, or choose another with --dir") from error
+        raise click.UsageError(
+            f"{folder.path}: {error}; make it writable, or pass another folder with --dir"
+        ) from error
 
 
 def _tell(pruned: Pruned, as_json: bool) -> None:
@@ -108,7 +121,7 @@ def _tell(pruned: Pruned, as_json: bool) -> None:
         removed = [asdict(compilation) for compilation in pruned.removed]
         print_json({"removed": removed, "in_use": pruned.in_use})
         return
-    left = f"; left alone {pruned.in_use} being made anew" if pruned.in_use else ""
+    left = f"; kept {pruned.in_use} that other programs are compiling" if pruned.in_use else ""
     click.echo(f"removed {_sum(pruned.removed)}{left}")
 
 
@@ -124,7 +137,7 @@ def _show(found: list[Compilation], folder: Folder, console: Console) -> None:
         table.add_row(Text(compilation.model), device, _size(compilation.nbytes), *ages, str(compilation.hits))
     if found:
         console.print(table)
-    console.print(Text(f"{_sum(found)} in {folder.path}, which may hold {_size(folder.most)}"), soft_wrap=True)
+    console.print(Text(f"{_sum(found)} in {folder.path} (limit {_size(folder.most)})"), soft_wrap=True)
 
 
 def _sum(found: list[Compilation]) -> str:
@@ -137,7 +150,7 @@ def _size(nbytes: int) -> str:
 
 
 def _age(seconds: float) -> str:
-    """In the largest unit of which there is one; the clock may have been put back."""
+    """Formats an age in its largest unit; never below 0, for the clock may have been set back."""
     unit = next((unit for unit in "dhm" if seconds >= _SECONDS[unit]), "s")
     return f"{max(0, seconds) // _SECONDS[unit]:.0f} {unit}"
 
@@ -145,9 +158,10 @@ def _age(seconds: float) -> str:
 @cache.command("verify")
 @_options
 def verify_(path: Path | None, as_json: bool) -> None:
-    """Asks each device whether it still takes what it has kept, and starts those that do not run.
+    """Check that devices still accept their compilations.
 
-    Exits with 1 when one is refused: it will be compiled anew, and replaced, when it is next wanted.
+    Starts the devices that are not running. Exits with 1 if a device refuses a compilation; it is then compiled again
+    and replaced at its next use.
     """
     verdicts = list(verify(_folder(path)))
     if as_json:

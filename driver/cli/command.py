@@ -1,4 +1,4 @@
-"""The `burst` command and its sub-commands, each of which is imported when it is called, and not before."""
+"""The `burst` command. Each sub-command is imported only when it is called."""
 
 from __future__ import annotations
 
@@ -13,42 +13,41 @@ from driver.client.discovery import runtime_dir
 from driver.errors import DeviceNotFound, DriverError, ImportFailed, InvalidModel
 from driver.nn.errors import did_you_mean
 
-_CALLED_WRONGLY = DeviceNotFound, ImportFailed, InvalidModel
+_USAGE_ERRORS = DeviceNotFound, ImportFailed, InvalidModel
 
 
-class _Place(NamedTuple):
-    """Where a sub-command is, and the first sentence of its docstring."""
+class _Entry(NamedTuple):
+    """Where a sub-command is defined, and the first sentence of its docstring."""
 
     attribute: str  #: module:name
     summary: str
 
 
 COMMANDS = {
-    "bench": _Place("driver.cli.bench:bench", "Measures bursts on this machine, beside the other ways."),
-    "cache": _Place("driver.cli.cache:cache", "Compilations that are kept on disk."),
-    "completion": _Place("driver.cli.completion:completion", "Prints what makes a shell complete this command."),
-    "demo": _Place("driver.cli.demo:demo", "Shows what a burst does, on frames or sound."),
-    "devices": _Place("driver.cli.devices:devices", "Lists the devices: what they are, what they can, how fast."),
-    "doctor": _Place("driver.cli.doctor:doctor", "Looks at everything that bursts depend on."),
-    "record": _Place("driver.cli.record:record", "Runs COMMAND, and records its requests to devices."),
-    "replay": _Place("driver.cli.replay:replay", "Plays a recording, and says how long requests took then and now."),
-    "run": _Place("driver.cli.run:run", "Runs a model file, and says what it does, where, and how fast."),
-    "serve": _Place("driver.cli.serve:serve", "Runs a device under this account, for others to use."),
-    "top": _Place("driver.cli.top:top", "Shows the bursts of each DEVICE that runs, until Ctrl-C."),
-    "trace": _Place("driver.cli.trace:trace", "Follows bursts, and writes what they did for Perfetto."),
-    "vts": _Place("driver.cli.vts:vts", "Tests whether a device does what a device has to do."),
+    "bench": _Entry("driver.cli.bench:bench", "Measure what a burst costs here, beside the alternatives."),
+    "cache": _Entry("driver.cli.cache:cache", "List, verify and remove compilations kept on disk."),
+    "completion": _Entry("driver.cli.completion:completion", "Print the shell code that completes this command."),
+    "demo": _Entry("driver.cli.demo:demo", "Run a demo: camera frames or sound through a burst."),
+    "devices": _Entry("driver.cli.devices:devices", "List devices: type, version, capabilities, speed."),
+    "doctor": _Entry("driver.cli.doctor:doctor", "Check this machine and installation for problems."),
+    "record": _Entry("driver.cli.record:record", "Run a program and record its requests to devices."),
+    "replay": _Entry("driver.cli.replay:replay", "Repeat recorded requests and compare their latency."),
+    "run": _Entry("driver.cli.run:run", "Run a model file and report placement, outputs and times."),
+    "serve": _Entry("driver.cli.serve:serve", "Serve a device to other programs and accounts."),
+    "top": _Entry("driver.cli.top:top", "Show the bursts of running devices, live."),
+    "trace": _Entry("driver.cli.trace:trace", "Trace running bursts into a file for Perfetto."),
+    "vts": _Entry("driver.cli.vts:vts", "Run the conformance tests on a device."),
 }
 
 
-class _Commands(click.Group):
-    """A group that knows its sub-commands by `COMMANDS`."""
+class _LazyGroup(click.Group):
+    """A group that finds its sub-commands in `COMMANDS`."""
 
     def list_commands(self, _context: click.Context) -> list[str]:
-        """Their names."""
         return sorted(COMMANDS)
 
     def get_command(self, _context: click.Context, name: str) -> click.Command | None:
-        """One of them; its module is imported."""
+        """Imports the sub-command's module."""
         if name not in COMMANDS:
             return None
         module, _, attribute = COMMANDS[name].attribute.partition(":")
@@ -56,42 +55,49 @@ class _Commands(click.Group):
         return found
 
     def resolve_command(self, context: click.Context, args: list[str]) -> Any:
-        """What is to be called. A name that nobody has is answered with the nearest one."""
+        """An unknown name is an error that suggests the nearest command."""
         name = args[0]
         if name not in COMMANDS and not name.startswith("-"):
-            known = f"there are {', '.join(sorted(COMMANDS))}"
+            known = f"choose from {', '.join(sorted(COMMANDS))}"
             raise click.UsageError(f"no such command: {name!r}; {known}{did_you_mean(name, COMMANDS)}", context)
         return super().resolve_command(context, args)
 
     def format_commands(self, _context: click.Context, formatter: click.HelpFormatter) -> None:
-        """For the help text, without importing one."""
+        """The list of sub-commands in the help text; imports none of them."""
         with formatter.section("Commands"):
             formatter.write_dl([(name, COMMANDS[name].summary) for name in sorted(COMMANDS)])
 
     def shell_complete(self, context: click.Context, incomplete: str) -> list[CompletionItem]:
-        """For the shell, without importing one."""
+        """Completes the names of sub-commands; imports none of them."""
         found = [CompletionItem(n, help=p.summary) for n, p in sorted(COMMANDS.items()) if n.startswith(incomplete)]
         return [*found, *click.Command.shell_complete(self, context, incomplete)]
 
     def invoke(self, context: click.Context) -> Any:
-        """Calls one of them: what may be expected to go wrong is a line on stderr."""
+        """Calls a sub-command. An expected error becomes one line on stderr."""
         try:
             return super().invoke(context)
         except InternalError:
             raise
-        except _CALLED_WRONGLY as error:
+        except _USAGE_ERRORS as error:
             raise click.UsageError(str(error)) from error
         except PeerDied as error:
-            raise click.ClickException(f"{error}; the logs of devices are in {runtime_dir()}") from error
+            raise click.ClickException(f"{error}; device logs are in {runtime_dir()}") from error
         except (BurstError, DriverError) as error:
             raise click.ClickException(str(error)) from error
 
 
 @click.group(
-    cls=_Commands,
+    cls=_LazyGroup,
     context_settings={"help_option_names": ["-h", "--help"]},
-    epilog="Ends with 0 when all is well, 1 when something failed, 2 when it was called wrongly.",
+    epilog="Exit status: 0 for success, 1 for a failure, 2 for a usage error.",
 )
 @click.version_option(package_name="burst-engine", prog_name="burst")
 def burst() -> None:
-    """Runs neural networks in other processes."""
+    """Run neural networks in another process, through shared memory.
+
+    \b
+    Begin with:
+      burst doctor                              check this machine
+      burst demo camera                         see a burst at work
+      burst run net.tflite --input photo.jpg    run your own model
+    """

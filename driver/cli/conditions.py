@@ -1,4 +1,4 @@
-"""What a figure depends on besides the code."""
+"""The conditions of a measurement: machine, kernel, load and versions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _GOVERNOR = Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")
 
 
 def conditions() -> dict[str, Any]:
-    """The machine, and what it does besides."""
+    """What a figure depends on besides the code."""
     return {
         "processor": _processor(),
         "processors": len(os.sched_getaffinity(0)),
@@ -28,7 +28,7 @@ def conditions() -> dict[str, Any]:
 
 
 def in_words(found: dict[str, Any]) -> str:
-    """In one line."""
+    """The conditions as one line of text."""
     load = " ".join(map(str, found["load"]))
     return (
         f"{found['processor']}, {found['processors']} usable, {found['kernel']}, "

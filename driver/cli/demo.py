@@ -1,4 +1,4 @@
-"""`burst demo`: a camera's frames and a telephone's sound through a burst, without hardware and with it."""
+"""`burst demo`: camera frames or telephone tones through a burst, generated or from hardware."""
 
 from __future__ import annotations
 
@@ -17,17 +17,18 @@ from rich.text import Text
 
 import burst
 import driver
+from driver.cli.output import examples
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 _MANY = 10**9 - 1
 _BLOCKS_PER_SECOND = 50
-_MOST_FPS = 120  # of a page
+_MOST_FPS = 120  # of the live page
 
 
 class _Number(click.FloatRange):
-    """A number that is one."""
+    """A range of floats that refuses NaN."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         number = super().convert(value, param, ctx)
@@ -35,15 +36,15 @@ class _Number(click.FloatRange):
 
 
 def _options(device: str, seeds: int) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """What both demos take."""
+    """Adds the options that both demos have."""
     folder: Any = click.Path(file_okay=False, path_type=Path)
 
     def add(function: Callable[..., None]) -> Callable[..., None]:
         for option in (
-            click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON, and nothing else."),
+            click.option("--json", "as_json", is_flag=True, help="Print only the summary, as JSON."),
             click.option("--out", type=folder, default="burst-demo", help="Folder for the results."),
-            click.option("--device", default=device, help="Which device runs the network."),
-            click.option("--seed", type=click.IntRange(0, seeds), default=0, help="Which one is generated."),
+            click.option("--device", default=device, help="Device that runs the network."),
+            click.option("--seed", type=click.IntRange(0, seeds), default=0, help="Seed of the generated input."),
         ):
             function = option(function)
         return function
@@ -52,11 +53,13 @@ def _options(device: str, seeds: int) -> Callable[[Callable[..., None]], Callabl
 
 
 def _web_options(function: Callable[..., None]) -> Callable[..., None]:
-    """What both pages take."""
+    """Adds the options of the live page."""
     for option in (
         click.option("--open", "opens", is_flag=True, help="With --web: open the page in the browser."),
-        click.option("--port", type=click.IntRange(0, 65535), default=0, help="With --web; 0: any that is free."),
-        click.option("--web", is_flag=True, help="Show it live on a page of this machine's, until Ctrl-C."),
+        click.option(
+            "--port", type=click.IntRange(0, 65535), default=0, help="With --web: port of the page; 0 takes a free one."
+        ),
+        click.option("--web", is_flag=True, help="Show it live on a local web page, until Ctrl-C."),
     ):
         function = option(function)
     return function
@@ -66,37 +69,43 @@ _NOT_WITH_WEB = {"frames", "seconds", "fast", "no_video", "as_json"}
 
 
 def _is_web(given: dict[str, Any], fps: float = 30) -> bool:
-    """Whether a page is wanted, with nothing that a page makes no sense with."""
+    """True if the live page is wanted. Raises UsageError for options that do not go with it."""
     context = click.get_current_context()
     said = {name for name in context.params if context.get_parameter_source(name) is ParameterSource.COMMANDLINE}
     if not given["web"]:
         if said & {"port", "opens"}:
-            raise click.UsageError("--port and --open: they are about the page; pass --web, too")
+            raise click.UsageError("--port and --open need --web")
         return False
     if wrong := [param.opts[-1] for param in context.command.params if param.name in said & _NOT_WITH_WEB]:
         raise click.UsageError(
-            f"{wrong[0]}: a page runs until Ctrl-C, without a summary; leave {wrong[0]} or --web away"
+            f"{wrong[0]} does not go with --web: the page runs until Ctrl-C and prints no summary; remove one of them"
         )
     if "spin" in said:
-        raise click.UsageError("--spin: with --web it is a control of the page; leave it away")
+        raise click.UsageError("--spin does not go with --web: set it on the page")
     if not 1 <= fps <= _MOST_FPS:
-        raise click.UsageError(f"--fps {fps:g}: with --web it is from 1 to {_MOST_FPS}, and can be changed on the page")
+        raise click.UsageError(f"--fps {fps:g}: with --web, pass 1 to {_MOST_FPS}; change it on the page")
     return True
 
 
 def _show(show: Any, web: bool, port: int, opens: bool) -> None:
-    """The page, until Ctrl-C."""
+    """Serves the live page until Ctrl-C."""
     from driver.demos.web.serving import serve
 
     assert web
     serve(show, port, opens, click.echo)
 
 
-@click.group()
+@click.group(
+    epilog=examples(
+        "burst demo camera",
+        "burst demo camera --source /dev/video0 --web --open",
+        "burst demo audio --microphone default",
+    )
+)
 def demo() -> None:
-    """Shows what a burst does, on frames or sound.
+    """Run a demo: camera frames or sound through a burst.
 
-    They are generated, or come from a file or from hardware. Needs the extra `demo`, and `web` for --web:
+    The input is generated, or comes from a file or from hardware. Needs the extra `demo`, and `web` for --web:
     pip install 'burst-engine[demo,web]'.
     """
 
@@ -104,10 +113,10 @@ def demo() -> None:
 @demo.command(context_settings={"show_default": True})
 @_web_options
 @click.option("--source", default="scene", metavar="SOURCE", help="'scene', a video file, or a camera: /dev/video0.")
-@click.option("--frames", type=click.IntRange(1, _MANY), default=1000, help="How many, each through both paths.")
-@click.option("--fps", type=_Number(0, _MANY), default=30, help="Frames per second; 0: as fast as it goes.")
-@click.option("--spin", type=_Number(0, _MANY), help="Seconds for which the burst polls before it sleeps.")
-@click.option("--no-video", is_flag=True, help="Write no video.")
+@click.option("--frames", type=click.IntRange(1, _MANY), default=1000, help="Number of frames.")
+@click.option("--fps", type=_Number(0, _MANY), default=30, help="Frames per second; 0: as fast as possible.")
+@click.option("--spin", type=_Number(0, _MANY), help="Seconds that the burst polls before it sleeps.")
+@click.option("--no-video", is_flag=True, help="Do not write the video.")
 @_options(device="reference", seeds=_MANY)
 def camera(
     source: str,
@@ -121,11 +130,11 @@ def camera(
     as_json: bool,
     **web: Any,
 ) -> None:
-    """Finds moving objects in a camera's frames.
+    """Find moving objects in a camera's frames.
 
-    Each frame goes to the device twice: through a burst, and over the plain path, to compare the times.
-    Leaves an annotated video, a picture of both paths' latencies and one of a frame. Ctrl-C ends it early.
-    With --web it shows all of that live, until Ctrl-C, and leaves what the page is told to record.
+    Sends each frame to the device twice, through a burst and on the plain path, and compares the times. Writes an
+    annotated video, a plot of both latencies, and a picture of one frame. Ctrl-C stops early. With --web, shows it live
+    on a page until Ctrl-C and writes only what the page records.
     """
     if _is_web(web, fps=fps):
         with _complaints():
@@ -140,7 +149,7 @@ def camera(
 
     console = Console(stderr=as_json)
     if not no_video and (out / Film.NAME).resolve() == Path(source).resolve():
-        raise click.UsageError(f"--source {source}: this run would overwrite it; pass another --out or --no-video")
+        raise click.UsageError(f"--source {source}: this run would overwrite it; pass another --out, or --no-video")
     with _complaints(), ExitStack() as stack:
         opened = stack.enter_context(closing(open_source(source, seed, fps)))
         _make(out)
@@ -157,10 +166,12 @@ def camera(
 
 @demo.command(context_settings={"show_default": True})
 @_web_options
-@click.option("--wav", type=click.Path(path_type=Path), metavar="FILE", help="A sound file: anything FFmpeg reads.")
-@click.option("--microphone", metavar="NAME", help="A microphone, by its name in ALSA.")
-@click.option("--seconds", type=_Number(0.02, 600), default=20, help="How much sound.")
-@click.option("--fast", is_flag=True, help="Do not wait for the sound to pass.")
+@click.option(
+    "--wav", type=click.Path(path_type=Path), metavar="FILE", help="Sound file, in any format that FFmpeg reads."
+)
+@click.option("--microphone", metavar="NAME", help="Microphone, by its ALSA name.")
+@click.option("--seconds", type=_Number(0.02, 600), default=20, help="Length of the sound.")
+@click.option("--fast", is_flag=True, help="Process a file or generated sound as fast as possible, not in real time.")
 @_options(device="litert" if find_spec("ai_edge_litert") else "reference", seeds=999)
 def audio(
     wav: Path | None,
@@ -173,18 +184,18 @@ def audio(
     as_json: bool,
     **web: Any,
 ) -> None:
-    """Hears a telephone's keys in noise.
+    """Recognise telephone keys in noisy sound.
 
-    The network's state stays on the device; each block of 20 ms goes there through a burst and over the plain path.
-    Prints each key as it is heard; leaves a picture and, of generated keys, the sound. Ctrl-C ends it early.
-    With --web it shows all of that live, until Ctrl-C, and leaves what the page is told to record.
+    Sends each block of 20 ms to the device, through a burst and on the plain path; the network's state stays on the
+    device. Prints each key that it recognises. Writes a plot and, if the keys were generated, the sound. Ctrl-C stops
+    early. With --web, shows it live on a page until Ctrl-C and writes only what the page records.
     """
     from driver.demos.audio import connected
     from driver.demos.audio_report import AudioReport
     from driver.demos.audio_sources import Pace, open_source
 
     if wav and microphone:
-        raise click.UsageError("--wav and --microphone: pass one of them, or neither")
+        raise click.UsageError("--wav and --microphone: pass at most one of them")
     if _is_web(web):
         with _complaints():
             from driver.demos.web.audio import AudioShow
@@ -205,7 +216,7 @@ def audio(
             stopped = False
         stats = listeners.stats()
     if not stopped and not report.seen:
-        raise click.UsageError(f"{opened.name} has no sound at all; pass another")
+        raise click.UsageError(f"{opened.name} contains no sound; pass another file")
     _close(report, stopped, console, as_json, source=opened.name, late=pace.late, device=device, stats=stats)
 
 
@@ -213,15 +224,17 @@ def _make(out: Path) -> None:
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ValueError(f"--out {out}: cannot be made ({error.strerror}); pass a folder you may write to") from error
+        raise ValueError(
+            f"--out {out}: cannot create the folder ({error.strerror}); pass one that you can write to"
+        ) from error
 
 
 def _tell(console: Console, source: str, device: str) -> None:
-    console.print(Text(f"{source}, through a burst to {device} and over the plain path; Ctrl-C ends it"))
+    console.print(Text(f"{source} on {device}, through a burst and on the plain path; Ctrl-C stops it"))
 
 
 def _close(report: Any, stopped: bool, console: Console, as_json: bool, **facts: Any) -> None:
-    """The pictures and the summary, of however much was seen."""
+    """Writes the pictures and the summary of what was processed, even if the run was stopped early."""
     if stopped:
         console.print("stopped early")
     if not report.seen:
@@ -236,12 +249,12 @@ def _close(report: Any, stopped: bool, console: Console, as_json: bool, **facts:
 
 @contextmanager
 def _complaints() -> Iterator[None]:
-    """What a user can be wrong about, and what can go wrong, in words."""
+    """Turns expected errors into one line for the user."""
     try:
         yield
     except (ValueError, driver.DeviceNotFound) as error:
         raise click.UsageError(str(error)) from error
     except burst.PeerDied as error:
-        raise click.ClickException("the device died, and what is on it is lost; start again") from error
+        raise click.ClickException("the device process died and its state is lost; run the command again") from error
     except (OSError, driver.DriverError, burst.BurstError) as error:
         raise click.ClickException(str(error)) from error

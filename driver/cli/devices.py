@@ -1,4 +1,4 @@
-"""`burst devices`: what can run models here, what it can, and how fast it is."""
+"""`burst devices`: lists the devices of this machine, with capabilities and speed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import click
 import numpy as np
 
 from burst import BurstError
-from driver.cli.output import json_option, print_json, print_line, print_table, spelled, watched
+from driver.cli.output import examples, json_option, print_json, print_line, print_table, progress, spelled
 from driver.cli.timing import count_for, seconds_of, timed
 from driver.cli.work import WAYS, Work, add_model
 from driver.client import discovery
@@ -27,44 +27,44 @@ if TYPE_CHECKING:
     from driver.client.device import RemoteDevice
     from driver.interface import Capabilities
 
-FEATURE_LEVEL = 30  # Android's number for what a driver of the HAL 1.3 can be asked, which all of ours can
-_SECONDS = 0.3  # for each way to a device
+FEATURE_LEVEL = 30  # Android's number for a driver of the HAL 1.3; all our devices implement it
+_SECONDS = 0.3  # measuring time for each way to call a device
 _FIGURES = ("relaxed_scalar", "relaxed_tensor", "if_performance", "while_performance")
 
 
 @dataclass(slots=True)
-class _Found:
-    """A device, as far as it is known. JSON has the same names."""
+class _Row:
+    """What is known about a device. --json prints the same fields."""
 
     name: str  #: for `driver.connect`
     version: str = ""
     type: str = ""
     feature_level: int = FEATURE_LEVEL
-    cache_files: dict[str, int] | None = None  #: that a compilation takes, beside the model; None: none is kept
+    cache_files: dict[str, int] | None = None  #: files of one compilation, beside the model; None: no caching
     runs: bool = False
     capabilities: dict[str, Any] | None = None  #: None: not measured yet
     measured: dict[str, Any] | None = None
     reason: str = ""  #: why it cannot be used
 
     def note(self, capabilities: Capabilities | None) -> None:
-        """As the HAL has them, each figure with its name."""
+        """Records capabilities under the HAL's names."""
         if capabilities is not None:
             plain = {"operands": {name: p._asdict() for name, p in capabilities.operands.items()}}
             others = {name: getattr(capabilities, name) for name in _FIGURES}
             self.capabilities = plain | {name: p and p._asdict() for name, p in others.items()}
 
 
-@click.command()
-@click.option("--measure", is_flag=True, help="Start each of them, and measure it anew: some seconds.")
+@click.command(epilog=examples("burst devices", "burst devices --measure"))
+@click.option("--measure", is_flag=True, help="Start and measure each device; takes a few seconds.")
 @json_option
 def devices(measure: bool, as_json: bool) -> None:
-    """Lists the devices: what they are, what they can, how fast.
+    """List devices: type, version, capabilities, speed.
 
-    Those that are installed, and those that `burst serve` runs in /run/burst. Without --measure nothing is started, and
-    only capabilities are shown that were measured before. Exits with 1 when one that was to be measured does not work.
+    Covers installed devices and those that `burst serve` runs in /run/burst. Without --measure, no device is started
+    and capabilities come from the last measurement. Exits with 1 if a device to be measured does not work.
     """
     found = [*map(_installed, names()), *_served()]
-    with watched() as tell:
+    with progress() as tell:
         for device in found if measure else ():
             tell(f"measure {device.name}")
             if not device.reason:
@@ -76,14 +76,14 @@ def devices(measure: bool, as_json: bool) -> None:
     raise SystemExit(1 if measure and any(device.reason for device in found) else 0)
 
 
-def _installed(name: str) -> _Found:
+def _installed(name: str) -> _Row:
     try:
         kind = device_class(name)
         files = kind.cache_files
-        found = _Found(name, kind.version, kind.type, cache_files=files and files._asdict(), runs=_is_running(name))
+        found = _Row(name, kind.version, kind.type, cache_files=files and files._asdict(), runs=_is_running(name))
         found.note(measures.stored(name, kind.version))
     except Exception as error:  # noqa: BLE001 (a vendor's code may do anything when it is loaded)
-        return _Found(name, reason=f"cannot be used: {error}; pip install 'burst-engine[{name}]', or what it lacks")
+        return _Row(name, reason=f"cannot be loaded: {error}; try pip install 'burst-engine[{name}]'")
     return found
 
 
@@ -94,27 +94,27 @@ def _is_running(name: str) -> bool:
     return channel is not None
 
 
-def _served() -> Iterator[_Found]:
-    """Those of other accounts, by their sockets."""
+def _served() -> Iterator[_Row]:
+    """Devices that other accounts serve, by the paths of their sockets."""
     if not os.access(DEFAULT_DIR, os.R_OK):
         return
     for path in sorted(DEFAULT_DIR.glob("*.sock")):
         try:
             with connect(str(path)) as device:
                 files = device.number_of_cache_files_needed()
-                found = _Found(str(path), device.version, device.type, cache_files=files._asdict(), runs=True)
+                found = _Row(str(path), device.version, device.type, cache_files=files._asdict(), runs=True)
                 found.note(measures.stored(device.address, device.version))
         except (BurstError, DriverError, OSError) as error:
-            found = _Found(str(path), reason=str(error))
+            found = _Row(str(path), reason=str(error))
         yield found
 
 
-def _measure(found: _Found) -> None:
-    """Starts it, and notes what it does."""
+def _measure(found: _Row) -> None:
+    """Starts the device and records its capabilities and round trips."""
     begin = time.monotonic()
     try:
         with connect(found.name) as device:
-            device.call("free", 0)  # goes to its second process and back, and frees nothing
+            device.call("free", 0)  # a round trip to the engine process; frees nothing
             started = time.monotonic() - begin
             capabilities = measures.measured(device)
             measures.store(device.address, device.version, capabilities)
@@ -126,7 +126,7 @@ def _measure(found: _Found) -> None:
 
 
 def _round_trips(device: RemoteDevice) -> dict[str, Any]:
-    """Of ADD on four floats."""
+    """Times of ADD on four floats, each way."""
     with Work(device, add_model()) as work:
         return {name: _spread(call) for name, call in work.calls().items()}
 
@@ -137,11 +137,11 @@ def _spread(call: Callable[[], object]) -> dict[str, float]:
     return {"p50_us": float(p50), "p99_us": float(p99), "calls": len(us)}
 
 
-def _show(found: list[_Found]) -> None:
+def _show(found: list[_Row]) -> None:
     known = [device for device in found if device.type]
     rows = [(d.name, d.type, d.version, "yes" if d.runs else "no", _files(d.cache_files)) for d in known]
-    print_table(("device", "type", "version", "runs", "cache files"), rows)
-    print_line(f"all of them take models of the HAL 1.0 to 1.3, feature level {FEATURE_LEVEL}")
+    print_table(("device", "type", "version", "running", "cache files"), rows)
+    print_line(f"All devices accept models of the HAL 1.0 to 1.3 (feature level {FEATURE_LEVEL}).")
     _show_measured({device.name: device.measured for device in known if device.measured})
     _show_capabilities({device.name: _figures(device.capabilities) for device in known if device.capabilities})
     for device in found:
@@ -150,7 +150,7 @@ def _show(found: list[_Found]) -> None:
 
 
 def _files(files: dict[str, int] | None) -> str:
-    return f"{files['model']} + {files['data']}, and the model" if files else "none kept"
+    return f"{files['model']} + {files['data']}, and the model" if files else "no caching"
 
 
 def _show_measured(found: dict[str, dict[str, Any]]) -> None:
@@ -163,17 +163,17 @@ def _times(name: str, measured: dict[str, Any]) -> Iterator[tuple[str, ...]]:
     for way in WAYS:
         yield name, way, spelled(measured[way]["p50_us"]), spelled(measured[way]["p99_us"])
         name = ""
-    yield "", "to connect, once, its start included", spelled(1e6 * measured["seconds_to_connect"]), ""
+    yield "", "connecting, including its start", spelled(1e6 * measured["seconds_to_connect"]), ""
 
 
 def _show_capabilities(found: dict[str, dict[str, Any]]) -> None:
-    """A row for each figure of the HAL that any of them has."""
+    """Prints one row for each capability of the HAL that any device has."""
     if not found:
-        print_line("their capabilities are not measured yet: burst devices --measure")
+        print_line("Capabilities are not measured yet; run: burst devices --measure")
         return
     names = dict.fromkeys(name for figures in found.values() for name in figures)
     rows = [[name, *(_performance(figures.get(name)) for figures in found.values())] for name in names]
-    print_table(("time (and power); the CPU here is 1", *found), rows, range(1, 1 + len(found)))
+    print_table(("time (and power); 1 = numpy on this CPU", *found), rows, range(1, 1 + len(found)))
 
 
 def _figures(capabilities: dict[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""`burst doctor`: what of this machine and this installation stands in the way, and what to do about it."""
+"""`burst doctor`: checks this machine and installation, and says how to fix what is wrong."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ _COLOURS = {"ok": "green", "note": "yellow", "warning": "red"}
 @click.option("--start", is_flag=True, help="Also start every installed device.")
 @json_option
 def doctor(start: bool, as_json: bool) -> None:
-    """Looks at everything that bursts depend on.
+    """Check this machine and installation for problems.
 
-    A warning is what makes something fail, a note what makes it slower or smaller. Exits with 1 if there is a warning.
+    A warning means that something fails; a note means that something is slower or limited. Exits with 1 if there is a
+    warning.
     """
     findings = examine(start=start)
     if as_json:

@@ -1,10 +1,10 @@
-"""Where the command begins: it needs libraries that the packages themselves do not."""
+"""The entry point of the `burst` command. Reports which extra to install when a library is missing."""
 
 from __future__ import annotations
 
 import sys
 
-# Which of them brings what.
+# Imported library -> the extra that installs it.
 _EXTRAS = {
     "click": "cli",
     "psutil": "cli",
@@ -17,7 +17,7 @@ _EXTRAS = {
 
 
 def main() -> None:
-    """The `burst` command. Exits with 0 when all is well, 1 when something failed, 2 when it was called wrongly."""
+    """The `burst` command. Exits with 0 for success, 1 for a failure, 2 for a usage error."""
     try:
         from driver.cli.command import burst
 

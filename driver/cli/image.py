@@ -1,4 +1,4 @@
-"""An image file for an input: in its size, its channels, its type."""
+"""Reads an image file into an input: resized, and converted to its channels and type."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _MODES = {1: "L", 3: "RGB", 4: "RGBA"}
 
 
 class _Frame(NamedTuple):
-    """What an input's shape says about an image; 0 is open."""
+    """Size of the image that an input takes; 0 means open."""
 
     height: int
     width: int
@@ -34,7 +34,7 @@ class _Frame(NamedTuple):
 def read_image(
     port: Port, shape: tuple[int, ...], path: str, where: str, pixels: str | None
 ) -> tuple[NDArray[Any], str]:
-    """What an input gets of an image, and what was done to make it fit. `pixels`: one of PIXELS. Raises UsageError."""
+    """Reads an image for an input; returns it and how it was converted. `pixels`: one of PIXELS. Raises UsageError."""
     frame = _frame(port, shape, where)
     image, done = _resized(_opened(path, where), frame)
     bytes_ = np.asarray(image).reshape(image.height, image.width, frame.channels)
@@ -53,13 +53,13 @@ def _frame(port: Port, shape: tuple[int, ...], where: str) -> _Frame:
     if len(inner) == 3 and inner[0] in _MODES:
         return _Frame(inner[1], inner[2], inner[0], is_channels_first=True)
     raise click.UsageError(
-        f"{where}: input {port.name!r} takes {shape_words(shape)}, which is no image of 1, 3 or 4 channels; "
-        "give an array (.npy), or --shape"
+        f"{where}: input {port.name!r} takes {shape_words(shape)}, which is not an image of 1, 3 or 4 channels; "
+        "pass an array (.npy), or --shape"
     )
 
 
 def _filled(shape: tuple[int, ...], found: tuple[int, ...]) -> tuple[int, ...]:
-    """The input's shape with what was open."""
+    """The input's shape, with open dimensions filled in."""
     if len(shape) == 2:
         return found[:2]
     return (1, *found) if len(shape) == 4 else found
@@ -74,8 +74,8 @@ def _opened(path: str, where: str) -> Image:
         with Image.open(path) as file:
             return ImageOps.exif_transpose(file)
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        known = "known are .npy, .npz, .wav and images (PNG, JPEG, …)"
-        raise click.UsageError(f"{where}: it cannot be read as an image: {error}; {known}") from error
+        known = "supported: .npy, .npz, .wav and images (PNG, JPEG, …)"
+        raise click.UsageError(f"{where}: not a readable image: {error}; {known}") from error
 
 
 def _resized(image: Image, frame: _Frame) -> tuple[Image, str]:
@@ -91,22 +91,24 @@ def _resized(image: Image, frame: _Frame) -> tuple[Image, str]:
 
 
 def _typed(port: Port, found: NDArray[np.uint8], where: str, pixels: str | None) -> tuple[NDArray[Any], str]:
-    """Pixels as the input's numbers."""
+    """Converts pixels to the input's type."""
     dtype = port.operand.type.dtype
     if pixels is None and port.is_byte:
-        return (found.astype(np.int16) + np.iinfo(dtype).min).astype(dtype), "bytes as the steps of the input"
+        return (found.astype(np.int16) + np.iinfo(dtype).min).astype(dtype), "bytes used as quantised values"
     if dtype.kind not in "fi" and not port.operand.type.is_quantised:
-        raise click.UsageError(f"{where}: input {port.name!r} is {port.operand.type.name}; give an array (.npy)")
+        raise click.UsageError(
+            f"{where}: input {port.name!r} is {port.operand.type.name}, which no image fits; pass an array (.npy)"
+        )
     pixels = pixels or ("0..1" if dtype.kind == "f" or port.operand.type.is_quantised else "0..255")
     words = f"pixels as {pixels}" + (", quantised" if port.operand.type.is_quantised else "")
     return port.stored(_scaled(found / np.float64(255), pixels, where)), words
 
 
 def _scaled(found: NDArray[np.float64], pixels: str, where: str) -> NDArray[np.float64]:
-    """From the range 0..1."""
+    """Scales pixels from the range 0..1."""
     if pixels != IMAGENET:
         low, high = RANGES[pixels]
         return found * (high - low) + low
     if found.shape[2] != 3:
-        raise click.UsageError(f"{where}: --pixels {IMAGENET} is for 3 channels, and not {found.shape[2]}")
+        raise click.UsageError(f"{where}: --pixels {IMAGENET} needs 3 channels; the input has {found.shape[2]}")
     return (found - _MEAN) / _DEVIATION

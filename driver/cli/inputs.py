@@ -1,4 +1,4 @@
-"""What a model is given by `burst run`: each input from a file, or random, and what was done to make it fit."""
+"""Inputs for `burst run`: each from a file or random, with a note of how it was converted to fit."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ RANDOM = "random"
 
 
 class Feed(NamedTuple):
-    """What one input gets."""
+    """The value of one input."""
 
     array: NDArray[Any]
     source: str  #: a file, "random" or "zeros"
-    done: str  #: with it, to make it fit
+    done: str  #: how it was converted to fit
 
 
 def feeds(
     ports: Sequence[Port], given: Sequence[str], shapes: Sequence[str], seed: int, pixels: str | None
 ) -> list[Feed]:
-    """One for each input. `given`: as --input, `shapes`: as --shape. Raises UsageError."""
+    """Returns one for each input. `given`: values of --input, `shapes`: values of --shape. Raises UsageError."""
     sources, sizes = _sources(ports, given), _named(ports, shapes, "--shape")
     generator, found = np.random.default_rng(seed), []
     for port in ports:
@@ -49,7 +49,7 @@ def feeds(
 
 
 def _sources(ports: Sequence[Port], given: Sequence[str]) -> dict[str, str]:
-    """Of which file each input is to be read. An archive without a name is for all inputs that it has arrays for."""
+    """The file of each input. An .npz without NAME= serves every input whose name it contains."""
     words = list(given)
     archives = [word for word in words if word.endswith(".npz") and Path(word).is_file()]
     for archive in archives:
@@ -61,7 +61,7 @@ def _sources(ports: Sequence[Port], given: Sequence[str]) -> dict[str, str]:
 
 
 def _named(ports: Sequence[Port], given: Iterable[str], option: str) -> dict[str, str]:
-    """By the names of inputs; those without one in order, for inputs that nobody names."""
+    """Values by input name. Values without NAME= go to the remaining inputs, in order."""
     found: dict[str, str] = {}
     without, names = [], [port.name for port in ports]
     for word in given:
@@ -69,60 +69,60 @@ def _named(ports: Sequence[Port], given: Iterable[str], option: str) -> dict[str
         if name is None:
             without.append(word)
         elif name in found:
-            raise click.UsageError(f"{option} {word}: input {name!r} is given twice; leave one out")
+            raise click.UsageError(f"{option} {word}: input {name!r} is given twice; remove one")
         else:
             found[name] = word[len(name) + 1 :]
     free = [name for name in names if name not in found]
     for word in without[len(free) :]:
-        raise click.UsageError(f"{option} {word}: there are {len(names)} inputs, {', '.join(names)}; leave it out")
+        raise click.UsageError(f"{option} {word}: too many; the model has {len(names)} inputs: {', '.join(names)}")
     for word in without:
         name, is_named, _ = word.partition("=")
         if is_named and not Path(word).exists():
             hint = did_you_mean(name, names)
-            raise click.UsageError(f"{option} {word}: no input is called {name!r}; there are {', '.join(names)}{hint}")
+            raise click.UsageError(f"{option} {word}: no input is named {name!r}; inputs: {', '.join(names)}{hint}")
     return {**found, **dict(zip(free, without, strict=False))}
 
 
 def _shape(port: Port, words: str | None) -> tuple[int, ...]:
-    """Of an input, as far as it is known: what the model says, and --shape where that says nothing."""
+    """The shape of an input as far as it is known: the model's own, completed by --shape."""
     declared = port.operand.dimensions
     if words is None:
         return declared
     if not re.fullmatch(r"\d{1,9}(x\d{1,9})*", words, re.ASCII) or 0 in (given := tuple(map(int, words.split("x")))):
-        raise click.UsageError(f"--shape {words}: numbers above 0 with x between them, as 1x224x224x3")
+        raise click.UsageError(f"--shape {words}: expected positive numbers separated by x, for example 1x224x224x3")
     fits = not declared or (
         len(given) == len(declared) and all(d in (0, g) for d, g in zip(declared, given, strict=True))
     )
     if not fits or port.operand.type.is_scalar:
-        raise click.UsageError(f"--shape {words}: input {port.name!r} is {port.words}; only ? can be chosen")
+        raise click.UsageError(f"--shape {words}: input {port.name!r} is {port.words}; only a ? can be set")
     return given
 
 
 def _made(port: Port, shape: tuple[int, ...], source: str, generator: np.random.Generator) -> Feed:
-    """Without a file."""
+    """Generates an input: random numbers or zeros."""
     kind = port.operand.type
     if not shape and not kind.is_scalar:
-        raise click.UsageError(f"input {port.name!r} has no known rank; say its shape with --shape {port.name}=1x…")
+        raise click.UsageError(f"input {port.name!r} has no known rank; pass --shape {port.name}=1x…")
     chosen = tuple(size or 1 for size in shape)
-    done = f"? taken as 1; --shape {port.name}=… says otherwise" if chosen != shape else ""
+    done = f"? taken as 1; change it with --shape {port.name}=…" if chosen != shape else ""
     if source == "zeros":
-        return Feed(np.zeros(chosen, kind.dtype), source, "a state begins so")
+        return Feed(np.zeros(chosen, kind.dtype), source, "the initial state")
     if kind.is_quantised:
         limits = np.iinfo(kind.dtype)
         array = generator.integers(limits.min, limits.max, chosen, kind.dtype, endpoint=True)
-        words = "all steps"
+        words = "the whole quantised range"
     elif kind.dtype.kind == "f":
         array, words = generator.uniform(-1, 1, chosen), "-1 to 1"
     else:
-        array, words = generator.integers(0, 2, chosen), "0 and 1"
+        array, words = generator.integers(0, 2, chosen), "0 or 1"
     return Feed(np.asarray(array, kind.dtype), source, "; ".join(filter(None, (words, done))))
 
 
 def _read(port: Port, shape: tuple[int, ...], source: str, pixels: str | None) -> Feed:
-    """By the file's suffix: what is no array and no sound is an image."""
+    """Reads an input's file by its suffix: an array, a sound, or else an image."""
     where = f"--input {source}"
     if not Path(source).is_file():
-        raise click.UsageError(f"{where}: there is no such file; give a path, or the word {RANDOM!r}")
+        raise click.UsageError(f"{where}: no such file; pass a path, or the word {RANDOM!r}")
     match Path(source).suffix.lower():
         case ".npy" | ".npz":
             array, done = arrays.read_array(port, shape, source, where)

@@ -1,4 +1,4 @@
-"""What stands in the place of DEVICE and MODEL on the command line: checked, and completed by the shell."""
+"""The DEVICE and MODEL arguments of the command line: validation and shell completion."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ if TYPE_CHECKING:
 
 
 class DeviceName(click.ParamType):  # type: ignore[type-arg] # generic from click 8.5 on, and not before
-    """An installed device, "module:Class", and whatever else is allowed where it stands."""
+    """An installed device, "module:Class", or one of the extra names that a command allows."""
 
     name = "device"
 
     def __init__(self, *more: str, served: bool = False) -> None:
-        """`more`: other names. `served`: whether it may be the path of a socket."""
+        """`more`: extra names. `served`: whether the path of a served device's socket is allowed."""
         self._more, self._served = more, served
 
     def convert(self, value: str, param: click.Parameter | None, context: click.Context | None) -> str:
-        """The name, of which there is a device."""
+        """Returns the name; fails unless such a device exists."""
         if value in self._more or (self._served and is_path(value)):
             return value
         try:
@@ -37,20 +37,20 @@ class DeviceName(click.ParamType):  # type: ignore[type-arg] # generic from clic
         return value
 
     def shell_complete(self, _context: Any, _param: Any, incomplete: str) -> list[CompletionItem]:
-        """Those that are installed."""
+        """Completes the names of installed devices."""
         if self._served and is_path(incomplete):
             return [CompletionItem(incomplete, type="file")]
         return [CompletionItem(name) for name in (*names(), *self._more) if name.startswith(incomplete)]
 
 
 def is_model(name: str) -> bool:
-    """Whether it names a file that `driver.load` may know."""
+    """True for a file name with a suffix that `driver.load` knows."""
     return Path(name).suffix in READERS
 
 
 def loaded(path: Path) -> Model:
-    """The model in a file. Raises UsageError when it cannot be read, ImportFailed when it is none."""
+    """Loads a model. Raises UsageError if the file cannot be read, ImportFailed if it holds no valid model."""
     try:
         return load(path)
     except OSError as error:
-        raise click.UsageError(f"MODEL {str(path)!r}: {error.strerror}; give the path of a model file") from error
+        raise click.UsageError(f"MODEL {str(path)!r}: {error.strerror}; pass the path of a model file") from error

@@ -1,4 +1,4 @@
-"""What the sub-commands have in common: JSON, tables, and how figures are spelled."""
+"""Output that the sub-commands share: JSON, tables, progress, and how figures are formatted."""
 
 from __future__ import annotations
 
@@ -16,12 +16,17 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
 _UNITS = ("s", 1e6), ("ms", 1e3), ("us", 1.0)
-json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, and nothing else.")
+json_option = click.option("--json", "as_json", is_flag=True, help="Print only JSON.")
+
+
+def examples(*lines: str) -> str:
+    """The epilog of a command's help: one example per line, not wrapped."""
+    return "\n  ".join(("\b\nExamples:", *lines))
 
 
 @contextmanager
-def watched() -> Iterator[Callable[[str], object]]:
-    """What goes on, for who watches: on a terminal alone, and there on standard error."""
+def progress() -> Iterator[Callable[[str], object]]:
+    """Yields a function that shows what the command is doing: on standard error, and only if that is a terminal."""
     console = Console(stderr=True)
     if console.is_terminal:
         with console.status("") as status:
@@ -31,7 +36,7 @@ def watched() -> Iterator[Callable[[str], object]]:
 
 
 def print_json(found: Any) -> None:
-    """The one thing on standard output. Numbers that JSON does not know are null."""
+    """Prints JSON on standard output. NaN and infinities become null."""
     click.echo(json.dumps(_plain(found), indent=1, allow_nan=False))
 
 
@@ -44,7 +49,7 @@ def _plain(found: Any) -> Any:
 
 
 def print_table(head: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> None:
-    """`right`: the columns of figures."""
+    """`right`: columns to align at the right."""
     table = Table(*head)
     table.columns[0].no_wrap = True
     for column in right:
@@ -55,12 +60,12 @@ def print_table(head: Sequence[str], rows: Sequence[Sequence[str]], right: Seque
 
 
 def print_line(words: str) -> None:
-    """A line that a terminal may wrap, and no markup in it."""
+    """Prints plain text; a terminal may wrap it."""
     Console().print(Text(words), soft_wrap=True)
 
 
 def spelled(us: float | None, low: float | None = None, high: float | None = None) -> str:
-    """A time in microseconds, for people; and an interval in the same unit, if there is one."""
+    """Formats microseconds in a readable unit, with an interval in that unit if one is given."""
     if us is None:
         return "-"
     unit, size = next(((unit, size) for unit, size in _UNITS if us >= size), _UNITS[-1])
@@ -68,12 +73,12 @@ def spelled(us: float | None, low: float | None = None, high: float | None = Non
 
 
 def interval(low: float, high: float) -> str:
-    """Behind a figure."""
+    """Formats an interval, to append to a figure."""
     return f" [{digits(low)} .. {digits(high)}]"
 
 
 def digits(number: float) -> str:
-    """Three of them that count, and of thousandths as many as there are."""
+    """Formats a number with three significant digits; below 1, with three decimals."""
     if number >= 1000:
         return f"{number:.0f}"
     if number < 1:

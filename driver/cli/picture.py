@@ -1,4 +1,4 @@
-"""The picture of `burst bench`: a panel for each model and device."""
+"""The plot of `burst bench`: one panel for each model and device."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _HERE, _OURS = "#4c6a85", "#c1440e"
 
 
 def draw(path: Path, found: Sequence[Comparison], machine: str) -> None:
-    """A dot at each p50 with the interval of its median, and a bar to p99. Raises OSError."""
+    """Draws a dot at each p50, the interval of its median, and a bar to p99. Raises OSError."""
     shown = [one for one in found if one.ways]
     rows = max(1, len(shown))
     figure, axes = plt.subplots(rows, 1, figsize=(8, 0.8 + 1.7 * rows), layout="constrained", squeeze=False)
@@ -53,6 +53,6 @@ def _panel(axis: Axes, one: Comparison) -> None:
     axis.set_xscale("log")
     axis.xaxis.set_major_formatter(lambda us, _: spelled(us))
     axis.xaxis.set_minor_formatter(NullFormatter())
-    axis.set_title(f"{one.model} on {one.device}{', nobody pinned' * (not one.is_pinned)}", loc="left", fontsize=10)
+    axis.set_title(f"{one.model} on {one.device}{', not pinned' * (not one.is_pinned)}", loc="left", fontsize=10)
     axis.grid(visible=True, axis="x", alpha=0.25)
     axis.spines[["top", "right"]].set_visible(False)

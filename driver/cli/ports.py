@@ -1,4 +1,4 @@
-"""The inputs and outputs of a model by their names, and what is stored in them of real numbers."""
+"""Named inputs and outputs of a model, with conversion between real numbers and stored ones."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ if TYPE_CHECKING:
 
 
 class Port(NamedTuple):
-    """An input or an output."""
+    """An input or output of a model."""
 
-    name: str  #: as the file has it, else "input 0"
+    name: str  #: from the model file, else "input 0"
     operand: Operand
 
     @property
     def is_state(self) -> bool:
-        """Whether it goes from one execution to the next."""
+        """True for a state that passes from one execution to the next."""
         return isinstance(self.operand.extra, dict) and "state" in self.operand.extra
 
     @property
     def words(self) -> str:
-        """Its type and shape."""
+        """Type and shape, as text."""
         return f"{self.operand.type.name} {shape_words(self.operand.dimensions)}"
 
     def stored(self, real: NDArray[Any]) -> NDArray[Any]:
-        """Real numbers in its type: quantised ones as the nearest steps there are."""
+        """Converts real numbers to the stored type; quantises to the nearest step."""
         operand, dtype = self.operand, self.operand.type.dtype
         if not operand.type.is_quantised:
             return real.astype(dtype)
@@ -42,7 +42,7 @@ class Port(NamedTuple):
         return steps
 
     def real(self, stored: NDArray[Any]) -> NDArray[Any]:
-        """The numbers that quantised ones stand for; others are themselves."""
+        """Converts stored numbers to real ones: dequantises."""
         if not self.operand.type.is_quantised:
             return stored
         numbers: NDArray[Any] = (stored.astype(np.float64) - self.operand.zero_point) * self.operand.scale
@@ -50,17 +50,17 @@ class Port(NamedTuple):
 
     @property
     def is_byte(self) -> bool:
-        """Whether it is quantised to 256 steps, which a pixel has, too."""
+        """True if it is quantised to 256 steps, as many as a byte of a pixel has."""
         return self.operand.type in ZERO_POINTS and self.operand.type.dtype.itemsize == 1
 
 
 def inputs_of(model: Model) -> list[Port]:
-    """In their order."""
+    """The model's inputs, in order."""
     return _ports(model, model.main.inputs, "input")
 
 
 def outputs_of(model: Model) -> list[Port]:
-    """In their order."""
+    """The model's outputs, in order."""
     return _ports(model, model.main.outputs, "output")
 
 
@@ -76,5 +76,5 @@ def _ports(model: Model, numbers: Sequence[int], kind: str) -> list[Port]:
 
 
 def shape_words(shape: Sequence[int]) -> str:
-    """For people: 1 x 224 x 224 x 3, with ? for what is open."""
+    """Formats a shape: 1 x 224 x 224 x 3, with ? for an open dimension."""
     return " x ".join(str(size) if size else "?" for size in shape) or "scalar"

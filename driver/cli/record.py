@@ -1,4 +1,4 @@
-"""`burst record`: runs a program, and keeps what it asks of devices."""
+"""`burst record`: runs a program and records its requests to devices."""
 
 from __future__ import annotations
 
@@ -11,42 +11,45 @@ from pathlib import Path
 
 import click
 
+from driver.cli.output import examples
 from driver.recording import BadRecording, Recording
 from driver.recording.recorder import MOST_MB, VARIABLE, VARIABLE_MB
 
 
-@click.command(context_settings={"ignore_unknown_options": True})
+@click.command(
+    context_settings={"ignore_unknown_options": True},
+    epilog=examples("burst record --out camera.burst -- python camera.py"),
+)
 @click.option(
     "--out",
     "path",
     type=click.Path(dir_okay=False, path_type=Path),
     default=Path("recording.burst"),
     show_default=True,
-    help="The file, which is not there yet. Further processes of the program write FILE.PID.",
+    help="File to write; must not exist. Child processes of the program write FILE.PID.",
 )
-@click.option("--force", is_flag=True, help="Replace that file.")
+@click.option("--force", is_flag=True, help="Replace an existing file.")
 @click.option(
     "--most-mb",
     type=click.IntRange(1, 10**9 - 1),
     default=MOST_MB,
     show_default=True,
-    help="How large a file may become; what comes then is left out.",
+    help="Size limit of a file in MB; later requests are left out.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Say at the end as JSON, on standard error, what was recorded.")
+@click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON, on standard error.")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 def record(path: Path, force: bool, most_mb: int, as_json: bool, command: tuple[str, ...]) -> None:
-    """Runs COMMAND, and records its requests to devices.
+    """Run a program and record its requests to devices.
 
-    Models, inputs, outputs, times and deadlines are kept, as by `burst record --out camera.burst -- python camera.py`.
-    The file is for its owner alone: it holds all that the program has shown to a device. Exits as the command does;
-    with 1 when it asked nothing of a device.
+    Records models, inputs, outputs, times and deadlines. Only the owner can read the file, for it holds all data that
+    the program sent to a device. Exits with the status of COMMAND, or with 1 if it sent no request to a device.
     """
     if force:
         path.unlink(missing_ok=True)
     if path.exists():
-        raise click.UsageError(f"--out {path}: it is there already; add --force to replace it, or name another")
+        raise click.UsageError(f"--out {path}: the file exists; add --force to replace it, or pass another name")
     if not path.absolute().parent.is_dir():
-        raise click.UsageError(f"--out {path}: there is no such folder; make it, or name another")
+        raise click.UsageError(f"--out {path}: the folder does not exist; create it, or pass another name")
     code = _run(command, os.environ | {VARIABLE: str(path.absolute()), VARIABLE_MB: str(most_mb)})
     found = _found(path)
     click.echo(json.dumps(found, indent=1) if as_json else _words(found), err=True)
@@ -54,7 +57,7 @@ def record(path: Path, force: bool, most_mb: int, as_json: bool, command: tuple[
 
 
 def _run(command: tuple[str, ...], environment: dict[str, str]) -> int:
-    """Its exit status, as a shell tells it. Ctrl-C is for the command, which ends as it likes."""
+    """Runs the command; returns its exit status as a shell does. Ctrl-C goes to the command alone."""
     try:
         process = subprocess.Popen(command, env=environment)
     except OSError as error:
@@ -68,7 +71,7 @@ def _run(command: tuple[str, ...], environment: dict[str, str]) -> int:
 
 
 def _found(path: Path) -> list[dict[str, object]]:
-    """One for each file."""
+    """A summary of each file."""
     found: list[dict[str, object]] = []
     for each in (path, *sorted(path.parent.glob(f"{path.name}.*"))):
         if not each.exists():
@@ -94,7 +97,7 @@ def _found(path: Path) -> list[dict[str, object]]:
 
 def _words(found: list[dict[str, object]]) -> str:
     if not found:
-        return "nothing was recorded: the command asked nothing of a device"
+        return "nothing was recorded: the command sent no request to a device"
     lines = []
     for one in found:
         lines.append(

@@ -1,4 +1,4 @@
-"""`burst replay`: the requests of a recording again, on any device."""
+"""`burst replay`: repeats the requests of a recording on any device."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from burst import BurstError
+from driver.cli.output import examples, json_option
 from driver.errors import DriverError
 from driver.recording import Recording
 from driver.recording import replay as play
@@ -22,29 +23,34 @@ if TYPE_CHECKING:
     from driver.recording.replay import Pace
 
 
-@click.command()
+@click.command(
+    epilog=examples(
+        "burst replay camera.burst",
+        "burst replay camera.burst --device onnxruntime --pace max --compare",
+    )
+)
 @click.argument("file", type=click.Path(exists=True, dir_okay=False))
-@click.option("--device", metavar="NAME", help="Play it there. By default on the device that it was recorded on.")
+@click.option("--device", metavar="NAME", help="Device to use. [default: the device of the recording]")
 @click.option(
     "--pace",
     type=click.Choice(["recorded", "max"]),
     default="recorded",
     show_default=True,
-    help="Each request at its time, or as soon as the one before it is done.",
+    help="Send requests at their recorded times, or each as soon as the one before is done.",
 )
-@click.option("--compare", is_flag=True, help="Compare outputs with those that were recorded.")
+@click.option("--compare", is_flag=True, help="Compare outputs with the recorded ones.")
 @click.option(
     "--tolerance",
     type=click.FloatRange(min=0),
     default=TOLERANCE,
     show_default=True,
-    help="A float may differ by this part of it (or of 1), an integer by this many.",
+    help="With --compare: allowed difference, relative for floats (absolute below 1), absolute for integers.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print JSON, and nothing else.")
+@json_option
 def replay(file: str, device: str | None, pace: Pace, compare: bool, tolerance: float, as_json: bool) -> None:
-    """Plays a recording, and says how long requests took then and now.
+    """Repeat recorded requests and compare their latency.
 
-    Exits with 1 when outputs differ, or more requests failed than then; with 2 when it cannot be played.
+    Exits with 1 if outputs differ or if more requests failed than in the recording, with 2 if it cannot be replayed.
     """
     try:
         with Recording(file) as recording:
@@ -61,7 +67,7 @@ def replay(file: str, device: str | None, pace: Pace, compare: bool, tolerance: 
 
 
 def _played(recording: Recording, device: str | None, pace: Pace, tolerance: float | None) -> Report:
-    """With progress on a terminal."""
+    """Replays with a progress bar, if stderr is a terminal."""
     console = Console(stderr=True)
     columns = TextColumn("requests"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
@@ -90,13 +96,13 @@ def _show(report: Report, compare: bool) -> None:
         answers = ", ".join(f"{count} {status}" for status, count in report.statuses[name].most_common())
         table.add_row(name, *cells, answers)
     Console().print(table)
-    click.echo(f"played in {report.seconds:.3f} s; the latest request came {_time(report.late)} after its time")
+    click.echo(f"replayed in {report.seconds:.3f} s; requests were sent at most {_time(report.late)} late")
     if compare:
-        click.echo(f"{report.compared} compared, {report.different} different")
+        click.echo(f"{report.compared} requests compared, {report.different} different")
     if worst := report.worst:
         where = "".join(f"[{i}]" for i in worst.at)
-        place = f"request {worst.request}, output {worst.output}{where}, which was {worst.was:g}"
-        click.echo(f"the largest difference is {worst.by:g}: {place}")
+        place = f"request {worst.request}, output {worst.output}{where}, recorded as {worst.was:g}"
+        click.echo(f"largest difference {worst.by:g}: {place}")
 
 
 def _time(seconds: float) -> str:

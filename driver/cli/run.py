@@ -1,4 +1,4 @@
-"""`burst run`: a model file on the devices of this machine, with inputs from files or random."""
+"""`burst run`: runs a model file on this machine's devices, with inputs from files or random."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from driver.cli.arrays import write_arrays
 from driver.cli.image import PIXELS
 from driver.cli.inputs import Feed, feeds
 from driver.cli.names import DeviceName, loaded
-from driver.cli.output import json_option, print_json, print_line, print_table, spelled, watched
+from driver.cli.output import examples, json_option, print_json, print_line, print_table, progress, spelled
 from driver.cli.ports import inputs_of, outputs_of, shape_words
 from driver.cli.timing import timed
 from driver.options import PREFERENCES, PRIORITIES
@@ -39,34 +39,52 @@ _OPTIONS = (
         multiple=True,
         type=DeviceName(NAME, served=True),
         metavar="NAME",
-        help="Where it may run; several, in order of preference. [default: all that are installed, and cpu]",
+        help="Device to run on; repeat it in order of preference. [default: all installed devices, and cpu]",
     ),
     click.option(
         "--input",
         "inputs",
         multiple=True,
         metavar="[NAME=]FILE",
-        help="An image, a .wav, .npy or .npz for an input, or the word random. [default: random]",
+        help="Input file: an image, .wav, .npy or .npz, or the word random. [default: random]",
     ),
-    click.option("--shape", "shapes", multiple=True, metavar="[NAME=]1x224x…", help="Of an input that leaves it open."),
-    click.option("--pixels", type=click.Choice(PIXELS), help="The range of an image's. [default: 0..1, or all steps]"),
-    click.option("--seed", default=0, show_default=True, help="Of random inputs."),
-    click.option("--runs", default=20, show_default=True, type=click.IntRange(1), help="How many are timed."),
-    click.option("--plain", is_flag=True, help="By the plain path, and not through a burst."),
-    click.option("--top", default=5, show_default=True, type=click.IntRange(0), help="How many classes to show."),
-    click.option("--labels", type=_PATH, metavar="FILE", help="A line for each class."),
-    click.option("--output", type=_PATH, metavar="FILE.npz", help="Write the outputs there."),
-    click.option("--cache-dir", type=_PATH, metavar="FOLDER", help="Keep the compilation there."),
-    click.option("--preference", type=click.Choice(PREFERENCES), default="fast_single_answer", show_default=True),
-    click.option("--priority", type=click.Choice(PRIORITIES), default="medium", show_default=True),
-    click.option("--deadline", type=click.FloatRange(0, min_open=True), metavar="SECONDS", help="Of each run."),
+    click.option(
+        "--shape", "shapes", multiple=True, metavar="[NAME=]1x224x…", help="Shape of an input whose shape is open."
+    ),
+    click.option(
+        "--pixels",
+        type=click.Choice(PIXELS),
+        help="Range of pixel values. [default: 0..1; for 8-bit inputs the bytes themselves]",
+    ),
+    click.option("--seed", default=0, show_default=True, help="Seed for random inputs."),
+    click.option("--runs", default=20, show_default=True, type=click.IntRange(1), help="Number of timed runs."),
+    click.option("--plain", is_flag=True, help="Use the plain path instead of a burst."),
+    click.option("--top", default=5, show_default=True, type=click.IntRange(0), help="Number of classes to show."),
+    click.option("--labels", type=_PATH, metavar="FILE", help="Text file with one class name per line."),
+    click.option("--output", type=_PATH, metavar="FILE.npz", help="Write the outputs to this file."),
+    click.option("--cache-dir", type=_PATH, metavar="FOLDER", help="Cache the compiled model in this folder."),
+    click.option(
+        "--preference",
+        type=click.Choice(PREFERENCES),
+        default="fast_single_answer",
+        show_default=True,
+        help="What to optimise for.",
+    ),
+    click.option(
+        "--priority",
+        type=click.Choice(PRIORITIES),
+        default="medium",
+        show_default=True,
+        help="Priority on a device that other programs use too.",
+    ),
+    click.option("--deadline", type=click.FloatRange(0, min_open=True), metavar="SECONDS", help="Limit for each run."),
     json_option,
 )
 
 
 @dataclass(frozen=True, slots=True)
-class _Wish:
-    """The command line."""
+class _Arguments:
+    """The arguments of the command line."""
 
     model: Path
     devices: tuple[str, ...]
@@ -87,11 +105,11 @@ class _Wish:
 
 
 class _Ran(NamedTuple):
-    """What came of it."""
+    """Outputs and times of all runs."""
 
     outputs: Sequence[NDArray[Any]]
-    first: float  #: us of the first run, with all that is done only once
-    us: NDArray[np.float64]  #: of the others
+    first: float  #: us of the first run, which includes all one-time work
+    us: NDArray[np.float64]  #: of each timed run
     stages: list[tuple[str, dict[str, Any]]]  #: device, and the times of each stage
 
 
@@ -101,24 +119,30 @@ def _options(function: Callable[..., None]) -> Callable[..., None]:
     return function
 
 
-@click.command()
+@click.command(
+    epilog=examples(
+        "burst run net.tflite",
+        "burst run net.onnx --device onnxruntime --input photo.jpg --labels labels.txt",
+        "burst run net.tflite --input image=photo.jpg --input state=random --output out.npz",
+    )
+)
 @click.argument("model", type=_PATH)
 @_options
 def run(**given: Any) -> None:
-    """Runs a model file, and says what it does, where, and how fast.
+    """Run a model file and report placement, outputs and times.
 
-    MODEL is a .tflite or an .onnx file. Inputs are random unless --input gives them; what had to be done to make a file
-    fit is printed. With one --device all of it runs there, or fails; with several, operations go where they are
-    quickest. Times are those of whole requests by their client, inputs written each time.
+    MODEL is a .tflite or .onnx file. Inputs are random unless --input names a file; how a file was converted to fit the
+    input is printed. With one --device, the whole model runs there or the command fails. With several, each operation
+    runs on the fastest one. Times are measured by the client and cover whole requests, including writing the inputs.
     """
-    wish = _Wish(**given)
+    wish = _Arguments(**given)
     model = loaded(wish.model)
     ports, labels = inputs_of(model), read_labels(wish.labels)
     fed = feeds(ports, wish.inputs, wish.shapes, wish.seed, wish.pixels)
     if wish.output and wish.output.suffix != ".npz":
-        raise click.UsageError(f"--output {wish.output}: outputs are written as .npz; call it {wish.output.stem}.npz")
+        raise click.UsageError(f"--output {wish.output}: outputs are written as .npz; use {wish.output.stem}.npz")
     begin = time.monotonic()
-    with watched() as tell, _compiled(wish, model, tell) as compiled:
+    with progress() as tell, _compiled(wish, model, tell) as compiled:
         seconds = time.monotonic() - begin
         tell(f"run {wish.runs} times")
         ran = _run(wish, compiled, [feed.array for feed in fed])
@@ -131,7 +155,7 @@ def run(**given: Any) -> None:
         _show(found, len(model.main.operations))
 
 
-def _compiled(wish: _Wish, model: Model, tell: Callable[[str], object]) -> CompiledModel:
+def _compiled(wish: _Arguments, model: Model, tell: Callable[[str], object]) -> CompiledModel:
     try:
         return compile(
             model,
@@ -147,8 +171,8 @@ def _compiled(wish: _Wish, model: Model, tell: Callable[[str], object]) -> Compi
         raise click.UsageError(str(error)) from error
 
 
-def _run(wish: _Wish, compiled: CompiledModel, arrays: Sequence[Any]) -> _Ran:
-    """The first time, and as often as is wished."""
+def _run(wish: _Arguments, compiled: CompiledModel, arrays: Sequence[Any]) -> _Ran:
+    """One untimed run, then the timed ones."""
     if wish.plain:
         return _timed(lambda: compiled.run(*arrays, timeout=wish.deadline), wish.runs, dict)
     is_open = not all(port.operand.is_known for port in inputs_of(compiled.model))
@@ -166,9 +190,9 @@ def _timed(call: Callable[[], Sequence[Any]], runs: int, stats: Callable[[], dic
 
 
 def _report(
-    wish: _Wish, compiled: CompiledModel, fed: Sequence[Feed], ran: _Ran, labels: Sequence[str]
+    wish: _Arguments, compiled: CompiledModel, fed: Sequence[Feed], ran: _Ran, labels: Sequence[str]
 ) -> dict[str, Any]:
-    """All of it, as JSON has it."""
+    """The report, as --json prints it."""
     ports, model = outputs_of(compiled.model), compiled.model
     given = [
         {"name": p.name, "type": p.operand.type.name, "shape": f.array.shape, "source": f.source, "done": f.done}
@@ -178,7 +202,7 @@ def _report(
     for port, array, found in zip(ports, ran.outputs, outputs, strict=True):
         found["top"] = [one._asdict() for one in classes(port, array, wish.top, labels)]
     if labels and not any(found["top"] for found in outputs) and wish.top:
-        raise click.UsageError(f"--labels {wish.labels}: no output is a row of scores of classes; leave it out")
+        raise click.UsageError(f"--labels {wish.labels}: no output of this model is a row of class scores")
     placement, stats = compiled.placement(), compiled.stats()
     p50, p99 = np.percentile(ran.us, [50, 99])
     return {
@@ -199,7 +223,7 @@ def _write(path: Path, arrays: dict[str, NDArray[Any]]) -> None:
     try:
         write_arrays(path, arrays)
     except OSError as error:
-        raise click.UsageError(f"--output {path}: it cannot be written: {error.strerror}; choose another") from error
+        raise click.UsageError(f"--output {path}: cannot be written: {error.strerror}") from error
 
 
 def _show(found: dict[str, Any], operations: int) -> None:
@@ -221,7 +245,7 @@ def _show(found: dict[str, Any], operations: int) -> None:
 
 
 def _numbers(operations: Sequence[int]) -> str:
-    """Of a step; those in a row as a range."""
+    """The numbers of a step's operations; consecutive ones as a range."""
     first, last = operations[0], operations[-1]
     if len(operations) == last - first + 1:
         return f"operation {first}" if first == last else f"operations {first} to {last}"
@@ -230,8 +254,8 @@ def _numbers(operations: Sequence[int]) -> str:
 
 def _show_times(found: dict[str, Any]) -> None:
     us, runs, way = found["us"], found["runs"], "through a burst" if found["path"] == "burst" else "on the plain path"
-    times = f"p50 {spelled(us['p50'])}, p99 {spelled(us['p99'])}, at most {spelled(us['most'])}"
-    print_line(f"{runs} run{'s' * (runs > 1)} {way}: {times}; the first of all took {spelled(us['first'])}")
+    times = f"p50 {spelled(us['p50'])}, p99 {spelled(us['p99'])}, max {spelled(us['most'])}"
+    print_line(f"{runs} run{'s' * (runs > 1)} {way}: {times}; the first run took {spelled(us['first'])}")
     for stages in found["stages"]:
         spread = {name: figures for name, figures in stages["us"].items() if figures}
         words = (f"{name} {spelled(figures['p50'])}" for name, figures in spread.items())

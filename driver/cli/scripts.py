@@ -1,4 +1,4 @@
-"""The measurements of bench/, which is beside the packages in a clone of the project, and not in a wheel."""
+"""The benchmark scripts in bench/. They are part of a clone of the project, not of a wheel."""
 
 from __future__ import annotations
 
@@ -20,19 +20,18 @@ _PICTURES = ".png", ".svg", ".pdf"
 
 
 class Script(NamedTuple):
-    """One of them."""
+    """A benchmark script, and the question that it answers."""
 
     name: str
     question: str
 
     @property
     def path(self) -> Path:
-        """Of its file."""
         return FOLDER / f"{self.name}.py"
 
 
 def found() -> list[Script]:
-    """All that can be run and that ask something; none where there is no such folder."""
+    """All benchmark scripts: programs whose docstring begins with a question. Empty outside a clone."""
     scripts = []
     is_clone = (FOLDER.parent / "pyproject.toml").is_file()
     for path in sorted(FOLDER.glob("*.py")) if is_clone else ():
@@ -44,28 +43,29 @@ def found() -> list[Script]:
 
 
 def all_of_them() -> list[Script]:
-    """The same. Raises UsageError where there are none."""
+    """The same as `found`. Raises UsageError outside a clone."""
     if scripts := found():
         return scripts
     raise click.UsageError(
-        "SCRIPT: the scripts of bench/ are not in the installed package; run this in a clone of the project, whose "
-        "`make .venv/bench` installs what they need. `burst bench` and `burst bench MODEL` need no clone"
+        "SCRIPT: the installed package does not contain the scripts of bench/; run this in a clone of the project, "
+        "after `make .venv/bench`. `burst bench` and `burst bench MODEL` need no clone"
     )
 
 
 def named(name: str) -> Script:
-    """One of them, with or without its suffix. Raises UsageError."""
+    """Finds a script by its name, with or without .py. Raises UsageError."""
     scripts = {script.name: script for script in all_of_them()}
     stem = name.removesuffix(".py")
     if stem not in scripts:
         raise click.UsageError(
-            f"{name!r}: no model file (.tflite, .onnx), and no script of bench/ (--list){did_you_mean(stem, scripts)}"
+            f"{name!r}: neither a model file (.tflite, .onnx) nor a script of bench/ (see --list)"
+            f"{did_you_mean(stem, scripts)}"
         )
     return scripts[stem]
 
 
 def measured(script: Script, plot: Path | None, *, quick: bool) -> tuple[str, Any]:
-    """What it prints, and its figures. It tells on stderr how far it is. Raises ClickException when it fails."""
+    """Runs a script; returns its output and figures. Its progress goes to stderr. Raises ClickException on failure."""
     with tempfile.TemporaryDirectory(prefix="burst-bench-") as folder:
         figures = Path(folder, "figures.json")
         command = [sys.executable, str(script.path), "--json", str(figures)]
@@ -74,14 +74,16 @@ def measured(script: Script, plot: Path | None, *, quick: bool) -> tuple[str, An
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
         if done.returncode:
             raise click.ClickException(
-                f"{script.name} ended with {done.returncode}; what it needs is in the extra: make .venv/bench"
+                f"{script.name} exited with {done.returncode}; `make .venv/bench` installs what the scripts need"
             )
         return done.stdout, json.loads(figures.read_text())
 
 
 def check_plot(path: Path) -> None:
-    """Raises UsageError for what cannot be drawn."""
+    """Raises UsageError for an unknown image format, or without matplotlib."""
     if path.suffix not in _PICTURES:
-        raise click.UsageError(f"--plot {path}: pictures are {', '.join(_PICTURES)}; call it {path.stem}.png")
+        raise click.UsageError(
+            f"--plot {path}: unsupported format; use {', '.join(_PICTURES)}, for example {path.stem}.png"
+        )
     if find_spec("matplotlib") is None:
-        raise click.UsageError("--plot: matplotlib draws it: pip install matplotlib")
+        raise click.UsageError("--plot needs matplotlib: pip install matplotlib")

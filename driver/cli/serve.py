@@ -1,4 +1,4 @@
-"""`burst serve`: runs a device under this account, for others to use."""
+"""`burst serve`: serves a device from this account to other programs and accounts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import click
 
 from burst import BurstError
 from driver.cli.names import DeviceName
-from driver.cli.output import json_option
+from driver.cli.output import examples, json_option
 from driver.errors import DriverError
 from driver.service import serve as service
 from driver.service.probe import check
@@ -21,26 +21,32 @@ from driver.service.probe import check
 _WITHIN = 5.0  # seconds
 
 
-@click.command()
+@click.command(
+    epilog=examples(
+        "burst serve litert --group video",
+        "burst serve litert --metrics :9100",
+        "burst serve --unit | sudo tee /etc/systemd/system/burst@.service",
+    )
+)
 @click.argument("device", type=DeviceName(), required=False)
-@click.option("--group", metavar="NAME", help="Members of this group may connect, whatever their account.")
+@click.option("--group", metavar="NAME", help="Allow members of this group to connect.")
 @click.option(
     "--dir",
     "folder",
     type=click.Path(path_type=Path),
     default=service.DEFAULT_DIR,
     show_default=True,
-    help="Where its socket lies: a folder of this account's. It is made if its parent is there.",
+    help="Folder of the socket, owned by this account. Created if its parent exists.",
 )
 @click.option(
     "--metrics",
     metavar="ADDRESS",
-    help="Answer /metrics for Prometheus and /healthz at HOST:PORT, at :PORT for this machine alone, or at a path.",
+    help="Serve /metrics (Prometheus) and /healthz at HOST:PORT, at :PORT (this machine only), or at a socket's path.",
 )
-@click.option("--unit", is_flag=True, help="Only print a unit for systemd: /etc/systemd/system/burst@.service.")
-@click.option("--user", default="burst", show_default=True, help="The account that the unit names.")
+@click.option("--unit", is_flag=True, help="Print a systemd unit for /etc/systemd/system/burst@.service and exit.")
+@click.option("--user", default="burst", show_default=True, help="With --unit: the account that runs the device.")
 @click.option(
-    "--check", "checked", metavar="SOCKET", help="Only ask whether the device there answers: exit with 0 or 1."
+    "--check", "checked", metavar="SOCKET", help="Check that the device at SOCKET answers, and exit with 0 or 1."
 )
 @json_option
 def serve(
@@ -53,18 +59,18 @@ def serve(
     checked: str | None,
     as_json: bool,
 ) -> None:
-    """Runs a device under this account, for others to use.
+    """Serve a device to other programs and accounts.
 
-    It stays in the foreground until SIGTERM or Ctrl-C. Clients connect by its socket's path, which is printed:
-    driver.connect("/run/burst/litert.sock"). Without --group, only those of this account may. Exits with 2 when it
-    cannot be served so, and with 1 when the device died.
+    Runs in the foreground until SIGTERM or Ctrl-C. Prints the path of the socket; clients pass it to driver.connect,
+    for example driver.connect("/run/burst/litert.sock"). Without --group, only this account may connect. Exits with 2
+    if the device cannot be served, and with 1 if it dies.
     """
     if checked:
         _check(checked)
     elif unit:
         click.echo(service.unit(user, group or user, _command()), nl=False)
     elif device is None:
-        raise click.UsageError("which DEVICE? As `burst serve litert`")
+        raise click.UsageError("missing DEVICE, for example: burst serve litert")
     else:
         try:
             service.serve(device, folder, group, metrics, partial(_tell, device) if as_json else None)
@@ -87,5 +93,5 @@ def _command() -> str:
 
 
 def _tell(device: str, socket: Path, metrics: str | None) -> None:
-    """At once: whoever reads it waits for it."""
+    """Prints and flushes: another program waits for this line."""
     print(json.dumps({"device": device, "socket": str(socket), "metrics": metrics}), flush=True)

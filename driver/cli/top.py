@@ -1,4 +1,4 @@
-"""`burst top`: what devices and bursts do just now, read from memory that they write anyway."""
+"""`burst top`: live figures of devices and bursts, read from memory that they write anyway."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from rich.console import Console, Group
 from rich.live import Live
 
 from burst.turns import give_way
+from driver.cli.output import examples
 from driver.cli.top_view import COLUMNS, view
 from driver.errors import DriverError
 from driver.watching import Sample, Watcher
@@ -22,18 +23,22 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-@click.command()
+@click.command(
+    epilog=examples("burst top", "burst top litert --sort p99", "burst top --json --count 1 /run/burst/litert.sock")
+)
 @click.argument("devices", metavar="[DEVICE]…", nargs=-1)
-@click.option("--every", type=click.FloatRange(min=0.1), default=1.0, show_default=True, help="Seconds between looks.")
-@click.option("--count", type=click.IntRange(min=1), metavar="N", help="End after so many looks.")
-@click.option("--sort", type=click.Choice(list(COLUMNS)), default="rate", show_default=True, help="Most of it first.")
-@click.option("--json", "as_json", is_flag=True, help="Print a JSON object per look, a line each.")
+@click.option("--every", type=click.FloatRange(min=0.1), default=1.0, show_default=True, help="Seconds per sample.")
+@click.option("--count", type=click.IntRange(min=1), metavar="N", help="Exit after N samples.")
+@click.option(
+    "--sort", type=click.Choice(list(COLUMNS)), default="rate", show_default=True, help="Sort bursts by this column."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print each sample as one line of JSON.")
 def top(devices: tuple[str, ...], every: float, count: int | None, sort: str, as_json: bool) -> None:
-    """Shows the bursts of each DEVICE that runs, until Ctrl-C.
+    """Show the bursts of running devices, live.
 
-    DEVICE is a name, or the path of the socket of one that is served; none: all that run for this account. Nothing is
-    started, and nothing is kept from ending; what else the machine does comes first. Figures are of the time between
-    two looks.
+    DEVICE is a device's name, or the socket path of a served device; the default is all running devices of this
+    account. Never starts a device or keeps one alive, and gives way to all other programs. Figures cover the time
+    between two samples. Ctrl-C ends it.
     """
     give_way()
     try:
@@ -55,7 +60,7 @@ def _samples(watcher: Watcher, every: float, count: int | None) -> Iterator[Samp
 
 
 def _plain(sample: Sample) -> dict[str, Any]:
-    """Spreads and queues are objects, too."""
+    """The sample as JSON prints it: spreads and run queues become objects."""
     found = asdict(sample)
     for burst, plain in zip(sample.bursts, found["bursts"], strict=True):
         plain["latency"] = burst.latency and burst.latency._asdict()
@@ -76,4 +81,4 @@ def _show(samples: Iterator[Sample], sort: str, console: Console) -> None:
             else:
                 console.print(last)
     if live and last:
-        console.print(last)  # stays, when the screen of before is back
+        console.print(last)  # remains after the terminal's previous screen is restored

@@ -1,4 +1,4 @@
-"""What `burst top` shows of a look: a few lines for each device, and a table of bursts that fits the terminal."""
+"""The view of `burst top`: a few lines for each device, and a table of bursts that fits the terminal."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
     from driver.watching import BurstFigures, DeviceFigures, Sample, Spread
 
-_MANY = 3  # devices that are worth more than a line
-_WIDE, _WIDEST = 100, 140  # terminals that have room for the priority, and for the stages
+_MANY = 3  # with more devices, each gets only one line
+_WIDE, _WIDEST = 100, 140  # width of a terminal with room for the priority, and for the stages
 _WORDS = {"program", "device", "model"}
 _NONE, _LEAST = "-", 4
 
@@ -35,11 +35,11 @@ COLUMNS: Mapping[str, Callable[[BurstFigures], Any]] = {
     "pid": lambda burst: burst.pid,
     "program": lambda burst: burst.program,
 }
-"""By what bursts can be sorted; those that are equal in it stay in the order in which they were seen."""
+"""Sort keys of --sort. Bursts with equal keys keep the order in which they were first seen."""
 
 
 def view(sample: Sample, sort: str, width: int, height: int | None) -> Iterator[RenderableType]:
-    """From top to bottom. `height` None: all bursts, however many."""
+    """Renders a sample from top to bottom. `height` None: all bursts, however many."""
     lines = list(_above(sample))
     yield from lines
     if not sample.bursts:
@@ -56,19 +56,19 @@ def _above(sample: Sample) -> Iterator[Text]:
     for name, why in sample.absent.items():
         yield _line(f"{name}: {why}", "yellow")
     if not sample.devices and not sample.absent:
-        yield _line(f"No device runs for this account in {runtime_dir()}.", "yellow")
-        yield _line("One appears here when a program calls driver.connect() or driver.compile();")
-        yield _line("one that is served is named by its socket: burst top /run/burst/litert.sock")
+        yield _line(f"No device of this account is running in {runtime_dir()}.", "yellow")
+        yield _line("A device starts when a program calls driver.connect() or driver.compile().")
+        yield _line("To see a served device, pass its socket: burst top /run/burst/litert.sock")
     for device in sample.devices:
         yield _head(device)
         if len(sample.devices) <= _MANY:
-            yield _line(f"  turns   {_turns(device)}")
+            yield _line(f"  run queue  {_run_queue(device)}")
             yield from _stages(sample, device)
     yield Text()
 
 
 def _line(words: str, style: str = "") -> Text:
-    """One, whatever the width."""
+    """One line, cut at the terminal's width."""
     return Text(words, style, no_wrap=True, overflow="ellipsis")
 
 
@@ -79,26 +79,26 @@ def _head(device: DeviceFigures) -> Text:
     return text.append(f"  {counts}, CPU {_percent(device.cpu)} %, {memory}, pid {device.engine_pid}", "not bold")
 
 
-def _turns(device: DeviceFigures) -> str:
-    """Priorities that somebody has."""
+def _run_queue(device: DeviceFigures) -> str:
+    """The device's run queue, for each priority that a burst has."""
     found = [
         f"{name}: {_plural(queue.bursts, 'burst')}, {queue.waiting} waiting, {_number(queue.waits_per_s)} waits/s"
         for name, queue in device.run_queue.items()
         if queue.bursts
     ]
-    return " · ".join(found) or "nobody"
+    return " · ".join(found) or "no bursts"
 
 
 def _stages(sample: Sample, device: DeviceFigures) -> Iterator[Text]:
-    """Medians over its bursts; two lines, always."""
+    """Times of each stage, as medians over the device's bursts; always two lines."""
     found = [burst.stages for burst in sample.bursts if burst.device == device.address and burst.stages]
     for n, name in enumerate(("p50 us", "p99 us")):
         each = [f"{stage} {_number(np.median([stages[stage][n] for stages in found]))}" for stage in STAGES if found]
-        yield _line(f"  {name}  {'  '.join(each) or 'no results came'}")
+        yield _line(f"  {name}  {'  '.join(each) or 'no results yet'}")
 
 
 def _table(bursts: list[BurstFigures], width: int, is_of_many: bool) -> Text:
-    """Where it is too wide, words are cut, and figures are not. One text, for a rich.Table takes 20 ms of a CPU."""
+    """The table of bursts. Cuts words to fit, never figures. One Text, because a rich.Table takes 20 ms of CPU time."""
     cells = _cells(width, is_of_many)
     columns = {name: [name, *(cell(burst) for burst in bursts)] for name, cell in cells.items()}
     widths = {name: max(map(cell_len, column)) for name, column in columns.items()}
@@ -113,7 +113,7 @@ def _table(bursts: list[BurstFigures], width: int, is_of_many: bool) -> Text:
 
 
 def _fitted(cell: str, width: int, is_words: bool) -> str:
-    """Words begin at the left, figures end at the right."""
+    """Pads a cell: words align left, figures right."""
     if cell_len(cell) > width:
         cell = set_cell_size(cell, width - 1) + "…"
     space = " " * (width - cell_len(cell))
@@ -121,7 +121,7 @@ def _fitted(cell: str, width: int, is_words: bool) -> str:
 
 
 def _cells(width: int, is_of_many: bool) -> dict[str, Callable[[BurstFigures], str]]:
-    """What there is room for."""
+    """The columns that fit."""
     cells: dict[str, Callable[[BurstFigures], str]] = {
         "number": lambda burst: str(burst.number),
         "pid": lambda burst: str(burst.pid),
@@ -150,7 +150,7 @@ def _stage(name: str, burst: BurstFigures) -> str:
 
 
 def _number(value: float | None) -> str:
-    """In at most six characters."""
+    """Formats a number in at most six characters."""
     if not value:
         return _NONE if value is None else "0"
     for most, unit, divisor in ((99.95, "", 1), (99_999.5, "", 1), (9_999_500, "k", 1e3), (float("inf"), "M", 1e6)):

@@ -1,4 +1,4 @@
-"""`burst trace`: the requests of running bursts, stage by stage, as a file for Perfetto."""
+"""`burst trace`: traces the requests of running bursts, stage by stage, into a file for Perfetto."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from driver.cli.output import examples
 from driver.errors import DriverError
 from driver.watching import Followed, Watcher, follow, write
 
@@ -21,18 +22,21 @@ _SECONDS = click.FloatRange(min=0, min_open=True)
 _FILE = click.Path(dir_okay=False, writable=True, path_type=Path)
 
 
-@click.command()
+@click.command(
+    epilog=examples("burst trace -o trace.json.gz", "burst trace litert --burst 3 --seconds 5 -o trace.json")
+)
 @click.argument("device", required=False)
-@click.option("--burst", "number", type=int, metavar="N", help="This one alone, by its number in `burst top`.")
-@click.option("--pid", type=int, help="Those of this client alone.")
-@click.option("--seconds", type=_SECONDS, default=1.0, show_default=True, help="For how long they are followed.")
-@click.option("-o", "path", type=_FILE, metavar="FILE", required=True, help="What is written.")
-@click.option("--json", "as_json", is_flag=True, help="Print what was written as JSON, and nothing else.")
+@click.option("--burst", "number", type=int, metavar="N", help="Only burst number N of `burst top`.")
+@click.option("--pid", type=int, help="Only bursts of this client process.")
+@click.option("--seconds", type=_SECONDS, default=1.0, show_default=True, help="How long to trace.")
+@click.option("-o", "path", type=_FILE, metavar="FILE", required=True, help="File to write.")
+@click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
 def trace(device: str | None, number: int | None, pid: int | None, seconds: float, path: Path, as_json: bool) -> None:
-    """Follows bursts, and writes what they did for Perfetto.
+    """Trace running bursts into a file for Perfetto.
 
-    DEVICE is a name, or the path of the socket of one that is served; none: all that run for this account. FILE is for
-    https://ui.perfetto.dev; one that ends in .gz is packed. Ctrl-C ends it early. Exits with 1 when no such burst runs.
+    DEVICE is a device's name, or the socket path of a served device; the default is all running devices of this
+    account. Open FILE in https://ui.perfetto.dev; a name that ends in .gz is compressed. Ctrl-C stops early and still
+    writes the file. Exits with 1 if no such burst is running.
     """
     try:
         watcher = Watcher([device] if device else [])
@@ -56,7 +60,7 @@ def _nothing(watcher: Watcher, number: int | None, pid: int | None) -> str:
     wanted = f"burst {number}" if number is not None else "burst" if pid is None else f"burst of process {pid}"
     where = ", ".join(device.address for device in watcher.devices)
     why = " ".join(watcher.absent.values())
-    return f"no {wanted} runs {f'on {where}' if where else 'here'}; `burst top` shows those that do. {why}".rstrip()
+    return f"no {wanted} is running {f'on {where}' if where else 'here'}; see `burst top`. {why}".rstrip()
 
 
 def _plain(followed: Sequence[Followed]) -> list[dict[str, Any]]:
@@ -76,4 +80,4 @@ def _plain(followed: Sequence[Followed]) -> list[dict[str, Any]]:
 def _told(path: Path, followed: Sequence[Followed]) -> str:
     requests, missed = sum(len(one.records) for one in followed), sum(one.missed for one in followed)
     bursts = f"{len(followed)} burst{'s' * (len(followed) != 1)}"
-    return f"{path}: {requests} requests of {bursts}, {missed} missed; open it in https://ui.perfetto.dev"
+    return f"{path}: {requests} requests of {bursts}, {missed} missed; open the file in https://ui.perfetto.dev"

@@ -1,4 +1,4 @@
-"""`burst vts`: runs the conformance kit against a device."""
+"""`burst vts`: runs the conformance tests on a device."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rich.text import Text
 
 from burst import BurstError
 from driver.cli.names import DeviceName
-from driver.cli.output import json_option, print_json
+from driver.cli.output import examples, json_option, print_json
 from driver.errors import DriverError
 from driver.vts import (
     ALL,
@@ -44,7 +44,7 @@ _SCOPES = {"smoke": SMOKE, "usual": USUAL, "all": ALL}
 
 
 def _names_of_tests(_context: Any, _option: Any, incomplete: str) -> list[str]:
-    """For the shell: categories first, and then what is in one."""
+    """Completes test names: first categories, then the tests of a category."""
     if "/" not in incomplete:
         return [f"{category}/" for category in CATEGORIES if category.startswith(incomplete)]
     return [test.name for test in catalogue((), USUAL) if test.name.startswith(incomplete)]
@@ -58,28 +58,40 @@ def _options(function: Callable[..., None]) -> Callable[..., None]:
                 "glob",
                 metavar="GLOB",
                 default="*",
-                help="Only tests of these names, as 'burst/*'.",
+                help="Only tests whose names match, for example 'burst/*'.",
                 shell_complete=_names_of_tests,
             ),
             click.option(
-                "--cases", type=_FILE, metavar="FILE", help="More cases: JSON lines, gzipped if it ends in .gz."
+                "--cases",
+                type=_FILE,
+                metavar="FILE",
+                help="Additional cases, as JSON lines (gzipped if FILE ends in .gz).",
             ),
-            click.option("--smoke", "scope", flag_value="smoke", help="A few of each: seconds."),
             click.option(
-                "--all", "scope", flag_value="all", help="Every mutation of every model, every case in a burst."
+                "--smoke", "scope", flag_value="smoke", help="Run only a few tests of each kind; takes seconds."
             ),
-            click.option("--list", "listing", is_flag=True, help="Only print the names of the tests."),
+            click.option(
+                "--all", "scope", flag_value="all", help="Run every mutation of every model, and every case in a burst."
+            ),
+            click.option("--list", "listing", is_flag=True, help="List the names of the tests and exit."),
             json_option,
             click.option("--junit", type=_FILE, metavar="FILE", help="Also write the results as JUnit XML."),
-            click.option("--known-failures", type=_FILE, metavar="FILE", help="TOML: failures that count as skipped."),
-            click.option("--timeout", default=PATIENCE, show_default=True, help="Seconds after which a device hangs."),
+            click.option(
+                "--known-failures", type=_FILE, metavar="FILE", help="TOML file of failures to count as skipped."
+            ),
+            click.option(
+                "--timeout", default=PATIENCE, show_default=True, help="Seconds after which a call counts as hung."
+            ),
         )
     ):
         function = option(function)
     return function
 
 
-@click.command(context_settings={"show_default": False})
+@click.command(
+    context_settings={"show_default": False},
+    epilog=examples("burst vts litert --smoke", "burst vts mypackage:MyDevice --filter 'operations/*' --junit out.xml"),
+)
 @click.argument("device", type=DeviceName())
 @_options
 def vts(
@@ -93,13 +105,13 @@ def vts(
     known_failures: Path | None,
     timeout: float,
 ) -> None:
-    """Tests whether a device does what a device has to do.
+    """Run the conformance tests on a device.
 
     DEVICE is the name of an installed device, or "module:Class". Test names begin with their category: device, model,
-    request, operations, burst, memory, caching, qos. Exits with 0 when no test failed, and with 1 otherwise.
+    request, operations, burst, memory, caching, qos. Exits with 0 if no test failed, and with 1 otherwise.
     """
     if timeout <= 0:
-        raise click.UsageError(f"--timeout {timeout}: a device needs more time than none")
+        raise click.UsageError(f"--timeout {timeout}: must be above 0")
     tests = _tests(glob, cases, _SCOPES[scope or "usual"])
     if listing:
         names = [test.name for test in tests]
@@ -150,7 +162,7 @@ def _run(
 
 
 def _progress() -> Progress:
-    """On a terminal alone, and there on standard error."""
+    """A progress bar on standard error, if that is a terminal."""
     console = Console(stderr=True)
     columns = TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
     return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
@@ -164,7 +176,7 @@ def _write(path: Path, content: bytes) -> None:
 
 
 def _show(report: Report, console: Console) -> None:
-    """Failures one by one, what was skipped by reason, and a summary by category."""
+    """Prints each failure, the number of skipped tests by reason, and a summary by category."""
     for outcome in report.of_kind("failed"):
         console.print(Text.assemble(("failed ", "red"), outcome.name, ": ", outcome.message), soft_wrap=True)
     for reason, count in Counter(outcome.message for outcome in report.of_kind("skipped")).most_common():

@@ -1,4 +1,4 @@
-"""A model on a device, ready to be executed again and again in each of the ways that there are."""
+"""A model prepared on a device, to execute repeatedly: through a polling burst, a sleeping burst, or the plain path."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ WAYS = POLLING, SLEEPING, PLAIN = "burst, polling", "burst, sleeping", "plain pa
 
 
 def add_model() -> Model:
-    """The sum of four floats and four floats."""
+    """A model that adds four floats to four floats."""
     builder = ModelBuilder()
     a, b = builder.input("float32", (1, 4)), builder.input("float32", (1, 4))
     builder.output(builder.operation("ADD", a, b, 0))
@@ -29,12 +29,10 @@ def add_model() -> Model:
 
 
 class Work:
-    """Inputs lie in place, so that nothing is copied on any of the ways. All of them are open at once: who is not
-    called sleeps.
-    """
+    """One prepared model and two open bursts on it. Inputs are in place: no call copies them. Idle bursts sleep."""
 
     def __init__(self, device: RemoteDevice, model: Model, arrays: Sequence[Any] | None = None) -> None:
-        """`arrays`: the inputs; ones by default, of a model that says their shapes. Raises as `device.prepare`."""
+        """`arrays`: the inputs; by default ones, if the model declares all shapes. Raises as `device.prepare` does."""
         operands = [model.main.operands[i] for i in model.main.inputs]
         self._arrays = arrays or [np.ones(o.dimensions, o.type.dtype) for o in operands]
         self._shapes = tuple(array.shape for array in self._arrays)
@@ -44,7 +42,7 @@ class Work:
             self._stack = stack.pop_all()
 
     def calls(self) -> dict[str, Callable[[], object]]:
-        """By the name of the way."""
+        """Opens the bursts; returns the call of each way, by its name."""
         return {POLLING: self._burst(), SLEEPING: self._burst(spin=0), PLAIN: self._plain()}
 
     def _burst(self, **options: Any) -> Callable[[], object]:
@@ -56,7 +54,7 @@ class Work:
         return burst.run
 
     def _plain(self) -> Callable[[], object]:
-        """An explicit request, made once, with room for the outputs that the first run has told."""
+        """Builds one request; its outputs have the size that a first execution reports."""
         workspace = Workspace(InputSet(self._prepared.model, self._shapes), OutputSet(self._prepared.model))
         workspace.inputs.fill(self._arrays)
         result = self._prepared.execute(workspace.request)
@@ -66,7 +64,7 @@ class Work:
         return partial(self._prepared.execute, workspace.request)
 
     def close(self) -> None:
-        """Ends the bursts and frees the model."""
+        """Closes the bursts and frees the model."""
         self._stack.close()
 
     def __enter__(self) -> Self:

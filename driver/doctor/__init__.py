@@ -1,4 +1,4 @@
-"""What this machine, this account and this installation mean for bursts: `burst doctor`."""
+"""Checks of the machine, the account and the installation, for `burst doctor`."""
 
 from driver.doctor.examination import examine
 from driver.doctor.finding import Finding

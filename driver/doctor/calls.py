@@ -1,4 +1,4 @@
-"""System calls that bursts need, tried: a kernel may lack them, and a container's filter refuse them."""
+"""Tries the system calls that bursts need: a kernel may lack them, or a container's filter refuse them."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _libc: Any = _ffi.dlopen(None)
 _FUTEX_WAITV = 449  # on every architecture
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 _F_OFD_SETLK = 37
-_ALLOW = "allow the call in the container's seccomp profile, or run a newer kernel"
+_ALLOW = "allow the call in the container's seccomp profile, or use a newer kernel"
 
 
 class Call(NamedTuple):
-    """What is tried. `state`: when it is refused."""
+    """A system call to try. `state`: the finding if it is refused."""
 
     name: str
     attempt: Callable[[], object]
@@ -34,7 +34,7 @@ class Call(NamedTuple):
 
 
 def tried() -> Iterator[Finding]:
-    """Each call, made once and harmlessly."""
+    """Makes each call once, harmlessly."""
     for call in CALLS:
         try:
             call.attempt()
@@ -46,14 +46,14 @@ def tried() -> Iterator[Finding]:
 
 
 def futex_waitv() -> None:
-    """With nothing to wait for, a kernel that knows it finds that INVALID. Raises OSError."""
+    """Waits on nothing: a kernel that has the call answers EINVAL. Raises OSError."""
     arguments = [_ffi.cast("long", 0)] * 5
     if _libc.syscall(_ffi.cast("long", _FUTEX_WAITV), *arguments) < 0 and _ffi.errno != errno.EINVAL:
         raise OSError(_ffi.errno, os.strerror(_ffi.errno))
 
 
 def memfd() -> None:
-    """Memory without a name, sealed against another size. Raises OSError."""
+    """Makes anonymous memory and seals its size. Raises OSError."""
     fd = _new_memfd()
     try:
         os.ftruncate(fd, 4096)
@@ -63,7 +63,7 @@ def memfd() -> None:
 
 
 def ofd_lock() -> None:
-    """A lock that belongs to an open file: how a queue knows who writes to it. Raises OSError."""
+    """Takes a lock that belongs to an open file, as the roles of a queue do. Raises OSError."""
     fd = _new_memfd()
     try:
         fcntl.fcntl(fd, _F_OFD_SETLK, struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0))
@@ -76,7 +76,7 @@ def _new_memfd() -> int:
 
 
 CALLS = [
-    Call("memfd_create and seals", memfd, "warning", "queues and pools are sealed memory without a name"),
-    Call("locks of open files", ofd_lock, "warning", "a queue's two roles are locks that the kernel holds"),
-    Call("futex_waitv", futex_waitv, "note", "without it (Linux 5.16) the death of a large peer is noticed later"),
+    Call("memfd_create and seals", memfd, "warning", "queues and pools are sealed anonymous memory"),
+    Call("open file locks (OFD)", ofd_lock, "warning", "the reader and the writer of a queue each hold one"),
+    Call("futex_waitv", futex_waitv, "note", "without it (Linux 5.16), the death of a large peer is detected later"),
 ]

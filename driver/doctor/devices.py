@@ -1,4 +1,4 @@
-"""Installed devices: whether their code can be loaded, and whether they start."""
+"""Checks that installed devices can be loaded, and that they start."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from driver.errors import DriverError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-_NEEDS = "what is to run on it runs on the CPU, or not at all"
+_NEEDS = "models for it run on the CPU instead, or not at all"
 
 
 def installed() -> Iterator[Finding]:
-    """All that the entry points name. Their code is loaded; nothing is started."""
+    """Loads the code of every device that an entry point names. Starts none."""
     if not (found := names()):
-        yield Finding("devices", "warning", "none", "nothing can run in another process", "pip install burst-engine")
+        yield Finding("devices", "warning", "none", "no model can run in another process", "pip install burst-engine")
     for name in found:
         try:
             kind = device_class(name)
         except Exception as error:  # noqa: BLE001 (a vendor's code may do anything when it is loaded)
-            remedy = f"pip install 'burst-engine[{name}]', or uninstall what brought it"
+            remedy = f"pip install 'burst-engine[{name}]', or uninstall the package that provides it"
             yield Finding(f"device {name}", "warning", f"cannot be loaded: {error}", _NEEDS, remedy)
         else:
             yield Finding(f"device {name}", "ok", f"version {kind.version}, {kind.type}")
 
 
 def started() -> Iterator[Finding]:
-    """Whether each of them comes up, and in what time."""
+    """Starts each device and reports how long it took."""
     for name in names():
         begin = time.monotonic()
         try:
@@ -41,7 +41,7 @@ def started() -> Iterator[Finding]:
                 found = f"pids {device.connection.service_pid}, {device.connection.engine_pid}"
         except (BurstError, DriverError, OSError) as error:
             yield Finding(
-                f"start of {name}", "warning", str(error), _NEEDS, "read its log; install what it names there"
+                f"start of {name}", "warning", str(error), _NEEDS, "read its log, and install what the log names"
             )
         else:
             yield Finding(f"start of {name}", "ok", f"connected in {time.monotonic() - begin:.2f} s, {found}")

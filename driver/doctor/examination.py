@@ -1,4 +1,4 @@
-"""All checks, in the order in which they are told."""
+"""All checks, in the order of the report."""
 
 from __future__ import annotations
 
@@ -30,6 +30,6 @@ CHECKS: dict[str, Callable[[], Iterable[Finding]]] = {
 
 
 def examine(*, start: bool = False) -> list[Finding]:
-    """Everything; with `start`, every installed device is started, too. Never raises."""
+    """Runs all checks; with `start`, also starts every installed device. Never raises."""
     checks = CHECKS | ({"starting devices": devices.started} if start else {})
     return [finding for name, check in checks.items() for finding in examined(name, check)]

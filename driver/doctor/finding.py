@@ -1,4 +1,4 @@
-"""What the doctor says: one thing that was looked at, and what it means."""
+"""One finding of a check: what was found, why it matters, and the remedy."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ State = Literal["ok", "note", "warning"]
 
 @dataclass(frozen=True)
 class Finding:
-    """state: "warning" when something fails because of it, "note" when something is slower, smaller or not known."""
+    """state: "warning" if something fails because of it; "note" if something is slower, limited or unknown."""
 
     subject: str
     state: State
@@ -24,15 +24,15 @@ class Finding:
 
 
 def examined(name: str, check: Callable[[], Iterable[Finding]]) -> Iterator[Finding]:
-    """What a check finds, and a note when the system is odder than it knows. Never raises."""
+    """Runs a check. An exception becomes a note, because a check must not fail on an unusual system. Never raises."""
     try:
         yield from check()
-    except Exception as error:  # noqa: BLE001 (whatever cannot be read is not known, and no more)
-        yield Finding(name, "note", f"unknown: {type(error).__name__}: {error}", "it could not be looked at")
+    except Exception as error:  # noqa: BLE001 (a check that fails leaves its subject unknown)
+        yield Finding(name, "note", f"unknown: {type(error).__name__}: {error}", "the check failed")
 
 
 def text_of(path: Path) -> str:
-    """What a file of the kernel's says, "unknown" if that cannot be read."""
+    """Reads a file of /proc or /sys; "unknown" if it cannot be read."""
     try:
         return path.read_text().strip()
     except (OSError, ValueError):
@@ -40,7 +40,7 @@ def text_of(path: Path) -> str:
 
 
 def size(nbytes: float) -> str:
-    """In the largest unit of which there is one."""
+    """Formats bytes in the largest suitable unit."""
     for unit, many in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if nbytes >= many:
             return f"{nbytes / many:,.1f} {unit}"

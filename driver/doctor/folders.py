@@ -1,4 +1,4 @@
-"""Folders: where devices are found, and where something is kept."""
+"""Checks the folders of sockets, compilations and measurements."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ _LITTLE = 100 * 10**6
 
 
 def runtime() -> Iterator[Finding]:
-    """Where sockets lie. It is made if it is missing, as every client would."""
-    why, remedy = "no device can be found or started", "set BURST_RUNTIME_DIR to a short folder of mode 0700 of yours"
+    """The folder of sockets. Creates it if it is missing, as every client does."""
+    why = "no device can be found or started"
+    remedy = "set BURST_RUNTIME_DIR to a folder that you own, with a short path and mode 0700"
     try:
         path = runtime_dir()
         Place(path, _LONG_NAME)
@@ -35,10 +36,10 @@ def runtime() -> Iterator[Finding]:
 
 
 def kept() -> Iterator[Finding]:
-    """Where compilations lie, and what was measured and noted of devices."""
-    yield _writable("cache folder", default_folder(), "models are compiled anew in every process")
+    """The folder of compilations, and that of measurements of devices."""
+    yield _writable("cache folder", default_folder(), "models are compiled again in every process")
     state = Path("~/.local/state/burst").expanduser()
-    yield _writable("state folder", state, "devices are measured anew in every process")
+    yield _writable("state folder", state, "devices are measured again in every process")
 
 
 def _writable(subject: str, path: Path, why: str) -> Finding:
@@ -49,5 +50,9 @@ def _writable(subject: str, path: Path, why: str) -> Finding:
         )
     found = os.statvfs(there)
     free = found.f_bavail * found.f_frsize
-    words = f"{path}, {'there' if there == path else 'not made yet'}, {size(free)} free"
-    return Finding(subject, "note", words, why, "make room") if free < _LITTLE else Finding(subject, "ok", words)
+    words = f"{path}, {'exists' if there == path else 'not created yet'}, {size(free)} free"
+    return (
+        Finding(subject, "note", words, why, "free some disk space")
+        if free < _LITTLE
+        else Finding(subject, "ok", words)
+    )

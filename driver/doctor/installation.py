@@ -1,4 +1,4 @@
-"""The packages that the engine is made of."""
+"""Checks the packages that the engine needs."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _NEEDED = {
-    "fmq._core": "the compiled queue, without which nothing runs",
-    "burst._core": "the compiled bursts, without which there is only the queue",
+    "fmq._core": "compiled message queues; nothing runs without them",
+    "burst._core": "compiled bursts; only queues work without them",
     "numpy": "arrays",
     "msgpack": "messages between client and device",
-    "posix_ipc": "shared memory that has a name",
-    "blake3": "cache files are compared by it",
-    "sqlite3": "the blob store is a file of SQLite's",
+    "posix_ipc": "named shared memory",
+    "blake3": "checksums of cache files",
+    "sqlite3": "the blob store of compilations",
 }
 
 
 def packages() -> Iterator[Finding]:
-    """Python, the compiled part and what we depend on."""
+    """Python, the compiled modules and the dependencies."""
     python = sys.version.split()[0]
     yield Finding("Python", "ok", f"{sys.implementation.name} {python}, {sys.executable}")
     for name, purpose in _NEEDED.items():

@@ -1,4 +1,4 @@
-"""The kernel, the container, processors and memory."""
+"""Checks the kernel, the container, CPUs and memory."""
 
 from __future__ import annotations
 
@@ -20,41 +20,39 @@ _WAITV, _RECENT = (5, 16), "5.16"
 
 
 def kernel() -> Iterator[Finding]:
-    """Its version, against what is used of it."""
+    """The kernel's version, against the features that bursts use."""
     release = os.uname().release
     found = re.match(r"(\d+)\.(\d+)", release)
     version = (int(found[1]), int(found[2])) if found else None
     if version is None:
         yield Finding("kernel", "note", f"unknown: {release}", "bursts need Linux 5.6")
     elif version < OLDEST:
-        yield Finding("kernel", "warning", release, "bursts need Linux 5.6", "run a newer kernel")
+        yield Finding("kernel", "warning", release, "bursts need Linux 5.6", "use a newer kernel")
     elif version < _WAITV:
-        why = f"from Linux {_RECENT} on, waits end within 100 ms of a peer's death whatever its size"
-        yield Finding("kernel", "note", release, why, "run a newer kernel, if devices hold gigabytes")
+        why = f"before Linux {_RECENT}, the death of a peer that holds gigabytes is detected late"
+        yield Finding("kernel", "note", release, why, "use a newer kernel if your devices hold gigabytes")
     else:
         yield Finding("kernel", "ok", release)
 
 
 def container() -> Iterator[Finding]:
-    """Whether we are in one, and whether system calls are filtered."""
+    """Whether this is a container, and whether system calls are filtered."""
     marks = [name for name in (".dockerenv", "run/.containerenv") if (ROOT / name).exists()]
     group = text_of(ROOT / "proc/self/cgroup").splitlines()[-1:]
-    yield Finding("container", "ok", f"{', '.join(marks) or 'no mark of one'}; control group {''.join(group)}")
+    yield Finding("container", "ok", f"{', '.join(marks) or 'none detected'}; cgroup {''.join(group)}")
     filtered = re.search(r"^Seccomp:\s*(\d)", text_of(ROOT / "proc/self/status"), re.MULTILINE)
-    modes = {"0": "none", "1": "strict", "2": "a filter; the calls that bursts need are tried above"}
+    modes = {"0": "none", "1": "strict", "2": "a filter; the calls that bursts need were tried above"}
     yield Finding("seccomp", "ok", modes.get(filtered[1], filtered[1]) if filtered else "unknown")
 
 
 def processors() -> Iterator[Finding]:
-    """How many, for whom, and how fast they are let run."""
+    """Number of usable CPUs, their quota and their governor."""
     usable, there = len(os.sched_getaffinity(0)), os.cpu_count() or 1
     if usable < 2:
-        why = "client and device share one: nobody polls, and a request costs two switches"
-        yield Finding(
-            "processors", "note", f"{usable} of {there} usable", why, "give this process two (taskset, cpuset)"
-        )
+        why = "client and device share one CPU, so neither polls, and each request costs two context switches"
+        yield Finding("CPUs", "note", f"{usable} of {there} usable", why, "give this process two (taskset, cpuset)")
     else:
-        yield Finding("processors", "ok", f"{usable} of {there} usable")
+        yield Finding("CPUs", "ok", f"{usable} of {there} usable")
     yield _quota()
     yield _governor()
 
@@ -62,36 +60,36 @@ def processors() -> Iterator[Finding]:
 def _quota() -> Finding:
     words = text_of(ROOT / "sys/fs/cgroup/cpu.max").split()
     if len(words) != 2 or not all(map(str.isdecimal, words)):
-        return Finding("quota of processors", "ok", "unknown" if words[:1] != ["max"] else "none")
+        return Finding("CPU quota", "ok", "unknown" if words[:1] != ["max"] else "none")
     share = int(words[0]) / int(words[1])
-    why = "who has used up his share stands still for a tenth of a second at worst, in the middle of a request"
-    return Finding(
-        "quota of processors", "note", f"{share:g} processors", why, "reserve processors in place of a quota"
-    )
+    why = "once the quota is spent, the process stalls up to 100 ms mid-request"
+    return Finding("CPU quota", "note", f"{share:g} CPUs", why, "reserve CPUs (cpuset) instead of setting a quota")
 
 
 def _governor() -> Finding:
     governor = text_of(ROOT / "sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")
     if governor != "powersave":
         return Finding("governor", "ok", governor)
-    why = "a processor that slept wakes up slow; with intel_pstate active it does not matter"
-    return Finding("governor", "note", governor, why, "cpupower frequency-set -g performance, for steady times")
+    why = "an idle CPU starts slowly; does not matter if intel_pstate is active"
+    return Finding("governor", "note", governor, why, "for steady times: cpupower frequency-set -g performance")
 
 
 def memory() -> Iterator[Finding]:
-    """Of the machine, of the control group, and what is free of it."""
+    """Memory that this process may use, and how much of it is free."""
     found = re.search(r"^MemAvailable:\s*(\d+) kB", text_of(ROOT / "proc/meminfo"), re.MULTILINE)
     free = int(found[1]) * 1024 if found else None
     words = f"{size(memory_bytes())} for this process, {size(free) if free is not None else 'unknown'} available"
     if free is not None and free < _SMALL_MEMORY:
-        yield Finding("memory", "note", words, "models, weights and pools have to be in it", "end what needs it not")
+        yield Finding(
+            "memory", "note", words, "models, weights and pools must fit in it", "stop programs that you don't need"
+        )
     else:
         yield Finding("memory", "ok", words)
 
 
 def shared_memory() -> Iterator[Finding]:
-    """/dev/shm, which only memory that has a name lies in."""
-    path, why = ROOT / "dev/shm", 'memory="posix" lies there; sealed memory, which is the default, does not'
+    """/dev/shm, which only named memory uses."""
+    path, why = ROOT / "dev/shm", 'memory="posix" uses it; sealed memory, the default, does not'
     try:
         found = os.statvfs(path)
     except OSError as error:
@@ -104,7 +102,7 @@ def shared_memory() -> Iterator[Finding]:
 
 
 def huge_pages() -> Iterator[Finding]:
-    """Whether the kernel makes large pages of memory by itself."""
+    """Whether the kernel uses huge pages by itself."""
     for kind, file in (("memory", "enabled"), ("shared memory", "shmem_enabled")):
         words = text_of(ROOT / "sys/kernel/mm/transparent_hugepage" / file)
         chosen = re.search(r"\[(\w+)\]", words)

@@ -1,4 +1,4 @@
-"""What the system lets this process have, and what devices let their clients have."""
+"""Checks the limits of this process, and those that devices set for their clients."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _INFINITE = resource.RLIM_INFINITY
 
 
 def limits_of_the_process() -> Iterator[Finding]:
-    """Descriptors, locked memory, and the size of files."""
+    """Limits of descriptors, locked memory, and file size."""
     yield _files()
     soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     yield Finding("RLIMIT_MEMLOCK", "ok", f"{_told(soft)}; bursts lock nothing")
@@ -28,8 +28,8 @@ def _files() -> Finding:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     found = f"{_count(soft)}; devices raise theirs to {_count(hard)}"
     if (soft != _INFINITE and soft < _FEW_FILES) or (hard != _INFINITE and hard < 4 * _FEW_FILES):
-        why = "a burst takes up to 12 descriptors on either side, and each pool of memory one"
-        return Finding("RLIMIT_NOFILE", "note", found, why, "ulimit -n 65536, or LimitNOFILE= of the service")
+        why = "a burst needs up to 12 descriptors on each side, and one for each memory pool"
+        return Finding("RLIMIT_NOFILE", "note", found, why, "ulimit -n 65536, or LimitNOFILE= in the service's unit")
     return Finding("RLIMIT_NOFILE", "ok", found)
 
 
@@ -37,7 +37,7 @@ def _size_of_files() -> Finding:
     soft, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
     if soft == _INFINITE:
         return Finding("RLIMIT_FSIZE", "ok", _told(soft))
-    why = "it holds for shared memory, too: larger models and pools are refused"
+    why = "it also limits shared memory: larger models and pools are refused"
     state = "warning" if soft < 2**20 else "note" if soft < _SMALL_FILE else "ok"
     return Finding("RLIMIT_FSIZE", state, _told(soft), why, "ulimit -f unlimited")  # type: ignore[arg-type]
 
@@ -51,13 +51,13 @@ def _count(number: int) -> str:
 
 
 def limits_of_clients() -> Iterator[Finding]:
-    """Those of limits.toml, as a device that starts now has them."""
+    """The limits in limits.toml, as a device that starts now would read them."""
     path = limits_file()
     try:
         found = limits()
     except ValueError as error:
         yield Finding("limits.toml", "warning", str(error), "no device starts", "correct that line, or remove the file")
         return
-    yield Finding("limits.toml", "ok", f"{path}, {'read' if path.exists() else 'not there: the defaults hold'}")
+    yield Finding("limits.toml", "ok", f"{path}, {'read' if path.exists() else 'does not exist; defaults apply'}")
     for name, value in asdict(found).items():
         yield Finding(name, "ok", size(value) if name.endswith("bytes") else f"{value:g}")

@@ -39,7 +39,7 @@ def test_leaves_the_machine_as_it_was(command, shared):
     running, usable = shared.pids(), os.sched_getaffinity(0)
     pinned = command("bench", *QUICK, "--json").json()["comparisons"][0]["pinned"]
     assert pinned == (len(usable) > 1)
-    assert "nobody pinned" in command("bench", *QUICK, "--no-pin").out
+    assert "not pinned" in command("bench", *QUICK, "--no-pin").out
     assert shared.pids() == running
     assert os.environ["BURST_RUNTIME_DIR"] == str(shared.path)
     assert os.sched_getaffinity(0) == usable
@@ -57,12 +57,12 @@ def test_what_cannot_be_measured_says_why(command, files, kit):
     ("words", "told"),
     [
         (["burst_roundtri"], r"did you mean 'burst_roundtrip'?"),
-        (["mobile.net"], "no model file (.tflite, .onnx), and no script of bench/ (--list)"),
-        (["a.onnx", "b.onnx"], "give one MODEL, or any number of SCRIPTs"),
-        (["nowhere.onnx"], "give the path of a model file"),
-        (["--plot", "picture.txt"], "pictures are .png, .svg, .pdf; call it picture.png"),
+        (["mobile.net"], "neither a model file (.tflite, .onnx) nor a script of bench/ (see --list)"),
+        (["a.onnx", "b.onnx"], "pass either one MODEL or any number of SCRIPTs"),
+        (["nowhere.onnx"], "pass the path of a model file"),
+        (["--plot", "picture.txt"], "use .png, .svg, .pdf, for example picture.png"),
         (["--seconds", "0"], "Invalid value for '--seconds'"),
-        (["run_queue", "fenced", "--plot", "p.png"], "for one script at a time"),
+        (["run_queue", "fenced", "--plot", "p.png"], "works with one script only"),
     ],
 )
 def test_a_wrong_call_is_told(command, words, told):
@@ -95,7 +95,7 @@ def test_runs_scripts(command, monkeypatch, tmp_path):
     assert json.loads(found.out) == {"one": ["--quick"], "two": ["--quick"]}
     assert "1 of 2: one: Does it work?" in found.err
     assert command("bench", "one").out.strip() == "yes"
-    assert "three ended with 1" in command("bench", "three", ends=1).err
+    assert "three exited with 1" in command("bench", "three", ends=1).err
 
 
 def test_a_wheel_has_no_scripts(command, monkeypatch, tmp_path):

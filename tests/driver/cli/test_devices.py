@@ -42,7 +42,7 @@ def test_a_device_that_cannot_be_loaded_says_why(command, entries):
     found = {device["name"]: device for device in command("devices", "--json").json()}
     assert "No module named 'no_such_module'" in found["broken"]["reason"]
     assert found["reference"]["type"] == "CPU"
-    assert "broken: cannot be used" in command("devices").out
+    assert "broken: cannot be loaded" in command("devices").out
 
 
 def test_measures(command, entries, monkeypatch):

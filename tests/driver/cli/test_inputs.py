@@ -92,16 +92,16 @@ def test_imagenets_pixels(picture):
     path, pixels = picture
     found = fed(port("TENSOR_FLOAT32", (1, 2, 5, 3)), path, pixels="imagenet").array[0, 1, 2]
     assert np.allclose(found, (pixels[1, 2] / 255 - (0.485, 0.456, 0.406)) / (0.229, 0.224, 0.225), atol=1e-6)
-    with pytest.raises(click.UsageError, match="is for 3 channels, and not 1"):
+    with pytest.raises(click.UsageError, match="needs 3 channels; the input has 1"):
         fed(port("TENSOR_FLOAT32", (1, 2, 3, 1)), path, pixels="imagenet")
 
 
 @pytest.mark.parametrize(
     ("kind", "shape", "told"),
     [
-        ("TENSOR_FLOAT32", (2, 2, 3, 3), "which is no image of 1, 3 or 4 channels"),
-        ("TENSOR_FLOAT32", (7,), "give an array"),
-        ("TENSOR_BOOL8", (2, 3), "TENSOR_BOOL8; give an array"),
+        ("TENSOR_FLOAT32", (2, 2, 3, 3), "which is not an image of 1, 3 or 4 channels"),
+        ("TENSOR_FLOAT32", (7,), "pass an array"),
+        ("TENSOR_BOOL8", (2, 3), "TENSOR_BOOL8, which no image fits; pass an array"),
     ],
 )
 def test_what_takes_no_image_says_so(picture, kind, shape, told):
@@ -114,7 +114,7 @@ def test_what_is_no_image_is_told(tmp_path):
     """With what could be read."""
     path = tmp_path / "picture.png"
     path.write_bytes(b"nothing")
-    with pytest.raises(click.UsageError, match=r"it cannot be read as an image: .*known are .npy"):
+    with pytest.raises(click.UsageError, match=r"not a readable image: .*supported: .npy"):
         fed(port("TENSOR_FLOAT32", (2, 3)), path)
 
 
@@ -135,10 +135,10 @@ def test_a_recording_fits_its_input(recording):
     path = recording(np.array([[0, 16384], [-16384, -16384], [8192, 0]]))
     cut = fed(port("TENSOR_FLOAT32", (1, 2)), path)
     assert cut.array.tolist() == [[0.25, -0.5]]
-    assert cut.done == "3 samples at 16000 Hz, the mean of 2 channels, the first 2 of them; -1 to 1"
+    assert cut.done == "3 samples at 16000 Hz, the mean of 2 channels, cut to the first 2; -1 to 1"
     filled = fed(port("TENSOR_FLOAT32", (1, 4, 1)), path)
     assert filled.array.reshape(-1).tolist() == [0.25, -0.5, 0.125, 0]
-    assert "1 zeros after them" in filled.done
+    assert "padded with 1 zeros" in filled.done
     kept = fed(port("TENSOR_FLOAT32", (1, 3, 2)), path)
     assert kept.array.tolist() == [[[0, 0.5], [-0.5, -0.5], [0.25, 0]]]
     assert fed(port("TENSOR_FLOAT32", (0, 0)), path).array.shape == (1, 3)
@@ -148,7 +148,7 @@ def test_a_recording_fits_its_input(recording):
 
 @pytest.mark.parametrize(
     ("kind", "shape", "told"),
-    [("TENSOR_FLOAT32", (40, 13), "no row of samples"), ("TENSOR_INT32", (3,), "give an array")],
+    [("TENSOR_FLOAT32", (40, 13), "not a row of samples"), ("TENSOR_INT32", (3,), "pass an array")],
 )
 def test_what_takes_no_sound_says_so(recording, kind, shape, told):
     """Spectra, and numbers of words."""
@@ -162,7 +162,7 @@ def test_a_damaged_recording_is_told(tmp_path, recording, content):
     path = recording(np.zeros((0, 1), int))
     if content is not None:
         path.write_bytes(content)
-    with pytest.raises(click.UsageError, match=r"no WAV file of PCM samples|no samples in it"):
+    with pytest.raises(click.UsageError, match=r"not a PCM WAV file|the file contains no samples"):
         fed(port("TENSOR_FLOAT32", (3,)), path)
 
 
@@ -178,9 +178,8 @@ def test_an_array_is_taken_as_it_is(tmp_path):
     """With a batch of one before it, if that is all that lacks; in the input's type, if nothing is lost."""
     values = np.arange(6.0).reshape(2, 3)
     np.save(tmp_path / "a.npy", values)
-    assert (
-        fed(port("TENSOR_FLOAT32", (1, 2, 3)), tmp_path / "a.npy").done == "as a batch of one; float64 taken as float32"
-    )
+    batch = fed(port("TENSOR_FLOAT32", (1, 2, 3)), tmp_path / "a.npy")
+    assert batch.done == "batch dimension added; float64 converted to float32"
     assert fed(port("TENSOR_QUANT8_ASYMM", (2, 3), **BYTE), tmp_path / "a.npy").array.tolist() == [
         [128, 192, 255],
         [255, 255, 255],
@@ -192,11 +191,11 @@ def test_an_array_is_taken_as_it_is(tmp_path):
 @pytest.mark.parametrize(
     ("values", "kind", "told"),
     [
-        (np.zeros((3, 2)), "TENSOR_FLOAT32", "an array of shape 3 x 2; input 'x' takes 2 x 3: reshape it"),
-        (np.full((2, 3), 0.5), "TENSOR_INT32", r"takes int32: convert it with .astype\('int32'\)"),
+        (np.zeros((3, 2)), "TENSOR_FLOAT32", "the array has shape 3 x 2, but input 'x' takes 2 x 3; reshape it"),
+        (np.full((2, 3), 0.5), "TENSOR_INT32", r"takes int32; convert it with .astype\('int32'\)"),
         (np.full((2, 3), 2**40), "TENSOR_INT32", "convert it"),
         (np.zeros((2, 3), complex), "TENSOR_FLOAT32", "complex128"),
-        (np.array([[{}] * 3] * 2), "TENSOR_FLOAT32", "cannot be read as arrays"),
+        (np.array([[{}] * 3] * 2), "TENSOR_FLOAT32", "not a readable array"),
     ],
 )
 def test_an_array_that_does_not_fit_is_told(tmp_path, values, kind, told):
@@ -216,10 +215,10 @@ def test_an_archive_is_for_all_inputs(tmp_path):
     assert feeds(both, [f"b=c={path}"], (), 0, None)[0].source == "random"
     alone = saved(tmp_path / "b.npz", anything=np.ones(2, np.float32))
     assert fed(both[0], alone).array.tolist() == [1, 1]
-    with pytest.raises(click.UsageError, match=r"no array is called 'e'; it has file, b=c, d"):
+    with pytest.raises(click.UsageError, match=r"no array is named 'e'; the file has file, b=c, d"):
         fed(port("TENSOR_FLOAT32", (2,), "e"), f"e={path}")
     path.write_bytes(b"no archive")
-    with pytest.raises(click.UsageError, match=r"no \.npz file"):
+    with pytest.raises(click.UsageError, match=r"not an \.npz file"):
         feeds(both, [str(path)], (), 0, None)
 
 
@@ -247,7 +246,7 @@ def test_open_shapes_are_chosen():
     assert "? taken as 1" in fed(its, None).done
     assert fed(its, None, shapes=["3x4"]).array.shape == (3, 4)
     assert fed(port("TENSOR_FLOAT32", ()), None, shapes=["x=2x2"]).array.shape == (2, 2)
-    for shapes, told in ((["3x5"], r"only \? can be chosen"), (["3,4"], "with x between them"), (["0x4"], "above 0")):
+    for shapes, told in ((["3x5"], r"only a \? can be set"), (["3,4"], "separated by x"), (["0x4"], "positive")):
         with pytest.raises(click.UsageError, match=told):
             fed(its, None, shapes=shapes)
     with pytest.raises(click.UsageError, match="has no known rank"):
@@ -258,9 +257,9 @@ def test_open_shapes_are_chosen():
     ("given", "told"),
     [
         (["left=random", "left=random"], "input 'left' is given twice"),
-        (["random", "random", "random"], "there are 2 inputs, left, right; leave it out"),
-        (["lef=random"], r"no input is called 'lef'; there are left, right; did you mean 'left'\?"),
-        (["right=nowhere.npy"], "there is no such file; give a path, or the word 'random'"),
+        (["random", "random", "random"], "too many; the model has 2 inputs: left, right"),
+        (["lef=random"], r"no input is named 'lef'; inputs: left, right; did you mean 'left'\?"),
+        (["right=nowhere.npy"], "no such file; pass a path, or the word 'random'"),
     ],
 )
 def test_a_wrong_input_is_told(given, told):
@@ -289,7 +288,7 @@ def test_classes_are_the_largest_of_a_row():
     assert classes(real, np.ones((1, 4), np.float32), 5, []) == []
     assert classes(real, np.ones((2, 9), np.float32), 5, []) == []
     assert classes(port("TENSOR_INT32", (9,)), np.ones(9, np.int32), 5, []) == []
-    with pytest.raises(click.UsageError, match="2 lines for the 5 classes of output 'x'"):
+    with pytest.raises(click.UsageError, match="2 lines, but output 'x' has 5 classes"):
         classes(its, np.zeros((1, 5), np.uint8), 3, ["a", "b"])
 
 

@@ -72,7 +72,7 @@ def test_words_for_people(recorded):
     """Without --json there is a table, and how it went."""
     done = call("replay", recorded, "--compare")
     assert done.exit_code == 0
-    for words in ("latency", "p99", "recorded", "now", "30 NONE", "30 compared, 0 different"):
+    for words in ("latency", "p99", "recorded", "now", "30 NONE", "30 requests compared, 0 different"):
         assert words in done.output
 
 
@@ -105,9 +105,9 @@ def test_called_wrongly(recorded, tmp_path):
     assert (done.exit_code, recorded.read_bytes()) == (2, before)
     assert "add --force to replace it" in done.stderr
     assert "cannot be run: No such file" in call("record", "--out", tmp_path / "x", "--", "/no/such/program").stderr
-    assert "there is no such folder" in call("record", "--out", tmp_path / "no" / "x", "--", "true").stderr
+    assert "the folder does not exist" in call("record", "--out", tmp_path / "no" / "x", "--", "true").stderr
     done = call("record", "--out", tmp_path / "x", "--", "true")
-    assert (done.exit_code, done.stderr) == (1, "nothing was recorded: the command asked nothing of a device\n")
+    assert (done.exit_code, done.stderr) == (1, "nothing was recorded: the command sent no request to a device\n")
     assert call("record", "--out", tmp_path / "x", "--", "sh", "-c", "exit 7").exit_code == 7
     (tmp_path / "x").write_text("no recording")
     done = call("replay", tmp_path / "x")
@@ -149,8 +149,8 @@ def test_differences_are_found(made):
     path = made((1, X, X + 1), (2, X, wrong), (3, X, X + 1.1))
     done = call("replay", path, "--compare")
     assert done.exit_code == 1
-    assert "3 compared, 2 different" in done.output
-    assert "the largest difference is 0.5: request 1, output 0[0][2], which was 3.5" in done.output
+    assert "3 requests compared, 2 different" in done.output
+    assert "largest difference 0.5: request 1, output 0[0][2], recorded as 3.5" in done.output
     assert call("replay", path, "--compare", "--tolerance", "0.2").exit_code == 0
     assert call("replay", path).exit_code == 0
 

@@ -33,7 +33,7 @@ def test_an_image_through_a_burst(command, files, picture, tmp_path):
     assert found["placement"] == [{"device": "litert", "operations": list(range(37))}]
     (given,) = found["inputs"]
     assert given["shape"] == [1, 64, 64, 3]
-    assert given["done"] == "8 x 8 RGB, resized to 64 x 64 (bilinear); bytes as the steps of the input"
+    assert given["done"] == "8 x 8 RGB, resized to 64 x 64 (bilinear); bytes used as quantised values"
     (output,) = found["outputs"]
     (scores,) = expected(files.bytes, np.full((1, 64, 64, 3), 128, np.uint8))
     best = output["top"][0]
@@ -89,16 +89,16 @@ def test_states_begin_with_zeros(command, files):
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["nowhere.onnx"], "MODEL 'nowhere.onnx': No such file or directory; give the path of a model file"),
+        (["nowhere.onnx"], "MODEL 'nowhere.onnx': No such file or directory; pass the path of a model file"),
         (["{here}"], "has the suffix '.py'; supported are .tflite, .onnx"),
         (["{damaged}"], "Error: "),
         (["{model}", "--device", "cpu", "--device", "cpu"], "a device is named twice"),
         (["{model}", "--device", "/nowhere/litert.sock"], "nothing is served there"),
-        (["{model}", "--input", "nowhere.png"], "--input nowhere.png: there is no such file"),
+        (["{model}", "--input", "nowhere.png"], "--input nowhere.png: no such file"),
         (["{model}", "--labels", "nowhere.txt"], "--labels nowhere.txt: "),
-        (["{model}", "--labels", "{here}", "--device", "cpu"], "lines for the 20 classes of output 'probabilities'"),
-        (["{model}", "--output", "out.txt"], "--output out.txt: outputs are written as .npz; call it out.npz"),
-        (["{model}", "--output", "/nowhere/o.npz", "--device", "cpu"], "it cannot be written: No such file"),
+        (["{model}", "--labels", "{here}", "--device", "cpu"], "but output 'probabilities' has 20 classes"),
+        (["{model}", "--output", "out.txt"], "--output out.txt: outputs are written as .npz; use out.npz"),
+        (["{model}", "--output", "/nowhere/o.npz", "--device", "cpu"], "cannot be written: No such file"),
         (["{model}", "--runs", "0"], "Invalid value for '--runs'"),
         (["{model}", "--priority", "urgent"], "'urgent' is not one of 'low', 'medium', 'high'"),
         (["{model}", "--deadline", "0"], "Invalid value for '--deadline'"),
@@ -133,7 +133,7 @@ def test_what_a_device_does_not_take_ends_with_1(command, files):
 def test_a_crash_ends_with_1(command, files, kit):
     """It says where the device's log is."""
     found = command("run", files.floats, "--device", kit.odd("Crashing"), ends=1)
-    assert "the logs of devices are in " in found.err
+    assert "device logs are in " in found.err
 
 
 def test_it_is_a_program(files, shared):

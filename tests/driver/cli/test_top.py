@@ -166,7 +166,7 @@ def test_a_killed_device_is_gone(place, client, kit, process):
 @pytest.mark.parametrize(
     ("devices", "words"),
     [
-        ([], "No device runs for this account"),
+        ([], "No device of this account is running"),
         (["litert"], "that device does not run; it starts with its first client"),
     ],
 )

@@ -189,9 +189,9 @@ def test_one_of_them(place, client, tmp_path):
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ([], "no burst runs here; `burst top` shows those that do"),
-        (["--pid", 1], "no burst of process 1 runs"),
-        (["--burst", 7, "litert"], "no burst 7 runs here.* that device does not run"),
+        ([], "no burst is running here; see `burst top`"),
+        (["--pid", 1], "no burst of process 1 is running"),
+        (["--burst", 7, "litert"], "no burst 7 is running here.* that device does not run"),
     ],
 )
 def test_nothing_to_follow(place, tmp_path, options, told):

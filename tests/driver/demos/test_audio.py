@@ -111,7 +111,7 @@ class TestProgram:
             (("--wav", "/nowhere.wav"), "--wav /nowhere.wav: there is no such file; pass a WAV file"),
             (("--wav", __file__), "test_audio.py: cannot be read as sound"),
             (("--microphone", "nonesuch"), "--microphone nonesuch: ALSA cannot open it"),
-            (("--microphone", "default", "--wav", "x.wav"), "--wav and --microphone: pass one of them, or neither"),
+            (("--microphone", "default", "--wav", "x.wav"), "--wav and --microphone: pass at most one of them"),
             (("--device", "nonesuch"), "name='nonesuch': no such device"),
             (("--seconds", "0"), "'--seconds': 0.0 is not in the range 0.02<=x<=600"),
             (("--seconds", "nan"), "'--seconds': nan is not a number"),

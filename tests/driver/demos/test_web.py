@@ -389,14 +389,14 @@ class TestCommand:
     @pytest.mark.parametrize(
         ("arguments", "complaint"),
         [
-            (("camera", "--web", "--frames", "3"), "--frames: a page runs until Ctrl-C, without a summary"),
-            (("camera", "--web", "--json"), "--json: a page runs until Ctrl-C"),
-            (("camera", "--web", "--spin", "0"), "--spin: with --web it is a control of the page"),
-            (("camera", "--web", "--fps", "0"), "--fps 0: with --web it is from 1 to 120"),
+            (("camera", "--web", "--frames", "3"), "--frames does not go with --web: the page runs until Ctrl-C"),
+            (("camera", "--web", "--json"), "--json does not go with --web"),
+            (("camera", "--web", "--spin", "0"), "--spin does not go with --web: set it on the page"),
+            (("camera", "--web", "--fps", "0"), "--fps 0: with --web, pass 1 to 120"),
             (("camera", "--web", "--source", "/nowhere"), "--source /nowhere: there is no such file or camera"),
             (("camera", "--web", "--port", "{taken}"), "--port {taken}: cannot be had on 127.0.0.1"),
-            (("camera", "--port", "80"), "--port and --open: they are about the page; pass --web, too"),
-            (("audio", "--web", "--fast"), "--fast: a page runs until Ctrl-C"),
+            (("camera", "--port", "80"), "--port and --open need --web"),
+            (("audio", "--web", "--fast"), "--fast does not go with --web"),
             (("audio", "--web", "--wav", "/nowhere.wav"), "--wav /nowhere.wav: there is no such file"),
         ],
     )

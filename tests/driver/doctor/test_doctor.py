@@ -149,13 +149,13 @@ class TestOddSystems:
     @pytest.mark.parametrize(
         ("path", "text", "subject", "check"),
         [
-            ("sys/fs/cgroup/cpu.max", "150000 100000", "quota of processors", machine.processors),
+            ("sys/fs/cgroup/cpu.max", "150000 100000", "CPU quota", machine.processors),
             ("sys/devices/system/cpu/cpu0/cpufreq/scaling_governor", "powersave", "governor", machine.processors),
             ("proc/meminfo", "MemAvailable:   1000 kB\n", "memory", machine.memory),
         ],
     )
     def test_notes(self, root, path, text, subject, check):
-        """A quota of processors, a slow governor and little memory are notes, with why and what to do."""
+        """A CPU quota, a slow governor and little memory are notes, with why and what to do."""
         root(path, text)
         finding = found(check)[subject]
         assert finding.state == "note"
@@ -165,7 +165,7 @@ class TestOddSystems:
     def test_one_processor(self, monkeypatch):
         """Where client and device share one, nobody polls: a note."""
         monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})
-        assert found(machine.processors)["processors"].state == "note"
+        assert found(machine.processors)["CPUs"].state == "note"
 
     def test_refused_calls(self, monkeypatch):
         """A call that is refused is told by the error's name."""
@@ -215,7 +215,7 @@ class TestFolders:
         monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
         findings = found(folders.kept)
         assert {finding.state for finding in findings.values()} == {"ok"}
-        assert "not made yet" in findings["state folder"].found
+        assert "not created yet" in findings["state folder"].found
         monkeypatch.setattr(os, "access", lambda *_: False)
         assert {finding.state for finding in found(folders.kept).values()} == {"note"}
 
