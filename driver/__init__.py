@@ -13,7 +13,7 @@ from burst.errors import (
 )
 from burst.memory import HardwareBuffer, Memory, Usage
 from driver.client.burst import Burst
-from driver.client.device import Cache, RemoteDevice, connect
+from driver.client.device import RemoteDevice, connect
 from driver.client.device_buffers import Buffer, BufferDesc, BufferRole
 from driver.client.fenced import ExecutionInfo, FencedExecution
 from driver.client.prepared_model import RemotePreparedModel
@@ -22,6 +22,7 @@ from driver.errors import DeviceFailed, DeviceNotFound, DriverError, ImportFaile
 from driver.importers import load
 from driver.interface import CacheFiles, Capabilities, Device, DeviceInfo, Performance, PreparedModel, Saved
 from driver.nn import Model, ModelBuilder, Operand, Operation, Subgraph
+from driver.options import Cache
 from driver.protocol.fences import FenceState
 from driver.recording import recorder as _recorder  # noqa: F401 (records what BURST_RECORD asks for)
 from driver.runtime.capabilities import devices

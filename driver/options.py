@@ -10,6 +10,7 @@ from fmq.end import DEFAULT_SPIN, spin_ns
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from burst import Trace
     from fmq.region import Kind
 
 Policy = Literal["block", "reject", "latest"]
@@ -22,6 +23,43 @@ PRIORITIES: tuple[Priority, ...] = get_args(Priority)
 _MOST_DEPTH = 64
 _SPINS: dict[Preference, float] = {"low_power": 0.0}
 _DEPTHS: dict[Preference, int] = {"sustained_speed": 4}
+
+
+class Cache(NamedTuple):
+    """Files for a compilation, as the HAL has them: descriptors, open for reading and writing, that stay yours."""
+
+    token: bytes  #: 32 bytes that stand for the model and for how it is compiled
+    model_files: Sequence[int]
+    data_files: Sequence[int]
+
+
+class PrepareOptions(NamedTuple):
+    """How a model is prepared, as `RemoteDevice.prepare` takes and explains it."""
+
+    preference: Preference = "fast_single_answer"
+    priority: Priority = "medium"
+    deadline: float | None = None  #: a time.monotonic()
+    cache: Cache | None = None
+    trace: Trace | None = None  #: where the device notes a crash while it prepares
+
+    def checked(self) -> PrepareOptions:
+        """Raises ValueError naming what is wrong."""
+        check_preference(self.preference)
+        number_of(self.priority)
+        return self
+
+    def lasting(self) -> PrepareOptions:
+        """What holds for the same model when it is prepared again."""
+        return PrepareOptions(self.preference, self.priority)
+
+
+class ExecuteOptions(NamedTuple):
+    """How a request is executed, as `RemotePreparedModel.execute` takes and explains it, in that order."""
+
+    measure: bool = False
+    timeout: float | None = None
+    loop_timeout: float | None = None
+    deadline: float | None = None
 
 
 class Options(NamedTuple):

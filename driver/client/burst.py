@@ -9,7 +9,7 @@ from burst import Busy, ErrorStatus, MissedDeadlineTransient, Request, Result, T
 from burst.errors import status_error
 from driver.client.future import Future
 from driver.deadlines import WAITING, nanoseconds, passed
-from driver.protocol.plain_codec import with_loop_timeout
+from driver.options import ExecuteOptions
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterable, AsyncIterator, Iterable
@@ -150,10 +150,7 @@ class Burst:
 
         Raises PeerDied, Timeout, Busy.
         """
-        by = None if deadline is None else nanoseconds(deadline)
-        if missed := passed(by):
-            return missed
-        return self._pipeline.execute(with_loop_timeout(request, loop_timeout), measure, timeout, by)
+        return self._pipeline.execute(request, ExecuteOptions(measure, timeout, loop_timeout, deadline))
 
     def free_memory(self, memory: Memory) -> None:
         """The device may unmap a pool of `execute`. Unknown memory is no error."""

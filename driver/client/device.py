@@ -7,7 +7,7 @@ import threading
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 
@@ -22,7 +22,7 @@ from driver.client.recovery import Revivals
 from driver.deadlines import seconds_left, waiting
 from driver.errors import DeviceFailed, DeviceNotFound, DriverError
 from driver.nn import validate
-from driver.options import PRIORITIES, Preference, Priority, check_preference, number_of
+from driver.options import PRIORITIES, Preference, PrepareOptions, Priority, number_of
 from driver.protocol.model_codec import encode
 
 if TYPE_CHECKING:
@@ -34,14 +34,7 @@ if TYPE_CHECKING:
     from driver.client.plain import PlainClient
     from driver.interface import CacheFiles
     from driver.nn import Model
-
-
-class Cache(NamedTuple):
-    """Files for a compilation, as the HAL has them: descriptors, open for reading and writing, that stay yours."""
-
-    token: bytes  #: 32 bytes that stand for the model and for how it is compiled
-    model_files: Sequence[int]
-    data_files: Sequence[int]
+    from driver.options import Cache
 
 
 _ATTEMPTS = 3  # a service may retire just when we come; twice as many for a device that was killed, and may be again
@@ -215,8 +208,9 @@ class RemoteDevice:
         Raises InvalidModel before anything is sent, StatusError, PeerDied.
         """
         validate(model)
-        prepared = self.unprepared(model, preference, priority=priority)
-        prepared.home = self.home_of(model, None, cache, preference, deadline, priority)
+        options = PrepareOptions(preference, priority, deadline, cache)
+        prepared = self.unprepared(model, options)
+        prepared.home = self.home_of(model, options)
         return prepared
 
     def prepare_from_cache(
@@ -236,24 +230,19 @@ class RemoteDevice:
         Raises InvalidArgument for other counts of files than the device needs, GeneralFailure for whatever it has not
         written itself under that token, or not as it is now; PeerDied.
         """
-        prepared = self.unprepared(model, preference, priority=priority)
-        prepared.home = self.restored_home(cache, None, preference, deadline, priority)
+        options = PrepareOptions(preference, priority, deadline, cache)
+        prepared = self.unprepared(model, options)
+        prepared.home = self.restored_home(options)
         return prepared
 
     def unprepared(
-        self,
-        model: Model,
-        preference: Preference,
-        prepare: Callable[[Trace | None], Home] | None = None,
-        priority: Priority = "medium",
+        self, model: Model, options: PrepareOptions, prepare: Callable[[Trace], Home] | None = None
     ) -> RemotePreparedModel:
-        """One that is not prepared yet: `home` is still to be set. `prepare`: as `home_of`, should the device die.
+        """One that is not prepared yet: `home` is still to be set.
 
-        Raises ValueError, Quarantined.
+        `prepare`: in place of `home_of`, should the device die. Raises ValueError, Quarantined.
         """
-        check_preference(preference)
-        number_of(priority)
-        prepared = self.new_prepared_model(self, model, 0, preference, prepare, priority)
+        prepared = self.new_prepared_model(self, model, 0, options.checked(), prepare)
         if quarantine.knows(self.address):
             quarantine.check(prepared.key)
         return prepared
@@ -280,37 +269,22 @@ class RemoteDevice:
         )
         return Buffer(connection, token)
 
-    def home_of(
-        self,
-        model: Model,
-        trace: Trace | None = None,
-        cache: Cache | None = None,
-        preference: Preference = "fast_single_answer",
-        deadline: float | None = None,
-        priority: Priority = "medium",
-    ) -> Home:
-        """Prepares a valid model, and keeps it in cache files. A crash while that goes on is noted in the trace."""
+    def home_of(self, model: Model, options: PrepareOptions) -> Home:
+        """Prepares a valid model, and keeps it in the cache files, if there are any."""
         self.check_process()
-        connection, fds = self.connection, _descriptors(trace, cache)
-        with waiting(deadline) as by:
-            terms = *_terms(cache), preference, by, number_of(priority)
-            return Home(connection, *self._with_model(connection, "prepare", model, *terms, fds=fds, deadline=by))
+        connection = self.connection
+        with waiting(options.deadline) as by:
+            arguments, fds = _on_the_wire(options, by)
+            answer = self._with_model(connection, "prepare", model, *arguments, fds=fds, deadline=by)
+            return Home(connection, *answer)
 
-    def restored_home(
-        self,
-        cache: Cache,
-        trace: Trace | None = None,
-        preference: Preference = "fast_single_answer",
-        deadline: float | None = None,
-        priority: Priority = "medium",
-    ) -> Home:
+    def restored_home(self, options: PrepareOptions) -> Home:
         """The same of a model that the device has kept in cache files. Raises InvalidArgument, GeneralFailure."""
         self.check_process()
         connection = self.connection
-        with waiting(deadline) as by:
-            fds, timeout = _descriptors(trace, cache), seconds_left(by)
-            terms = *_terms(cache), preference, by, number_of(priority)
-            (number,), _ = connection.call("restore", *terms, fds=fds, timeout=timeout)
+        with waiting(options.deadline) as by:
+            arguments, fds = _on_the_wire(options, by)
+            (number,), _ = connection.call("restore", *arguments, fds=fds, timeout=seconds_left(by))
         return Home(connection, number)
 
     def _with_model(
@@ -383,13 +357,10 @@ class RemoteDevice:
         self.close()
 
 
-def _terms(cache: Cache | None) -> tuple[object, ...]:
-    return ((len(cache.model_files), len(cache.data_files)), cache.token) if cache else (None, None)
-
-
-def _descriptors(trace: Trace | None, cache: Cache | None) -> list[int]:
-    return [
-        *(cache.model_files if cache else ()),
-        *(cache.data_files if cache else ()),
-        *([trace.memory.fd] if trace else ()),
-    ]
+def _on_the_wire(options: PrepareOptions, deadline: int | None) -> tuple[list[object], list[int]]:
+    """The arguments and descriptors that follow the model's in "prepare"; they are all there are in "restore"."""
+    cache, trace = options.cache, options.trace
+    counts, token = ((len(cache.model_files), len(cache.data_files)), cache.token) if cache else (None, None)
+    files = [*cache.model_files, *cache.data_files] if cache else []
+    fds = [*files, trace.memory.fd] if trace else files
+    return [counts, token, options.preference, deadline, number_of(options.priority)], fds

@@ -24,7 +24,8 @@ from driver.client.future import Future
 from driver.client.in_flight import InFlight
 from driver.client.quarantine import quarantine
 from driver.client.session import FAILURES, BurstSession
-from driver.deadlines import earlier, missed_in_waiting, seconds_left, unanswered
+from driver.deadlines import earlier, missed_in_waiting, nanoseconds, passed, seconds_left, unanswered
+from driver.protocol.plain_codec import with_loop_timeout
 from fmq import clock
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
     from driver.client.prepared_model import RemotePreparedModel
     from driver.client.session import Fallback
     from driver.client.workspace import InputSet
-    from driver.options import Options
+    from driver.options import ExecuteOptions, Options
 
 CLOSED = "this burst was closed before the result came"
 _NONE = ErrorStatus.NONE
@@ -463,32 +464,35 @@ class Pipeline:
 
     # ---- requests on pools of the caller's own
 
-    def execute(self, request: Request, measure: bool, timeout: float | None, deadline: int | None) -> Result:
-        """As `Burst.execute`; `deadline`: CLOCK_MONOTONIC ns."""
+    def execute(self, request: Request, options: ExecuteOptions) -> Result:
+        """As `Burst.execute`."""
+        deadline = None if options.deadline is None else nanoseconds(options.deadline)
+        if missed := passed(deadline):
+            return missed
+        request = with_loop_timeout(request, options.loop_timeout)
         self.session.check()
         while True:
-            self.drain(timeout)
+            self.drain(options.timeout)
             self.session.bind(request)
             try:
                 with self.in_flight.submitting:
                     if self.in_flight.is_idle:
-                        return self._execute(request, measure, timeout, deadline)
+                        return self._execute(request, options, deadline)
             except PeerDied as error:
                 self._recover_request(error, request)
             finally:
                 if self.loops:
                     self.loops.rearm()
 
-    def _execute(self, request: Request, measure: bool, timeout: float | None, deadline: int | None) -> Result:
+    def _execute(self, request: Request, options: ExecuteOptions, deadline: int | None) -> Result:
         session = self.session
         try:
-            packet = session.controller.packet(request, measure=measure)
-            reply = self._exchange(packet, timeout, deadline)
+            packet = session.controller.packet(request, measure=options.measure)
+            reply = self._exchange(packet, options.timeout, deadline)
         except NotSent:
             session.check()
             session.note_plain()
-            until = None if deadline is None else deadline / 1e9
-            return session.prepared.execute(request, measure=measure, timeout=timeout, deadline=until)
+            return session.prepared.execute(request, *options._replace(loop_timeout=None))
         except Timeout:
             if missed := missed_in_waiting(deadline):
                 return missed

@@ -17,7 +17,7 @@ from driver.client.quarantine import Crash, Key, crash_in_preparation, describe,
 from driver.client.workspace import InputSet, OutputSet, Workspace, input_shapes, output_views
 from driver.deadlines import WAITING, earlier, missed_in_waiting, nanoseconds, passed
 from driver.errors import DriverError
-from driver.options import Options, Policy, Preference, Priority, options_of
+from driver.options import ExecuteOptions, Options, Policy, PrepareOptions, options_of
 from driver.protocol.plain_codec import with_loop_timeout
 from fmq import clock
 
@@ -52,16 +52,15 @@ class RemotePreparedModel:
         device: RemoteDevice,
         model: Model,
         number: int,
-        preference: Preference = "fast_single_answer",
-        prepare: Callable[[Trace | None], Home] | None = None,
-        priority: Priority = "medium",
+        options: PrepareOptions | None = None,
+        prepare: Callable[[Trace], Home] | None = None,
     ) -> None:
-        """Use `device.prepare`. `prepare`: as `device.home_of` of this model, when the device was started again."""
-        self.device, self.model, self.preference, self.priority = device, model, preference, priority
+        """Use `device.prepare`. `prepare`: prepares it again when the device was started again; by default as then."""
+        lasting = self._options = (options or PrepareOptions()).lasting()
+        self.device, self.model = device, model
+        self.preference, self.priority = lasting.preference, lasting.priority
         self.home = Home(device.connection, number)
-        self._prepare = prepare or (
-            lambda trace: device.home_of(model, trace, preference=preference, priority=priority)
-        )
+        self._prepare = prepare or (lambda trace: device.home_of(model, lasting._replace(trace=trace)))
         self._preparing, self._crashed_in_preparation = threading.Lock(), False
         self._workspaces: dict[Any, list[Workspace]] = {}
         self._last: tuple[Any, Sequence[OutputShape], tuple[NDArray[Any], ...]] = None, (), ()
@@ -75,11 +74,11 @@ class RemotePreparedModel:
         end = None if timeout is None else time.monotonic() + timeout
         with self._workspace(input_shapes(self.model, arrays)) as workspace:
             workspace.inputs.fill(arrays)
-            result = self.execute(workspace.request, timeout=timeout)
+            result = self._execute(workspace.request, ExecuteOptions(timeout=timeout))
             if result.status == ErrorStatus.OUTPUT_INSUFFICIENT_SIZE and (old := workspace.grow(result.output_shapes)):
                 self.device.free_memory(old)
                 left = None if end is None else max(0.0, end - time.monotonic())
-                result = self.execute(workspace.request, timeout=left)
+                result = self._execute(workspace.request, ExecuteOptions(timeout=left))
             result.raise_for_status()
             return tuple(output.copy() for output in result.outputs)
 
@@ -114,22 +113,26 @@ class RemotePreparedModel:
 
         Raises PeerDied, Timeout, and Malformed for a request that cannot be said.
         """
+        return self._execute(request, ExecuteOptions(measure, timeout, loop_timeout, deadline))
+
+    def _execute(self, request: Request, options: ExecuteOptions) -> Result:
         self.device.check_process()
-        request = with_loop_timeout(request, loop_timeout)
-        by = None if deadline is None else nanoseconds(deadline)
+        request = with_loop_timeout(request, options.loop_timeout)
+        by = None if options.deadline is None else nanoseconds(options.deadline)
         if missed := passed(by):
             return missed
-        end = earlier(timeout, by)
+        end = earlier(options.timeout, by)
         home = self.present_home()
         check_buffers(request.pools, home.connection)
         try:
             with home.connection.plain_path(end) as path:
-                result = path.execute(home.number, request, measure=measure, deadline=end)
+                result = path.execute(home.number, request, measure=options.measure, deadline=end)
         except Timeout:
             if missed := missed_in_waiting(by):
                 return missed
             late_by = max(0, clock.now() - (end or 0)) / 1e9
-            raise Timeout(f"no result within {timeout} s; it is dropped when it comes", WAITING, late_by) from None
+            message = f"no result within {options.timeout} s; it is dropped when it comes"
+            raise Timeout(message, WAITING, late_by) from None
         if result.status == 0:
             result.outputs = self.outputs(request, result.output_shapes)
         return result
@@ -144,7 +147,8 @@ class RemotePreparedModel:
         deadline: float | None = None,
     ) -> Future[Result]:
         """The same in the background, several at once. `callback` gets the future when it is done."""
-        future = self.device.submit(lambda: self.execute(request, measure=measure, timeout=timeout, deadline=deadline))
+        options = ExecuteOptions(measure, timeout, deadline=deadline)
+        future = self.device.submit(lambda: self._execute(request, options))
         if callback:
             future.add_done_callback(callback)
         return future
@@ -311,7 +315,7 @@ class RemotePreparedModel:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """A recipe: connects to the device by its name and prepares the model again, wherever it is unpickled."""
-        return _prepare_again, (self.device.address, self.model, self.preference, self.priority)
+        return _prepare_again, (self.device.address, self.model, self._options)
 
     def close(self) -> None:
         """Frees the model on the device; bursts on it go on until they are closed."""
@@ -331,13 +335,13 @@ class RemotePreparedModel:
             self.close()
 
 
-def _prepare_again(address: str, model: Model, preference: Preference, priority: Priority) -> RemotePreparedModel:
+def _prepare_again(address: str, model: Model, options: PrepareOptions) -> RemotePreparedModel:
     """What an unpickled prepared model is made by. Its connection is its own: `prepared.device`."""
     from driver.client.device import connect
 
     device = connect(address)
     try:
-        return device.prepare(model, preference=preference, priority=priority)
+        return device.prepare(model, preference=options.preference, priority=options.priority)
     except BaseException:
         device.close()
         raise

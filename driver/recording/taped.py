@@ -16,6 +16,7 @@ from burst import Busy, Controller, DeviceBuffer, ErrorStatus, HardwareBuffer
 from burst.controller import NotSent, Packet
 from driver.client.prepared_model import RemotePreparedModel
 from driver.client.workspace import nbytes
+from driver.deadlines import earlier, nanoseconds
 from driver.recording.tape import UNANSWERED
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from burst.wire import ResultPacket
     from driver.client.prepared_model import Home
     from driver.nn import Model, Operand
-    from driver.options import Options
+    from driver.options import ExecuteOptions, Options
 
 _UNUSUAL = (ValueError, TypeError, LookupError, AttributeError)
 """What comes of a request that the device will refuse, or whose memory is not here."""
@@ -135,25 +136,17 @@ class TapedPreparedModel(RemotePreparedModel):
         self._tape, self._streams = tape, threading.local()
         self._known: tuple[Request, Arguments] | None = None
 
-    def execute(
-        self,
-        request: Request,
-        measure: bool = False,
-        timeout: float | None = None,
-        loop_timeout: float | None = None,
-        deadline: float | None = None,
-    ) -> Result:
-        """As it is."""
-        go_on = partial(super().execute, request, measure, timeout, loop_timeout, deadline)
+    def _execute(self, request: Request, options: ExecuteOptions) -> Result:
+        """Forwards to the base class and records the request."""
+        go_on = partial(super()._execute, request, options)
         known = self._known
         if known is None or known[0] is not request:
             known = self._known = request, Arguments(self.model, request)
         if not known[1].is_whole:
             self._tape.leave_out(_NOT_HERE)
             return go_on()
-        ends = [time.monotonic() + timeout] if timeout is not None else []
-        end = min([*ends, *([deadline] if deadline is not None else [])], default=None)
-        note = Note(self._tape, self._stream(), known[1], None if end is None else int(end * 1e9))
+        deadline = None if options.deadline is None else nanoseconds(options.deadline)
+        note = Note(self._tape, self._stream(), known[1], earlier(options.timeout, deadline))
         try:
             result = go_on()
         except Exception:

@@ -299,9 +299,9 @@ class Chain:
         """The burst of each step, to look at: their figures and traces."""
         return tuple(step.burst for step in self._steps)
 
-    def execute(self, request: Request, **terms: Any) -> NoReturn:
+    def execute(self, request: Request, **options: Any) -> NoReturn:
         """Not here. Raises DriverError."""
-        del request, terms
+        del request, options
         raise DriverError("a burst on several devices has memory of its own; give the request to prepared.execute")
 
     def free_memory(self, memory: Memory) -> None:

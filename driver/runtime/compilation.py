@@ -15,9 +15,9 @@ from driver.devices import lacks_library
 from driver.devices import names as installed
 from driver.errors import DeviceNotFound, NotPlaced
 from driver.nn import InvalidModel, validate
-from driver.options import Preference, Priority
+from driver.options import Preference, PrepareOptions, Priority
 from driver.runtime import capabilities as measures
-from driver.runtime.cache.device import CachedDevice, CacheTerms
+from driver.runtime.cache.device import CachedDevice, CompilationCache
 from driver.runtime.compiled import CompiledModel
 from driver.runtime.fallback import CpuFallback, FallbackModel, Fallbacks
 from driver.runtime.local import NAME, LocalDevice, LocalPrepared
@@ -73,11 +73,11 @@ def compile(  # noqa: A001 (the name that users look for)
     names = _candidates(devices, require_device)
     may_fall_back = NAME in names and require_device is None
     asked = tuple(map(_name, names))
-    any_ = devices is None
-    terms = Terms(model, preference, priority, asked, require_device, may_fall_back, any_, cache_dir, cache_token)
+    any_, prepare = devices is None, PrepareOptions(preference, priority)
+    options = CompileOptions(model, prepare, asked, require_device, may_fall_back, any_, cache_dir, cache_token)
     clock = _Clock(timeout, progress)
     with ExitStack() as stack:
-        compilation = _Compilation(terms, stack, clock, terms.cache(clock))
+        compilation = _Compilation(options, stack, clock, options.cache(clock))
         compiled = compilation.placed_before(names) or compilation.compiled(names)
         stack.pop_all()
     return compiled
@@ -98,12 +98,11 @@ def _name(device: str | RemoteDevice | LocalDevice) -> str:
     return device if isinstance(device, str) else device.address
 
 
-class Terms(NamedTuple):
-    """What somebody wants compiled, and how."""
+class CompileOptions(NamedTuple):
+    """What `compile` was asked for."""
 
     model: Model
-    preference: Preference
-    priority: Priority
+    prepare: PrepareOptions  #: of each step; its deadline is the clock's
     names: tuple[str, ...]
     required: str | None
     may_fall_back: bool
@@ -111,13 +110,12 @@ class Terms(NamedTuple):
     cache_dir: str | Path | None
     cache_token: bytes | None
 
-    def cache(self, clock: _Clock) -> CacheTerms | None:
+    def cache(self, clock: _Clock) -> CompilationCache | None:
         """Where compilations are kept. Raises ValueError."""
         if self.cache_dir is None:
             return None
-        how = (self.preference, self.priority)
         wait = partial(clock.note, "wait for another process that compiles the same")
-        return CacheTerms.of(self.cache_dir, self.cache_token, self.model, how, wait, clock.left)
+        return CompilationCache.of(self.cache_dir, self.cache_token, self.model, self.prepare, wait, clock.left)
 
 
 class _Clock:
@@ -160,9 +158,11 @@ class _Candidate(NamedTuple):
 class _Compilation:
     """One call of `compile`."""
 
-    def __init__(self, terms: Terms, stack: ExitStack, clock: _Clock, cache: CacheTerms | None) -> None:
+    def __init__(
+        self, options: CompileOptions, stack: ExitStack, clock: _Clock, cache: CompilationCache | None
+    ) -> None:
         """`stack`: closes what was opened, if that fails."""
-        self._terms, self._stack, self._clock, self._fallbacks = terms, stack, clock, Fallbacks()
+        self._options, self._stack, self._clock, self._fallbacks = options, stack, clock, Fallbacks()
         self._cache = cache
         self._own: dict[str, RemoteDevice] = {}  # connections of ours
         self._at = "none in particular"  # that is at work
@@ -173,7 +173,7 @@ class _Compilation:
         """
         if self._cache is None:
             return None
-        model, place = self._terms.model, self._cache.placement(self._terms.names, self._terms.required)
+        model, place = self._options.model, self._cache.placement(self._options.names, self._options.required)
         chosen = place.read(len(model.main.operations), len(names))
         if chosen is None:
             return None
@@ -192,7 +192,7 @@ class _Compilation:
 
     def compiled(self, names: Sequence[str | RemoteDevice]) -> CompiledModel:
         """Asks the devices, chooses, and prepares each step; on the CPU, if that fails and may fall back."""
-        validate(self._terms.model)
+        validate(self._options.model)
         candidates = self._asked(names)
         prepared: list[PreparedStep] = []
         try:
@@ -202,7 +202,7 @@ class _Compilation:
                 prepared.append(self._prepare_step(device, step, len(prepared), len(steps)))
         except (*FAILURES, NotPlaced) as error:
             _close(prepared)
-            if isinstance(error, _MISSED) or not self._terms.may_fall_back:
+            if isinstance(error, _MISSED) or not self._options.may_fall_back:
                 raise
             prepared = [self._on_cpu(error)]
         else:
@@ -216,11 +216,11 @@ class _Compilation:
         if self._cache is None:
             return
         where = [_name(name) for name in names]
-        chosen = [0] * len(self._terms.model.main.operations)
+        chosen = [0] * len(self._options.model.main.operations)
         for step in steps:
             for operation in step.operations:
                 chosen[operation] = where.index(candidates[step.device].device.address)
-        self._cache.placement(self._terms.names, self._terms.required).write(chosen, self._terms.model)
+        self._cache.placement(self._options.names, self._options.required).write(chosen, self._options.model)
 
     def _finished(self, steps: Sequence[PreparedStep]) -> CompiledModel:
         used = {step.device for step in steps}
@@ -229,7 +229,7 @@ class _Compilation:
                 device.close()
         self._clock.begin("compiled", 1.0)
         devices = [device for device in self._own.values() if device.address in used]
-        return CompiledModel(self._terms, steps, devices, self._fallbacks)
+        return CompiledModel(self._options, steps, devices, self._fallbacks)
 
     def _asked(self, names: Sequence[str | RemoteDevice]) -> list[_Candidate]:
         """Each device, connected, measured if there is a choice, and asked what it supports."""
@@ -239,17 +239,17 @@ class _Compilation:
             try:
                 found.append(self._candidate(name, measure=len(names) > 1))
             except (*FAILURES, DeviceNotFound) as error:
-                is_asked_for = isinstance(error, DeviceNotFound) and not self._terms.takes_any
-                if is_asked_for or len(names) == 1 or self._terms.required:
+                is_asked_for = isinstance(error, DeviceNotFound) and not self._options.takes_any
+                if is_asked_for or len(names) == 1 or self._options.required:
                     raise
-                if not (self._terms.takes_any and lacks_library(_name(name))):
+                if not (self._options.takes_any and lacks_library(_name(name))):
                     self._fallbacks.note("dropped", _name(name), error)
         if not found:
             raise NotPlaced(f"none of the devices {[_name(n) for n in names]} can be used: {self._fallbacks.report()}")
         return found
 
     def _candidate(self, name: str | RemoteDevice, *, measure: bool) -> _Candidate:
-        model, device = self._terms.model, self._device(name)
+        model, device = self._options.model, self._device(name)
         supported = device.supported_operations(model)
         if len(supported) != len(model.main.operations):
             supported = [False] * len(model.main.operations)
@@ -269,9 +269,9 @@ class _Compilation:
         return self._own[name]
 
     def _steps(self, candidates: Sequence[_Candidate]) -> list[Step]:
-        model, graph = self._terms.model, self._terms.model.main
+        model, graph = self._options.model, self._options.model.main
         remote = [c.capabilities for c in candidates if c.capabilities is not None]
-        by_power = self._terms.preference == "low_power" and all(map(measures.has_power, remote))
+        by_power = self._options.prepare.preference == "low_power" and all(map(measures.has_power, remote))
         costs = [measures.Cost(model, c.capabilities, by_power) for c in candidates]
         rows = [[cost.of(graph, operation) for operation in graph.operations] for cost in costs]
         cpu = next((n for n, c in enumerate(candidates) if isinstance(c.device, LocalDevice)), None)
@@ -281,32 +281,32 @@ class _Compilation:
             return partition(model, chosen)
         except NotPlaced:
             whole = [n for n, c in enumerate(candidates) if all(c.supported)]
-            if self._terms.may_fall_back or not whole:
+            if self._options.may_fall_back or not whole:
                 raise
             best = min(whole, key=lambda n: (sum(rows[n]), n))
             return partition(model, [best] * len(chosen))
 
     def _check_required(self, chosen: Sequence[str]) -> None:
-        required = self._terms.required
-        operations = self._terms.model.main.operations
+        required = self._options.required
+        operations = self._options.model.main.operations
         others = [f"{n} ({operations[n].type}) on {name}" for n, name in enumerate(chosen) if name != required]
         if required and others:
             raise NotPlaced(f"require_device={required!r}, but it would be operation {', '.join(others)}")
 
     def _prepare_step(self, device: RemoteDevice | LocalDevice, step: Step, n: int, count: int) -> PreparedStep:
-        preference, kept = self._terms.preference, None
+        preference, kept = self._options.prepare.preference, None
         self._at = device.address
         self._clock.begin(f"prepare {len(step.operations)} operations on {device.address}", 0.5 + 0.5 * n / count)
         prepared: RemotePreparedModel | LocalPrepared
         if self._cache and isinstance(device, RemoteDevice):
             kept = CachedDevice(device, self._cache, step, is_whole=count == 1)
-            prepared = kept.prepare(preference, self._clock.end)
+            prepared = kept.prepare(self._clock.end)
         elif isinstance(device, RemoteDevice):
-            priority, end = self._terms.priority, self._clock.end
+            priority, end = self._options.prepare.priority, self._clock.end
             prepared = device.prepare(step.model, preference=preference, priority=priority, deadline=end)
         else:
             prepared = device.prepare(step.model, preference=preference, deadline=self._clock.end)
-        if isinstance(prepared, LocalPrepared) or not self._terms.may_fall_back:
+        if isinstance(prepared, LocalPrepared) or not self._options.may_fall_back:
             return PreparedStep(step, device.address, FallbackModel(prepared, None), kept)
         kind = "whole" if count == 1 else "step"
         fallback = CpuFallback(step.model, preference, kind, device.address, self._fallbacks)
@@ -314,9 +314,9 @@ class _Compilation:
 
     def _on_cpu(self, error: Exception) -> PreparedStep:
         """The whole model, after that."""
-        model = self._terms.model
+        model = self._options.model
         self._fallbacks.note("compile", self._at, error)
-        prepared = LocalDevice().prepare(model, preference=self._terms.preference)
+        prepared = LocalDevice().prepare(model, preference=self._options.prepare.preference)
         whole = Step(0, tuple(range(len(model.main.operations))), model, model.main.inputs, model.main.outputs)
         return PreparedStep(whole, NAME, FallbackModel(prepared, None))
 
@@ -327,15 +327,15 @@ def _close(steps: Sequence[PreparedStep]) -> None:
             step.model.prepared.close()
 
 
-def compile_again(terms: Terms) -> CompiledModel:
+def compile_again(options: CompileOptions) -> CompiledModel:
     """What an unpickled model is made by."""
-    names = None if terms.takes_any else list(terms.names)
+    names = None if options.takes_any else list(options.names)
     return compile(
-        terms.model,
+        options.model,
         names,
-        terms.preference,
-        terms.priority,
-        cache_dir=terms.cache_dir,
-        cache_token=terms.cache_token,
-        require_device=terms.required,
+        options.prepare.preference,
+        options.prepare.priority,
+        cache_dir=options.cache_dir,
+        cache_token=options.cache_token,
+        require_device=options.required,
     )

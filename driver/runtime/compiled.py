@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from driver.client.prepared_model import RemotePreparedModel
     from driver.options import Options
     from driver.runtime.chain import Chain
-    from driver.runtime.compilation import Terms
+    from driver.runtime.compilation import CompileOptions
 
 
 class CompiledModel(FallbackModel):
@@ -32,20 +32,25 @@ class CompiledModel(FallbackModel):
     """
 
     def __init__(
-        self, terms: Terms, steps: Sequence[PreparedStep], devices: Sequence[RemoteDevice], fallbacks: Fallbacks
+        self,
+        options: CompileOptions,
+        steps: Sequence[PreparedStep],
+        devices: Sequence[RemoteDevice],
+        fallbacks: Fallbacks,
     ) -> None:
         """Use `compile`. `devices`: connections to be closed with it."""
-        self.model, self.preference, self.priority = terms.model, terms.preference, terms.priority
+        self.model = options.model
+        self.preference, self.priority = options.prepare.preference, options.prepare.priority
         self._steps, self._devices, self._fallbacks = steps, devices, fallbacks
-        self._is_closed, self._terms = False, terms
+        self._is_closed, self._options = False, options
         if len(steps) == 1:
             super().__init__(steps[0].model.prepared, steps[0].model.fallback)
         else:
             fallback = None
-            if terms.may_fall_back:
+            if options.may_fall_back:
                 names = " + ".join(dict.fromkeys(step.device for step in steps))
-                fallback = CpuFallback(terms.model, terms.preference, "whole", names, fallbacks)
-            super().__init__(PlannedModel(terms.model, steps, terms.preference, fallback), fallback)
+                fallback = CpuFallback(options.model, self.preference, "whole", names, fallbacks)
+            super().__init__(PlannedModel(options.model, steps, self.preference, fallback), fallback)
 
     def placement(self) -> list[tuple[str, tuple[int, ...]]]:
         """What runs where now: (device, indices of operations of the main subgraph) of each step, in order."""
@@ -98,7 +103,7 @@ class CompiledModel(FallbackModel):
         """A recipe: compiles the model again, for devices of the same names, wherever it is unpickled."""
         from driver.runtime.compilation import compile_again
 
-        return compile_again, (self._terms,)
+        return compile_again, (self._options,)
 
     def close(self) -> None:
         """Frees the model on its devices. Bursts end with the connections that `compile` made."""

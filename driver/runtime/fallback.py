@@ -22,6 +22,7 @@ from burst import (
 )
 from burst.errors import status_error
 from driver.client.session import FAILURES
+from driver.options import ExecuteOptions
 from driver.runtime.local import LocalDevice, LocalPrepared
 from driver.runtime.places import check_shapes
 
@@ -135,12 +136,11 @@ class FallbackModel:
         deadline: float | None = None,
     ) -> Result:
         """As `RemotePreparedModel.execute`. A request on buffers of the device does not fall back."""
-        limits = {"timeout": timeout, "loop_timeout": loop_timeout, "deadline": deadline}
-        terms: dict[str, Any] = {"measure": measure, **limits}
+        options = ExecuteOptions(measure, timeout, loop_timeout, deadline)
         is_bound = any(isinstance(pool, DeviceBuffer) for pool in request.pools)
         failure: BaseException
         try:
-            result: Result = self.prepared.execute(request, **terms)
+            result: Result = self.prepared.execute(request, *options)
             graph = self.prepared.model.main
             check_shapes([graph.operands[i] for i in graph.outputs], result.output_shapes)
             if not self._can_move or is_bound or result.status in _FINAL:
@@ -150,7 +150,7 @@ class FallbackModel:
             if is_bound:
                 raise
             failure = error
-        return self.replacement(failure).execute(request, **terms)
+        return self.replacement(failure).execute(request, *options)
 
     @property
     def _can_move(self) -> bool:

@@ -33,7 +33,7 @@ from driver.devices.reference import ReferenceDevice
 from driver.engine.binding import BoundRequest
 from driver.errors import ExecutionFailed
 from driver.nn import validate
-from driver.options import check_preference, options_of
+from driver.options import ExecuteOptions, check_preference, options_of
 from driver.protocol.plain_codec import with_loop_timeout
 from fmq.clock import FOREVER
 
@@ -102,9 +102,10 @@ class LocalPrepared:
         """As `RemotePreparedModel.run`."""
         workspace = Workspace(InputSet(self.model, input_shapes(self.model, arrays)), OutputSet(self.model))
         workspace.inputs.fill(arrays)
-        result = self.execute(workspace.request, timeout=timeout)
+        options = ExecuteOptions(timeout=timeout)
+        result = self._execute(workspace.request, options)
         if result.status == ErrorStatus.OUTPUT_INSUFFICIENT_SIZE and workspace.grow(result.output_shapes):
-            result = self.execute(workspace.request, timeout=timeout)
+            result = self._execute(workspace.request, options)
         result.raise_for_status()
         return result.outputs
 
@@ -117,22 +118,23 @@ class LocalPrepared:
         deadline: float | None = None,
     ) -> Result:
         """As `RemotePreparedModel.execute`. Raises Timeout when the result is not there in `timeout` seconds."""
-        request = with_loop_timeout(request, loop_timeout)
-        by = None if deadline is None else nanoseconds(deadline)
+        return self._execute(request, ExecuteOptions(measure, timeout, loop_timeout, deadline))
+
+    def _execute(self, request: Request, options: ExecuteOptions) -> Result:
+        request = with_loop_timeout(request, options.loop_timeout)
+        by = None if options.deadline is None else nanoseconds(options.deadline)
         if missed := passed(by):
             return missed
         begin = time.monotonic()
         try:
-            with in_time(begin, timeout, by):
+            with in_time(begin, options.timeout, by):
                 execution = self.bind(request)
                 run_here(execution)
                 check("executing", by)
         except StatusError as error:
             return error.result or Result(error.status, message=str(error), cause=error.cause)
-        shapes = tuple(execution.shapes)
-        return Result(
-            ErrorStatus.NONE, output_views(self.model, request, shapes), shapes, timing_since(begin, measure=measure)
-        )
+        shapes, timing = tuple(execution.shapes), timing_since(begin, measure=options.measure)
+        return Result(ErrorStatus.NONE, output_views(self.model, request, shapes), shapes, timing)
 
     def bind(self, request: Request) -> BoundRequest:
         """Checks a request and binds it. Raises InvalidArgument, GeneralFailure."""
@@ -227,9 +229,9 @@ class LocalBurst:
         for frame in frames:
             yield self.run(*(frame if isinstance(frame, tuple) else (frame,)))
 
-    def execute(self, request: Request, **terms: Any) -> Result:
+    def execute(self, request: Request, **options: Any) -> Result:
         """As `LocalPrepared.execute`."""
-        return self._prepared.execute(request, **terms)
+        return self._prepared.execute(request, **options)
 
     def free_memory(self, memory: Memory) -> None:
         """Nothing is kept of pools."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from burst import ErrorStatus, HardwareBuffer, Memory, OutputShape, PeerDied, Request, Result, StatusError, Timeout
 from driver.client.workspace import InputSet, OutputSet, Workspace, input_shapes, nbytes, output_views
+from driver.options import ExecuteOptions
 from driver.runtime.cache.device import Outcome
 from driver.runtime.places import arguments, between, with_temporaries
 
@@ -72,7 +73,7 @@ class PlannedModel:
             workspace, room = Workspace(InputSet(self.model, shapes), OutputSet(self.model)), Memory.create(self._room)
         workspace.inputs.fill(arrays)
         try:
-            result = self._execute(workspace.request, room, measure=False, timeout=timeout, loop_timeout=None)
+            result = self._execute(workspace.request, room, ExecuteOptions(timeout=timeout))
         except (Timeout, PeerDied):  # who was too slow may still write
             raise
         except Exception:
@@ -95,9 +96,8 @@ class PlannedModel:
         """As `RemotePreparedModel.execute`; without timing, which no one device could tell."""
         if refusal := self._refusal(request):
             return refusal
-        limits = {"timeout": timeout, "loop_timeout": loop_timeout, "deadline": deadline}
         with self._temporary_room() as room:
-            return self._execute(request, room, measure=measure, **limits)
+            return self._execute(request, room, ExecuteOptions(measure, timeout, loop_timeout, deadline))
 
     @contextmanager
     def _temporary_room(self) -> Iterator[Memory]:
@@ -108,14 +108,14 @@ class PlannedModel:
         yield room
         self._rooms.append(room)  # not after an error: who was too slow may still write there
 
-    def _execute(self, request: Request, room: Memory, *, timeout: float | None, **terms: Any) -> Result:
+    def _execute(self, request: Request, room: Memory, options: ExecuteOptions) -> Result:
         """Step by step; ends at the first that fails."""
-        end = None if timeout is None else time.monotonic() + timeout
+        end = None if options.timeout is None else time.monotonic() + options.timeout
         for step, its in zip(self.steps, self._requests(request, room), strict=True):
             left = None if end is None else end - time.monotonic()
             if left is not None and left <= 0:
-                raise Timeout(f"the steps before that on {step.device!r} took longer than {timeout} s")
-            result = step.model.execute(its, timeout=left, **terms)
+                raise Timeout(f"the steps before that on {step.device!r} took longer than {options.timeout} s")
+            result = step.model.execute(its, *options._replace(timeout=left))
             if result.status:
                 words = f"operations {list(step.step.operations)}: {result.message}"
                 return Result(result.status, message=words, cause=result.cause)

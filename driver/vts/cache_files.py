@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
-from driver.client.device import Cache
+from driver.options import Cache
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -37,7 +37,7 @@ from driver.vts.vandals import changed_meanwhile, locked
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from driver.client.device import Cache
+    from driver.options import Cache
     from driver.vts.cases import Case
     from driver.vts.target import Target
 

@@ -17,7 +17,7 @@ from driver.vts.samples import sample
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from driver.client.device import Cache
+    from driver.options import Cache
     from driver.vts.cases import Case
     from driver.vts.target import Target
 

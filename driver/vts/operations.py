@@ -18,8 +18,8 @@ from driver.vts.kit import Failed, Test, check, skip
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from driver.client.device import Cache
     from driver.client.prepared_model import RemotePreparedModel
+    from driver.options import Cache
     from driver.vts.bench import Execute
     from driver.vts.cases import Case
     from driver.vts.target import Target

@@ -22,8 +22,9 @@ from fmq import FmqError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from driver.client.device import Cache, RemoteDevice
+    from driver.client.device import RemoteDevice
     from driver.nn import Model
+    from driver.options import Cache
 
 PATIENCE = 30.0
 _MOST_FAILED_STARTS = 3

@@ -25,7 +25,7 @@ from driver.vts.operations import prepared
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from driver.client.device import Cache
+    from driver.options import Cache
     from driver.vts.cache_files import Files
     from driver.vts.entries import Entry
     from driver.vts.target import Target

@@ -14,7 +14,7 @@ from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from burst import GeneralFailure, InvalidArgument
-from driver.client.device import Cache, RemoteDevice
+from driver.options import Cache
 from driver.runtime.cache.folder import Folder
 from driver.runtime.cache.manifest import About, Counts
 from driver.runtime.cache.token import TOKEN_BYTES, model_digest, structure_digest, token_of
@@ -26,9 +26,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from burst import Trace
+    from driver.client.device import RemoteDevice
     from driver.client.prepared_model import Home, RemotePreparedModel
     from driver.nn import Model
-    from driver.options import Preference, Priority
+    from driver.options import PrepareOptions
     from driver.runtime.cache.entry import Draft, Entry
     from driver.runtime.partition import Step
 
@@ -45,13 +46,13 @@ class Outcome(NamedTuple):
     reason: str = ""  #: why it was not restored, or not kept
 
 
-class CacheTerms(NamedTuple):
+class CompilationCache(NamedTuple):
     """Of one call of `compile`: where compilations are kept, and what all of its tokens begin with."""
 
     folder: Folder
     application: bytes
     structure: bytes
-    how: tuple[Preference, Priority]
+    options: PrepareOptions
     wait: Callable[[], object]  #: called before we wait for another process that compiles the same
     patience: Callable[[], float | None]  #: seconds that we may wait then
 
@@ -61,10 +62,10 @@ class CacheTerms(NamedTuple):
         path: str | Path,
         token: bytes | None,
         model: Model,
-        how: tuple[Preference, Priority],
+        options: PrepareOptions,
         wait: Callable[[], object],
         patience: Callable[[], float | None],
-    ) -> CacheTerms:
+    ) -> CompilationCache:
         """`token`: the application's, or None for the SHA-256 of the model. Raises ValueError, OSError."""
         if token is not None and (not isinstance(token, bytes) or len(token) != TOKEN_BYTES):
             raise ValueError(f"cache_token={token!r:.80}: give {TOKEN_BYTES} bytes, or None for the model's SHA-256")
@@ -73,7 +74,12 @@ class CacheTerms(NamedTuple):
         except (TypeError, ValueError) as error:
             raise ValueError(f"cache_dir={path!r}: {error}") from error
         structure = structure_digest(model)
-        return cls(folder, token or model_digest(model, structure), structure, how, wait, patience)
+        return cls(folder, token or model_digest(model, structure), structure, options, wait, patience)
+
+    @property
+    def how(self) -> tuple[str, str]:
+        """What tokens say of the options."""
+        return self.options.preference, self.options.priority
 
     def placement(self, names: Sequence[str], required: str | None) -> Placement:
         """Where it is remembered which of these devices runs what."""
@@ -112,30 +118,33 @@ class Placement:
 class CachedDevice:
     """A device, for one step of a model. `outcome`: of the last preparation."""
 
-    def __init__(self, device: RemoteDevice, terms: CacheTerms, step: Step, *, is_whole: bool) -> None:
-        self._device, self._terms, self._model = device, terms, step.model
+    def __init__(self, device: RemoteDevice, cache: CompilationCache, step: Step, *, is_whole: bool) -> None:
+        self._device, self._cache, self._model = device, cache, step.model
         operations = None if is_whole else [(0, n) for n in step.operations]  # of the main subgraph
         which = (device.name, device.version)
-        token = token_of(terms.application, terms.structure, "part", operations, which, terms.how)
-        self._token, self._entry = token, terms.folder.entry(token)
-        self.outcome, self._priority = Outcome("compiled"), terms.how[1]
-        self._preference: Preference = "fast_single_answer"
+        token = token_of(cache.application, cache.structure, "part", operations, which, cache.how)
+        self._token, self._entry = token, cache.folder.entry(token)
+        self.outcome = Outcome("compiled")
 
-    def prepare(self, preference: Preference, deadline: float | None = None) -> RemotePreparedModel:
+    def prepare(self, deadline: float | None = None) -> RemotePreparedModel:
         """As `RemoteDevice.prepare`, of a valid model. The cache serves again when the device is started again."""
-        self._preference = preference
-        prepared = self._device.unprepared(self._model, preference, self._home, self._priority)
-        prepared.home = self._home(None, deadline)
+        options = self._cache.options
+
+        def prepare_again(trace: Trace) -> Home:
+            return self._home(options._replace(trace=trace))
+
+        prepared = self._device.unprepared(self._model, options, prepare_again)
+        prepared.home = self._home(options._replace(deadline=deadline))
         return prepared
 
-    def _home(self, trace: Trace | None, deadline: float | None = None) -> Home:
+    def _home(self, options: PrepareOptions) -> Home:
         counts = Counts(*self._device.number_of_cache_files_needed())
         if counts == Counts(0, 0):
             self.outcome = Outcome("compiled", "the device keeps no compilations")
-            return self._device.home_of(self._model, trace, None, self._preference, deadline, self._priority)
-        return self._restored(counts, trace, deadline) or self._compiled(counts, trace, deadline)
+            return self._device.home_of(self._model, options)
+        return self._restored(counts, options) or self._compiled(counts, options)
 
-    def _restored(self, counts: Counts, trace: Trace | None, deadline: float | None) -> Home | None:
+    def _restored(self, counts: Counts, options: PrepareOptions) -> Home | None:
         with ExitStack() as stack:
             try:
                 files = stack.enter_context(self._entry.opened(counts))
@@ -146,8 +155,7 @@ class CachedDevice:
                 self.outcome = Outcome("compiled", "nothing is kept for it")
                 return None
             try:
-                cache = Cache(self._token, *files)
-                home = self._device.restored_home(cache, trace, self._preference, deadline, self._priority)
+                home = self._device.restored_home(options._replace(cache=Cache(self._token, *files)))
             except (GeneralFailure, InvalidArgument) as error:
                 self._miss(str(error))
                 return None
@@ -159,25 +167,25 @@ class CachedDevice:
         self.outcome = Outcome("compiled", reason)
         _log.warning("device %r: a compilation was not restored, and is made anew: %s", self._device.address, reason)
 
-    def _compiled(self, counts: Counts, trace: Trace | None, deadline: float | None) -> Home:
+    def _compiled(self, counts: Counts, options: PrepareOptions) -> Home:
         """Compiles, and keeps that; unless another process does so just now, which we wait for."""
         waited: list[None] = []
 
         def wait() -> None:
-            self._terms.wait()
+            self._cache.wait()
             waited.append(None)
 
         with ExitStack() as stack:
             draft: Draft | None = None
             try:
-                stack.enter_context(self._entry.locked(wait, self._terms.patience()))
-                if waited and (home := self._restored(counts, trace, deadline)):
+                stack.enter_context(self._entry.locked(wait, self._cache.patience()))
+                if waited and (home := self._restored(counts, options)):
                     return home
                 draft = stack.enter_context(self._entry.draft(counts, self._about()))
             except OSError as error:
                 self._not_kept(str(error))
             cache = Cache(self._token, *draft.files) if draft else None
-            home = self._device.home_of(self._model, trace, cache, self._preference, deadline, self._priority)
+            home = self._device.home_of(self._model, options._replace(cache=cache))
             if draft:
                 self._keep(draft, home.declined)
             return home

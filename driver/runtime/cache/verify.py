@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from burst import BurstError, StatusError
-from driver.client.device import Cache, RemoteDevice, connect
+from driver.client.device import RemoteDevice, connect
 from driver.errors import DriverError
+from driver.options import Cache, PrepareOptions
 from driver.runtime.cache.manifest import Counts
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ def _verdict(folder: Folder, entry: Compilation, devices: dict[str, RemoteDevice
         with folder.entry(token).opened(Counts(*device.number_of_cache_files_needed())) as files:
             if files is None:
                 return Verdict(entry, "refused", "the device needs other files now")
-            home = device.restored_home(Cache(token, *files))
+            home = device.restored_home(PrepareOptions(cache=Cache(token, *files)))
         home.connection.call("free", home.number)
     except StatusError as error:
         return Verdict(entry, "refused", str(error))

@@ -20,10 +20,10 @@ from hypothesis import strategies as st
 
 import driver
 from burst import GeneralFailure, InvalidArgument, PeerDied, StatusError
-from driver.client.device import Cache
 from driver.engine.cache import compilations, records
 from driver.engine.cache.compilations import CacheOwner, CompilationCache, Declined
 from driver.interface import CacheFiles, Saved
+from driver.options import Cache
 from driver.protocol.model_codec import encode
 from driver.vts.cache_files import Files, corrupted, extensions, flips, truncations
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import driver
-from driver.client.device import Cache
+from driver.options import Cache
 from driver.vts.cache_files import Files
 
 DEPTH = 4
