@@ -1,6 +1,6 @@
-"""Devices: the installed ones come from the entry-point group `burst.devices`, ours too.
+"""Finds device classes. Installed devices, ours too, come from the entry-point group `burst.devices`.
 
-A device under development needs no wheel: its class can be named as "module:Class" wherever a name is expected.
+A device under development needs no wheel: wherever a name is expected, "module:Class" names its class.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ GROUP = "burst.devices"
 
 
 def names() -> list[str]:
-    """Of all that are installed. Not even their code is loaded."""
+    """The names of all installed devices. Their code is not loaded."""
     return sorted(entry.name for entry in entry_points(group=GROUP))
 
 
@@ -34,7 +34,7 @@ def device_class(name: str) -> type[Device]:
 
 
 def lacks_library(name: str) -> bool:
-    """Whether this device comes with us, and the library that it is made of does not: its extra is not installed."""
+    """Whether a device of ours is installed without the library it needs: its extra was left out."""
     try:
         needed = device_class(name).library
     except DeviceNotFound:

@@ -27,7 +27,7 @@ class ReferenceDevice(Device):
     name = "reference"
     version = f"1 (numpy {np.__version__})"
     type = "CPU"
-    cache_files = CacheFiles(0, 0)  #: of its own: to transform weights takes no longer than to verify transformed ones
+    cache_files = CacheFiles(0, 0)  #: transforming weights takes no longer than verifying transformed ones
 
     def supported_operations(self, model: Model) -> list[bool]:
         """True for the operations of driver.nn."""

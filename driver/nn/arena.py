@@ -28,7 +28,7 @@ def _own(nbytes: int) -> Array:
 
 
 source: ContextVar[Callable[[int], Array]] = ContextVar("source", default=_own)
-"""Where `memory` comes from: a thread that works for somebody may count what that takes."""
+"""Allocates for `memory`; a thread may set its own, to count what it takes on behalf of a client."""
 
 
 def memory(nbytes: int) -> Array:
@@ -100,7 +100,7 @@ class Scratch:
         self._chunk = self._used = 0
 
     def array(self, shape: Sequence[int], dtype: DTypeLike, *, zeros: bool = False) -> NDArray[Any]:
-        """Uninitialised, and valid until the next operation runs; or zeros, and nobody else's."""
+        """Uninitialised and valid until the next operation runs; or zeros, and private."""
         size = math.prod(shape) * np.dtype(dtype).itemsize
         if size > 4 * MAX_BYTES:
             raise ValueError(f"scratch of dimensions {list(shape)} is too large")

@@ -161,7 +161,7 @@ class Interpreter:
 
 
 def _at_once() -> None:
-    """Nobody else is waiting."""
+    """Does not pause."""
 
 
 def _input(operand: Operand, array: Array) -> Tensor:

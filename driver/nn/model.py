@@ -19,7 +19,7 @@ class Operand:
 
     `type` and `lifetime` may be given by their HAL names. A dimension of 0 is unknown, and so is the rank of a tensor
     without dimensions. `value` is the ndarray of a constant or the index, in `Model.referenced`, of a SUBGRAPH.
-    `number_of_consumers` None means computed; `location` and `extra` are carried for whoever made the model.
+    `number_of_consumers` None means computed; `location` and `extra` are carried for the code that made the model.
     """
 
     type: OperandType

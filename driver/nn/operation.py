@@ -30,7 +30,7 @@ MAX_STEPS = 1 << 18
 """Longest kernel: a filter of absurd size is refused before its steps fill the memory."""
 
 LOOP_TIMEOUT, LONGEST_LOOP_TIMEOUT = 2.0, 15.0
-"""Seconds that a WHILE may take when nobody says otherwise, and at most."""
+"""Seconds that a WHILE may take: by default, and at most."""
 
 LETTERS = {
     "f": OperandType.TENSOR_FLOAT32,

@@ -40,8 +40,8 @@ def validate(model: Model) -> None:
 def required_version(model: Model) -> int:
     """The oldest HAL version 1.x, as x, that a valid `model` can be put to.
 
-    Trailing inputs that the HAL introduced later count only where they say something other than their default: whoever
-    speaks to an older device leaves them out. Constants that nothing reads do not count.
+    Trailing inputs that the HAL introduced later count only where they say something other than their default: a
+    client of an older device leaves them out. Constants that nothing reads do not count.
     """
     graphs = (model.main, *model.referenced)
     listed = (g.operands[i].type.since for g in graphs for i in (*g.inputs, *g.outputs))

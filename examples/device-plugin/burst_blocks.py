@@ -1,11 +1,11 @@
 """A device for Burst: chains of element-wise float32 operations on numpy, block by block.
 
-A device that goes operation by operation writes every intermediate result to memory and reads it again. This one takes
-a block of rows through all operations of a chain while it lies in the processor's cache, and then the next block. What
-is not element-wise it leaves to other devices: `supported_operations` says so.
+A device that works operation by operation writes every intermediate result to memory and reads it again. This one takes
+a block of rows through all operations of a chain while the block is in the processor's cache, and then the next block.
+It leaves everything that is not element-wise to other devices: `supported_operations` says so.
 
-To make a device of your own of this: replace `KERNELS`, `_is_taken` and what `_Program` does. The protocol is in
-`driver/interface.py`; `burst vts burst_blocks:BlocksDevice` tells whether it is kept.
+To write your own device, replace `KERNELS`, `_is_taken` and what `_Program` does. The base classes are in
+`driver/interface.py`; `burst vts burst_blocks:BlocksDevice` checks the result.
 """
 
 from __future__ import annotations
@@ -68,18 +68,18 @@ BLOCK = 32768  # elements: 128 KiB of each array
 
 
 class BlocksDevice(Device):
-    """What the entry point names. It is made in two processes: one asks what it supports, the other one prepares."""
+    """The class of the entry point. Two processes make one: one asks what it supports, the other runs models."""
 
     name = "blocks"
-    version = f"1 (numpy {np.__version__})"  # with another version nothing that was measured or kept holds any more
+    version = f"1 (numpy {np.__version__})"  # a new version invalidates measurements and cached compilations
     type = "CPU"
 
     def supported_operations(self, model: Model) -> list[bool]:
-        """A promise for each operation: whatever is True will be prepared, alone or with others."""
+        """True is a promise: the operation will be prepared, alone or with others."""
         return [_is_taken(operation, model.main.operands) for operation in model.main.operations]
 
     def prepare(self, model: Model, pace: Callable[[], object], preference: Preference) -> _Program:
-        """Makes a model ready that was validated, and all of which is supported."""
+        """Prepares a validated model whose operations are all supported."""
         return _Program(model, pace)
 
 
@@ -109,7 +109,7 @@ class _Step(NamedTuple):
 class _Program(PreparedModel):
     """A prepared model. Any number of threads may bind it."""
 
-    serves_all = True  # nothing remains of an execution, so clients with equal models may share it
+    serves_all = True  # executions leave no state, so clients with equal models may share it
 
     def __init__(self, model: Model, pace: Callable[[], object]) -> None:
         self.operands, self.inputs, self.outputs = model.main.operands, model.main.inputs, model.main.outputs
@@ -117,7 +117,7 @@ class _Program(PreparedModel):
         self.steps: list[_Step] = []
         for number, operation in enumerate(model.main.operations):
             self.steps.append(self._step(number, operation))
-            pace()  # bursts that run meanwhile come first
+            pace()  # lets running bursts come first
         self.uses = Counter(i for step in self.steps for i in step.inputs)
 
     def _step(self, number: int, operation: Operation) -> _Step:
@@ -133,7 +133,7 @@ class _Program(PreparedModel):
         pace: Callable[[], object],
         loop_timeout: float,
     ) -> _Bound:
-        """Ties it to memory. What can be done once is done here, so that `run` only computes."""
+        """Binds it to memory. What can be done once is done here, so that `run` only computes."""
         arrays: dict[int, Any] = self.constants | dict(zip(self.inputs, inputs, strict=True))
         buffers = dict(zip(self.outputs, outputs, strict=True))
         shapes = {i: array.shape for i, array in arrays.items()}
@@ -159,7 +159,7 @@ class _Program(PreparedModel):
     def _chain(
         self, shape: Shape, steps: list[_Step], arrays: dict[int, Any], buffers: dict[int, NDArray[Any]]
     ) -> _Chain:
-        """Steps of one shape. Gives results a place in `arrays`, unless nobody needs them behind these steps."""
+        """Steps of one shape. Gives results a place in `arrays`, unless only these steps read them."""
         chain = _Chain(shape, Counter(i for step in steps for i in step.inputs))
         for step in steps:
             is_temporary = self.operands[step.output].lifetime == OperandLifeTime.TEMPORARY_VARIABLE
@@ -174,7 +174,7 @@ def _agrees(declared: Shape, shape: Shape) -> bool:
 
 
 def _place(shape: Shape, buffer: NDArray[Any] | None) -> NDArray[Any]:
-    """For a whole result: its output's memory, if there is enough of it. What lies behind is left alone."""
+    """Memory for a whole result: that of its output, if there is enough of it. The bytes behind it are left alone."""
     size = 4 * math.prod(shape)
     if buffer is None or buffer.nbytes < size:
         return np.empty(shape, np.float32)
@@ -193,11 +193,11 @@ class _Chain:
         self._length = shape[self._axis]
         self._rows = max(1, BLOCK * self._length // max(1, math.prod(shape)))
         self._calls: list[Callable[[Part, Part], None]] = []
-        self._held: dict[int, _Piece] = {}  # blocks with a result that is still needed, and those that are free
+        self._held: dict[int, _Piece] = {}  # blocks in use, and free ones
         self._free: list[_Piece] = []
 
     def add(self, step: _Step, arrays: dict[int, NDArray[Any]]) -> None:
-        """One more. Its result goes to a block, unless it has a place in `arrays`."""
+        """Adds a step. Its result goes to a block, unless it has a place in `arrays`."""
         taken = [self._held[i] if i in self._held else self._whole(arrays[i]) for i in step.inputs]
         self.uses.subtract(step.inputs)
         self._free += [self._held.pop(i) for i in set(step.inputs) if i in self._held and not self.uses[i]]
@@ -227,7 +227,7 @@ class _Chain:
 
 
 class _Piece(NamedTuple):
-    """An array of which a part is computed at a time, or a block that holds that part alone."""
+    """An array that is computed part by part, or a block that holds one part."""
 
     array: NDArray[Any]
     is_whole: bool
@@ -252,7 +252,7 @@ class _Bound(BoundExecution):
         self._chains, self.shapes = chains, shapes
 
     def run(self) -> None:
-        """Executes once. Before each block others who are more urgent come first, and what is overdue ends."""
+        """Executes once. Before each block more urgent executions come first, and an overdue one ends."""
         if not all(is_sufficient for _, is_sufficient in self.shapes):
             raise OutputInsufficientSize(tuple(self.shapes))
         check = checker()

@@ -1,6 +1,6 @@
-"""Where a model is cut into segments, between which an execution can be ended.
+"""Cuts a model into segments, between which an execution can be ended.
 
-XNNPACK makes one node of all that it takes, and LiteRT looks whether it is to end between nodes only.
+XNNPACK makes one node of all operations that it takes, and LiteRT checks for cancellation only between nodes.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ if TYPE_CHECKING:
     from driver.nn.operation import Call
 
 SEGMENT = 190_000_000
-"""Products of a segment: 4 ms of one thread, at the 569 million in 12 ms that MobileNetV1 takes."""
+"""Multiply-adds of a segment: 4 ms on one thread, at the 569 million in 12 ms of MobileNetV1."""
 
 _ELEMENT = 8
-"""Products in whose time an element is read and written: a NEG of 4 million takes 0.5 ms."""
+"""The cost of reading and writing an element, in multiply-adds: a NEG of 4 million takes 0.5 ms."""
 
 _LEAST, _MOST = 0.5, 1.5
-"""Segments between which a cut may be moved to where less crosses it; a model up to the second is not cut."""
+"""In segments: the range in which a cut moves to where fewer bytes cross it; a model up to `_MOST` is not cut."""
 
 
 def products(operation: Operation, call: Call) -> int:
-    """That an operation adds up, as far as they can be told from shapes."""
+    """The multiply-adds of an operation, as far as shapes tell."""
     shapes = [() if t is None else t.shape for t in call.inputs]
     result = math.prod(call.outputs[0].shape)
     match operation.type:
@@ -41,21 +41,21 @@ def products(operation: Operation, call: Call) -> int:
             return math.prod(shapes[0]) * math.prod(shapes[1][:3])
         case "FULLY_CONNECTED":
             return result * shapes[1][-1]
-        case name if name.endswith(("SVDF", "RNN", "LSTM")):  # each step of each sequence meets all weights
+        case name if name.endswith(("SVDF", "RNN", "LSTM")):  # each step of each sequence uses all weights
             return math.prod(shapes[0][:-1]) * sum(math.prod(shape) for shape in shapes[1:] if len(shape) == 2)
     return 0
 
 
 def cost(operation: Operation, call: Call) -> int:
-    """What an operation takes, in products."""
+    """The cost of an operation, in multiply-adds."""
     moved = sum(math.prod(t.shape) for t in (*call.inputs, *call.outputs) if t is not None and not t.fixed)
     return products(operation, call) + _ELEMENT * moved
 
 
 def cuts(costs: Sequence[int], crossing: Sequence[int], alone: Collection[int]) -> list[int]:
-    """The operations that begin a segment, but for the first.
+    """The operations that begin a segment, except the first.
 
-    crossing: bytes that go on from before each operation. alone: operations that are a segment each.
+    crossing: bytes that cross a cut before each operation. alone: operations that are a segment each.
     """
     borders = sorted({i + k for i in alone for k in (0, 1)} | {0, len(costs)})
     done = [0, *accumulate(costs)]
@@ -66,11 +66,11 @@ def cuts(costs: Sequence[int], crossing: Sequence[int], alone: Collection[int]) 
 
 
 def _within(begin: int, end: int, done: Sequence[int], crossing: Sequence[int]) -> list[int]:
-    """Cuts of the operations from `begin` to `end`, all of which may be in one segment. `done`: costs before each."""
+    """Cuts between operations `begin` and `end`. `done`: the cost of all operations before each."""
     found = []
     while done[end] - done[begin] > _MOST * SEGMENT:
         least, most = done[begin] + _LEAST * SEGMENT, done[begin] + _MOST * SEGMENT
-        first = bisect_left(done, least, begin + 1, end)  # after which enough was done
+        first = bisect_left(done, least, begin + 1, end)  # the first place behind which enough is done
         last = bisect_right(done, min(most, done[end] - _LEAST * SEGMENT), begin + 1, end)
         ideal = done[begin] + SEGMENT
         begin = min(range(first, last), key=lambda i: (crossing[i], abs(done[i] - ideal)), default=first)
@@ -81,7 +81,7 @@ def _within(begin: int, end: int, done: Sequence[int], crossing: Sequence[int]) 
 
 
 def crossing(graph: Subgraph, calls: Sequence[Call]) -> list[int]:
-    """Bytes of the temporaries that are there before each operation, and needed from then on."""
+    """Bytes of the temporaries that exist before each operation and are read from then on."""
     change = [0] * (len(calls) + 1)
     last = {i: n for n, operation in enumerate(graph.operations) for i in operation.inputs}
     for n, (operation, call) in enumerate(zip(graph.operations, calls, strict=True)):

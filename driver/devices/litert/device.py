@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from driver.options import Preference
 
 LARGE = 20_000_000
-"""Products of an execution from which on it is worth more than one thread."""
+"""Executions with as many multiply-adds or more get more than one thread."""
 
 MOST_THREADS = 4
 
@@ -51,34 +51,34 @@ _MOST_OPTION = 2**31 - 1
 
 
 def configuration() -> Path:
-    """The file with the device's options. A device's environment is fixed, so that no client shapes what others get."""
+    """The file with the device's options; not the environment, which the first client would set for all others."""
     return Path("~/.config/burst/litert.toml").expanduser()
 
 
 def _configured() -> dict[str, Any]:
-    """The options that the configuration names. Raises ValueError."""
+    """The options in the configuration file. Raises ValueError."""
     found = configured(configuration())
     if unknown := found.keys() - {"threads"}:
-        raise ValueError(f"{configuration()}: {', '.join(sorted(unknown))}: known is threads")
+        raise ValueError(f"{configuration()}: unknown option {', '.join(sorted(unknown))}; the only option is threads")
     threads = found.get("threads", 1)
     if type(threads) is not int or not 1 <= threads <= _MOST_OPTION:
-        raise ValueError(f"{configuration()}: threads = {threads!r} has to be a whole number above 0")
+        raise ValueError(f"{configuration()}: threads = {threads!r} must be a positive integer")
     return found
 
 
 class LiteRtDevice(LoweringDevice[LiteRtProgram]):
-    """Runs on the CPU, with XNNPACK's kernels and the others of LiteRT, what these compute exactly as the HAL says."""
+    """Runs models on the CPU with LiteRT and XNNPACK, where their kernels compute exactly what the HAL says."""
 
     name = "litert"
     version = f"1 (LiteRT {VERSION})"
     type = "CPU"
     library = "ai_edge_litert"
-    cache_files = CacheFiles(2, 0)  #: what there is to say about a program, and its flatbuffer
+    cache_files = CacheFiles(2, 0)  #: the description of a program, and its flatbuffer
 
     def __init__(self, threads: int | None = None) -> None:
-        """`threads`: of every execution; None: as configured, else one for small models and some for large ones.
+        """`threads`: of each execution; None: as configured, else one for small models and several for large ones.
 
-        Raises LibraryMissing, LibraryFailed; ValueError for options that make no sense.
+        Raises LibraryMissing, LibraryFailed; ValueError for invalid options.
         """
         options = _configured()
         self._threads = options.get("threads") if threads is None else threads
@@ -102,9 +102,9 @@ class LiteRtDevice(LoweringDevice[LiteRtProgram]):
         return LiteRtProgram(*restored(saved, root), threads, self._packing.compiled)
 
     def threads_for(self, work: int, preference: Preference = "fast_single_answer") -> int:
-        """As many as an execution of `work` products should have. Clients need processors, too, unless they wait.
+        """How many threads an execution of `work` products gets. A client that does not wait needs a processor, too.
 
-        Executions of a prepared model take turns here, so those for sustained speed have as many as others.
+        Executions of a prepared model take turns here, so "sustained_speed" gets as many as the others.
         """
         if preference == "low_power":
             return 1
@@ -148,10 +148,10 @@ class LiteRtModel(LoweredModel[LiteRtProgram]):
 
 
 class LiteRtExecution(BoundExecution):
-    """An execution on its memory. `copied_bytes`: what each copies, because it lies where LiteRT cannot use it.
+    """An execution on its memory. `native` is set when the outputs have room.
 
-    `checked_bytes`: of these, operands that choose an address, which are looked at in private memory.
-    `cancel`, `native`: as in the protocol; there when the outputs have room.
+    `copied_bytes`: arguments at addresses that LiteRT cannot use in place. `checked_bytes`: of these, operands whose
+    values choose an address, which are checked in private memory.
     """
 
     def __init__(
@@ -199,7 +199,7 @@ class LiteRtExecution(BoundExecution):
         self.native = _address(ffi.addressof(lib, "burst_foreign_run")), _address(self._context)
 
     def run(self) -> None:
-        """Executes once, without Python's lock. Raises OutputInsufficientSize, LoopTimeout, MissedDeadlineTransient,
+        """Executes once, without the GIL. Raises OutputInsufficientSize, LoopTimeout, MissedDeadlineTransient,
         ExecutionFailed.
         """
         if self._context is None:
@@ -226,14 +226,14 @@ class LiteRtExecution(BoundExecution):
 
 
 def _place(port: LiteRtPort, memory: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Where LiteRT finds what lies in `memory`: there, if it can."""
+    """The memory that LiteRT uses for `memory`: itself if possible, else a copy."""
     return aligned(port.nbytes) if port.copied or memory.ctypes.data % ALIGNMENT else memory
 
 
 def _context(
     program: LiteRtProgram, ports: TensorBuffers, before: Any, after: Any, loop_timeout: float
 ) -> tuple[Any, Any, Any]:
-    """What burst_foreign_run needs, and what lives as long as that."""
+    """The context of burst_foreign_run, and what must live as long."""
     context = ffi.new("burst_foreign *")
     run = library_ffi.addressof(library(), "LiteRtRunCompiledModel")
     context.function = ffi.cast("foreign_function *", _address(run, library_ffi))
@@ -275,7 +275,7 @@ def _copies(pairs: Sequence[tuple[NDArray[Any], NDArray[Any]]]) -> Any:
 
 @cache
 def _self_test() -> None:
-    """One operation, from a flatbuffer to its result: a library that is not what we take it for fails here, once.
+    """Runs one operation, from a flatbuffer to its result: a library with another ABI than expected fails here, once.
 
     Raises LibraryMissing, LibraryFailed.
     """
@@ -291,4 +291,4 @@ def _self_test() -> None:
     inputs, outputs = (TensorBuffers([("FLOAT32", (4,), memory)]) for memory in (source, result))
     status = library().LiteRtRunCompiledModel(compiled.handle, 0, 1, inputs.handles, 1, outputs.handles)
     if status or result.view(np.float32).tolist() != [1, 2, 3, 4]:
-        raise LibraryFailed(f"self test: status {status}, {result.view(np.float32)} for [0, 1, 2, 3] + 1")
+        raise LibraryFailed(f"self test: status {status}, and [0, 1, 2, 3] + 1 is {result.view(np.float32)}")

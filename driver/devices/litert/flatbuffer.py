@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 MOST_ELEMENTS = 2**28
-"""TFLite counts bytes in 32 bits with a sign here and there; float32 has four for each element."""
+"""TFLite counts bytes in signed 32-bit integers in places; a float32 element has four."""
 
 _VERSION = 3
 _IDENTIFIER = b"TFL3"
@@ -49,7 +49,7 @@ def schema() -> ModuleType:
 
 
 class Shared:
-    """What the subgraphs of a model have in common. It knows none of them, so that no cycle keeps constants alive."""
+    """What the subgraphs of a model share. It does not refer to them, so that no cycle keeps constants alive."""
 
     def __init__(self) -> None:
         self.names: list[str] = []  #: of all operations, in the order in which they were added
@@ -58,7 +58,7 @@ class Shared:
         self._buffers: dict[tuple[Any, ...], int] = {}
 
     def buffer(self, array: NDArray[Any]) -> int:
-        """The number of a constant, which several tensors may have. Arrays are kept, so addresses tell them apart."""
+        """The number of a constant, which tensors may share. Arrays are kept, so their addresses identify them."""
         key = array.__array_interface__["data"][0], array.shape, array.strides, array.dtype
         if key not in self._buffers:
             self.constants.append(array)
@@ -99,7 +99,7 @@ class Section:
         return len(self._tensors) - 1
 
     def dimensions(self, index: int) -> tuple[int, ...]:
-        """Of a tensor."""
+        """The dimensions of a tensor."""
         return tuple(int(d) for d in self._tensors[index].shape)
 
     def constant(self, type_: str, array: NDArray[Any], quantisation: Quantisation | None = None) -> int:
@@ -139,7 +139,7 @@ class Section:
 
 
 class FlatbufferWriter:
-    """Collects the subgraphs of a model; `finish` makes bytes of them."""
+    """Collects the subgraphs of a model; `finish` writes the bytes."""
 
     def __init__(self) -> None:
         self.sections: list[Section] = []
@@ -151,7 +151,7 @@ class FlatbufferWriter:
         return self._shared.names
 
     def section(self) -> Section:
-        """One more subgraph. The first one is what runs unless it is said otherwise."""
+        """A new subgraph. The first one runs unless `finish` is told otherwise."""
         self.sections.append(Section(self._shared, len(self.sections)))
         return self.sections[-1]
 
@@ -168,7 +168,7 @@ class FlatbufferWriter:
         head = np.frombuffer(builder.Output(), np.uint8)
         try:
             return self._placed(head, shared_root(self._shared.constants), pace)
-        except OSError:  # what is private cannot be mapped twice
+        except OSError:  # private memory cannot be mapped twice
             return self._placed(head, None, pace)
 
     def _placed(self, head: NDArray[np.uint8], root: NDArray[np.uint8] | None, pace: Callable[[], object]) -> Image:
@@ -213,7 +213,7 @@ class FlatbufferWriter:
         return model
 
     def _point(self, head: NDArray[np.uint8], places: Sequence[int], pace: Callable[[], object]) -> None:
-        """Sets the offsets, which can only be known when the flatbuffer's size is."""
+        """Sets the offsets, which depend on the size of the flatbuffer."""
         model = schema().Model.GetRootAs(head.data)
         for index, place in enumerate(places):
             table = model.Buffers(index + 1)._tab  # the generated classes have no setters
@@ -253,7 +253,7 @@ def _code(name: str) -> Any:
 
 
 class _Paced:
-    """A table that pauses before it is packed: a model has many, and others want to run meanwhile."""
+    """A table that pauses before it is packed: a model has many, and running bursts come first."""
 
     def __init__(self, table: Any, pace: Callable[[], object]) -> None:
         self._table, self._pace = table, pace

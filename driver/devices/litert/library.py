@@ -1,6 +1,6 @@
-"""LiteRT's C API: the few of its functions that a device needs, out of the wheel whose version is pinned.
+"""The functions of LiteRT's C API that the device needs, from a wheel of a pinned version.
 
-That library is young and has no version in its name, so nothing but the pinned wheel is loaded.
+The library is young and carries no version in its name, so only the pinned wheel is loaded.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _CPU = 1  # of its hardware accelerators
 _OPTION_TYPE_INT, _LOG_SEVERITY, _REGISTERED, _ERRORS = 2, 25, 24, 3  # environment options
 _ELEMENTS = {"FLOAT32": 1, "INT32": 2, "UINT8": 3, "BOOL": 6, "INT16": 7, "INT8": 9, "FLOAT16": 10}
 _STATUSES = {1: "invalid argument", 2: "out of memory", 3: "runtime failure", 4: "missing argument", 5: "unsupported"}
-_IDENTIFIERS = (b"xnnpack", b"cpu_delegate")  # the delegate reads the first, the interpreter's set-up the second
+_IDENTIFIERS = (b"xnnpack", b"cpu_delegate")  # read by the delegate, and by the interpreter's set-up
 
 ffi = FFI()
 ffi.cdef(
@@ -73,7 +73,7 @@ def library() -> Any:
     except (ImportError, importlib.metadata.PackageNotFoundError):
         found, spec = "none", None
     if found != VERSION or spec is None or not spec.submodule_search_locations:
-        raise LibraryMissing(f"{WHEEL}: version {found} is installed, and {VERSION} is needed; {_REMEDY}")
+        raise LibraryMissing(f"the device needs {WHEEL} {VERSION}, and {found} is installed; {_REMEDY}")
     path = Path(spec.submodule_search_locations[0], "libLiteRt.so")
     try:
         return ffi.dlopen(str(path))
@@ -88,13 +88,13 @@ def _libc() -> Any:
 
 @cache
 def _environment() -> Any:
-    """The process's one; with the CPU alone, as the others look for hardware and print what they miss."""
+    """The process's only environment. CPU alone: other accelerators look for hardware and print what they miss."""
     options = [(_LOG_SEVERITY, (_OPTION_TYPE_INT, _ERRORS)), (_REGISTERED, (_OPTION_TYPE_INT, _CPU))]
     return _new(library().LiteRtCreateEnvironment, len(options), ffi.new("EnvironmentOption[]", options))
 
 
 def status_text(status: int) -> str:
-    """What a status of the library means."""
+    """A status of the library, in words."""
     return f"LiteRT's status {status} ({_STATUSES.get(status, 'unknown')})"
 
 
@@ -126,14 +126,16 @@ def _options(threads: int, packed: PackedMemory | None) -> Any:
 
 
 class Compiled:
-    """A flatbuffer made ready to run. It runs in one thread at a time; `handle` is what the library calls it."""
+    """A flatbuffer made ready to run, in one thread at a time; `handle`: the library's pointer to it."""
 
     def __init__(self, image: Image, threads: int, packed: PackedMemory | None = None) -> None:
-        """`image`: a flatbuffer and its constants. `packed`: memory for its packed weights: those that lie there are
-        used unseen, and if it is empty, they are written into it; None: the library's own. Raises LibraryFailed.
+        """`image`: a flatbuffer and its constants. `packed`: memory for its packed weights: LiteRT uses
+        those that it finds there, unchecked, or writes them if it is empty; None: the library's own memory.
+
+        Raises LibraryFailed.
         """
         api = library()
-        self._api, self.image, self.packed = api, image, packed  # which the library goes on reading
+        self._api, self.image, self.packed = api, image, packed  # the library goes on reading these
         self._model = self.handle = ffi.NULL
         address = ffi.cast("void *", image.address)
         self._model = _new(api.LiteRtCreateModelFromBuffer, _environment(), address, image.nbytes)
@@ -144,13 +146,13 @@ class Compiled:
             api.LiteRtDestroyOptions(options)
 
     def ask(self, function: int, data: int) -> None:
-        """Has the library ask `function`, a _Bool (*)(void *data), before each node whether to end.
+        """Sets the cancellation function, a _Bool (*)(void *data) that the library calls before each node.
 
         Both are addresses, and live as long as this object. Raises LibraryFailed.
         """
         asked = ffi.cast("_Bool (*)(void *)", function)
         status = self._api.LiteRtSetCompiledModelCancellationFunction(self.handle, ffi.cast("void *", data), asked)
-        _check(status, "the question whether to end")
+        _check(status, "setting the cancellation function")
 
     def __del__(self) -> None:
         if self.handle:
@@ -160,7 +162,7 @@ class Compiled:
 
 
 class TensorBuffers:
-    """Memory of tensors as the library takes it: `handles` is an array of them."""
+    """The library's tensor buffers on existing memory; `handles`: an array of pointers to them."""
 
     def __init__(self, arrays: Sequence[tuple[str, tuple[int, ...], NDArray[np.uint8]]]) -> None:
         """`arrays`: TFLite type, dimensions and memory of each tensor. Raises LibraryFailed."""

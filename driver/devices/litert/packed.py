@@ -1,13 +1,13 @@
 """Weights as XNNPACK packs them: one copy for all prepared models of the same bytes.
 
-XNNPACK can take packed weights from a file, and believes it: weights of another model of the same shape give that
-model's answers, and damaged ones give NaN. So who may use which weights is decided here, and XNNPACK is given memory
-that nobody can change any more: a model whose bytes, all of them, are those of a model that is still prepared shares
-its memory. Nothing is kept between processes, for to verify packed weights takes longer than to pack them.
+XNNPACK can take packed weights from a file, and trusts it: weights of another model of the same shape give that
+model's results, and damaged ones give NaN. So this module decides which model may use which weights, and gives XNNPACK
+sealed memory: a model shares that of a prepared model if all their bytes are equal. Nothing is kept between processes,
+because to verify packed weights takes longer than to pack them.
 
-XNNPACK knows weights by the place of their first byte and not by the zero points that it packs with them: two layers
-with the same weights would both be computed with the first one's (seen with LiteRT 2.3.0). Models that read weights
-twice therefore share nothing (`Image.shareable`).
+XNNPACK identifies weights by the address of their first byte and ignores the zero points that it packs with them: of
+two layers with the same weights the second would use the zero points of the first (seen with LiteRT 2.3.0). Models that
+read weights twice therefore share nothing (`Image.shareable`).
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
     from driver.devices.litert.weights import Image
 
 SMALLEST = 2**20
-"""Bytes of a model from which on its packed weights are worth a file descriptor, and the time to write them into it."""
+"""Smaller models do not share: their packed weights are not worth a file descriptor and the time to write them."""
 
 _F_SEAL_FUTURE_WRITE = 0x10
 _SIZE_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
 class PackedMemory:
-    """Memory that XNNPACK writes packed weights into, or finds them in. Closed when nobody refers to it."""
+    """Memory that XNNPACK writes packed weights into, or finds them in. Closed with the last reference to it."""
 
     def __init__(self) -> None:
         """Raises OSError."""
@@ -45,24 +45,24 @@ class PackedMemory:
 
     @property
     def path(self) -> str:
-        """By which XNNPACK opens it. It would close a descriptor that it is given, but not whenever it fails."""
+        """The path by which XNNPACK opens it. (It closes a descriptor that it is given, but not on every failure.)"""
         return f"/proc/self/fd/{self.fd}"
 
     @property
     def nbytes(self) -> int:
-        """Of what is in it now."""
+        """Its size now."""
         return os.fstat(self.fd).st_size
 
     def freeze(self) -> None:
-        """Nobody changes it from now on, through no descriptor. Raises OSError."""
+        """Seals it: from now on no descriptor can change it. Raises OSError."""
         try:
             fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, _SIZE_SEALS | fcntl.F_SEAL_WRITE)
-        except OSError:  # Linux < 6.7 takes XNNPACK's read-only mapping for one that could be written through
+        except OSError:  # Linux < 6.7 takes XNNPACK's read-only mapping for a writable one
             fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, _SIZE_SEALS | _F_SEAL_FUTURE_WRITE)
 
 
 class Packing:
-    """Compiles models, and sees to it that those of the same bytes share their packed weights."""
+    """Compiles models. Models of the same bytes share their packed weights."""
 
     def __init__(self) -> None:
         self._live: weakref.WeakSet[Compiled] = weakref.WeakSet()
@@ -71,7 +71,7 @@ class Packing:
     def compiled(self, image: Image, threads: int) -> Compiled:
         """The model, ready to run. Raises LibraryFailed."""
         if image.shareable and image.nbytes >= SMALLEST:
-            with suppress(OSError, LibraryFailed):  # out of descriptors, say: then it has packed weights of its own
+            with suppress(OSError, LibraryFailed):  # no descriptor is left, say: then it packs weights of its own
                 return self._shared(image, threads)
         return Compiled(image, threads)
 
@@ -83,14 +83,14 @@ class Packing:
             memory = PackedMemory()
             compiled = Compiled(image, threads, memory)
             if not memory.nbytes:
-                return compiled  # nothing that XNNPACK takes
+                return compiled  # XNNPACK takes none of its operations
             memory.freeze()
         with self._lock:
             self._live.add(compiled)
         return compiled
 
     def _of_same(self, image: Image) -> PackedMemory | None:
-        """The packed weights of a model that has the very same bytes."""
+        """The packed weights of a prepared model with the same bytes."""
         with self._lock:
             live = list(self._live)
         return next((other.packed for other in live if other.image.equals(image)), None)

@@ -53,19 +53,19 @@ class LiteRtPort(NamedTuple):
     type: str
     shape: tuple[int, ...]
     nbytes: int
-    copied: bool  #: it is looked at in private memory
+    copied: bool  #: checked in private memory
 
 
 class Segment(NamedTuple):
-    """What runs in one go: its tensors, by their places among the inputs, the outputs and what lies between."""
+    """What runs in one go. Its tensors are places among the inputs, the outputs and the intermediate tensors."""
 
     inputs: list[int]
     outputs: list[int]
-    loops: int  #: WHILEs that it runs one after the other, at most
+    loops: int  #: the most WHILEs that it runs in sequence
 
 
 class Between(NamedTuple):
-    """What goes from one segment to another: TFLite type and dimensions, and where it lies in their common block."""
+    """A tensor that one segment passes to another: TFLite type, dimensions, and its place in the common block."""
 
     type: str
     shape: tuple[int, ...]
@@ -74,20 +74,20 @@ class Between(NamedTuple):
 
 
 class LiteRtDescription(NamedTuple):
-    """All that there is to say about a lowered model besides its flatbuffer, in plain values."""
+    """A lowered model without its flatbuffer, in plain values."""
 
     inputs: Sequence[LiteRtPort]
     outputs: Sequence[LiteRtPort]
     shapes: Sequence[tuple[int, ...]]  #: of the outputs
     segments: Sequence[Segment]
     between: Sequence[Between]
-    block: int  #: bytes of what crosses
+    block: int  #: bytes of the block
     operations: Sequence[str]  #: by TFLite's names
-    products: int  #: that an execution adds up
+    products: int  #: multiply-adds of an execution
 
     @classmethod
     def of(cls, plain: Sequence[Any]) -> LiteRtDescription:
-        """One that was msgpack meanwhile."""
+        """From what msgpack read."""
         inputs, outputs, shapes, segments, between, *rest = plain
         sources, targets = ([LiteRtPort(*port) for port in side] for side in (inputs, outputs))
         return cls(sources, targets, shapes, [Segment(*s) for s in segments], [Between(*b) for b in between], *rest)
@@ -113,9 +113,9 @@ def lowered(
 
 
 class LiteRtProgram:
-    """The compiled model, its segments and ports, and the turn that executions of it wait for.
+    """The compiled model, its segments and ports, and the lock that lets one execution run at a time.
 
-    between: memory of what goes from one segment to another. All executions share it, as they take turns.
+    between: memory of the tensors between segments. All executions share it, as they take turns.
     """
 
     def __init__(
@@ -140,7 +140,7 @@ class LiteRtProgram:
         self.compiled.ask(_address(ffi.addressof(lib, "burst_foreign_ends")), _address(self.turn))
 
     def saved(self, root: NDArray[np.uint8]) -> Saved | None:
-        """For `restored`; None where LiteRT reads weights that lie elsewhere than there."""
+        """For `restored`; None where LiteRT reads weights outside `root`."""
         image = self.image
         if image.root not in {0, root.nbytes} or (image.root and root.ctypes.data % mmap.PAGESIZE):
             return None
@@ -187,11 +187,11 @@ def _lowered(
 
 
 def _ports(graphs: Sequence[LiteRtGraph]) -> tuple[list[LiteRtPort], list[LiteRtPort], dict[Crossing, int]]:
-    """Inputs that are read, outputs, and where in this order each is."""
+    """The inputs that are read, the outputs, and the place of each in this order."""
     last, main = graphs[-1], graphs[-1].subgraph
     private = last.lowering.private
     taken = {key for graph in graphs for key in graph.takes}
-    # TFLite may leave in an output what is still to be read, or goes round a loop.
+    # TFLite may keep in an output what it still reads, or a loop variable.
     exposed = {i for operation in main.operations for i in operation.inputs}
     exposed |= {i for operation in main.operations if operation.type in CONTROL for i in operation.outputs}
     ports: tuple[list[LiteRtPort], list[LiteRtPort]] = [], []
@@ -213,7 +213,7 @@ def _port(number: int, tensor: Tensor, type_: str, *, copied: bool) -> LiteRtPor
 
 
 def _segment(graph: LiteRtGraph, places: dict[Crossing, int]) -> Segment:
-    """Adds to `places` what it gives to others."""
+    """Adds to `places` the tensors that it passes to other segments."""
     outputs = [places.setdefault(key, len(places)) for key in graph.gives]
     return Segment([places[key] for key in graph.takes], outputs, graph.loops)
 
@@ -221,7 +221,7 @@ def _segment(graph: LiteRtGraph, places: dict[Crossing, int]) -> Segment:
 def _between(
     graphs: Sequence[LiteRtGraph], segments: Sequence[Segment], first: int, places: dict[Crossing, int]
 ) -> tuple[list[Between], int]:
-    """What crosses, from place `first` on, and the bytes that it takes."""
+    """The tensors between segments, from place `first` on, and the bytes of their block."""
     crossing = {places[key]: (graph, key[1], tensor) for graph in graphs for key, tensor in graph.gives.items()}
     found = {k: (form.type, graph.writer.dimensions(t)) for k, (graph, form, t) in crossing.items() if k >= first}
     sizes = {k: math.prod(shape) * np.dtype(type_.lower()).itemsize for k, (type_, shape) in found.items()}

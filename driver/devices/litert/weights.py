@@ -1,7 +1,7 @@
 """Memory for a model as LiteRT reads it: the flatbuffer, its small constants, and behind them the client's own pages.
 
-A model comes to a device in sealed shared memory, with its weights in it. The library wants one range of addresses, so
-those pages are mapped a second time, behind the flatbuffer: no weight is copied.
+A model arrives in sealed shared memory, with its weights. The library needs one range of addresses, so those pages are
+mapped a second time, behind the flatbuffer: no weight is copied.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ _FAILED = 2 ** (8 * _ffi.sizeof("void *")) - 1
 
 
 def aligned(nbytes: int) -> NDArray[np.uint8]:
-    """Memory that LiteRT can use in place, with some behind it: vector kernels read a little beyond the end."""
+    """Memory that LiteRT can use in place, with a margin behind it: vector kernels read a little beyond the end."""
     block = np.empty(nbytes + 2 * ALIGNMENT, np.uint8)
     start = -block.ctypes.data % ALIGNMENT
     return block[start : start + nbytes]
 
 
 def shared_root(arrays: Sequence[NDArray[Any]]) -> NDArray[np.uint8] | None:
-    """The read-only memory that most of these arrays show parts of, or None when there is none."""
+    """The largest read-only memory of bytes that these arrays are views of, or None."""
     roots = [_root(array) for array in arrays if array.nbytes]
     found = max(roots, key=lambda root: root.nbytes, default=None)
     if found is None or found.flags.writeable or found.dtype != np.uint8:
@@ -79,7 +79,7 @@ class Image:
 
     @classmethod
     def of(cls, front: NDArray[np.uint8], root: NDArray[np.uint8] | None, *, shareable: bool) -> Image:
-        """One that lies in memory already: the front on a page, and `root` on the next one."""
+        """An image that is in memory already: the front on a page, and `root` on the page after it."""
         image = cls.__new__(cls)
         image.bytes, image.shareable, image.behind, image.nbytes = front, shareable, front.nbytes, front.nbytes
         if root is not None:
@@ -99,7 +99,7 @@ class Image:
         return self.bytes.ctypes.data
 
     def buffer(self) -> Any:
-        """All of it, to be read."""
+        """All of it."""
         return _ffi.buffer(_ffi.cast("char *", self.address), self.nbytes)
 
     def equals(self, other: Image) -> bool:

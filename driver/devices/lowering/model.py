@@ -1,4 +1,4 @@
-"""Devices and prepared models that hand their work to a library: lowered, and compiled for sets of input shapes."""
+"""Devices and prepared models that run on a library: models are lowered, and compiled for each set of input shapes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ALIGNMENT = 64
 """Of memory that libraries use in place."""
 
 _MAX_PROGRAMS = 16
-"""Sets of input shapes that a model is kept compiled for."""
+"""The most sets of input shapes for which a model stays compiled."""
 
 
 class LoweringDevice(Device, Generic[P]):
@@ -71,7 +71,7 @@ class LoweringDevice(Device, Generic[P]):
 
 
 def check_input(number: int, operand: Operand, array: NDArray[Any] | None) -> None:
-    """Raises ValueError for an array that is not one of the operand."""
+    """Raises ValueError for an array that does not fit the operand."""
     if array is None:
         return
     declared = operand.dimensions
@@ -79,13 +79,13 @@ def check_input(number: int, operand: Operand, array: NDArray[Any] | None) -> No
         raise ValueError(f"input {number}: {array.dtype} for {operand.type.name}; give it {operand.type.dtype}")
     fits = len(declared) == array.ndim and all(d in (0, s) for d, s in zip(declared, array.shape, strict=True))
     if 0 in array.shape or (declared and not fits):
-        raise ValueError(f"input {number}: dimensions {list(array.shape)} for {list(declared)}, none of which may be 0")
+        raise ValueError(f"input {number}: dimensions {list(array.shape)} must fit {list(declared)}, and none may be 0")
     if not array.flags.c_contiguous:
-        raise ValueError(f"input {number}: strides {array.strides}; its elements have to lie in order")
+        raise ValueError(f"input {number}: strides {array.strides}; it must be C-contiguous")
 
 
 def offset_in(root: NDArray[np.uint8] | None, array: NDArray[Any]) -> int | None:
-    """Where the array begins in `root`, if it lies there as LiteRT needs it; else None."""
+    """The offset of the array in `root`, if it lies there contiguous and aligned; else None."""
     if root is None or not array.flags.c_contiguous or array.ctypes.data % ALIGNMENT:
         return None
     offset = array.ctypes.data - root.ctypes.data
@@ -98,14 +98,14 @@ class CompiledProgram(Protocol):
     operations: list[str]  #: by the library's names, in order
 
     def saved(self, root: NDArray[np.uint8]) -> Saved | None:
-        """What makes it again in less time; None: it is not worth keeping."""
+        """What a device needs to restore it; None: it is not worth keeping."""
 
 
 class LoweredModel(PreparedModel, Generic[P]):
-    """A prepared model, compiled for sets of input shapes: at once when the model tells them, else when it is bound."""
+    """Compiled at once if the model tells all input shapes, else when it is bound to a new set of them."""
 
     def __init__(self, model: Model, pace: Callable[[], object], program: P | None = None) -> None:
-        """`program`: for the shapes that the model tells, if there is one. Raises what `compiled` raises."""
+        """`program`: a restored one, for the shapes that the model tells. Raises what `compiled` raises."""
         self.model, self._pace = model, pace
         self._programs: dict[tuple[tuple[int, ...] | None, ...], P] = {}
         operands = [model.main.operands[i] for i in model.main.inputs]
@@ -114,12 +114,12 @@ class LoweredModel(PreparedModel, Generic[P]):
         if program:
             self._programs[shapes] = program
         elif self._is_known:
-            with suppress(ExecutionFailed):  # as a binding will say
+            with suppress(ExecutionFailed):  # `bind` will raise it again
                 self._program(shapes, pace)
 
     @cached_property
     def prepared(self) -> list[Prepared]:
-        """What is known of the operations."""
+        """The operations, with what is known before there are shapes."""
         return prepared(self.model.main, self._pace)
 
     @cached_property
@@ -128,27 +128,27 @@ class LoweredModel(PreparedModel, Generic[P]):
 
     @property
     def only_program(self) -> P | None:
-        """The one of a model that tells all shapes, if it could be compiled."""
+        """The program of a model that tells all shapes, if it could be compiled."""
         return next(iter(self._programs.values()), None) if self._is_known else None
 
     @abstractmethod
     def compiled(self, tensors: Tensors, pace: Callable[[], object]) -> P:
-        """For these constants and inputs, None for omitted ones. Raises ExecutionFailed, and as the library does."""
+        """A program for these constants and inputs, None for omitted ones. Raises ExecutionFailed, LibraryFailed."""
 
     def program_for(self, inputs: Sequence[NDArray[Any] | None], pace: Callable[[], object]) -> P:
-        """The one that inputs like these need. Raises ValueError, and as `compiled`."""
+        """The program for inputs of these shapes. Raises ValueError, and as `compiled`."""
         graph = self.model.main
         for number, (index, array) in enumerate(zip(graph.inputs, inputs, strict=True)):
             check_input(number, graph.operands[index], array)
         return self._program([None if a is None else a.shape for a in inputs], pace)
 
     def saved(self, root: NDArray[np.uint8]) -> Saved | None:
-        """Of a model that tells all shapes."""
+        """Only of a model that tells all shapes."""
         program = self.only_program
         return program.saved(root) if program else None
 
     def rest(self) -> None:
-        """Of programs for several sets of shapes the last one stays; those that something is bound to live on."""
+        """Drops all programs but the last one; executions keep those that they are bound to."""
         for shapes in [*self._programs][:-1]:
             self._programs.pop(shapes, None)
 

@@ -1,4 +1,4 @@
-"""What is being lowered, whichever library it goes to: a graph with its tensors, and one operation of it."""
+"""What every library's lowering has: a graph with its tensors, and one operation of it."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ N = TypeVar("N", bound="LoweringNode[Any]")
 def draft(
     graph: LoweringGraph, node: Callable[[], N], operation: Operation, table: Mapping[str, Callable[[N], None]]
 ) -> None:
-    """Lowers one operation for a look only, in a graph of its own. Raises UnsupportedError."""
+    """Lowers one operation in a graph of its own, to find out whether it can be. Raises UnsupportedError."""
     require(operation.type in table, "the library has no such operation")
     for i in operation.inputs:
         if (tensor := graph.tensors.get(i)) is not None and not tensor.fixed and tensor.type != OperandType.SUBGRAPH:
@@ -102,7 +102,7 @@ def draft(
 
 @contextmanager
 def naming(operation: Prepared, library: str) -> Iterator[None]:
-    """Turns what an operation is refused for into ExecutionFailed, which names it."""
+    """Turns the reasons for which an operation is refused into ExecutionFailed, which names the operation."""
     try:
         yield
     except REFUSALS as error:

@@ -1,6 +1,4 @@
-"""What devices that hand models to another library have in common: operations with the shapes of their operands, one
-after the other, and the question which of them can be lowered.
-"""
+"""Gives the operations of a model their shapes, one after the other, and finds out which of them can be lowered."""
 
 from __future__ import annotations
 
@@ -20,17 +18,17 @@ if TYPE_CHECKING:
 
 Tensors = dict[int, "Tensor | None"]
 _PROBES = (5, 8)
-"""Stand-ins for unknown dimensions."""
+"""Sizes that stand in for unknown dimensions."""
 
 _CONTROL = ("IF", "WHILE")
 
 
 def at_once() -> None:
-    """Nobody else is waiting."""
+    """Does not pause."""
 
 
 def prepared(graph: Subgraph, pace: Callable[[], object] = at_once) -> list[Prepared]:
-    """What is known of the operations before there are shapes. `graph` is valid."""
+    """The operations of a valid graph, with what is known before there are shapes."""
     result = []
     for index, operation in enumerate(graph.operations):
         kind = OPERATIONS[operation.type]
@@ -41,7 +39,7 @@ def prepared(graph: Subgraph, pace: Callable[[], object] = at_once) -> list[Prep
 
 
 def constants(graph: Subgraph, pace: Callable[[], object] = at_once) -> Tensors:
-    """By operand; None for those that are omitted."""
+    """The constants, by operand; None for omitted operands."""
     found: Tensors = {}
     for index, operand in enumerate(graph.operands):
         if operand.lifetime.is_constant:
@@ -58,11 +56,14 @@ def place(operation: Prepared, graph: Subgraph, tensors: Tensors) -> Call:
     """The operation with the shapes of its operands; its outputs are added to `tensors`. Raises one of REFUSALS,
     UnsupportedError.
 
-    What control flow gives has the shapes that it declares: its lowering has to look whether that is so.
+    IF and WHILE get the shapes that the model declares; their lowering has to check them.
     """
     outputs = [Tensor.of(graph.operands[i]) for i in operation.operation.outputs]
     if operation.kind.name in _CONTROL:
-        require(all(graph.operands[i].is_known for i in operation.operation.outputs), "its shapes are not declared")
+        require(
+            all(graph.operands[i].is_known for i in operation.operation.outputs),
+            "the shapes of its outputs are not declared",
+        )
         call = Call([tensors.get(i) for i in operation.operation.inputs], outputs)
     else:
         call = Call(operation.inputs(tensors), outputs)
@@ -73,10 +74,10 @@ def place(operation: Prepared, graph: Subgraph, tensors: Tensors) -> Call:
 
 
 Draft = Callable[[Prepared, Call, Subgraph, Tensors], None]
-"""Lowers an operation for a look only. Raises UnsupportedError."""
+"""Lowers an operation only to find out whether it can be. Raises UnsupportedError."""
 
 Place = Callable[[Prepared, Subgraph, Tensors], Call]
-"""`place`, or what a device has in its stead that places operations with subgraphs, too."""
+"""`place`, or a device's own function that also places operations with subgraphs."""
 
 
 def supported(model: Model, draft: Draft, place: Place = place) -> list[bool]:
@@ -95,7 +96,7 @@ def _supported(graph: Subgraph, draft: Draft, place: Place, probe: int) -> list[
         tensor = Tensor.of(graph.operands[i])
         is_known = tensor.type.is_scalar or (tensor.shape and (i in needed or 0 not in tensor.shape))
         tensor.shape = tuple(d or probe for d in tensor.shape)
-        tensors[i] = tensor if is_known else None  # what may be omitted and is not described is taken to be
+        tensors[i] = tensor if is_known else None  # an optional input without dimensions counts as omitted
     return [_can_lower(operation, graph, tensors, draft, place) for operation in operations]
 
 

@@ -43,13 +43,13 @@ if TYPE_CHECKING:
 
 
 LARGE = 20_000_000
-"""Products of an execution from which on it is worth more than one thread."""
+"""Executions with as many multiply-adds or more get more than one thread."""
 
 MOST_THREADS = 4
 
 
 class OrtOptions(NamedTuple):
-    """What the configuration may say."""
+    """The options of the configuration file."""
 
     threads: int | None = None
     provider: str = "cpu"
@@ -57,25 +57,25 @@ class OrtOptions(NamedTuple):
 
 
 def configuration() -> Path:
-    """The file with the device's options. A device's environment is fixed, so that no client shapes what others get."""
+    """The file with the device's options; not the environment, which the first client would set for all others."""
     return Path("~/.config/burst/onnxruntime.toml").expanduser()
 
 
 def options() -> OrtOptions:
-    """What the configuration says. Raises ValueError."""
+    """Reads the configuration file. Raises ValueError."""
     found = configured(configuration())
     threads, provider, staged = found.get("threads"), found.get("provider", "cpu"), found.get("staged", False)
     if threads is not None and (type(threads) is not int or threads < 1):
-        raise ValueError(f"{configuration()}: threads = {threads!r} has to be a whole number above 0")
+        raise ValueError(f"{configuration()}: threads = {threads!r} must be a positive integer")
     if provider not in PROVIDERS:
-        raise ValueError(f"{configuration()}: provider = {provider!r} has to be one of {', '.join(PROVIDERS)}")
+        raise ValueError(f"{configuration()}: provider = {provider!r} must be one of {', '.join(PROVIDERS)}")
     if type(staged) is not bool:
-        raise ValueError(f"{configuration()}: staged = {staged!r} has to be true or false")
+        raise ValueError(f"{configuration()}: staged = {staged!r} must be true or false")
     return OrtOptions(threads, provider, staged)
 
 
 class OnnxRuntimeDevice(LoweringDevice[OrtProgram]):
-    """Runs on the CPU or by CUDA, with ONNX Runtime's kernels."""
+    """Runs models with ONNX Runtime, on the CPU or with CUDA."""
 
     name = "onnxruntime"
     version = f"1 (ONNX Runtime {version()})"
@@ -84,12 +84,12 @@ class OnnxRuntimeDevice(LoweringDevice[OrtProgram]):
     cache_files = CacheFiles(1, 1)  #: graphs, and weights that are not laid out as in the model
 
     def __init__(self, threads: int | None = None, provider: str | None = None, staged: bool | None = None) -> None:
-        """`threads`: of every execution; None: as configured, else one for small models and some for large ones.
+        """`threads`: of each execution; None: as configured, else one for small models and several for large ones.
 
-        `provider`: "cpu" or "cuda"; None: as configured, else the CPU. `staged`: a model is first made ready in little
-        time, and made faster while it serves; None: as configured, else not.
+        `provider`: "cpu" or "cuda"; None: as configured, else the CPU. `staged`: a model is first
+        prepared quickly, and made faster while it serves; None: as configured, else False.
 
-        Raises LibraryMissing, LibraryFailed; ValueError for options that make no sense.
+        Raises LibraryMissing, LibraryFailed; ValueError for invalid options.
         """
         found = options()
         self._threads = found.threads if threads is None else threads
@@ -115,9 +115,9 @@ class OnnxRuntimeDevice(LoweringDevice[OrtProgram]):
         return OrtProgram(*restored(saved, root), threads, self._provider, is_quick=self._staged)
 
     def threads_for(self, work: int, preference: Preference = "fast_single_answer") -> int:
-        """As many as an execution of `work` products should have. Clients need processors, too.
+        """How many threads an execution of `work` products gets. Clients need processors, too.
 
-        For sustained speed one: executions of a prepared model go on at the same time here.
+        One for "sustained_speed": executions of a prepared model run in parallel here.
         """
         if preference == "low_power":
             return 1
@@ -129,7 +129,7 @@ class OnnxRuntimeDevice(LoweringDevice[OrtProgram]):
 
 
 class OnnxRuntimeModel(LoweredModel[OrtProgram]):
-    """A model for one or more sets of input shapes. Any number of executions run at the same time."""
+    """A model for one or more sets of input shapes. Any number of executions run in parallel."""
 
     serves_all = True
 
@@ -162,13 +162,12 @@ class OnnxRuntimeModel(LoweredModel[OrtProgram]):
 
 
 class StagedModel(OnnxRuntimeModel):
-    """One that is made in little time, and faster later."""
+    """A model that is prepared quickly, and made faster later."""
 
     is_quick = True
     can_improve = True
 
     def improved(self, pace: Callable[[], object]) -> OnnxRuntimeModel | None:
-        """As in the protocol. Raises LibraryFailed."""
         program = self.only_program
         if program is None:
             return None
@@ -176,7 +175,7 @@ class StagedModel(OnnxRuntimeModel):
 
 
 class OnnxRuntimeExecution(BoundExecution):
-    """An execution on its memory. `copied_bytes`: what each copies, because it lies off the grid of its elements."""
+    """An execution on its memory. `copied_bytes`: arguments that are not aligned to their elements, and are copied."""
 
     def __init__(
         self,
@@ -192,7 +191,7 @@ class OnnxRuntimeExecution(BoundExecution):
         self._timeout = loop_timeout * program.loops
         self._is_long = bool(program.loops) or program.work >= LARGE
         self._is_cancelled = False
-        self._options: Any = None  # of the run in progress, if it can be ended
+        self._options: Any = None  # of the run in progress, if it can be terminated
         if all(is_sufficient for _, is_sufficient in self.shapes):
             sources = [_bytes(inputs[port.number]) for port in program.inputs]
             targets = [outputs[port.number][: port.nbytes] for port in program.outputs]
@@ -213,7 +212,7 @@ class OnnxRuntimeExecution(BoundExecution):
         self.copied_bytes = sum(memory.nbytes for memory, _ in (*self._before, *self._after))
 
     def run(self) -> None:
-        """Executes once, without Python's lock. Raises OutputInsufficientSize, ExecutionFailed, LoopTimeout,
+        """Executes once, without the GIL. Raises OutputInsufficientSize, ExecutionFailed, LoopTimeout,
         MissedDeadlineTransient.
         """
         if self._binding is None:
@@ -227,9 +226,9 @@ class OnnxRuntimeExecution(BoundExecution):
             np.copyto(memory, place)
 
     def _run_long(self) -> str | None:
-        """From the beginning again whenever it was ended for somebody more urgent, as there is no state to be kept.
+        """Starts again whenever a more urgent execution stopped it: a run keeps no state.
 
-        Not when it writes to its inputs.
+        An execution that writes to its inputs is not stopped.
         """
         if self._is_in_place:
             return self._run_once(run_options())
@@ -242,7 +241,7 @@ class OnnxRuntimeExecution(BoundExecution):
             checkpoint()
 
     def _run_once(self, options: Any) -> str | None:
-        """So that it can be ended: by `cancel`, by a loop that takes too long, and at its deadline."""
+        """Runs once; `cancel`, the loop timeout and the deadline can end it."""
         self._options = options
         deadline = lib.burst_due()
         left = seconds_left(deadline)
@@ -258,7 +257,7 @@ class OnnxRuntimeExecution(BoundExecution):
         if fault and was_ended.is_set():
             if left == min(limits):
                 raise overdue("executing", deadline)
-            raise LoopTimeout(f"its loops took longer than their loop timeouts of {self._timeout} s together")
+            raise LoopTimeout(f"its loops took longer than the sum of their loop timeouts, {self._timeout} s")
         return fault
 
     def _ended(self, options: Any) -> str | None:
@@ -270,7 +269,7 @@ class OnnxRuntimeExecution(BoundExecution):
     def cancel(self) -> None:
         """The run in progress ends before its next operation, with ExecutionFailed. From any thread.
 
-        Models without loops that are small are not worth it: they end soon.
+        Small models without loops run to their end, which is near.
         """
         self._is_cancelled = True
         options = self._options
@@ -289,22 +288,22 @@ def _bytes(array: NDArray[Any] | None) -> NDArray[np.uint8]:
 
 
 def _moved(memory: NDArray[np.uint8], port: OrtPort) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-    """Memory, and where ONNX Runtime uses it: there, unless its elements lie off their grid."""
+    """Memory, and what ONNX Runtime uses for it: itself, or a copy where its elements are not aligned."""
     elements = max(1, memory.nbytes // max(1, int(np.prod(port.shape))))
     return memory, memory if memory.ctypes.data % elements == 0 else np.empty(memory.nbytes, np.uint8)
 
 
 @cache
 def self_test(provider: str = "cpu") -> None:
-    """Sums of products of bytes, all of them the largest there are: where 16 bits saturate on the way, they are too
-    small. A library that is not what we take it for, or a processor that it is wrong on, is found out here, once.
+    """Adds up products of the largest bytes: the sums are too small where 16-bit intermediates saturate. This detects,
+    once, an unexpected library, or a processor on which it computes wrong results.
 
     Raises LibraryMissing, LibraryFailed.
     """
     for dtype in (np.uint8, np.int8):
         fault, found = _extreme_products(np.iinfo(dtype), provider)
         if fault or not (found == _STEPS).all():
-            raise LibraryFailed(f"self test: {fault or found} for sums of {dtype.__name__} that make {_STEPS} steps")
+            raise LibraryFailed(f"self test: sums of {dtype.__name__} gave {fault or found} instead of {_STEPS}")
 
 
 _STEPS = 100

@@ -1,4 +1,4 @@
-"""ONNX Runtime, by its Python API: sessions made of bytes, and runs on memory that is there already."""
+"""ONNX Runtime, by its Python API: sessions made from bytes, and runs on existing memory."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ _REMEDY = "pip install 'burst-engine[onnxruntime]'"
 _ERRORS = 3  # of the log's severities
 _PROVIDERS = {"cpu": ["CPUExecutionProvider"], "cuda": ["CUDAExecutionProvider", "CPUExecutionProvider"]}
 PROVIDERS = tuple(_PROVIDERS)
-"""What runs the kernels, as the options name it. CUDA leaves to the CPU what it has no kernel for."""
+"""What runs the kernels, by its name in the options. What has no CUDA kernel runs on the CPU."""
 
 _ENTRIES = {
-    # It takes what lies between bytes for integer kernels, of which some round otherwise, and SOFTMAX's overflows.
+    # Else ONNX Runtime fuses quantised operations to integer kernels: some round differently, SOFTMAX's overflows.
     "session.disable_quant_qdq": "1",
-    # Threads that wait by turning round take the processor from clients and from other devices.
+    # Threads that spin while they wait take processors from clients and from other devices.
     "session.intra_op.allow_spinning": "0",
 }
 
 
 def version() -> str:
-    """Of the library that is installed; its code is not loaded."""
+    """The version of the installed library, or "none". Its code is not loaded."""
     for wheel in ("onnxruntime", "onnxruntime-gpu"):
         try:
             return importlib.metadata.version(wheel)
@@ -49,8 +49,8 @@ def library() -> Any:
     found = version()
     if found == "none" or tuple(int(part) for part in found.split(".")[:2]) < OLDEST:
         needed = ".".join(map(str, OLDEST))
-        raise LibraryMissing(f"onnxruntime: version {found} is installed, and {needed} or later is needed; {_REMEDY}")
-    os.environ["ORT_DISABLE_TELEMETRY"] = "1"  # it is looked at when the library is loaded
+        raise LibraryMissing(f"the device needs onnxruntime {needed} or later, and {found} is installed; {_REMEDY}")
+    os.environ["ORT_DISABLE_TELEMETRY"] = "1"  # read when the library is loaded
     try:
         return import_module("onnxruntime")
     except ImportError as error:
@@ -63,12 +63,12 @@ def require_provider(provider: str) -> None:
     if wanted not in available:
         raise LibraryMissing(
             f"provider {provider!r}: onnxruntime {version()} has {', '.join(available)}, not {wanted}; "
-            "pip install onnxruntime-gpu in its place, or leave out the provider"
+            "pip install onnxruntime-gpu instead, or remove the option"
         )
 
 
 def run_options() -> Any:
-    """What lets others end a run: `terminate` is looked at between operations. A run with one takes 50 us longer."""
+    """Options that let another thread end a run: `terminate` is checked between operations. It costs 50 us a run."""
     return library().RunOptions()
 
 
@@ -85,7 +85,7 @@ class Session:
         is_quick: bool = False,
     ) -> None:
         """`weights`: constants that are no part of the model's bytes, by their names. `is_quick`: made in a third of
-        the time, and slower to run: weights are not laid out anew. Raises LibraryFailed.
+        the time, but slower to run: weights keep their layout. Raises LibraryFailed.
         """
         ort = library()
         options = ort.SessionOptions()
@@ -102,10 +102,10 @@ class Session:
         try:
             self._session = ort.InferenceSession(model, options, providers=_PROVIDERS[provider])
         except Exception as error:  # its errors share no other class
-            raise LibraryFailed(f"a model was refused: {error}") from error
+            raise LibraryFailed(f"ONNX Runtime rejected the model: {error}") from error
 
     def binding(self, inputs: Sequence[Place], outputs: Sequence[Place]) -> Binding:
-        """A run on that memory."""
+        """Binds inputs and outputs to memory."""
         return Binding(self._session, inputs, outputs)
 
 
@@ -124,7 +124,7 @@ class Binding:
                 bind(name, "cpu", 0, TYPES[type_], shape, memory.ctypes.data)
 
     def run(self, options: Any = None) -> str | None:
-        """Executes once, without Python's lock. What went wrong, if something did; `options`: a RunOptions."""
+        """Executes once, without the GIL. Returns the error message, or None; `options`: a RunOptions."""
         try:
             self._session.run_with_iobinding(self._binding, options)
         except Exception as error:  # noqa: BLE001 - its errors share no other class

@@ -52,18 +52,18 @@ class OrtPort(NamedTuple):
 
 
 class OrtDescription(NamedTuple):
-    """All that there is to say about a lowered model besides its weights, in plain values."""
+    """A lowered model without its weights, in plain values."""
 
     inputs: Sequence[OrtPort]
     outputs: Sequence[OrtPort]
     operations: Sequence[str]  #: by ONNX's names
-    work: int  #: products that an execution adds up
+    work: int  #: multiply-adds of an execution
     loops: int
     graph: bytes  #: ONNX
 
 
 Weights = list[tuple[str, "NDArray[Any]"]]
-"""Constants that are no part of the graph, by their names there."""
+"""Constants outside the graph, by their names in it."""
 
 
 def lowered(
@@ -88,7 +88,7 @@ def lowered(
 
 
 class OrtProgram:
-    """The session and its ports."""
+    """A session and its inputs and outputs."""
 
     def __init__(
         self,
@@ -108,7 +108,7 @@ class OrtProgram:
         self.session = Session(description.graph, weights, self.threads, provider, is_quick=is_quick)
 
     def improved(self) -> OrtProgram:
-        """The faster one. Raises LibraryFailed."""
+        """The same program, made thoroughly and faster to run. Raises LibraryFailed."""
         return OrtProgram(self.description, self._weights, self._threads, self._provider)
 
     def saved(self, root: NDArray[np.uint8]) -> Saved:

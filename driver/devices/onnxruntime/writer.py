@@ -1,7 +1,7 @@
 """Writes the bytes of an ONNX model: protobuf messages, of which ONNX needs a dozen fields.
 
-The `onnx` package does the same, but takes 0.3 s to load, and copies weights: 17 MB of them take 0.26 s. Here they are
-not part of the message at all: ONNX Runtime is told where they lie.
+The `onnx` package does the same, but takes 0.3 s to load and copies weights: 17 MB take 0.26 s. Here weights are not
+part of the message: ONNX Runtime gets their addresses.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ OPSET, CONTRIBUTED = 18, "com.microsoft"
 """The version of ONNX's operations, and the domain of ONNX Runtime's own."""
 
 SMALL = 1024
-"""Bytes up to which a constant is part of the message: shapes and axes have to be."""
+"""Larger constants are not part of the message. Shapes and axes must be."""
 
 TYPES = {
     "FLOAT": 1,
@@ -95,7 +95,7 @@ def _varint(value: int) -> bytes:
 
 
 class Names:
-    """Names that nothing else in a model has: not even graphs within others may use one twice."""
+    """Names that are unique in a model, nested graphs included."""
 
     def __init__(self) -> None:
         self._count = 0
@@ -113,7 +113,7 @@ class OrtWriter:
         """`names`: of the graph around this one, if there is one."""
         self.names = names or Names()
         self.operations: list[str] = []  #: in order
-        self.weights: list[tuple[str, NDArray[Any]]] = []  #: constants that are no part of the message, by their names
+        self.weights: list[tuple[str, NDArray[Any]]] = []  #: constants outside the message, by their names
         self._nodes, self._constants = ProtobufMessage(), ProtobufMessage()
         self._known: dict[tuple[Any, ...], str] = {}
         self._written: set[str] = set()
@@ -121,7 +121,7 @@ class OrtWriter:
     def node(
         self, operation: str, inputs: Sequence[str], results: int = 1, domain: str = "", **attributes: Any
     ) -> list[str]:
-        """The names of what it computes. An omitted input is "". An attribute may be a `ProtobufMessage`, a graph."""
+        """The names of its results. An omitted input is "". An attribute may be a `ProtobufMessage`, a graph."""
         outputs = [self.names.new() for _ in range(results)]
         found = ProtobufMessage()
         for field, names in ((1, inputs), (2, outputs)):
@@ -136,7 +136,7 @@ class OrtWriter:
         return outputs
 
     def constant(self, array: NDArray[Any]) -> str:
-        """A constant with its data. Small ones that are the same are one."""
+        """A constant with its data. Equal small constants become one."""
         key = (array.dtype.str, array.shape, array.tobytes()) if array.size <= 8 else None
         if key in self._known:
             return self._known[key]

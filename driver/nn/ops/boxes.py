@@ -44,7 +44,7 @@ def expect_rank(call: Call, index: int, rank: int) -> Dimensions:
 
 
 def private(tensor: Tensor) -> Array:
-    """A copy of the data, which nobody else can change any more."""
+    """A private copy of the data, which no other process can change."""
     return np.array(tensor.data)
 
 

@@ -15,7 +15,7 @@ NAME = "burst_blocks:BlocksDevice"
 
 
 def no_pace():
-    """Nobody else is waiting."""
+    """Does not pause."""
 
 
 def chain(*shapes):

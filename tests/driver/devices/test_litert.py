@@ -389,7 +389,10 @@ def test_missing_library(monkeypatch):
     monkeypatch.setattr(library, "library", library.library.__wrapped__)
     for found in (lambda _: "2.2.0", _missing):
         monkeypatch.setattr(importlib.metadata, "version", found)
-        with pytest.raises(LibraryMissing, match=r"2\.3\.0 is needed; pip install 'burst-engine\[litert\]'"):
+        with pytest.raises(
+            LibraryMissing,
+            match=r"needs ai-edge-litert 2\.3\.0, and .* is installed; pip install 'burst-engine\[litert\]'",
+        ):
             library.library()
 
 

@@ -1,6 +1,6 @@
 """IF and WHILE: the subgraphs that they refer to become subgraphs of the flatbuffer.
 
-What goes in and out of these is in the form that clients see, so that any of them fits any other.
+Their inputs and outputs have the form that clients see, so that each subgraph fits every other.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from driver.nn.types import Dimensions
 
 MOST_NESTED = 256
-"""Subgraphs that are lowered for one model: one for each way in which they are used."""
+"""The most subgraphs that are lowered for one model: one for each way in which they are used."""
 
 MOST_DEEP = 16
-"""Subgraphs that are open at a time: TFLite runs each inside of the other."""
+"""The deepest nesting of subgraphs: TFLite runs each inside the other."""
 
 _CONDITION, _BODY, _BRANCH = "condition", "body", "branch"
 
@@ -40,7 +40,10 @@ def if_(node: LiteRtNode) -> None:
     shapes = _shapes(node, 3)
     branches = [_nested(node, i, shapes, _BRANCH) for i in (1, 2)]
     wanted = tuple(node.output(n).shape for n in range(len(node.operation.outputs)))
-    require(all(branch.shapes == wanted for branch in branches), "its branches give other shapes")
+    require(
+        all(branch.shapes == wanted for branch in branches),
+        "the outputs of its branches have other shapes than its own",
+    )
     sources = [node.read(0, "BOOL"), *(_read(node, i) for i in range(3, count))]
     results = [node.write(n, stored_type(node.output(n))) for n in range(len(wanted))]
     then, otherwise = (branch.number for branch in branches)
@@ -49,14 +52,17 @@ def if_(node: LiteRtNode) -> None:
 
 
 def while_(node: LiteRtNode) -> None:
-    """TFLite gives all that goes round; what it gives beyond the outputs nobody reads."""
+    """TFLite returns all loop variables; those beyond the outputs are not read."""
     count, given = len(node.operation.inputs), len(node.operation.outputs)
     _check_steered(node, range(2, count))
     shapes = _shapes(node, 2)
-    require(tuple(node.output(n).shape for n in range(given)) == shapes[:given], "it gives other shapes than it takes")
+    require(
+        tuple(node.output(n).shape for n in range(given)) == shapes[:given],
+        "the shapes of its outputs differ from those of its inputs",
+    )
     condition, body = _nested(node, 0, shapes, _CONDITION), _nested(node, 1, shapes, _BODY)
     require(condition.shapes == ((1,),), "its condition is not one byte")
-    require(body.shapes == shapes, "its body changes the shape of what goes round")
+    require(body.shapes == shapes, "its body changes the shape of a loop variable")
     sources = [_read(node, i) for i in range(2, count)]
     results = [node.write(n, stored_type(node.output(n))) for n in range(given)]
     results += [_like(node, i) for i in range(2 + given, count)]
@@ -67,7 +73,7 @@ def while_(node: LiteRtNode) -> None:
 
 def _check_steered(node: LiteRtNode, inputs: Sequence[int]) -> None:
     tensors = [node.input(i) for i in inputs]
-    require(not all(tensor.fixed for tensor in tensors), "TFLite keeps what follows from constants to itself")
+    require(not all(tensor.fixed for tensor in tensors), "all its inputs are constants, and TFLite folds it away")
 
 
 def _shapes(node: LiteRtNode, first: int) -> tuple[Dimensions, ...]:
@@ -89,7 +95,7 @@ def _nested(node: LiteRtNode, i: int, shapes: tuple[Dimensions, ...], use: str) 
     key = number, shapes, use
     if key not in lowering.nested:
         require(len(lowering.nested) < MOST_NESTED, f"its model has more than {MOST_NESTED} subgraphs")
-        lowering.nested[key] = None  # unless it can be
+        lowering.nested[key] = None  # until it was lowered
         lowering.nested[key] = _lowered(lowering, *key, graph.depth + 1)
     found = lowering.nested[key]
     require(found is not None, "a subgraph of it cannot be lowered")
@@ -119,11 +125,11 @@ def _lowered(lowering: Lowering, number: int, shapes: tuple[Dimensions, ...], us
 
 
 def _ended(graph: LiteRtGraph, use: str) -> Nested:
-    """With the outputs that TFLite wants of it."""
+    """Gives the subgraph the outputs that TFLite expects of it."""
     section, outputs = graph.writer, graph.subgraph.outputs
     section.outputs = [graph.read(i, _form(graph, i, use)) for i in outputs]
     shapes = tuple(graph.tensor(i).shape for i in outputs)
-    if use == _BODY:  # also what it leaves as it is
+    if use == _BODY:  # also the loop variables that it does not change
         section.outputs += section.inputs[len(outputs) :]
         shapes += tuple(graph.tensor(i).shape for i in graph.subgraph.inputs[len(outputs) :])
     return Nested(section.number, graph.loops, shapes)

@@ -70,7 +70,7 @@ def slice_(node: LiteRtNode) -> None:
 def strided_slice(node: LiteRtNode) -> None:
     """The bits of the masks mean the same in TFLite."""
     call, rank = node.call, len(node.input(0).shape)
-    require(min(call.values(3)) > -(2**31), "TFLite cannot turn its stride around")
+    require(min(call.values(3)) > -(2**31), "TFLite cannot negate its stride")
     inputs = [node.read(0), *(node.integers(call.values(i)) for i in (1, 2, 3))]
     kept = (1 << rank) - 1
     masks = {"beginMask": call.integer(4) & kept, "endMask": call.integer(5) & kept}
@@ -98,7 +98,7 @@ def _scalar(node: LiteRtNode, i: int) -> int:
 
 
 def gather(node: LiteRtNode) -> None:
-    """TFLite checks the indices; nobody else may write them meanwhile."""
+    """TFLite checks the indices in private memory, where no other process can write them."""
     axis = one_axis(node.call.integer(1), len(node.input(0).shape))
     node.emit("GATHER", [node.read(0), node.read_private(2)], [node.write()], "Gather", axis=axis)
 

@@ -1,11 +1,11 @@
 """What lowering an operation works with: operands in the forms that TFLite's kernels take.
 
 An operand can have several forms: 8-bit data with and without a sign, float16 widened to float32, an image with its
-channels last. A form is made once, when something first asks for it, so that neighbours that agree on one never
+channels last. A form is made once, when an operation first reads it, so that neighbours with the same form never
 convert.
 
-A model is lowered in segments, each a graph of its own. One takes what it reads from those before, form by form, and
-they give it. A subgraph that control flow runs is one graph.
+A model is lowered in segments, each a graph of its own. A segment takes the tensors that it reads from earlier
+segments, form by form, and these then give them. A subgraph that control flow runs is one graph.
 """
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ class Lowering:
     """What all graphs of a model share.
 
     model: whose subgraphs control flow refers to. table: the lowering of each operation.
-    is_draft: it is for a look only, so that no constant is converted.
-    private: types of operands among which are some whose values choose addresses, and whose memory is not known.
+    is_draft: it only finds out whether an operation can be lowered, and converts no constants.
+    private: types of operands some of which choose addresses and lie in memory that is not known.
     nested: subgraphs that were lowered, by how they are used; None for those that cannot be.
     """
 
@@ -82,11 +82,11 @@ class Lowering:
     writer: FlatbufferWriter = field(default_factory=FlatbufferWriter)
     private: set[OperandType] = field(default_factory=set)
     nested: dict[tuple[Any, ...], Nested | None] = field(default_factory=dict)
-    products: int = 0  #: that an execution adds up; what control flow runs counts once
+    products: int = 0  #: that an execution adds up; control flow counts once
 
 
 Crossing = tuple[int, LiteRtForm]
-"""An operand in a form, on its way from one segment to another."""
+"""An operand in a form, passed from one segment to another."""
 
 
 There = dict[LiteRtForm, "tuple[dict[Crossing, int], int] | None"]
@@ -150,7 +150,7 @@ class LiteRtGraph(LoweringGraph):
         return self._there
 
     def keep_private(self, index: int) -> None:
-        """Let nobody else write operand `index` while it is used: TFLite may compute it where an input lies."""
+        """Keeps operand `index` in private memory while it is used: TFLite may compute it in the memory of an input."""
         tensor = self.tensor(index)
         if not self.depth and self._operands[index].lifetime == OperandLifeTime.SUBGRAPH_INPUT:
             self.copied.add(index)
@@ -234,7 +234,7 @@ class LiteRtGraph(LoweringGraph):
 
 
 def quantisation(tensor: Tensor, type_: str) -> Quantisation | None:
-    """What TFLite is told of a tensor's scale in that form; None for what is not scaled."""
+    """The quantisation of a tensor in that form; None where it has none."""
     if tensor.channel_quant is not None:
         return Quantisation(*tensor.channel_quant[:1], 0, tensor.channel_quant[1])
     if tensor.type == OperandType.TENSOR_INT32:
@@ -266,14 +266,14 @@ def _retyped(tensor: Tensor, type_: str) -> NDArray[Any]:
 class LiteRtNode(LoweringNode[LiteRtGraph]):
     """One operation: its parameters (`call`), and its operands as tensors in the forms it asks for.
 
-    `byte`: the form of 8-bit data without a sign that costs least here: with a sign when an operand has got one before.
+    `byte`: the cheapest type for unsigned 8-bit data here: INT8 when an operand already has that form.
     """
 
     def __init__(self, graph: LiteRtGraph, operation: Operation, call: Call) -> None:
         super().__init__(graph, operation, call)
         self._inputs, self._outputs = operation.inputs, operation.outputs
         given = [tensor for i in self._inputs if (tensor := graph.tensors[i]) is not None]
-        require(not all(tensor.fixed for tensor in given), "TFLite keeps what follows from constants to itself")
+        require(not all(tensor.fixed for tensor in given), "all its inputs are constants, and TFLite folds it away")
         self.byte = "UINT8"
         eights = [i for i in self._inputs if self._is_byte(i)]
         if any(
@@ -302,7 +302,7 @@ class LiteRtNode(LoweringNode[LiteRtGraph]):
         return self.graph.read(self._inputs[i], LiteRtForm(type_ or self.type_of(self.input(i)), moved))
 
     def read_private(self, i: int) -> int:
-        """Input `i`, whose values choose addresses: nobody else may write them between a kernel's check and its use."""
+        """Input `i`, whose values choose addresses, in memory that no other process writes between check and use."""
         index = self._inputs[i]
         require(not self.graph.is_output(index), "its indices lie in memory that the client may write")
         self.graph.keep_private(index)

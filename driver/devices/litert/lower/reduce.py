@@ -52,7 +52,7 @@ def fully_connected(node: LiteRtNode) -> None:
     is_matmul = _is_matmul(node)
     if is_matmul:
         fine = node.input(0).scale * node.input(1).scale / LARGEST_FACTOR
-        require(node.output().scale >= fine, "its output is too fine")
+        require(node.output().scale >= fine, "the scale of its output is too small")
     else:
         check_products(node)
     source = node.read(0)

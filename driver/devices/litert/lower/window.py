@@ -71,8 +71,8 @@ def check_products(node: LiteRtNode) -> None:
     require(is_centred or middle, "its weights have a zero point")
     scales = weights.channel_quant[0] if weights.channel_quant else [weights.scale]
     fits = weights.channel_quant or math.isclose(node.input(2).scale, data.scale * weights.scale, rel_tol=1e-6)
-    require(fits and min(scales) > 0, "its bias is not in steps of its products")
-    require(data.scale * max(scales) <= LARGEST_FACTOR * out.scale, "its output is too fine")
+    require(fits and min(scales) > 0, "the scale of its bias is not that of its products")
+    require(data.scale * max(scales) <= LARGEST_FACTOR * out.scale, "the scale of its output is too small")
 
 
 def _bias(node: LiteRtNode) -> int:
@@ -149,7 +149,10 @@ def pool(name: str, node: LiteRtNode) -> None:
     source, fill, factor = node.read(0, moved=nchw), None, None
     if _scheme(y, x) is None:
         is_real = node.input(0).type in (OperandType.TENSOR_FLOAT32, OperandType.TENSOR_FLOAT16)
-        require(name == "MAX_POOL_2D" or is_real, "no padding scheme gives its paddings, which count as data then")
+        require(
+            name == "MAX_POOL_2D" or is_real,
+            "its paddings are neither SAME nor VALID, so that padding would count as data",
+        )
         fill = _lowest(node) if name == "MAX_POOL_2D" else None
         factor = None if name == "MAX_POOL_2D" else _share(y, x)
     source, scheme = _window(node, source, y, x, nchw, fill)
@@ -212,7 +215,7 @@ def resize(name: str, node: LiteRtNode) -> None:
     _, h, w, _ = image_shape(node.input(0).shape, nchw)
     _, height, width, _ = image_shape(node.output().shape, nchw)
     if name == "RESIZE_NEAREST_NEIGHBOR" and not (align or half_pixel):
-        require(_is_exact(h, height) and _is_exact(w, width), "TFLite's fixed-point positions are too rough")
+        require(_is_exact(h, height) and _is_exact(w, width), "TFLite's fixed-point positions are not exact enough")
     options = {"RESIZE_BILINEAR": "ResizeBilinear", "RESIZE_NEAREST_NEIGHBOR": "ResizeNearestNeighbor"}[name]
     inputs = [node.read(0, moved=nchw), node.integers([height, width])]
     node.emit(name, inputs, [node.write(moved=nchw)], options, alignCorners=align, halfPixelCenters=half_pixel)

@@ -19,13 +19,15 @@ if TYPE_CHECKING:
     from driver.nn.types import Dimensions
 
 MOST_LEVELS = 8
-"""Subgraphs within each other. A condition is there twice, before its loop and in it, so each level may double them."""
+"""The deepest nesting of subgraphs. A condition is written twice, before its loop and in it, so each level may double
+the graph.
+"""
 Inputs = list[tuple["Tensor | None", dict[OrtForm, str]]]
 """What a subgraph is given: tensors, and the forms in which they are there."""
 
 
 MOST_OPERATIONS = 4096
-"""Of a subgraph, those of its own subgraphs counted wherever they stand: each stands there by itself in ONNX."""
+"""The most operations of a subgraph and its own subgraphs, each counted as often as it is used: ONNX repeats it."""
 
 
 def placed(
@@ -54,7 +56,7 @@ def placed(
 
 def _size(referenced: Sequence[Subgraph], number: int, known: dict[int, int], level: int) -> int:
     """The operations that a subgraph becomes, about; `known`: of those that were counted before."""
-    require(level <= MOST_LEVELS, "its subgraphs lie too deep")
+    require(level <= MOST_LEVELS, f"its subgraphs are more than {MOST_LEVELS} deep")
     if number not in known:
         graph = referenced[number]
         inner = [n for o in graph.operations if o.type in TABLE for n in _references(o, graph)[0]]
@@ -78,7 +80,7 @@ def _references(operation: Operation, graph: Subgraph) -> tuple[list[int], int]:
 
 
 def _carried(values: Sequence[Tensor | None], count: int) -> list[Tensor | None]:
-    """The state of a loop, which is no constant whatever it begins with; and what does not change in it."""
+    """The state of a loop, which is not constant even if its first value is; and what the loop does not change."""
     state = [None if value is None else replace(value, array=None, fixed=False) for value in values[:count]]
     return [*state, *values[count:]]
 
@@ -95,7 +97,7 @@ def _results(
     referenced: Sequence[Subgraph], number: int, values: Sequence[Tensor | None], level: int
 ) -> list[Tensor | None]:
     """What a subgraph gives, with its shapes."""
-    require(level <= MOST_LEVELS, "its subgraphs lie too deep")
+    require(level <= MOST_LEVELS, f"its subgraphs are more than {MOST_LEVELS} deep")
     graph = referenced[number]
     tensors = _inside(graph, values)
     for operation in prepared(graph):
@@ -148,7 +150,7 @@ def branch(node: OrtNode) -> None:
 
 
 def loop(node: OrtNode) -> None:
-    """WHILE: the condition is looked at before the loop, and again after each turn of it."""
+    """WHILE: the condition is computed before the loop, and after each iteration."""
     graph = node.graph
     (condition, body), first = _references(node.operation, graph.subgraph)
     state, rest = len(graph.referenced[body].outputs), node.operation.inputs[first:]
@@ -178,7 +180,7 @@ def _state(carried: Sequence[Tensor], names: Sequence[str]) -> Inputs:
 
 
 def _condition(around: OrtGraph, number: int, inputs: Inputs) -> str:
-    """What a condition says, computed in the graph around it."""
+    """The value of a condition, computed in the graph around it."""
     inner = _run(around, number, inputs, apart=False)
     (index,) = around.referenced[number].outputs
     return inner.read(index, OrtForm("BOOL"))

@@ -128,8 +128,8 @@ def _padded_type(node: OrtNode) -> str:
 
 
 def indices(node: OrtNode, i: int) -> str:
-    """Indices as ONNX Runtime checks them: in memory of its own, as nobody else may write them between the check and
-    the use; and those below 0, which ONNX counts from the end, as numbers beyond all elements.
+    """Indices as ONNX Runtime checks them: in memory of its own, as no other process may write them between the check
+    and the use; and those below 0, which ONNX counts from the end, as numbers beyond all elements.
     """
     unsigned = node.emit("Cast", node.read(i, "INT32"), to=TYPES["UINT32"])
     return node.emit("Cast", unsigned, to=TYPES["INT64"])
@@ -150,7 +150,7 @@ def embedding_lookup(node: OrtNode) -> None:
 def hashtable_lookup(node: OrtNode) -> None:
     """Every look-up is compared with every key; what is missing has zero bytes."""
     raw, (keys,), (lookups,) = node.raw_type(2), node.input(1).shape, node.input(0).shape
-    require(keys * lookups <= LARGEST_TABLE, "its keys are too many to compare each with each")
+    require(keys * lookups <= LARGEST_TABLE, "it compares more than 2^24 pairs of keys")
     wanted, known = node.reshaped(node.read(0), (lookups, 1)), node.reshaped(node.read(1), (1, keys))
     alike = node.emit("Cast", node.emit("Equal", wanted, known), to=TYPES["INT32"])
     hit = node.emit("ReduceMax", alike, node.integers([1]), keepdims=0)

@@ -1,8 +1,8 @@
 """What lowering an operation works with: operands in the forms that ONNX Runtime's kernels take.
 
 An operand can have several forms: 8-bit data as it is stored, as the real numbers it stands for, or as steps above its
-zero point; float16 widened to float32; an image with its channels first. A form is made once, when something first asks
-for it, so that neighbours that agree on one never convert.
+zero point; float16 widened to float32; an image with its channels first. A form is made once, when an operation
+first reads it, so that neighbours with the same form never convert.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ PLANAR = (0, 3, 1, 2)
 """The axes of an image whose channels come last, in the order of one whose channels come first."""
 
 AWAY = 1 - 2**-21
-"""ONNX rounds halves to even, and the HAL away from zero. With steps smaller by this, a half is a little more than one,
-and what was none stays below it, unless it was one to five digits.
+"""ONNX rounds halves to even, and the HAL away from zero. Multiplying the step by this makes a half a little more than
+a half; a smaller fraction stays below, unless it is a half to five digits.
 """
 
 SHIFT = 128
@@ -46,7 +46,7 @@ _BYTES = ("UINT8", "INT8")
 
 
 class OrtForm(NamedTuple):
-    """What an operand is as: an ONNX type, "REAL" or "STEPS" for float32 made of stored numbers; the order of its axes,
+    """A form of an operand: an ONNX type, "REAL" or "STEPS" for float32 made of stored numbers; the order of its axes,
     which is () for that of the HAL. Bytes with a sign as UINT8 are 128 larger.
     """
 
@@ -86,7 +86,7 @@ class OrtGraph(LoweringGraph):
     ) -> None:
         """`tensors`: of all operands; None for those that are omitted. `referenced`: what IF and WHILE refer to.
 
-        `is_draft`: it is for a look only, so that no constant is converted.
+        `is_draft`: it only finds out whether an operation can be lowered, and converts no constants.
         """
         super().__init__(subgraph, tensors)
         self.referenced, self._is_draft = referenced, is_draft
@@ -94,7 +94,7 @@ class OrtGraph(LoweringGraph):
         self._root = self
         self._constants = self.writer = OrtWriter()
         self.work = 0  #: products that an execution adds up
-        self.loops = 0  #: anywhere in it
+        self.loops = 0  #: in all its subgraphs
 
     def within(self, subgraph: Subgraph, tensors: dict[int, Tensor | None], *, apart: bool) -> OrtGraph:
         """A graph that sees the tensors of this one; `apart`: it is written by itself, else in this one."""
@@ -104,11 +104,11 @@ class OrtGraph(LoweringGraph):
         return inner
 
     def count_loop(self) -> None:
-        """One more."""
+        """Counts a WHILE."""
         self._root.loops += 1
 
     def forms(self, index: int) -> dict[OrtForm, str]:
-        """The forms that an operand has by now."""
+        """The forms in which an operand exists."""
         return dict(self._forms.get(index, {}))
 
     def expect(self, index: int) -> None:
@@ -128,7 +128,7 @@ class OrtGraph(LoweringGraph):
         return self.writer.own(self.read(index, OrtForm(stored))), stored
 
     def has(self, index: int, type_: str) -> bool:
-        """True when it can be had as `type_` without a conversion."""
+        """Whether it exists as `type_`, or can without a conversion."""
         return OrtForm(type_) in self._forms.get(index, {}) or self.tensor(index).fixed
 
     def put(self, index: int, form: OrtForm, name: str) -> None:
@@ -194,7 +194,7 @@ class OrtGraph(LoweringGraph):
 
     @contextmanager
     def body(self) -> Iterator[OrtWriter]:
-        """Everything emitted meanwhile goes to a graph within this one. What it reads has to have been read before."""
+        """Inside the `with`, nodes go to a graph within this one. They may read only what was read before."""
         around = self.writer
         self.writer = OrtWriter(around.names)
         try:
@@ -231,7 +231,7 @@ class OrtNode(LoweringNode[OrtGraph]):
         return self.graph.read(self._inputs[i], OrtForm(type_ or number_type(self.input(i)), order))
 
     def raw_type(self, i: int) -> str:
-        """The type that input `i` can be had in at once, for operations that do not look at numbers."""
+        """The type in which input `i` needs no conversion, for operations that only move elements."""
         stored, number = stored_type(self.input(i)), number_type(self.input(i))
         is_wider = stored in ("FLOAT16", "UINT8") and number in ("FLOAT", "BOOL")
         return number if is_wider and not self.graph.has(self._inputs[i], stored) else stored

@@ -24,8 +24,8 @@ def check_products(node: OrtNode) -> None:
         return
     scales = weights.channel_quant[0] if weights.channel_quant else [weights.scale]
     fits = weights.channel_quant or math.isclose(node.input(2).scale, source.scale * weights.scale, rel_tol=1e-6)
-    require(fits and min(scales) > 0, "its bias is not in steps of its products")
-    require(source.scale * max(scales) <= LARGEST_FACTOR * out.scale, "its output is too fine")
+    require(fits and min(scales) > 0, "the scale of its bias is not that of its products")
+    require(source.scale * max(scales) <= LARGEST_FACTOR * out.scale, "the scale of its output is too small")
 
 
 def quantised(name: str, domain: str, node: OrtNode, operands: tuple[str, str], **fields: Any) -> str:
