@@ -7,12 +7,11 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from driver.nn.ops.cell import CELL, FORGET, INPUT, OUTPUT
 from driver.nn.ops.lstm import SINGLE as LSTM_PLACES
 from driver.nn.ops.lstm import LstmDirection
 from driver.nn.ops.lstm import both_ways as lstm_both_ways
 from driver.nn.ops.lstm import sequence_way as lstm_sequence_way
-from driver.nn.ops.recurrent import batch_size, time_axis
+from driver.nn.ops.recurrent import CELL, FORGET, INPUT, OUTPUT, batch_size, time_axis
 from driver.nn.ops.rnn import SINGLE as RNN_SINGLE
 from driver.nn.ops.rnn import RnnDirection
 from driver.nn.ops.rnn import both_ways as rnn_both_ways

@@ -106,21 +106,23 @@ def _while(call: Call) -> Sequence[Dimensions]:
     return _give(call, [result for result in results if result is not None])
 
 
-IF = OperationType(
-    "IF",
-    96,
-    (Signature("b3", "TENSOR_BOOL8 g g ANY...", outputs="ANY...", ranks=(1,)),),
-    _if,
-    copy_results,
-    takes_empty=True,
-    is_dynamic=True,
-)
-WHILE = OperationType(
-    "WHILE",
-    97,
-    (Signature("g3", "g g ANY...", outputs="ANY...", ranks=ANY_RANK),),
-    _while,
-    copy_results,
-    takes_empty=True,
-    is_dynamic=True,
+OPERATIONS = (
+    OperationType(
+        "IF",
+        96,
+        (Signature("b3", "TENSOR_BOOL8 g g ANY...", outputs="ANY...", ranks=(1,)),),
+        _if,
+        copy_results,
+        takes_empty=True,
+        is_dynamic=True,
+    ),
+    OperationType(
+        "WHILE",
+        97,
+        (Signature("g3", "g g ANY...", outputs="ANY...", ranks=ANY_RANK),),
+        _while,
+        copy_results,
+        takes_empty=True,
+        is_dynamic=True,
+    ),
 )

@@ -1,11 +1,12 @@
-"""Entries taken by numbers or keys that are data: GATHER, EMBEDDING_LOOKUP, HASHTABLE_LOOKUP.
+"""Entries that are picked: by numbers or keys (GATHER, EMBEDDING_LOOKUP, HASHTABLE_LOOKUP), the largest (TOPK_V2),
+or at random (RANDOM_MULTINOMIAL).
 
 Numbers are copied to private memory and checked there: where they lie another process may be writing.
 """
 
 import numpy as np
 
-from ..operation import ANY_RANK, Array, Call, OperationType, Signature, Tensor, same_as_input
+from ..operation import ANY_RANK, Array, Call, OperationType, Signature, Tensor, declared, same_as_input
 from ..types import Dimensions
 from .axes import one_axis
 
@@ -85,27 +86,123 @@ def _hits(_source: Tensor, _result: Tensor) -> tuple[float, int]:
     return 1.0, 0
 
 
-GATHER = OperationType(
-    "GATHER",
-    51,
-    (Signature("f2 h2 i2 q2 s3", "T INT32 i", ranks=ANY_RANK),),
-    _gathered_shape,
-    _gather,
-    quantisation=same_as_input,
-)
-EMBEDDING_LOOKUP = OperationType(
-    "EMBEDDING_LOOKUP",
-    7,
-    (Signature("f0 i2 q2 h3 s3", "i T", ranks=ANY_RANK[1:], of=1),),
-    _embedded_shape,
-    _embed,
-    quantisation=same_as_input,
-)
-HASHTABLE_LOOKUP = OperationType(
-    "HASHTABLE_LOOKUP",
-    10,
-    (Signature("f0 i0 q0", "i i T", "T q", ranks=ANY_RANK, of=2),),
-    _found_shape,
-    _find,
-    quantisation=(same_as_input, _hits),
+LOW_HALF = 0xFFFFFFFF
+STRIP = 1 << 16
+"""Samples drawn at a time."""
+
+
+def _best_shape(call: Call) -> tuple[Dimensions, Dimensions]:
+    *outer, size = call.shape(0)
+    k = call.integer(1)
+    if not 0 < k <= size:
+        raise ValueError(f"k {k} has to be in 1..{size}, the last dimension of {list(call.shape(0))}")
+    return (*outer, k), (*outer, k)
+
+
+def _sortable(values: Array) -> Array:
+    """Integers in the order of `values`: floats by their bits, with those below 0 turned around."""
+    if values.dtype.kind != "f":
+        return values
+    bits = np.add(values, 0.0, dtype=np.float32).view(np.int32)  # -0.0 becomes 0.0
+    return bits ^ ((bits >> 31) & 0x7FFFFFFF)
+
+
+def _take_best(source: Array, keys: Array, values: Array, indices: Array) -> None:
+    """Write the largest of each row of `source`, and where they were; of equals the later one comes first."""
+    size, k = source.shape[-1], values.shape[-1]
+    np.copyto(keys, _sortable(source))
+    np.left_shift(keys, 32, keys)
+    np.bitwise_or(keys, np.arange(size), keys)
+    if k < size:
+        keys.partition(size - k, axis=-1)
+    best = np.sort(keys[..., size - k :])[..., ::-1] & LOW_HALF
+    np.copyto(values, np.take_along_axis(source, best, -1))
+    np.copyto(indices, best, casting="unsafe")
+
+
+def _best(call: Call) -> None:
+    values, indices = (out.data for out in call.outputs)
+    call.step(_take_best, call.array(0), call.scratch(call.shape(0), np.int64), values, indices)
+
+
+def _drawn_shape(call: Call) -> tuple[Dimensions]:
+    shape, samples = call.shape(0), call.integer(1)
+    if len(shape) != 2:
+        raise ValueError(f"logits of dimensions {list(shape)} have to be [batch, classes]")
+    if samples < 1:
+        raise ValueError(f"the number of samples {samples} has to be above 0")
+    if call.shape(2) != (2,):
+        raise ValueError(f"seeds of dimensions {list(call.shape(2))} have to be [2]")
+    return ((shape[0], samples),)
+
+
+def _cumulated(logits: Array) -> Array:
+    """For every row the sums of unnormalised probabilities up to each class; logits that are not finite count as 0."""
+    real = logits.astype(np.float64)
+    real[~np.isfinite(real)] = -np.inf
+    highest = real.max(axis=1, keepdims=True)
+    if (highest == -np.inf).any():
+        raise ValueError(f"row {int(np.argmin(highest))} of the logits has no finite one; there is no class to draw")
+    return np.cumsum(np.exp(real - highest), axis=1)
+
+
+def _draw_classes(logits: Array, seeds: Array, result: Array) -> None:
+    """Fill each row of `result` with classes, each the first whose cumulated probability exceeds a random number."""
+    key = np.array(seeds).view(np.uint32).astype(np.uint64)
+    random = np.random.Generator(np.random.Philox(key=key if key.any() else None))
+    sums = _cumulated(logits)
+    batch, classes = sums.shape
+    rows = np.arange(batch)[:, np.newaxis]
+    ordered = (rows + 1j * sums).reshape(-1)  # complex numbers sort by row first, so that one search serves all rows
+    width = max(1, STRIP // batch)
+    for start in range(0, result.shape[1], width):
+        part = result[:, start : start + width]
+        targets = rows + 1j * (random.random(part.shape) * sums[:, -1:])
+        np.copyto(part, np.searchsorted(ordered, targets, side="right") - rows * classes, casting="unsafe")
+
+
+def _draw(call: Call) -> None:
+    call.step(_draw_classes, call.array(0), call.array(2), call.outputs[0].data)
+
+
+OPERATIONS = (
+    OperationType(
+        "GATHER",
+        51,
+        (Signature("f2 h2 i2 q2 s3", "T INT32 i", ranks=ANY_RANK),),
+        _gathered_shape,
+        _gather,
+        quantisation=same_as_input,
+    ),
+    OperationType(
+        "EMBEDDING_LOOKUP",
+        7,
+        (Signature("f0 i2 q2 h3 s3", "i T", ranks=ANY_RANK[1:], of=1),),
+        _embedded_shape,
+        _embed,
+        quantisation=same_as_input,
+    ),
+    OperationType(
+        "HASHTABLE_LOOKUP",
+        10,
+        (Signature("f0 i0 q0", "i i T", "T q", ranks=ANY_RANK, of=2),),
+        _found_shape,
+        _find,
+        quantisation=(same_as_input, _hits),
+    ),
+    OperationType(
+        "TOPK_V2",
+        90,
+        (Signature("f2 h2 i2 q2 s3", "T INT32", "T i", ranks=ANY_RANK),),
+        _best_shape,
+        _best,
+        quantisation=(same_as_input, declared),
+    ),
+    OperationType(
+        "RANDOM_MULTINOMIAL",
+        74,
+        (Signature("f2 h2", "T INT32 i", "i", ranks=(2,)),),
+        _drawn_shape,
+        _draw,
+    ),
 )

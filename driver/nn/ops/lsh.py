@@ -183,10 +183,12 @@ def _project(call: Call) -> None:
     call.step(_project_bits, call.array(0), call.array(1), weights, call.integer(3), call.outputs[0].data)
 
 
-LSH_PROJECTION = OperationType(
-    "LSH_PROJECTION",
-    15,
-    tuple(Signature("f0 h2", f"T {data} T? INT32", "i", ranks=(2,)) for data in "fhiq"),
-    _projected_shape,
-    _project,
+OPERATIONS = (
+    OperationType(
+        "LSH_PROJECTION",
+        15,
+        tuple(Signature("f0 h2", f"T {data} T? INT32", "i", ranks=(2,)) for data in "fhiq"),
+        _projected_shape,
+        _project,
+    ),
 )

@@ -7,14 +7,20 @@ import numpy as np
 
 from ..operation import Array, Call, OperationType, Signature
 from ..types import Dimensions
-from .cell import CELL, FORGET, INPUT, OUTPUT, CellForm, Places, examine
 from .real import accumulator, load
 from .recurrent import (
+    CELL,
+    FORGET,
+    INPUT,
+    OUTPUT,
     Activation,
+    CellForm,
+    Places,
     activation,
     add_products,
     batch_size,
     both_outputs,
+    examine,
     flat,
     give,
     halves,
@@ -298,27 +304,31 @@ _PARTS = "T? 3*T T? 3*T 4*T? 3*T 2*T?"
 _PACKED = (*range(1, 9), 16)
 
 
-LSTM = OperationType(
-    "LSTM",
-    16,
-    (Signature("f0 h2", f"T {_PARTS} 2*T INT32 2*S", "T T T T", ((2, "4*T?"),), ranks=(2,)),),
-    _single_shape,
-    _single,
-    pack=dict.fromkeys(_PACKED, weight_matrix),
-)
-UNIDIRECTIONAL_SEQUENCE_LSTM = OperationType(
-    "UNIDIRECTIONAL_SEQUENCE_LSTM",
-    92,
-    with_states(f"T {_PARTS} 2*T INT32 2*S BOOL 4*T?", (("T", "T T T"),)),
-    _sequence_shape,
-    _sequence,
-    pack=dict.fromkeys(_PACKED, weight_matrix),
-)
-BIDIRECTIONAL_SEQUENCE_LSTM = OperationType(
-    "BIDIRECTIONAL_SEQUENCE_LSTM",
-    42,
-    with_states(f"T {_PARTS} {_PARTS} 4*T T? 8*T? INT32 2*S 2*BOOL 8*T?", (("T", "T T T T T"), ("T T", "T T T T T T"))),
-    _both_shape,
-    _both,
-    pack=dict.fromkeys((*_PACKED, *(17 + i for i in _PACKED), *range(40, 48)), weight_matrix),
+OPERATIONS = (
+    OperationType(
+        "LSTM",
+        16,
+        (Signature("f0 h2", f"T {_PARTS} 2*T INT32 2*S", "T T T T", ((2, "4*T?"),), ranks=(2,)),),
+        _single_shape,
+        _single,
+        pack=dict.fromkeys(_PACKED, weight_matrix),
+    ),
+    OperationType(
+        "UNIDIRECTIONAL_SEQUENCE_LSTM",
+        92,
+        with_states(f"T {_PARTS} 2*T INT32 2*S BOOL 4*T?", (("T", "T T T"),)),
+        _sequence_shape,
+        _sequence,
+        pack=dict.fromkeys(_PACKED, weight_matrix),
+    ),
+    OperationType(
+        "BIDIRECTIONAL_SEQUENCE_LSTM",
+        42,
+        with_states(
+            f"T {_PARTS} {_PARTS} 4*T T? 8*T? INT32 2*S 2*BOOL 8*T?", (("T", "T T T T T"), ("T T", "T T T T T T"))
+        ),
+        _both_shape,
+        _both,
+        pack=dict.fromkeys((*_PACKED, *(17 + i for i in _PACKED), *range(40, 48)), weight_matrix),
+    ),
 )

@@ -11,7 +11,6 @@ import numpy as np
 
 from ..operation import Array, Call, OperationType, Quantisation, Signature, Tensor
 from ..types import Dimensions
-from .cell import CELL, FORGET, INPUT, OUTPUT, CellForm, Places, examine
 from .fixed_point import (
     INT8,
     INT16,
@@ -25,7 +24,7 @@ from .fixed_point import (
     tanh,
 )
 from .real import load
-from .recurrent import matrix_size, sized
+from .recurrent import CELL, FORGET, INPUT, OUTPUT, CellForm, Places, examine, matrix_size, sized
 from .sums import weight_matrix
 
 Multiplier = tuple[int, int]
@@ -287,27 +286,29 @@ def _always(scale: float, zero_point: int) -> Quantisation:
     return lambda _source, _result: (scale, zero_point)
 
 
-QUANTIZED_LSTM = OperationType(
-    "QUANTIZED_LSTM",
-    95,
-    (
-        Signature(
-            "s3",
-            "s y? 3*y y? 3*y 3*w? i? 3*i y? i? s w 4*w? 2*FLOAT32 4*FLOAT32 INT32 FLOAT32",
-            "s w s",
-            ranks=(2,),
+OPERATIONS = (
+    OperationType(
+        "QUANTIZED_LSTM",
+        95,
+        (
+            Signature(
+                "s3",
+                "s y? 3*y y? 3*y 3*w? i? 3*i y? i? s w 4*w? 2*FLOAT32 4*FLOAT32 INT32 FLOAT32",
+                "s w s",
+                ranks=(2,),
+            ),
         ),
+        _shape,
+        _build,
+        pack=dict.fromkeys((*range(1, 9), 16), weight_matrix),
     ),
-    _shape,
-    _build,
-    pack=dict.fromkeys((*range(1, 9), 16), weight_matrix),
-)
-QUANTIZED_16BIT_LSTM = OperationType(
-    "QUANTIZED_16BIT_LSTM",
-    73,
-    (Signature("q2", "9*q 4*i w q", "w q", ranks=(2,)),),
-    _square_shape,
-    _square_build,
-    quantisation=(_always(*_CELL_STATE), _always(*_VALUES)),
-    pack=dict.fromkeys(range(1, 9), weight_matrix),
+    OperationType(
+        "QUANTIZED_16BIT_LSTM",
+        73,
+        (Signature("q2", "9*q 4*i w q", "w q", ranks=(2,)),),
+        _square_shape,
+        _square_build,
+        quantisation=(_always(*_CELL_STATE), _always(*_VALUES)),
+        pack=dict.fromkeys(range(1, 9), weight_matrix),
+    ),
 )

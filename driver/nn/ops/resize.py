@@ -1,13 +1,19 @@
-"""RESIZE_BILINEAR and RESIZE_NEAREST_NEIGHBOR: rows first, then columns, gathered from a table of positions."""
+"""Images in another size: whole (RESIZE_BILINEAR, RESIZE_NEAREST_NEIGHBOR), or regions of interest of one.
+
+Whole images are gathered from a table of positions, rows first, then columns. ROI_ALIGN averages samples, ROI_POOLING
+takes maxima; both work on one axis after the other, first on the one that leaves less to do for the other.
+"""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 
 from ..model import Operand
-from ..operation import Array, Call, OperationType, Signature, same_as_input
+from ..operation import Array, Call, OperationType, Signature, Tensor, same_as_input
 from ..types import Dimensions, OperandType
+from .boxes import expect_batches, expect_eighths, expect_rank, expect_shape, private, reals
 from .real import accumulator, activation_bounds, load, round_to, store
 from .sums import strips
 from .window import NHWC_FROM_NCHW, image_shape, input_image, output_image, stored_shape
@@ -109,22 +115,236 @@ def _signatures(types: str, layout: str, tails: tuple[tuple[int, str], ...]) -> 
 
 
 _FLAGS = ((3, "BOOL"), (3, "BOOL"))
-RESIZE_BILINEAR = OperationType(
-    "RESIZE_BILINEAR",
-    23,
-    _signatures("f0 h2 q2 s3", "", ((2, "BOOL"), *_FLAGS)),
-    _shape,
-    _bilinear,
-    quantisation=same_as_input,
-    takes_empty=True,
-    gate=_size_gate,
-)
-RESIZE_NEAREST_NEIGHBOR = OperationType(
-    "RESIZE_NEAREST_NEIGHBOR",
-    94,
-    _signatures("f2 h2 q2 s3", "BOOL", _FLAGS),
-    _shape,
-    _nearest,
-    quantisation=same_as_input,
-    takes_empty=True,
+
+
+MAX_SAMPLES = 1 << 16
+"""Samples of one bin along one axis, above which a model is refused rather than computed for hours."""
+
+_BLOCK = 32
+"""Bins that share a matrix of weights: so many that a matrix product pays, so few that most weights are not zero."""
+
+Band = tuple[slice, slice, Array]
+"""Bins, the pixels that they see, and the weights [bins, pixels]."""
+
+Bins = tuple[Array, Array]
+"""The first pixel of each bin, and the one behind its last; a bin that ends where it begins is empty."""
+
+Resample = Callable[[Array], Array]
+"""From [k, pixels, m] to [k, bins, m]."""
+
+
+def _regions_shape(call: Call) -> Sequence[Dimensions]:
+    nchw = call.flag(len(call.inputs) - 1)
+    image, (n, _) = image_shape(call.shape(0), nchw), expect_rank(call, 1, 2)
+    expect_shape(call, 1, n, 4)
+    expect_shape(call, 2, n)
+    expect_eighths(call, 1)
+    if 0 in image:
+        raise ValueError(f"input 0 has dimensions {list(call.shape(0))}; only the regions may be none")
+    height, width = call.integer(3), call.integer(4)
+    ratios = call.real(5), call.real(6)
+    if height < 1 or width < 1 or not all(ratio > 0 for ratio in ratios):
+        raise ValueError(f"output extents {height} x {width} and ratios {ratios} have to be above 0")
+    return [stored_shape(n, height, width, image[3], nchw)]
+
+
+def _align_shape(call: Call) -> Sequence[Dimensions]:
+    samples = call.integer(7), call.integer(8)
+    if not all(0 <= count <= MAX_SAMPLES for count in samples):
+        raise ValueError(f"samples {samples} have to be in 0..{MAX_SAMPLES}")
+    return _regions_shape(call)
+
+
+def _reader(call: Call, image: Dimensions, *, rounded: bool) -> Callable[[], tuple[Array, Array]]:
+    """What reads the regions anew in every run: see `_read`."""
+    ratios = np.array([call.real(6), call.real(5)] * 2, np.float32)
+    return partial(_read, call.tensor(1), call.tensor(2), ratios, image, rounded)
+
+
+def _read(rois: Tensor, batch: Tensor, ratios: Array, image: Dimensions, rounded: bool) -> tuple[Array, Array]:
+    """Batch indices [n] and corners x1, y1, x2, y2 [n, 4] in pixels of the features, checked."""
+    of, corners = private(batch), reals(rois.data, rois) / ratios
+    if rounded:
+        wide = corners.astype(np.float64)
+        corners = np.trunc(wide + np.copysign(0.5, wide)).astype(np.float32)
+    batches, height, width, _ = image
+    expect_batches(of, batches)
+    low, high = corners[:, :2], corners[:, 2:]
+    if not ((low >= 0) & (low <= high) & (high <= (width, height))).all():
+        raise ValueError(f"a region does not lie, from its first to its last corner, in {height} x {width} pixels")
+    return of, corners
+
+
+def _resampled(pixels: Array, rows: Resample, columns: Resample, out: Array) -> None:
+    """Resample `pixels` [height, width, channels] on both axes into `out`."""
+    height, width, channels = pixels.shape
+    if out.shape[0] * width <= height * out.shape[1]:
+        fewer = rows(pixels.reshape(1, height, -1)).reshape(out.shape[0], width, channels)
+        np.copyto(out, columns(fewer))
+    else:
+        fewer = columns(pixels)
+        np.copyto(out, rows(fewer.reshape(1, height, -1)).reshape(out.shape))
+
+
+def _sampling(start: float, stop: float, out: int, samples: int, size: int) -> tuple[int, slice, list[Band]]:
+    """Samples of a bin, the pixels that a region sees on one axis, and how each bin weighs those."""
+    step = max(np.float32(stop) - np.float32(start), np.float32(1)) / np.float32(out)
+    count = samples or math.ceil(step)
+    within = (step / np.float32(count)) * (np.arange(count, dtype=np.float32) + np.float32(0.5))
+    first = min(int(start + within[0]), size - 1)
+    bands = []
+    for low in range(0, out, _BLOCK):
+        bins = np.arange(low, min(low + _BLOCK, out), dtype=np.float32)
+        bands.append(_band(start + step * bins[:, None] + within, low, first, size))
+    return count, slice(first, first + bands[-1][1].stop), bands
+
+
+def _band(positions: Array, bin_: int, first: int, size: int) -> Band:
+    """The weights of bins from `bin_` on, which average the image of `size` pixels at `positions` [bins, samples].
+
+    Pixels are counted from `first`.
+    """
+    low = np.minimum(positions.astype(np.intp), size - 1)
+    share = np.where(low == size - 1, np.float32(0), positions - low)
+    high = np.minimum(low + 1, size - 1)
+    bins, count = positions.shape
+    begin, end = int(low[0, 0]), int(high[-1, -1]) + 1
+    cell = np.arange(bins)[:, None] * (end - begin) - begin
+    weights = np.bincount((cell + low).ravel(), (1 - share).ravel(), bins * (end - begin))
+    weights += np.bincount((cell + high).ravel(), share.ravel(), bins * (end - begin))
+    matrix = (weights / count).astype(np.float32).reshape(bins, -1)
+    return slice(bin_, bin_ + bins), slice(begin - first, end - first), matrix
+
+
+def _average(bands: Sequence[Band], out: int, pixels: Array) -> Array:
+    averages = np.empty((pixels.shape[0], out, pixels.shape[2]), np.float32)
+    for bins, seen, weights in bands:
+        np.matmul(weights, pixels[:, seen], out=averages[:, bins])
+    return averages
+
+
+def _average_apart(bands: Sequence[Band], out: int, pixels: Array) -> Array:
+    """As `_average`, where a pixel that is no finite number reaches only the bins that see it."""
+    averages = np.zeros((pixels.shape[0], out, pixels.shape[2]), np.float32)
+    for bins, seen, weights in bands:
+        for pixel, column in enumerate(weights.T, seen.start):
+            sees = np.flatnonzero(column)
+            averages[:, sees + bins.start] += column[sees, None] * pixels[:, pixel, None]
+    return averages
+
+
+def _align(
+    image: Array, read: Callable[[], tuple[Array, Array]], samples: tuple[int, int], ratio: float, out: Array
+) -> None:
+    """`ratio`: of the features' scale to that of the output, 0 for floats."""
+    _, height, width, _ = image.shape
+    for region, b, (x1, y1, x2, y2) in zip(out, *read(), strict=True):
+        down, rows, row_bands = _sampling(y1, y2, out.shape[1], samples[0], height)
+        across, columns, column_bands = _sampling(x1, x2, out.shape[2], samples[1], width)
+        if ratio >= 255 * down * across:  # as in the HAL, whose multiplier would not fit
+            raise ValueError(
+                f"the features' scale is {ratio} times that of the output; it has to be below 255 a sample"
+            )
+        pixels = np.ascontiguousarray(image[b, rows, columns])
+        for average in (_average, _average_apart):
+            down_and_across = (
+                partial(average, row_bands, region.shape[0]),
+                partial(average, column_bands, region.shape[1]),
+            )
+            _resampled(pixels, *down_and_across, region)
+            if np.isfinite(region).all():
+                break
+
+
+def _build_align(call: Call) -> None:
+    nchw, features = call.flag(9), call.tensor(0)
+    view, image = output_image(call, nchw), load(call, 0, NHWC_FROM_NCHW if nchw else None)
+    ratio = features.scale / call.outputs[0].scale if features.type.is_quantised else 0.0
+    result = accumulator(call, view)
+    read = _reader(call, image.shape, rounded=False)
+    call.step(_align, image, read, (call.integer(7), call.integer(8)), ratio, result)
+    store(call, result, view, 0, factor=ratio)
+
+
+def _bins(start: float, stop: float, out: int, size: int) -> tuple[slice, Bins]:
+    """The pixels that a region sees on one axis of `size`, and its bins, counted from the first of them."""
+    step = max(np.float32(stop) - np.float32(start) + np.float32(1), np.float32(1)) / np.float32(out)
+    edges = np.float32(start) + step * np.arange(out + 1, dtype=np.float32)
+    first, last = (np.minimum(edge, size).astype(np.intp) for edge in (np.floor(edges[:-1]), np.ceil(edges[1:])))
+    begin = min(int(first[0]), size - 1)
+    return slice(begin, max(int(last[-1]), begin + 1)), (first - begin, last - begin)
+
+
+def _highest(bins: Bins, empty: float, pixels: Array) -> Array:
+    """The maximum of each bin, `empty` where it has no pixel."""
+    first, stop = bins
+    last, widest = np.maximum(stop - 1, 0), int((stop - first).max())
+    highest: Array = pixels.take(np.minimum(first, last), axis=1)
+    if len(first) < widest:
+        for bin_ in np.flatnonzero(stop > first):
+            np.maximum.reduce(pixels[:, first[bin_] : stop[bin_]], axis=1, out=highest[:, bin_])
+    else:
+        for tap in range(1, widest):
+            np.maximum(highest, pixels.take(np.minimum(first + tap, last), axis=1), out=highest)
+    highest[:, first >= stop] = empty
+    return highest
+
+
+def _pool(image: Array, read: Callable[[], tuple[Array, Array]], empty: float, out: Array) -> None:
+    _, height, width, _ = image.shape
+    for region, b, (x1, y1, x2, y2) in zip(out, *read(), strict=True):
+        rows, row_bins = _bins(y1, y2, out.shape[1], height)
+        columns, column_bins = _bins(x1, x2, out.shape[2], width)
+        highest = partial(_highest, row_bins, empty), partial(_highest, column_bins, empty)
+        _resampled(image[b, rows, columns], *highest, region)
+
+
+def _build_pool(call: Call) -> None:
+    nchw, features = call.flag(7), call.tensor(0)
+    image = features.data.transpose(NHWC_FROM_NCHW) if nchw else features.data
+    call.step(_pool, image, _reader(call, image.shape, rounded=True), features.zero_point, output_image(call, nchw))
+
+
+OPERATIONS = (
+    OperationType(
+        "RESIZE_BILINEAR",
+        23,
+        _signatures("f0 h2 q2 s3", "", ((2, "BOOL"), *_FLAGS)),
+        _shape,
+        _bilinear,
+        quantisation=same_as_input,
+        takes_empty=True,
+        gate=_size_gate,
+    ),
+    OperationType(
+        "RESIZE_NEAREST_NEIGHBOR",
+        94,
+        _signatures("f2 h2 q2 s3", "BOOL", _FLAGS),
+        _shape,
+        _nearest,
+        quantisation=same_as_input,
+        takes_empty=True,
+    ),
+    OperationType(
+        "ROI_ALIGN",
+        81,
+        (
+            Signature("f2 h2", "T T i INT32 INT32 2*S INT32 INT32 BOOL", ranks=(4,)),
+            Signature("q2 s3", "T W i INT32 INT32 2*S INT32 INT32 BOOL", ranks=(4,)),
+        ),
+        _align_shape,
+        _build_align,
+        takes_empty=True,
+    ),
+    OperationType(
+        "ROI_POOLING",
+        82,
+        (
+            Signature("f2 h2", "T T i INT32 INT32 2*S BOOL", ranks=(4,)),
+            Signature("q2 s3", "T W i INT32 INT32 2*S BOOL", ranks=(4,)),
+        ),
+        _regions_shape,
+        _build_pool,
+        quantisation=same_as_input,
+    ),
 )

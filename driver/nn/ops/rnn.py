@@ -1,4 +1,7 @@
-"""RNN, UNIDIRECTIONAL_SEQUENCE_RNN, BIDIRECTIONAL_SEQUENCE_RNN: h' = act(x . W^T + h . R^T + b), step by step."""
+"""RNN, UNIDIRECTIONAL_SEQUENCE_RNN, BIDIRECTIONAL_SEQUENCE_RNN: h' = act(x . W^T + h . R^T + b), step by step.
+
+And SVDF: a layer over time whose matrix is a sum of `rank` products of a filter over features and one over time.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -148,27 +151,73 @@ def _both(call: Call) -> None:
 _CELL = "4*T"
 """Input weights, recurrent weights, bias, state."""
 
-RNN = OperationType(
-    "RNN",
-    24,
-    (Signature("f0 h2", f"T {_CELL} INT32", "T T", ranks=(2,)),),
-    _single_shape,
-    _single,
-    pack=dict.fromkeys((1, 2), weight_matrix),
-)
-UNIDIRECTIONAL_SEQUENCE_RNN = OperationType(
-    "UNIDIRECTIONAL_SEQUENCE_RNN",
-    93,
-    with_states(f"T {_CELL} 2*INT32", (("T", "T T"),)),
-    _sequence_shape,
-    _sequence,
-    pack=dict.fromkeys((1, 2), weight_matrix),
-)
-BIDIRECTIONAL_SEQUENCE_RNN = OperationType(
-    "BIDIRECTIONAL_SEQUENCE_RNN",
-    43,
-    with_states(f"T {_CELL} {_CELL} 3*T? INT32 2*BOOL", (("T", "T T T"), ("T T", "T T T T"))),
-    _both_shape,
-    _both,
-    pack=dict.fromkeys((1, 2, 5, 6, 10, 11), weight_matrix),
+
+def _svdf_shape(call: Call) -> Sequence[Dimensions]:
+    (batch, width), (filters, memory) = matrix_size(call, 0), matrix_size(call, 2)
+    rank = call.integer(5)
+    if rank < 1 or filters % rank:
+        raise ValueError(f"rank {rank} has to divide the {filters} filters")
+    activation(call.integer(6))
+    units = filters // rank
+    sized(call, {1: (filters, width), 3: (units,), 4: (batch, filters * memory)})
+    return call.shape(4), (batch, units)
+
+
+def _keep(window: Array, state: Array) -> None:
+    """Write what the next step will find: everything but the oldest, and room for the newest."""
+    state[..., :-1] = window[..., 1:]
+    state[..., -1] = 0
+
+
+def _svdf(call: Call) -> None:
+    state, out = (tensor.data for tensor in call.outputs)
+    times = load(call, 2)
+    features, result = weights(call, 1), accumulator(call, out)
+    window = call.scratch((len(state), *times.shape))
+    newest = call.scratch(window.shape[:2])
+    call.step(np.copyto, window.reshape(call.shape(4)), call.array(4))
+    call.step(np.matmul, ordered(call, 0), features, newest)
+    call.step(np.copyto, window[..., -1], newest)
+    call.step(_keep, window, state.reshape(window.shape))
+    call.step(np.multiply, window, times, window)
+    call.step(np.add.reduce, window.reshape(*result.shape, -1), -1, None, result)
+    if call.given(3):
+        call.step(np.add, result, load(call, 3), result)
+    call.step(activation(call.integer(6)), result, result)
+    give(call, out, result)
+
+
+OPERATIONS = (
+    OperationType(
+        "RNN",
+        24,
+        (Signature("f0 h2", f"T {_CELL} INT32", "T T", ranks=(2,)),),
+        _single_shape,
+        _single,
+        pack=dict.fromkeys((1, 2), weight_matrix),
+    ),
+    OperationType(
+        "UNIDIRECTIONAL_SEQUENCE_RNN",
+        93,
+        with_states(f"T {_CELL} 2*INT32", (("T", "T T"),)),
+        _sequence_shape,
+        _sequence,
+        pack=dict.fromkeys((1, 2), weight_matrix),
+    ),
+    OperationType(
+        "BIDIRECTIONAL_SEQUENCE_RNN",
+        43,
+        with_states(f"T {_CELL} {_CELL} 3*T? INT32 2*BOOL", (("T", "T T T"), ("T T", "T T T T"))),
+        _both_shape,
+        _both,
+        pack=dict.fromkeys((1, 2, 5, 6, 10, 11), weight_matrix),
+    ),
+    OperationType(
+        "SVDF",
+        27,
+        (Signature("f0 h2", "3*T T? T 2*INT32", "T T", ranks=(2,)),),
+        _svdf_shape,
+        _svdf,
+        pack={1: weight_matrix},
+    ),
 )

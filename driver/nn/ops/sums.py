@@ -1,14 +1,15 @@
-"""What convolutions and dense layers share: weights as floats, exact sums of products, and what follows the sums."""
+"""FULLY_CONNECTED, and what it shares with convolutions: weights as floats, exact sums of products, what follows."""
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from ..model import Operand
-from ..operation import Array, Call, Tensor
-from ..types import OperandType
-from .real import Bounds, activation_bounds, clamp, round_to
+from ..operation import Array, Call, OperationType, Signature, Tensor
+from ..types import Dimensions, OperandType
+from .real import Bounds, accumulator, activation_bounds, clamp, load, round_to
 
 STRIP_BYTES = 1 << 19
 """Work is cut into strips of about this size, so that what one step writes is still in cache for the next."""
@@ -122,3 +123,37 @@ class Finish:
         call.step(np.add, wide, self.bias, wide)
         call.step(np.multiply, wide, self.factor, wide)
         round_to(call, wide, view, self.out.zero_point, self.bounds)
+
+
+def _dense_shape(call: Call) -> tuple[Dimensions]:
+    source, weights, bias = call.shape(0), call.shape(1), call.shape(2)
+    if len(weights) != 2 or bias != weights[:1]:
+        raise ValueError(f"weights {list(weights)} and bias {list(bias)} have to be [units, inputs] and [units]")
+    size = math.prod(source)
+    if weights[1] < 1 or size % weights[1]:
+        raise ValueError(f"input of {size} elements does not divide into rows of {weights[1]}")
+    activation_bounds(call.integer(3))
+    return ((size // weights[1], weights[0]),)
+
+
+def _dense(call: Call) -> None:
+    weights = call.pack(1, weight_matrix)
+    finish, out = Finish.of(call, call.integer(3)), call.outputs[0]
+    result = accumulator(call, out.data, weights.dtype)
+    source = call.compact(load(call, 0, dtype=weights.dtype))
+    call.step(np.matmul, source.reshape(-1, weights.shape[0]), weights, result)
+    finish(call, result, out.data)
+
+
+OPERATIONS = (
+    OperationType(
+        "FULLY_CONNECTED",
+        9,
+        (Signature("f0 q0 h2 s3", "T T B INT32", ranks=(2, 3, 4)),),
+        _dense_shape,
+        _dense,
+        pack={1: weight_matrix, 2: bias_vector},
+        takes_empty=True,
+        gate=requantisation_gate,
+    ),
+)

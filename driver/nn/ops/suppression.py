@@ -1,12 +1,30 @@
-"""Non-maximum suppression: of boxes that overlap, the one with the best score stays. BOX_WITH_NMS_LIMIT."""
+"""Non-maximum suppression: of boxes that overlap, the one with the best score stays.
+
+BOX_WITH_NMS_LIMIT suppresses the boxes that it gets, DETECTION_POSTPROCESSING those that it decodes from anchors, and
+GENERATE_PROPOSALS anchors at every cell of a feature map, moved by what was predicted there.
+"""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
-from ..operation import Array, Call, OperationType, Signature, copy_results, declared, same_as_input
-from ..types import Dimensions
-from .boxes import eighths, expect_eighths, expect_ordered, expect_rank, expect_shape, private, reals, stored
+from ..operation import Array, Call, OperationType, Signature, Tensor, copy_results, declared, same_as_input
+from ..types import Dimensions, OperandType
+from .boxes import (
+    EIGHTH,
+    eighths,
+    expect_eighths,
+    expect_ordered,
+    expect_rank,
+    expect_shape,
+    private,
+    reals,
+    stored,
+    transform,
+)
+from .window import NHWC_FROM_NCHW, image_shape, stored_shape
 
 Weaken = Callable[[Array, Array], tuple[Array, Array]]
 """From the scores that are left and their overlaps with the selected box to new scores, and which of them stay."""
@@ -132,16 +150,174 @@ def _limited(rows: Array, labels: Array, scores: Array, runs: Array, limit: int)
     return rows[order], labels[order], scores[order]
 
 
-BOX_WITH_NMS_LIMIT = OperationType(
-    "BOX_WITH_NMS_LIMIT",
-    44,
-    (
-        Signature("f2 h2", "T T i S INT32 INT32 3*S", "T T i i", ranks=(2,)),
-        Signature("q2 s3", "T W i S INT32 INT32 3*S", "T W i i", ranks=(2,)),
+Chosen = tuple[Array, Array]
+"""The anchors and the classes of the detections, best first."""
+
+Choice = Callable[[Array, Array], Chosen]
+"""From the scores [n, classes] and the boxes [n, 4] of an image to its detections."""
+
+
+def _detection_shape(call: Call) -> Sequence[Dimensions]:
+    (batches, n, classes), (*_, length) = expect_rank(call, 0, 3), expect_rank(call, 1, 3)
+    expect_shape(call, 1, batches, n, max(length, 4))
+    expect_shape(call, 2, n, 4)
+    if classes < 2:
+        raise ValueError(f"input 0 has {classes} classes; it needs the background and one more at least")
+    is_regular, detections, per_detection, per_class = (call.integer(i) for i in (7, 8, 9, 10))
+    scales, thresholds = [call.real(i) for i in (3, 4, 5, 6)], [call.real(i) for i in (11, 12)]
+    if not all(s > 0 for s in scales) or not all(t >= 0 for t in thresholds):
+        raise ValueError(f"scales {scales} have to be above 0, thresholds {thresholds} not below")
+    if detections < 1 or (per_class if is_regular else per_detection) < 1:
+        raise ValueError(
+            f"maxima of {detections} detections, {per_detection} classes of each and {per_class} of each class "
+            "have to be above 0"
+        )
+    slots = detections if is_regular else detections * per_detection
+    return [(batches, slots), (batches, slots, 4), (batches, slots), (batches,)]
+
+
+def _decode(deltas: Array, anchors: Array, scales: Array) -> Array:
+    """Boxes (y1, x1, y2, x2) from `deltas` [n, 4] and `anchors` [n, 4], both as (y, x, height, width)."""
+    parts = deltas / scales
+    centre = anchors[:, :2] + anchors[:, 2:] * parts[:, :2]
+    half = anchors[:, 2:] * np.exp(parts[:, 2:]) / 2
+    return np.concatenate((centre - half, centre + half), axis=1)
+
+
+def _regular(scores: Array, boxes: Array, *, best: int, per_class: int, threshold: float, iou: float) -> Chosen:
+    """Suppression within each class, then the best of all classes: anchors and classes."""
+    anchors, labels = [np.empty(0, np.intp)], [np.empty(0, np.intp)]
+    for label in range(1, scores.shape[1]):
+        members = np.flatnonzero(scores[:, label] > threshold)
+        taken, _ = suppress(boxes[members], scores[members, label], per_class, hard(iou))
+        anchors.append(members[taken])
+        labels.append(np.full(len(taken), label, np.intp))
+    rows, columns = np.concatenate(anchors), np.concatenate(labels)
+    order = np.argsort(-scores[rows, columns], kind="stable")[:best]
+    return rows[order], columns[order]
+
+
+def _fast(scores: Array, boxes: Array, *, best: int, per_box: int, threshold: float, iou: float) -> Chosen:
+    """Suppression between anchors by their best class, then the best classes of each: anchors and classes."""
+    highest = scores[:, 1:].max(axis=1)
+    members = np.flatnonzero(highest > threshold)
+    taken, _ = suppress(boxes[members], highest[members], best, hard(iou))
+    rows = members[taken]
+    labels = 1 + np.argsort(-scores[rows, 1:], axis=1, kind="stable")[:, :per_box]
+    return np.repeat(rows, labels.shape[1]), labels.reshape(-1)
+
+
+def _detect(inputs: Sequence[Tensor], outputs: Sequence[Tensor], scales: Array, choose: Choice, first: int) -> None:
+    scores, deltas, anchors = (reals(tensor.data, tensor) for tensor in inputs)
+    for out in outputs:
+        out.data.fill(0)
+    for b, (image_scores, image_deltas) in enumerate(zip(scores, deltas, strict=True)):
+        boxes = _decode(image_deltas[:, :4], anchors, scales)
+        rows, labels = choose(image_scores, boxes)
+        found = (image_scores[rows, labels], boxes[rows], labels - first, len(rows))
+        for out, values in zip(outputs[:3], found[:3], strict=True):
+            out.data[b, : len(rows)] = values
+        outputs[3].data[b] = len(rows)
+
+
+def _detection(call: Call) -> None:
+    is_regular, detections, per_detection, per_class = (call.integer(i) for i in (7, 8, 9, 10))
+    limits = {"best": detections, "threshold": call.real(11), "iou": call.real(12)}
+    choose = partial(_regular, per_class=per_class) if is_regular else partial(_fast, per_box=per_detection)
+    scales = np.array([call.real(i) for i in (3, 4, 5, 6)], np.float32)
+    inputs = [call.tensor(i) for i in range(3)]
+    call.step(_detect, inputs, call.outputs, scales, partial(choose, **limits), 0 if call.flag(13) else 1)
+
+
+def _check_proposals(call: Call, cells: Dimensions) -> None:
+    """Refuse dimensions that do not go with scores for `cells` [batches, height, width, anchors]."""
+    batches, height, width, anchors = cells
+    expect_shape(call, 1, *stored_shape(batches, height, width, anchors * 4, call.flag(10)))
+    expect_shape(call, 2, anchors, 4)
+    expect_shape(call, 3, batches, 2)
+    tensor = call.tensor(2)
+    if call.tensor(0).type == OperandType.TENSOR_QUANT8_ASYMM:  # the HAL leaves the parameters to the signed form
+        expect_eighths(call, 2, 3)
+    elif not all(tensor.scale > 0 for tensor in (tensor, call.tensor(3)) if tensor.type.is_quantised):
+        raise ValueError("quantised anchors and image sizes need a scale above 0")
+
+
+@np.errstate(all="ignore")
+def _proposed_shape(call: Call) -> Sequence[Dimensions]:
+    cells = image_shape(call.shape(0), call.flag(10))
+    _check_proposals(call, cells)
+    strides = np.array([call.real(5), call.real(4)] * 2, np.float32)
+    scores, deltas = (_by_cell(call, index) for index in (0, 1))
+    anchors = _anchors(reals(call.array(2), call.tensor(2)), cells[1], cells[2], strides)
+    sizes = reals(call.array(3), call.tensor(3))
+    found = [_propose(call, *image, anchors) for image in zip(scores, deltas, sizes[:, None], strict=True)]
+    rows = [np.full(len(best), b, np.int32) for b, (best, _) in enumerate(found)]
+    best, boxes = (np.concatenate(parts) for parts in zip(*found, strict=True))
+    proposed = replace(call.outputs[1], scale=EIGHTH, zero_point=0)
+    results = (stored(best, call.tensor(0)), stored(boxes, proposed), np.concatenate(rows))
+    call.results = results
+    return [result.shape for result in results]
+
+
+def _by_cell(call: Call, index: int) -> Array:
+    """Input `index` as float32 [batches, height * width, values of a cell]."""
+    data = call.array(index)
+    ordered = data.transpose(NHWC_FROM_NCHW) if call.flag(10) else data
+    return reals(ordered, call.tensor(index)).reshape(data.shape[0], -1, ordered.shape[3])
+
+
+def _anchors(anchors: Array, height: int, width: int, strides: Array) -> Array:
+    """The anchors [anchors, 4] of all cells: [height * width * anchors, 4]."""
+    y, x = np.mgrid[:height, :width].astype(np.float32)
+    offsets = np.stack((x, y, x, y), axis=-1) * strides
+    return np.asarray((offsets[:, :, None] + anchors).reshape(-1, 4))
+
+
+def _propose(call: Call, scores: Array, deltas: Array, size: Array, anchors: Array) -> tuple[Array, Array]:
+    """Scores and boxes of one image of `size` [1, 2], best first."""
+    before, after, threshold, smallest = call.integer(6), call.integer(7), call.real(8), call.real(9)
+    flat = scores.reshape(-1)
+    boxes = transform(anchors, deltas.reshape(-1, 1, 4), size)[:, 0]
+    best = np.argsort(-flat, kind="stable")[: before if before > 0 else None]
+    extent = boxes[best, 2:] - boxes[best, :2]
+    centre = boxes[best, :2] + extent / 2
+    stays = ((extent > smallest) & (centre < size[:, ::-1])).all(axis=1) & ~np.isnan(flat[best])
+    best = best[stays]
+    taken, _ = suppress(boxes[best], flat[best], after, hard(threshold))
+    return flat[best[taken]], boxes[best[taken]]
+
+
+OPERATIONS = (
+    OperationType(
+        "BOX_WITH_NMS_LIMIT",
+        44,
+        (
+            Signature("f2 h2", "T T i S INT32 INT32 3*S", "T T i i", ranks=(2,)),
+            Signature("q2 s3", "T W i S INT32 INT32 3*S", "T W i i", ranks=(2,)),
+        ),
+        _limited_shape,
+        copy_results,
+        quantisation=(same_as_input, eighths, declared, declared),
+        takes_empty=True,
+        is_dynamic=True,
     ),
-    _limited_shape,
-    copy_results,
-    quantisation=(same_as_input, eighths, declared, declared),
-    takes_empty=True,
-    is_dynamic=True,
+    OperationType(
+        "DETECTION_POSTPROCESSING",
+        47,
+        (Signature("f2 h2", "T T T 4*S BOOL 3*INT32 2*S BOOL", "T T i i", ranks=(3,)),),
+        _detection_shape,
+        _detection,
+    ),
+    OperationType(
+        "GENERATE_PROPOSALS",
+        52,
+        (
+            Signature("f2 h2", "4*T 2*S INT32 INT32 2*S BOOL", "T T i", ranks=(4,)),
+            Signature("q2 s3", "2*T w W 2*S INT32 INT32 2*S BOOL", "T W i", ranks=(4,)),
+        ),
+        _proposed_shape,
+        copy_results,
+        quantisation=(same_as_input, eighths, declared),
+        is_dynamic=True,
+    ),
 )

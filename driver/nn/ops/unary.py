@@ -1,4 +1,4 @@
-"""Functions of one tensor, element by element, and CAST."""
+"""Functions of one tensor, element by element, CAST, and QUANTIZE and DEQUANTIZE between reals and 8-bit steps."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 
 from ..model import Operand
-from ..operation import ANY_RANK, Array, Call, OperationType, Signature
+from ..operation import ANY_RANK, Array, Call, OperationType, Signature, Tensor
 from .elementwise import quietly, same_shape, smooth
+from .real import load, look_up, table
 
 
 def _exact(function: Callable[..., Any], call: Call) -> None:
@@ -73,25 +74,75 @@ def _of_floats(name: str, code: int, function: Callable[[Array, Array], Any]) ->
     return _unary(name, code, "f2 h2", partial(smooth, partial(quietly, function)))
 
 
-ABS = _unary("ABS", 38, "f2 h2 i3", partial(_exact, np.absolute))
-CAST = OperationType(
-    "CAST",
-    45,
-    (
-        *(Signature("f2 h2 i2 q2", "T", outputs=letter, ranks=ANY_RANK) for letter in "fhiq"),
-        Signature("b3 W3 w3 s3 y3", "T", ranks=ANY_RANK),
+BELOW_HALF = np.nextafter(np.float32(0.5), np.float32(0))
+"""Added to a float32 before it is truncated, this rounds half away from zero without lifting 0.49999997 to 1."""
+
+
+def _quantize(call: Call) -> None:
+    """All in float32, as the definition has it; NaN becomes the smallest raw value."""
+    out, info = call.outputs[0], np.iinfo(call.outputs[0].data.dtype)
+    steps, half = call.scratch(out.shape), call.scratch(out.shape)
+    call.step(np.divide, load(call, 0), np.float32(out.scale), steps)
+    call.step(np.copysign, BELOW_HALF, steps, half)
+    call.step(np.add, steps, half, steps)
+    call.step(np.trunc, steps, steps)
+    call.step(np.add, steps, np.float32(out.zero_point), steps)
+    call.step(np.fmax, steps, np.float32(info.min), steps)
+    call.step(np.fmin, steps, np.float32(info.max), steps)
+    call.step(np.copyto, out.data, steps, casting="unsafe")
+
+
+def _channel_scales(tensor: Tensor) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
+    assert tensor.channel_quant is not None
+    scales, channel = tensor.channel_quant
+    return np.array(scales, np.float32).reshape([-1 if i == channel else 1 for i in range(len(tensor.shape))])
+
+
+def _dequantize(call: Call) -> None:
+    source, out = call.tensor(0), call.outputs[0]
+    if source.channel_quant is None:
+        look_up(call, source, table(source).astype(out.type.dtype), out.data)
+    else:
+        call.step(quietly, np.multiply, source.data, _channel_scales(source), out.data, casting="unsafe")
+
+
+OPERATIONS = (
+    _unary("ABS", 38, "f2 h2 i3", partial(_exact, np.absolute)),
+    OperationType(
+        "CAST",
+        45,
+        (
+            *(Signature("f2 h2 i2 q2", "T", outputs=letter, ranks=ANY_RANK) for letter in "fhiq"),
+            Signature("b3 W3 w3 s3 y3", "T", ranks=ANY_RANK),
+        ),
+        same_shape,
+        _cast,
+        check=_cast_check,
     ),
-    same_shape,
-    _cast,
-    check=_cast_check,
+    OperationType("ELU", 98, (Signature("f3 h3", "T S", ranks=ANY_RANK),), same_shape, _build_elu),
+    _of_floats("EXP", 49, np.exp),
+    OperationType("FLOOR", 8, (Signature("f0 h2", "T"),), same_shape, partial(smooth, partial(quietly, np.floor))),
+    _unary("HARD_SWISH", 99, "f3 h3 q3 s3", partial(smooth, _hard_swish), takes_empty=True),
+    _of_floats("LOG", 60, np.log),
+    _unary("LOGICAL_NOT", 62, "b2", _not),
+    _unary("NEG", 67, "f2 h2 i2", partial(_exact, np.negative)),
+    _of_floats("RSQRT", 83, _rsqrt),
+    _of_floats("SIN", 85, np.sin),
+    _of_floats("SQRT", 88, np.sqrt),
+    OperationType(
+        "QUANTIZE",
+        72,
+        tuple(Signature("f2 h2", "T", outputs=letter, ranks=ANY_RANK) for letter in "qs"),
+        same_shape,
+        _quantize,
+        takes_empty=True,
+    ),
+    OperationType(
+        "DEQUANTIZE",
+        6,
+        (Signature("q0 s2 y2 P2", "T", outputs="f"), Signature("q2 s2 y2 P2", "T", outputs="h")),
+        same_shape,
+        _dequantize,
+        takes_empty=True,
+    ),
 )
-ELU = OperationType("ELU", 98, (Signature("f3 h3", "T S", ranks=ANY_RANK),), same_shape, _build_elu)
-EXP = _of_floats("EXP", 49, np.exp)
-FLOOR = OperationType("FLOOR", 8, (Signature("f0 h2", "T"),), same_shape, partial(smooth, partial(quietly, np.floor)))
-HARD_SWISH = _unary("HARD_SWISH", 99, "f3 h3 q3 s3", partial(smooth, _hard_swish), takes_empty=True)
-LOG = _of_floats("LOG", 60, np.log)
-LOGICAL_NOT = _unary("LOGICAL_NOT", 62, "b2", _not)
-NEG = _unary("NEG", 67, "f2 h2 i2", partial(_exact, np.negative))
-RSQRT = _of_floats("RSQRT", 83, _rsqrt)
-SIN = _of_floats("SIN", 85, np.sin)
-SQRT = _of_floats("SQRT", 88, np.sqrt)

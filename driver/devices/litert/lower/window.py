@@ -12,11 +12,9 @@ from driver.devices.litert.flatbuffer import Quantisation
 from driver.devices.litert.lower.node import LiteRtNode, quantisation
 from driver.devices.litert.lower.sums import Sums
 from driver.devices.lowering.errors import require
-from driver.nn.ops.conv import geometry
-from driver.nn.ops.pool import window_axes
+from driver.nn.ops.conv import geometry, transposed_geometry
 from driver.nn.ops.slices import paddings
-from driver.nn.ops.transposed import geometry as transposed_geometry
-from driver.nn.ops.window import Axis, image_shape, implicit
+from driver.nn.ops.window import Axis, image_shape, implicit, window_axes
 from driver.nn.types import OperandType
 
 if TYPE_CHECKING:

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 from driver.devices.onnxruntime.lower.node import OrtNode, stored_type
 from driver.devices.onnxruntime.lower.products import check_products, quantised, weights_type
 from driver.devices.onnxruntime.writer import CONTRIBUTED, TYPES
-from driver.nn.ops.axes import all_axes, one_axis
-from driver.nn.ops.normalise import LEAST_NORM
+from driver.nn.ops.axes import LEAST_NORM, all_axes, one_axis
 
 if TYPE_CHECKING:
     from collections.abc import Callable

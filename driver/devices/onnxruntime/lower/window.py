@@ -12,11 +12,9 @@ from driver.devices.lowering.errors import require
 from driver.devices.onnxruntime.lower.node import PLANAR, OrtNode, stored_type
 from driver.devices.onnxruntime.lower.products import check_products, quantised, weights_type
 from driver.devices.onnxruntime.writer import TYPES
-from driver.nn.ops.conv import geometry
-from driver.nn.ops.pool import window_axes
+from driver.nn.ops.conv import geometry, transposed_geometry
 from driver.nn.ops.resize import nearest_indices, neighbours
-from driver.nn.ops.transposed import geometry as transposed_geometry
-from driver.nn.ops.window import Axis, image_shape
+from driver.nn.ops.window import Axis, image_shape, window_axes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -159,7 +159,7 @@ def test_conv_2d_works_in_strips(run_model, monkeypatch):
     whole = run_model(model, x)[0].copy()
     for size in (1, 4000, 20000):
         monkeypatch.setattr("driver.nn.ops.sums.STRIP_BYTES", size)
-        monkeypatch.setattr("driver.nn.ops.depthwise.RUN", size // 100)
+        monkeypatch.setattr("driver.nn.ops.conv.RUN", size // 100)
         np.testing.assert_allclose(run_model(model, x)[0], whole, rtol=1e-5, atol=1e-5)
 
 
