@@ -1,12 +1,11 @@
-"""Fenced executions: launched now, run when others are done, and told of by a fence that anybody can wait for.
+"""Fenced executions: launched now, run once their fences are signalled, completed by a fence that others can wait for.
 
     a = prepared.execute_fenced(first, wait_for=[camera_eventfd])
-    b = prepared.execute_fenced(second, wait_for=[a])       # the device goes from a to b without us
+    b = prepared.execute_fenced(second, wait_for=[a])       # the device goes from a to b without the client
     select.poll().register(b.fence)                         # or b.wait(), b.result(), await b
 
-`driver.protocol.fences` says what a fence is, and what one looks like that is in error. A bare poll of `fence` sees
-the death of the device when the kernel has closed its descriptors, some 80 ms later per GB of its memory; `wait` and
-`result` see it at once.
+`driver.protocol.fences` describes fences and their errors. A bare poll of `fence` sees the death of the device once the
+kernel has closed its descriptors, about 80 ms later per GB of its memory; `wait` and `result` see it at once.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ if TYPE_CHECKING:
     from burst.channel import Channel
     from driver.nn import Model
 
-_MOST_FENCES = 64  # that one execution waits for
+_MOST_FENCES = 64  # per execution
 
 
 class _HasDescriptor(Protocol):
@@ -51,7 +50,7 @@ Waitable: TypeAlias = int | _HasDescriptor
 
 
 class FencedOptions(NamedTuple):
-    """How a request is to be executed; times in nanoseconds."""
+    """How to execute a fenced request; times in nanoseconds."""
 
     measure: bool
     deadline: int | None
@@ -69,7 +68,7 @@ class FencedOptions(NamedTuple):
 
 @contextmanager
 def duplicates(wait_for: Sequence[Waitable | None]) -> Iterator[list[int]]:
-    """Copies of descriptors, while they are sent; none of what is null. Raises InvalidArgument."""
+    """Copies of the fences' descriptors, to be sent; null fences are left out. Raises InvalidArgument."""
     if len(wait_for) > _MOST_FENCES:
         raise InvalidArgument(f"wait_for: {len(wait_for)} fences; an execution can wait for at most {_MOST_FENCES}")
     fds: list[int] = []
@@ -91,7 +90,7 @@ def _duplicate(n: int, fd: int) -> int:
 
 
 class ExecutionInfo(NamedTuple):
-    """What the HAL's callback tells of a fenced execution."""
+    """How a fenced execution ended, as the HAL's callback reports it."""
 
     status: ErrorStatus
     launched: Timing  #: since the launch
@@ -99,7 +98,7 @@ class ExecutionInfo(NamedTuple):
 
 
 class FencesClient:
-    """The client's side of one connection to the engine. Any thread."""
+    """Launches executions over one connection to the engine. Any thread."""
 
     def __init__(self, channel: Channel) -> None:
         self._channel, self._lock, self._pid = channel, threading.Lock(), os.getpid()
@@ -109,7 +108,10 @@ class FencesClient:
     def launch(
         self, model: int, request: Request, options: FencedOptions, fds: list[int], count: int
     ) -> tuple[int, int]:
-        """Its number and its fence. `fds`: of `count` fences those that are not null. Raises StatusError, PeerDied."""
+        """Returns number and fence of the execution. `fds`: the fences that are not null, of `count`.
+
+        Raises StatusError, PeerDied.
+        """
         with self._lock:
             plain = self._slots.encode(model, request, options.measure)
             times = options.deadline, options.duration
@@ -120,7 +122,7 @@ class FencesClient:
         return [self._forgotten.popleft() for _ in range(len(self._forgotten))]
 
     def ask(self, number: int) -> tuple[ExecutionInfo, str]:
-        """What came of an execution. Raises GeneralFailure before that is known, PeerDied."""
+        """How an execution ended. Raises GeneralFailure while it is pending, PeerDied."""
         if os.getpid() != self._pid:
             raise DriverError("this execution was launched before a fork; use it in the process that launched it")
         with self._lock:
@@ -130,7 +132,7 @@ class FencesClient:
         return ExecutionInfo(ErrorStatus(status), Timing(*launched), Timing(*fenced)), text
 
     def forget(self, number: int) -> None:
-        """Nobody will ask for it: the device is told with the next call. Finalizers may come here."""
+        """The device may drop the outcome; it is told with the next call. Finalizers may call this."""
         self._forgotten.append(number)
 
     def free_memory(self, memory: Memory) -> None:
@@ -139,20 +141,20 @@ class FencesClient:
             self._slots.free_memory(memory)
 
     def watch(self, poll: select.poll) -> None:
-        """Has `poll` end when the device dies, or the connection ends."""
+        """Makes `poll` return when the device dies or the connection ends."""
         fd = self._channel.fileno()
         if fd >= 0:
-            poll.register(fd, 0)  # its end is told in any case, and nothing else
+            poll.register(fd, 0)  # no events besides hang-up and error, which poll always reports
 
     def close(self) -> None:
-        """What is pending is not executed."""
+        """Ends the connection. Pending executions are not run."""
         self._channel.close()
 
 
 class FencedExecution:
-    """One that was launched by `prepared.execute_fenced`. Any thread, and any number of them, may wait for it.
+    """An execution launched by `prepared.execute_fenced`. Any number of threads may wait for it.
 
-    When it is closed, or let go, it goes on; only its fence is closed here.
+    When this object is closed or garbage, the execution goes on; only its fence is closed here.
     """
 
     def __init__(
@@ -164,17 +166,17 @@ class FencedExecution:
 
     @property
     def fence(self) -> int:
-        """A descriptor to poll and to pass on, never to read: see `protocol.fences`. It is closed with this object."""
+        """A descriptor to poll or pass on, never to read: see `protocol.fences`. It is closed with this object."""
         return self._fence
 
     def fileno(self) -> int:
-        """The same, for select and asyncio."""
+        """The fence, for select and asyncio."""
         return self._fence
 
     def wait(self, timeout: float | None = None) -> FenceState:
-        """SIGNALED or ERROR, as soon as it is so; ACTIVE when it is neither after so many seconds.
+        """Waits for the end: SIGNALED or ERROR; ACTIVE if it is still pending after `timeout` seconds.
 
-        ERROR also when the device died.
+        ERROR also when the device has died.
         """
         if self._fence < 0:
             return FenceState.UNKNOWN
@@ -190,13 +192,13 @@ class FencedExecution:
         return FenceState.ERROR if state == FenceState.ACTIVE and has_ended else state
 
     def done(self) -> bool:
-        """Whether it has ended, one way or the other."""
+        """Whether it has ended, in success or failure."""
         return self.wait(0) != FenceState.ACTIVE
 
     def info(self) -> ExecutionInfo:
-        """How it ended, and when it was to be measured how long that took, since the launch and since the fences.
+        """How it ended and, if it was measured, how long it took since the launch and since the fences.
 
-        GENERAL_FAILURE until it has ended. Raises PeerDied.
+        The status is GENERAL_FAILURE while it is pending. Raises PeerDied.
         """
         return self._information()[0]
 
@@ -211,9 +213,10 @@ class FencedExecution:
         return self._told
 
     def result(self, timeout: float | None = None) -> Result:
-        """The result, waiting for it, with any status; outputs are views of the request's pools.
+        """Waits for the result, which may have any status. Its outputs are views of the request's pools, its timing
+        counts from the launch.
 
-        Its timing is that since the launch. Raises PeerDied, and Timeout: it goes on, ask again.
+        Raises PeerDied, and Timeout: then the execution goes on, and this may be called again.
         """
         if self.wait(timeout) == FenceState.ACTIVE:
             raise Timeout(f"fenced execution {self._number} has not ended within {timeout} s")
@@ -222,14 +225,14 @@ class FencedExecution:
         return Result(info.status, outputs, timing=info.launched, message=text)
 
     def __await__(self) -> Generator[Any, None, Result]:
-        """The result, as `result` gives it."""
+        """The result, as from `result`."""
         yield from self._ended().__await__()
         return self.result(0)
 
     async def _ended(self) -> None:
         loop = asyncio.get_running_loop()
         done = loop.create_future()
-        copy = os.dup(self._fence)  # of one number a loop keeps one reader
+        copy = os.dup(self._fence)  # an event loop has only one reader per descriptor
         loop.add_reader(copy, _set, done)
         try:
             await done
@@ -238,7 +241,7 @@ class FencedExecution:
             os.close(copy)
 
     def close(self) -> None:
-        """Closes the fence here. Harmless when done twice."""
+        """Closes the fence here. May be called twice."""
         fence, self._fence = self._fence, -1
         if fence >= 0:
             os.close(fence)
@@ -256,12 +259,12 @@ class FencedExecution:
 
 
 def _set(done: asyncio.Future[None]) -> None:
-    if not done.done():  # a loop may call once more than is needed
+    if not done.done():  # the event loop may call this more than once
         done.set_result(None)
 
 
 def output_shapes(model: Model, request: Request) -> tuple[OutputShape, ...]:
-    """Of outputs, which the model and the request know; () where the model knows them all."""
+    """Output shapes, from the model and the request; () if the model alone fixes them all."""
     operands = [model.main.operands[i] for i in model.main.outputs]
     if all(o.is_known for o in operands):
         return ()

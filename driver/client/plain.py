@@ -1,4 +1,4 @@
-"""The client's side of the plain path."""
+"""The client's side of the plain path: one connection, one call at a time."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class PlainClient:
-    """The client's side of one connection. One call at a time."""
+    """Executes requests over one connection. One thread at a time."""
 
     def __init__(self, channel: Channel) -> None:
         self._channel, self._slots = channel, SlotRegistry(partial(_send, channel))
@@ -28,7 +28,7 @@ class PlainClient:
         self._answer: tuple[bytes, tuple[Any, ...]] = b"", ()
 
     def execute(self, model: int, request: Request, *, measure: bool, deadline: int | None) -> Result:
-        """Raises PeerDied; Timeout at the deadline, after which this connection is of no more use."""
+        """Raises PeerDied, and Timeout at the deadline; the connection cannot be used afterwards."""
         self._send(model, request, measure, deadline)
         raw = self._channel.receive(seconds_left(deadline)).raw
         if deadline is not None and clock.now() > deadline:
@@ -44,7 +44,7 @@ class PlainClient:
         self._channel.send_raw(raw)
 
     def _encoded(self, model: int, request: Request, measure: bool) -> bytes:
-        """Requests are immutable, so the last one is not encoded again."""
+        """The encoded request. Requests are immutable, so the last one is encoded only once."""
         last = self._last
         if last and last[1] is request and (last[0], last[2]) == (model, measure):
             return last[3]
@@ -58,7 +58,7 @@ class PlainClient:
         self._slots.free_memory(memory)
 
     def close(self) -> None:
-        """Ends the connection and frees on the other side what belonged to it."""
+        """Ends the connection; the device frees what belongs to it."""
         self._channel.close()
 
 

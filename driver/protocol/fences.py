@@ -1,17 +1,17 @@
-"""Fences: descriptors that tell when something is done, and whether it failed. The states are those of syncWait.
+"""Fences: descriptors that signal when something is done, and whether it failed. The states are those of syncWait.
 
 | a fence is | signalled when | in error when |
 |---|---|---|
-| a pipe's end for reading, as executions have | a byte lies in it | it is hung up, and no byte lies in it |
+| the read end of a pipe, as executions have | it holds a byte | it is hung up and holds no byte |
 | an eventfd | its count is from 1 to 2**63 - 1 | its count is 2**63 (`ERROR_COUNT`) or more |
 | a DMA-fence sync file | its fences are signalled | one of them has an error |
 
-Fences are polled and never read: any number of waiters, here and in other processes, look at one pipe or one count, and
-whoever read it would take the signal from all others. The count of an eventfd is looked at in /proc, which leaves it as
-it is. 2**63 is out of reach for those who signal by writing 1, even if they do so again and again.
+Fences are polled and never read: many waiters, in several processes, poll one pipe or one count, and a read would take
+the signal from all others. The count of an eventfd is read from /proc, which leaves it unchanged. Programs that signal
+by writing 1 cannot reach 2**63.
 
-Our own fences are pipes because of what happens at a death: the kernel closes the device's end, and all who poll the
-other one see the end of it. The count of an eventfd would stay 0 for ever.
+Our own fences are pipes because of deaths: when the device dies, the kernel closes its end, and all who poll the other
+end see a hang-up. The count of an eventfd would stay 0 for ever.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _SYNC_IOC_FILE_INFO = 3 << 30 | _FILE_INFO.size << 16 | ord(">") << 8 | 4
 
 
 class FenceState(Enum):
-    """SIGNALED: what it stands for is done. ERROR: it never will be. UNKNOWN: this is no fence."""
+    """SIGNALED: done. ERROR: failed, it will never be done. ACTIVE: pending. UNKNOWN: not a fence."""
 
     SIGNALED = "signaled"
     ERROR = "error"
@@ -58,7 +58,7 @@ def look(fd: int, timeout: float | None = 0.0) -> FenceState:
 
 
 def kind_of(fd: int) -> str:
-    """What a fence is: "pipe", "eventfd" or "sync file"; empty for everything else, and for what is not open."""
+    """ "pipe", "eventfd" or "sync file"; empty if `fd` is not a fence or not open."""
     try:
         if stat.S_ISFIFO(os.fstat(fd).st_mode):
             return "" if fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE == os.O_WRONLY else "pipe"
@@ -68,7 +68,7 @@ def kind_of(fd: int) -> str:
 
 
 def _has_error(fd: int) -> bool:
-    """Of one that poll says is signalled. True also where nobody can tell."""
+    """Whether a fence that polls as readable is in error; True if that cannot be found out."""
     try:
         match kind_of(fd):
             case "eventfd":
@@ -84,21 +84,21 @@ def _has_error(fd: int) -> bool:
 
 
 class FenceSignal:
-    """The device's end of a fence. When it is let go, or its process dies, the fence is in error."""
+    """The device's end of a fence. The fence is in error once this object or its process is gone."""
 
     def __init__(self) -> None:
-        """Raises OSError. `fence` is the other end, the caller's to pass on and close."""
+        """`fence` is the other end; the caller passes it on and closes it. Raises OSError."""
         self.fence, self._fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self.identity = os.fstat(self.fence).st_ino  #: the same for both ends, and for all copies of them
 
     def signal(self) -> None:
-        """The fence is signalled, for good."""
-        with suppress(BrokenPipeError, BlockingIOError):  # nobody looks at it any more, or somebody has filled it
+        """Signals the fence, for good."""
+        with suppress(BrokenPipeError, BlockingIOError):  # all waiters are gone, or one of them has filled the pipe
             os.write(self._fd, b"\1")
         self.fail()
 
     def fail(self) -> None:
-        """The fence is in error, unless it is signalled. Harmless when done twice."""
+        """Sets the fence to error unless it is signalled. May be called twice."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1

@@ -1,9 +1,8 @@
-"""A model as bytes, and back.
+"""Encodes and decodes models.
 
-It travels as one sealed memfd: the constants, each on a 64-byte boundary, then the structure as a stream of small
-msgpack objects. Sealed against writing, so what was checked stays true, and all processes of a device use the same
-pages as the weights. A stream of small objects, so that a decoder can pause after each: the engine does so while
-bursts run.
+A model travels as one sealed memfd: the constants, each on a 64-byte boundary, then the structure as a stream of small
+msgpack objects. It is sealed against writing, so what was checked stays true, and both processes of a device use the
+same pages as weights. The objects are small, so that the engine can pause after each while bursts run.
 """
 
 from __future__ import annotations
@@ -30,13 +29,13 @@ if TYPE_CHECKING:
 _VERSION = 1
 _ALIGN = 64
 _MAX_STRUCTURE = 64 * 2**20
-_MAX_COUNT = 2**18  # of operands or operations in a subgraph: a bit for each fits into a message
+_MAX_COUNT = 2**18  # operands or operations of a subgraph: one bit for each fits into a message
 _MAX_NAME = 100
 _UNREADABLE = (ValueError, TypeError, LookupError, ArithmeticError, msgpack.UnpackException, InvalidDescriptor)
 
 
 def encode(model: Model) -> tuple[int, list[int]]:
-    """A sealed memfd (the caller closes it), and where the structure lies in it: [offset, nbytes]."""
+    """A sealed memfd, which the caller closes, and the place of the structure in it: [offset, nbytes]."""
     fd = os.memfd_create("burst-model", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         with open(fd, "wb", closefd=False) as file:
@@ -76,9 +75,9 @@ def _operand(operand: Operand, file: Any) -> list[Any]:
 
 
 def decode(region: ModelBytes, where: object, pace: Callable[[], object] = lambda: None) -> Model:
-    """The model in memory that was `sealed`. Constants are views of it and keep it mapped.
+    """Decodes a model in `sealed` memory. Constants are views of the memory and keep it mapped.
 
-    Checks only that the bytes make a model; `driver.nn.validate` checks the model. Raises InvalidModel.
+    Checks only that the bytes form a model; `driver.nn.validate` checks the model. Raises InvalidModel.
     """
     try:
         return _Decoder(region, where, pace).model()

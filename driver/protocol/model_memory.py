@@ -1,4 +1,4 @@
-"""The memory in which a model travels: a memfd that its sender has sealed, so what was checked once stays true."""
+"""The memory in which a model travels: a sealed memfd, so what was checked once stays true."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _ffi.cdef("int memcmp(const void *one, const void *other, size_t nbytes);")
 _libc: Any = _ffi.dlopen(None)  # calls release the GIL
 
 FROZEN = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
-"""The seals that a model's memory must have."""
+"""The seals that the memory of a model must have."""
 
 
 class ModelBytes(Protocol):
@@ -28,14 +28,14 @@ class ModelBytes(Protocol):
 
     @property
     def nbytes(self) -> int:
-        """Of all."""
+        """Length in bytes."""
 
     def asarray(self) -> NDArray[np.uint8]:
-        """A view, kept alive by itself."""
+        """A view, which keeps the memory mapped."""
 
 
 def sealed(fd: int) -> Region:
-    """The memory of a model that somebody sent, which nobody can change any more. Owns `fd`. Raises InvalidModel."""
+    """Maps the memory of a model that another process sent. Owns `fd`. Raises InvalidModel unless it is sealed."""
     try:
         seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
     except OSError:
@@ -61,5 +61,5 @@ def _address(region: ModelBytes) -> int:
 
 
 def same_bytes(one: int, other: int, nbytes: int) -> bool:
-    """Whether equal bytes lie at two addresses. Without Python's lock, so that others go on meanwhile."""
+    """Whether two ranges of memory have equal bytes. Releases the GIL meanwhile."""
     return not _libc.memcmp(_ffi.cast("void *", one), _ffi.cast("void *", other), nbytes)

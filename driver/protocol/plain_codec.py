@@ -1,6 +1,7 @@
-"""Requests and answers of the plain path as msgpack: one message there, one back.
+"""Requests and answers of the plain path as msgpack: one message each way.
 
-It carries what a burst carries; memory is registered once, by descriptor, and named by number from then on.
+They carry what a burst carries. Memory is registered once, by descriptor, and named by its slot from then on. Fenced
+executions carry requests in the same form.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ if TYPE_CHECKING:
 
 EXECUTE, EXECUTE_BY = (
     pack(["execute", *[0] * n])[:9] for n in (6, 7)
-)  # how every request begins, and every one with a deadline: the array's head and the method's name
-_UINT64 = b"\xcf"  # of msgpack: eight bytes follow, the highest first
+)  # how requests begin, without and with a deadline: the array's head and the method's name
+_UINT64 = b"\xcf"  # msgpack: eight bytes follow, big-endian
 _NO_VALUE = RequestArgument(has_no_value=True)
 
 
 def _pool(plain: object) -> int | Token:
-    """A pool as it travels. Raises Malformed."""
+    """Decodes a pool. Raises Malformed."""
     match plain:
         case int(slot) if type(slot) is int:
             return slot
@@ -36,7 +37,7 @@ def _pool(plain: object) -> int | Token:
 
 
 def _argument(plain: object) -> RequestArgument:
-    """An argument as it travels. Raises Malformed."""
+    """Decodes an argument. Raises Malformed."""
     match plain:
         case None:
             return _NO_VALUE
@@ -54,20 +55,20 @@ def with_deadline(raw: bytes, deadline: int) -> bytes:
 
 
 def split_deadline(raw: bytes) -> tuple[bytes, int]:
-    """A request without its deadline, and that. Raises Malformed."""
+    """A request without its deadline, and the deadline. Raises Malformed."""
     if raw[-9:-8] != _UINT64:
         raise Malformed("the last element of execute must be its deadline, an unsigned integer of 64 bits")
     return EXECUTE[:1] + raw[1:-9], int.from_bytes(raw[-8:])
 
 
 def encode_answer(result: ResultPacket, text: str, cause: Cause) -> bytes:
-    """An answer, to travel."""
+    """Encodes an answer."""
     more = [] if cause == NO_CAUSE else [cause]
     return pack([int(result.status), result.output_shapes, result.timing, text[:1000], *more])
 
 
 def decode_answer(raw: bytes) -> tuple[Any, ...]:
-    """The fields of a Result."""
+    """The fields of a Result. Raises Malformed."""
     match Message(raw, []).body:
         case [int(status), list(shapes), [device, driver], str(text), *more] if 0 <= status <= max(ErrorStatus):
             found = tuple(OutputShape(tuple(dims), bool(enough)) for dims, enough in shapes)
@@ -77,7 +78,7 @@ def decode_answer(raw: bytes) -> tuple[Any, ...]:
 
 
 def encode_request(model: int, request: Request, pools: list[Any], measure: bool) -> list[Any]:
-    """A request, to travel. `pools`: a slot, or [token], for each of its pools."""
+    """A request as plain values. `pools`: a slot, or [token], for each of its pools."""
     arguments = [[_plain_argument(a) for a in side] for side in (request.inputs, request.outputs)]
     return [model, *arguments, pools, measure, request.loop_timeout]
 
@@ -92,10 +93,10 @@ def decode_request(plain: object) -> tuple[int, RequestPacket]:
 
 
 def with_loop_timeout(request: Request, seconds: float | None) -> Request:
-    """The request with that loop timeout; as it is for None."""
+    """The request with that loop timeout; the request itself for None."""
     return request if seconds is None else request._replace(loop_timeout=nanoseconds(seconds))
 
 
 def _plain_argument(a: RequestArgument) -> Any:
-    """An argument, to travel."""
+    """Encodes an argument."""
     return None if a.has_no_value else [a.pool, a.offset, a.length, a.dimensions]

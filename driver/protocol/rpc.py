@@ -1,8 +1,8 @@
 """Calls between client, service and engine: [number, method, arguments…] one way, [number, status, values…] the other.
 
-A status other than NONE is followed by a text, and perhaps by its cause, and becomes burst's exception for it on the
-calling side. The number is the caller's own: who was interrupted while waiting, or has waited long enough, drops the
-answer to that call when it comes.
+A status other than NONE is followed by a text and perhaps by a cause; the calling side raises burst's exception for it.
+The caller chooses the number: a caller whose wait was interrupted or timed out recognises the late answer by it and
+drops it.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
     from burst.channel import Channel, Message
 
 _log = logging.getLogger(__name__)
-PROTOCOL = 2  # of client and service; `hello` compares it
+PROTOCOL = 2  # version of the calls between client and service; `hello` compares it
 _MAX_TEXT = 1000
 _PHASES = get_args(Phase)
 _numbers = count()  # of calls in this process
 
 
 class Reply(NamedTuple):
-    """What a handler answers: plain values, and descriptors, which are closed once they are sent."""
+    """The answer of a handler: plain values, and descriptors, which are closed after sending."""
 
     values: Sequence[object] = ()
     fds: Sequence[int] = ()
@@ -40,7 +40,7 @@ class Reply(NamedTuple):
 def call(
     channel: Channel, method: str, *arguments: object, fds: Sequence[int] = (), timeout: float | None = None
 ) -> tuple[list[Any], list[int]]:
-    """The values and the descriptors of the answer, which are the caller's. Raises StatusError, PeerDied, Timeout."""
+    """Values and descriptors of the answer; the caller closes the latter. Raises StatusError, PeerDied, Timeout."""
     number, end = next(_numbers), None if timeout is None else time.monotonic() + timeout
     channel.send([number, method, *arguments], fds)
     while True:
@@ -60,7 +60,7 @@ def call(
 
 
 def serve(channel: Channel, handlers: Mapping[str, Callable[..., Reply]]) -> None:
-    """Answers calls until the peer is gone. A handler takes the message's descriptors, then the arguments."""
+    """Answers calls until the peer is gone. A handler gets the message, for its descriptors, then the arguments."""
     while True:
         try:
             message = channel.receive()
@@ -90,13 +90,13 @@ def serve(channel: Channel, handlers: Mapping[str, Callable[..., Reply]]) -> Non
 
 
 def _words(error: Exception, name: str = "", cause: Cause = NO_CAUSE) -> Reply:
-    """What went wrong, in as many words as a message has room for, whatever a client made us quote."""
+    """The error as text, cut to what fits into a message whatever the client made it quote."""
     more = [] if cause == NO_CAUSE else [cause]
     return Reply([f"{name}{error}"[:_MAX_TEXT], *more])
 
 
 def cause_in(more: list[Any]) -> Cause:
-    """What may follow the text of an error: [phase, late by, retry after], each of them or nil."""
+    """The cause that may follow an error's text: [phase, late by, retry after], each a value or nil."""
     match more:
         case [[str() | None as phase, float() | None as late_by, float() | None as retry_after], *_]:
             known = cast("Phase | None", phase) if phase in _PHASES else None
@@ -114,7 +114,7 @@ def _handle(request: list[Any], message: Message, handlers: Mapping[str, Callabl
 
 
 def take_fd(message: Message) -> int:
-    """The one descriptor of a message, now the caller's. Raises Malformed."""
+    """Takes the only descriptor of a message; the caller closes it. Raises Malformed."""
     if len(message.fds) != 1:
         raise Malformed(f"{len(message.fds)} descriptors came; the call takes one")
     return message.fds.pop()

@@ -1,6 +1,6 @@
-"""Beside a device that is served: its self test, systemd's watchdog, and whether it answers.
+"""Watches a served device: its self test, systemd's watchdog, and whether it answers.
 
-All of it goes the way that clients go, over a connection of the service's own.
+It uses the device as a client does, over a connection of the service's own.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 WITHIN = 2.0
-"""Seconds that a healthy device may take for an answer."""
+"""Seconds within which a healthy device answers."""
 
 _TEST_WITHIN = 60.0
 
 
 class HealthMonitor:
-    """Of one service, in its process."""
+    """Watches one service, in the service's process."""
 
     def __init__(self, service: Service, address: str, is_quiet: bool = False) -> None:
         self.service, self._address, self._is_quiet = service, address, is_quiet
@@ -39,7 +39,7 @@ class HealthMonitor:
         self._untested = "its self test is not finished"
 
     def trouble(self, within: float = WITHIN) -> str:
-        """Why it is not healthy; nothing if it is."""
+        """Why the device is not healthy; empty if it is."""
         try:
             self.device.call("turns", timeout=within)
         except Timeout:
@@ -49,7 +49,7 @@ class HealthMonitor:
         return self._untested
 
     def begin(self) -> None:
-        """Tests it, and looks after it from then on, in a thread. A device that fails ends."""
+        """Runs the self test, then starts the watchdog's thread. Ends the device if the test fails."""
         begin, device = time.monotonic(), self.device
         try:
             found = self_test(device)
@@ -61,14 +61,14 @@ class HealthMonitor:
         self._untested = ""
         took = (time.monotonic() - begin) * 1e3
         if not self._is_quiet:
-            with suppress(OSError):  # who started us need not listen to the end
+            with suppress(OSError):  # the reader of our output may be gone
                 print(f"{device.name}, version {device.version}, is ready after {took:.0f} ms: {found}", flush=True)
         notify(READY=1, STATUS=f"ready: {found}")
         if every := watchdog_seconds():
             threading.Thread(target=self._watch, args=(every / 2,), name="watchdog", daemon=True).start()
 
     def _watch(self, every: float) -> None:
-        """Who hangs is not reported as alive, and systemd starts it again."""
+        """Reports to systemd only while the device answers, so that systemd restarts a device that hangs."""
         pause = threading.Event()
         while not pause.wait(every):
             if trouble := self.trouble(every):
@@ -80,7 +80,7 @@ class HealthMonitor:
 
 
 def self_test(device: RemoteDevice) -> str:
-    """Executes a sum on both paths; says what was found. Raises DeviceFailed, BurstError."""
+    """Adds two vectors on both paths; returns the finding as text. Raises DeviceFailed, BurstError."""
     builder, x = ModelBuilder(), np.arange(4, dtype=np.float32)
     builder.output(builder.operation("ADD", builder.input("float32", (4,)), x, 0))
     model = builder.build()
@@ -97,9 +97,9 @@ def self_test(device: RemoteDevice) -> str:
 
 
 def begin_monitoring(service: Service, address: str, metrics_fd: int, is_quiet: bool) -> None:
-    """Begins with all of it, and returns when the device was tested.
+    """Starts the monitor and returns once the device is tested.
 
-    `metrics_fd`: a listening socket for metrics and health; -1: none. `is_quiet`: prints nothing.
+    `metrics_fd`: a listening socket for metrics and health, or -1. `is_quiet`: prints nothing.
     """
     monitor = HealthMonitor(service, address, is_quiet)
     if metrics_fd >= 0:

@@ -1,6 +1,6 @@
-"""The figures of a served device for Prometheus: all accounts together, without a name of anybody or of any model.
+"""Metrics of a served device for Prometheus: sums over all accounts, without names of accounts or models.
 
-Everything is read when somebody asks, from what is there anyway; between scrapes it costs nothing.
+Everything is read at a scrape, from counts that exist anyway; between scrapes it costs nothing.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 _BOUNDS = [digit * 10.0**power for power in range(-6, 1) for digit in (1, 2, 5)]  # seconds
 _LONGEST = 3600 * 10**9
-"""Nanoseconds. A client can write what it likes into its notes; what would be longer is not believed."""
+"""Nanoseconds. A client can write anything into its trace; longer times are ignored."""
 
 _OF_FLOWS = {
     "executions": ("burst_executions", "Executions that have finished.", CounterMetricFamily),
@@ -44,17 +44,17 @@ _OF_FLOWS = {
 
 
 class MetricsCollector(Collector):
-    """Of one device. Any thread."""
+    """The metrics of one device. Any thread."""
 
     def __init__(self, monitor: HealthMonitor) -> None:
         self._monitor, self._stages, self._lock = monitor, StageHistogram(), threading.Lock()
 
     def describe(self) -> list[Metric]:
-        """Nothing is asked when this is registered."""
+        """No metrics: registering this must not call the device."""
         return []
 
     def collect(self) -> Iterator[Metric]:
-        """What the device says, if it does, and what its processes are."""
+        """The device's counts, if it answers, and figures of its processes."""
         device, service = self._monitor.device, self._monitor.service
         info = {"device": device.name, "version": device.version, "type": device.type}
         yield InfoMetricFamily("burst_device", "The device being served.", value=info)
@@ -62,7 +62,7 @@ class MetricsCollector(Collector):
         yield GaugeMetricFamily(
             "burst_healthy", "1 if the device answers and its self test passed, else 0.", float(not trouble)
         )
-        with self._lock, suppress(BurstError):  # it does not answer, which was said
+        with self._lock, suppress(BurstError):  # it does not answer: burst_healthy says so
             yield from self._of_device()
         clients, outcomes = service.counts()
         yield GaugeMetricFamily("burst_clients", "Connected clients.", clients)
@@ -89,16 +89,16 @@ class MetricsCollector(Collector):
 
 
 class StageHistogram:
-    """How long requests of bursts took, stage by stage: of each burst those whose notes are there at a scrape."""
+    """Time per stage of burst requests. Counts the requests that are in the traces at a scrape."""
 
     def __init__(self) -> None:
         names = (*STAGES, "total")
         self._counts = {name: np.zeros(len(_BOUNDS) + 1, np.int64) for name in names}
         self._seconds = dict.fromkeys(names, 0.0)
-        self._seen: dict[int, int] = {}  # by inode of a burst's notes, the request that was counted last
+        self._seen: dict[int, int] = {}  # by inode of a burst's trace: the last request counted
 
     def look(self, traces: Iterable[Trace]) -> None:
-        """Counts what is new there, and closes them."""
+        """Counts the new requests in these traces, and closes them."""
         seen = {}
         for trace in traces:
             inode = os.fstat(trace.memory.fd).st_ino
@@ -129,11 +129,9 @@ class StageHistogram:
 
 
 def _of_processes(pids: dict[str, int]) -> Iterator[Metric]:
-    memory = GaugeMetricFamily(
-        "burst_memory_bytes", "Its part of the memory that it maps (PSS).", labels=["process", "kind"]
-    )
+    memory = GaugeMetricFamily("burst_memory_bytes", "Proportional set size (PSS).", labels=["process", "kind"])
     cpu = CounterMetricFamily("burst_cpu_seconds", "Processor time.", labels=["process"])
-    start = GaugeMetricFamily("burst_start_time_seconds", "When it began, since 1970.", labels=["process"])
+    start = GaugeMetricFamily("burst_start_time_seconds", "Start time, seconds since 1970.", labels=["process"])
     open_ = GaugeMetricFamily("burst_descriptors", "Open descriptors.", labels=["process"])
     for process, pid in pids.items():
         try:
@@ -144,13 +142,13 @@ def _of_processes(pids: dict[str, int]) -> Iterator[Metric]:
             open_.add_metric([process], len(os.listdir(f"/proc/{pid}/fd")))
             for kind, nbytes in _pss(pid).items():
                 memory.add_metric([process, kind], nbytes)
-        except (OSError, ValueError, LookupError):  # it has just ended, or this kernel does not tell
+        except (OSError, ValueError, LookupError):  # it has just ended, or this kernel lacks the file
             continue
     yield from (memory, cpu, start, open_)
 
 
 def _pss(pid: int) -> dict[str, int]:
-    """Bytes by kind: anon is its own, file what it maps of files, shmem the pools and queues that it shares."""
+    """Bytes by kind: anon (private), file (mapped files), shmem (shared pools and queues)."""
     lines: Any = (line.split() for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:])
     found = {words[0]: int(words[1]) * 1024 for words in lines}
     return {kind: found[f"Pss_{kind.capitalize()}:"] for kind in ("anon", "file", "shmem")}

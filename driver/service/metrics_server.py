@@ -1,6 +1,6 @@
-"""Metrics and health of a served device over HTTP: /metrics for Prometheus, /healthz for whoever looks after it.
+"""Metrics and health of a served device over HTTP: /metrics for Prometheus, /healthz for supervisors.
 
-By default nobody but this machine gets at it. Who asks learns numbers, and neither names nor data.
+By default only this machine can connect. The answers hold numbers, no names and no data.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from driver.service.metrics import MetricsCollector
 if TYPE_CHECKING:
     from driver.service.health import HealthMonitor
 
-_AT_ONCE = 8  # requests; more are turned away
-_PATIENCE = 5.0  # seconds that somebody may take to say what he wants
+_AT_ONCE = 8  # concurrent requests; further ones are closed
+_PATIENCE = 5.0  # seconds that a client may take to send its request
 _BACKLOG = 16
 
 
 def listen(address: str) -> socket.socket:
-    """At "HOST:PORT", ":PORT" for this machine alone, or the path of a socket. Raises DeviceFailed."""
+    """Listens at "HOST:PORT", at ":PORT" for this machine alone, or at the path of a socket. Raises DeviceFailed."""
     try:
         if "/" in address:
             return _at_path(Path(address))
@@ -43,7 +43,7 @@ def listen(address: str) -> socket.socket:
 
 
 def _at_path(path: Path) -> socket.socket:
-    """In the place of a socket at which nobody listens any more."""
+    """Replaces a socket at which no process listens any more."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         try:
@@ -62,7 +62,7 @@ def _at_path(path: Path) -> socket.socket:
 
 
 def where(listener: socket.socket) -> str:
-    """As somebody would type it."""
+    """The address as a user would type it."""
     if listener.family == socket.AF_UNIX:
         return str(listener.getsockname())
     host, port = listener.getsockname()[:2]
@@ -70,7 +70,7 @@ def where(listener: socket.socket) -> str:
 
 
 def expose(monitor: HealthMonitor, fd: int) -> None:
-    """Serves it in threads of this process, until that ends. Owns `fd`, a listening socket."""
+    """Serves metrics in threads of this process until it ends. Owns `fd`, a listening socket."""
     registry = CollectorRegistry()
     registry.register(MetricsCollector(monitor))
     handler = type("Handler", (_Handler,), {"registry": registry, "monitor": monitor})
@@ -125,4 +125,4 @@ class _Server(ThreadingHTTPServer):
             self._free.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Who went away before he had his answer is no news."""
+        """Ignores clients that disconnect before their answer."""

@@ -1,4 +1,4 @@
-"""Whether a served device answers, as somebody finds who connects to it from outside."""
+"""Whether a served device answers, seen by a client that connects from outside."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from driver.protocol.rpc import PROTOCOL, call
 
 
 def check(address: str, within: float) -> str:
-    """How it answers. Raises DeviceNotFound, DeviceFailed, BurstError."""
+    """Describes its answer. Raises DeviceNotFound, DeviceFailed, BurstError."""
     found: SimpleQueue[str | Exception] = SimpleQueue()
     threading.Thread(target=_look, args=(address, within, found), daemon=True).start()
     try:
-        answer = found.get(timeout=within)  # to connect takes for ever where nobody accepts
+        answer = found.get(timeout=within)  # connecting blocks for ever if no process accepts
     except Empty:
         raise DeviceFailed(f"{address}: it did not answer within {within:g} s; see its log, or restart it") from None
     if isinstance(answer, Exception):
@@ -27,7 +27,7 @@ def check(address: str, within: float) -> str:
 def _look(address: str, within: float, found: SimpleQueue[str | Exception]) -> None:
     try:
         found.put(_greet(address, within))
-    except Exception as error:  # noqa: BLE001 (who waits raises it)
+    except Exception as error:  # noqa: BLE001 (`check` raises it)
         found.put(error)
 
 

@@ -1,7 +1,7 @@
-"""The service of a device: its socket, and everything that takes time in Python.
+"""The service of a device: its socket, and all work that takes time in Python.
 
-It checks who connects, decodes and validates models, and passes on what its other process, the engine, has to do. It
-lives as long as it has clients and a little longer, and ends with its engine.
+It checks who connects, decodes and validates models, and forwards the rest to the engine, the device's other process.
+It lives while it has clients and a little longer, and ends with its engine.
 """
 
 from __future__ import annotations
@@ -51,21 +51,21 @@ _log = logging.getLogger(__name__)
 LINGER = 2.0  # seconds without a client
 _RETRY = 0.1  # seconds after a failed accept
 _START_TIMEOUT = 60.0
-_REFUSALS = 8  # at once; more are only closed
-_GREETING = 1.0  # seconds that one who is refused may take to say hello
+_REFUSALS = 8  # answered at once; further connections are only closed
+_GREETING = 1.0  # seconds that a refused client may take to say hello
 
 
 class ServiceOptions(NamedTuple):
-    """For how long a service stays, and whom it serves."""
+    """How long a service stays, and whom it serves."""
 
-    linger: float | None = LINGER  #: seconds without a client; None: it stays
-    any_uid: bool = False  #: all who may open its socket are served, and not only its own account
-    stop: int | None = None  #: a descriptor; when there is something to read, the service ends
-    on_start: Callable[[Service], object] | None = None  #: called before it accepts clients, with the service
+    linger: float | None = LINGER  #: seconds without a client until it ends; None: it stays
+    any_uid: bool = False  #: serves every account that may open its socket, not only its own
+    stop: int | None = None  #: a descriptor; the service ends when it becomes readable
+    on_start: Callable[[Service], object] | None = None  #: called with the service before it accepts clients
 
 
 class Service:
-    """Accepts clients; each has a thread here and one in the engine, and what it made there ends with it."""
+    """Accepts clients. Each has one thread here and one in the engine; what it made there ends with it."""
 
     def __init__(
         self,
@@ -88,18 +88,18 @@ class Service:
         self._outcomes: Counter[str] = Counter()
         self._refusing = threading.Semaphore(_REFUSALS)
         self._left = os.eventfd(0, os.EFD_CLOEXEC)
-        # Validation must not take the CPU from a listener: Linux priorities are per thread.
+        # Validation runs at low priority, so that it takes no CPU from a listener: Linux priorities are per thread.
         self._heavy = ThreadPoolExecutor(1, "validation", initializer=give_way)
 
     def run(self) -> bool:
-        """Until nobody has needed us for a while, we are told to end, or the engine is gone: then False."""
+        """Serves until it has had no client for a while, or `stop` becomes readable; False if the engine has ended."""
         poll, linger, stop = select.poll(), self._options.linger, self._options.stop
         for fd in (self._listener.fileno(), self._engine.fileno(), self._left, *([] if stop is None else [stop])):
             poll.register(fd, select.POLLIN)
         while True:
             ready = {fd for fd, _ in poll.poll(None if self._clients or linger is None else linger * 1e3)}
             if self._left in ready:
-                self._clients -= os.eventfd_read(self._left)  # counts those who left since we looked
+                self._clients -= os.eventfd_read(self._left)  # the number of clients that have left since
             if stop in ready or self._engine.fileno() in ready:
                 with self._place.locked():
                     self._place.leave(self._listener)
@@ -114,7 +114,7 @@ class Service:
     def _accept(self) -> None:
         try:
             sock, _ = self._listener.accept()
-        except OSError as error:  # the client has left already, or we have too many open files: others still need us
+        except OSError as error:  # the client has left, or too many files are open: go on serving others
             _log.error("a client could not be accepted: %s", error)
             time.sleep(_RETRY)
             return
@@ -129,7 +129,7 @@ class Service:
         threading.Thread(target=self._serve, args=(channel, uid), name="client", daemon=True).start()
 
     def _is_full(self, channel: Channel, uid: int) -> bool:
-        """Whether this client is one too many; it is told so. Else it is counted, until `_leave`."""
+        """Whether this client exceeds a limit: then it gets an error. Else it is counted, until `_leave`."""
         remedy = "close connections"
         with self._door:
             try:
@@ -147,7 +147,9 @@ class Service:
         return True
 
     def _refuse(self, channel: Channel, error: StatusError) -> None:
-        """Answers a greeting: who closes a socket before it is read takes back what he said, too."""
+        """Sends the error as the answer to `hello`. It must read `hello` first: closing a socket with unread data also
+        drops data on its way to the client.
+        """
         try:
             with channel, suppress(PeerDied, Timeout, Malformed, OSError):
                 channel.receive(_GREETING).close()
@@ -157,10 +159,12 @@ class Service:
 
     def _leave(self, uid: int) -> None:
         with self._door:
-            self._of_uid -= Counter((uid,))  # and forgets those that have none
+            self._of_uid -= Counter((uid,))  # drops accounts without clients
 
     def _retire(self) -> bool:
-        """Under the lock that a client takes before it starts a service: either it finds us, or it starts another."""
+        """Ends unless a client connects. A client takes the same lock before it starts a service, so it either finds
+        this one or starts another.
+        """
         with self._place.locked(wait=False) as alone:
             if not alone or select.select([self._listener], [], [], 0)[0]:
                 return False
@@ -175,53 +179,53 @@ class Service:
             pass
         finally:
             if self._engine.peer_has_died:
-                threading.Event().wait()  # for our end: who is told of it shall not find us again
+                threading.Event().wait()  # until this process ends: clients must not connect to it again
             channel.close()
             self._leave(uid)
             os.eventfd_write(self._left, 1)
 
     def own_client(self) -> Channel:
-        """A connection for this process itself, which counts for no limit. It is served until it is closed."""
+        """A connection for this process itself, outside the limits. It is served until it is closed."""
         near, far = Channel.pair()
 
-        def attend() -> None:
+        def serve_it() -> None:
             with far, ServiceClient(far, self) as client:
                 serve(far, client.handlers)
 
-        threading.Thread(target=attend, name="own client", daemon=True).start()
+        threading.Thread(target=serve_it, name="own client", daemon=True).start()
         return near
 
     def note(self, outcome: str) -> None:
-        """Of a preparation."""
+        """Counts the outcome of a preparation."""
         with self._door:
             self._outcomes[outcome] += 1
 
     def counts(self) -> tuple[int, Counter[str]]:
-        """Clients that are connected, and the outcomes of preparations so far."""
+        """Connected clients, and the outcomes of preparations so far."""
         with self._door:
             return self._of_uid.total(), self._outcomes.copy()
 
     def kill(self) -> None:
-        """Ends the device, as a crash would: clients that recover wait for whoever starts it again."""
+        """Kills the engine, and so the device, as a crash would. Clients that recover wait for its restart."""
         os.kill(self._engine_pid, signal.SIGKILL)
 
     def describe(self) -> list[object]:
-        """What `hello` answers."""
+        """The answer to `hello`."""
         device = self._device
         pids, files = [os.getpid(), self._engine_pid], files_needed(device)
         return [PROTOCOL, device.name, device.version, device.type, *pids, *files]
 
     def new_engine_channel(self, uid: int) -> Channel:
-        """A connection to the engine for one client, of that account."""
+        """A connection to the engine for one client of that account."""
         near, far = Channel.pair()
         with far:
             self._engine.send(["client", uid], [far.fileno()])
         return near
 
     def supported(self, fd: int, where: object, deadline: int | None = None) -> tuple[Model, list[bool]]:
-        """Decodes and validates a model, in a thread that yields to everything else. Owns `fd`.
+        """Decodes and validates a model in the low-priority thread. Owns `fd`.
 
-        Raises MissedDeadline* when that is not done by the deadline.
+        Raises MissedDeadline* if it is not done by the deadline.
         """
         if found := passed(deadline):
             os.close(fd)
@@ -265,16 +269,18 @@ class ServiceClient:
         self._life.close()
 
     def hello(self, _: Message, version: int) -> Reply:
-        """Who we are. The client refuses to go on when it does not know our protocol's version."""
+        """Describes the device. Raises InvalidArgument for another version of the protocol."""
         if version != PROTOCOL:
             raise InvalidArgument(
                 f"protocol {version}: this service speaks {PROTOCOL}; use the same release on both sides"
             )
-        call(self._engine, "free", 0)  # it is there: who connects after a death gets a device that lives
+        call(
+            self._engine, "free", 0
+        )  # proves that the engine is alive: a client that reconnects after a death relies on it
         return Reply(self._service.describe(), [os.dup(self._life.fd)])
 
     def supported(self, message: Message, where: object) -> Reply:
-        """supported_operations of the model in the descriptor, a bit for each."""
+        """`supported_operations` of the model in the descriptor, one bit each."""
         _, supported = self._service.supported(take_fd(message), where)
         return Reply([len(supported), np.packbits(supported).tobytes()])
 
@@ -305,7 +311,7 @@ class ServiceClient:
     def noted(
         self, done: str, failed: str, method: Callable[..., Reply], message: Message, *arguments: object
     ) -> Reply:
-        """What a method answers; what became of it is counted."""
+        """Calls a method and counts its outcome."""
         try:
             reply = method(message, *arguments)
         except Exception:
@@ -315,16 +321,16 @@ class ServiceClient:
         return reply
 
     def forward(self, method: str, message: Message, *arguments: Any) -> Reply:
-        """The engine's business."""
+        """Passes a call on to the engine."""
         values, fds = call(self._engine, method, *arguments, fds=message.fds)
         return Reply(values, fds)
 
 
 def start_engine(name: str, listener: socket.socket) -> tuple[Channel, int]:
-    """The device's other process. It ends with our end of its channel, and with our life.
+    """Starts the engine process. It ends when this process dies or closes its end of the channel.
 
-    A fork, because most of what both do at first is to import the same modules: a device starts in half the time. Only
-    this thread exists yet, but for numpy's, which know about forks.
+    By fork, because both processes begin with importing the same modules: a device starts in half the time. Only this
+    thread exists yet, besides numpy's, which survive forks.
     """
     near, far = Channel.pair()
     gc.freeze()
@@ -336,16 +342,16 @@ def start_engine(name: str, listener: socket.socket) -> tuple[Channel, int]:
             near.close()
             listener.close()
             run_engine(name, far)
-        except BaseException:  # noqa: BLE001 (whatever it was, this process must not go on as the service)
+        except BaseException:  # noqa: BLE001 (this process must not go on as a second service)
             _log.exception("the engine of device %r failed", name)
         finally:
             os._exit(1)
 
 
 def isolate() -> None:
-    """Undoes what the first client's process passed on: its CPU affinity, its limits, its signal mask, its umask."""
+    """Undoes what was inherited from the first client: CPU affinity, resource limits, signal mask, umask."""
     os.sched_setaffinity(0, range(os.cpu_count() or 1))
-    resource.setrlimit(resource.RLIMIT_CORE, (1, 1))  # not 0: a pipe to a core handler ignores 0, and takes seconds
+    resource.setrlimit(resource.RLIMIT_CORE, (1, 1))  # not 0: a core handler behind a pipe ignores 0 and takes seconds
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
@@ -353,7 +359,7 @@ def isolate() -> None:
 
 
 def run(name: str, fd: int, place: Place, options: ServiceOptions) -> NoReturn:
-    """What the process does from its beginning to its end. `fd`: the listening socket. Exits with 1 if it failed."""
+    """Runs the service process. `fd`: the listening socket. Exits with 1 after a failure."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(process)d %(name)s: %(message)s")
     isolate()
     listener = socket.socket(fileno=fd)
@@ -361,14 +367,14 @@ def run(name: str, fd: int, place: Place, options: ServiceOptions) -> NoReturn:
         service = Service(name, listener, place, options, *start_engine(name, listener))
         if options.on_start:
             options.on_start(service)
-    except BaseException:  # noqa: BLE001 (whatever it was, nobody must wait for us)
+    except BaseException:  # noqa: BLE001 (no client may wait for a service that failed)
         _log.exception("device %r failed to start", name)
         with place.locked():
-            place.leave(listener)  # now clients see that we failed, and look into the log
+            place.leave(listener)  # clients see the failure now and read the log
         os._exit(1)
-    os._exit(0 if service.run() else 1)  # threads of clients that are still talking end with us
+    os._exit(0 if service.run() else 1)  # threads that still serve clients end here, too
 
 
 def main() -> None:
-    """Entry point of the process that a client starts: name, listening socket."""
+    """Entry point of the process that a client starts. Arguments: device name, listening socket."""
     run(sys.argv[1], int(sys.argv[2]), Place(runtime_dir(), sys.argv[1]), ServiceOptions())

@@ -1,4 +1,4 @@
-"""What a service tells systemd about itself: sd_notify(3), a datagram to the socket that NOTIFY_SOCKET names."""
+"""Status messages to systemd: sd_notify(3), a datagram to the socket that NOTIFY_SOCKET names."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import socket
 from contextlib import suppress
 
 VARIABLES = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID")
-"""What systemd says to a service in its environment."""
+"""The variables by which systemd configures this."""
 
 
 def notify(**fields: object) -> None:
-    """As `notify(READY=1, STATUS="…")`. Nothing where nobody listens: whoever serves is none the worse for it."""
+    """For example `notify(READY=1, STATUS="…")`. Does nothing without systemd, and ignores errors."""
     address = os.environ.get("NOTIFY_SOCKET", "")
     if not address.startswith(("/", "@")):
         return
@@ -22,7 +22,7 @@ def notify(**fields: object) -> None:
 
 
 def watchdog_seconds() -> float | None:
-    """How often systemd wants to hear WATCHDOG=1 from this process at least; None if it does not."""
+    """The longest interval between two WATCHDOG=1 messages that systemd accepts; None if it wants none."""
     usec = os.environ.get("WATCHDOG_USEC", "")
     is_ours = os.environ.get("WATCHDOG_PID", str(os.getpid())) == str(os.getpid())
     return int(usec) / 1e6 if is_ours and usec.isdecimal() and int(usec) else None

@@ -1,7 +1,7 @@
-"""A device that runs in the foreground, under an account of its own, for that account or for a group: `burst serve`.
+"""`burst serve`: a device in the foreground, under an account of its own, for that account or for a group.
 
-The command binds the socket, and then becomes the process that a client would start: in a clean environment, isolated,
-and an engine beside it. But it stays without clients, and ends when it is told to.
+The command binds the socket and then becomes the process that a client would start: isolated, in a clean environment,
+with an engine beside it. Unlike that process it stays without clients, and ends on SIGTERM or SIGINT.
 """
 
 from __future__ import annotations
@@ -42,14 +42,18 @@ def serve(
     metrics: str | None = None,
     tell: Callable[[Path, str | None], object] | None = None,
 ) -> NoReturn:
-    """Becomes the service of a device, until SIGTERM or SIGINT. `group`: whose members may connect, by name or number.
-    `tell`: called with its socket, and where the metrics are, when clients may connect; None prints that.
+    """Becomes the service of a device, until SIGTERM or SIGINT.
 
-    `metrics`: where it answers about itself, as `metrics_server.listen` takes it. That needs the extra `metrics`.
+    Args:
+        name: of the device.
+        folder: for its socket.
+        group: its members may connect, too; a name or a number.
+        metrics: address of metrics and health, as `metrics_server.listen` takes it. Needs the extra `metrics`.
+        tell: called with the socket and the address of the metrics when clients may connect; None prints both.
 
     Raises DeviceNotFound, DeviceFailed.
     """
-    device_class(name)  # a wrong name is told here
+    device_class(name)  # raises DeviceNotFound for a wrong name
     gid = None if group is None else _gid(group)
     os.umask(0o077)
     place = discovery.Place(_checked(folder.absolute(), gid), name, "use a shorter --dir")
@@ -62,7 +66,7 @@ def serve(
 
 
 def unit(user: str, group: str, command: str) -> str:
-    """The unit for systemd, a template: `systemctl start burst@DEVICE`. `command`: the path of `burst`."""
+    """The template unit for systemd: `systemctl start burst@DEVICE`. `command`: the path of `burst`."""
     text = resources.files("driver.service").joinpath("burst@.service").read_text()
     for name, value in {"user": user, "group": group, "burst": command}.items():
         text = text.replace(f"@{name}@", value)
@@ -70,8 +74,8 @@ def unit(user: str, group: str, command: str) -> str:
 
 
 def main() -> None:
-    """Entry point of that process: name, sockets, whether who may open it is served, whatever its uid, and whether it
-    prints nothing.
+    """Entry point of that process. Arguments: device name; sockets of service and metrics; whether it serves every
+    account that may open its socket; whether it prints nothing.
     """
     name, (fd, metrics_fd) = sys.argv[1], map(int, sys.argv[2:4])
     is_open, is_quiet = (word == "True" for word in sys.argv[4:6])
@@ -82,7 +86,7 @@ def main() -> None:
 
 
 def _exposed(address: str, gid: int | None) -> tuple[socket.socket, str]:
-    """A socket for metrics and health, and where it is. Raises DeviceFailed."""
+    """A socket for metrics and health, and its address. Raises DeviceFailed."""
     try:
         from driver.service import metrics_server
     except ModuleNotFoundError as error:
@@ -111,7 +115,7 @@ def _gid(group: str) -> int:
 
 
 def _checked(folder: Path, gid: int | None) -> Path:
-    """The folder, made if it is missing: its owner's, and for the group to look into if there is one."""
+    """The folder, made if it is missing. It must belong to this account, and the group must be able to enter it."""
     try:
         _make(folder, gid)
         folder = folder.resolve()
@@ -135,7 +139,7 @@ def _checked(folder: Path, gid: int | None) -> Path:
 
 
 def _make(folder: Path, gid: int | None) -> None:
-    """Unless it is there. Its parent has to be: who would be let into that one is not ours to say."""
+    """Makes the folder if it is missing. Its parent must exist, as its permissions are for its owner to decide."""
     try:
         folder.mkdir(0o700)
     except FileExistsError:
@@ -160,7 +164,7 @@ def _give(path: Path, gid: int, mode: int) -> None:
 
 
 def _listener(name: str, place: discovery.Place, gid: int | None) -> socket.socket:
-    """Raises DeviceFailed when somebody listens there."""
+    """Raises DeviceFailed if another process listens there."""
     with place.locked():
         if found := discovery.find(place):
             found.close()
@@ -178,7 +182,7 @@ def _listener(name: str, place: discovery.Place, gid: int | None) -> socket.sock
 
 
 def _become(name: str, place: discovery.Place, fds: Sequence[int], *, is_open: bool, is_quiet: bool) -> NoReturn:
-    """All that this process was given goes, but for the sockets, where to write to, and what systemd has said."""
+    """Replaces this process. Keeps the sockets, stdout, stderr and systemd's variables of what it was given."""
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     first = 3
     for fd in sorted(fd for fd in fds if fd >= 0):
@@ -194,19 +198,19 @@ def _become(name: str, place: discovery.Place, fds: Sequence[int], *, is_open: b
 
 
 def _home() -> str:
-    """The account's own, where its configuration is; what was in the environment for a uid without an account."""
+    """The home of the account, where its configuration is; HOME for a uid without an account."""
     with suppress(KeyError):
         return pwd.getpwuid(os.getuid()).pw_dir
     return os.environ.get("HOME", "/")
 
 
 def _readable_at_end() -> int:
-    """A descriptor to wait for, which the engine inherits: a signal to either of the two, or to both, ends the service,
-    and the engine with it.
+    """A descriptor that SIGTERM and SIGINT make readable. The engine inherits it: a signal to either process, or to
+    both, ends both.
     """
     readable, writable = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     signal.set_wakeup_fd(writable, warn_on_full_buffer=False)
     for number in _ENDS:
-        if signal.getsignal(number) is not signal.SIG_IGN:  # as a shell wants it for what it runs in the background
+        if signal.getsignal(number) is not signal.SIG_IGN:  # a shell ignores SIGINT in background jobs
             signal.signal(number, lambda *_: None)
     return readable
