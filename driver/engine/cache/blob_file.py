@@ -1,19 +1,19 @@
 """The file of a blob store: one table in SQLite.
 
-SQLite is part of Python and does what this file must: after a process was killed in the middle of writing there is
-either what was or what is to be, processes lock each other out while one writes, and damaged files have been thrown at
-its readers for twenty years. Importing it takes some milliseconds, so a device imports this module when it caches.
+SQLite is part of Python and does what is needed: a killed writer leaves either the old contents or the new ones, one
+process writes at a time, and its readers have been tested with damaged files for twenty years. Importing it takes some
+milliseconds, so a device imports this module only when it caches.
 
-Saves are appended to a log, which is brought to the disk (`fsync`) when it is moved into the file, once in a megabyte
-or so, and not at each save: killing the process loses nothing that was saved; a power failure may lose the last
-saves, and leaves those before them whole.
+Saves are appended to a log. The log is synced (`fsync`) when it is moved into the file, about once per megabyte, not at
+each save: killing the process loses nothing that was saved; a power failure may lose the last saves, and leaves earlier
+ones whole.
 
-Each row has a checksum, because SQLite finds damage of its structure only. The row with the empty key, which nobody can
-set, names the build whose entries these are.
+Each row has a checksum, because SQLite detects only damage of its own structure. The row with the empty key, which
+callers cannot set, names the build that wrote the entries.
 
-The file is one's own: mode 0600, no link, in a folder that nobody else may write to. It is opened, and made anew if it
-is damaged, under a lock on that folder, so that nobody removes what another process has just made. A process that has
-the old file open finds another one at its path, and writes its entries into that.
+The file belongs to this account: mode 0600, not a link, in a folder that no other account may write to. It is opened,
+and rebuilt if it is damaged, under a lock on the folder, so that no process removes what another has just made. A
+process that still has the old file open finds another one at its path, and writes its entries into that.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ if TYPE_CHECKING:
 
 _SCHEMA = "CREATE TABLE entry(key BLOB PRIMARY KEY, used INTEGER, sum INTEGER, value BLOB) WITHOUT ROWID"
 _PRAGMAS = "page_size=1024", "journal_mode=WAL", "synchronous=NORMAL"
-_SIDES = "", "-wal", "-shm", "-journal"  # of the file's name, and of those that SQLite keeps beside it
+_SIDES = "", "-wal", "-shm", "-journal"  # suffixes of the file and of those that SQLite keeps beside it
 _BUILD = b""
-_PATIENCE = 1.0  # seconds that others may hold a lock
+_PATIENCE = 1.0  # seconds to wait for a lock
 _MOST_USED = 2**62
-_OUTSIDE = {  # what SQLite says when the file is not to blame
+_OUTSIDE = {  # error codes that do not mean a damaged file
     *(sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_NOMEM, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_FULL),
     *(sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM, sqlite3.SQLITE_PROTOCOL, sqlite3.SQLITE_INTERRUPT),
 }
 
 
 class DamagedBlobFile(Exception):
-    """The file is not what was written, or no longer at its path: the next one to open it makes it anew."""
+    """The file is damaged or no longer at its path. The next process to open it rebuilds it."""
 
 
 class BlobRow(NamedTuple):
@@ -59,7 +59,7 @@ class BlobFile:
     """Entries in a file. Every method raises OSError when the system refuses, and DamagedBlobFile for a bad file."""
 
     def __init__(self, path: Path, build_id: str, most: int) -> None:
-        """Use `opened`. `most`: bytes of keys and values that are read."""
+        """Use `opened`. `most`: limit on the bytes of keys and values."""
         self._path, self._build, self._most = path, build_id.encode(), most
         self._is_of_build, self._seen, self._last = False, -1, 0
         _create(path)
@@ -87,7 +87,7 @@ class BlobFile:
 
     @contextmanager
     def transaction(self, kind: Literal["DEFERRED", "IMMEDIATE"]) -> Iterator[None]:
-        """All of it or nothing. IMMEDIATE: and nobody else writes meanwhile."""
+        """All or nothing. IMMEDIATE: excludes other writers from the beginning."""
         with _errors(self._path):
             self._db.execute(f"BEGIN {kind}")
             try:
@@ -99,7 +99,7 @@ class BlobFile:
                 raise
 
     def has_changed(self) -> bool:
-        """Whether others have written since `rows`."""
+        """Whether another process has written since `rows`."""
         if _inode(self._path) != self.inode:
             raise DamagedBlobFile(f"{self._path}: another process has replaced it")
         with _errors(self._path):
@@ -110,7 +110,7 @@ class BlobFile:
         return int(version)
 
     def rows(self) -> list[BlobRow] | None:
-        """Within a transaction: all of them, those used longest ago first. None when they are another build's."""
+        """Within a transaction: all entries, least recently used first. None if another build wrote them."""
         if self._schema() != [(_SCHEMA.encode(),)]:
             raise DamagedBlobFile(f"{self._path}: it is not a blob store of this version")
         self._seen, found, left = self._version(), {}, self._most
@@ -128,9 +128,9 @@ class BlobFile:
         return sorted(found.values(), key=lambda row: row.used) if self._is_of_build else None
 
     def write(self, gone: Iterable[bytes], entries: Iterable[tuple[bytes, bytes]], new: set[bytes]) -> dict[bytes, int]:
-        """Within an IMMEDIATE transaction and up to date: `gone` go, `entries` were used in this order, some are new.
+        """Within an IMMEDIATE transaction, after `rows`: deletes `gone`; stores `entries` in the order of their use.
 
-        Returns what `used` of each is now.
+        `new`: keys whose values have changed. Returns the new `used` of each entry.
         """
         if not self._is_of_build:
             self._db.execute("DELETE FROM entry")
@@ -152,13 +152,13 @@ class BlobFile:
         self._db.execute("REPLACE INTO entry VALUES (?, ?, ?, ?)", (key, used, _sum(key, used, value), value))
 
     def close(self) -> None:
-        """The log is moved into the file if nobody else has it open."""
+        """Closes it. SQLite moves the log into the file unless another process has it open."""
         with suppress(sqlite3.Error):
             self._db.close()
 
 
 def opened(path: Path, build_id: str, most: int, damaged: int | None) -> BlobFile:
-    """The file, made if there is none, and anew if it is damaged, as that of inode `damaged` is.
+    """Opens the file; makes it if it is missing, and rebuilds it if it is damaged, as that of inode `damaged` is.
 
     Raises OSError, DamagedBlobFile.
     """
@@ -175,7 +175,7 @@ def opened(path: Path, build_id: str, most: int, damaged: int | None) -> BlobFil
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """The folder, which is ours alone to write to. Raises OSError."""
+    """Holds a lock on the folder, which only this account may write to. Raises OSError."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         status = os.fstat(fd)
@@ -199,7 +199,7 @@ def _try_lock(fd: int) -> bool:
 
 
 def _create(path: Path) -> None:
-    """Only what is not there: closing a descriptor of a file that SQLite has open would end its locks."""
+    """Makes a missing file, and opens no other: closing its descriptor would release SQLite's locks on it."""
     with suppress(FileExistsError):
         os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
 
@@ -231,7 +231,7 @@ def _inode(path: Path) -> int:
 
 
 def _remove(path: Path) -> None:
-    """With what SQLite keeps beside it, which goes first: it would be taken for the next file's."""
+    """Removes the file. SQLite's side files go first, or the next file would take them for its own."""
     for side in reversed(_SIDES):
         path.with_name(path.name + side).unlink(missing_ok=True)
 
@@ -246,10 +246,10 @@ def _sum(key: bytes, used: int, value: bytes) -> int:
 
 @contextmanager
 def _errors(path: Path) -> Iterator[None]:
-    """SQLite's errors become those that this module raises."""
+    """Converts SQLite's errors to OSError and DamagedBlobFile."""
     try:
         yield
-    except UnicodeDecodeError:  # SQLite repeats in a message what it found in the file
+    except UnicodeDecodeError:  # SQLite quotes the file's contents in a message
         raise DamagedBlobFile(f"{path}: it has a different schema") from None
     except sqlite3.Error as error:
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF

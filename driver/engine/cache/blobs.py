@@ -1,12 +1,12 @@
-"""Small records that a driver keeps from one process to the next: what it made of a model, or how to know it again.
+"""A key-value store for a driver's small records that outlive its process, such as compiled kernels and their digests.
 
-The rules are those of Android's nnCache: what is set when there is no room replaces other entries by a policy, and is
-saved some seconds later together with what else was set meanwhile. Whatever happens to the file, a store never fails:
-at worst it is empty, and its entries are in memory only.
+The rules are those of Android's nnCache: a new entry evicts others by a policy when the store is full, and is saved
+some seconds later, together with other new entries. Whatever happens to the file, a store never fails: at worst it is
+empty, and its entries are in memory only.
 
-A store has in memory what is in its file, and over it what was set, used or evicted since the last save. Before each
-get and save it looks whether another process has saved, so all processes on one file see the same, each its own unsaved
-entries on top. A file that is damaged or gone is written anew from memory at the next save.
+A store holds the contents of its file in memory, and on top the entries that were set, used or evicted since the last
+save. Before each get and save it checks whether another process has saved, so all processes on one file see the same
+entries, each with its own unsaved ones on top. A file that is damaged or gone is rebuilt from memory at the next save.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ Select = Literal["random", "lru"]
 Capacity = Literal["halve", "fit", "fit_halve"]
 
 _log = logging.getLogger(__name__)
-_inherited: list[BlobFile | None] = []  # a parent's: closing it here would be done to the parent's file
+_inherited: list[BlobFile | None] = []  # files of the parent process: closing them here would harm the parent
 
 
 class BlobStore:
-    """Values by key, of bytes, in a file that processes share. Any thread may call.
+    """Maps keys to values, both bytes, in a file that processes share. Any thread may call.
 
-    Entries count as the bytes of their key and value. When `max_total_bytes` are too few for one more, others go: at
-    random or those used longest ago (`select`), until half the total is left, until it fits, or until both
-    (`capacity`). With "halve" what does not fit into the other half is not kept.
+    An entry counts as the bytes of its key and value. When a new one exceeds `max_total_bytes`, others are evicted: at
+    random or least recently used (`select`), until half the total is left, until it fits, or until both (`capacity`).
+    With "halve" an entry that does not fit into the other half is not stored.
 
-    What is not saved when a process ends is lost: close it. In a forked child it is empty, and in memory only. SQLite's
-    locks are the parent's, so a child opens no other store on that file, either.
+    Entries that are not saved when the process ends are lost: close the store. In a forked child it is empty, and in
+    memory only. SQLite's locks belong to the parent, so a child must not open another store on that file, either.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class BlobStore:
         capacity: Capacity = "halve",
         delay: float = 4.0,
     ) -> None:
-        """`build_id`: of whatever writes the values; another build finds nothing. `delay`: seconds from set to save.
+        """`build_id`: of the program that writes; other builds find no entries. `delay`: seconds from set to save.
 
         Raises ValueError for limits that are not positive and for unknown policies.
         """
@@ -70,13 +70,13 @@ class BlobStore:
         self._max_key, self._max_value, self._max_total = max_key_bytes, max_value_bytes, max_total_bytes
         self._select, self._capacity = select, capacity
         self._lock = threading.RLock()
-        self._entries: OrderedDict[bytes, bytes] = OrderedDict()  # used longest ago first
+        self._entries: OrderedDict[bytes, bytes] = OrderedDict()  # least recently used first
         self._total = 0
         self._used: OrderedDict[bytes, None] = OrderedDict()  # since the last save, in this order
         self._unsaved: set[bytes] = set()  # of these
         self._stamps: dict[bytes, int] = {}  # of the rows that the file has
         self._gone: set[bytes] = set()  # of these
-        self._due: float | None = None  # when the first set since the last save is to be saved
+        self._due: float | None = None  # when to save: `delay` after the first set since the last save
         self._saver: threading.Thread | None = None
         self._file: BlobFile | None = None
         self._damaged: int | None = None
@@ -87,7 +87,7 @@ class BlobStore:
         fork.tell(self)
 
     def get(self, key: bytes) -> bytes | None:
-        """Its value, which counts as a use of it; None when there is none."""
+        """The value of a key, or None. Counts as a use."""
         with self._lock:
             if self._file:
                 self._attempt(self._refresh)
@@ -97,7 +97,7 @@ class BlobStore:
             return value
 
     def set(self, key: bytes, value: bytes) -> None:
-        """Ignored, and what the key had stays, if either is empty or too large, or there can be no room for them."""
+        """Stores an entry. Ignored if key or value is empty, or if they cannot fit; an older value stays then."""
         key, value = bytes(memoryview(key)), bytes(memoryview(value))
         with self._lock:
             if self._closed.is_set() or not self._is_acceptable(key, value) or not self._make_room(key, value):
@@ -112,7 +112,7 @@ class BlobStore:
                 self._saver.start()
 
     def flush(self) -> bool:
-        """Saves what is not saved yet, now. False when that is not possible: then it is in memory only."""
+        """Saves now. False if that fails: then unsaved entries stay in memory only."""
         with self._lock:
             self._due = None
             if not self._is_child and (self._used or self._gone):
@@ -120,7 +120,7 @@ class BlobStore:
             return not self._unsaved
 
     def close(self) -> None:
-        """Saves; from now on there is nothing to get, and what is set is ignored."""
+        """Saves and closes. From now on `get` finds nothing, and `set` is ignored."""
         with self._lock:
             self.flush()
             self._closed.set()
@@ -128,14 +128,14 @@ class BlobStore:
             self._forget()
 
     def abandon(self) -> None:
-        """We are in a forked child: the file is the parent's."""
+        """Called in a forked child: leaves the file to the parent."""
         self._lock = threading.RLock()
         _inherited.append(self._file)
         self._file, self._saver, self._is_child = None, None, True
         self._forget()
 
     def _save_when_due(self) -> None:
-        """A thread's work. It outlives a flush, to be there for the next set, but never the time that it waits for."""
+        """The saving thread. It outlives a flush, to serve the next `set`, but ends once nothing is due."""
         while True:
             with self._lock:
                 if self._due is not None and self._due <= time.monotonic():
@@ -156,7 +156,7 @@ class BlobStore:
         )
 
     def _make_room(self, key: bytes, value: bytes) -> bool:
-        """Evicts until the total has room for it, by which its own older value may go, too. False if nothing helps."""
+        """Evicts until the entry fits; its own older value may be evicted, too. False if it cannot fit."""
         while True:
             old = self._entries.get(key)
             growth = len(value) - len(old) if old is not None else len(key) + len(value)
@@ -191,7 +191,7 @@ class BlobStore:
             self._gone.add(key)
 
     def _put(self, key: bytes, value: bytes) -> None:
-        """As the one used last."""
+        """Stores it as the most recently used entry."""
         old = self._entries.pop(key, None)
         self._total += len(value) - len(old) if old is not None else len(key) + len(value)
         self._entries[key] = value
@@ -211,7 +211,7 @@ class BlobStore:
     # ---- the file
 
     def _refresh(self) -> None:
-        """Opens the file if it is not open; reads it if that is new. Raises OSError, DamagedBlobFile."""
+        """Opens the file if necessary, and reads it if it has changed. Raises OSError, DamagedBlobFile."""
         file = self._opened()
         if file.has_changed():
             with file.transaction("DEFERRED"):
@@ -239,7 +239,7 @@ class BlobStore:
         return self._file
 
     def _merge(self, rows: list[BlobRow] | None) -> None:
-        """What the file has now, and over it what was set, used or evicted here."""
+        """Takes over the file's entries; applies on top what was set, used or evicted here."""
         used = [(key, self._entries[key], key in self._unsaved) for key in self._used]
         gone = {key: self._stamps[key] for key in self._gone}
         self._forget()
@@ -258,7 +258,7 @@ class BlobStore:
         self._evict_down_to(self._max_total)
 
     def _keep_as_unsaved(self) -> None:
-        """The file does not have what we thought it has."""
+        """Marks all entries as unsaved: the file has lost them."""
         unused = [key for key in self._entries if key not in self._used]
         for key in reversed(unused):
             self._used[key] = None
@@ -273,7 +273,7 @@ class BlobStore:
         self._file = None
 
     def _attempt(self, action: Callable[[], None]) -> None:
-        """With the file: a damaged one is made anew, once; one that the system refuses waits for the next save."""
+        """Runs an action on the file. A damaged file is rebuilt, once; after other errors the next save tries again."""
         for _ in range(2):
             try:
                 return action()

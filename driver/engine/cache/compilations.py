@@ -1,21 +1,21 @@
-"""The device's side of compilation caching: writes what it has made into a client's files, and knows it again.
+"""The device's side of compilation caching: writes compilations into a client's files, and verifies them before use.
 
-The files are the client's: it may read them, change them at any moment, exchange them, or hand over those of somebody
-else. So nothing in them is believed. A device keeps a record of its own (`records`) of each set that it has written,
-and gives back what it reads only if that is what it wrote, for this user and this token, to the last byte:
+The files belong to the client, which may read them, change them at any moment, exchange them, or pass those of another
+user. So nothing in them is trusted. The device keeps its own record (`records`) of each set of files that it has
+written, and uses what it reads only if that is what it wrote for this user and token, to the last byte:
 
-1. The lengths of the files are those of the record. So no client makes us read more than we have written.
-2. The contents are read once, into private memory. What happens to the files from here on has no effect.
+1. The lengths of the files are those of the record, so no client makes the device read more than it has written.
+2. The contents are read once, into private memory. Later changes of the files have no effect.
 3. The keyed digest of that memory is the record's. What was verified is what is used.
 
-The contents of all files count alike, although the HAL would let us trust data more than code.
+All files are verified alike, although the HAL allows data to be trusted more than code.
 
-A device may write again, after the preparation has returned: to the end of the files, where nothing is that anybody
-reads. The order is: a record that says that the files grow; the new contents; a record of these. Whatever moment we are
-killed at, a record is there that is right about the old contents or about the new.
+A device may write again after the preparation has returned: behind the present contents, which readers still use. It
+writes a record that the files grow, then the new contents, then a record of these. Whenever the device is killed, the
+record is right about the old contents or about the new.
 
-Locks (flock) keep writers and readers of one file apart. Nobody waits for them longer than `_PATIENCE`, for a client
-can take them too.
+Locks (flock) keep writers and readers of one file apart. The device waits for a lock no longer than `_PATIENCE`, as a
+client can take it, too.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ NONE = CacheFiles(0, 0)
 
 
 def files_needed(device: Device) -> CacheFiles:
-    """How many files a client has to bring along: the device's own, and one for the model. NONE: it caches nothing."""
+    """How many files a client must bring: the device's own, and one for the model. NONE: the device caches nothing."""
     own = device.cache_files
     if own is None:
         return NONE
@@ -57,27 +57,27 @@ def files_needed(device: Device) -> CacheFiles:
 
 
 class Declined(Exception):
-    """Nothing was kept, for this reason. The prepared model is none the worse for it."""
+    """Nothing was cached or restored, for this reason. Prepared models stay usable."""
 
 
 class RestoredCompilation(NamedTuple):
-    """What was read and verified."""
+    """A compilation that was read and verified."""
 
     model: ModelMemory
     where: tuple[int, int]
     saved: Saved
-    digest: bytes  #: of all of it: equal ones are the same compilation
+    digest: bytes  #: equal digests mean the same compilation
 
 
 class CacheOwner(NamedTuple):
-    """Whose files they are, and what they stand for."""
+    """The account that owns a set of files, and the client's token for them."""
 
     uid: int
     token: bytes
 
 
 class CompilationCache:
-    """Of one device. Any thread."""
+    """The cached compilations of one device. Any thread."""
 
     def __init__(self, device: Device, name: str) -> None:
         self._device, self._name = device, name
@@ -86,7 +86,7 @@ class CompilationCache:
         self._newest: WeakValueDictionary[CacheOwner, CacheWriter] = WeakValueDictionary()
 
     def check(self, counts: Sequence[int], token: object, fds: Sequence[int]) -> CacheFiles:
-        """What a client says that it brings along. Raises InvalidArgument."""
+        """Checks counts, token and descriptors of a client. Raises Malformed, InvalidArgument."""
         match list(counts):
             case [int(model), int(data)] if model + data == len(fds):
                 given = CacheFiles(model, data)
@@ -103,7 +103,7 @@ class CompilationCache:
         return given
 
     def restored(self, owner: CacheOwner, counts: CacheFiles, fds: Sequence[int]) -> RestoredCompilation:
-        """What lies in these files, verified. Raises GeneralFailure."""
+        """Reads and verifies these files. Raises GeneralFailure."""
         try:
             with _locked(fds, fcntl.LOCK_SH):
                 return self._read(owner, counts, fds)
@@ -125,12 +125,12 @@ class CompilationCache:
         return RestoredCompilation(ModelMemory(model), record.where, saved, record.digest)
 
     def saving(self, owner: CacheOwner, fds: Sequence[int]) -> CacheWriter:
-        """Files to write into, now and later. The descriptors stay the caller's. Raises OSError, Declined."""
+        """A writer for these files, for now and later. The caller keeps the descriptors. Raises OSError, Declined."""
         _check_access(fds)
         return CacheWriter(self._opened(), owner, fds, self._newest)
 
     def _opened(self) -> CacheRecords:
-        """The records, opened when they are first needed. Raises OSError."""
+        """The records, opened on first use. Raises OSError."""
         with self._lock:
             if self._records is None:
                 from driver.engine.cache.records import CacheRecords
@@ -140,7 +140,7 @@ class CompilationCache:
 
 
 class CacheWriter:
-    """Files of a client for one prepared model. They are kept open until this object is gone."""
+    """Writes the cache files of one prepared model. They stay open until this object is gone."""
 
     def __init__(
         self,
@@ -149,9 +149,9 @@ class CacheWriter:
         fds: Sequence[int],
         newest: MutableMapping[CacheOwner, CacheWriter],
     ) -> None:
-        """`newest`: of each owner, the one that was saved last."""
+        """`newest`: the latest writer of each owner."""
         self._records, self._owner, self._newest = records, owner, newest
-        self._record: CacheRecord | None = None  # of what we have written
+        self._record: CacheRecord | None = None  # of what this writer has written
         self._lock = threading.Lock()
         self._fds: list[int] = []
         for fd in fds:
@@ -162,7 +162,7 @@ class CacheWriter:
             os.close(fd)
 
     def save(self, model: memoryview, where: tuple[int, int], saved: Saved) -> bytes:
-        """Keeps that; the digest of it. Raises Declined, OSError."""
+        """Writes model and saved contents; returns their digest. Raises Declined, OSError."""
         own: list[Any] = [*saved.model, *saved.data]
         contents = [*(memoryview(part).cast("B") for part in own), model]
         if len(contents) != len(self._fds):
@@ -178,7 +178,7 @@ class CacheWriter:
             return digest
 
     def _begun(self) -> tuple[int, ...]:
-        """Where the contents go: behind what we have written, or into empty files. Raises OSError, Declined."""
+        """Offsets for new contents: behind earlier ones, or 0 in emptied files. Raises OSError, Declined."""
         if self._record is None:
             self._newest[self._owner] = self
             for fd in self._fds:
@@ -224,7 +224,7 @@ def _check_lengths(record: CacheRecord, fds: Sequence[int]) -> None:
 
 @contextmanager
 def _locked(fds: Sequence[int], operation: int) -> Iterator[None]:
-    """Raises Declined when somebody else has one of them for too long."""
+    """Holds locks on all files. Raises Declined if another process holds one for too long."""
     end = time.monotonic() + _PATIENCE
     with ExitStack() as stack:
         for fd in fds:

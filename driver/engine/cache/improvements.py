@@ -1,7 +1,7 @@
-"""Multi-stage compilation: a device serves a quick plan first, and a better one as soon as that is made.
+"""Multi-stage compilation: a device serves a quick compilation first, and an improved one once that is ready.
 
-The better one is made in one thread, while the quick one serves. Requests that are bound to
-the quick one run to their end there; the next ones are bound anew. None is lost, none runs twice.
+The improved one is made in one thread while the quick one serves. Requests that are bound to the quick one finish on
+it; later ones are bound anew. No request is lost, and none runs twice.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ _log = logging.getLogger(__name__)
 
 
 class ModelImprover:
-    """Those of one device, one at a time."""
+    """Improves the models of one device, one at a time."""
 
     def __init__(self, forget_plans: Callable[[], None]) -> None:
-        """`forget_plans`: what is bound is bound anew."""
+        """`forget_plans`: has all requests bound anew."""
         self._forget_plans, self._lock = forget_plans, threading.Lock()
         self._begun: weakref.WeakSet[SharedModel] = weakref.WeakSet()
         self._threads: ThreadPoolExecutor | None = None
@@ -44,11 +44,11 @@ class ModelImprover:
 
     def _improve(self, wanted: weakref.ref[SharedModel], pace: Callable[[], object]) -> None:
         shared = wanted()
-        if shared is None:  # nobody has it any more
+        if shared is None:  # no client holds it any more
             return
         try:
             better = shared.use.run(partial(shared.prepared.improved, pace))
-        except Exception:  # noqa: BLE001 (whatever it was, others are still served)
+        except Exception:  # noqa: BLE001 (the thread must go on)
             _log.exception("a model could not be improved; the first compilation stays in use")
             return
         if better is not None:

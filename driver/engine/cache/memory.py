@@ -1,4 +1,4 @@
-"""Memory of this process's own that files are read into, once: what is checked there is what is used."""
+"""Private memory into which files are read once, so that what is checked is what is used."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _LARGE = 2**21
-"""Bytes from which on large pages are asked for: it takes a third of the time to fill them."""
+"""Bytes from which huge pages are requested: filling them takes a third of the time."""
 
 
 class PrivateMemory:
-    """Arrays of given sizes behind one another, each at the beginning of a page, to be filled once."""
+    """Consecutive arrays of given sizes, each at the start of a page, to be filled once."""
 
     def __init__(self, sizes: Sequence[int]) -> None:
-        """Raises OSError, ValueError when there is no such memory."""
+        """Raises OSError, ValueError if there is not enough memory."""
         starts, end = [], 0
         for size in sizes:
             starts.append(end)
@@ -35,7 +35,7 @@ class PrivateMemory:
         ]
 
     def fill(self, sources: Iterable[tuple[int, int]]) -> None:
-        """Each from a descriptor and an offset there. Raises OSError when there is less than that."""
+        """Reads each array from (descriptor, offset). Raises OSError if a file is too short."""
         for array, (fd, offset) in zip(self.arrays, sources, strict=True):
             done = 0
             while done < array.nbytes:
@@ -54,7 +54,7 @@ class ModelMemory:
 
     @property
     def nbytes(self) -> int:
-        """Of all."""
+        """Length in bytes."""
         return self._array.nbytes
 
     def asarray(self) -> NDArray[np.uint8]:

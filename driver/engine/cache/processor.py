@@ -1,4 +1,4 @@
-"""What libraries choose their kernels by: kind and abilities of the processors."""
+"""Kind and features of the processors, by which libraries choose their kernels."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _LINES = (
 
 @cache
 def processor() -> str:
-    """As the kernel describes them."""
+    """The kernel's description of them."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     found = {line for line in lines if line.partition(":")[0].strip() in _LINES}
     return "\n".join([os.uname().machine, *sorted(found)])

@@ -1,8 +1,8 @@
-"""What a device remembers of the files that it has written: enough to know them again, and kept where no client can.
+"""The device's records of the cache files that it has written, kept where no client can change them.
 
-A record says how long the files are, where in them the newest contents lie, and what the keyed digest of these is. It
-belongs to one user's token. All records are void as soon as the device, its driver, this library or the processor is
-another one: `build` names them.
+A record says how long the files are, where the newest contents lie in them, and what their keyed digest is. It belongs
+to one user and token. All records become void when the device, its driver, this library or the processor changes:
+`build` names them.
 """
 
 from __future__ import annotations
@@ -26,26 +26,26 @@ if TYPE_CHECKING:
 
 _KEY_BYTES = 32
 _MOST_RECORDS = 8192
-_RECORD_BYTES = 2048  # of 65 files, with some to spare
+_RECORD_BYTES = 2048  # enough for 65 files
 _WRONG = (ValueError, TypeError, msgpack.UnpackException)
 
 
 class CacheRecord(NamedTuple):
-    """Of one set of files."""
+    """The record of one set of files."""
 
-    where: tuple[int, int]  #: the model's structure among its bytes
-    offsets: tuple[int, ...]  #: of the contents in each file, in the order of the files
+    where: tuple[int, int]  #: offset and length of the structure within the model
+    offsets: tuple[int, ...]  #: of the contents within each file
     sizes: tuple[int, ...]  #: of the contents
     lengths: tuple[int, ...]  #: of the files
     digest: bytes  #: of the contents
-    grows: bool  #: something is being appended, or was when we died
+    grows: bool  #: contents are being appended, or were when the device died
 
 
 class CacheRecords:
-    """Of one device. Its folder is this account's own; files there have mode 0600."""
+    """The records of one device, in a folder of this account; files there have mode 0600."""
 
     def __init__(self, device: Device, name: str) -> None:
-        """Raises OSError when there can be no such files."""
+        """Raises OSError if the files cannot be made or read."""
         folder = Path("~/.local/state/burst").expanduser()
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._build = build(device)
@@ -63,7 +63,7 @@ class CacheRecords:
         )
 
     def get(self, uid: int, token: bytes) -> CacheRecord | None:
-        """That of the files which this user's token stands for, or None."""
+        """The record for this user's token, or None."""
         found = self._store.get(_name(uid, token))
         try:
             where, offsets, sizes, lengths, digest, grows = msgpack.unpackb(found or b"\0", use_list=False)
@@ -72,13 +72,13 @@ class CacheRecords:
             return None
 
     def put(self, uid: int, token: bytes, record: CacheRecord) -> None:
-        """From now on, and after we are killed. Raises OSError when that cannot be."""
+        """Stores a record durably: it outlives a kill of this process. Raises OSError."""
         self._store.set(_name(uid, token), msgpack.packb(list(record)))
         if not self._store.flush():
             raise OSError(f"{self._path}: cannot be written; see the log")
 
     def digest(self, uid: int, token: bytes, where: tuple[int, int], contents: Iterable[memoryview]) -> bytes:
-        """Of files with these contents, which nobody else can compute."""
+        """The keyed digest of files with these contents. Only this account can compute it."""
         parts = list(contents)
         hasher = blake3(key=self._key)
         hasher.update(msgpack.packb([self._build, uid, token, where, [part.nbytes for part in parts]]))
@@ -88,7 +88,7 @@ class CacheRecords:
 
 
 def build(device: Device) -> str:
-    """What has to be the same for a compilation to be of use."""
+    """Names everything that must be unchanged for a compilation to be usable."""
     parts = (device.name, device.version, version("burst-engine"), processor())
     return "\n".join(parts)
 
@@ -98,13 +98,13 @@ def _name(uid: int, token: bytes) -> bytes:
 
 
 def _key(path: Path) -> bytes:
-    """The account's key, made by whoever needs it first. Raises OSError."""
+    """The account's key, made on first use. Raises OSError."""
     new = path.with_name(f"key.{os.getpid()}")
     if not path.exists():
         with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
             file.write(os.urandom(_KEY_BYTES))
         try:
-            os.link(new, path)  # never over one that somebody else has made meanwhile
+            os.link(new, path)  # never replaces one that another process has made meanwhile
         except FileExistsError:
             pass
         finally:
