@@ -1,7 +1,7 @@
-"""The conformance kit: what a device has to do, as tests that its author runs against it (`burst vts DEVICE`).
+"""The conformance kit: tests that the author of a device runs against it (`burst vts DEVICE`).
 
-A device is reached as any client reaches it: by name, over its socket and through bursts. One file holds one category
-of tests, `driver.vts.catalogue` lists them all, and `driver.vts.kit` runs them.
+The kit reaches a device as any client does: by name, over its socket and through bursts. Each category of tests has
+a file; `driver.vts.catalogue` lists all tests, and `driver.vts.kit` runs them.
 """
 
 from driver.vts.cases import BadCase, Case, read_cases

@@ -1,4 +1,4 @@
-"""When an answer counts as right: the limits of Android's suites, value by value and in double precision."""
+"""When a result is correct: the tolerances of Android's suites, value by value and in double precision."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _LIMITS = {
     OperandType.TENSOR_QUANT16_SYMM: _ONE_STEP,
     OperandType.TENSOR_BOOL8: _EXACT,
 }
-"""(absolute, relative) of each type that an output may have."""
+"""(absolute, relative) tolerance for each type that an output may have."""
 _BYTES = {
     OperandType.TENSOR_QUANT8_ASYMM,
     OperandType.TENSOR_QUANT8_ASYMM_SIGNED,
@@ -37,12 +37,12 @@ _BYTES = {
 
 
 def limits(case: Case, kind: OperandType) -> tuple[float, float]:
-    """How far a value of an output of that type may be off: |found - expected| <= absolute + relative * |expected|.
+    """Tolerance for an output of this type: |found - expected| <= absolute + relative * |expected|.
 
     Raises ValueError for a type that has no criterion.
     """
     if kind not in _LIMITS:
-        raise ValueError(f"there is no criterion for outputs of type {kind.name}")
+        raise ValueError(f"there is no tolerance for outputs of type {kind.name}")
     if kind == OperandType.TENSOR_FLOAT32 and case.is_half():
         return _HALF
     if kind in _BYTES and "mobilenet" in case.name:
@@ -51,14 +51,14 @@ def limits(case: Case, kind: OperandType) -> tuple[float, float]:
 
 
 def difference(case: Case, number: int, found: NDArray[Any]) -> str | None:
-    """What is wrong with output `number`, or None. `found`: its values, flat, in the operand's dtype."""
+    """Describe the error of output `number`; None when it is correct. found: its flat values in the operand's dtype."""
     expected, kind = case.expected[number], case.outputs[number].type
     if case.frequency:
         return _draws(case, found)
     if expected is None:
         return None
     if found.size != expected.size:
-        return f"output {number} has {found.size} values; {expected.size} are expected"
+        return f"output {number} has {found.size} values; expected {expected.size}"
     absolute, relative = limits(case, kind)
     a, b = found.astype(np.float64), expected.astype(np.float64)
     with np.errstate(all="ignore"):
@@ -73,7 +73,7 @@ def difference(case: Case, number: int, found: NDArray[Any]) -> str | None:
 
 
 def _draws(case: Case, found: NDArray[Any]) -> str | None:
-    """Row by row, the frequency of each class against its softmax."""
+    """Compare the frequency of each class with its softmax, row by row."""
     chances = case.feeds[0]
     assert chances is not None
     logits = chances.astype(np.float64).reshape(-1, chances.shape[-1])

@@ -1,4 +1,4 @@
-"""Memory for executions: where arguments lie, what is put there, and what is found there afterwards."""
+"""Memory for executions: places the arguments, fills them, and reads them back afterwards."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ _GAP = 64
 _FIRST_SIZE = 1 << 20
 _UNKNOWN_SIZE = 1 << 16
 JUNK = 0xA5
-"""What outputs, and the gaps between arguments, hold before an execution."""
+"""The byte that fills outputs, and the gaps between arguments, before an execution."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What came of an execution.
+    """The answer to one execution.
 
-    outputs: the bytes of each output's memory, copied.
+    outputs: a copy of the bytes of each output's memory.
     """
 
     status: ErrorStatus
@@ -44,9 +44,9 @@ class Answer:
 
 
 class Bench:
-    """One pool that holds all arguments, each on 64 bytes and with a gap behind it. It is kept, and grows when needed.
+    """One pool for all arguments, each aligned to 64 bytes and followed by a gap. It is reused, and grows on demand.
 
-    A device learns about it once, however many models it is used with.
+    A device learns about it once, for any number of models.
     """
 
     def __init__(self) -> None:
@@ -60,7 +60,7 @@ class Bench:
         patience: float,
         run: Execute | None = None,
     ) -> Answer:
-        """Executes a case with so many bytes for each output: on the plain path, or however `run` does it."""
+        """Execute a case. sizes: bytes for each output. run: how to execute; the plain path by default."""
         request = self._request(prepared, case, sizes)
         run = run or (lambda request: prepared.execute(request, timeout=patience))
         return answer(run, request)
@@ -72,32 +72,32 @@ class Bench:
             prepared.device.free_memory(self._memory)
             self._memory = Memory.create(2 * end)
         self._memory.asarray(np.uint8, end)[:] = JUNK
-        return request(case, [Place(self._memory, offset) for offset in offsets], sizes)
+        return request(case, [ArgumentPlace(self._memory, offset) for offset in offsets], sizes)
 
 
 def answer(run: Execute, request: Request) -> Answer:
-    """Executes a request, and copies what its outputs hold then."""
+    """Execute a request and copy its outputs."""
     found = refusal(run, request)
     outputs = tuple(request.pools[a.pool].asarray(np.uint8, a.length, a.offset).copy() for a in request.outputs)
     return replace(found, outputs=outputs)
 
 
 def refusal(run: Execute, request: Request) -> Answer:
-    """Executes a request whose outputs may be anywhere, and does not look there."""
+    """Execute a request without reading its outputs, which may lie anywhere."""
     result = run(request)
     return Answer(result.status, result.message, tuple(result.output_shapes), tuple(result.timing))
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Where an argument lies."""
+class ArgumentPlace:
+    """Position of an argument: a pool and an offset."""
 
     pool: Memory
     offset: int
 
 
-def request(case: Case, places: Sequence[Place], sizes: Sequence[int]) -> Request:
-    """A request with its arguments at those places, inputs first; `sizes` are those of the outputs, in bytes."""
+def request(case: Case, places: Sequence[ArgumentPlace], sizes: Sequence[int]) -> Request:
+    """A request with its arguments at `places`, inputs first. sizes: bytes of each output."""
     pools = list(dict.fromkeys(place.pool for place in places))
     inputs, outputs = places[: len(case.feeds)], places[len(case.feeds) :]
     operands = [case.model.main.operands[i] for i in case.model.main.inputs]
@@ -111,7 +111,7 @@ def request(case: Case, places: Sequence[Place], sizes: Sequence[int]) -> Reques
     return Request(tuple(arguments), tuple(results), tuple(pools))
 
 
-def _input(operand: Operand, feed: Array | None, place: Place, pools: list[Memory]) -> RequestArgument:
+def _input(operand: Operand, feed: Array | None, place: ArgumentPlace, pools: list[Memory]) -> RequestArgument:
     if feed is None:
         return RequestArgument(has_no_value=True)
     place.pool.asarray(np.uint8, feed.nbytes, place.offset)[:] = feed.reshape(-1).view(np.uint8)
@@ -120,7 +120,7 @@ def _input(operand: Operand, feed: Array | None, place: Place, pools: list[Memor
 
 
 def _offsets(lengths: Sequence[int]) -> list[int]:
-    """Where each argument begins, and where the last gap ends."""
+    """Offset of each argument, and the end of the last gap."""
     places = [_GAP]
     for length in lengths:
         places.append(places[-1] + -(-length // _ALIGN) * _ALIGN + _GAP)
@@ -128,7 +128,7 @@ def _offsets(lengths: Sequence[int]) -> list[int]:
 
 
 def output_sizes(case: Case) -> list[int]:
-    """Bytes that each output needs, at least one; plenty where nobody says."""
+    """Bytes for each output: what it needs, at least one; a generous size where the case does not say."""
     sizes = []
     for operand, expected in zip(case.outputs, case.expected, strict=True):
         if expected is not None and expected.size:

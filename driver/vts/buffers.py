@@ -1,4 +1,4 @@
-"""memory: buffers that the device manages as inputs and outputs of executions, right and wrong, on both paths."""
+"""memory: device buffers as inputs and outputs of executions, valid and invalid, on both paths."""
 
 from __future__ import annotations
 
@@ -36,38 +36,38 @@ if TYPE_CHECKING:
 
 
 def tests() -> Iterator[Test]:
-    """All of them, whatever the scope: they take milliseconds."""
+    """All tests of this file, in any scope: they take milliseconds."""
     for name, use in _USES.items():
         for path in ("plain", "burst"):
             yield Test(f"memory/buffers/{name}/{path}", partial(_on, path, use))
 
 
 def _pair() -> Model:
-    """One input, and two outputs of its shape."""
+    """A model with one input, and two outputs of the same shape."""
     m = ModelBuilder()
     x = m.input("float32", SHAPE)
     m.output(m.operation("RELU", x), m.operation("RELU1", x))
     return m.build()
 
 
-class _User:
-    """Executes requests whose arguments are values in memory, or buffers, on one of the two paths."""
+class _Requester:
+    """Executes requests on one of the two paths; their arguments are arrays or device buffers."""
 
     def __init__(self, target: Target, path: str, stack: ExitStack) -> None:
         self.target, self._path, self._stack = target, path, stack
 
     def prepare(self, build: Callable[[], Model]) -> RemotePreparedModel:
-        """A model that lives until the test ends."""
+        """Prepare a model until the end of the test."""
         return self._stack.enter_context(prepared([build], self.target))[0]
 
     def buffer(self, models: Sequence[RemotePreparedModel], *roles: Any, **more: Any) -> Buffer:
-        """One that lives as long; arguments as of `allocated`."""
+        """Allocate a buffer until the end of the test; arguments as for `allocated`."""
         return self._stack.enter_context(allocated(self.target, models, *roles, **more))
 
     def run(
         self, model: RemotePreparedModel, inputs: Sequence[Any], outputs: Sequence[DeviceBuffer | None], **more: Any
     ) -> tuple[ErrorStatus, list[Any]]:
-        """The status, and what is in the outputs that are no buffers. `more`: fields of the arguments on buffers."""
+        """Execute; returns the status and the outputs in plain memory. more: fields of arguments on buffers."""
         memory = Memory.create(4096)
         pools: list[Any] = [memory]
         arguments: list[RequestArgument] = []
@@ -93,18 +93,18 @@ class _User:
         return self._stack.enter_context(model.burst(input_shapes=shapes))
 
     def check(self, status: ErrorStatus, what: str, *run: Any, **more: Any) -> None:
-        """It answers so."""
+        """Check the status of an execution."""
         found, _ = self.run(*run, **more)
         check(found == status, f"{what} gets {found.name}, not {status.name}")
 
 
-def _on(path: str, use: Callable[[_User], None], target: Target) -> None:
+def _on(path: str, use: Callable[[_Requester], None], target: Target) -> None:
     with ExitStack() as stack:
-        use(_User(target, path, stack))
+        use(_Requester(target, path, stack))
 
 
-def chained(user: _User) -> None:
-    """The output of an execution is the input of the next, without a copy through the client."""
+def chained(user: _Requester) -> None:
+    """The output of one execution is the input of the next, without a copy through the client."""
     model = user.prepare(total)
     states = [user.buffer([model], [(0, 1)], [(0, 0)]) for _ in range(2)]
     states[0].copy_from(np.zeros(SHAPE, np.float32))
@@ -116,14 +116,14 @@ def chained(user: _User) -> None:
     check_value(states[0], expected)
 
 
-def unknown_token(user: _User) -> None:
-    """A token that this client does not have."""
+def unknown_token(user: _Requester) -> None:
+    """A token that this client does not own is rejected."""
     model = user.prepare(total)
     user.check(INVALID, "an unknown token", model, [value(), DeviceBuffer(2**32 - 1)], [None])
 
 
-def released(user: _User) -> None:
-    """A buffer that was released is unknown, also to requests that used it before."""
+def released(user: _Requester) -> None:
+    """A released buffer is unknown, even to requests that used it before."""
     model = user.prepare(total)
     buffer = user.buffer([model], [(0, 1)])
     buffer.copy_from(value())
@@ -133,8 +133,8 @@ def released(user: _User) -> None:
     user.check(INVALID, "the token of a released buffer", model, [value(), token], [None])
 
 
-def undeclared_role(user: _User) -> None:
-    """Of another model, another index, or the other direction."""
+def undeclared_role(user: _Requester) -> None:
+    """A buffer is rejected in a role that it was not allocated for: another model, index or direction."""
     model, other = user.prepare(total), user.prepare(total)
     reads, writes = user.buffer([model], [(0, 0)]), user.buffer([model], [], [(0, 0)])
     reads.copy_from(value())
@@ -145,19 +145,19 @@ def undeclared_role(user: _User) -> None:
     user.check(INVALID, "an input in a buffer for an output", model, [writes, value()], [None])
 
 
-def fresh_input(user: _User) -> None:
-    """A buffer without a value is no input; once it is written, it is."""
+def fresh_input(user: _Requester) -> None:
+    """A buffer cannot be an input before it has a value."""
     model = user.prepare(total)
     buffer = user.buffer([model], [(0, 0)], [(0, 0)])
     user.check(GENERAL, "an input without a value", model, [buffer, value()], [None])
     user.check(NONE, "an output in that buffer", model, [value(), value()], [buffer])
     user.check(NONE, "an input with a value", model, [buffer, value()], [None])
     fails(lambda: buffer.copy_from(Memory.create(1)), INVALID, "copy_from of a wrong size")
-    user.check(GENERAL, "an input without a value any more", model, [buffer, value()], [None])
+    user.check(GENERAL, "an input that has lost its value", model, [buffer, value()], [None])
 
 
-def used_twice(user: _User) -> None:
-    """As two inputs, which is fine; as input and output, or as two outputs, which is not."""
+def used_twice(user: _Requester) -> None:
+    """One buffer may be two inputs, but not input and output, and not two outputs."""
     model, pair = user.prepare(total), user.prepare(_pair)
     buffer = user.buffer([model, pair], [(0, 0), (0, 1)], [(0, 0), (1, 0), (1, 1)])
     buffer.copy_from(value())
@@ -169,8 +169,8 @@ def used_twice(user: _User) -> None:
     user.check(INVALID, "one buffer as two outputs", pair, [value()], [buffer, buffer])
 
 
-def places_in_it(user: _User) -> None:
-    """A buffer is used as a whole, in its own dimensions."""
+def places_in_it(user: _Requester) -> None:
+    """A buffer is used whole, with its own dimensions."""
     model = user.prepare(total)
     buffer = user.buffer([model], [(0, 0)])
     buffer.copy_from(value())
@@ -182,8 +182,8 @@ def places_in_it(user: _User) -> None:
     user.check(NONE, "the buffer's dimensions", *run, dimensions=SHAPE)
 
 
-def open_shape(user: _User) -> None:
-    """Dimensions that are open follow the value, from execution to execution."""
+def open_shape(user: _Requester) -> None:
+    """Open dimensions follow the value from execution to execution."""
     model = user.prepare(partial(total, (0, 4)))
     reads, writes = user.buffer([model], [(0, 0)]), user.buffer([model], [], [(0, 0)])
     for rows in (2, 3, 1):
@@ -193,8 +193,8 @@ def open_shape(user: _User) -> None:
         check_value(writes, model.run(value, value, timeout=user.target.patience)[0])
 
 
-def shape_conflict(user: _User) -> None:
-    """An output that turns out not to be what its buffer was made for."""
+def shape_conflict(user: _Requester) -> None:
+    """An output whose shape does not match its buffer is rejected."""
     model = user.prepare(partial(total, (0, 4)))
     buffer = user.buffer([model], [], [(0, 0)], dimensions=(2, 4))
     three = np.ones((3, 4), np.float32)
@@ -202,7 +202,7 @@ def shape_conflict(user: _User) -> None:
     user.check(NONE, "an output of its buffer's shape", model, [three[:2], three[:2]], [buffer])
 
 
-_USES: dict[str, Callable[[_User], None]] = {
+_USES: dict[str, Callable[[_Requester], None]] = {
     "chained": chained,
     "unknown_token": unknown_token,
     "released": released,

@@ -1,4 +1,4 @@
-"""burst: the fast path answers as the plain one does, in order, and survives whatever is sent to it."""
+"""burst: a burst gives the same results as the plain path, in order, and survives any packet."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 from burst import Controller, ErrorStatus, Memory
 from burst.controller import Packet
 from burst.datum import DATUM
-from driver.vts.bench import Place, answer, output_sizes, request
+from driver.vts.bench import ArgumentPlace, answer, output_sizes, request
 from driver.vts.kit import Failed, Test, check
 from driver.vts.operations import check_short, prepared
 from driver.vts.request import valid
@@ -36,15 +36,15 @@ _JUNK = [
         "02000000 00000000",  # an input's dimension 0
         "03000000 00000000 00000000 00000000 00000000 0a000000",  # an output with 10 dimensions
         "04000000 00000000",  # an output's dimension 0
-        "05000000 ffffff7f",  # a slot that stands for nothing
+        "05000000 ffffff7f",  # an unknown slot
         "06000000 01000000",  # measureTiming YES
-        "ff000000 00000000",  # nothing at all
+        "ff000000 00000000",  # an unknown element
     )
 ]
 
 
 def tests() -> Iterator[Test]:
-    """All of them, whatever the scope: they take milliseconds."""
+    """All tests of this file, in any scope: they take milliseconds."""
     for name in SAMPLES:
         yield Test(f"burst/equals_plain/{name}", partial(equal, name))
     yield from (
@@ -60,14 +60,14 @@ def tests() -> Iterator[Test]:
 
 
 def plain(model: RemotePreparedModel, case: Case, target: Target) -> list[bytes]:
-    """What the device answers on the plain path, as bytes: for comparison, right or wrong."""
+    """Outputs of the plain path as bytes, for comparison only: they may be wrong."""
     found = target.bench.execute(model, case, output_sizes(case), target.patience)
-    check(not found.status, f"on the plain path the device answers {found.status.name}: {found.message}")
+    check(not found.status, f"on the plain path the device returns {found.status.name}: {found.message}")
     return [output.tobytes() for output in found.outputs]
 
 
 def equal(name: str, target: Target) -> None:
-    """Several inputs, one after the other: each gets what it gets on the plain path."""
+    """Several inputs in turn: each result equals that of the plain path."""
     with prepared(sample(name), target) as model, model.burst() as burst:
         for seed in range(_RUNS):
             case = sample(name, seed)
@@ -77,18 +77,18 @@ def equal(name: str, target: Target) -> None:
 
 def _same(expected: list[bytes], found: tuple[Array, ...], what: str) -> None:
     for number, (a, b) in enumerate(zip(expected, found, strict=True)):
-        check(a == b.tobytes(), f"{what}: output {number} is not what the plain path answers")
+        check(a == b.tobytes(), f"{what}: output {number} differs from that of the plain path")
 
 
 class _Wire(Controller):
-    """A burst that sends any bytes, in the first version of the wire: there a packet is all that arrives."""
+    """A burst that can send any bytes. It speaks wire version 1, which has no framing around a packet."""
 
     def send_raw(self, raw: bytes, timeout: float) -> ResultPacket:
         return self.send(Packet(raw, True, self._caller), timeout)
 
 
 def malformed(mutants: Callable[[list[bytes]], Iterator[list[bytes]]], target: Target) -> None:
-    """Packets with an element too few, too many or wrong get an error, and the burst goes on."""
+    """Packets with a missing, extra or wrong element get an error, and the burst goes on."""
     with prepared(sample("add"), target) as model:
         asked = valid("add")
         with _Wire(model.configure_burst(0.0), versions=(1,)) as wire:
@@ -120,7 +120,7 @@ def _replaced(elements: list[bytes]) -> Iterator[list[bytes]]:
 
 
 def free_memory(target: Target) -> None:
-    """Memory that the device never saw, or that was freed before, may be freed; what was freed can be used again."""
+    """Freeing unknown or already freed memory is no error; freed memory can be used again."""
     with prepared(sample("add"), target) as model, model.burst() as burst:
         asked, unknown = valid("add"), Memory.create(64)
         for pool in (unknown, asked.pools[0], None, asked.pools[0], asked.pools[0], unknown, None):
@@ -132,7 +132,7 @@ def free_memory(target: Target) -> None:
 
 
 def several(target: Target) -> None:
-    """Bursts on one model, each in a thread: nobody gets another's answer."""
+    """Several bursts on one model, a thread each: none gets the result of another."""
     with prepared(sample("add"), target) as model, ThreadPoolExecutor(_BURSTS) as threads:
         cases = [sample("add", seed) for seed in range(_BURSTS)]
         expected = [plain(model, case, target) for case in cases]
@@ -148,7 +148,7 @@ def several(target: Target) -> None:
 
 
 def order(target: Target) -> None:
-    """With requests in flight, results come in their order."""
+    """With several requests in flight, results come in the order of the requests."""
     with prepared(sample("add"), target) as model, model.burst(depth=_DEPTH) as burst:
         cases = [sample("add", seed) for seed in range(2 * _DEPTH)]
         expected = [plain(model, case, target) for case in cases]
@@ -159,25 +159,27 @@ def order(target: Target) -> None:
 
 
 def short_output(target: Target) -> None:
-    """An output with a byte too little is told so, and the burst goes on."""
+    """An output that is a byte too small is reported, and the burst goes on."""
     case = sample("add")
     with prepared(case, target) as model, model.burst() as burst:
         pool = Memory.create(1 << 14)
-        places = [Place(pool, n << 12) for n in range(len(case.feeds) + 1)]
+        places = [ArgumentPlace(pool, n << 12) for n in range(len(case.feeds) + 1)]
         (size,) = output_sizes(case)
         run = partial(burst.execute, timeout=target.patience)
         short = answer(run, request(case, places, [size - 1]))
         if short.status == ErrorStatus.GENERAL_FAILURE:
-            raise Failed("an output with a byte too little gets GENERAL_FAILURE; its shape is known beforehand")
+            raise Failed(
+                "an output that is a byte too small gets GENERAL_FAILURE, although its shape is known beforehand"
+            )
         check_short(short)
         needed = math.prod(short.shapes[0].dimensions) * np.dtype(np.float32).itemsize
-        check(needed == size, f"output 0 is said to need {needed} bytes; it needs {size}")
+        check(needed == size, f"the device reports that output 0 needs {needed} bytes; it needs {size}")
         status = burst.execute(request(case, places, [size]), timeout=target.patience).status
         check(not status, f"after a short output, a valid request gets {status.name}")
 
 
 def reopened(target: Target) -> None:
-    """Bursts come and go on one model, and an earlier one takes nothing with it."""
+    """Bursts on one model are opened and closed in turn; closing one does not affect the next."""
     case = sample("add")
     with prepared(case, target) as model:
         expected = plain(model, case, target)

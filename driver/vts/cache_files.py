@@ -1,4 +1,4 @@
-"""Cache files for the kit: what lies in them, what can be done to them, and what to hand over in their place."""
+"""Cache files for the tests of caching: their content, ways to damage them, and wrong descriptors to send instead."""
 
 from __future__ import annotations
 
@@ -23,48 +23,48 @@ TOKEN_BYTES = 32
 _JUNK = b"what was there before"
 
 
-class Files:
-    """Those of one entry, model files first: memory that has descriptors, and a token of its own."""
+class CacheFileSet:
+    """The files of one compilation, model files first, as memfds; and a token."""
 
     def __init__(self, counts: CacheFiles, token: bytes | None = None) -> None:
         self.counts, self.token = counts, token or os.urandom(TOKEN_BYTES)
         self.fds = [os.memfd_create("burst-vts-cache", os.MFD_CLOEXEC) for _ in range(sum(counts))]
 
     def cache(self, fds: Sequence[int] | None = None, token: bytes | None = None) -> Cache:
-        """For the device; with other descriptors or another token."""
+        """The argument for the device; optionally with other descriptors or another token."""
         found = self.fds if fds is None else fds
         files = list(found[: self.counts.model]), list(found[self.counts.model :])
         return Cache(self.token if token is None else token, *files)
 
     def is_code(self, number: int) -> bool:
-        """Whether nothing may be made of this file once it was changed."""
+        """Whether a change of this file must prevent the restoring: it is a model file."""
         return number < self.counts.model
 
     def read(self) -> list[bytes]:
-        """What lies in each."""
+        """Content of each file."""
         return [os.pread(fd, os.fstat(fd).st_size, 0) for fd in self.fds]
 
     def write(self, contents: Sequence[bytes]) -> None:
-        """What lies in each from now on."""
+        """Replace the content of each file."""
         for fd, content in zip(self.fds, contents, strict=True):
             overwrite(fd, content)
 
     def move(self) -> None:
-        """Whoever reads or writes next begins somewhere else than at the beginning, unless it says where."""
+        """Move the file offset of each, for readers and writers that forget to seek."""
         for number, fd in enumerate(self.fds, 1):
             os.lseek(fd, 17 * number, os.SEEK_SET)
 
     def fill_with_junk(self) -> None:
-        """As files that something else was in before."""
+        """Fill the files with unrelated bytes."""
         self.write([_JUNK * (n + 1) for n in range(len(self.fds))])
         self.move()
 
     def reopened(self, number: int, flags: int) -> int:
-        """One of the files once more: a descriptor that is the caller's."""
+        """Open one of the files again; the caller owns the descriptor."""
         return os.open(f"/proc/self/fd/{self.fds[number]}", flags | os.O_CLOEXEC)
 
     def close(self) -> None:
-        """The memory goes with the last descriptor."""
+        """Close the descriptors, which frees the memory."""
         while self.fds:
             os.close(self.fds.pop())
 
@@ -76,7 +76,7 @@ class Files:
 
 
 def overwrite(fd: int, content: bytes) -> None:
-    """The content takes the place of what was there."""
+    """Replace the content of a file."""
     os.ftruncate(fd, 0)
     done = 0
     while done < len(content):
@@ -85,38 +85,38 @@ def overwrite(fd: int, content: bytes) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A file that is no longer what the device wrote."""
+    """One change to one file."""
 
     number: int  #: of the file
     content: bytes
     what: str
 
 
-def _read_only(files: Files, number: int) -> list[int]:
+def _read_only(files: CacheFileSet, number: int) -> list[int]:
     return [files.reopened(number, os.O_RDONLY)]
 
 
-def _write_only(files: Files, number: int) -> list[int]:
+def _write_only(files: CacheFileSet, number: int) -> list[int]:
     return [files.reopened(number, os.O_WRONLY)]
 
 
-def _pipe(_: Files, __: int) -> list[int]:
+def _pipe(_: CacheFileSet, __: int) -> list[int]:
     return list(os.pipe2(os.O_CLOEXEC))[::-1]
 
 
-def _socket(_: Files, __: int) -> list[int]:
+def _socket(_: CacheFileSet, __: int) -> list[int]:
     return [end.detach() for end in socket.socketpair()]
 
 
-def _null(_: Files, __: int) -> list[int]:
+def _null(_: CacheFileSet, __: int) -> list[int]:
     return [os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)]
 
 
-def _folder(_: Files, __: int) -> list[int]:
+def _folder(_: CacheFileSet, __: int) -> list[int]:
     return [os.open("/", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)]
 
 
-_IN_PLACE: dict[str, Callable[[Files, int], list[int]]] = {
+_IN_PLACE: dict[str, Callable[[CacheFileSet, int], list[int]]] = {
     "read_only": _read_only,
     "write_only": _write_only,
     "pipe": _pipe,
@@ -125,12 +125,12 @@ _IN_PLACE: dict[str, Callable[[Files, int], list[int]]] = {
     "folder": _folder,
 }
 DESCRIPTORS = tuple(_IN_PLACE)
-"""Kinds of descriptors that no cache file has."""
+"""Kinds of descriptors that cannot be cache files."""
 
 
 @contextmanager
-def with_descriptor(kind: str, files: Files, number: int) -> Iterator[Cache]:
-    """The files, with a descriptor of that kind in the place of one."""
+def with_descriptor(kind: str, files: CacheFileSet, number: int) -> Iterator[Cache]:
+    """The files, with one replaced by a descriptor of that kind."""
     made = _IN_PLACE[kind](files, number)
     try:
         yield files.cache([*files.fds[:number], made[0], *files.fds[number + 1 :]])
@@ -148,22 +148,22 @@ _COUNTS: dict[str, Callable[[Cache, int], Cache]] = {
     "kinds_exchanged": lambda c, _: c._replace(model_files=c.data_files, data_files=c.model_files),
 }
 COUNTS = tuple(_COUNTS)
-"""Ways to bring along other files than the device needs."""
+"""Ways to send another number of files than the device needs."""
 
 
-def with_counts(way: str, files: Files) -> Cache | None:
-    """Other counts of files; None where these are the same."""
+def with_counts(way: str, files: CacheFileSet) -> Cache | None:
+    """The files in other numbers; None where the numbers would be right."""
     found = _COUNTS[way](files.cache(), files.fds[-1])
     counts = len(found.model_files), len(found.data_files)
     return None if counts == files.counts else found
 
 
 TOKENS = {"empty": 0, "byte_less": TOKEN_BYTES - 1, "byte_more": TOKEN_BYTES + 1}
-"""Tokens of a wrong length, and that length."""
+"""Wrong lengths of tokens, by name."""
 
 
 def truncations(contents: Sequence[bytes]) -> Iterator[Change]:
-    """Each file at several lengths, from nothing to a byte too little."""
+    """Each file cut to several lengths, from 0 to one byte less."""
     for number, content in enumerate(contents):
         size = len(content)
         for length in sorted({0, 1, 7, size // 2, size - 4096, size - 1} & set(range(size))):
@@ -171,21 +171,21 @@ def truncations(contents: Sequence[bytes]) -> Iterator[Change]:
 
 
 def extensions(contents: Sequence[bytes]) -> Iterator[Change]:
-    """Each file with something behind it."""
+    """Each file with extra bytes at its end."""
     for number, content in enumerate(contents):
         for more in (b"\0", b"\xff", bytes(4096), content):
             if more:
-                yield Change(number, content + more, f"file {number} with {len(more)} bytes more")
+                yield Change(number, content + more, f"file {number} with {len(more)} extra bytes")
 
 
 def flips(contents: Sequence[bytes], most: int) -> Iterator[Change]:
-    """Each file with one bit changed, in places from its beginning to its end."""
+    """Each file with one bit flipped, at positions from its beginning to its end."""
     for number, content in enumerate(contents):
         bits = 8 * len(content)
         for bit in np.unique(np.linspace(0, bits - 1, min(most, bits)).astype(int)):
             flipped = bytearray(content)
             flipped[bit // 8] ^= 1 << bit % 8
-            yield Change(number, bytes(flipped), f"file {number} with bit {bit} changed")
+            yield Change(number, bytes(flipped), f"file {number} with bit {bit} flipped")
 
 
 def _flip_some(random: np.random.Generator, content: bytes) -> bytes:
@@ -224,7 +224,7 @@ _DAMAGE: tuple[Damage, ...] = (_flip_some, _cut, _insert, _remove, _overwrite, _
 
 
 def corrupted(contents: Sequence[bytes], seed: int) -> Change:
-    """One of the files, damaged in a way that the seed says; perhaps not at all."""
+    """One file with random damage, by seed; perhaps none."""
     random = np.random.default_rng(seed)
     number = int(random.choice([n for n, content in enumerate(contents) if content]))
     damage = _DAMAGE[random.integers(len(_DAMAGE))]

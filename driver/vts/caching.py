@@ -1,8 +1,8 @@
-"""caching: compilations that are kept in files come back exactly as they were, or not at all.
+"""caching: a compilation in cache files is restored exactly as it was, or not at all.
 
-What the HAL calls model files is code: of a changed one nothing may be made. What it calls data files is constants:
-with a changed one a device refuses, too, or has a model that computes something else, and lives. A device may keep
-nothing of a model; then the test is skipped with the reason that it gives.
+The HAL's model files are code: a device must not restore a changed one. Its data files are constants: with a changed
+one, a device refuses too, or it restores a model that computes other values, without a crash. A device may decline to
+store a model; then the test is skipped with the device's reason.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from driver.vts.cache_files import (
     COUNTS,
     DESCRIPTORS,
     TOKENS,
+    CacheFileSet,
     Change,
-    Files,
     corrupted,
     extensions,
     flips,
@@ -28,11 +28,11 @@ from driver.vts.cache_files import (
     with_counts,
     with_descriptor,
 )
-from driver.vts.entries import FAILS, FLOAT, QUANTISED, Entry, check_refused, entry_of, kept, new_files
+from driver.vts.concurrent_changes import changed_meanwhile, locked
+from driver.vts.kept_models import FAILS, FLOAT, QUANTISED, KeptModel, check_refused, keep, kept_model, new_files
 from driver.vts.kit import Failed, Test, check, skip
 from driver.vts.operations import prepared
 from driver.vts.samples import SAMPLES, sample
-from driver.vts.vandals import changed_meanwhile, locked
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -48,7 +48,7 @@ _REFUSES = (ErrorStatus.INVALID_ARGUMENT, ErrorStatus.GENERAL_FAILURE)
 
 
 def tests(corruptions: int) -> Iterator[Test]:
-    """`corruptions`: how many at random; a tenth of that of each other kind, but not less than eight."""
+    """corruptions: how many random ones; of each other kind a tenth of that, but at least eight."""
     some = max(8, corruptions // 10)
     yield Test("caching/number_of_files", number_of_files)
     for name in SAMPLES:
@@ -78,49 +78,52 @@ def tests(corruptions: int) -> Iterator[Test]:
 def number_of_files(target: Target) -> None:
     """At most 32 of each kind, and the same for every client."""
     found = target.device.number_of_cache_files_needed()
-    check(all(0 <= count <= _MOST_FILES for count in found), f"{found}: from 0 to {_MOST_FILES} of each kind")
+    check(
+        all(0 <= count <= _MOST_FILES for count in found),
+        f"the device needs {found} cache files; each must be from 0 to {_MOST_FILES}",
+    )
     with connect(target.name) as other:
         again = other.number_of_cache_files_needed()
-        check(again == found, f"another client is told {again}, the first one {found}")
+        check(again == found, f"another client gets {again}, the first one {found}")
 
 
 def save_and_restore(name: str, target: Target) -> None:
-    """Of files with something else in them; while the model is there, after it was freed, and twice at a time."""
+    """Restore from reused files: while the model is prepared, after it was freed, and twice at a time."""
     case = sample(name)
     with new_files(target) as files:
         files.fill_with_junk()
         with prepared(case, target, files.cache()) as model:
             if model.home.declined:
-                skip(f"the device keeps nothing of this model: {model.home.declined}")
-            entry = Entry(case, files, plain(model, case, target))
-            entry.check_restored(target, "while the model is there")
+                skip(f"the device does not store this model: {model.home.declined}")
+            entry = KeptModel(case, files, plain(model, case, target))
+            entry.check_restored(target, "while the model is prepared")
         entry.check_restored(target, "after it was freed")
         with target.restored(case.model, files.cache()):
             entry.check_restored(target, "twice at a time")
 
 
 def offset(target: Target) -> None:
-    """Descriptors that do not stand at the beginning of their files, for saving and for restoring."""
+    """Descriptors whose file offset is not 0, for saving and for restoring."""
     with new_files(target) as files:
         files.fill_with_junk()
-        entry = kept(FLOAT, files, target)
+        entry = keep(FLOAT, files, target)
         files.move()
-        entry.check_restored(target, "with descriptors that stand somewhere in the files")
+        entry.check_restored(target, "with file offsets other than 0")
 
 
 def _check_prepares(case: Case, cache: Cache, target: Target, what: str) -> None:
-    """That it does so all the same, and says that nothing was kept."""
+    """Check that the device prepares the model anyway, and reports that it stored nothing."""
     try:
         with prepared(case, target, cache) as model:
             plain(model, case, target)
-            check(model.home.declined, f"{what}: the device says that the model was kept")
+            check(model.home.declined, f"{what}: the device reports that it stored the model")
     except StatusError as error:
         raise Failed(f"{what}: preparing gets {error.status.name}: {error}") from error
 
 
 def other_counts(way: str, target: Target) -> None:
-    """Too many files, too few, or of the other kind: nothing is kept, and nothing restored."""
-    with entry_of(FLOAT, target) as entry:
+    """Too many files, too few, or of the other kind: nothing is stored or restored."""
+    with kept_model(FLOAT, target) as entry:
         cache = with_counts(way, entry.files)
         if cache is None:
             skip("the counts would be those that the device needs")
@@ -130,8 +133,8 @@ def other_counts(way: str, target: Target) -> None:
 
 
 def other_descriptor(kind: str, target: Target) -> None:
-    """In the place of any file a descriptor that cannot be read and written: nothing is kept, and nothing restored."""
-    with entry_of(FLOAT, target) as entry:
+    """One descriptor that cannot be read and written: nothing is stored or restored."""
+    with kept_model(FLOAT, target) as entry:
         contents = entry.files.read()
         for number in range(len(contents)):
             what = f"{kind} for file {number}"
@@ -144,8 +147,8 @@ def other_descriptor(kind: str, target: Target) -> None:
 
 
 def wrong_token(kind: str, target: Target) -> None:
-    """A token of another length than 32: nothing is kept, and nothing restored."""
-    with entry_of(FLOAT, target) as entry:
+    """A token whose length is not 32: nothing is stored or restored."""
+    with kept_model(FLOAT, target) as entry:
         cache = entry.files.cache(token=os.urandom(TOKENS[kind]))
         what = f"a token of {TOKENS[kind]} bytes"
         check_refused(entry, cache, target, what, _REFUSES)
@@ -153,36 +156,36 @@ def wrong_token(kind: str, target: Target) -> None:
 
 
 def unknown_token(target: Target) -> None:
-    """The files under a token that nothing was kept for, and under one that differs in a bit."""
-    with entry_of(FLOAT, target) as entry:
+    """The files under an unknown token, and under one that differs in one bit."""
+    with kept_model(FLOAT, target) as entry:
         token = entry.files.token
         for other in (os.urandom(len(token)), bytes(len(token)), token[:-1] + bytes([token[-1] ^ 1])):
-            check_refused(entry, entry.files.cache(token=other), target, "a token that nothing was kept for")
+            check_refused(entry, entry.files.cache(token=other), target, "an unknown token")
         entry.check_restored(target, "with its own token again")
 
 
 def token_of_other_entry(target: Target) -> None:
-    """The files of one entry under the token of another."""
-    with entry_of(FLOAT, target) as one, entry_of(QUANTISED, target) as other:
-        check_refused(one, one.files.cache(token=other.files.token), target, "the token of another entry")
-        check_refused(other, other.files.cache(token=one.files.token), target, "the token of another entry")
+    """The files of one compilation under the token of another."""
+    with kept_model(FLOAT, target) as one, kept_model(QUANTISED, target) as other:
+        check_refused(one, one.files.cache(token=other.files.token), target, "the token of another compilation")
+        check_refused(other, other.files.cache(token=one.files.token), target, "the token of another compilation")
         one.check_restored(target, "with its own token again")
         other.check_restored(target, "with its own token again")
 
 
 def never_written(target: Target) -> None:
-    """Empty files, and files that only others have written to, under a token of which the device has never heard."""
-    with entry_of(FLOAT, target) as entry, Files(entry.files.counts) as files:
+    """Empty files, and files that the device did not write, under an unknown token."""
+    with kept_model(FLOAT, target) as entry, CacheFileSet(entry.files.counts) as files:
         check_refused(entry, files.cache(), target, "empty files")
         files.write(entry.files.read())
-        check_refused(entry, files.cache(), target, "copies of an entry under a token of their own")
+        check_refused(entry, files.cache(), target, "copies of a compilation under another token")
         files.fill_with_junk()
-        check_refused(entry, files.cache(), target, "files that others have written")
+        check_refused(entry, files.cache(), target, "files that the device did not write")
 
 
 def damaged(name: str, changes: Changes, target: Target) -> None:
-    """Each change by itself is refused, if it is of code; afterwards the files as they were restore the model."""
-    with entry_of(name, target) as entry:
+    """Each single change of a model file is refused; the undamaged files then restore the model."""
+    with kept_model(name, target) as entry:
         contents = entry.files.read()
         for change in changes(contents):
             if change.content != contents[change.number]:
@@ -195,17 +198,19 @@ def _at_random(contents: Sequence[bytes], most: int) -> Iterator[Change]:
     return (corrupted(contents, seed) for seed in range(most))
 
 
-def _check_damaged(entry: Entry, contents: Sequence[bytes], change: Change, target: Target) -> None:
+def _check_damaged(entry: KeptModel, contents: Sequence[bytes], change: Change, target: Target) -> None:
     entry.files.write([change.content if n == change.number else content for n, content in enumerate(contents)])
     _check_changed(entry, target, change.what, is_code=entry.files.is_code(change.number))
 
 
-def _check_changed(entry: Entry, target: Target, what: str, *, is_code: bool) -> None:
+def _check_changed(entry: KeptModel, target: Target, what: str, *, is_code: bool) -> None:
     if is_code:
         check_refused(entry, entry.files.cache(), target, what)
         return
     try:
-        with target.restored(entry.case.model, entry.files.cache()) as model:  # which may compute whatever it likes
+        with target.restored(
+            entry.case.model, entry.files.cache()
+        ) as model:  # a changed data file may change the results
             target.bench.execute(model, entry.case, output_sizes(entry.case), target.patience)
     except StatusError as error:
         if error.status not in FAILS:
@@ -213,12 +218,12 @@ def _check_changed(entry: Entry, target: Target, what: str, *, is_code: bool) ->
 
 
 def swapped(target: Target) -> None:
-    """Two files of an entry, each in the place of the other."""
-    with entry_of(FLOAT, target) as entry:
+    """Two files of a compilation, exchanged."""
+    with kept_model(FLOAT, target) as entry:
         contents = entry.files.read()
         pairs = [(i, j) for j in range(len(contents)) for i in range(j) if contents[i] != contents[j]]
         if not pairs:
-            skip("an entry of this device has no two files that differ")
+            skip("this device has no two different files")
         for i, j in pairs:
             found = list(contents)
             found[i], found[j] = found[j], found[i]
@@ -229,14 +234,14 @@ def swapped(target: Target) -> None:
 
 
 def mixed(target: Target) -> None:
-    """One file out of another entry, and all of them."""
-    with entry_of(FLOAT, target) as one, entry_of(QUANTISED, target) as other:
+    """One file of another compilation, and all of them."""
+    with kept_model(FLOAT, target) as one, kept_model(QUANTISED, target) as other:
         contents, others = one.files.read(), other.files.read()
         for number, content in enumerate(others):
             if content != contents[number]:
-                _check_damaged(one, contents, Change(number, content, f"file {number} of another entry"), target)
+                _check_damaged(one, contents, Change(number, content, f"file {number} of another compilation"), target)
         one.files.write(others)
         has_code = any(one.files.is_code(n) for n, content in enumerate(others) if content != contents[n])
-        _check_changed(one, target, "all files of another entry", is_code=has_code)
+        _check_changed(one, target, "all files of another compilation", is_code=has_code)
         one.files.write(contents)
         one.check_restored(target, "undamaged again")

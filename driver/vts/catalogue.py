@@ -22,9 +22,9 @@ _EVERYTHING = 10**9
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """How much is tested: of how many samples the mutations, how many cases of an operation, how many in bursts.
+    """How much to test: mutations of how many samples, how many cases of an operation, and how many of them in bursts.
 
-    mixed, alone: how many random graphs, of all operations together and of each one alone. corruptions: of cache files.
+    mixed, alone: random graphs of all operations together, and of each one alone. corruptions: of cache files.
     """
 
     samples: int
@@ -41,7 +41,7 @@ ALL = Scope(samples=_EVERYTHING, cases=_EVERYTHING, in_bursts=_EVERYTHING, mixed
 
 
 def catalogue(cases: Iterable[Case] = (), scope: Scope = USUAL) -> Iterator[Test]:
-    """Every test, with the given cases and the kit's own. No two have one name."""
+    """Every test, with the given cases and the kit's own. Names are unique."""
     names: Counter[str] = Counter()
     for test in chain(
         device.tests(),
@@ -61,7 +61,7 @@ def catalogue(cases: Iterable[Case] = (), scope: Scope = USUAL) -> Iterator[Test
 
 
 def _some(cases: Iterable[Case], most: int) -> Iterator[Case]:
-    """So many of each operation."""
+    """At most so many cases of each operation."""
     seen: Counter[str] = Counter()
     for case in cases:
         seen[case.operations[0]] += 1

@@ -1,6 +1,6 @@
-"""qos: deadlines and priorities as Android's suite asks for them, by messages that the device itself has to judge.
+"""qos: deadlines and priorities as in Android's suite, sent directly, so that the device itself must judge them.
 
-A client of ours would not even send a request whose deadline has passed.
+The usual client does not send a request whose deadline has passed.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ WRONG_PRIORITIES = {"low-1": -1, "high+1": len(PRIORITIES)}
 
 
 def tests() -> Iterator[Test]:
-    """All of them, whatever the scope: they take milliseconds."""
+    """All tests of this file, in any scope: they take milliseconds."""
     for name in _DEADLINES:
         yield Test(f"qos/deadline/prepare/{name}", partial(preparation, name))
         for way in ("plain", "burst"):
@@ -51,7 +51,7 @@ def tests() -> Iterator[Test]:
 
 
 def preparation(name: str, target: Target) -> None:
-    """A preparation is done or misses its deadline; there is a prepared model only if it is done."""
+    """A preparation either finishes or misses its deadline; only in the first case there is a prepared model."""
     try:
         with target.prepared(sample("add").model, None, _PREFERENCE, _DEADLINES[name]()) as model:
             _check_answer(model, target)
@@ -60,7 +60,7 @@ def preparation(name: str, target: Target) -> None:
 
 
 def execution(way: str, name: str, target: Target) -> None:
-    """An execution is done or misses its deadline, and the next one is none the worse for it."""
+    """An execution either finishes or misses its deadline; the next one is not affected."""
     ask = _plain if way == "plain" else _burst
     with prepared(sample("add"), target) as model:
         for _ in range(2):
@@ -70,12 +70,12 @@ def execution(way: str, name: str, target: Target) -> None:
 
 def _check_status(status: ErrorStatus, name: str) -> None:
     allowed = {ErrorStatus.NONE} | (set() if name == "unlimited" else _MISSED)
-    check(status in allowed, f"with the deadline {name!r}, {status.name} comes")
+    check(status in allowed, f"with the deadline {name!r}, the status is {status.name}")
 
 
 def _check_answer(model: RemotePreparedModel, target: Target) -> None:
     status = model.execute(valid("add"), timeout=target.patience).status
-    check(not status, f"afterwards, a request without a deadline gets {status.name}")
+    check(not status, f"afterwards a request without a deadline gets {status.name}")
 
 
 def _plain(model: RemotePreparedModel, request: Request, deadline: int, patience: float) -> ErrorStatus:
@@ -85,8 +85,10 @@ def _plain(model: RemotePreparedModel, request: Request, deadline: int, patience
 
 @contextmanager
 def plain_path(model: RemotePreparedModel, request: Request) -> Iterator[Callable[[int | None, float], Result]]:
-    """A function of deadline and patience on a connection of its own: the answer of the device itself to this request,
-    however late. `PlainClient` stops waiting at the deadline. Raises PeerDied, Timeout.
+    """Open a connection for one request; returns a function of deadline and patience.
+
+    The function returns the device's own answer, however late; `PlainClient` would stop waiting at the deadline. Raises
+    PeerDied, Timeout.
     """
     _, (fd, life_fd) = model.device.call("channel")
     with Channel.from_fd(fd) as channel:
@@ -119,16 +121,14 @@ def preferred(priority: int, target: Target) -> None:
             model.run(*case.feeds, timeout=target.patience),
             burst.run(*case.feeds, timeout=target.patience).outputs,
         ):
-            check(
-                [output.tobytes() for output in outputs] == expected, f"at priority {priority}, the result is another"
-            )
+            check([output.tobytes() for output in outputs] == expected, f"at priority {priority}, the result differs")
 
 
 def refused(priority: int, target: Target) -> None:
-    """There is no such priority: INVALID_ARGUMENT, and no prepared model."""
+    """An unknown priority gets INVALID_ARGUMENT, and no prepared model."""
     try:
         with target.prepared(sample("add").model, None, _PREFERENCE, None, priority):
             pass
     except InvalidArgument:
         return
-    raise Failed(f"a model is prepared with priority {priority}, which there is not")
+    raise Failed(f"the device prepares a model with the invalid priority {priority}")

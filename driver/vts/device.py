@@ -1,4 +1,4 @@
-"""device: what a device says of itself, what its answers look like, and that it serves many at once."""
+"""device: what a device reports about itself, and that it serves many clients and threads at once."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _THREADS, _RUNS = 4, 8
 
 
 def tests() -> Iterator[Test]:
-    """All of them, whatever the scope: they take milliseconds."""
+    """All tests of this file, in any scope: they take milliseconds."""
     yield from (
         Test("device/status", status),
         Test("device/name", name),
@@ -37,12 +37,12 @@ def tests() -> Iterator[Test]:
 
 
 def status(target: Target) -> None:
-    """It is there, and answers."""
+    """The device answers."""
     target.device.call("free", 0, timeout=target.patience)
 
 
 def name(target: Target) -> None:
-    """It calls itself by the name that it is installed under."""
+    """The device reports the name that it is installed under."""
     found = target.device.name
     check(found, "the device's name is empty")
     check(
@@ -51,23 +51,23 @@ def name(target: Target) -> None:
 
 
 def version(target: Target) -> None:
-    """It has a version, by which this build of the driver can be told from others."""
+    """The device has a version, which identifies this build of the driver."""
     check(target.device.version.strip(), "the device's version is empty")
 
 
 def type_(target: Target) -> None:
-    """It is of a type that the HAL knows."""
+    """The device has a type of the HAL."""
     found = target.device.type
     check(found in _TYPES, f"the device's type is {found!r:.40}, not one of {', '.join(_TYPES)}")
 
 
 def supported_operations(which: str, target: Target) -> None:
-    """It answers for each operation of the main subgraph, and the same when it is asked again."""
+    """The device answers for each operation of the main subgraph, and the same every time."""
     model = sample(which).model
     first = target.supported(model)
     count = len(model.main.operations)
-    check(len(first) == count, f"supported_operations gives {len(first)} answers for {count} operations")
-    check(first == target.supported(model), "supported_operations changes its mind")
+    check(len(first) == count, f"supported_operations returns {len(first)} answers for {count} operations")
+    check(first == target.supported(model), "supported_operations returns different answers to the same question")
 
 
 def second_client(target: Target) -> None:
@@ -76,12 +76,12 @@ def second_client(target: Target) -> None:
     with prepared(case, target) as model:
         expected = plain(model, case, target)
         with connect(target.name) as other:
-            check(other.service_pid == target.device.service_pid, "a second client gets a process of its own")
-        check(plain(model, case, target) == expected, "after a second client had left, the result is another")
+            check(other.service_pid == target.device.service_pid, "a second client gets another device process")
+        check(plain(model, case, target) == expected, "after a second client left, the result differs")
 
 
 def concurrent_executions(target: Target) -> None:
-    """Several threads execute one prepared model, and each gets the answer to its own request."""
+    """Several threads execute one prepared model, and each gets its own result."""
     cases = [sample("convolution", seed) for seed in range(_THREADS)]
     with prepared(cases[0], target) as model, ThreadPoolExecutor(_THREADS) as threads:
         expected = [plain(model, case, target) for case in cases]
@@ -91,7 +91,10 @@ def concurrent_executions(target: Target) -> None:
             return [[output.tobytes() for output in outputs] for outputs in runs]
 
         for number, found in enumerate(threads.map(work, range(_THREADS))):
-            check(found == [expected[number]] * _RUNS, f"thread {number} of {_THREADS} gets another result than alone")
+            check(
+                found == [expected[number]] * _RUNS,
+                f"thread {number} of {_THREADS} gets another result than a single thread",
+            )
 
 
 def concurrent_preparations(target: Target) -> None:
@@ -106,4 +109,4 @@ def concurrent_preparations(target: Target) -> None:
 
     with ThreadPoolExecutor(_THREADS) as threads:
         for number, found in enumerate(threads.map(work, range(_THREADS))):
-            check(found == expected[number], f"thread {number} of {_THREADS} gets another result than alone")
+            check(found == expected[number], f"thread {number} of {_THREADS} gets another result than a single thread")

@@ -1,6 +1,6 @@
-"""memory: buffers that the device manages, allocated and copied as Android's suite does it, right and wrong.
+"""memory: allocating and copying device buffers as in Android's suite, valid and invalid.
 
-A device may have no room for a valid buffer, and say GENERAL_FAILURE or RESOURCE_EXHAUSTED: then the test is skipped.
+A device may reject a valid buffer with GENERAL_FAILURE or RESOURCE_EXHAUSTED: then the test is skipped.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ def _scaled() -> Model:
     return m.build()
 
 
-class Wanted(NamedTuple):
-    """Something that `allocate` is asked for."""
+class AllocateCase(NamedTuple):
+    """Arguments for one `allocate`."""
 
     dimensions: tuple[int, ...] = ()
     models: tuple[Callable[[], Model], ...] = (total,)
@@ -64,25 +64,25 @@ _OTHERS: dict[str, tuple[Callable[[], Model], Callable[[], Model]]] = {
 }
 
 _REFUSED = {
-    "no_models": Wanted(models=(), inputs=((0, 0, 1.0),)),
-    "no_roles": Wanted(),
-    "model_index": Wanted(inputs=((1, 0, 1.0),)),
-    "input_index": Wanted(inputs=((0, 2, 1.0),)),
-    "output_index": Wanted(outputs=((0, 1, 1.0),)),
-    **{f"frequency_{value:g}": Wanted(inputs=((0, 0, value),)) for value in (10.0, 0.0, -0.5)},
-    "input_role_twice": Wanted(inputs=((0, 0, 1.0), (0, 0, 1.0))),
-    "output_role_twice": Wanted(outputs=((0, 0, 1.0), (0, 0, 1.0))),
-    "desc_rank": Wanted((2, 4, 1), inputs=((0, 0, 1.0),)),
-    "desc_dimensions": Wanted((2, 5), outputs=((0, 0, 1.0),)),
-    "desc_of_scalar": Wanted((1,), (_scaled,), inputs=((0, 1, 1.0),)),
-    **{f"{what}_of_inputs": Wanted((), pair, ((0, 0, 1.0), (1, 0, 1.0))) for what, pair in _OTHERS.items()},
-    **{f"{what}_of_both": Wanted((), pair, ((0, 0, 1.0),), ((1, 0, 1.0),)) for what, pair in _OTHERS.items()},
-    **{f"{what}_of_outputs": Wanted((), pair, (), ((0, 0, 1.0), (1, 0, 1.0))) for what, pair in _OTHERS.items()},
+    "no_models": AllocateCase(models=(), inputs=((0, 0, 1.0),)),
+    "no_roles": AllocateCase(),
+    "model_index": AllocateCase(inputs=((1, 0, 1.0),)),
+    "input_index": AllocateCase(inputs=((0, 2, 1.0),)),
+    "output_index": AllocateCase(outputs=((0, 1, 1.0),)),
+    **{f"frequency_{value:g}": AllocateCase(inputs=((0, 0, value),)) for value in (10.0, 0.0, -0.5)},
+    "input_role_twice": AllocateCase(inputs=((0, 0, 1.0), (0, 0, 1.0))),
+    "output_role_twice": AllocateCase(outputs=((0, 0, 1.0), (0, 0, 1.0))),
+    "desc_rank": AllocateCase((2, 4, 1), inputs=((0, 0, 1.0),)),
+    "desc_dimensions": AllocateCase((2, 5), outputs=((0, 0, 1.0),)),
+    "desc_of_scalar": AllocateCase((1,), (_scaled,), inputs=((0, 1, 1.0),)),
+    **{f"{what}_of_inputs": AllocateCase((), pair, ((0, 0, 1.0), (1, 0, 1.0))) for what, pair in _OTHERS.items()},
+    **{f"{what}_of_both": AllocateCase((), pair, ((0, 0, 1.0),), ((1, 0, 1.0),)) for what, pair in _OTHERS.items()},
+    **{f"{what}_of_outputs": AllocateCase((), pair, (), ((0, 0, 1.0), (1, 0, 1.0))) for what, pair in _OTHERS.items()},
 }
 
 
 def tests() -> Iterator[Test]:
-    """All of them, whatever the scope: they take milliseconds."""
+    """All tests of this file, in any scope: they take milliseconds."""
     for name, wanted in _REFUSED.items():
         yield Test(f"memory/allocate/{name}", partial(refused, wanted))
     yield Test("memory/allocate/foreign_model", foreign_model)
@@ -97,7 +97,7 @@ def tests() -> Iterator[Test]:
 
 @contextmanager
 def prepared(models: Sequence[Callable[[], Model]], target: Target) -> Iterator[list[RemotePreparedModel]]:
-    """These models on the device, or the test is skipped."""
+    """Prepare these models, or skip the test."""
     with ExitStack() as stack:
         built = [build() for build in models]
         if not all(all(target.supported(model)) for model in built):
@@ -105,8 +105,8 @@ def prepared(models: Sequence[Callable[[], Model]], target: Target) -> Iterator[
         yield [stack.enter_context(target.prepared(model)) for model in built]
 
 
-def refused(wanted: Wanted, target: Target) -> None:
-    """What contradicts the roles, the models or itself is refused, and the device goes on."""
+def refused(wanted: AllocateCase, target: Target) -> None:
+    """Arguments that contradict the roles, the models or each other are refused, and the device goes on."""
     with prepared(wanted.models, target) as models:
         numbers = [model.home.number for model in models]
         _check_refused(target, wanted.dimensions, numbers, wanted.inputs, wanted.outputs)
@@ -118,22 +118,22 @@ def _check_refused(target: Target, *arguments: Any) -> None:
     except StatusError as error:
         check(error.status in (INVALID, GENERAL), f"allocate answers {error.status.name}, not INVALID_ARGUMENT")
     else:
-        check(False, f"allocate makes buffer {token} of what it has to refuse")
+        check(False, f"allocate returns buffer {token} for arguments that it must refuse")
 
 
 def foreign_model(target: Target) -> None:
-    """A prepared model that this client does not have."""
+    """A prepared model of another client is refused."""
     _check_refused(target, (), [2**31], [(0, 0, 1.0)], [])
 
 
 def same_model_twice(target: Target) -> None:
-    """Two indices that mean one prepared model, and one role of it."""
+    """Two indices of one prepared model that name the same role are refused."""
     with prepared([total], target) as (model,):
         _check_refused(target, (), [model.home.number] * 2, [(0, 0, 1.0), (1, 0, 1.0)], [])
 
 
 def malformed(target: Target) -> None:
-    """What is not even of the right types is refused as well."""
+    """Arguments of wrong types are refused."""
     with prepared([total], target) as (model,):
         number = model.home.number
         asked: list[tuple[Any, ...]] = [
@@ -157,20 +157,20 @@ def allocated(
     *,
     dimensions: tuple[int, ...] = (),
 ) -> Buffer:
-    """A valid buffer, or the test is skipped."""
+    """Allocate a valid buffer, or skip the test."""
     roles = [[BufferRole(model, index) for model, index in side] for side in (inputs, outputs)]
     try:
         return target.device.allocate(BufferDesc(dimensions), models, *roles)
     except StatusError as error:
-        check(error.status in _NO_ROOM, f"allocate answers {error.status.name} to what is valid: {error}")
-        skip(f"the device has no such buffer: {error}")
+        check(error.status in _NO_ROOM, f"allocate answers {error.status.name} to valid arguments: {error}")
+        skip(f"the device cannot allocate this buffer: {error}")
 
 
 # ---- copy
 
 
 def fails(function: Callable[[], object], status: ErrorStatus, what: str) -> None:
-    """What is called `what` ends with that status."""
+    """Check that the block ends with that status. what: names it in the message."""
     found = NONE
     try:
         function()
@@ -180,19 +180,19 @@ def fails(function: Callable[[], object], status: ErrorStatus, what: str) -> Non
 
 
 def value(seed: int = 1) -> Any:
-    """Something to put into a buffer."""
+    """A value for a buffer."""
     return np.random.default_rng(seed).standard_normal(SHAPE).astype(np.float32)
 
 
 def check_value(buffer: Buffer, expected: Any) -> None:
-    """That is what the buffer holds."""
+    """Check the value of a buffer."""
     found = np.zeros_like(expected)
     buffer.copy_to(found)
-    check(found.tobytes() == expected.tobytes(), "the buffer holds other values than were copied to it, or computed")
+    check(found.tobytes() == expected.tobytes(), "the buffer holds other values than were written to it")
 
 
 def there_and_back(target: Target) -> None:
-    """What was copied into a buffer is what comes out of it, as often as one likes."""
+    """A value copied into a buffer can be copied out of it, any number of times."""
     with prepared([total], target) as models, allocated(target, models, [(0, 0)]) as buffer:
         for seed in range(3):
             buffer.copy_from(value(seed))
@@ -201,7 +201,7 @@ def there_and_back(target: Target) -> None:
 
 
 def wrong_size(target: Target) -> None:
-    """Half as much, and twice as much: in both directions."""
+    """Half the size, and twice the size, in both directions."""
     with prepared([total], target) as models, allocated(target, models, [(0, 0)]) as buffer:
         buffer.copy_from(value())
         for nbytes in (SIZE // 2, 2 * SIZE):
@@ -212,7 +212,7 @@ def wrong_size(target: Target) -> None:
 
 
 def no_value(target: Target) -> None:
-    """Out of a buffer that nobody wrote, or that a copy failed to write; its size is looked at first."""
+    """Reading a buffer that was never written, or after a failed write; the size is checked first."""
     with prepared([total], target) as models, allocated(target, models, [(0, 0)]) as buffer:
         fails(lambda: buffer.copy_to(Memory.create(2 * SIZE)), INVALID, "copy_to of a wrong size")
         fails(lambda: buffer.copy_to(Memory.create(SIZE)), GENERAL, "copy_to of no value")
@@ -222,7 +222,7 @@ def no_value(target: Target) -> None:
 
 
 def wrong_dimensions(target: Target) -> None:
-    """Another rank, another dimension, a 0."""
+    """Another rank, another dimension, or a 0."""
     with prepared([total], target) as models, allocated(target, models, [(0, 0)]) as buffer:
         memory = Memory.create(SIZE)
         for dimensions in ((2, 4, 1), (4, 2), (2, 0), (8,)):
@@ -231,7 +231,7 @@ def wrong_dimensions(target: Target) -> None:
 
 
 def open_dimensions(target: Target) -> None:
-    """A buffer that leaves a dimension open takes any value that says it, and none that does not."""
+    """A buffer with an open dimension takes any value that specifies it, and no other."""
     with (
         prepared([partial(total, (0, 4))], target) as models,
         allocated(target, models, [(0, 0)]) as buffer,

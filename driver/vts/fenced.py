@@ -1,4 +1,4 @@
-"""qos: fenced executions, which wait for fences, are told by one, and are refused before there is any."""
+"""qos: fenced executions wait for fences, signal a fence, and are refused before they get one."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _CHAIN = 5
 
 
 def tests(samples: int) -> Iterator[Test]:
-    """Mutations of requests to so many of the kit's models, and once everything else."""
+    """samples: how many of the kit's models get mutated requests; every other test runs once."""
     for name in SAMPLES:
         for measure in (False, True):
             yield Test(f"qos/fenced/{name}{'/measured' if measure else ''}", partial(execute, name, measure))
@@ -39,7 +39,7 @@ def tests(samples: int) -> Iterator[Test]:
 
 
 def execute(name: str, measure: bool, target: Target) -> None:
-    """It answers as the plain path does, and has times only when they are asked for, without contradictions."""
+    """A fenced execution gives the outputs of the plain path, and consistent timings only when requested."""
     with prepared(sample(name), target) as model:
         executions = []
 
@@ -51,10 +51,10 @@ def execute(name: str, measure: bool, target: Target) -> None:
         check(not found.status, f"a fenced execution gets {found.status.name}: {found.message}")
         plain = answer(partial(model.execute, timeout=target.patience), valid(name))
         same = [a.tobytes() == b.tobytes() for a, b in zip(found.outputs, plain.outputs, strict=True)]
-        check(all(same), "a fenced execution's outputs are not what the plain path answers")
+        check(all(same), "a fenced execution's outputs differ from those of the plain path")
         _, launched, fenced = executions[0].info()
         known = [t for t in (fenced.time_in_driver, launched.time_in_driver) if t is not None]
-        check(measure or not known, f"nobody asked for a timing, and {known} came")
+        check(measure or not known, f"no timing was requested, and {known} came")
         check(known == sorted(known), f"{known[:1]} us since the fences are more than {known[1:]} us since the launch")
         check(
             launched.time_on_device is None or not known or launched.time_on_device <= known[0],
@@ -65,12 +65,12 @@ def execute(name: str, measure: bool, target: Target) -> None:
 def _awaited(execution: FencedExecution, target: Target) -> Result:
     result = execution.result(target.patience)
     if result.status == ErrorStatus.GENERAL_FAILURE:
-        skip("the device does not do it fenced (GENERAL_FAILURE, which the HAL allows)")
+        skip("the device does not run it fenced (GENERAL_FAILURE, which the HAL allows)")
     return result
 
 
 def refuse(name: str, mutation: str, target: Target) -> None:
-    """An invalid request is refused with INVALID_ARGUMENT, and gets no fence."""
+    """An invalid request gets INVALID_ARGUMENT, and no fence."""
     with prepared(sample(name), target) as model:
         broken = dict(request_mutations(valid(name)))[mutation]
         _check_refused(lambda: model.execute_fenced(broken), "an invalid request")
@@ -89,13 +89,13 @@ def _check_refused(launch: Callable[[], FencedExecution], what: str) -> None:
 
 
 def null_fence(target: Target) -> None:
-    """A null handle among the fences is refused with INVALID_ARGUMENT."""
+    """A null handle among the fences gets INVALID_ARGUMENT."""
     with prepared(sample("add"), target) as model:
         _check_refused(lambda: model.execute_fenced(valid("add"), [None]), "a null fence")
 
 
 def chain(target: Target) -> None:
-    """Executions that wait for each other run in that order, and none before the fence that the first one waits for."""
+    """Executions that wait for each other run in order, and none before the fence of the first."""
     with prepared(sample("add"), target) as model, _eventfd() as gate:
         executions: list[FencedExecution] = []
         first = valid("add")
@@ -106,48 +106,51 @@ def chain(target: Target) -> None:
         check(states == {FenceState.ACTIVE}, f"the chain's fence is not signalled, and its own are {states}")
         os.eventfd_write(gate, 1)
         result = _awaited(executions[-1], target)
-        check(not result.status, f"the last of a chain gets {result.status.name}: {result.message}")
+        check(not result.status, f"the last execution of a chain gets {result.status.name}: {result.message}")
         states = {execution.wait(0) for execution in executions}
-        check(states == {FenceState.SIGNALED}, f"the last one of a chain is done, and its fences are {states}")
+        check(states == {FenceState.SIGNALED}, f"the last execution of a chain is done, and the fences are {states}")
         found = result.outputs[0].tobytes()
         again = valid("add")
         for one in requests:
             result = model.execute(one._replace(pools=again.pools), timeout=target.patience)
-        check(found == result.outputs[0].tobytes(), "a chain's output is not that of its requests one after the other")
+        check(found == result.outputs[0].tobytes(), "a chain's output differs from that of its requests run in order")
 
 
 def _follower(first: Request, n: int) -> Request:
-    """x + y, where x is what the one before has left; two places take turns."""
+    """x + y, where x is the previous result; two places are used in turn."""
     (x, y), (out,) = first.inputs, first.outputs
     read, written = (out.offset, x.offset) if n % 2 else (x.offset, out.offset)
     return first._replace(inputs=(x._replace(offset=read), y), outputs=(out._replace(offset=written),))
 
 
 def fence_that_fails(target: Target) -> None:
-    """An execution is not run when one of its fences is set to error, and neither is who waits for it."""
+    """An execution does not run when one of its fences goes into error; nor does any that waits for it."""
     with prepared(sample("add"), target) as model, _eventfd() as gate:
         first = model.execute_fenced(valid("add"), [gate])
         second = model.execute_fenced(valid("add"), [first])
         os.eventfd_write(gate, ERROR_COUNT)
         for execution in (first, second):
             state = execution.wait(target.patience)
-            check(state == FenceState.ERROR, f"a fence was set to error, and that of who waits for it is {state}")
+            check(
+                state == FenceState.ERROR,
+                f"a fence was set to error, and the fence of the execution that waits for it is {state}",
+            )
             status = execution.info().status
             check(
                 status == ErrorStatus.GENERAL_FAILURE,
-                f"after a fence in error it is {status.name}",
+                f"after a fence in error, its status is {status.name}",
             )
 
 
 def fence_that_has_failed(target: Target) -> None:
-    """A fence that is in error already is refused with INVALID_ARGUMENT."""
+    """A fence that is already in error gets INVALID_ARGUMENT."""
     with prepared(sample("add"), target) as model, _eventfd() as gate:
         os.eventfd_write(gate, ERROR_COUNT)
         _check_refused(lambda: model.execute_fenced(valid("add"), [gate]), "a fence in error")
 
 
 def information_too_early(target: Target) -> None:
-    """Before the fence is signalled there is no information but GENERAL_FAILURE."""
+    """Before its fence is signalled, an execution reports GENERAL_FAILURE and no times."""
     with prepared(sample("add"), target) as model, _eventfd() as gate:
         execution = model.execute_fenced(valid("add"), [gate], measure=True)
         status, *times = execution.info()

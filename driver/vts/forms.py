@@ -1,7 +1,7 @@
-"""Cases that the kit makes itself: each operation called in the forms of a table, wherever it takes them.
+"""Generated cases: each operation in the call forms of a table, wherever it accepts them.
 
-Nothing here knows a single operation by more than the form of its call, so an operation that is new to `driver.nn` has
-its cases at once. What they have to answer, the reference says.
+This file knows only forms of calls, not operations, so a new operation of `driver.nn` gets its cases without a change
+here. The reference computes the expected outputs.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _TYPES = {
     "quant8_asymm": (_SCALE, 128),
     "quant8_asymm_signed": (_SCALE, 0),
 }
-"""Of the first input, with the scale and the zero point of every tensor of that type."""
+"""Types of the first input, with the scale and zero point for every tensor of that type."""
 
 _ANYTHING: dict[str, Any] = {}
 _QUANTISED: tuple[dict[str, Any], ...] = (
@@ -44,7 +44,7 @@ _QUANTISED: tuple[dict[str, Any], ...] = (
     {"outputs": 3},
 )
 _OTHERS = (_ANYTHING, {"dtype": "quant8_asymm", "scale": 1.0, "zero_point": 120}, {"outputs": 3})
-"""What may be said of the outputs, when the first input is quantised and when not: the first that is allowed."""
+"""Candidates for the quantisation of outputs, for quantised and other inputs; the first valid one is taken."""
 
 _MATRIX, _IMAGE, _BLOCK = "x 2,3", "x 1,4,4,2", "x 1,4,4,4"
 FORMS: tuple[tuple[Any, ...], ...] = (
@@ -106,13 +106,13 @@ FORMS: tuple[tuple[Any, ...], ...] = (
 booleans, "w" constant weights of the form's type, "c" the bias that belongs to them; lists are constant int32 tensors,
 numbers are scalars."""
 
-_MOST_FORMS = 2  # of one operation and one type
-_DRAWS = {"RANDOM_MULTINOMIAL"}  # has no one answer
+_MOST_FORMS = 2  # per operation and type
+_DRAWS = {"RANDOM_MULTINOMIAL"}  # its result is not unique
 
 
 @cache
 def generated() -> tuple[Case, ...]:
-    """For each operation of the reference and each type, the first forms that it takes."""
+    """For each operation of the reference and each type, cases in the first forms that it accepts."""
     names = sorted(OPERATIONS.keys() - _DRAWS)
     return tuple(case for name in names for dtype in _TYPES for case in _cases(name, dtype))
 

@@ -1,9 +1,9 @@
-"""Random models that any device is compared on with the reference, down to the smallest that shows a difference.
+"""Random models to compare a device with the reference, reduced to the smallest that shows a difference.
 
-    found = smallest_difference(run)   # run(graph) -> the outputs that a device gives
+    found = smallest_difference(run)   # run(graph) -> outputs of the device
     print(found)
 
-It needs the extra `vts`, for hypothesis.
+Needs the extra `vts`, for hypothesis.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 
 _L, _T = OperandLifeTime, OperandType
 LARGEST_VALUE = 1e4
-"""Floats beyond it are not compared, nor those that are not finite."""
+"""Larger floats are not compared; nor are infinities and NaN."""
 FEW = 10
-"""Outputs of fewer elements have no meaningful mean."""
+"""Smaller outputs have no meaningful mean."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tolerance:
-    """How far values may be apart; bias and mean square error are of all elements of an output together."""
+    """Limits for single values, and for bias and mean square error over all elements of an output."""
 
     bias: float
     mse: float
@@ -50,8 +50,8 @@ _TOLERANCES: dict[str, tuple[Tolerance, Tolerance, Tolerance]] = {
 """By level: for float32, for float16, and for quantised steps."""
 
 
-class Graph(NamedTuple):
-    """A valid model, one array for each of its inputs, and the level of tolerance its operations ask for."""
+class RandomGraph(NamedTuple):
+    """A valid model, an array for each input, and the tolerance level that its operations need."""
 
     model: Model
     feeds: tuple[Array, ...]
@@ -75,17 +75,17 @@ def _described(operand: Operand) -> str:
 def graphs(operations: Collection[str] | None = None, *, largest: int = 8) -> Any:
     """A hypothesis strategy of `Graph`s of 1 to `largest` operations.
 
-    operations: names to draw from; None for all that there are makers for. Dimensions of some are left unknown.
+    operations: names to draw from; None for all that have a maker. Some graphs have unknown dimensions.
     """
     from hypothesis import strategies as st
 
     makers = {name: maker for name, maker in (MAKERS | IMAGE_MAKERS).items() if name in OPERATIONS}
     names = [name for name in makers if operations is None or name in operations]
     if not names:
-        raise ValueError(f"operations={operations!r}: none of them is drawn at random")
+        raise ValueError(f"operations={operations!r}: none of them has a maker")
 
     def step(draw: Callable[[Any], Any], sketch: Sketch, number: int) -> bool:
-        """One more operation, if any: a strategy of its own, so that it can be taken out as a whole."""
+        """One more operation, or none: a separate strategy, so that hypothesis can remove it as a whole."""
         sketch.draw = draw
         goes_on = sketch.integer(0, 4) > 0 or number == 0
         if goes_on:
@@ -93,19 +93,19 @@ def graphs(operations: Collection[str] | None = None, *, largest: int = 8) -> An
             makers[name](sketch, name)
         return goes_on
 
-    def graph(draw: Callable[[Any], Any]) -> Graph:
+    def graph(draw: Callable[[Any], Any]) -> RandomGraph:
         sketch = Sketch(draw)
         for n in range(largest):
             if not draw(st.composite(step)(sketch, n)):
                 break
         sketch.draw = draw
-        return Graph(_opened(sketch.model(), sketch), tuple(sketch.feeds), sketch.level)
+        return RandomGraph(_opened(sketch.model(), sketch), tuple(sketch.feeds), sketch.level)
 
     return st.composite(graph)()
 
 
 def _opened(model: Model, sketch: Sketch) -> Model:
-    """Some dimensions, or the rank, of tensors that are not constant become unknown."""
+    """Make some dimensions, or the rank, of non-constant tensors unknown."""
     if not sketch.flag():
         return model
     operands = []
@@ -118,8 +118,8 @@ def _opened(model: Model, sketch: Sketch) -> Model:
     return replace(model, main=replace(model.main, operands=tuple(operands)))
 
 
-def with_inputs_only(graph: Graph) -> Graph:
-    """The same graph with every constant fed as an input: whatever was prepared ahead has to be done at run time."""
+def with_inputs_only(graph: RandomGraph) -> RandomGraph:
+    """The same graph with every constant fed as an input, so that nothing can be prepared ahead."""
     main = graph.model.main
     constants = [i for i, operand in enumerate(main.operands) if operand.lifetime.is_constant]
     operands = [
@@ -130,7 +130,7 @@ def with_inputs_only(graph: Graph) -> Graph:
     return graph._replace(model=replace(graph.model, main=fed), feeds=(*graph.feeds, *values))
 
 
-def reference(graph: Graph) -> list[Array]:
+def reference(graph: RandomGraph) -> list[Array]:
     """The outputs of the interpreter."""
     bound = Interpreter(graph.model).bind(graph.feeds)
     bound.run()
@@ -138,7 +138,7 @@ def reference(graph: Graph) -> list[Array]:
 
 
 def compare(actual: Array, expected: Array, kind: OperandType, level: str) -> str | None:
-    """How one output differs from what is expected by more than the level allows; None when it does not."""
+    """Describe how an output differs by more than the level allows; None when it does not."""
     if actual.shape != expected.shape:
         return f"dimensions {list(actual.shape)} instead of {list(expected.shape)}"
     tolerance = _tolerance(kind, level)
@@ -151,7 +151,7 @@ def compare(actual: Array, expected: Array, kind: OperandType, level: str) -> st
         off = ~(np.abs(a - e) <= tolerance.absolute + tolerance.relative * np.abs(e))
     if off.any():
         worst = int(np.argmax(np.where(off, np.abs(a - e), -1)))
-        return f"{off.sum()} of {e.size} elements are off, such as {a[worst]} instead of {e[worst]}"
+        return f"{off.sum()} of {e.size} elements are wrong, such as {a[worst]} instead of {e[worst]}"
     if e.size < FEW:
         return None
     difference = (a - e) / (np.maximum(1, np.abs(e)) if kind.dtype.kind == "f" else 1)
@@ -170,8 +170,8 @@ def _tolerance(kind: OperandType, level: str) -> Tolerance:
     return {4: single, 2: half}[kind.dtype.itemsize] if kind.dtype.kind == "f" else _INT32
 
 
-def disagreement(run: Callable[[Graph], Sequence[Array]], graph: Graph) -> str | None:
-    """How the outputs that `run` gives for a graph differ from the reference's; None when they agree."""
+def disagreement(run: Callable[[RandomGraph], Sequence[Array]], graph: RandomGraph) -> str | None:
+    """Describe how the outputs of `run` differ from the reference's; None when they agree."""
     operands, outputs = graph.model.main.operands, graph.model.main.outputs
     given = run(graph)
     if len(given) != len(outputs):
@@ -182,8 +182,8 @@ def disagreement(run: Callable[[Graph], Sequence[Array]], graph: Graph) -> str |
     return None
 
 
-def without(graph: Graph, number: int) -> Graph | None:
-    """The graph less one operation, whose results are fed as the reference computes them; None when nothing is left."""
+def without(graph: RandomGraph, number: int) -> RandomGraph | None:
+    """The graph without one operation, whose results are fed instead; None when no operation is left."""
     main = graph.model.main
     rest = (*main.operations[:number], *main.operations[number + 1 :])
     if not rest:
@@ -201,7 +201,7 @@ def without(graph: Graph, number: int) -> Graph | None:
     return graph._replace(model=replace(graph.model, main=smaller), feeds=tuple(fed[i] for i in inputs))
 
 
-def _computed(graph: Graph, indices: Sequence[int]) -> dict[int, Array]:
+def _computed(graph: RandomGraph, indices: Sequence[int]) -> dict[int, Array]:
     """What the reference computes for these operands."""
     main = graph.model.main
     operands = [
@@ -215,18 +215,18 @@ def _computed(graph: Graph, indices: Sequence[int]) -> dict[int, Array]:
 
 
 def smallest_difference(
-    run: Callable[[Graph], Sequence[Array]],
+    run: Callable[[RandomGraph], Sequence[Array]],
     *,
     operations: Collection[str] | None = None,
     examples: int = 200,
     seed: int = 0,
-) -> tuple[Graph, str] | None:
-    """The smallest graph found on which a device differs from the reference, and how; None when all agree.
+) -> tuple[RandomGraph, str] | None:
+    """Find the smallest graph on which a device differs from the reference, and how; None when all agree.
 
-    run: gives the device's outputs, in the order of the model's. examples: how many graphs are tried.
+    run: returns the device's outputs in the model's order. examples: how many graphs to try.
 
-    A graph that shows a difference loses the operations that it can do without; then the same operations are drawn
-    again, in smaller and smaller sizes.
+    Operations that do not matter are removed from a graph that shows a difference; then the remaining ones are drawn
+    again in smaller and smaller sizes.
     """
     from hypothesis import Phase
 
@@ -242,9 +242,9 @@ def smallest_difference(
 
 
 def _found(
-    run: Callable[[Graph], Sequence[Array]], strategy: Any, examples: int, seed: int, phases: tuple[Any, ...]
-) -> Graph | None:
-    """A graph with a difference, and with no operation that it can do without."""
+    run: Callable[[RandomGraph], Sequence[Array]], strategy: Any, examples: int, seed: int, phases: tuple[Any, ...]
+) -> RandomGraph | None:
+    """A graph with a difference that needs all of its operations."""
     import random
 
     import hypothesis
@@ -257,7 +257,7 @@ def _found(
         suppress_health_check=list(hypothesis.HealthCheck),
     )
     try:
-        found: Graph = hypothesis.find(
+        found: RandomGraph = hypothesis.find(
             strategy,
             lambda graph: disagreement(run, graph) is not None,
             settings=settings,
@@ -270,10 +270,10 @@ def _found(
     return found
 
 
-def _operations(graph: Graph) -> range:
+def _operations(graph: RandomGraph) -> range:
     return range(len(graph.model.main.operations))
 
 
-def _still_wrong(run: Callable[[Graph], Sequence[Array]], graph: Graph, number: int) -> Graph | None:
+def _still_wrong(run: Callable[[RandomGraph], Sequence[Array]], graph: RandomGraph, number: int) -> RandomGraph | None:
     smaller = without(graph, number)
     return smaller if smaller is not None and disagreement(run, smaller) is not None else None

@@ -1,4 +1,4 @@
-"""How to draw a call of each operation on images, and of the dense layer, at random; as in `makers`."""
+"""Random calls of each operation on images, and of the dense layer; see `makers`."""
 
 from functools import partial
 from typing import Any
@@ -39,7 +39,7 @@ def _pool(s: Sketch, name: str) -> None:
 def _weights(
     s: Sketch, x: Value, shape: tuple[int, ...], channel: int, *, per_channel: bool = True
 ) -> tuple[list[Value], float]:
-    """A filter and a bias for the input, and what the scale of the result has to be above."""
+    """A filter and a bias for the input, and the lower limit for the scale of the result."""
     kind, scale, n = x.operand.type, x.operand.scale, shape[channel]
     if kind not in BYTES:
         return [s.fresh(kind, shape), s.fresh(kind, (n,))], 0.0

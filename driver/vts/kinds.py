@@ -1,4 +1,4 @@
-"""memory: pools of other kinds than plain memory: parts of files, hardware buffers, images, and none of them."""
+"""memory: pools of other kinds: parts of files, hardware buffers, images, and descriptors that are not pools."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from driver.vts.target import Target
 
 _WIDTH, _HEIGHT = 6, 4
-_GAP, _STRIDE = 4096, 256  # of images with gaps: between the beginnings of planes, and of rows
+_GAP, _STRIDE = 4096, 256  # strides of planes and rows, for images with gaps
 _TYPES: dict[str, dict[str, Any]] = {
     "uint8": {"dtype": "quant8_asymm", "scale": 0.5, "zero_point": 40},
     "float16": {"dtype": "float16"},
@@ -36,7 +36,7 @@ _INVALID, _GENERAL = ErrorStatus.INVALID_ARGUMENT, ErrorStatus.GENERAL_FAILURE
 
 
 def tests() -> Iterator[Test]:
-    """All of them, whatever the scope: they take milliseconds."""
+    """All tests of this file, in any scope: they take milliseconds."""
     for name in FORMATS:
         for layout in ("packed", "padded"):
             yield Test(f"memory/hardware_buffer/{name}/{layout}", partial(images, name, layout == "padded"))
@@ -52,13 +52,13 @@ def tests() -> Iterator[Test]:
 
 
 def part_of_memory(nbytes: int, protection: int = mmap.PROT_READ | mmap.PROT_WRITE) -> Memory:
-    """As mmap_fd, from the second page on."""
+    """A pool of kind mmap_fd that begins at the second page."""
     with _memfd(mmap.PAGESIZE + nbytes) as fd:
         return Memory.from_fd(fd, nbytes, protection, mmap.PAGESIZE)
 
 
 def blob(nbytes: int, usage: int = Usage.CPU_READ | Usage.CPU_WRITE) -> Memory:
-    """As hardware_buffer_blob."""
+    """A pool of kind hardware_buffer_blob."""
     with _memfd(nbytes) as fd:
         return Memory.from_hardware_buffer(fd, "blob", nbytes, usage=usage)
 
@@ -77,7 +77,7 @@ def _memfd(nbytes: int) -> Iterator[int]:
 
 
 def images(name: str, is_padded: bool, target: Target) -> None:
-    """An image in and an image out are what they are in plain memory, on both ways; other bytes stay as they were."""
+    """Image inputs and outputs give the same as plain memory, on both paths; bytes between rows stay unchanged."""
     source, result = _image(name, is_padded), _image(name, is_padded)
     whole = _values(source)
     with _prepared(source, target) as model, model.burst() as burst:
@@ -86,8 +86,8 @@ def images(name: str, is_padded: bool, target: Target) -> None:
             source.scatter(whole)
             result.asarray()[:] = 0x5A
             found = refusal(run, Request((RequestArgument(),), (RequestArgument(pool=1),), (source, result)))
-            check(not found.status, f"the device answers {found.status.name}: {found.message}")
-            check(result.read().tobytes() == expected, "the image is another than the same output in plain memory")
+            check(not found.status, f"the device returns {found.status.name}: {found.message}")
+            check(result.read().tobytes() == expected, "the image differs from the same output in plain memory")
             check(source.read().tobytes() == whole.tobytes(), "the device changed its input")
             result.scatter(np.full(result.shape, 0, result.dtype))
             rest = result.asarray()
@@ -133,9 +133,9 @@ def _plain(run: Execute, whole: Any) -> bytes:
     pool.asarray(whole.dtype, whole.shape)[...] = whole
     arguments = RequestArgument(length=nbytes), RequestArgument(offset=nbytes, length=nbytes)
     found = answer(run, Request(arguments[:1], arguments[1:], (pool,)))
-    check(not found.status, f"in plain memory the device answers {found.status.name}: {found.message}")
+    check(not found.status, f"in plain memory the device returns {found.status.name}: {found.message}")
     if any(shape.dimensions != whole.shape for shape in found.shapes):
-        skip("the device gives the output another shape, in plain memory, too")
+        skip("the device returns another output shape, in plain memory too")
     return found.outputs[0].tobytes()
 
 
@@ -147,7 +147,7 @@ _MISUSED = {
 
 
 def misused(argument: RequestArgument, target: Target) -> None:
-    """An image is used whole, in its own shape: everything else is an INVALID_ARGUMENT, on both ways."""
+    """An image is used whole, with its own shape; anything else gets INVALID_ARGUMENT on both paths."""
     image, pool = _image("rgba", is_padded=False), Memory.create(_WIDTH * _HEIGHT * 4)
     plain = RequestArgument(pool=1, length=pool.nbytes)
     with _prepared(image, target) as model, model.burst() as burst:
@@ -166,7 +166,7 @@ _READ_ONLY: dict[str, Callable[[int], Memory]] = {
 
 
 def read_only(make: Callable[[int], Memory], target: Target) -> None:
-    """Memory that may only be read is an input, and no output."""
+    """Read-only memory can be an input, but not an output."""
     image = _image("gray_float32", is_padded=False)
     nbytes = image.nbytes
     pool, other = make(nbytes), Memory.create(nbytes)
@@ -174,7 +174,7 @@ def read_only(make: Callable[[int], Memory], target: Target) -> None:
     with _prepared(image, target) as model, model.burst() as burst:
         for run in _both(model, burst, target):
             found = refusal(run, Request((first,), (second,), (pool, other)))
-            check(not found.status, f"an input that may only be read gets {found.status.name}: {found.message}")
+            check(not found.status, f"a read-only input gets {found.status.name}: {found.message}")
             _check_refused(run, Request((second,), (first,), (pool, other)), _INVALID)
 
 
@@ -189,8 +189,8 @@ _SAID: dict[str, tuple[list[Any], ErrorStatus]] = {
 }
 
 
-class _Said(Memory):
-    """Memory of which something else is said than it is."""
+class _Mislabelled(Memory):
+    """Memory that is described as another kind than it is."""
 
     said: list[Any]
 
@@ -199,9 +199,9 @@ class _Said(Memory):
 
 
 def unusable(said: list[Any], status: ErrorStatus, target: Target) -> None:
-    """What is no pool is refused when it is used; as what it is, the same memory is taken afterwards."""
+    """An invalid pool is refused on use; the same memory, described correctly, is accepted afterwards."""
     image = _image("gray_float32", is_padded=False)
-    pool, nbytes = _Said.create(mmap.PAGESIZE), image.nbytes
+    pool, nbytes = _Mislabelled.create(mmap.PAGESIZE), image.nbytes
     asked = Request((RequestArgument(length=nbytes),), (RequestArgument(offset=1024, length=nbytes),), (pool,))
     with _prepared(image, target) as model, model.burst() as burst:
         for run in _both(model, burst, target):
@@ -211,7 +211,10 @@ def unusable(said: list[Any], status: ErrorStatus, target: Target) -> None:
             burst.free_memory(pool)
             pool.said = Memory.to_wire(pool)
             found = refusal(run, asked)
-            check(not found.status, f"after memory was refused, it gets {found.status.name}: {found.message}")
+            check(
+                not found.status,
+                f"afterwards, the same memory described correctly gets {found.status.name}: {found.message}",
+            )
 
 
 def _check_refused(run: Execute, asked: Request, status: ErrorStatus) -> None:

@@ -1,4 +1,4 @@
-"""A test, what comes of it, and running many."""
+"""Tests, their outcomes, and how to run them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Kind = Literal["passed", "failed", "skipped"]
 
 
 class Failed(Exception):
-    """The device does not do what it has to; the message says what it did."""
+    """The device is wrong; the message says what it did."""
 
 
 class Skipped(Exception):
@@ -26,19 +26,19 @@ class Skipped(Exception):
 
 
 def skip(reason: str) -> NoReturn:
-    """Ends a test that does not apply."""
+    """Skip this test."""
     raise Skipped(reason)
 
 
 def check(is_so: object, complaint: str) -> None:
-    """Ends a test that found something wrong."""
+    """Fail this test unless `is_so`."""
     if not is_so:
         raise Failed(complaint)
 
 
 @dataclass(frozen=True, slots=True)
 class Test:
-    """`run` returns when the device did well, and raises otherwise. The name begins with the category."""
+    """One test. `run` returns when the device passes, and raises otherwise. The name begins with the category."""
 
     __test__ = False  # for pytest
 
@@ -53,7 +53,7 @@ class Test:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of one test."""
+    """The outcome of one test."""
 
     name: str
     outcome: Kind
@@ -67,7 +67,7 @@ class Outcome:
 
 
 def run(tests: Iterable[Test], target: Target) -> Iterator[Outcome]:
-    """One test after the other, each on a device that lives: one that died or hung is connected again."""
+    """Run tests in order. After a test in which the device died or hung, the target connects again."""
     for test in tests:
         begin = time.monotonic()
         kind, message = _judged(test, target)
@@ -79,7 +79,7 @@ def _judged(test: Test, target: Target) -> tuple[Kind, str]:
         test.run(target)
     except Skipped as reason:
         return "skipped", str(reason)
-    except Exception as error:  # noqa: BLE001 (whatever an answer provoked here, the other tests are still to come)
+    except Exception as error:  # noqa: BLE001 (one failure must not end the run)
         if not isinstance(error, Failed | StatusError | DeviceFailed):
             target.forget()
         return "failed", _complaint(error)

@@ -1,4 +1,4 @@
-"""Known failures: which tests a device is known to fail, in which of its versions, and why."""
+"""Known failures: tests that a device fails in certain versions, and why."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _FIELDS = {"device", "version", "tests", "reason"}
 
 
 class BadKnownFailures(ValueError):
-    """The file cannot be read, or says something else; the message names the entry."""
+    """The file cannot be read, or has a wrong entry, which the message names."""
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
-    """Tests, by globs, that one device fails in the versions that a glob names."""
+class KnownFailure:
+    """Tests (globs) that one device fails in versions that match a glob."""
 
     device: str
     version: str
@@ -30,16 +30,16 @@ class Entry:
     reason: str
 
     def concerns(self, device: str, version: str) -> bool:
-        """Whether it is about this device and this version."""
+        """Whether the entry applies to this device and version."""
         return fnmatchcase(device, self.device) and fnmatchcase(version, self.version)
 
     def names(self, test: str) -> bool:
-        """Whether it is about this test."""
+        """Whether the entry applies to this test."""
         return any(fnmatchcase(test, glob) for glob in self.tests)
 
 
 class KnownFailures:
-    """The entries of a file that concern one device. A failure that is known counts as skipped.
+    """The entries for one device. A known failure counts as skipped.
 
     ::
 
@@ -50,26 +50,26 @@ class KnownFailures:
         reason = "issue 17"
     """
 
-    def __init__(self, entries: Sequence[Entry] = ()) -> None:
+    def __init__(self, entries: Sequence[KnownFailure] = ()) -> None:
         self._entries = list(entries)
         self._failed = [0] * len(self._entries)
         self._passed = [0] * len(self._entries)
 
     @classmethod
     def read(cls, path: Path, device: str, version: str) -> Self:
-        """The entries of a TOML file for that device and version. Raises BadKnownFailures."""
+        """Read the entries for a device and version from a TOML file. Raises BadKnownFailures."""
         try:
             content = tomllib.loads(path.read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
             raise BadKnownFailures(f"{path}: cannot be read: {error}") from error
         known = content.get("known", [])
         if content.keys() - {"known"} or not isinstance(known, list):
-            raise BadKnownFailures(f"{path}: it has to consist of [[known]] tables, with {_words()} in each")
+            raise BadKnownFailures(f"{path}: it must consist of [[known]] tables, each with {_words()}")
         entries = [_entry(record, f"{path}, entry {number}") for number, record in enumerate(known, 1)]
         return cls([entry for entry in entries if entry.concerns(device, version)])
 
     def judge(self, outcome: Outcome) -> Outcome:
-        """The outcome, skipped if it is a failure that is known."""
+        """Return the outcome, as skipped if the failure is known."""
         for number, entry in enumerate(self._entries):
             if entry.names(outcome.name):
                 self._failed[number] += outcome.outcome == "failed"
@@ -80,7 +80,7 @@ class KnownFailures:
         return outcome
 
     def stale(self) -> list[str]:
-        """What is no longer true: entries all of whose tests that ran have passed."""
+        """Messages about outdated entries: all of their tests that ran have passed."""
         return [
             f"{', '.join(entry.tests)} ({entry.reason}) no longer fails: remove the entry"
             for entry, failed, passed in zip(self._entries, self._failed, self._passed, strict=True)
@@ -88,13 +88,13 @@ class KnownFailures:
         ]
 
 
-def _entry(record: Any, where: str) -> Entry:
+def _entry(record: Any, where: str) -> KnownFailure:
     if not isinstance(record, dict) or record.keys() != _FIELDS:
-        raise BadKnownFailures(f"{where}: it has to have {_words()}, and nothing else")
+        raise BadKnownFailures(f"{where}: it must have {_words()}, and nothing else")
     tests = record["tests"]
     if not isinstance(tests, list) or not all(isinstance(glob, str) for glob in tests):
-        raise BadKnownFailures(f"{where}: tests={tests!r:.60}: it has to be a list of globs")
-    return Entry(str(record["device"]), str(record["version"]), tuple(tests), str(record["reason"]))
+        raise BadKnownFailures(f"{where}: tests={tests!r:.60}: it must be a list of globs")
+    return KnownFailure(str(record["device"]), str(record["version"]), tuple(tests), str(record["reason"]))
 
 
 def _words() -> str:

@@ -1,6 +1,6 @@
-"""How to draw a call of each operation at random, such that it is valid and can be computed.
+"""Random calls of each operation that are valid and can be computed.
 
-A maker takes the sketch and the name of the operation, chooses operands and parameters, and adds the operation.
+A maker takes a sketch and the name of an operation, draws operands and parameters, and adds the operation.
 """
 
 import math
@@ -39,13 +39,13 @@ def _unary(level: str, exact: bool, s: Sketch, name: str) -> None:
 
 
 def _positive(s: Sketch, name: str) -> None:
-    """Functions that are defined, and tame, above 0 only."""
+    """Functions that are defined, and numerically stable, only above 0."""
     kind = s.choice(types_of(name))
     s.add(name, s.fresh(kind, s.shape(s.choice(RANKS)), low=0.25, high=2.0), level="relaxed")
 
 
 def _broadcastable(s: Sketch, x: Value, *, exact: bool = False) -> Value:
-    """Another operand of the type of `x`, that broadcasts with it: trailing dimensions, equal or 1."""
+    """Another operand of the type of `x` that broadcasts with it: trailing dimensions, equal or 1."""
     shape = _shape(x)
 
     def drawn() -> Dimensions:
@@ -66,7 +66,7 @@ def _arithmetic(s: Sketch, name: str) -> None:
 
 
 def _by_small(s: Sketch, name: str) -> None:
-    """MUL and DIV: int32 must not overflow, and nothing is divided by what is nearly 0."""
+    """MUL and DIV: int32 must not overflow, and divisors must not be close to 0."""
     x = s.tensor(types_of(name), exact=name == "DIV")
     if _type(x) in BYTES:
         y = _broadcastable(s, x)
@@ -286,7 +286,7 @@ def _softmax(s: Sketch, name: str) -> None:
 
 
 def _normalise(s: Sketch, name: str) -> None:
-    """L2_NORMALIZATION jumps at 0, so that it gets what is exact."""
+    """L2_NORMALIZATION is discontinuous at 0, so it gets exact operands only."""
     x = s.tensor(types_of(name), exact=True)
     s.add(name, x, s.axis(len(_shape(x))), level="relaxed")
 

@@ -1,4 +1,4 @@
-"""memory: arguments may lie in any pool, at any offset; a device touches its outputs and nothing else."""
+"""memory: arguments may lie in any pool, at any offset; a device writes to its outputs only."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from burst import ErrorStatus, Memory
 from driver.vts import buffers, domains, kinds
-from driver.vts.bench import JUNK, Place, answer, output_sizes, refusal, request
+from driver.vts.bench import JUNK, ArgumentPlace, answer, output_sizes, refusal, request
 from driver.vts.burst import plain
 from driver.vts.kit import Test, check
 from driver.vts.operations import check_bare, prepared
@@ -24,24 +24,24 @@ if TYPE_CHECKING:
     from driver.vts.cases import Case
     from driver.vts.target import Target
 
-    Layout = Callable[[int], list[Place]]
+    Layout = Callable[[int], list[ArgumentPlace]]
 
 _ROOM = 4096  # bytes for each argument: a page
 _SAMPLES = ("add", "quantised", "chain")
 
 
-def _one_pool(offset: int, count: int) -> list[Place]:
+def _one_pool(offset: int, count: int) -> list[ArgumentPlace]:
     pool = Memory.create(count * _ROOM)
-    return [Place(pool, n * _ROOM + offset) for n in range(count)]
+    return [ArgumentPlace(pool, n * _ROOM + offset) for n in range(count)]
 
 
-def _pool_each(make: Callable[[int], Memory], count: int) -> list[Place]:
-    return [Place(make(_ROOM), 64) for _ in range(count)]
+def _pool_each(make: Callable[[int], Memory], count: int) -> list[ArgumentPlace]:
+    return [ArgumentPlace(make(_ROOM), 64) for _ in range(count)]
 
 
-def _last_bytes(count: int) -> list[Place]:
-    """Nothing follows the arguments; what the device adds beyond its output, it adds to the next one."""
-    return [Place(Memory.create(3 * _ROOM), 2 * _ROOM + 64 * n) for n in range(count)]
+def _last_bytes(count: int) -> list[ArgumentPlace]:
+    """Arguments without gaps at the end of a pool: a write beyond an output damages the next argument."""
+    return [ArgumentPlace(Memory.create(3 * _ROOM), 2 * _ROOM + 64 * n) for n in range(count)]
 
 
 _LAYOUTS: dict[str, Layout] = {
@@ -57,7 +57,7 @@ _LAYOUTS: dict[str, Layout] = {
 
 
 def tests() -> Iterator[Test]:
-    """All of them, whatever the scope: they take milliseconds."""
+    """All tests of this file, in any scope: they take milliseconds."""
     for layout in _LAYOUTS:
         for name in _SAMPLES:
             yield Test(f"memory/{layout}/{name}", partial(lay_out, layout, name))
@@ -70,7 +70,7 @@ def tests() -> Iterator[Test]:
 
 
 def lay_out(layout: str, name: str, target: Target) -> None:
-    """The same result wherever the arguments lie, on both ways, and everything around the outputs as it was."""
+    """The same result for any layout, on both paths; the bytes around the outputs stay unchanged."""
     case = sample(name)
     with prepared(case, target) as model, model.burst() as burst:
         expected = plain(model, case, target)
@@ -79,42 +79,42 @@ def lay_out(layout: str, name: str, target: Target) -> None:
             _check(case, expected, places, partial(run, timeout=target.patience))
 
 
-def _check(case: Case, expected: list[bytes], places: Sequence[Place], run: Execute) -> None:
+def _check(case: Case, expected: list[bytes], places: Sequence[ArgumentPlace], run: Execute) -> None:
     pools = {place.pool: None for place in places}
     for pool in pools:
         pool.asarray()[:] = JUNK
     asked = request(case, places, output_sizes(case))
     before = {pool: pool.asarray().copy() for pool in pools}
     found = answer(run, asked)
-    check(not found.status, f"the device answers {found.status.name}: {found.message}")
+    check(not found.status, f"the device returns {found.status.name}: {found.message}")
     for number, (output, wanted) in enumerate(zip(found.outputs, expected, strict=True)):
-        check(output.tobytes() == wanted, f"output {number} is another than where the device had it before")
+        check(output.tobytes() == wanted, f"output {number} differs from that of the first layout")
     for place, argument in zip(places[len(case.feeds) :], asked.outputs, strict=True):
         before[place.pool][argument.offset : argument.offset + argument.length] = JUNK
         place.pool.asarray(np.uint8, argument.length, argument.offset)[:] = JUNK
     for pool, bytes_ in before.items():
         wrong = np.flatnonzero(pool.asarray() != bytes_)
-        check(not wrong.size, f"the device wrote to {wrong.size} bytes that belong to no output, first {wrong[:1]}")
+        check(not wrong.size, f"the device wrote to {wrong.size} bytes outside of its outputs, first {wrong[:1]}")
 
 
 def shared_input(target: Target) -> None:
-    """Two inputs may be the same bytes."""
+    """Two inputs may share their bytes."""
     case = sample("add")
     twice = replace(case, feeds=(case.feeds[0], case.feeds[0]))
     with prepared(case, target) as model:
         expected = plain(model, twice, target)
         pool = Memory.create(2 * _ROOM)
-        places = [Place(pool, 0), Place(pool, 0), Place(pool, _ROOM)]
+        places = [ArgumentPlace(pool, 0), ArgumentPlace(pool, 0), ArgumentPlace(pool, _ROOM)]
         _check(twice, expected, places, partial(model.execute, timeout=target.patience))
 
 
 def out_of_bounds(target: Target) -> None:
-    """An argument that reaches over the end of its pool is an INVALID_ARGUMENT, on both ways."""
+    """An argument that reaches beyond its pool gets INVALID_ARGUMENT on both paths."""
     case = sample("add")
     with prepared(case, target) as model, model.burst() as burst:
         (size,) = output_sizes(case)
         pool = Memory.create(_ROOM)
-        asked = request(case, [Place(pool, 0), Place(pool, 64), Place(pool, 128)], [size])
+        asked = request(case, [ArgumentPlace(pool, 0), ArgumentPlace(pool, 64), ArgumentPlace(pool, 128)], [size])
         for offset in (_ROOM - size + 1, _ROOM, 2**31, 2**32 - 1):
             for broken in _moved(asked, offset):
                 for run in (model.execute, burst.execute):
@@ -137,7 +137,7 @@ def _moved(asked: Request, offset: int) -> Iterator[Request]:
 
 
 def freed(target: Target) -> None:
-    """Memory that was freed on the plain path, or never seen there, may be freed, and be used again."""
+    """On the plain path, freeing freed or unknown memory is no error, and the memory can be used again."""
     case = sample("add")
     with prepared(case, target) as model:
         expected, places = plain(model, case, target), _one_pool(0, len(case.feeds) + 1)

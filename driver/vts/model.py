@@ -1,4 +1,4 @@
-"""model: a device accepts what is valid, and refuses every model that breaks a rule of the HAL."""
+"""model: a device accepts valid models, and refuses every model that breaks a rule of the HAL."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _UNSAYABLE = (ValueError, TypeError, OverflowError, AttributeError, struct.error
 
 
 def tests(samples: int) -> Iterator[Test]:
-    """Every mutation of so many of the kit's models."""
+    """samples: how many of the kit's models are mutated, each in every way."""
     for name in SAMPLES:
         yield Test(f"model/{name}/valid", partial(accept, name))
     for name in SAMPLES[:samples]:
@@ -38,7 +38,7 @@ def tests(samples: int) -> Iterator[Test]:
 
 
 def with_type(name: str, number: int, code: int) -> Model:
-    """One of the kit's models with an operand of a type that no record may have, for it to travel all the same."""
+    """One of the kit's models with an operand of an invalid type, bypassing the checks of the record."""
     model = sample(name).model
     operands = list(model.main.operands)
     operands[number] = copy(operands[number])
@@ -47,17 +47,17 @@ def with_type(name: str, number: int, code: int) -> Model:
 
 
 def accept(name: str, target: Target) -> None:
-    """A valid model is prepared, if its operations are supported."""
+    """A valid model is prepared if its operations are supported."""
     with prepared(sample(name), target):
         pass
 
 
 def refuse(make: Callable[[], Model], target: Target) -> None:
-    """An invalid one gets INVALID_ARGUMENT whatever is asked of it."""
+    """An invalid model gets INVALID_ARGUMENT from every call."""
     try:
         model = make()
     except InvalidModel as error:
-        skip(f"no record can hold this model: {error}")
+        skip(f"this model cannot be constructed: {error}")
     _refuse("supported_operations", lambda: target.supported(model))
     _refuse("prepare", lambda: _prepare(model, target))
 
@@ -75,5 +75,5 @@ def _refuse(what: str, ask: Callable[[], object]) -> None:
     except StatusError as error:
         raise Failed(f"{what} answers {error.status.name} to an invalid model, not INVALID_ARGUMENT") from error
     except _UNSAYABLE as error:
-        skip(f"a connection cannot carry this model: {error}")
+        skip(f"this model cannot be sent: {error}")
     check(False, f"{what} accepts an invalid model")

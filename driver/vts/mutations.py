@@ -1,8 +1,8 @@
-"""Every way in which VTS breaks a valid model or request: a device has to refuse each with INVALID_ARGUMENT.
+"""The mutations of VTS: every way to break a valid model or request. A device must refuse each with INVALID_ARGUMENT.
 
-Each mutation breaks one rule of the HAL and nothing else, so far as one rule can be broken alone: consumer counts are
-left to be computed unless they are what is wrong, and an operand that gets another type gets dimensions, quantisation
-and a value that this type allows.
+Each mutation breaks one rule of the HAL and no other, as far as that is possible: consumer counts are recomputed
+unless they are the mutation, and an operand of another type gets dimensions, quantisation and a value that are valid
+for that type.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -16,13 +16,13 @@ from burst import Request
 from driver.nn import Model, Operand, OperandLifeTime, OperandType, Operation, Subgraph
 from driver.nn.types import ZERO_POINTS, byte_size
 
-from .tolerated import may_gain_input, may_have_type, may_lose, may_lose_input
+from .legal_variants import may_gain_input, may_have_type, may_lose, may_lose_input
 
 _Item = TypeVar("_Item")
 _L, _T = OperandLifeTime, OperandType
 _BASE_TYPES = tuple(t for t in OperandType if t < OperandType.OEM)
 _LARGEST_VALUE = 1 << 20
-"""Bytes of a constant that a mutation makes; an operand that needs more is left out."""
+"""Limit for a constant that a mutation makes; larger operands are left out."""
 _TYPE_CODES = {"MIN-1": -1, "FUNDAMENTAL_MAX+1": 16, "OEM_MIN-1": 9999, "OEM_MAX+1": 10002}
 _OPERATION_CODES = {"FUNDAMENTAL_MAX+1": 102, "OEM_MIN-1": 9999, "OEM_MAX+1": 10001}
 
@@ -31,10 +31,10 @@ _OPERATION_CODES = {"FUNDAMENTAL_MAX+1": 102, "OEM_MIN-1": 9999, "OEM_MAX+1": 10
 class Mutation:
     """One broken model.
 
-    name: such as "operand-type/3/OEM_MAX+1": the kind of mutation, the operand or operation, and what became of it;
-        before it "subgraph-N/" for one in a referenced subgraph.
-    make: returns the model, or raises `InvalidModel` where not even a record can hold what is wrong: that model is
-        refused where it is made, and there is nothing to send.
+    name: such as "operand-type/3/OEM_MAX+1": the kind of mutation, the operand or operation, and the change;
+        preceded by "subgraph-N/" in a referenced subgraph.
+    make: returns the model, or raises `InvalidModel` where the record itself rejects the mutation, so that there is
+        nothing to send.
     """
 
     name: str
@@ -42,11 +42,11 @@ class Mutation:
 
 
 Change = tuple[str, Callable[[], Subgraph]]
-"""The name of a mutation within its subgraph, and the mutated subgraph when it is wanted."""
+"""Name of a mutation within its subgraph, and a function that makes the mutated subgraph."""
 
 
 def model_mutations(model: Model) -> Iterator[Mutation]:
-    """All mutations of VTS's ValidateModel that apply to the valid `model`, one subgraph after the other."""
+    """All mutations of VTS's ValidateModel that apply to the valid `model`, subgraph by subgraph."""
     for number, graph in enumerate((model.main, *model.referenced)):
         prefix = f"subgraph-{number - 1}/" if number else ""
         counted = tuple(replace(o, number_of_consumers=None) for o in graph.operands)
@@ -92,7 +92,7 @@ def _appended(graph: Subgraph, *operands: Operand) -> Subgraph:
 
 
 def _execution_order(graph: Subgraph) -> Iterator[Change]:
-    """A reader of something computed comes first; a writer of something read comes last."""
+    """Move a reader of a computed operand to the front, or a writer of an operand to the end."""
     read = {i for operation in graph.operations for i in operation.inputs}
     for n, operation in enumerate(graph.operations):
         others = _without(graph.operations, n)
@@ -109,7 +109,7 @@ def _operand_type(graph: Subgraph) -> Iterator[Change]:
 
 
 def _operand_rank(graph: Subgraph) -> Iterator[Change]:
-    """Scalars get dimensions. Tensors may have none since HAL 1.2."""
+    """Give scalars dimensions. (Tensors may have none since HAL 1.2.)"""
     for i, operand in enumerate(graph.operands):
         if operand.type.is_scalar:
             yield f"operand-rank/{i}/1", partial(_operand, graph, i, dimensions=(1,))
@@ -136,7 +136,7 @@ def _wrong_zero_points(kind: OperandType) -> list[int]:
 
 
 def _operand_lifetime(graph: Subgraph) -> Iterator[Change]:
-    """What is computed comes from elsewhere, and the other way round; the lists of inputs and outputs follow."""
+    """Give operands another lifetime, and list them as inputs and outputs accordingly."""
     for i, operand in enumerate(graph.operands):
         for lifetime in _wrong_lifetimes(operand):
             yield f"operand-lifetime/{i}/{lifetime.name}", partial(_relisted, graph, i, lifetime)
@@ -176,7 +176,7 @@ _UNLISTED = {
 
 
 def _input_output_listing(graph: Subgraph) -> Iterator[Change]:
-    """The lists of inputs and outputs do not follow a lifetime."""
+    """Make the lists of inputs and outputs contradict a lifetime."""
     for i, operand in enumerate(graph.operands):
         lifetime = _UNLISTED.get(operand.lifetime)
         if lifetime is not None and (not lifetime.is_constant or _can_be_constant(operand)):
@@ -198,7 +198,7 @@ def _second_writer(graph: Subgraph) -> Iterator[Change]:
 
 
 def _written_twice(graph: Subgraph, operation: Operation, position: int) -> Subgraph:
-    """A copy of the operation writes one output again, and its others elsewhere."""
+    """Add a copy of the operation that writes one output again, and its others elsewhere."""
     outputs = []
     for k, i in enumerate(operation.outputs):
         outputs.append(i if k == position else len(graph.operands))
@@ -211,7 +211,7 @@ def _fresh(operand: Operand) -> Operand:
 
 
 def _operation_operand_type(graph: Subgraph) -> Iterator[Change]:
-    """An operand of an operation gets each other type, in a form that is valid by itself."""
+    """Give an operand of an operation each other type, valid in itself."""
     for n, operation in enumerate(graph.operations):
         for i in dict.fromkeys((*operation.inputs, *operation.outputs)):
             for kind in _BASE_TYPES:
@@ -251,7 +251,7 @@ def _operation_type(graph: Subgraph) -> Iterator[Change]:
 
 
 def _operand_index(graph: Subgraph) -> Iterator[Change]:
-    """An input or an output that does not exist."""
+    """Name an input or output that does not exist."""
     beyond = len(graph.operands)
     for n, operation in enumerate(graph.operations):
         for k in range(len(operation.inputs)):
@@ -263,7 +263,7 @@ def _operand_index(graph: Subgraph) -> Iterator[Change]:
 
 
 def _remove_write(graph: Subgraph) -> Iterator[Change]:
-    """An operation writes elsewhere, so that nothing writes what others read."""
+    """Make an operation write elsewhere, so that no operation writes an operand that others read."""
     for n, operation in enumerate(graph.operations):
         for k, i in enumerate(operation.outputs):
             outputs = _with(operation.outputs, k, len(graph.operands))
@@ -279,7 +279,7 @@ def _remove_operand(graph: Subgraph) -> Iterator[Change]:
 
 
 def _operand_removed(graph: Subgraph, index: int) -> Subgraph:
-    """Without one operand, wherever it was listed; the indices of those behind it move up."""
+    """Remove an operand from every list; later indices move down by one."""
 
     def kept(indices: Sequence[int]) -> tuple[int, ...]:
         return tuple(i - (i > index) for i in indices if i != index)
@@ -305,7 +305,7 @@ def _remove_operation_operand(graph: Subgraph) -> Iterator[Change]:
 
 
 def _add_operation_operand(graph: Subgraph) -> Iterator[Change]:
-    """An INT32 more as the last input, or as the last output."""
+    """Append an INT32 input or output."""
     new = len(graph.operands)
     for n, operation in enumerate(graph.operations):
         if not may_gain_input(operation):

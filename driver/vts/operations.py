@@ -1,4 +1,4 @@
-"""operations: what a device computes, case by case, with known and unknown output shapes, signed, and in a burst."""
+"""operations: the results of a device, case by case; with unknown output shapes, signed types, and in a burst."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def tests(cases: Iterable[Case], in_bursts: int) -> Iterator[Test]:
-    """`in_bursts`: how many cases of an operation are executed in a burst, too."""
+    """in_bursts: how many cases of an operation also run in a burst."""
     seen: Counter[str] = Counter()
     for case in cases:
         name, operation = f"operations/{case.name}", case.operations[0]
@@ -41,7 +41,7 @@ def tests(cases: Iterable[Case], in_bursts: int) -> Iterator[Test]:
 
 
 def execute(case: Case, target: Target) -> None:
-    """On the plain path; a case that must fail may do so at any stage."""
+    """Execute on the plain path; a case that must fail may do so at any stage."""
     try:
         with prepared(case, target) as model:
             answer = target.bench.execute(model, case, output_sizes(case), target.patience)
@@ -50,27 +50,27 @@ def execute(case: Case, target: Target) -> None:
             return
         raise
     if case.must_fail:
-        check(answer.status, "it was executed, and has to fail")
+        check(answer.status, "it was executed; it must fail")
         check_bare(answer)
     else:
         check_answer(case, answer)
 
 
 def execute_in_burst(case: Case, target: Target) -> None:
-    """The same through a burst."""
+    """Execute in a burst."""
     with prepared(case, target) as model, model.burst(input_shapes=_input_shapes(case)) as burst:
         run: Execute = partial(burst.execute, timeout=target.patience)
         answer = target.bench.execute(model, case, output_sizes(case), target.patience, run)
         check_answer(case, answer)
-        check(not burst.stats()["runs"]["plain"], "the burst's requests went over the plain path")
+        check(not burst.stats()["runs"]["plain"], "the burst used the plain path")
 
 
 def execute_dynamic(case: Case, opened: Case, target: Target) -> None:
-    """With no dimension of an output known: with room enough, and with a byte too little for the first output."""
+    """Execute with unknown output dimensions: with enough memory, and with one byte too few for the first output."""
     with prepared(opened, target) as model:
         sizes = output_sizes(case)
         answer = target.bench.execute(model, opened, sizes, target.patience)
-        check(answer.status or answer.shapes, "the model leaves its output shapes open, and the answer has none")
+        check(answer.status or answer.shapes, "the output shapes are unknown, and the answer has none")
         check_answer(case, answer)
         if sizes[0] > 1:
             short = target.bench.execute(model, opened, [sizes[0] - 1, *sizes[1:]], target.patience)
@@ -78,27 +78,27 @@ def execute_dynamic(case: Case, opened: Case, target: Target) -> None:
 
 
 def check_short(answer: Answer) -> None:
-    """That the first output was too large for its memory."""
+    """Check that the device reports the first output as too large for its memory."""
     if answer.status == ErrorStatus.GENERAL_FAILURE:
-        skip("the device does not say what outputs of unknown shape need (GENERAL_FAILURE, which the HAL allows)")
+        skip("the device does not report the size of outputs of unknown shape (GENERAL_FAILURE, which the HAL allows)")
     check(
         answer.status == ErrorStatus.OUTPUT_INSUFFICIENT_SIZE,
-        f"output 0 has a byte too little, and the answer is {answer.status.name}, not OUTPUT_INSUFFICIENT_SIZE",
+        f"output 0 is one byte too small, and the answer is {answer.status.name}, not OUTPUT_INSUFFICIENT_SIZE",
     )
     check(answer.shapes, "OUTPUT_INSUFFICIENT_SIZE came without output shapes")
-    check(not answer.shapes[0].is_sufficient, "output 0 has a byte too little, and its shape says is_sufficient")
+    check(not answer.shapes[0].is_sufficient, "output 0 is one byte too small, and its shape says is_sufficient")
     check(answer.timing == (None, None), "OUTPUT_INSUFFICIENT_SIZE came with a timing")
 
 
 def check_bare(answer: Answer) -> None:
-    """That a failure has neither shapes nor a timing."""
+    """Check that a failure has neither shapes nor a timing."""
     check(not answer.shapes, f"{answer.status.name} came with output shapes")
     check(answer.timing == (None, None), f"{answer.status.name} came with a timing")
 
 
 def check_answer(case: Case, answer: Answer) -> None:
-    """That the answer is the expected one: status, shapes and values."""
-    check(not answer.status, f"the device answered {answer.status.name}: {answer.message}")
+    """Check status, shapes and values."""
+    check(not answer.status, f"the device returned {answer.status.name}: {answer.message}")
     check(
         len(answer.shapes) in {0, len(case.expected)},
         f"{len(answer.shapes)} output shapes for {len(case.expected)} outputs",
@@ -116,16 +116,16 @@ def _check_output(case: Case, answer: Answer, number: int) -> None:
         fits = combine_dimensions(operand.dimensions, dimensions) is not None
         check(
             dimensions == operand.dimensions if operand.is_known else fits,
-            f"output {number} has dimensions {list(dimensions)}; {list(operand.dimensions)} are expected",
+            f"output {number} has dimensions {list(dimensions)}; expected {list(operand.dimensions)}",
         )
-        check(is_sufficient, f"output {number} has all the memory it needs, and its shape says otherwise")
+        check(is_sufficient, f"output {number} has enough memory, and its shape says is_sufficient is false")
         count = int(np.prod(dimensions))
     elif not operand.is_known:
-        raise Failed(f"the model leaves the shape of output {number} open, and the answer has none")
+        raise Failed(f"the shape of output {number} is unknown, and the answer has none")
     nbytes = count * operand.type.element_size
     check(
         nbytes <= answer.outputs[number].nbytes,
-        f"output {number} is said to have {count} values; {0 if expected is None else expected.size} are expected",
+        f"the device reports {count} values for output {number}; expected {0 if expected is None else expected.size}",
     )
     complaint = difference(case, number, answer.outputs[number][:nbytes].view(operand.type.dtype))
     check(complaint is None, complaint or "")
@@ -133,7 +133,7 @@ def _check_output(case: Case, answer: Answer, number: int) -> None:
 
 @contextmanager
 def prepared(case: Case, target: Target, cache: Cache | None = None) -> Iterator[RemotePreparedModel]:
-    """The case's model on the device. What the device does not support is skipped; what it does, it must prepare."""
+    """Prepare the case's model. Unsupported models are skipped; a supported one must be prepared."""
     if unknown := [operation for operation in case.operations if operation not in OPERATIONS]:
         skip(f"{', '.join(unknown)}: this driver version has no such operation")
     supported = target.supported(case.model)

@@ -1,4 +1,4 @@
-"""qos: deadlines, loops that never end, and what a device says of its own time."""
+"""qos: deadlines, endless loops, and the timings that a device reports."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 _MISSED = {ErrorStatus.MISSED_DEADLINE_TRANSIENT, ErrorStatus.MISSED_DEADLINE_PERSISTENT}
 _LONG = 3600.0
 _LOOP_TIMEOUT = 1e-3
-# Beyond the first and the last in the HAL's order, and what is none in any.
+# Below and above the values of the HAL, and of another type.
 WRONG_PREFERENCES = {"low_power-1": -1, "sustained_speed+1": len(PREFERENCES), "no_word": "speed"}
 
 
 def tests() -> Iterator[Test]:
-    """All of them, whatever the scope: they take milliseconds."""
+    """All tests of this file, in any scope: they take milliseconds."""
     yield Test("qos/deadline_passed", deadline_passed)
     yield Test("qos/deadline_far", deadline_far)
     yield Test("qos/endless_loop", endless_loop)
@@ -46,7 +46,7 @@ def tests() -> Iterator[Test]:
 
 
 def deadline_passed(target: Target) -> None:
-    """A deadline in the past is missed, and the next request is none the worse for it."""
+    """A deadline in the past is missed; the next request is not affected."""
     with prepared(sample("add"), target) as model, model.burst() as burst:
         run = partial(burst.execute, timeout=target.patience)
         for _ in range(2):
@@ -70,7 +70,7 @@ def deadline_far(target: Target) -> None:
 
 
 def preferring(preference: Preference, target: Target) -> None:
-    """A model that is prepared for it gives the same result as without, on the plain path and in a burst."""
+    """A model with a preference gives the same result as without, on the plain path and in a burst."""
     case = sample("add")
     with prepared(case, target) as model:
         expected = [output.tobytes() for output in model.run(*case.feeds, timeout=target.patience)]
@@ -79,34 +79,34 @@ def preferring(preference: Preference, target: Target) -> None:
             model.run(*case.feeds, timeout=target.patience),
             burst.run(*case.feeds, timeout=target.patience).outputs,
         ):
-            check([output.tobytes() for output in outputs] == expected, f"for {preference}, the result is another")
+            check([output.tobytes() for output in outputs] == expected, f"for {preference}, the result differs")
 
 
 def wrong_preference(wrong: object, target: Target) -> None:
-    """A model is prepared for no preference that there is not: INVALID_ARGUMENT."""
+    """An unknown preference gets INVALID_ARGUMENT."""
     try:
         with target.prepared(sample("add").model, None, wrong):
             pass
     except InvalidArgument:
         return
-    raise Failed(f"a model is prepared for the preference {wrong!r}, which there is not")
+    raise Failed(f"the device prepares a model with the invalid preference {wrong!r}")
 
 
 def endless_loop(target: Target) -> None:
-    """A WHILE that never ends is ended by its loop timeout; the device can be used afterwards."""
+    """The loop timeout ends an endless WHILE; the device can be used afterwards."""
     case = endless()
     with prepared(case, target) as model, model.burst() as burst:
         ways = partial(model.execute, loop_timeout=_LOOP_TIMEOUT), partial(burst.execute, loop_timeout=_LOOP_TIMEOUT)
         for way in ways:
             found = target.bench.execute(model, case, [4], target.patience, partial(way, timeout=target.patience))
-            _check_missed(found, "a loop that never ends")
+            _check_missed(found, "an endless loop")
     with prepared(sample("add"), target) as model:
         status = model.execute(valid("add"), timeout=target.patience).status
-        check(not status, f"after a loop that never ended, a request gets {status.name}")
+        check(not status, f"after an endless loop, a request gets {status.name}")
 
 
 def endless() -> Case:
-    """While x equals itself, it grows."""
+    """WHILE x == x: x grows."""
 
     def operand(lifetime: str, kind: str = "TENSOR_INT32", value: object = None) -> Operand:
         scalar = kind in {"INT32", "SUBGRAPH"}
@@ -124,12 +124,12 @@ def endless() -> Case:
 
 
 def timing(way: str, target: Target) -> None:
-    """Times come only when they are asked for, the device's within the driver's and that within ours."""
+    """Timings come only when requested; the device's is within the driver's, and that within the client's."""
     with prepared(sample("add"), target) as model, model.burst() as burst:
         ways = {"plain": partial(model.execute), "burst": partial(burst.execute)}
         run = partial(ways[way], timeout=target.patience)
         unasked = answer(run, valid("add"))
-        check(unasked.timing == (None, None), f"nobody asked for a timing, and {unasked.timing} came")
+        check(unasked.timing == (None, None), f"no timing was requested, and {unasked.timing} came")
         begin = time.monotonic()
         asked = answer(partial(run, measure=True), valid("add"))
         ours = (time.monotonic() - begin) * 1e6
@@ -137,4 +137,4 @@ def timing(way: str, target: Target) -> None:
         known = [t for t in asked.timing if t is not None]
         if known != sorted(known):
             raise Failed(f"{known[0]} us on the device are more than {known[1]} us in the driver")
-        check(all(t <= ours for t in known), f"{known} us are more than the {ours:.0f} us that we waited")
+        check(all(t <= ours for t in known), f"{known} us are more than the {ours:.0f} us that the client waited")

@@ -1,4 +1,4 @@
-"""operations/random_graph: random models, on which a device gives what the reference gives."""
+"""operations/random_graph: random models on which a device must agree with the reference."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from driver.vts.makers import MAKERS
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from driver.vts.graphs import Graph
+    from driver.vts.graphs import RandomGraph
     from driver.vts.sketch import Array
     from driver.vts.target import Target
 
 
 def tests(mixed: int, each: int) -> Iterator[Test]:
-    """So many graphs of all operations that are drawn at random, and so many of each one alone."""
+    """mixed: how many graphs of all operations together; alone: how many of each one alone."""
     yield Test("operations/random_graph/mixed", partial(agree, None, mixed))
     for name in sorted((MAKERS | IMAGE_MAKERS).keys() & OPERATIONS.keys()) if each else ():
         yield Test(f"operations/random_graph/{name.lower()}", partial(agree, [name], each))
@@ -36,8 +36,8 @@ def agree(operations: Sequence[str] | None, examples: int, target: Target) -> No
     check(found is None, f"{found[1]}, in this graph:\n{found[0]!r}" if found else "")
 
 
-def _run(target: Target, graph: Graph) -> Sequence[Array]:
-    """What the device gives; the reference's own results where it does not support an operation."""
+def _run(target: Target, graph: RandomGraph) -> Sequence[Array]:
+    """Outputs of the device; the reference's own where the device does not support an operation."""
     try:
         if not all(target.supported(graph.model)):
             return reference(graph)

@@ -1,4 +1,4 @@
-"""What came of a run: counts by category, and the same as JSON and as JUnit XML."""
+"""Report of a run: counts by category, JSON, and JUnit XML."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ class Report:
     failures: int = 0  #: so far
 
     def add(self, outcome: Outcome) -> None:
-        """One more."""
+        """Add an outcome."""
         self.outcomes.append(outcome)
         self.failures += outcome.outcome == "failed"
 
     @property
     def summary(self) -> dict[str, int]:
-        """How many passed, failed and were skipped."""
+        """Counts of passed, failed and skipped tests."""
         return _counts(self.outcomes)
 
     @property
     def categories(self) -> dict[str, dict[str, int]]:
-        """The same for each category that had tests."""
+        """The same per category."""
         found = dict.fromkeys(outcome.category for outcome in self.outcomes)
         return {name: _counts([o for o in self.outcomes if o.category == name]) for name in found}
 
     def of_kind(self, kind: Kind) -> list[Outcome]:
-        """Those that passed, failed or were skipped."""
+        """The outcomes of one kind: passed, failed or skipped."""
         return [outcome for outcome in self.outcomes if outcome.outcome == kind]
 
     def as_json(self) -> dict[str, Any]:
@@ -96,5 +96,5 @@ def _totals(outcomes: list[Outcome]) -> dict[str, str]:
 
 
 def _printable(text: str) -> str:
-    """XML has no way to say control characters, and a device's words may hold any."""
+    """Replace control characters, which XML cannot express and a device's message may have."""
     return "".join(c if c.isprintable() else " " for c in text)

@@ -1,4 +1,4 @@
-"""request: a device refuses every request that does not fit its model, on the plain path and in a burst."""
+"""request: a device refuses every request that does not match its model, on the plain path and in a burst."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from burst import ErrorStatus, Malformed, Memory
 from driver.vts import bench
-from driver.vts.bench import Place, output_sizes, request
+from driver.vts.bench import ArgumentPlace, output_sizes, request
 from driver.vts.kit import Test, check, skip
 from driver.vts.mutations import request_mutations
 from driver.vts.operations import check_bare, prepared
@@ -25,7 +25,7 @@ _ROOM = 4096  # bytes for each argument
 
 
 def tests(samples: int) -> Iterator[Test]:
-    """Every mutation of requests to so many of the kit's models."""
+    """samples: how many of the kit's models get mutated requests."""
     for name in SAMPLES[:samples]:
         yield Test(f"request/{name}/valid", partial(execute, name))
         for mutation, _ in request_mutations(valid(name)):
@@ -37,11 +37,11 @@ def valid(name: str) -> Request:
     case = sample(name)
     count = len(case.feeds) + len(case.expected)
     pool = Memory.create(count * _ROOM)
-    return request(case, [Place(pool, n * _ROOM) for n in range(count)], output_sizes(case))
+    return request(case, [ArgumentPlace(pool, n * _ROOM) for n in range(count)], output_sizes(case))
 
 
 def execute(name: str, target: Target) -> None:
-    """The request that the mutations are made from succeeds on both ways."""
+    """The unmutated request succeeds on both paths."""
     with prepared(sample(name), target) as model:
         for way, run in _ways(model, target):
             found = bench.answer(run, valid(name))
@@ -49,14 +49,14 @@ def execute(name: str, target: Target) -> None:
 
 
 def refuse(name: str, mutation: str, target: Target) -> None:
-    """An invalid one gets INVALID_ARGUMENT, and neither shapes nor a timing."""
+    """An invalid request gets INVALID_ARGUMENT, and neither shapes nor a timing."""
     with prepared(sample(name), target) as model:
         for way, run in _ways(model, target):
             broken = dict(request_mutations(valid(name)))[mutation]
             try:
                 found = bench.refusal(run, broken)
             except Malformed as error:
-                skip(f"{way} cannot carry this request: {error}")
+                skip(f"{way} cannot send this request: {error}")
             check(
                 found.status == ErrorStatus.INVALID_ARGUMENT,
                 f"{way}, an invalid request gets {found.status.name}, not INVALID_ARGUMENT",

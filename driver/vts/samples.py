@@ -1,6 +1,6 @@
-"""The models that the kit brings along: a few for what is no matter of operations, and one call of each operation.
+"""The kit's own models, for tests that do not depend on operations.
 
-What the few have to answer is not looked up here: tests compare one way of executing them with another.
+The expected outputs are not fixed here: tests compare one way of executing a model with another.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def _add() -> Model:
 
 
 def _chain() -> Model:
-    """Three operations, a temporary that is read twice, and two outputs."""
+    """Three operations, a temporary that two of them read, and two outputs."""
     m = ModelBuilder()
     x = m.input("float32", (1, 4))
     y = m.operation("ADD", x, np.ones((1, 4), np.float32), 0)
@@ -79,17 +79,17 @@ _MODELS = {
     "joined": _joined,
 }
 SAMPLES = tuple(_MODELS)
-"""Their names. All but the first are one thing each that the first is not."""
+"""Their names. Each but the first adds one feature that the first lacks."""
 
 
 @cache
 def sample(name: str, seed: int = 0) -> Case:
-    """One of the few, with random inputs and what the reference makes of them."""
+    """One of the samples, with random inputs and the reference's outputs."""
     return case_of(name, _MODELS[name](), seed)
 
 
 def case_of(name: str, model: Model, seed: int = 0) -> Case:
-    """A model with random inputs and what the reference makes of them. Raises ExecutionFailed, ValueError."""
+    """A model with random inputs and the reference's outputs. Raises ExecutionFailed, ValueError."""
     random = np.random.default_rng(seed)
     operands = [model.main.operands[i] for i in model.main.inputs]
     feeds = tuple(values(random, o.type.dtype, o.dimensions) for o in operands)
@@ -100,7 +100,7 @@ def case_of(name: str, model: Model, seed: int = 0) -> Case:
 
 
 def values(random: np.random.Generator, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
-    """Small numbers that every operation takes: floats between 0.1 and 2, and integers from 1 to 5, never 0."""
+    """Small numbers that every operation accepts: floats between 0.1 and 2, and integers from 1 to 5, never 0."""
     if dtype.kind == "f":
         return random.uniform(0.1, 2, shape).astype(dtype)
     if dtype == np.uint8:

@@ -1,4 +1,4 @@
-"""A model that is being drawn at random: its operands, and the choices, which hypothesis makes and shrinks."""
+"""A random model under construction; hypothesis makes, and shrinks, its choices."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
@@ -12,23 +12,23 @@ from driver.nn.types import ZERO_POINTS, Dimensions
 
 Array = NDArray[Any]
 LEVELS = ("strict", "medium", "relaxed", "conv")
-"""How far devices may be apart, from what is only moved to what is summed up."""
+"""Tolerance levels, from operations that move data to operations that sum."""
 SCALES = (1.0, 0.5, 0.25, 0.1)
 LONGEST = 4
-"""Elements along one axis of a fresh tensor, at most."""
+"""Limit of elements along an axis of a new tensor."""
 RANKS = (1, 2, 3, 4)
 _DRAWN_TYPES = tuple(LETTERS[letter] for letter in "fhqsib")
 _Item = TypeVar("_Item")
 
 
 def types_of(operation: str) -> list[OperandType]:
-    """The types that T of an operation may be, of those that are drawn."""
+    """Types that the parameter T of an operation may have, among those drawn here."""
     known = {t for signature in OPERATIONS[operation].signatures for t in signature.versions()}
     return [t for t in _DRAWN_TYPES if t in known]
 
 
 def data(kind: OperandType, shape: Dimensions, seed: int, low: float = -1.0, high: float = 1.0) -> Array:
-    """Elements that keep sums and products of several operations well within every type."""
+    """Values whose sums and products stay within every type for several operations."""
     rng = np.random.default_rng(seed)
     if kind.is_quantised or kind == OperandType.TENSOR_QUANT8_SYMM_PER_CHANNEL:
         info = np.iinfo(kind.dtype)
@@ -41,11 +41,11 @@ def data(kind: OperandType, shape: Dimensions, seed: int, low: float = -1.0, hig
 
 
 class Sketch:
-    """A model in the making, and the feeds of its inputs.
+    """A model under construction, and the feeds of its inputs.
 
-    draw: hypothesis's, of the strategy at work; every choice goes through it, the simplest first, so that what fails
-        can be shrunk.
-    level: the widest tolerance that its operations ask for.
+    draw: hypothesis's function of the current strategy. Every choice goes through it, the simplest first, so that
+        hypothesis can shrink a failure.
+    level: the widest tolerance that its operations need.
     """
 
     def __init__(self, draw: Callable[[Any], Any]) -> None:
@@ -84,10 +84,10 @@ class Sketch:
         fits: Callable[[Dimensions], bool] = lambda _shape: True,
         shape: Callable[[], Dimensions] | None = None,
     ) -> Value:
-        """A tensor of one of `types`: one that is there and `fits`, or a fresh one.
+        """A tensor of one of `types`: an existing one that `fits`, or a new one.
 
-        exact: only one that all devices agree on to the last bit, for operations that jump.
-        shape: draws the dimensions of a fresh one.
+        exact: only a tensor that is bit-exact on all devices, for discontinuous operations.
+        shape: draws the dimensions of a new one.
         """
         known = [
             v
@@ -104,17 +104,17 @@ class Sketch:
         return self.fresh(kind, shape() if shape else self.shape(self.choice(ranks)))
 
     def shape(self, rank: int) -> Dimensions:
-        """Dimensions of a fresh tensor."""
+        """Dimensions of a new tensor."""
         return tuple(self.integer(1, LONGEST) for _ in range(rank))
 
     def image(self) -> Dimensions:
-        """Dimensions of a fresh tensor for operations on images, in either layout."""
+        """Dimensions of a new tensor for operations on images, in either layout."""
         return (self.integer(1, 2), *(self.integer(1, 5) for _ in range(3)))
 
     def fresh(
         self, kind: OperandType, shape: Dimensions, *, low: float = -1.0, high: float = 1.0, **quant: Any
     ) -> Value:
-        """A new input or constant. quant: scale, zero_point or channel_quant where they are not to be drawn."""
+        """A new input or constant. quant: fixed scale, zero_point or channel_quant."""
         array = data(kind, shape, self.integer(0, 255), low, high)
         if kind in ZERO_POINTS and not quant:
             quant = self.quantisation(kind)
@@ -128,21 +128,21 @@ class Sketch:
         return value
 
     def quantisation(self, kind: OperandType) -> dict[str, Any]:
-        """A scale and a zero point for a tensor of this type; nothing where there are none."""
+        """A scale and a zero point for a tensor of this type; empty for types without."""
         if kind not in ZERO_POINTS:
             return {}
         first, last = ZERO_POINTS[kind]
         return {"scale": self.choice(SCALES), "zero_point": self.choice(((first + last + 1) // 2, first, last - 3))}
 
     def result(self, operation: str, kind: OperandType, above: float = 0.0) -> dict[str, Any]:
-        """What to ask for a result of this type: its quantisation, where that is free. above: limit of the scale."""
+        """Quantisation to request for a result of this type, where it is free. above: lower limit of the scale."""
         if OPERATIONS[operation].quantisation is not declared or kind not in ZERO_POINTS:
             return {}
         asked = self.quantisation(kind)
         return {**asked, "scale": asked["scale"] if asked["scale"] > above else above * 2}
 
     def add(self, operation: str, *args: Any, level: str = "strict", **asked: Any) -> None:
-        """Add an operation. level: how far devices may be apart over it."""
+        """Add an operation. level: tolerance that it needs."""
         read = [a for a in args if isinstance(a, Value)]
         results = self._builder.operation(operation, *args, **asked)
         results = results if isinstance(results, tuple) else (results,)
@@ -153,6 +153,6 @@ class Sketch:
         self._tensors += [v for v in results if not v.operand.type.is_scalar]
 
     def model(self) -> Model:
-        """The model; whatever nothing reads is an output."""
+        """Build the model; every operand that no operation reads is an output."""
         self._builder.output(*self._unread)
         return self._builder.build()

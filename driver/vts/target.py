@@ -1,6 +1,6 @@
-"""The device under test, as the kit sees it: a client that checks nothing before it sends.
+"""The device under test: a client that sends without checking.
 
-`driver.connect` validates models on the client's side, too; here they go out as they are, for the device to refuse.
+`driver.connect` validates models on the client's side; this client does not, so that the device must refuse them.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ _MOST_FAILED_STARTS = 3
 
 
 class Target:
-    """One device, connected when it is first needed and again after it was lost."""
+    """One device: connects on first use, and again after the connection was lost."""
 
     def __init__(self, name: str, patience: float = PATIENCE) -> None:
-        """`patience`: seconds after which what was asked of the device counts as hung."""
+        """patience: seconds after which the device counts as hung."""
         self.name, self.patience = name, patience
         self._device: RemoteDevice | None = None
         self._bench: Bench | None = None
@@ -42,7 +42,7 @@ class Target:
 
     @property
     def device(self) -> RemoteDevice:
-        """A connection that lives. Raises DeviceFailed, at once when several starts have failed."""
+        """A live connection. Raises DeviceFailed; without a further try after several failed starts."""
         if self._device is None:
             if self._failed_starts >= _MOST_FAILED_STARTS:
                 raise DeviceFailed(self._last_failure)
@@ -57,27 +57,28 @@ class Target:
 
     @property
     def bench(self) -> Bench:
-        """Memory for executions, kept for the next."""
+        """Memory for executions, reused by the next one."""
         if self._bench is None:
             self._bench = Bench()
         return self._bench
 
     def forget(self) -> None:
-        """The connection is of no more use."""
+        """Drop the connection."""
         device, self._device, self._bench = self._device, None, None
         if device is not None:
             with suppress(BurstError, DriverError, FmqError, OSError):
                 device.close()
 
     def supported(self, model: Model) -> list[bool]:
-        """What the device says of each operation. Raises InvalidArgument, which is how it refuses a model."""
+        """The device's answer for each operation. Raises InvalidArgument when it refuses the model."""
         count, bits = self._ask("supported", model)
         return [bool(bit) for bit in np.unpackbits(np.frombuffer(bits, np.uint8), count=count)]
 
     @contextmanager
     def prepared(self, model: Model, cache: Cache | None = None, *more: object) -> Iterator[RemotePreparedModel]:
-        """The model on the device, kept in cache files if it can be, and freed afterwards. `more`: what else `prepare`
-        takes. Raises StatusError.
+        """Prepare a model, in cache files if given, and free it afterwards. more: further arguments of `prepare`.
+
+        Raises StatusError.
         """
         said = self._ask("prepare", model, cache, *more)
         with self._freed(model, Home(self.device.connection, *said)) as prepared:
@@ -85,8 +86,8 @@ class Target:
 
     @contextmanager
     def restored(self, model: Model, cache: Cache) -> Iterator[RemotePreparedModel]:
-        """What the device makes of cache files that should hold that model, freed afterwards. Raises StatusError."""
-        device, (terms, fds) = self.device, _said(cache)
+        """Restore a model from cache files, and free it afterwards. Raises StatusError."""
+        device, (terms, fds) = self.device, _call_arguments(cache)
         (number,), _ = device.call("restore", *terms, fds=fds, timeout=self.patience)
         with self._freed(model, Home(device.connection, number)) as prepared:
             yield prepared
@@ -105,7 +106,7 @@ class Target:
                 self._device.call("free", home.number, timeout=self.patience)
 
     def _ask(self, method: str, model: Model, cache: Cache | None = None, *more: object) -> list[Any]:
-        device, (terms, fds) = self.device, _said(cache)
+        device, (terms, fds) = self.device, _call_arguments(cache)
         fd, where = encode(model)
         try:
             said = (*(terms or (None, None)), *more) if terms or more else ()
@@ -120,8 +121,8 @@ class Target:
         self.forget()
 
 
-def _said(cache: Cache | None) -> tuple[tuple[object, ...], list[int]]:
-    """As calls have it: counts and token, and the descriptors."""
+def _call_arguments(cache: Cache | None) -> tuple[tuple[object, ...], list[int]]:
+    """The cache as call arguments: counts and token, and the descriptors."""
     if cache is None:
         return (), []
     counts = len(cache.model_files), len(cache.data_files)

@@ -25,7 +25,7 @@ from driver.engine.cache.compilations import CacheOwner, CompilationCache, Decli
 from driver.interface import CacheFiles, Saved
 from driver.options import Cache
 from driver.protocol.model_codec import encode
-from driver.vts.cache_files import Files, corrupted, extensions, flips, truncations
+from driver.vts.cache_files import CacheFileSet, corrupted, extensions, flips, truncations
 
 X = np.full((1, 4), 3, np.float32)
 WHERE = 100, 20
@@ -50,7 +50,7 @@ def keep(device, model, files):
 @contextlib.contextmanager
 def kept(device, model):
     """Files that hold the model, freed on the device."""
-    with Files(device.number_of_cache_files_needed()) as files:
+    with CacheFileSet(device.number_of_cache_files_needed()) as files:
         assert keep(device, model, files) == ""
         yield files
 
@@ -78,7 +78,7 @@ class TestUnit:
 
     @pytest.fixture
     def files(self):
-        with Files(CacheFiles(1, 1)) as files:
+        with CacheFileSet(CacheFiles(1, 1)) as files:
             yield files
 
     def opened(self, version="1"):
@@ -118,7 +118,7 @@ class TestUnit:
                 changed.setattr(records, what, lambda *_: "another")
             other = self.opened("2" if what == "device" else "1")
             self.check_refused(other, files, "no record of writing them")
-            with Files(files.counts) as others:
+            with CacheFileSet(files.counts) as others:
                 self.save(other, others)
                 assert self.restored(other, others) == b"code" * 5000
         self.check_refused(self.opened(), files, "no record of writing them")
@@ -128,7 +128,7 @@ class TestUnit:
         device = self.opened()
         self.save(device, files, uid=1)
         self.check_refused(device, files, "no record of writing them", uid=2)
-        with Files(files.counts, files.token) as others:
+        with CacheFileSet(files.counts, files.token) as others:
             self.save(device, others, b"another" * 3000, uid=2)
             self.check_refused(device, others, "a file has|have changed", uid=1)
             assert self.restored(device, others, uid=2) == b"another" * 3000
@@ -139,7 +139,7 @@ class TestUnit:
         device = self.opened()
         self.save(device, files, uid=1)
         found = device._opened().get(1, files.token)
-        with Files(files.counts) as others:
+        with CacheFileSet(files.counts) as others:
             others.write(files.read())
             device._opened().put(2, files.token, found)
             device._opened().put(1, others.token, found)
@@ -288,7 +288,7 @@ def test_what_a_device_fails_to_keep_is_no_failure(home, kit):
     """The model is prepared, and it says why it was not kept."""
     with (
         kit.living(kit.odd("Unkept")) as device,
-        Files(device.number_of_cache_files_needed()) as files,
+        CacheFileSet(device.number_of_cache_files_needed()) as files,
         device.prepare(kit.add_model(), cache=files.cache()) as prepared,
     ):
         check_runs(prepared)
@@ -298,7 +298,7 @@ def test_what_a_device_fails_to_keep_is_no_failure(home, kit):
 def test_no_room(device, kit):
     """A disk that is full while the files are written: the model is prepared, and not kept; with room it is."""
     model = large_model(2**15)
-    with Files(device.number_of_cache_files_needed()) as files:
+    with CacheFileSet(device.number_of_cache_files_needed()) as files:
         with no_file_larger_than(2**16, device):
             with device.prepare(model, cache=files.cache()) as prepared:
                 assert "File too large" in prepared.home.declined
@@ -325,7 +325,7 @@ def no_file_larger_than(nbytes, device):
 def test_no_room_for_a_record(place, kit):
     """What would be forgotten with the device is not said to be kept; what was kept before is not forgotten."""
     with driver.connect() as device, kept(device, kit.add_model()) as before:
-        with no_file_larger_than(2**11, device), Files(before.counts) as files:
+        with no_file_larger_than(2**11, device), CacheFileSet(before.counts) as files:
             assert "reference.records: cannot be written" in keep(device, kit.add_model(), files)
         kill(device)
         with kit.living("reference") as successor, kept(successor, kit.add_model()) as files:
@@ -336,7 +336,7 @@ def test_no_room_for_a_record(place, kit):
 def test_nowhere_to_remember(place, kit, monkeypatch):
     """A home in which nothing can be made: the device prepares and says so, and restores nothing."""
     monkeypatch.setenv("HOME", "/proc/no-home")
-    with driver.connect() as device, Files(device.number_of_cache_files_needed()) as files:
+    with driver.connect() as device, CacheFileSet(device.number_of_cache_files_needed()) as files:
         assert "/proc/no-home" in keep(device, kit.add_model(), files)
         with pytest.raises(GeneralFailure, match="/proc/no-home"):
             device.prepare_from_cache(kit.add_model(), files.cache())
@@ -359,7 +359,7 @@ def test_one_copy_for_all_clients(place, kit):
     model = large_model(MEGABYTES << 18)
     with contextlib.ExitStack() as stack:
         device = stack.enter_context(driver.connect())
-        files = stack.enter_context(Files(device.number_of_cache_files_needed()))
+        files = stack.enter_context(CacheFileSet(device.number_of_cache_files_needed()))
         device.prepare(model, cache=files.cache()).close()
         kit.until(lambda: "memfd:burst-model" not in Path(f"/proc/{device.engine_pid}/maps").read_text())
         before = anonymous_megabytes(device.engine_pid)
@@ -406,10 +406,10 @@ import os, sys
 sys.path.insert(0, sys.argv[1])
 import driver
 from conftest import add_model
-from driver.vts.cache_files import Files
+from driver.vts.cache_files import CacheFileSet
 for line in sys.stdin:
     if not (child := os.fork()):
-        with driver.connect() as device, Files(device.number_of_cache_files_needed()) as files:
+        with driver.connect() as device, CacheFileSet(device.number_of_cache_files_needed()) as files:
             while True:
                 device.prepare(add_model(), cache=files.cache()).close()
                 device.prepare_from_cache(add_model(), files.cache()).close()
@@ -442,7 +442,7 @@ def kill_a_device(kit, source):
     device = kit.living("reference")
 
     def work():
-        with Files(device.number_of_cache_files_needed()) as files, contextlib.suppress(PeerDied):
+        with CacheFileSet(device.number_of_cache_files_needed()) as files, contextlib.suppress(PeerDied):
             while True:
                 keep(device, kit.add_model(), files)
                 check_restores(device, kit.add_model(), files)

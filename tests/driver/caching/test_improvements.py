@@ -14,7 +14,7 @@ import pytest
 
 import driver
 from driver.options import Cache
-from driver.vts.cache_files import Files
+from driver.vts.cache_files import CacheFileSet
 
 DEPTH = 4
 
@@ -70,7 +70,7 @@ def staged(place, kit):
 
 @pytest.fixture
 def files(staged):
-    with staged.connect() as device, Files(device.number_of_cache_files_needed()) as found:
+    with staged.connect() as device, CacheFileSet(device.number_of_cache_files_needed()) as found:
         yield found
 
 
@@ -170,7 +170,7 @@ def test_later_requests_run_on_the_better_plan(staged, kit):
 
 def test_the_better_plan_is_kept(staged, kit, files):
     """Before the switch the files hold the quick plan, after it the better one, in the place of that."""
-    with staged.connect() as device, Files(files.counts, files.token) as copies:
+    with staged.connect() as device, CacheFileSet(files.counts, files.token) as copies:
         prepared = device.prepare(kit.add_model(), cache=files.cache())
         assert prepared.home.declined == ""
         quick = files.read()
@@ -209,7 +209,7 @@ def test_files_that_somebody_changed_are_left_alone(staged, kit, files):
 
 def test_a_newer_entry_is_not_forgotten_for_an_older_one(staged, kit, files):
     """Two sets of files under one token: those written last are the device's; the others do not grow any more."""
-    with staged.connect() as device, Files(files.counts, files.token) as newer:
+    with staged.connect() as device, CacheFileSet(files.counts, files.token) as newer:
         prepared = device.prepare(kit.add_model(), cache=files.cache())
         staged.wait_until_held()
         again = device.prepare(kit.add_model(), cache=newer.cache())
@@ -307,7 +307,7 @@ def test_killed_while_it_keeps_the_better_plan(staged, kit, kills):
         counts = device.number_of_cache_files_needed()
     plans = []
     for _ in range(kills):
-        with Files(counts) as files:
+        with CacheFileSet(counts) as files:
             plans.append(_one_kill(staged, kit, files, source))
     assert set(plans) <= {"quick", "better"}
     assert kills < 100 or set(plans) == {"quick", "better"}
@@ -319,7 +319,7 @@ def test_onnxruntime(place, kit):
     folder.mkdir(parents=True)
     (folder / "onnxruntime.toml").write_text("staged = true\n")
     x = np.random.default_rng(5).standard_normal((1, 8, 8, 3), np.float32)
-    with driver.connect("onnxruntime") as device, Files(device.number_of_cache_files_needed()) as files:
+    with driver.connect("onnxruntime") as device, CacheFileSet(device.number_of_cache_files_needed()) as files:
         with device.prepare(kit.conv_model(), cache=files.cache()) as prepared, prepared.burst(depth=DEPTH) as burst:
             expected = prepared.run(x)[0]
             found = []

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, assume, given, seed, settings
 from burst import ErrorStatus, RequestArgument
 from driver.errors import ExecutionFailed, LoopTimeout
 from driver.nn import Model, ModelBuilder, Operand, Operation, Subgraph, validate
-from driver.vts.graphs import Graph, disagreement, graphs
+from driver.vts.graphs import RandomGraph, disagreement, graphs
 
 pytest.importorskip("ai_edge_litert", reason="needs the extra 'litert'")
 
@@ -102,7 +102,7 @@ def check(litert, model, *feeds):
         for output in outputs:
             output.view(np.uint8)[...] = 7
         bound.run()
-        assert disagreement(lambda _: outputs, Graph(model, feeds, "medium")) is None
+        assert disagreement(lambda _: outputs, RandomGraph(model, feeds, "medium")) is None
 
 
 @pytest.mark.parametrize("kind", TYPES)

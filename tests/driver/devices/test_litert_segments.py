@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, assume, given, seed, settings
 import driver
 from driver.errors import ExecutionFailed
 from driver.nn import ModelBuilder
-from driver.vts.graphs import Graph, disagreement, graphs
+from driver.vts.graphs import RandomGraph, disagreement, graphs
 
 pytest.importorskip("ai_edge_litert", reason="needs the extra 'litert'")
 
@@ -55,7 +55,7 @@ def check(litert, model, *feeds, level="medium"):
         for output in outputs:
             output.view(np.uint8)[...] = 7
         bound.run()
-        assert disagreement(lambda _: outputs, Graph(model, feeds, level)) is None
+        assert disagreement(lambda _: outputs, RandomGraph(model, feeds, level)) is None
     return program
 
 

@@ -34,7 +34,7 @@ from driver.nn import Model, Operand, Operation, Subgraph
 from driver.protocol import fences
 from driver.protocol.fences import ERROR_COUNT, kind_of, look
 from driver.protocol.rpc import call
-from driver.vts.bench import Place, request
+from driver.vts.bench import ArgumentPlace, request
 from driver.vts.qos import endless
 
 SIGNALED, ERROR, ACTIVE, UNKNOWN = FenceState.SIGNALED, FenceState.ERROR, FenceState.ACTIVE, FenceState.UNKNOWN
@@ -173,7 +173,7 @@ class TestOne:
         """The loop timeout of a WHILE ends it."""
         case = endless()
         memory = Memory.create(8)
-        asked = request(case, [Place(memory, 0), Place(memory, 4)], [4])
+        asked = request(case, [ArgumentPlace(memory, 0), ArgumentPlace(memory, 4)], [4])
         with device.prepare(case.model) as prepared:
             execution = prepared.execute_fenced(asked, [gate], loop_timeout=0.01)
             os.eventfd_write(gate, 1)

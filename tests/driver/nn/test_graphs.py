@@ -155,7 +155,7 @@ def test_a_wrong_zero_point_is_found_and_shrunk(monkeypatch):
     found, said = smallest_difference(with_kernel(monkeypatch, "DEQUANTIZE", off_by_one))
     assert operations_of(found) == ["DEQUANTIZE"]
     assert found.feeds[0].size == 1
-    assert "1 of 1 elements are off" in said
+    assert "1 of 1 elements are wrong" in said
 
 
 def test_a_wrong_fusion_is_found_and_shrunk():
@@ -243,7 +243,7 @@ def test_tolerances(kind, level, near, far):
         return compare((expected + np.array([0, by, 0])).astype(kind.dtype), expected, kind, level)
 
     assert off(near) is None
-    assert "1 of 3 elements are off, such as" in off(far)
+    assert "1 of 3 elements are wrong, such as" in off(far)
 
 
 def test_bias_counts_from_ten_elements_on():

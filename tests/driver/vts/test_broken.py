@@ -10,7 +10,7 @@ from driver.vts import CATEGORIES, SMOKE, Report, Target, catalogue, run
 BROKEN = {
     "WrongResults": {"operations": "value 0 is"},
     "WrongShapes": {
-        "operations": "dimensions [3, 2]; [2, 3] are expected",
+        "operations": "dimensions [3, 2]; expected [2, 3]",
         "memory": "a valid request gets INVALID_ARGUMENT, not NONE",
     },
     "Generous": {
@@ -24,20 +24,20 @@ BROKEN = {
     "Credulous": {"model": "accepts an invalid model"},
     "Careless": {"request": "an invalid request gets", "qos": "an invalid request gets a fence"},
     "Racy": {
-        "device": "gets another result than alone",
-        "burst": "at once: output 0 is not what the plain path answers",
+        "device": "gets another result than a single thread",
+        "burst": "at once: output 0 differs from that of the plain path",
     },
     "Gullible": {"burst": "was executed"},
-    "Lazy": {"burst": "is not what the plain path answers"},
-    "Scribbler": {"memory": "the device wrote to 1 bytes that belong to no output"},
-    "broken_caches:Trusting": {"caching": "file 0 with bit 0 changed: a model is restored"},
+    "Lazy": {"burst": "differs from that of the plain path"},
+    "Scribbler": {"memory": "the device wrote to 1 bytes outside of its outputs"},
+    "broken_caches:Trusting": {"caching": "file 0 with bit 0 flipped: the device restores a model"},
     "broken_caches:Rereading": {
-        "caching": "with files that change meanwhile, a model is restored that computes another result"
+        "caching": "with files that change meanwhile, the device restores a model that computes a different result"
     },
-    "broken_caches:Tokenless": {"caching": "a token that nothing was kept for: a model is restored"},
-    "broken_caches:Forgetful": {"caching": "on the plain path the device answers INVALID_ARGUMENT"},
+    "broken_caches:Tokenless": {"caching": "an unknown token: the device restores a model"},
+    "broken_caches:Forgetful": {"caching": "on the plain path the device returns INVALID_ARGUMENT"},
     "broken_caches:Fussy": {"caching": "2 model files and 1 data files: preparing gets GENERAL_FAILURE"},
-    "Boastful": {"qos": "nobody asked for a timing, and (3, 2) came"},
+    "Boastful": {"qos": "no timing was requested, and (3, 2) came"},
 }
 FEW = re.compile(
     r"operations/generated_(add|mul|tanh)_|model/[a-z]+/(valid|operand-type|listing|second-writer)|memory/(?!allocate)|"

@@ -51,10 +51,10 @@ def test_an_empty_feed_is_an_omitted_input(case):
         (json.dumps({k: v for k, v in ADD.items() if k != "feeds"}), "line 2: the field 'feeds' is missing"),
         (json.dumps({**ADD, "feeds": []}), "line 2: 0 lists of values for 1 inputs"),
         (json.dumps({**ADD, "feeds": [[1.0]]}), "line 2: cannot reshape"),
-        (json.dumps({**ADD, "operations": []}), "line 2: a model has at least one operation"),
+        (json.dumps({**ADD, "operations": []}), "line 2: a model needs at least one operation"),
         (json.dumps({**ADD, "inputs": [9]}), "line 2: tuple index out of range"),
         (json.dumps({**ADD, "feeds": [["x", "y"]]}), "line 2: could not convert"),
-        (json.dumps({**ADD, "feeds": [[[1.0, 2.0]]]}), "line 2: the values of a TENSOR_FLOAT32 are a flat list"),
+        (json.dumps({**ADD, "feeds": [[[1.0, 2.0]]]}), "line 2: the values of a TENSOR_FLOAT32 must be a flat list"),
         (json.dumps({**ADD, "operands": [{**ADD["operands"][0], "type": "FLOAT"}]}), "is no operand type of the HAL"),
     ],
 )
@@ -116,7 +116,7 @@ def test_limits_are_those_of_the_suites(case):
     assert limits(strict, OperandType.TENSOR_QUANT8_ASYMM) == limits(strict, OperandType.TENSOR_INT32) == step
     assert limits(replace(strict, name="a_mobilenet_b"), OperandType.TENSOR_QUANT8_ASYMM) == (3.0, 0.0)
     assert limits(strict, OperandType.TENSOR_BOOL8) == (0.0, 0.0)
-    with pytest.raises(ValueError, match="no criterion"):
+    with pytest.raises(ValueError, match="no tolerance"):
         limits(strict, OperandType.FLOAT32)
 
 
@@ -127,7 +127,7 @@ def test_what_is_right_and_what_is_not(case):
     assert "value 1 is 3.625" in difference(found, 0, np.array([1.5, 3.625], np.float32))
     assert difference(found, 0, np.array([1.5, 3.50002], np.float32)) is not None
     assert "value 0 is nan" in difference(found, 0, np.array([np.nan, 3.5], np.float32))
-    assert "3 values; 2 are expected" in difference(found, 0, np.zeros(3, np.float32))
+    assert "3 values; expected 2" in difference(found, 0, np.zeros(3, np.float32))
     quantised = case(QUANTISED)
     assert difference(quantised, 0, np.array([130, 249], np.uint8)) is None
     assert difference(quantised, 0, np.array([129, 249], np.uint8)).startswith("output 0 (TENSOR_QUANT8_ASYMM): 1 of 2")

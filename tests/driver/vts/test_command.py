@@ -62,7 +62,7 @@ def test_a_case_that_has_to_fail_fails_when_it_does_not(vts, write):
     refused = {**FAILING, "name": "refused", "inputs": [0, 0], "feeds": [[1, 2], [1, 2]]}
     found, _ = run_json(vts, "reference", "--cases", write(FAILING, refused), "--filter", "operations/*[fr][au][is]*")
     outcomes = {test["name"]: test for test in found["tests"]}
-    assert outcomes["operations/must_fail"]["message"] == "it was executed, and has to fail"
+    assert outcomes["operations/must_fail"]["message"] == "it was executed; it must fail"
     assert outcomes["operations/refused"]["outcome"] == "passed"
 
 
@@ -137,12 +137,12 @@ def test_a_known_failure_that_is_none_any_more_is_told(vts, write, tmp_path):
     ("content", "words"),
     [
         ("[[known]", "cannot be read"),
-        ("known = 1", "it has to consist of [[known]] tables"),
-        ("[[knwon]]", "it has to consist of [[known]] tables"),
-        ('[[known]]\ndevice = "a"', "entry 1: it has to have device, reason, tests, version"),
+        ("known = 1", "it must consist of [[known]] tables"),
+        ("[[knwon]]", "it must consist of [[known]] tables"),
+        ('[[known]]\ndevice = "a"', "entry 1: it must have device, reason, tests, version"),
         (
             '[[known]]\ndevice="a"\nversion="1"\nreason=""\ntests="x"',
-            "entry 1: tests='x': it has to be a list of globs",
+            "entry 1: tests='x': it must be a list of globs",
         ),
     ],
 )

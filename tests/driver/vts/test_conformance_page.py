@@ -11,7 +11,7 @@ import pytest
 
 from driver.cli.vts import vts
 from driver.vts import CATEGORIES
-from driver.vts.known import Entry
+from driver.vts.known import KnownFailure
 
 PAGE = Path(__file__).parents[3].joinpath("docs/conformance.md")
 
@@ -41,7 +41,7 @@ def test_every_category_is_explained(page):
 def test_its_known_failures_are_well_formed(page):
     """The example is an entry."""
     (record,) = tomllib.loads(block(page, "toml"))["known"]
-    assert Entry(**record).concerns("mine", "2.1")
+    assert KnownFailure(**record).concerns("mine", "2.1")
 
 
 def test_its_json_is_of_that_form(page, vts):

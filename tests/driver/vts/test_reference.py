@@ -31,7 +31,7 @@ def test_what_does_not_apply_is_skipped_with_a_reason(outcomes):
     skipped = {o.name: o.message for o in outcomes if o.category == "caching" and o.outcome == "skipped"}
     assert skipped == {
         "caching/counts/model_file_less": "the counts would be those that the device needs",
-        "caching/swapped": "an entry of this device has no two files that differ",
+        "caching/swapped": "this device has no two different files",
         "caching/changed_meanwhile/code": "this device has no model files",
     }
 
@@ -42,7 +42,7 @@ def test_a_device_that_keeps_nothing_is_skipped(shared, monkeypatch):
     tests = [test for test in catalogue(scope=SMOKE) if test.category == "caching"]
     with Target("burst_test_devices.broken:WrongResults") as target:
         found = {o.message for o in run(tests, target) if o.outcome == "skipped" and "save_and_restore" in o.name}
-    assert found == {"the device keeps nothing of this model: the device does not cache this model"}
+    assert found == {"the device does not store this model: the device does not cache this model"}
 
 
 def test_names_begin_with_a_category_and_are_unique():

@@ -1,4 +1,4 @@
-"""Compilations that a device has kept, as the kit's tests of caching use them."""
+"""Models that a device has stored in cache files, for the tests of caching."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from burst import ErrorStatus, StatusError
 from driver.interface import CacheFiles
 from driver.vts.burst import plain
-from driver.vts.cache_files import Files
+from driver.vts.cache_files import CacheFileSet
 from driver.vts.kit import Failed, check, skip
 from driver.vts.operations import prepared
 from driver.vts.samples import sample
@@ -26,59 +26,59 @@ FAILS = (ErrorStatus.GENERAL_FAILURE,)
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
-    """A model that the device has kept in files, and what it answered before that."""
+class KeptModel:
+    """A model that the device has stored in files, and its outputs before that."""
 
     case: Case
-    files: Files
+    files: CacheFileSet
     expected: list[bytes]
 
     def check_restored(self, target: Target, what: str, cache: Cache | None = None) -> None:
-        """That the model comes back, and computes the same on both ways."""
+        """Check that the restored model gives the same outputs on both paths."""
         try:
             with target.restored(self.case.model, cache or self.files.cache()) as model:
                 check(
                     plain(model, self.case, target) == self.expected,
-                    f"{what}: the restored model computes another result",
+                    f"{what}: the restored model computes a different result",
                 )
                 with model.burst() as burst:
                     found = burst.run(*self.case.feeds, timeout=target.patience).outputs
                     same = [output.tobytes() for output in found] == self.expected
-                    check(same, f"{what}: the restored model computes another result in a burst")
+                    check(same, f"{what}: the restored model computes a different result in a burst")
         except StatusError as error:
             raise Failed(f"{what}: restoring gets {error.status.name}: {error}") from error
 
 
 @contextmanager
-def new_files(target: Target) -> Iterator[Files]:
-    """Empty ones, as many as the device needs."""
+def new_files(target: Target) -> Iterator[CacheFileSet]:
+    """As many empty files as the device needs."""
     counts = CacheFiles(*target.device.number_of_cache_files_needed())
     if counts == (0, 0):
-        skip("this device keeps no compilations")
-    with Files(counts) as files:
+        skip("this device stores no compilations")
+    with CacheFileSet(counts) as files:
         yield files
 
 
 @contextmanager
-def entry_of(name: str, target: Target) -> Iterator[Entry]:
-    """One of the kit's models, kept, and freed on the device."""
+def kept_model(name: str, target: Target) -> Iterator[KeptModel]:
+    """One of the kit's models, stored in files of its own and freed on the device."""
     with new_files(target) as files:
-        yield kept(name, files, target)
+        yield keep(name, files, target)
 
 
-def kept(name: str, files: Files, target: Target) -> Entry:
-    """One of the kit's models, in these files."""
+def keep(name: str, files: CacheFileSet, target: Target) -> KeptModel:
+    """Store one of the kit's models in these files."""
     case = sample(name)
     with prepared(case, target, files.cache()) as model:
         if model.home.declined:
-            skip(f"the device keeps nothing of this model: {model.home.declined}")
-        return Entry(case, files, plain(model, case, target))
+            skip(f"the device does not store this model: {model.home.declined}")
+        return KeptModel(case, files, plain(model, case, target))
 
 
 def check_refused(
-    entry: Entry, cache: Cache, target: Target, what: str, allowed: Sequence[ErrorStatus] = FAILS
+    entry: KeptModel, cache: Cache, target: Target, what: str, allowed: Sequence[ErrorStatus] = FAILS
 ) -> None:
-    """That there is no model, and one of these statuses."""
+    """Check that restoring fails with one of these statuses."""
     try:
         with target.restored(entry.case.model, cache):
             pass
@@ -87,4 +87,4 @@ def check_refused(
         if error.status not in allowed:
             raise Failed(f"{what}: restoring gets {error.status.name}, not {wanted}: {error}") from error
         return
-    raise Failed(f"{what}: a model is restored")
+    raise Failed(f"{what}: the device restores a model")

@@ -1,4 +1,4 @@
-"""What others may do to cache files while a device uses them."""
+"""caching: other processes change, or lock, the cache files while a device uses them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from burst import StatusError
 from driver.vts.bench import output_sizes
 from driver.vts.burst import plain
 from driver.vts.cache_files import overwrite
-from driver.vts.entries import FAILS, FLOAT, QUANTISED, entry_of
+from driver.vts.kept_models import FAILS, FLOAT, QUANTISED, kept_model
 from driver.vts.kit import Failed, check, skip
 from driver.vts.operations import prepared
 
@@ -26,35 +26,36 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from driver.options import Cache
-    from driver.vts.cache_files import Files
-    from driver.vts.entries import Entry
+    from driver.vts.cache_files import CacheFileSet
+    from driver.vts.kept_models import KeptModel
     from driver.vts.target import Target
 
-_IN_PLACE = 4  # pairs of damages to one file, before another one takes its name
-_ACTS = 5  # for each restoring, at least
-_REST = 4e-3  # seconds, at most, for which it stays as it is
+_IN_PLACE = 4  # pairs of damages to one file before another file replaces it
+_ACTS = 5  # at least, for each restoring
+_REST = 4e-3  # seconds at most between two changes
 
 
 def changed_meanwhile(is_code: bool, rounds: int, target: Target) -> None:
-    """While models are restored, somebody replaces, writes and cuts the files, again and again.
+    """While the device restores models, a thread repeatedly replaces, overwrites and truncates the files.
 
-    Of code, a device makes exactly the model that it has kept, or none; of data, something that does not crash.
+    From model files, the device restores exactly the model that it stored, or none; from data files, at least it does
+    not crash.
     """
-    with entry_of(FLOAT, target) as entry, entry_of(QUANTISED, target) as other:
+    with kept_model(FLOAT, target) as entry, kept_model(QUANTISED, target) as other:
         numbers = [n for n in range(len(entry.files.fds)) if entry.files.is_code(n) == is_code]
         if not numbers:
             skip(f"this device has no {'model' if is_code else 'data'} files")
-        with _Vandal(entry.files, other.files, numbers) as vandal:
+        with _FileDamager(entry.files, other.files, numbers) as damager:
             for tried in count():
-                if tried >= rounds and vandal.acts >= rounds * _ACTS:
+                if tried >= rounds and damager.acts >= rounds * _ACTS:
                     break
-                check(vandal.is_alive, "the kit cannot change its own files")
-                with vandal.cache() as cache:
+                check(damager.is_alive, "the kit cannot change its own files")
+                with damager.cache() as cache:
                     _check_right_or_none(entry, cache, target, is_code=is_code)
         entry.check_restored(target, "undamaged again")
 
 
-def _check_right_or_none(entry: Entry, cache: Cache, target: Target, *, is_code: bool) -> None:
+def _check_right_or_none(entry: KeptModel, cache: Cache, target: Target, *, is_code: bool) -> None:
     what = "with files that change meanwhile"
     try:
         with target.restored(entry.case.model, cache) as model:
@@ -64,19 +65,21 @@ def _check_right_or_none(entry: Entry, cache: Cache, target: Target, *, is_code:
             raise Failed(f"{what}, restoring gets {error.status.name}, not GENERAL_FAILURE: {error}") from error
         return
     if is_code:
-        check(not found.status, f"{what}, a model is restored that answers {found.status.name}: {found.message}")
+        check(
+            not found.status, f"{what}, the device restores a model that returns {found.status.name}: {found.message}"
+        )
         same = [output.tobytes() for output in found.outputs] == entry.expected
-        check(same, f"{what}, a model is restored that computes another result")
+        check(same, f"{what}, the device restores a model that computes a different result")
 
 
-class _Vandal:
-    """Copies of an entry's files in a folder, and a thread that damages some of them and mends them again."""
+class _FileDamager:
+    """Copies of the files in a folder, and a thread that damages some of them and repairs them again."""
 
-    def __init__(self, files: Files, others: Files, numbers: Sequence[int]) -> None:
+    def __init__(self, files: CacheFileSet, others: CacheFileSet, numbers: Sequence[int]) -> None:
         self._files, self._numbers, self._stop = files, numbers, threading.Event()
-        self.acts = 0  #: damages, and their repairs
+        self.acts = 0  #: count of damages and repairs
         self._contents, self._others = files.read(), others.read()
-        self._thread = threading.Thread(target=self._work, name="vandal", daemon=True)
+        self._thread = threading.Thread(target=self._work, name="vts-damage", daemon=True)
 
     def __enter__(self) -> Self:
         self._folder = tempfile.TemporaryDirectory(prefix="burst-vts-")
@@ -92,7 +95,7 @@ class _Vandal:
 
     @property
     def is_alive(self) -> bool:
-        """Whether it can do what it is for."""
+        """Whether the thread still runs."""
         return self._thread.is_alive()
 
     def _path(self, number: int) -> Path:
@@ -100,7 +103,7 @@ class _Vandal:
 
     @contextmanager
     def cache(self) -> Iterator[Cache]:
-        """The files that have these names at the moment."""
+        """The files that have these names now."""
         with ExitStack() as stack:
             fds = []
             for number in range(len(self._contents)):
@@ -145,8 +148,8 @@ class _Vandal:
 
 
 def locked(target: Target) -> None:
-    """Somebody keeps the files locked for ever: the device prepares, and answers whether it restores, all the same."""
-    with entry_of(FLOAT, target) as entry:
+    """The files stay locked: the device still prepares models, and answers whether it can restore."""
+    with kept_model(FLOAT, target) as entry:
         for number in range(len(entry.files.fds)):
             with _lock(entry.files, number):
                 try:
@@ -161,7 +164,7 @@ def locked(target: Target) -> None:
 
 
 @contextmanager
-def _lock(files: Files, number: int) -> Iterator[None]:
+def _lock(files: CacheFileSet, number: int) -> Iterator[None]:
     fd = files.reopened(number, os.O_RDWR)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)

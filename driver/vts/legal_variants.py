@@ -1,4 +1,4 @@
-"""What looks like a mutation and may be legal: the exceptions that VTS makes, where an operation has several forms."""
+"""Mutations that may be legal: the exceptions of VTS, for operations with several forms."""
 
 from driver.nn import Operation, Subgraph
 from driver.nn.operation import LETTERS
@@ -31,12 +31,12 @@ _INPUT_TYPES: dict[str, tuple[int, frozenset[OperandType]]] = {
     "RANK": (0, _ANY),
     "TRANSPOSE_CONV_2D": (1, _FILTERS),
 }
-"""The input that may be of several types while all other operands stay, and those types."""
+"""The input whose type may change alone, and the types that it may have."""
 
 _OUTPUT_TYPES = {"CAST": _ANY, "DEQUANTIZE": _FLOATS, "QUANTIZE": _BYTES}
 
 _OTHER_FORMS = {"CONV_2D": (10, 7), "DEPTHWISE_CONV_2D": (11, 8)}
-"""With so many inputs, this one tells implicit paddings (BOOL, the layout) from explicit ones (INT32)."""
+"""By number of inputs: the one whose type tells implicit padding (BOOL, the layout) from explicit (INT32)."""
 
 _TAILS: dict[str, dict[int, tuple[int, ...]]] = {
     "AVERAGE_POOL_2D": {8: (7,), 11: (10,)},
@@ -54,7 +54,7 @@ _TAILS: dict[str, dict[int, tuple[int, ...]]] = {
     "SPACE_TO_BATCH_ND": {4: (3,)},
     "SPACE_TO_DEPTH": {3: (2,)},
 }
-"""By operation and number of inputs: the inputs without which a shorter form is left."""
+"""By operation and number of inputs: the inputs whose removal leaves a shorter valid form."""
 
 _GROWING = {
     "L2_NORMALIZATION": 2,
@@ -63,13 +63,13 @@ _GROWING = {
     "RESIZE_NEAREST_NEIGHBOR": 6,
     "SOFTMAX": 3,
 }
-"""Operations with an INT32 or BOOL tail, and their number of inputs with all of it."""
+"""Operations with optional INT32 or BOOL inputs at the end, and their full number of inputs."""
 
 
 def may_have_type(graph: Subgraph, operation: Operation, index: int, kind: OperandType) -> bool:
-    """Whether operand `index` of a call may be of type `kind` as well, all else being equal."""
+    """Whether operand `index` of a call may also have type `kind`, all else being equal."""
     position, types = _INPUT_TYPES.get(operation.type, (0, frozenset()))
-    if operation.inputs.count(index) > 1:  # every input that has to be of one type changes
+    if operation.inputs.count(index) > 1:  # all inputs that must share a type change
         return True
     count, telling = _OTHER_FORMS.get(operation.type, (0, 0))
     if len(operation.inputs) == count and operation.inputs[telling] == index:
@@ -87,7 +87,7 @@ def may_lose_input(operation: Operation, position: int) -> bool:
 
 
 def may_lose(operation: Operation, index: int) -> bool:
-    """Whether a call without operand `index`, wherever it stands, may be legal."""
+    """Whether a call may be legal without operand `index`, wherever it is listed."""
     if index in operation.outputs:
         return operation.type in {"SPLIT", "WHILE"} or operation.type in _SEQUENCES
     positions = [n for n, i in enumerate(operation.inputs) if i == index]
@@ -95,5 +95,5 @@ def may_lose(operation: Operation, index: int) -> bool:
 
 
 def may_gain_input(operation: Operation) -> bool:
-    """Whether the operation may take one INT32 more."""
+    """Whether the operation may take a further INT32."""
     return len(operation.inputs) < _GROWING.get(operation.type, 0)
