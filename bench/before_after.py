@@ -17,7 +17,9 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from measure import CLIENT_CPU, DEVICE_CPU, conditions, estimate, scratch
+from measure import CLIENT_CPU, DEVICE_CPU, conditions, scratch
+
+from driver.cli.timing import estimate
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

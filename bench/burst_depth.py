@@ -19,22 +19,24 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from burst_roundtrip import add_model
-from measure import Runs, conditions, estimate, percentiles, pin_client
+from measure import Runs, conditions, percentiles, pin_client
 from own_device import own_device, pin
 from verdict import Budget, Report, arguments, parse, progress, publish, spell
 
 import driver
+from driver.cli.timing import estimate
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable
     from concurrent.futures import Future
 
-    from measure import Block, Estimate
+    from measure import Block
     from numpy.typing import NDArray
 
     from burst import Result
     from driver import Burst, RemotePreparedModel
+    from driver.cli.timing import Estimate
 
 QUESTION = "Does depth keep producer and device busy at the same time?"
 SECONDS = 1e-3  # of the producer, and of the device

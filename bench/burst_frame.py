@@ -41,9 +41,10 @@ import driver
 if TYPE_CHECKING:
     import argparse
 
-    from measure import Ask, Estimate
+    from measure import Ask
 
     from driver import Burst, Model, RemoteDevice
+    from driver.cli.timing import Estimate
 
 QUESTION = "What does a frame of 1080 x 1920 x 3 bytes cost?"
 SPIN, COPY = "floor: limit spin", "floor: one copy, in process"

@@ -17,19 +17,20 @@ from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from measure import Runs, conditions, pin_client, ratio, time_calls
+from measure import Runs, conditions, pin_client, ratio
 from own_device import own_device, pin
 from second_process import CHUNK, IDLE, back_to_back, chain, compute, paced, sample, second_process
 from verdict import Report, arguments, parse, progress, publish, spell
 
 import driver
+from driver.cli.timing import time_calls
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable, Iterator
     from contextlib import ExitStack
 
-    from measure import Estimate
+    from driver.cli.timing import Estimate
 
 QUESTION = "What does a burst feel of another burst, and of a busy thread in its client?"
 CONTROL, SHORT, LONG = "another computes", "another burst, 1 operation", "another burst, 60 operations"

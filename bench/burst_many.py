@@ -22,11 +22,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from burst_roundtrip import add_model
-from measure import Estimate, Runs, conditions, estimate, held
+from measure import Runs, conditions, held
 from own_device import own_device
 from verdict import Budget, Report, arguments, parse, progress, publish, spell
 
 import driver
+from driver.cli.timing import Estimate, estimate
 
 if TYPE_CHECKING:
     import argparse

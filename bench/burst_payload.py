@@ -36,9 +36,10 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable, Sequence
 
-    from measure import Ask, Block, Estimate
+    from measure import Ask, Block
 
     from driver import RemoteDevice
+    from driver.cli.timing import Estimate
 
 QUESTION = "How does a round trip grow with the payload?"
 SIZES = (64, 256, 1 << 10, 1 << 12, 1 << 14, 1 << 16, 1 << 18, 1 << 20, 1 << 22, 1 << 25)

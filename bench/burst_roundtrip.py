@@ -25,7 +25,6 @@ from measure import (
     c_block,
     compile_c,
     conditions,
-    estimate,
     interleave,
     over_floor,
     peer_block,
@@ -40,13 +39,15 @@ from verdict import Budget, Report, arguments, cells, parse, progress, publish, 
 
 import driver
 from burst import Memory, Request, RequestArgument
+from driver.cli.timing import estimate
 
 if TYPE_CHECKING:
     import argparse
 
-    from measure import Ask, Estimate
+    from measure import Ask
 
     from driver import Model, RemotePreparedModel
+    from driver.cli.timing import Estimate
 
 QUESTION = "What does one execution of ADD on four floats cost?"
 SPIN, FUTEX = "floor: limit spin", "floor: limit futex"

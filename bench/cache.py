@@ -22,12 +22,13 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from measure import HERE, conditions, estimate, scratch
+from measure import HERE, conditions, scratch
 from models import mobilenet
 from own_device import installed, own_device
 from verdict import Budget, Report, arguments, parse, progress, publish, spell
 
 import driver
+from driver.cli.timing import estimate
 
 if TYPE_CHECKING:
     import argparse

@@ -22,10 +22,12 @@ from typing import TYPE_CHECKING, Any
 
 import litert
 import numpy as np
-from measure import HERE, conditions, estimate, scratch
+from measure import HERE, conditions, scratch
 from models import FORMS, mobilenet
 from own_device import installed, own_device
 from verdict import Report, arguments, parse, progress, publish, spell
+
+from driver.cli.timing import estimate
 
 if TYPE_CHECKING:
     import argparse

@@ -19,11 +19,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from burst_roundtrip import add_model
-from measure import Runs, conditions, estimate, pin_client
+from measure import Runs, conditions, pin_client
 from own_device import own_device, pin
 from verdict import Report, arguments, parse, progress, publish, spell
 
 from burst import Memory, Request, RequestArgument
+from driver.cli.timing import estimate
 
 if TYPE_CHECKING:
     import argparse

@@ -17,12 +17,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from burst_roundtrip import add_model
-from measure import Runs, conditions, estimate, held, percentiles, scratch, time_calls
+from measure import Runs, conditions, held, percentiles, scratch
 from models import feeds_of, mobilenet
 from own_device import own_device
 from verdict import Report, arguments, parse, progress, publish, spell
 
 import driver
+from driver.cli.timing import estimate, time_calls
 
 if TYPE_CHECKING:
     import argparse

@@ -1,29 +1,28 @@
-"""How the scripts here measure: short blocks of timed calls, each beside a block of the floor; conclusions from pairs.
+"""What the scripts here share: subjects, the floor beside which each is measured, and runs of them in rounds.
 
-The floor (`peers/limit.c`) moves by a factor of ten within an hour on a shared machine, so a figure means something
-only next to the floor of the same second. Every subject therefore runs once in every round, right after its floor, the
-order turns from round to round, and what is claimed is the median over rounds of a paired difference or ratio, with an
-interval for that median that assumes nothing about the distribution.
+Timed calls, the order within a round and the interval are those of `burst bench` (driver/cli/timing.py). The floor
+(`peers/limit.c`) moves by a factor of ten within an hour on a shared machine, so a figure means something only next to
+the floor of the same second: every subject runs once in every round, right after its floor.
 """
 
 from __future__ import annotations
 
 import gc
 import json
-import math
 import os
-import platform
 import shutil
 import subprocess
 import sys
 import tempfile
-import time
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+from driver.cli.conditions import conditions as machine_conditions
+from driver.cli.timing import Estimate, estimate, order_of_round, time_calls
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -52,17 +51,6 @@ def percentiles(samples: NDArray[np.float64]) -> Block:
         "max_us": float(samples.max() / 1e3),
         "cdf_us": cdf.round(4).tolist(),
     }
-
-
-def time_calls(call: Callable[[], object], count: int) -> NDArray[np.float64]:
-    """Nanoseconds of each of `count` calls, the clock's own 40 to 80 ns included."""
-    samples = np.empty(count)
-    clock = time.perf_counter_ns
-    for i in range(count):
-        begin = clock()
-        call()
-        samples[i] = clock() - begin
-    return samples
 
 
 def block_of(call: Callable[[], object], count: int) -> Callable[[], Block]:
@@ -112,10 +100,8 @@ def interleave(
     """Runs every subject once a round, each right after its floor; the order turns, and reverses every other round."""
     runs = Runs()
     for number in range(rounds):
-        turn = number % len(subjects)
-        order = [*subjects[turn:], *subjects[:turn]][:: -1 if number % 2 else 1]
         seen: dict[str, list[Block]] = {}
-        for subject in order:
+        for subject in order_of_round(subjects, number):
             if subject.name in runs.errors:
                 continue
             tell(f"round {number + 1} of {rounds}", subject.name)
@@ -138,25 +124,6 @@ def _typical(blocks: Sequence[Block]) -> Block:
     keys = ("p50_us", "p99_us", "p999_us", "max_us")
     row = {key: float(np.median([block[key] for block in blocks])) for key in keys}
     return {**row, "floor_us": row["p50_us"]}
-
-
-class Estimate(NamedTuple):
-    """A median over rounds and the interval that holds the true median with `confidence`."""
-
-    median: float
-    low: float
-    high: float
-    confidence: float
-
-
-def estimate(values: Sequence[float] | NDArray[np.float64]) -> Estimate:
-    """The sign test's interval: the k-th value from each end with at least 95 %, or the extremes when n is small."""
-    ordered = np.sort(np.asarray(values, float))
-    n = len(ordered)
-    k, outside = 0, 2 * 0.5**n
-    while k + 1 < n - k - 1 and (more := outside + 2 * math.comb(n, k + 1) * 0.5**n) <= 0.05:
-        k, outside = k + 1, more
-    return Estimate(float(np.median(ordered)), float(ordered[k]), float(ordered[n - 1 - k]), max(0.0, 1 - outside))
 
 
 def over_floor(runs: Runs, name: str) -> Estimate:
@@ -272,28 +239,5 @@ def pin_client() -> None:
 
 
 def conditions() -> dict[str, Any]:
-    """What a figure depends on besides the code."""
-    return {
-        "cpu": _cpu_model(),
-        "cores": os.cpu_count(),
-        "kernel": f"{platform.system()} {platform.release()}",
-        "governor": _read(f"/sys/devices/system/cpu/cpu{CLIENT_CPU}/cpufreq/scaling_governor") or "not readable",
-        "load": [round(x, 2) for x in os.getloadavg()],
-        "python": platform.python_version(),
-        "numpy": np.__version__,
-        "at": time.strftime("%Y-%m-%d %H:%M %Z"),
-    }
-
-
-def _cpu_model() -> str:
-    for line in _read("/proc/cpuinfo").splitlines():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.machine()
-
-
-def _read(path: str) -> str:
-    try:
-        return Path(path).read_text().strip()
-    except OSError:
-        return ""
+    """Those of `burst bench`, with all CPUs: a script that has pinned itself may use only one."""
+    return {**machine_conditions(), "processors": os.cpu_count()}

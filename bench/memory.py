@@ -37,9 +37,10 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable, Sequence
 
-    from measure import Ask, Estimate
+    from measure import Ask
 
     from driver import Model, RemoteDevice, RemotePreparedModel
+    from driver.cli.timing import Estimate
 
 QUESTION = "What does memory cost?"
 FLOOR = "floor: the small step, nothing copied"
@@ -226,7 +227,7 @@ def weights_of(clients: Sequence[int], units: int) -> list[tuple[int, float]]:
 
 def budgets(runs: Runs, resident: Sequence[tuple[int, float]], names: Sequence[str]) -> list[Budget]:
     """State that stays is the cheapest; known memory is not mapped again; weights are there once."""
-    from measure import estimate
+    from driver.cli.timing import estimate
 
     def against(name: str, reference: str) -> Estimate | None:
         return ratio(runs, name, reference) if runs.has(name, reference) else None

@@ -38,19 +38,18 @@ from measure import (
     c_block,
     compile_c,
     conditions,
-    estimate,
     interleave,
     over_floor,
     percentiles,
     pin_client,
     scratch,
-    time_calls,
 )
 from models import FORMS, feeds_of, mobilenet
 from own_device import own_device, pinned
 from verdict import Budget, Report, arguments, cells, parse, progress, publish, subject_rows
 
 from burst import Memory, Request, RequestArgument
+from driver.cli.timing import estimate, time_calls
 
 if TYPE_CHECKING:
     import argparse

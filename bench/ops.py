@@ -20,11 +20,12 @@ from typing import TYPE_CHECKING, Any
 
 import litert
 import numpy as np
-from measure import Estimate, NotMeasured, Runs, block_of, conditions, estimate, pin_client, ratio
+from measure import NotMeasured, Runs, block_of, conditions, pin_client, ratio
 from models import CASES, feeds_of, mobilenet, single
 from second_process import chain
 from verdict import Budget, Report, arguments, parse, progress, publish, spell
 
+from driver.cli.timing import Estimate, estimate
 from driver.nn import Interpreter
 
 if TYPE_CHECKING:

@@ -15,12 +15,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from measure import Runs, conditions, pin_client, ratio, time_calls
+from measure import Runs, conditions, pin_client, ratio
 from own_device import own_device, pin
 from second_process import CHUNK, IDLE, chain, compute, sample, second_process
 from verdict import Budget, Report, arguments, parse, progress, publish, spell
 
 import driver
+from driver.cli.timing import time_calls
 
 if TYPE_CHECKING:
     import argparse

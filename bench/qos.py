@@ -27,12 +27,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import run_queue
 from in_process import InProcess
-from measure import NotMeasured, Runs, Subject, conditions, estimate, interleave, percentiles, scratch
+from measure import NotMeasured, Runs, Subject, conditions, interleave, percentiles, scratch
 from own_device import own_device
 from second_process import second_process
 from verdict import Budget, Report, arguments, parse, progress, publish
 
 import driver
+from driver.cli.timing import estimate
 from driver.devices.litert.cuts import SEGMENT
 
 if TYPE_CHECKING:

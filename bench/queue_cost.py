@@ -19,10 +19,11 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from measure import CLIENT_CPU, DEVICE_CPU, Estimate, Runs, conditions, estimate, held
+from measure import CLIENT_CPU, DEVICE_CPU, Runs, conditions, held
 from verdict import Budget, Report, arguments, parse, progress, publish, spell
 
 import fmq
+from driver.cli.timing import Estimate, estimate
 
 if TYPE_CHECKING:
     import argparse

@@ -20,17 +20,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from measure import Runs, conditions, estimate
+from measure import Runs, conditions
 from verdict import Budget, Report, arguments, parse, progress, publish, spell
 
 import fmq
+from driver.cli.timing import estimate
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable, Iterator, Sequence
     from multiprocessing.connection import Connection
 
-    from measure import Estimate
+    from driver.cli.timing import Estimate
 
 QUESTION = "What does a waiting reader cost?"
 MAIN, OTHER = "main thread", "other thread"

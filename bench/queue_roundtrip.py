@@ -44,7 +44,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     import plots
-    from measure import Ask, Estimate
+    from measure import Ask
+
+    from driver.cli.timing import Estimate
 
 QUESTION = "Is the queue as fast as the floor? 64 bytes each way"
 SPIN, FUTEX, RING = "floor: limit spin", "floor: limit futex", "floor: spsc"

@@ -19,7 +19,6 @@ from measure import (
     HERE,
     PEER_TIMEOUT,
     Block,
-    Estimate,
     Runs,
     Subject,
     c_block,
@@ -43,6 +42,8 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable, Sequence
     from pathlib import Path
+
+    from driver.cli.timing import Estimate
 
 QUESTION = "How many elements and bytes per second, single and batched?"
 SIZES, BATCHES, MOST = (8, 64, 512, 4096, 65536, 1 << 20), (1, 4, 16, 64, 256), 1 << 20

@@ -13,8 +13,10 @@ import json
 import subprocess
 from typing import TYPE_CHECKING
 
-from measure import HERE, Block, Runs, Subject, compile_c, conditions, estimate, interleave, pin_client, scratch
+from measure import HERE, Block, Runs, Subject, compile_c, conditions, interleave, pin_client, scratch
 from verdict import Budget, Report, arguments, cells, parse, progress, publish, subject_rows
+
+from driver.cli.timing import estimate
 
 if TYPE_CHECKING:
     import argparse

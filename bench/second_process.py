@@ -9,9 +9,10 @@ from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING
 
 import numpy as np
-from measure import percentiles, time_calls
+from measure import percentiles
 
 import driver
+from driver.cli.timing import time_calls
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -22,18 +22,21 @@ import numpy as np
 from burst_roundtrip import add_model
 from in_process import InProcess
 from litert_threads import NAMES, Chosen
-from measure import Runs, conditions, percentiles, ratio, time_calls
+from measure import Runs, conditions, percentiles, ratio
 from models import feeds_of, mobilenet
 from own_device import own_device
 from verdict import Budget, Report, arguments, parse, progress, publish, spell
+
+from driver.cli.timing import time_calls
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable, Iterator
 
-    from measure import Block, Estimate
+    from measure import Block
 
     from driver import Model, RemoteDevice
+    from driver.cli.timing import Estimate
 
 QUESTION = "How many threads should the litert device give a model?"
 IDLE, BUSY = "nothing else runs", "a processor is busy"

@@ -10,7 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-from measure import Estimate, Runs, Subject, over_floor, times_floor
+from measure import Runs, Subject, over_floor, times_floor
+
+from driver.cli.conditions import in_words
+from driver.cli.timing import Estimate
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -90,15 +93,6 @@ def progress(stage: str, step: str = "") -> None:
         print(stage, file=sys.stderr, flush=True)
 
 
-def machine_line(found: dict[str, Any]) -> str:
-    """The conditions in one line."""
-    load = " ".join(f"{x:.2f}" for x in found["load"])
-    return (
-        f"{found['cpu']}, {found['cores']} cores, {found['kernel']}, governor {found['governor']}, load {load}, "
-        f"Python {found['python']}, numpy {found['numpy']}, {found['at']}"
-    )
-
-
 def subject_rows(runs: Runs, subjects: Sequence[Subject]) -> list[dict[str, Any]]:
     """A row per floor and subject: medians over rounds, and the pairs."""
     floors = [Subject(name, dict, name) for name in dict.fromkeys(s.floor for s in subjects)]
@@ -158,7 +152,7 @@ class Report(NamedTuple):
 
 def publish(args: argparse.Namespace, report: Report) -> None:
     """Prints all, and writes the JSON."""
-    machine = machine_line(report.conditions)
+    machine = in_words(report.conditions)
     print(f"{report.question}\n{machine}\n")
     tables = ((report.lines, report.head), *report.more)
     print("\n\n".join(table(*one) for one in tables), end="\n\n")

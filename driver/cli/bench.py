@@ -152,7 +152,7 @@ def _show(found: Sequence[Comparison], machine: str) -> None:
                 way.name,
                 spelled(*way.p50[:3]),
                 spelled(way.p99),
-                digits(way.ratio.value) + interval(way.ratio.low, way.ratio.high) if way.ratio else "",
+                digits(way.ratio.median) + interval(way.ratio.low, way.ratio.high) if way.ratio else "",
             )
             for way in one.ways
         ]

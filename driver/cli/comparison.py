@@ -1,8 +1,4 @@
-"""One model on one device, executed in each of the ways that there are, by turns.
-
-Every round has a block of every way, in an order that turns, so that all of them meet the same machine. What is claimed
-is the median over rounds of what was paired within them, with an interval for that median.
-"""
+"""Compares the ways to execute one model on one device: in this process, through a burst, on the plain path."""
 
 from __future__ import annotations
 
@@ -17,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from burst import BurstError
-from driver.cli.timing import Median, count_for, median, seconds_of, timed
+from driver.cli.timing import Estimate, count_for, estimate, order_of_round, seconds_of, time_calls
 from driver.cli.work import PLAIN, Work
 from driver.client.device import connect
 from driver.client.workspace import InputSet, OutputSet, Workspace
@@ -36,22 +32,22 @@ if TYPE_CHECKING:
     Calls = dict[str, Callable[[], object]]
 
 IN_PROCESS = "in this process"
-_FEWEST_ROUNDS, _ROUNDS = 6, 15  # six are enough for an interval of 95 %
+_FEWEST_ROUNDS, _ROUNDS = 6, 15  # six give an interval of 95 %
 
 
 class Way(NamedTuple):
-    """One of the ways. Times are microseconds."""
+    """The figures of one way to execute. Times are microseconds."""
 
     name: str
-    p50: Median  #: of the medians of all rounds
+    p50: Estimate  #: of the medians of all rounds
     p99: float  #: of all calls
-    ratio: Median | None  #: of the medians, to the first way's in the same round
+    ratio: Estimate | None  #: to the first way in the same round
     calls: int
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """What came of it."""
+    """The result: the figures of each way, or the reason why there are none."""
 
     device: str
     model: str
@@ -61,18 +57,22 @@ class Comparison:
     reason: str = ""  #: why there are none
 
     def as_json(self) -> dict[str, Any]:
-        """With plain parts."""
+        """The comparison as --json prints it."""
         ways = [
-            {**way._asdict(), "p50": way.p50._asdict(), "ratio": way.ratio and way.ratio._asdict()} for way in self.ways
+            {**way._asdict(), "p50": _plain(way.p50), "ratio": way.ratio and _plain(way.ratio)} for way in self.ways
         ]
         plain = {"device": self.device, "model": self.model, "pinned": self.is_pinned, "rounds": self.rounds}
         return {**plain, "us": ways, "reason": self.reason}
 
 
-def compared(device: str, name: str, model: Model, arrays: Sequence[Any], seconds: float, *, pin: bool) -> Comparison:
-    """Takes about so long, and some time before that. What cannot be measured says why.
+def _plain(found: Estimate) -> dict[str, float]:
+    return {"value": found.median, "low": found.low, "high": found.high, "confidence": found.confidence}
 
-    `pin`: client and device to processors of their own, if there are two.
+
+def compared(device: str, name: str, model: Model, arrays: Sequence[Any], seconds: float, *, pin: bool) -> Comparison:
+    """Measures for about `seconds`, after some preparation. If it cannot measure, the result holds the reason.
+
+    `pin`: pins client and device to separate CPUs, if there are two.
     """
     pin = pin and len(os.sched_getaffinity(0)) > 1
     try:
@@ -81,7 +81,7 @@ def compared(device: str, name: str, model: Model, arrays: Sequence[Any], second
                 return Comparison(device, name, pin, reason="it does not take all operations of this model")
             with Work(remote, model, arrays) as work:
                 calls: Calls = {}
-                with suppress(Exception):  # a device may need what only its own process has
+                with suppress(Exception):  # a device may need something that only its own process has
                     calls[IN_PROCESS] = _here(device, model, arrays)
                 calls |= work.calls()
                 rounds = _rounds(calls, seconds, _pinned(remote) if pin else lambda _way: None)
@@ -91,7 +91,7 @@ def compared(device: str, name: str, model: Model, arrays: Sequence[Any], second
 
 
 def _here(device: str, model: Model, arrays: Sequence[Any]) -> Callable[[], object]:
-    """The device's own code in this process: one request, bound once."""
+    """A call of the device's own code in this process, on a request that is bound once."""
     prepared = LocalDevice(device_class(device)()).prepare(model)
     space = Workspace(InputSet(model, tuple(array.shape for array in arrays)), OutputSet(model))
     space.inputs.fill(arrays)
@@ -103,19 +103,17 @@ def _here(device: str, model: Model, arrays: Sequence[Any]) -> Callable[[], obje
 
 
 def _rounds(calls: Calls, seconds: float, settle: Callable[[str], object]) -> dict[str, list[NDArray[np.float64]]]:
-    """Microseconds of each call, by way and round. `settle`: called before each block of a way."""
+    """Microseconds of each call, by way and round. `settle`: called before each block, with the name of the way."""
     share = seconds / (_ROUNDS + 1) / len(calls)
     each = {name: seconds_of(call, share / 10) for name, call in calls.items()}
     rounds = max(_FEWEST_ROUNDS, min(_ROUNDS, int(seconds / sum(each.values()) / 2)))
     counts = {name: count_for(each[name], seconds / rounds / len(calls)) for name in calls}
     found: dict[str, list[NDArray[np.float64]]] = {name: [] for name in calls}
-    names = list(calls)
-    for n in range(rounds):
-        turn = n % len(names)
-        for name in [*names[turn:], *names[:turn]][:: -1 if n % 2 else 1]:
+    for number in range(rounds):
+        for name in order_of_round(list(calls), number):
             settle(name)
-            timed(calls[name], 1 + counts[name] // 20)  # what slept wakes up
-            found[name].append(timed(calls[name], counts[name]))
+            time_calls(calls[name], 1 + counts[name] // 20)  # wakes what slept
+            found[name].append(time_calls(calls[name], counts[name]) / 1e3)
     return found
 
 
@@ -125,14 +123,14 @@ def _ways(rounds: dict[str, list[NDArray[np.float64]]]) -> tuple[Way, ...]:
     ways = []
     for name, blocks in rounds.items():
         every = np.concatenate(blocks)
-        ratio = None if p50[name] is first else median(p50[name] / first)
-        ways.append(Way(name, median(p50[name]), float(np.percentile(every, 99)), ratio, len(every)))
+        ratio = None if p50[name] is first else estimate(p50[name] / first)
+        ways.append(Way(name, estimate(p50[name]), float(np.percentile(every, 99)), ratio, len(every)))
     return tuple(ways)
 
 
 @contextmanager
 def _own(name: str) -> Iterator[RemoteDevice]:
-    """A device that nobody else uses: in a runtime directory of its own, ended with the block."""
+    """A device that no other program uses: in its own runtime directory, ended with the block."""
     usable = os.sched_getaffinity(0)
     with tempfile.TemporaryDirectory(prefix="burst-bench-") as folder:
         before = os.environ.get("BURST_RUNTIME_DIR")
@@ -156,7 +154,7 @@ def _own(name: str) -> Iterator[RemoteDevice]:
 
 
 def _pinned(device: RemoteDevice) -> Callable[[str], None]:
-    """The client on one processor, who executes on the others: the device, or this process while it does so itself."""
+    """Pins the client to one CPU and the execution to the others, be it the device's or this process's own."""
     ours, *theirs = sorted(os.sched_getaffinity(0))
     for pid in (device.service_pid, device.engine_pid):
         _move(pid, theirs)
@@ -164,7 +162,7 @@ def _pinned(device: RemoteDevice) -> Callable[[str], None]:
 
 
 def _move(pid: int, processors: Iterable[int]) -> None:
-    """All threads of a process."""
+    """Moves all threads of a process to the given CPUs."""
     for thread in os.listdir(f"/proc/{pid}/task"):
         with suppress(ProcessLookupError):
             os.sched_setaffinity(int(thread), processors)

@@ -12,7 +12,7 @@ import numpy as np
 
 from burst import BurstError
 from driver.cli.output import examples, json_option, print_json, print_line, print_table, progress, spelled
-from driver.cli.timing import count_for, seconds_of, timed
+from driver.cli.timing import count_for, seconds_of, time_calls
 from driver.cli.work import WAYS, Work, add_model
 from driver.client import discovery
 from driver.client.device import connect
@@ -132,7 +132,7 @@ def _round_trips(device: RemoteDevice) -> dict[str, Any]:
 
 
 def _spread(call: Callable[[], object]) -> dict[str, float]:
-    us = timed(call, count_for(seconds_of(call, _SECONDS / 10), _SECONDS))
+    us = time_calls(call, count_for(seconds_of(call, _SECONDS / 10), _SECONDS)) / 1e3
     p50, p99 = np.percentile(us, [50, 99])
     return {"p50_us": float(p50), "p99_us": float(p99), "calls": len(us)}
 

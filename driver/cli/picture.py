@@ -42,11 +42,11 @@ def draw(path: Path, found: Sequence[Comparison], machine: str) -> None:
 def _panel(axis: Axes, one: Comparison) -> None:
     for y, way in enumerate(one.ways):
         colour = _HERE if way.name == IN_PROCESS else _OURS
-        axis.plot([way.p50.value, way.p99], [y, y], color=colour, linewidth=1.2, marker="|", markevery=[1])
+        axis.plot([way.p50.median, way.p99], [y, y], color=colour, linewidth=1.2, marker="|", markevery=[1])
         axis.plot([way.p50.low, way.p50.high], [y, y], color=colour, linewidth=5, alpha=0.35, solid_capstyle="butt")
-        axis.plot(way.p50.value, y, "o", color=colour)
+        axis.plot(way.p50.median, y, "o", color=colour)
         axis.annotate(
-            spelled(way.p50.value), (way.p50.value, y), (0, 6), textcoords="offset points", fontsize=8, ha="center"
+            spelled(way.p50.median), (way.p50.median, y), (0, 6), textcoords="offset points", fontsize=8, ha="center"
         )
     axis.set_yticks(np.arange(len(one.ways)), [way.name for way in one.ways])
     axis.set_ylim(len(one.ways) - 0.5, -0.7)

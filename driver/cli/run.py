@@ -18,7 +18,7 @@ from driver.cli.inputs import Feed, feeds
 from driver.cli.names import DeviceName, loaded
 from driver.cli.output import examples, json_option, print_json, print_line, print_table, progress, spelled
 from driver.cli.ports import inputs_of, outputs_of, shape_words
-from driver.cli.timing import timed
+from driver.cli.timing import time_calls
 from driver.options import PREFERENCES, PRIORITIES
 from driver.runtime.compilation import compile  # noqa: A004 (its name)
 from driver.runtime.local import NAME
@@ -184,7 +184,7 @@ def _timed(call: Callable[[], Sequence[Any]], runs: int, stats: Callable[[], dic
     begin = time.perf_counter()
     outputs = [np.array(output) for output in call()]
     first = 1e6 * (time.perf_counter() - begin)
-    us, figures = timed(call, runs), stats()
+    us, figures = time_calls(call, runs) / 1e3, stats()
     steps = figures.get("steps", [{"device": "", **figures}])
     return _Ran(outputs, first, us, [(step["device"], step["stages"]) for step in steps if "stages" in step])
 

@@ -1,10 +1,15 @@
-"""Calls in a row, timed; and what follows from several such blocks of several parties, measured by turns."""
+"""How `burst bench` and the scripts of bench/ measure: timed calls in blocks, interleaved in rounds, and an interval.
+
+A machine's speed changes from minute to minute, so a figure means something only beside another of the same moment.
+Every subject therefore has a block in every round, the order changes from round to round, and what is reported is the
+median over rounds of a paired difference or ratio, with an interval that assumes nothing about the distribution.
+"""
 
 from __future__ import annotations
 
 import math
 import time
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -13,31 +18,38 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+_T = TypeVar("_T")
 _MOST = 100_000  # calls in a block
-_OUTSIDE = 0.05  # of the probability that an interval does not hold the true median
+_OUTSIDE = 0.05  # the largest probability that an interval does not hold the true median
 
 
-class Median(NamedTuple):
-    """Of figures of several rounds, and an interval that holds the true median with `confidence`."""
+class Estimate(NamedTuple):
+    """A median over rounds, and the interval that holds the true median with `confidence`."""
 
-    value: float
+    median: float
     low: float
     high: float
     confidence: float
 
 
-def timed(call: Callable[[], object], count: int) -> NDArray[np.float64]:
-    """Microseconds of each of so many calls."""
-    found, clock = np.empty(count), time.perf_counter_ns
+def time_calls(call: Callable[[], object], count: int) -> NDArray[np.float64]:
+    """Nanoseconds of each of `count` calls, including the clock's own 40 to 80 ns."""
+    samples, clock = np.empty(count), time.perf_counter_ns
     for n in range(count):
         begin = clock()
         call()
-        found[n] = clock() - begin
-    return found / 1e3
+        samples[n] = clock() - begin
+    return samples
+
+
+def order_of_round(subjects: Sequence[_T], number: int) -> list[_T]:
+    """The subjects in the order of that round: it rotates, and every other round is reversed."""
+    turn = number % len(subjects)
+    return [*subjects[turn:], *subjects[:turn]][:: -1 if number % 2 else 1]
 
 
 def seconds_of(call: Callable[[], object], patience: float) -> float:
-    """What a call takes, found out in about so many seconds."""
+    """Seconds of one call, measured for about `patience` seconds."""
     done, begin = 0, time.perf_counter()
     while not done or time.perf_counter() - begin < patience:
         call()
@@ -46,18 +58,18 @@ def seconds_of(call: Callable[[], object], patience: float) -> float:
 
 
 def count_for(each: float, seconds: float) -> int:
-    """How many calls that take `each` seconds fill so many."""
+    """How many calls of `each` seconds fill `seconds`."""
     return max(1, min(_MOST, round(seconds / each)))
 
 
-def median(values: Sequence[float] | NDArray[np.float64]) -> Median:
-    """By the sign test, so that nothing is assumed of how they are distributed: from the k-th least to the k-th most,
-    for the largest k that leaves no more than 5 % outside; the extremes, if there are too few for that.
+def estimate(values: Sequence[float] | NDArray[np.float64]) -> Estimate:
+    """The interval of the sign test: from the k-th smallest to the k-th largest value, with at least 95 % confidence.
+
+    With too few values for 95 %, the interval goes from the smallest to the largest.
     """
     ordered = np.sort(np.asarray(values, float))
     n = len(ordered)
     tails = 2 * np.cumsum([math.comb(n, k) for k in range((n + 1) // 2)]) / 2.0**n
     k = max(0, int(np.searchsorted(tails, _OUTSIDE, "right")) - 1)
-    return Median(
-        float(np.median(ordered)), float(ordered[k]), float(ordered[n - 1 - k]), max(0.0, 1 - float(tails[k]))
-    )
+    confidence = max(0.0, 1 - float(tails[k]))
+    return Estimate(float(np.median(ordered)), float(ordered[k]), float(ordered[n - 1 - k]), confidence)

@@ -12,7 +12,7 @@ from driver.cli.answers import classes
 from driver.cli.arrays import write_arrays
 from driver.cli.inputs import feeds
 from driver.cli.ports import Port, inputs_of, outputs_of
-from driver.cli.timing import median
+from driver.cli.timing import estimate
 from driver.importers import load
 from driver.nn import Operand
 
@@ -300,10 +300,12 @@ def test_an_archive_is_what_numpy_reads(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("n", "bounds"), [(1, (0, 0)), (5, (0, 4)), (6, (0, 5)), (9, (1, 7)), (15, (3, 11)), (20, (5, 14))]
+    ("n", "skipped", "confidence"),
+    [(1, 0, 0.0), (2, 0, 0.5), (5, 0, 0.9375), (6, 0, 0.96875), (9, 1, 1 - 20 / 512), (20, 5, 1 - 2 * 21700 / 2**20)],
 )
-def test_the_interval_of_a_median_is_the_sign_tests(n, bounds):
-    """The largest number of values cut off from both ends that leaves 95 % inside, by the binomial tables."""
-    found = median(np.random.default_rng(0).permutation(n))
-    assert (found.low, found.high) == bounds
-    assert found.confidence >= 0.95 or n < 6
+def test_the_interval_of_a_median(n, skipped, confidence):
+    """The sign test cuts as many values from each end as leave 95 % inside."""
+    found = estimate(np.random.default_rng(1).permutation(n))
+    assert (found.low, found.high) == (skipped, n - 1 - skipped)
+    assert found.median == pytest.approx((n - 1) / 2)
+    assert found.confidence == pytest.approx(confidence)
