@@ -1,4 +1,4 @@
-"""What a client can tell about a deadline that was missed: a burst's results have room for the status alone."""
+"""Why a deadline was missed, as far as the trace tells: a result packet has room for the status alone."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ if TYPE_CHECKING:
 
 
 def cause_of(status: ErrorStatus, deadline: int | None, trace: Trace, number: int) -> Cause:
-    """Of that request's result, by the times that both sides have noted. `deadline`: None, and a loop took too long."""
+    """The cause of a request's status, from the times in the trace. Without a `deadline` a loop took too long."""
     if status not in {ErrorStatus.MISSED_DEADLINE_TRANSIENT, ErrorStatus.MISSED_DEADLINE_PERSISTENT}:
         return NO_CAUSE
     if deadline is None:
         return Cause("executing")
     served = trace.page.served[number % lib.BURST_RECORDS]
     started, done = int(served.started), int(served.done)
-    if served.id != number:  # overwritten since, or by a device that takes no notes
+    if served.id != number:  # overwritten since, or the device writes no trace
         return NO_CAUSE
     late_by = (done - deadline) / 1e9 if done > deadline else None
     if status is ErrorStatus.MISSED_DEADLINE_PERSISTENT:

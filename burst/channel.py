@@ -1,8 +1,9 @@
-"""Messages between processes that do not hurry: msgpack with file descriptors over a SOCK_SEQPACKET Unix socket.
+"""Channels carry everything but the requests of bursts: msgpack with file descriptors over a SOCK_SEQPACKET Unix
+socket.
 
 A packet socket keeps message boundaries and the descriptors that belong to a message, so there is no framing to attack.
-What arrives is bounded: 64 KiB, 72 descriptors, lists 8 deep, and no ext types. Calls, the memory callback of a burst
-and its context travel here; the requests of a burst do not.
+What arrives is bounded: 64 KiB, 72 descriptors, lists 8 deep, and no ext types. Remote calls, the burst callback and
+the burst context travel here.
 """
 
 from __future__ import annotations
@@ -33,10 +34,10 @@ MAX_FDS = 72
 MAX_DEPTH = 8
 _NESTED = (list, dict)
 _ANCILLARY = socket.CMSG_SPACE(MAX_FDS * 4)
-# Plain numbers: `|` and `&` of the enumeration's members cost more than a system call.
+# Plain integers: `|` and `&` of enumeration members cost more than a system call.
 _CLOEXEC, _NO_WAIT = int(socket.MSG_CMSG_CLOEXEC), int(socket.MSG_CMSG_CLOEXEC | socket.MSG_DONTWAIT)
 _NO_SIGNAL, _TRUNCATED = int(socket.MSG_NOSIGNAL), int(socket.MSG_TRUNC | socket.MSG_CTRUNC)
-_SEND_TIMEOUT = struct.pack("ll", 5, 0)  # a peer that never reads must not hold us
+_SEND_TIMEOUT = struct.pack("ll", 5, 0)  # a peer that never reads must not block the sender
 
 
 class Message(NamedTuple):
@@ -47,7 +48,7 @@ class Message(NamedTuple):
 
     @property
     def body(self) -> list[Any]:
-        """Decoded. Raises Malformed unless it is a list."""
+        """The decoded message. Raises Malformed unless it is a list."""
         try:
             body = msgpack.unpackb(self.raw, max_ext_len=0, ext_hook=_no_ext)
         except (ValueError, msgpack.UnpackException) as error:
@@ -58,11 +59,11 @@ class Message(NamedTuple):
         return body
 
     def close(self) -> None:
-        """Closes the descriptors that nobody has taken out."""
+        """Closes the descriptors that `take_fds` did not hand out."""
         close_all(self.fds)
 
     def take_fds(self) -> list[int]:
-        """The descriptors, which are the caller's to close from here on."""
+        """The descriptors. From now on the caller must close them."""
         fds = list(self.fds)
         self.fds.clear()
         return fds
@@ -72,7 +73,7 @@ def _check_depth(value: list[Any] | dict[Any, Any], left: int) -> None:
     if not left:
         raise Malformed(f"a message nested deeper than {MAX_DEPTH}")
     for part in value.values() if isinstance(value, dict) else value:
-        if isinstance(part, _NESTED):  # looked at here: most parts are not, and a call costs more than the look
+        if isinstance(part, _NESTED):  # checked before the call: most parts are not, and a call costs more
             _check_depth(part, left - 1)
 
 
@@ -99,14 +100,14 @@ class Channel:
 
     def __init__(self, sock: socket.socket) -> None:
         self.socket = sock
-        # Without a word when it is let go, or the interpreter ends.
+        # Closes the socket without a ResourceWarning when the channel is dropped or the interpreter ends.
         self._finalizer = weakref.finalize(self, sock.close)
         self._watch: Watch | None = None
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _SEND_TIMEOUT)
 
     @classmethod
     def pair(cls) -> tuple[Channel, Channel]:
-        """Two connected ends; pass the `fileno()` of one on."""
+        """Two connected ends, of which one goes to the peer."""
         near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         return cls(near), cls(far)
 
@@ -125,22 +126,22 @@ class Channel:
         return cls(sock)
 
     def fileno(self) -> int:
-        """For passing on and for select."""
+        """The socket's descriptor, for select and for SCM_RIGHTS."""
         return self.socket.fileno()
 
     @property
     def peer_uid(self) -> int:
-        """Of the process that connected, as the kernel tells it."""
+        """The user id of the process that connected, from the kernel."""
         credentials = self.socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
         return int(struct.unpack("3i", credentials)[1])
 
     def watch(self, life_fd: int) -> None:
-        """Ends every wait here as soon as the owner of that LifePage dies. Owns the descriptor."""
+        """Ends every wait on this channel as soon as the owner of that LifePage dies. Owns the descriptor."""
         self._watch = Watch.of_page(life_fd, self.socket)
 
     @property
     def peer_has_died(self) -> bool:
-        """Whether the owner of the LifePage under `watch` is gone. True before any of its sockets ends."""
+        """Whether the owner of the watched LifePage is gone. True before any of its sockets ends."""
         return self._watch is not None and self._watch.has_died
 
     def send(self, body: Sequence[object], fds: Sequence[int] = ()) -> None:
@@ -148,7 +149,7 @@ class Channel:
         self.send_raw(pack(body), fds)
 
     def send_raw(self, raw: bytes, fds: Sequence[int] = ()) -> None:
-        """As send, with bytes from `pack`."""
+        """Sends bytes that `pack` made. Raises PeerDied."""
         try:
             if fds:
                 rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))
@@ -182,7 +183,7 @@ class Channel:
         return message
 
     def call(self, body: Sequence[object], fds: Sequence[int] = (), timeout: float | None = None) -> Message:
-        """One message there, one back."""
+        """Sends a message and returns the answer."""
         self.send(body, fds)
         return self.receive(timeout)
 
@@ -195,12 +196,12 @@ class Channel:
         return bool(poll.poll(max(0.0, timeout) * 1e3))
 
     def shutdown(self) -> None:
-        """Ends waits on this end in other threads."""
-        with contextlib.suppress(OSError):  # not connected any more, which is what was wanted
+        """Ends the waits of other threads on this end."""
+        with contextlib.suppress(OSError):  # it is disconnected already
             self.socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Harmless when done twice."""
+        """Closes the socket. A second call does nothing."""
         if self._watch:
             self._watch.close()
         self.socket.close()
@@ -221,11 +222,11 @@ def _descriptors(ancillary: Iterable[tuple[int, int, bytes]]) -> Iterable[int]:
 
 
 class ChannelLoop:
-    """One thread that serves many channels which rarely speak. Started by the first one."""
+    """One thread that serves many channels on which messages are rare. The first channel starts it."""
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._lock = threading.RLock()  # a channel may be let go, and so discarded, anywhere
+        self._lock = threading.RLock()  # reentrant: garbage collection may discard a channel while we hold it
         self._selector: selectors.BaseSelector | None = None
 
     def add(self, channel: Channel, on_message: Callable[[Message], None], on_end: Callable[[], None]) -> None:
@@ -237,18 +238,18 @@ class ChannelLoop:
             self._selector.register(channel, selectors.EVENT_READ, (on_message, on_end))
 
     def discard(self, channel: Channel) -> None:
-        """Before closing a channel on one's own. Harmless when it is not there."""
+        """Stops serving a channel; call this before closing it. Does nothing for a channel that is not served."""
         with self._lock:
             self._unregister(channel)
 
     def forget(self) -> None:
-        """In a forked child: the thread stayed behind."""
+        """Starts anew in a forked child, which has no copy of the thread."""
         self._lock = threading.RLock()
         self._selector = None
 
     def _unregister(self, channel: Channel) -> bool:
         if self._selector is None:
-            return False  # of the parent's, in a forked child
+            return False  # a forked child's copy of a channel that the parent serves
         try:
             self._selector.unregister(channel)
         except (KeyError, ValueError):
@@ -260,7 +261,7 @@ class ChannelLoop:
             for key, _ in selector.select():
                 assert isinstance(key.fileobj, Channel)
                 self._serve(key.fileobj, *key.data)
-                del key  # while we wait, nobody's handlers are kept
+                del key  # while this thread waits it must not keep a channel's handlers alive
 
     def _serve(self, channel: Channel, on_message: Callable[[Message], None], on_end: Callable[[], None]) -> None:
         try:
@@ -270,7 +271,7 @@ class ChannelLoop:
             finally:
                 message.close()
         except Timeout:
-            return  # it was meant for somebody who has taken it already
+            return  # another thread has received the message already
         except (PeerDied, Malformed):
             pass
         except Exception:  # noqa: BLE001 (one bad request must not end a process that serves many)

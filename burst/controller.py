@@ -1,8 +1,8 @@
-"""The client's side of a burst: queues, slots, requests and their results.
+"""The client's side of a burst, the HAL's execution burst controller: queues, slots, requests and their results.
 
-Results come in the order of their requests, so nothing is looked up: request n of a burst is answered by its result n,
-and a result that says otherwise ends the burst. A caller who stops waiting leaves a result behind that still comes;
-whoever waits next takes it first.
+Results come in the order of their requests, so nothing is looked up: result n answers request n, and a result that says
+otherwise ends the burst. A caller that stops waiting leaves a result behind that still comes; the next call that waits
+takes that one first.
 """
 
 from __future__ import annotations
@@ -41,29 +41,29 @@ CHANNEL_LENGTH = 1024  # elements of each queue
 _callbacks = ChannelLoop("burst-callbacks")
 os.register_at_fork(after_in_child=_callbacks.forget)
 
-_MOST_PACKETS = 16  # that `packet` keeps
-_HOLD = 10e-6  # seconds that an execution keeps the GIL at least: a busy thread does not delay its result
+_MOST_PACKETS = 16  # that `packet` remembers
+_HOLD = 10e-6  # seconds that an execution keeps the GIL at least, so that a busy thread does not delay its result
 _NO_DEADLINE = NOT_MEASURED
 _call, _receive = hot.fmq_hot_exchange, lib.burst_receive
 _START = ffi.cast("void *", ffi.addressof(lib, "burst_call"))
 
 
 class Offer(NamedTuple):
-    """What a client brings to a burst. The channels' far ends are duplicated; the client closes its own."""
+    """What a client sends to open a burst. The device duplicates the channels' far ends; the client closes its own."""
 
     requests: Descriptor
     results: Descriptor
     trace: Memory
-    callback: Channel
-    context: Channel
+    callback: Channel  #: the burst callback, on which the server asks for the memory behind slots
+    context: Channel  #: the burst context: the client frees slots on it, and its end ends the burst
     versions: Sequence[int]  #: of the wire that the client speaks
 
 
 class Configure(Protocol):
-    """What a prepared model offers: starts a listener, or raises StatusError."""
+    """How a prepared model opens a burst: it starts a listener, or raises StatusError."""
 
     def __call__(self, offer: Offer) -> int:
-        """The wire version that both sides speak from now on."""
+        """Returns the wire version that both sides speak from now on."""
 
 
 def _one_of(versions: Sequence[int], chosen: int) -> int:
@@ -81,13 +81,13 @@ class NotSent(Exception):
 
 
 class Packet:
-    """An encoded request. It stays good until one of its pools is freed; its last bytes change with every execution."""
+    """An encoded request. It is valid until one of its pools is freed; every execution changes its last bytes."""
 
     __slots__ = ("call", "data", "measure", "nbytes")
 
     def __init__(self, raw: bytes, measure: bool, caller: Any) -> None:
         self.data, self.nbytes, self.measure = ffi.new("unsigned char[]", raw), len(raw), measure
-        #: sends, and waits a short while: 0 for a result like `Controller.last`, else what `Controller.go_on` takes
+        #: Sends the packet and waits a short while: 0 for a result like `Controller.last`, else a code for `go_on`.
         self.call: Callable[[], int] = partial(_call, caller, self.data, self.nbytes)
 
     def __bytes__(self) -> bytes:
@@ -112,7 +112,7 @@ def _forget(callback: Channel) -> None:
 
 
 class Controller:
-    """One burst. One thread at a time may send, and one receive; another one gets Busy."""
+    """The client's end of one burst. One thread at a time may send, and one receive; another one gets Busy."""
 
     def __init__(
         self,
@@ -140,7 +140,7 @@ class Controller:
             self._callback, callback = Channel.pair()
             self._context, context = Channel.pair()
             self._caller = self._new_caller(length)
-            hand_over = weakref.WeakMethod(self._hand_over)  # so that who lets a burst go ends it
+            hand_over = weakref.WeakMethod(self._hand_over)  # weak: a burst ends with its last reference
             self._finalizer = weakref.finalize(self, _forget, self._callback)
             _callbacks.add(self._callback, lambda message: _ask(hand_over, message), self._callback.close)
             try:
@@ -167,7 +167,7 @@ class Controller:
         return caller
 
     def packet(self, request: Request, *, measure: bool = False) -> Packet:
-        """As `encode`; requests cannot change, so the last few are not encoded again."""
+        """As `encode`, but remembers the last few: requests cannot change, so they are not encoded again."""
         known = self._packets.get(id(request))
         if known and known[0] is request and known[1].measure == measure:
             return known[1]
@@ -189,7 +189,7 @@ class Controller:
 
     @property
     def in_flight(self) -> int:
-        """Requests whose results have not been received."""
+        """How many requests have no result yet."""
         return int(self._caller.id - self._caller.results)
 
     @property
@@ -213,19 +213,19 @@ class Controller:
         return self._reader.peer == "dead"
 
     def arrival_fd(self) -> int:
-        """For asyncio: readable when `receive` would not wait. Ask again after each `receive`."""
+        """A descriptor that is readable when `receive` would not wait. Call this again after each `receive`."""
         self._reader.rearm()
         return self._reader.fileno()
 
     def mark_begin(self) -> None:
-        """The making of the next request begins."""
+        """Notes that the client begins to make the next request."""
         self._caller.begin = clock.now()
 
     def send(self, packet: Packet, timeout: float | None = None, deadline: int | None = None) -> ResultPacket:
-        """One execution. `timeout`: seconds that we wait. `deadline`: absolute CLOCK_MONOTONIC ns; the device is told,
-        and we wait no longer.
+        """Executes once. `timeout`: seconds to wait. `deadline`: absolute CLOCK_MONOTONIC ns; the device gets it, too,
+        and this call waits no longer.
 
-        Raises NotSent, Timeout (the result, when it comes, is dropped), PeerDied, Busy.
+        Raises NotSent, Timeout (the result is dropped when it comes), PeerDied, Busy.
         """
         if self._invalid:
             raise NotSent(self._invalid)
@@ -240,11 +240,11 @@ class Controller:
             self.due(None)
 
     def due(self, deadline: int | None) -> None:
-        """When the requests from now on have to be done."""
+        """Sets the deadline of the requests from now on."""
         self._caller.deadline = _NO_DEADLINE if deadline is None else deadline
 
     def go_on(self, code: int, packet: Packet, timeout: float | None, deadline: int | None = None) -> ResultPacket:
-        """The rest of `send` after `packet.call()` returned that code."""
+        """The rest of `send` after `packet.call()` has returned `code`."""
         if self._invalid:
             raise NotSent(self._invalid)
         if code:
@@ -256,10 +256,10 @@ class Controller:
         return reply
 
     def interrupted(self, error: BaseException) -> None:
-        """After an error out of `packet.call` or `go_on`: Ctrl-C may have come anywhere."""
+        """Cleans up after an error from `packet.call` or `go_on`, in which Ctrl-C may have come anywhere."""
         if not isinstance(error, Busy):
             self._caller.calling = 0
-            self._caller.result_bytes = 0  # what C takes for known, we may not have decoded
+            self._caller.result_bytes = 0  # C compares with the last result, which Python may not have decoded
 
     def start(self, packet: Packet, deadline: int | None = None) -> None:
         """Sends a request. `deadline`: absolute CLOCK_MONOTONIC ns.
@@ -285,7 +285,7 @@ class Controller:
         return self._result(code, measure)
 
     def again(self, *, measure: bool = False) -> ResultPacket:
-        """The last result once more, for whom an interrupt kept from noting that it came."""
+        """The last result once more, for a caller that an interrupt kept from seeing it."""
         return self._result(self._caller.result_bytes, measure)
 
     def _wait(self, deadline: int) -> int:
@@ -294,7 +294,7 @@ class Controller:
         return int(code)
 
     def _go_on(self, code: int, packet: Packet, deadline: int, timeout: float | None) -> int:
-        """After what was not the usual result: a late one comes first, the wait goes on, or the error."""
+        """Handles a code that is no usual result: takes a late result first, waits on, or raises the error."""
         if code == -errno.EALREADY:
             while self.in_flight and (code := self._wait(deadline)) >= 0:
                 self._result(code, measure=False)
@@ -334,13 +334,13 @@ class Controller:
             raise GeneralFailure(why) from error
 
     def _invalidate(self, why: str) -> str:
-        """From now on nothing is sent any more, whoever tries."""
+        """Refuses all later requests, for this reason."""
         self._invalid = why
         self._writer.close()
         return why
 
     def _result(self, code: int, measure: bool) -> ResultPacket:
-        """`code`: bytes of a result that differs from the last one, or 0."""
+        """The result behind `code`: its bytes if it differs from the last one, or 0."""
         if code:
             raw = bytes(ffi.buffer(self._caller.result, code))
             try:
@@ -357,11 +357,11 @@ class Controller:
 
     @property
     def control_bytes(self) -> int:
-        """Of packets, written and read."""
+        """Bytes of packets, written and read."""
         return DATUM * int(self._writer.position + self._reader.position)
 
     def free_memory(self, memory: Memory) -> None:
-        """The device may unmap it. Packets that name it are of no more use. Unknown memory is no error."""
+        """Lets the device unmap it. Packets that name it are invalid from now on. Unknown memory is no error."""
         with self._lock:
             slot = self._slots.forget(memory)
         self._packets.clear()
@@ -369,12 +369,12 @@ class Controller:
             self._context.send(["free_memory", slot])
 
     def _hand_over(self, message: Message) -> None:
-        """The device asks for the memory behind slots: all of it or none."""
+        """Answers the device, which asks for the memory behind slots: all of it or none."""
         match message.body:
             case ["get_memories", list(slots)]:
                 pass
             case _:
-                raise Malformed("the device asks for something that this version does not know")
+                raise Malformed("the device sent a callback message that this version does not know")
         try:
             with self._lock:
                 memories = self._slots.memories(slots)
@@ -386,7 +386,7 @@ class Controller:
         self._callback.send(answer, fds)
 
     def close(self) -> None:
-        """Ends the burst on both sides. Harmless when done twice."""
+        """Ends the burst on both sides. A second call does nothing."""
         self._finalizer()
         for end in (self._writer, self._reader, self._context, self.trace.memory):
             end.close()  # the trace can still be read

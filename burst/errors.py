@@ -80,9 +80,10 @@ class Busy(BurstError):
 
 
 class ResultsHeld(BurstError, BufferError):
-    """All output buffers of a burst belong to results that somebody holds; the message names them. Nothing was sent.
+    """All output buffers of a burst belong to results that the program still holds; the message names them. Nothing was
+    sent.
 
-    The burst stays usable: let results go, or copy what must be kept.
+    The burst stays usable: drop results, or copy what must be kept.
     """
 
 
@@ -101,7 +102,7 @@ class Quarantined(PeerDied):
 
 
 class InternalError(BurstError):
-    """An invariant of ours does not hold: our bug, please report it. Close the burst and trust nothing it returned."""
+    """A bug of Burst: please report it. Close the burst and trust nothing that it returned."""
 
 
 @dataclass(slots=True, eq=False)
@@ -165,7 +166,7 @@ class StatusError(BurstError):
 
     @property
     def cause(self) -> Cause:
-        """As it travels."""
+        """What is known about the error, as one record."""
         return Cause(self.phase, self.late_by, self.retry_after)
 
 
@@ -177,7 +178,7 @@ def _words(status: ErrorStatus, cause: Cause) -> str:
 
 
 class DeviceUnavailable(StatusError):
-    """The device is offline or taken by somebody else. Nothing was executed; try later, or another device."""
+    """The device is offline or in use. Nothing was executed; try later, or another device."""
 
     status = ErrorStatus.DEVICE_UNAVAILABLE
     remedy = "try later, or another device"

@@ -1,9 +1,10 @@
-"""What lasts over several executions of one client: its memory stays mapped, and its requests stay bound.
+"""What a device keeps between executions of one client: its memory stays mapped, and its requests stay bound.
 
-A request that was checked and bound once is a plan, kept under the bytes that it came as. What was proved for those
-bytes still holds, because nothing can change what a slot stands for; freeing a slot drops every plan that uses it.
+A plan is a request that was checked and bound once, kept under its bytes. What was proved for those bytes still holds,
+because nothing can change what a slot stands for; freeing a slot drops every plan that uses it.
 
-Both ways into a device bind here: the listener of a burst, which recognises packets in C, and the plain path.
+Every request path binds here: the listener of a burst, which recognises packets in C, the plain path and fenced
+requests.
 """
 
 from __future__ import annotations
@@ -34,17 +35,17 @@ class Execution(Protocol):
     """One request, bound to its memory, to be run any number of times.
 
     It may have an attribute `native`: the addresses of a C function `int32_t f(void *context)` that does what `run`
-    does, and of its context. If the shapes never change, the listener then calls that, without Python and without the
-    GIL, one call at a time. It returns an ErrorStatus and lives as long as the execution. None is the same as no such
-    attribute.
+    does, and of its context. If the shapes never change, the listener calls that function instead of `run`, without
+    Python and without the GIL, one call at a time. It returns an ErrorStatus and lives as long as the execution. None
+    is the same as no attribute.
 
-    It may have an attribute `cancel`, to be called in any thread: the run in progress ends as soon as it can, and later
-    ones at once; which nobody will see, as it is called when the client is gone. None is the same as no such attribute.
+    It may have an attribute `cancel`, which any thread may call when the client is gone: the run in progress ends as
+    soon as it can, and later runs end at once. None is the same as no attribute.
 
-    It may have an attribute `estimate`: a burst_estimate, of what executions of this kind take, which is added to here.
+    It may have an attribute `estimate`: a burst_estimate of the time that executions of this kind take; runs update it.
 
-    And attributes `copied_bytes`, what each run copies of its arguments, and `checked_bytes`, how many of these only to
-    look at them in private memory; without them that is nothing.
+    And attributes `copied_bytes`, the bytes of its arguments that each run copies, and `checked_bytes`, how many of
+    these it copies only to check them in private memory; 0 where they are missing.
     """
 
     @property
@@ -53,7 +54,7 @@ class Execution(Protocol):
 
     @property
     def shapes(self) -> Sequence[OutputShape]:
-        """Of the outputs, once it has run."""
+        """The shapes of the outputs, after a run."""
 
     @property
     def is_static(self) -> bool:
@@ -61,9 +62,9 @@ class Execution(Protocol):
 
 
 class Job(NamedTuple):
-    """A request as it was decoded, and the model that it is for. Its pools are `Memory`, and `Token` for buffers.
+    """A decoded request and the model to bind it to. Its pools are `Memory`, and `Token` for buffers.
 
-    `ticket`: with which its executions wait for their turn, if they do.
+    `ticket`: its executions wait for their turn with it; None: they do not wait.
     """
 
     packet: RequestPacket
@@ -91,14 +92,14 @@ def _ended(*_: object) -> NoReturn:
 
 
 def _nothing(_: int | None) -> None:
-    """What a client frees after its end was gone before."""
+    """Takes what a client frees after `close`."""
 
 
 _NONE = RequestCodec(_ended, _ended, _ended)
 
 
 class Plan:
-    """A request that was checked and bound: what to run, and what to answer where that is known beforehand."""
+    """A request that was checked and bound: what to run, and the answer where it is known beforehand."""
 
     __slots__ = (
         "_encode",
@@ -123,15 +124,15 @@ class Plan:
         self.success = self._answer() if execution.is_static else None
 
     def cancel(self) -> None:
-        """Ends its run as soon as it can, if it can; nobody wants its result any more."""
+        """Ends its run as soon as possible, where the execution can be cancelled. The result is not needed any more."""
         cancel = getattr(self.execution, "cancel", None)
         if cancel is not None:
             cancel()
 
     def run_in_turn(self, deadline: int | None = None) -> tuple[int, int]:
-        """Runs when its ticket gets a slot; when that began and ended, in ns.
+        """Runs once its ticket has a slot. Returns when the run began and ended, in ns.
 
-        Raises what the execution does, MissedDeadlineTransient, GeneralFailure.
+        Raises what the execution raises, MissedDeadlineTransient, GeneralFailure.
         """
         ticket = self.ticket
         if ticket is not None:
@@ -145,7 +146,7 @@ class Plan:
                 ticket.leave()
 
     def answer(self) -> bytes:
-        """To an execution that succeeded just now; its times are not in it yet."""
+        """The answer to the execution that has just succeeded, without its times."""
         return self.success or self._answer()
 
     def _answer(self) -> bytes:
@@ -153,10 +154,10 @@ class Plan:
 
 
 class CachedExecutor:
-    """Plans of one client. Its owner holds `lock` while it binds and until the plan is where `forget` finds it."""
+    """Binds the requests of one client. The owner holds `lock` from binding until `forget` can find the new plan."""
 
     def __init__(self, codec: RequestCodec, forget: Callable[[int | None], None]) -> None:
-        """`forget`: drops the plans that use a slot, or all (None); called by whoever finds `lock` free."""
+        """`forget`: drops the plans that use a slot, or all (None). It is called under `lock`, in any thread."""
         self._codec, self._forget = codec, forget
         self.lock = threading.Lock()
         self._mappings = MappingCache()
@@ -164,7 +165,7 @@ class CachedExecutor:
         self._complain = _log.exception
 
     def plan(self, request: Any) -> Plan:
-        """Checks and binds a request. Raises Malformed, StatusError, and whatever a device raises."""
+        """Checks and binds a request. Raises Malformed, StatusError, and anything that a device raises."""
         job = self._codec.decode(request)
         packet = job.packet
         slots = [slot for slot in packet.slots if not isinstance(slot, Token)]
@@ -174,33 +175,33 @@ class CachedExecutor:
         return Plan(bound, job, self._codec.encode)
 
     def refuse(self, error: Exception) -> bytes:
-        """The answer to a request that failed. Never raises: whatever a client sends, it is answered."""
+        """The answer to a request that failed. Never raises: every request gets an answer."""
         encode = self._codec.encode
         if isinstance(error, StatusError):
             insufficient = error.status == ErrorStatus.OUTPUT_INSUFFICIENT_SIZE  # no other error has shapes
             shapes = error.result.output_shapes if insufficient and error.result else ()
             try:
                 return encode(ResultPacket(error.status, shapes, NO_TIMING), str(error), error.cause)
-            except Exception as worse:  # noqa: BLE001 (shapes that cannot be said)
+            except Exception as worse:  # noqa: BLE001 (shapes that cannot be encoded)
                 error = worse
         if not isinstance(error, Malformed):
             self._complain("an execution failed in an unforeseen way: %r", error)
-            self._complain = _log.debug  # once per client: it could repeat this for ever
+            self._complain = _log.debug  # once per client, which could repeat this for ever
         text = f"{type(error).__name__}: {error}"
         return encode(ResultPacket(ErrorStatus.GENERAL_FAILURE, (), NO_TIMING), text, NO_CAUSE)
 
     def free_memory(self, slot: int) -> None:
-        """The client needs that slot no more. Returns at once; memory in use is let go after the run."""
+        """Frees a slot. Returns at once; memory in use is unmapped after the run."""
         self._freed.append(slot)
         self.free_when_idle()
 
     def forget_plans(self) -> None:
-        """What requests were bound to has changed: they are checked and bound anew."""
+        """Checks and binds all requests anew, because what they were bound to has changed."""
         self._freed.append(None)
         self.free_when_idle()
 
     def free_when_idle(self) -> None:
-        """Whoever finds the lock free applies what was freed, so the last one to leave it always does."""
+        """Applies what was freed, if the lock is free. Every thread that releases the lock calls this afterwards."""
         while self._freed and self.lock.acquire(blocking=False):
             try:
                 while self._freed:
@@ -212,9 +213,10 @@ class CachedExecutor:
                 self.lock.release()
 
     def close(self) -> None:
-        """Lets everything go. Nothing may be answered any more.
+        """Drops everything. Nothing may be answered any more.
 
-        What leads back to our owner, too: while a burst lives a device collects no garbage, so there must be none.
+        The references to the owner go, too: a device collects no garbage while a burst lives, so there must be no
+        cycles.
         """
         with self.lock:
             self._forget(None)

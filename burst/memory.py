@@ -134,7 +134,7 @@ class Memory(Region):
 
     @staticmethod
     def from_wire(plain: object, fd: int) -> Memory:
-        """From somebody who is not trusted, for reading and writing in place. Owns `fd`.
+        """Memory that an untrusted peer describes, for reading and writing in place. Owns `fd`.
 
         Only the mapping is kept: memory that a device knows costs it no descriptor, but for DMA-BUFs.
         Raises InvalidArgument for a kind that is unknown, GeneralFailure for what cannot be mapped.
@@ -385,7 +385,7 @@ def _checked_usage(usage: object) -> Usage:
     if type(usage) is not int or not 0 <= usage < 2**64:
         raise InvalidDescriptor(f"usage={usage!r:.40}: bits of burst.Usage")
     if not usage & Usage.CPU_READ:
-        raise InvalidDescriptor(f"usage={usage:#x}: without CPU_READ nobody here can use it")
+        raise InvalidDescriptor(f"usage={usage:#x}: devices run on the CPU, so CPU_READ is needed")
     return Usage(usage)
 
 

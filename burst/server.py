@@ -40,8 +40,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 _CALLBACK_TIMEOUT = 10.0  # seconds that a client has to hand over its memory
-_MAX_LENGTH = 2**16  # elements of a queue: what a client can make us allocate for a packet
-MAX_PLANS = 128  # a client that uses more requests binds again
+_MAX_LENGTH = 2**16  # elements of a queue; it bounds the buffer that a client makes the device allocate
+MAX_PLANS = 128  # of a client with more different requests the oldest are bound again
 
 
 def _nothing() -> None: ...
@@ -52,7 +52,7 @@ class Terms(NamedTuple):
 
     Attributes:
         version: of the wire, one of `VERSIONS`.
-        trace: memory for `burst.trace`; None keeps the notes to ourselves.
+        trace: memory for the `Trace`; with None the device makes one that only it can read.
         spin: seconds to poll for a request before sleeping, or "adaptive".
     """
 
@@ -65,8 +65,8 @@ _DEFAULTS = Terms()
 
 
 class BurstServer:
-    """One burst. `start` begins listening; `stop` ends it from any thread and does not wait for a running execution,
-    which it cancels if that can be cancelled.
+    """The device's end of one burst. `start` begins listening. `stop` ends the burst from any thread: it cancels a
+    running execution where that is possible, and does not wait for it.
     """
 
     def __init__(
@@ -79,10 +79,11 @@ class BurstServer:
         terms: Terms = _DEFAULTS,
         ticket: Ticket | None = None,
     ) -> None:
-        """Attaches the client's queues. `bind` gets requests; their pools are `Memory`, mapped once a slot, or `Token`.
+        """Attaches the client's queues. `bind` gets requests; their pools are `Memory`, mapped once per slot, or
+        `Token`.
 
-        `on_end` runs in the listener when it has freed all. `ticket`: of a run queue, for this burst alone: executions
-        wait for their turn with it. Raises InvalidDescriptor, RoleTaken, Malformed.
+        The listener calls `on_end` when it has freed everything. `ticket`: of a run queue, for this burst alone; with
+        it executions wait for their turn. Raises InvalidDescriptor, RoleTaken, Malformed.
         """
         self._callback, self.on_end, self._version, self._ticket = callback, on_end, terms.version, ticket
         self.trace = Trace(terms.trace) if terms.trace else Trace.create()
@@ -103,7 +104,7 @@ class BurstServer:
         version = terms.version
         codec = RequestCodec(
             lambda raw: Job(decode_request(raw, version), bind, ticket),
-            lambda result, *_: encode_result(result, version),  # the wire has no room for words
+            lambda result, *_: encode_result(result, version),  # a result packet has no room for a message
             self._fetch,
         )
         self._executor = CachedExecutor(codec, self._forget)
@@ -131,7 +132,7 @@ class BurstServer:
 
     def stop(self) -> None:
         """Ends the burst. A running execution is cancelled, or finishes first; its result is dropped."""
-        self._is_ending = True  # before we look: a plan that is made meanwhile is cancelled by who made it
+        self._is_ending = True  # before the loop: a plan that the listener makes meanwhile is cancelled in `_learn`
         for plan in list(self._plans):
             if plan is not None:
                 plan.cancel()
@@ -147,21 +148,21 @@ class BurstServer:
             self._end()
 
     def free_memory(self, slot: int) -> None:
-        """The client needs that slot no more. Returns at once; memory in use is let go after the run."""
+        """Frees a slot. Returns at once; memory in use is unmapped after the run."""
         self._executor.free_memory(slot)
 
     @property
     def answered(self) -> int:
-        """How many requests it has answered; the client can write to that, and it is no more than a hint."""
+        """How many requests this burst has answered. Only a hint: the client can write to that memory."""
         return int(self.trace.page.device.answered)
 
     @property
     def bound(self) -> int:
-        """How many requests it knows, and will not bind again."""
+        """How many requests have a plan, and need not be bound again."""
         return len(self._plans) - self._plans.count(None)
 
     def forget_plans(self) -> None:
-        """What requests were bound to has changed."""
+        """Binds all requests anew, because what they were bound to has changed."""
         self._executor.forget_plans()
 
     def join(self, timeout: float | None = None) -> None:
@@ -182,16 +183,16 @@ class BurstServer:
             self._end()
 
     def _end(self) -> None:
-        """Frees everything: the listener's last act, or of a `stop` without a listener."""
+        """Frees everything. The listener calls it last; `stop` calls it when no listener has started."""
         self._writer.close()
         self._reader.close()
         self._callback.close()
         if self._ticket:
-            self._ticket.leave()  # when an error came between an execution and its answer
+            self._ticket.leave()  # an error may have come between an execution and its answer
         self._executor.close()
-        self._plans.clear()  # also the one that ran when we were stopped
+        self._plans.clear()  # also the plan that ran when `stop` came
         ffi.release(self._listener)
-        on_end, self.on_end = self.on_end, _nothing  # which may lead back to us, too
+        on_end, self.on_end = self.on_end, _nothing  # dropped, because it may refer to this server
         on_end()
 
     def _serve(self) -> None:
@@ -202,7 +203,7 @@ class BurstServer:
                 try:
                     plan.run()
                     if plan.success:
-                        plan = None  # or what is freed while we wait would stay
+                        plan = None  # while this thread waits it must not keep a plan alive that is freed
                         code = listen(listener, null, 0)
                         continue
                     answer = plan.answer()
@@ -210,14 +211,14 @@ class BurstServer:
                     answer = self._executor.refuse(error)
                 plan = None
             elif code == -errno.ENOENT:
-                answer = self._first_time()
+                answer = self._bind_and_run()
             else:
-                self._between(code)
+                self._handle_event(code)
                 answer = b""
             code = listen(listener, answer or null, len(answer))
 
-    def _first_time(self) -> bytes:
-        """The answer to a request that no plan is for yet."""
+    def _bind_and_run(self) -> bytes:
+        """The answer to a request that has no plan yet."""
         try:
             with self._executor.lock:
                 raw = bytes(ffi.buffer(self._buffer, self._listener.bytes))
@@ -232,7 +233,7 @@ class BurstServer:
             return self._executor.refuse(error)
 
     def _check_time(self, estimate: Any) -> None:
-        """Whether others of this kind have been done in what is left of a new plan's time. Raises MissedDeadline*."""
+        """Refuses a new plan when executions of its kind took longer than the time left. Raises MissedDeadline*."""
         listener = self._listener
         if estimate is not None and listener.deadline != FOREVER:
             status = lib.burst_admit(estimate, listener.since, clock.now(), listener.deadline)
@@ -240,7 +241,7 @@ class BurstServer:
                 raise status_error(status)
 
     def _learn(self, plan: Plan) -> None:
-        """Under the executor's lock. When the table is full the oldest plan goes."""
+        """Adds a plan, and drops the oldest when the table is full. The caller holds the executor's lock."""
         i, self._next = self._next, (self._next + 1) % MAX_PLANS
         success, native = plan.success, getattr(plan.execution, "native", None)
         function, context = native if native and success else (0, 0)
@@ -274,8 +275,8 @@ class BurstServer:
             else:
                 self._plans[i] = None
 
-    def _between(self, code: int) -> None:
-        """What `burst_listen` returned for, if it was no request. Raises when it was the end."""
+    def _handle_event(self, code: int) -> None:
+        """Handles a return of `burst_listen` that is no request. Raises when the burst is over."""
         if code == -errno.ESTALE:
             with self._executor.lock:
                 while self._stale:
@@ -289,19 +290,19 @@ class BurstServer:
             raise_errno(code, "listen")
 
     def _fetch(self, slots: list[int]) -> list[Memory]:
-        """Asks the client, once for all. Raises InvalidArgument for a slot that it does not know."""
+        """Asks the client for the memory of all these slots at once. Raises InvalidArgument for an unknown slot."""
         if len(slots) > MAX_FDS:
             raise InvalidArgument(
                 f"{len(slots)} new pools in one request; at most {MAX_FDS} can be handed over at once"
             )
         try:
-            # Only here, because watches are few and between requests the listener itself sleeps on the life word.
+            # Watched only here: a process has few watches, and between requests the listener sleeps on the life word.
             with self._reader.watch(self._callback.socket):
                 message = self._callback.call(["get_memories", slots], timeout=_CALLBACK_TIMEOUT)
         except PeerDied as error:
             raise GeneralFailure(f"the client did not hand over its memory: {error}") from error
         except Timeout as error:
-            self.stop()  # an answer that is still to come would be taken for the answer to the next question
+            self.stop()  # a late answer would be taken for the answer to the next call
             raise GeneralFailure(f"the client did not hand over its memory: {error}") from error
         try:
             return _memories(message, len(slots))
@@ -319,7 +320,7 @@ def _check_queue(queue: Descriptor) -> None:
 
 
 def _memories(message: Message, expected: int) -> list[Memory]:
-    """All or nothing, from a client that is not trusted."""
+    """All memory that the client handed over, or an error. The client is not trusted."""
     match message.body:
         case [0, list(plains)] if len(plains) == len(message.fds) == expected:
             return _map_all(plains, message.take_fds())

@@ -1,8 +1,8 @@
 """Requests of bursts as events of the Trace Event format, which Perfetto and chrome://tracing show.
 
-A request is drawn in the client's process, in the first lane that is free: what is in flight at the same time lies side
-by side. What the device does with it is drawn in the device's process, in its listener's thread. Beside them two
-counters go through time: how many requests are in flight, and how many of those are in the queue.
+A request is drawn in the client's process, in the first free lane, so that requests in flight at the same time lie side
+by side. What the device does with it is drawn in the device's process, in its listener's thread. Two counters show how
+many requests are in flight, and how many of those are in the queue.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     Event = dict[str, Any]
 
 ON_DEVICE: Final = {"wake", "bind", "execute"}
-"""The stages that are drawn there."""
+"""The stages that are drawn in the device's process."""
 
 
 class Sides(NamedTuple):
@@ -50,7 +50,7 @@ def requests(name: str, sides: Sides, records: NDArray[Any], stages: Mapping[str
 
 
 def counters(name: str, sides: Sides, records: NDArray[Any]) -> Iterator[Event]:
-    """How many of these requests were in flight, and how many in the queue, whenever that changed."""
+    """Events that count the requests in flight and in the queue, one for each change."""
     n, times = len(records), np.concatenate([records[step] for step in ("sent", "taken", "received")])
     order = np.argsort(times, kind="stable")
     flying, queued = (np.repeat(change, n)[order].cumsum() for change in ([1, 0, -1], [1, -1, 0]))
@@ -60,7 +60,7 @@ def counters(name: str, sides: Sides, records: NDArray[Any]) -> Iterator[Event]:
 
 
 def label(kind: str, pid: int, tid: int, name: str) -> Event:
-    """`kind`: "process_name" or "thread_name"."""
+    """The name of a process or thread: `kind` is "process_name" or "thread_name"."""
     return {"name": kind, "ph": "M", "pid": pid, "tid": tid, "args": {"name": name}}
 
 

@@ -1,4 +1,4 @@
-"""Where the time of each request went: notes that both sides of a burst leave in one shared memory, always.
+"""Where the time of each request went: both sides of a burst always write their times into one shared memory.
 
 They are plain stores (csrc/burst/trace.h), a few nanoseconds each. Any process that has the memory may read them at any
 time and disturbs neither side. The last 256 requests are there one by one; of earlier ones only the totals.
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 STAGES: Final = ("encode", "queue", "wake", "bind", "execute", "return")
-"""What one request goes through, in this order.
+"""The stages of one request, in this order.
 
-encode: until it was in the queue, with the copying of arrays. queue: while the device served those before it. wake:
-until the listener had it. bind: until it was recognised, or checked and bound, and admitted. execute: until its result
-was there. return: until the client had it.
+encode: until the request was in the queue, with the copying of arrays. queue: while the device served earlier requests.
+wake: until the listener had it. bind: until it was recognised, or checked and bound, and admitted. execute: until its
+result was there. return: until the client had that.
 """
 _MAGIC = 0x4543415254535242  # the bytes "BRSTRACE"
 _VERSION = 1
@@ -38,12 +38,12 @@ _RECORD = np.dtype([(name, "u8") for name in ("id", "begin", "sent", "taken", "s
 
 
 class Trace:
-    """One burst's notes, on a memory of `Trace.nbytes` bytes."""
+    """The times and counts of one burst, in a memory of `Trace.nbytes` bytes."""
 
     nbytes: Final = ffi.sizeof("burst_trace")
 
     def __init__(self, memory: Memory) -> None:
-        """On memory that somebody else made. Raises Malformed when it is too small."""
+        """On memory that a peer may have made. Raises Malformed when it is too small."""
         if memory.nbytes < self.nbytes:
             raise Malformed(f"a trace of {memory.nbytes} bytes; {self.nbytes} are needed")
         self.memory = memory
@@ -51,19 +51,19 @@ class Trace:
 
     @classmethod
     def create(cls) -> Trace:
-        """A new one."""
+        """A trace in new memory."""
         trace = cls(Memory.create(cls.nbytes))
         trace.page.version, trace.page.records, trace.page.magic = _VERSION, lib.BURST_RECORDS, _MAGIC
         return trace
 
     def describe(self, model: str, depth: int) -> None:
-        """What its client tells about a burst: what it runs, and how many requests may be in flight."""
+        """Notes what the burst runs, and how many requests may be in flight. The client calls it."""
         self.page.model = model.encode()[: ffi.sizeof(self.page.model) - 1].decode(errors="ignore").encode()
         self.page.client.depth = depth
 
     @property
     def model(self) -> str:
-        """As its client describes it, who can write anything there."""
+        """The model's description, cleaned of unprintable characters: the client can write anything there."""
         raw: bytes = ffi.buffer(self.page.model)[:].partition(b"\0")[0]
         return "".join(filter(str.isprintable, raw.decode(errors="replace")))
 
@@ -81,7 +81,7 @@ class Trace:
         steps = [found[name].astype(np.int64) for name in ("begin", "sent", "taken", "started", "done", "received")]
         whole = (sent[:, 0] != 0) & (sent[:, 0] == served[:, 0])
         for earlier, later in pairwise(steps):
-            whole &= earlier <= later  # what was being written while we copied does not fit together
+            whole &= earlier <= later  # drops records that were being written while we copied
         return np.sort(found[whole], order="id")
 
     def stages(self, records: NDArray[Any] | None = None) -> dict[str, NDArray[np.int64]]:
@@ -93,7 +93,7 @@ class Trace:
         return stages | {"total": r["received"] - r["begin"]}
 
     def sides(self, first_lane: int = 0) -> Sides:
-        """Where it is drawn."""
+        """Where to draw this burst in a timeline."""
         client, device = self.page.client, self.page.device
         return Sides(int(client.pid), int(device.pid), int(device.tid), first_lane)
 
@@ -107,7 +107,7 @@ class Trace:
 
 @contextmanager
 def blamed(trace: Trace | None) -> Iterator[None]:
-    """What crashes this thread meanwhile is noted in the trace, if there is one."""
+    """Notes a crash of this thread inside the block in the trace, if there is one."""
     lib.burst_blame_on(trace.page if trace else ffi.NULL)
     try:
         yield
@@ -116,10 +116,10 @@ def blamed(trace: Trace | None) -> Iterator[None]:
 
 
 def note_crashes() -> None:
-    """For a device's process: a fatal signal in a listener is noted in its burst's trace before it ends the process."""
+    """Makes this process note a fatal signal in a listener in the trace of its burst before it dies."""
     if code := lib.burst_blame():
         raise OSError(-code, f"cannot handle fatal signals: {os.strerror(-code)}")
-    guard()  # over it: what a client truncated is no crash
+    guard()  # after that, and so called first: memory that a client truncated is no crash
 
 
 def _columns(records: NDArray[Any]) -> dict[str, NDArray[Any]]:
