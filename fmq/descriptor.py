@@ -1,8 +1,8 @@
-"""A queue's passport: what another process needs to attach, and the checks it makes on arrival.
+"""Descriptors: what another process needs to attach to a queue, and the checks that it makes.
 
 A descriptor names the element dtype, the flavour, and by its grantors where the two parts of the queue lie: the control
-page and the ring, each in one of at most two memories. Everything in it that came from somebody else is checked against
-the kernel's own word (fstat, seals) and against the control page before a byte of it is used.
+page and the ring, each in one of at most two memories. What came from another process is checked against the kernel
+(fstat, seals) and against the control page before it is used.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Grantor(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class AttachedQueue:
-    """A queue's memory, attached: its control page and its ring."""
+    """The memory of a queue in this process: its control page and its ring."""
 
     geometry: Geometry
     control: Region
@@ -55,36 +55,36 @@ class AttachedQueue:
         return place
 
     def check_room(self) -> None:
-        """For a new queue. Raises ValueError when it does not fit, or when somebody uses a queue there."""
+        """Raises ValueError when a new queue does not fit there, or when a queue is in use there."""
         try:
             _check_grantors(self.grantors, [region.nbytes for region in self.regions], self.geometry.dtype.itemsize)
         except InvalidDescriptor as error:
             raise ValueError(f"offset={self.control_at}: {error}") from None
         if not all(region.writable for region in self.regions):
-            raise ValueError("region: it was mapped for reading alone")
+            raise ValueError("region: it is mapped read-only")
         base = self.control.base + self.control_at
         is_queue = not lib.fmq_shape_of(base, ffi.new("fmq_shape *"))
         if is_queue and lib.FMQ_ALIVE in {lib.fmq_life_state(base + at) for at in LIFE_AT.values()}:
-            raise ValueError(f"offset={self.control_at}: a queue is in use there; choose another place")
+            raise ValueError(f"offset={self.control_at}: a queue is in use there; choose another offset")
 
     @property
     def grantors(self) -> tuple[Grantor, Grantor]:
-        """Control page, ring."""
+        """Where control page and ring lie."""
         second = 0 if self.ring is self.control else 1
         return Grantor(0, self.control_at, CONTROL), Grantor(second, self.ring_at, self.geometry.ring_bytes)
 
     @property
     def regions(self) -> tuple[Region, ...]:
-        """What the grantors index."""
+        """The memories that the grantors' `fd_index` counts."""
         return (self.control,) if self.ring is self.control else (self.control, self.ring)
 
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)
 class Descriptor:
-    """Names a queue in messages: its elements, and where its memory is, by file descriptor or by name.
+    """Describes a queue for another process: its elements, and its memory, by file descriptors or by name.
 
-    It pickles through `multiprocessing` (an argument of `Process`, an item of a `Queue`) with its file descriptors;
-    over a Unix socket of one's own, send `to_wire()` and the fds beside it.
+    It pickles through `multiprocessing` (an argument of `Process`, an item of a `Queue`) with its file descriptors.
+    Over a Unix socket of your own, send `to_wire()` and the fds beside it.
     """
 
     dtype: np.dtype[Any]
@@ -96,11 +96,11 @@ class Descriptor:
 
     @property
     def capacity(self) -> int:
-        """In elements: the ring's extent is its size."""
+        """Elements that the ring holds."""
         return self.grantors[1].extent // self.dtype.itemsize
 
     def attach(self, *, writable: bool | None = None) -> AttachedQueue:
-        """Maps the memory after checking all that was said about it; see `MessageQueue.open`."""
+        """Checks the description and maps the memory; see `MessageQueue.open`."""
         _check_shape(self.grantors, len(self.fds) if self.name is None else 1)
         control, ring = self.grantors[:2]
         regions = self._regions(writable)
@@ -120,14 +120,14 @@ class Descriptor:
         return self.attach().control
 
     def read_only(self) -> Descriptor:
-        """For readers of an unsynchronized queue that shall not write to it: the same memory, opened for reading."""
+        """The same memory opened read-only, for readers of an unsynchronized queue that must not write to it."""
         if self.flavour is not Flavour.UNSYNCHRONIZED or self.name is not None:
             raise ValueError("read_only: for unsynchronized queues without a name; both sides of the others write")
         opened = tuple(os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC) for fd in self.fds)
         return _owning(replace(self, fds=opened))
 
     def _regions(self, writable: bool | None) -> list[Region]:
-        """Writable if that is possible and asked for; read-only is for readers of unsynchronized queues."""
+        """Maps the memory writable if possible and wanted; only readers of unsynchronized queues can do without."""
         try:
             return self._opened(writable is not False)
         except PermissionError as error:  # sealed against writing (EPERM), or opened for reading only (EACCES)
@@ -141,7 +141,7 @@ class Descriptor:
         return [Region.from_fd(os.dup(fd), writable=writable, sealed=self.sealed) for fd in self.fds]
 
     def to_wire(self) -> tuple[list[Any], list[int]]:
-        """The part for msgpack, and the file descriptors to send beside it. Raises ValueError for named queues."""
+        """A list for msgpack, and the file descriptors to send beside it. Raises ValueError for named queues."""
         if self.name is not None:
             raise ValueError(f"name={self.name!r}: send the name; a peer may not choose which file we open")
         grantors = [list(grantor) for grantor in self.grantors]
@@ -149,9 +149,10 @@ class Descriptor:
 
     @classmethod
     def from_wire(cls, plain: object, fds: Sequence[int], *, sealed: bool = True) -> Descriptor:
-        """The reverse, from somebody who is not trusted. Owns the fds, whatever comes. Raises InvalidDescriptor.
+        """The descriptor that an untrusted peer sent. Owns the fds, also after an error. Raises InvalidDescriptor.
 
-        `sealed=False` takes memory that its owner can still shrink: only for processes that called `fmq.region.guard`.
+        `sealed=False` accepts memory that its owner can still shrink: only for processes that called
+        `fmq.region.guard`.
         """
         try:
             return _owning(cls._from_wire(plain, tuple(fds), sealed))
@@ -193,7 +194,7 @@ def _unpickle(
 
 
 def _owning(descriptor: Descriptor) -> Descriptor:
-    """Closes the file descriptors when nobody needs the descriptor any more; queues have their own duplicates."""
+    """Closes the file descriptors with the last reference to the descriptor; queues have duplicates of their own."""
     if descriptor.fds:
         weakref.finalize(descriptor, _close_all, descriptor.fds).atexit = False
     return descriptor
@@ -212,7 +213,7 @@ def _is_row(row: object) -> bool:
 
 
 def _check_shape(grantors: tuple[Grantor, ...], fds: int) -> None:
-    """What can be said without looking at any memory. Grantors beyond the second are ignored."""
+    """The checks that need no memory. Grantors beyond the second are ignored."""
     if len(grantors) < 2:
         raise InvalidDescriptor(f"{len(grantors)} grantors: a queue has 2, of its control page and of its ring")
     used = {grantor.fd_index for grantor in grantors[:2]}

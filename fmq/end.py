@@ -1,4 +1,4 @@
-"""The two ends of a queue. The protocol is csrc/README.md; here are Python's manners on top of it."""
+"""The two ends of a queue, in Python. csrc/README.md explains the protocol."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _RETRY = -errno.EINTR  # a signal's Python handler runs before the call is repea
 
 
 def spin_ns(spin: float | str) -> int:
-    """As the C core takes it. Raises ValueError."""
+    """The polling window in the C core's unit. Raises ValueError."""
     if spin == "adaptive":
         return _ADAPTIVE
     if isinstance(spin, str) or not 0 <= spin <= 10:
@@ -43,7 +43,7 @@ def spin_ns(spin: float | str) -> int:
 
 
 class _End:
-    """What both ends share. One thread at a time; a second one gets Busy."""
+    """What both ends share. One thread at a time may call an end; a second one gets Busy."""
 
     _which: int
 
@@ -89,14 +89,15 @@ class _End:
             channel.spin_ns = self.spin_ns
 
     def follow_spin(self, channel: Any) -> None:
-        """Keeps the spin_ns of an fmq_channel at this end's."""
+        """Keeps the spin_ns of an fmq_channel equal to this end's."""
         self._channels.append(channel)
 
     @property
     def available(self) -> int:
         """Elements that can be read (reader) or places that can be written (writer) without waiting.
 
-        More than `capacity` for the reader of an unsynchronized queue that the writer overtook: its next read tells.
+        More than `capacity` when the writer of an unsynchronized queue has overtaken this reader: its next read raises
+        Overrun.
         """
         n: int = lib.fmq_available(self.usable())
         if n < 0:
@@ -105,7 +106,7 @@ class _End:
 
     @property
     def position(self) -> int:
-        """Elements that this end, and those who had its role before, have transferred in the queue's life."""
+        """Elements that this end, and earlier holders of its role, have transferred in the queue's life."""
         n: int = lib.fmq_position(self.handle)
         if n < 0:
             raise_errno(n, "position")
@@ -113,9 +114,9 @@ class _End:
 
     @property
     def peer(self) -> str:
-        """The other side, as the kernel tells it: "nobody" came yet, "alive", "released" or "dead".
+        """The state of the other side, from the kernel: "nobody" (yet), "alive", "released" or "dead".
 
-        Readers of an unsynchronized queue are not counted: to its writer they are "nobody".
+        The writer of an unsynchronized queue does not know its readers: to it they are "nobody".
         """
         return ("nobody", "alive", "released", "dead")[lib.fmq_peer(self.usable())]
 
@@ -133,9 +134,9 @@ class _End:
         return Watch(self._place.control, self._place.control_at + self._peer_life_at, sock)
 
     def notify(self, flag: EventFlag | None, mask: int = 1) -> None:
-        """From now on every transfer on this end also wakes `mask` of `flag`; None ends that.
+        """Makes every transfer on this end also set the bits of `mask` in `flag`; None ends that.
 
-        Several queues, each with bits of its own, can share a flag on which one thread waits for all.
+        Several queues, each with bits of its own, can share a flag on which one thread waits for all of them.
         """
         pointer, bits = (ffi.NULL, 0) if flag is None else (flag.address, flag.checked(mask))
         if code := lib.fmq_notify(self.usable(), pointer, bits):
@@ -158,13 +159,13 @@ class _End:
         return self._bell.fd
 
     def close(self) -> None:
-        """Ends a call in progress in another thread, drops an open reservation, tells the peer, and frees the role."""
-        lib.fmq_stop(self.handle)  # first: a task that its bell sends here shall find the end closed
+        """Ends the call of another thread, drops an open reservation, tells the peer, and frees the role."""
+        lib.fmq_stop(self.handle)  # first: a task that the bell resumes must find the end closed
         for bell in (self._bell, self._async_bell):
             if bell is not None:
                 bell.close()
         self._bell = self._async_bell = None
-        with descriptors:  # of two threads that close, neither returns before the role is free
+        with descriptors:  # when two threads close an end, neither returns before the role is free
             self._finalizer()
 
     def __enter__(self) -> Self:
@@ -206,13 +207,13 @@ class _End:
             self._refuse(code, what, n)
 
     def _new_bell(self) -> Bell:
-        """It is silenced before our memory is unmapped, also when nobody closes this end."""
+        """A bell that is closed before this end's memory is unmapped, also without a call of `close`."""
         bell = Bell(self.usable())
         weakref.finalize(self, bell.close)
         return bell
 
     def rearm(self) -> None:
-        """After a transfer that was made for this end elsewhere: brings what `fileno` says up to date."""
+        """Makes `fileno` readable or not, as it should be after a transfer. C code that transfers does not do that."""
         if self._bell is not None:
             with contextlib.suppress(Busy, Closed):
                 self._bell.arm(1)
@@ -239,7 +240,7 @@ class _End:
 
 
 class Transaction:
-    """Elements in place, from `with` to the end of its block: `w.reserve(n)`, `r.peek(n)`."""
+    """A `with` block on elements in place: `w.reserve(n)`, `r.peek(n)`."""
 
     __slots__ = ("_end", "_n", "_span", "_timeout", "_what")
 
@@ -252,7 +253,7 @@ class Transaction:
 
     def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
         self._span.end()
-        if not self._n:  # held nothing: what is open by now may be another thread's
+        if not self._n:  # it reserved nothing; an open reservation may be another thread's
             return
         if error is None:
             self._end._commit(self._what, self._n)
@@ -262,7 +263,7 @@ class Transaction:
 
 
 def _has_buffer(dtype: np.dtype[Any]) -> bool:
-    """Whether arrays of it speak the buffer protocol (dates do not)."""
+    """Whether arrays of that dtype have the buffer protocol (dates do not)."""
     try:
         _from_buffer(np.empty(1, dtype))
     except ValueError:
@@ -297,7 +298,7 @@ class MessageQueueWriter(_End):
             await self._until(array.size)
 
     def reserve(self, n: int, timeout: float | None = None) -> Transaction:
-        """`with w.reserve(n) as span:` writes in place; visible at once at the end, not at all if the block raises."""
+        """`with w.reserve(n) as span:` writes in place. All becomes visible at the end; nothing if the block raises."""
         return Transaction(self, "reserve", n, timeout)
 
 
@@ -328,17 +329,17 @@ class MessageQueueReader(_End):
         return elements
 
     def peek(self, n: int, timeout: float | None = None) -> Transaction:
-        """`with r.peek(n) as span:` reads in place; taken at the end of the block, left there if it raises.
+        """`with r.peek(n) as span:` reads in place. The end of the block takes the elements; an exception leaves them.
 
-        On an unsynchronized queue the writer may overwrite what is looked at; then the block ends with Overrun, and
-        what it saw is to be thrown away.
+        The writer of an unsynchronized queue may overwrite them meanwhile. Then the block ends with Overrun; discard
+        what it has read.
         """
         return Transaction(self, "peek", n, timeout)
 
     def keep_latest(self, n: int) -> None:
-        """Of an unsynchronized queue: from here on exactly the n newest elements are unread, as far as there are any.
+        """Makes the n newest elements of an unsynchronized queue unread, or as many as there are, and no others.
 
-        A new reader has none: it sees what is written from then on.
+        A new reader begins with none: it sees what is written after it was made.
         """
         if n < 0:
             raise ValueError(f"n={n}: a number of elements")

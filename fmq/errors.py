@@ -23,7 +23,7 @@ from typing import NoReturn
 
 
 class FmqError(Exception):
-    """Base of everything that this package raises on purpose, besides ValueError and TypeError for bad arguments."""
+    """Base of all errors of this package, besides ValueError and TypeError for bad arguments."""
 
 
 class Timeout(FmqError, TimeoutError):
@@ -31,11 +31,11 @@ class Timeout(FmqError, TimeoutError):
 
 
 class Closed(FmqError):
-    """The peer released its role in good order, or this end was closed, and what is left does not suffice."""
+    """The peer released its role in good order, or this end was closed, and fewer elements are left than needed."""
 
 
 class PeerDied(FmqError, ConnectionError):
-    """The peer's process is gone and what it left does not suffice. Goes away when a successor takes the role."""
+    """The peer's process is gone and it left fewer elements than needed. A successor that takes its role ends this."""
 
 
 class Overrun(FmqError):
@@ -55,7 +55,7 @@ class Corrupt(FmqError):
 
 
 class RoleTaken(FmqError):
-    """A synchronized queue has one writer and one reader, and this one is held by somebody alive."""
+    """A synchronized queue has one writer and one reader, and another end holds this role."""
 
 
 class Busy(FmqError):
@@ -63,7 +63,7 @@ class Busy(FmqError):
 
 
 class InvalidDescriptor(FmqError, ValueError):
-    """What arrived does not describe a queue that can be attached safely."""
+    """A descriptor or a memory is not that of a queue which can be attached safely."""
 
 
 class NoSpace(FmqError, OSError):
@@ -71,7 +71,7 @@ class NoSpace(FmqError, OSError):
 
 
 _BY_ERRNO: dict[int, tuple[type[FmqError], str]] = {
-    errno.EAGAIN: (Timeout, "timeout=0 and the queue could not do it at once"),
+    errno.EAGAIN: (Timeout, "timeout=0, and it was not possible at once"),
     errno.ETIMEDOUT: (Timeout, "the timeout passed first"),
     errno.EPIPE: (PeerDied, "the other side's process is gone"),
     errno.ESHUTDOWN: (Closed, "the other side closed its end"),
@@ -82,7 +82,7 @@ _BY_ERRNO: dict[int, tuple[type[FmqError], str]] = {
 
 
 def raise_errno(code: int, what: str) -> NoReturn:
-    """The one place where a negative errno of the C core becomes an exception."""
+    """Raises the exception for a negative errno of the C core. No other place maps them."""
     if -code in _BY_ERRNO:
         kind, reason = _BY_ERRNO[-code]
         raise kind(f"{what}: {reason}")

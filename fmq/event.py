@@ -38,7 +38,7 @@ class EventFlag:
                 f"offset={offset}: a multiple of 4, with {NBYTES} bytes inside the region's {region.nbytes}"
             )
         if not region.writable:
-            raise ValueError("region: it was mapped for reading alone, and both wake and wait write to the flag")
+            raise ValueError("region: it is mapped read-only, and both wake and wait write to the flag")
         self._region = region  # keeps it mapped
         self.address = region.base + offset
 

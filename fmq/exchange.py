@@ -18,7 +18,7 @@ _START = ffi.cast("void *", ffi.addressof(lib, "fmq_exchange_start"))
 
 
 class Exchange:
-    """How a burst speaks: writes a packet to one queue and takes the message that arrives on another.
+    """A request and its answer in one call: writes a packet to one queue and takes the message that arrives on another.
 
     It polls as long as `back` does. One thread at a time; a second one gets Busy. A hot loop calls the bound method
     `exchange.__call__`, which saves Python a look-up each time.

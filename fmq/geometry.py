@@ -1,4 +1,4 @@
-"""What is fixed about a queue, and how its control page says so."""
+"""Geometry: what never changes about a queue, and how its control page stores it."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ if TYPE_CHECKING:
 
     from fmq.region import Region
 
-CONTROL = 4096  #: bytes of the control page of csrc/fmq/layout.h, and
-ALIGNMENT = 128  #: what its place in memory is a multiple of
-_TEXT_AT, _TEXT_MOST = 1024, 2048  # where it holds the dtype in words, for those who open by name
+CONTROL = 4096  #: bytes of the control page of csrc/fmq/layout.h
+ALIGNMENT = 128  #: its offset in memory is a multiple of this
+_TEXT_AT, _TEXT_MOST = 1024, 2048  # where it holds the dtype as text, for processes that open the queue by name
 
 
 class Flavour(enum.IntEnum):
     """How many may use a queue, and what happens when it is full."""
 
     SYNCHRONIZED = 1  #: one writer, one reader; a full queue makes its writer wait, and nothing is ever lost
-    UNSYNCHRONIZED = 2  #: one writer that never waits, any number of readers; who is overtaken is told (Overrun)
+    UNSYNCHRONIZED = 2  #: one writer that never waits, any number of readers; a reader that is overtaken gets Overrun
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class Geometry:
 
     @classmethod
     def of(cls, dtype: DTypeLike, capacity: int, flavour: Flavour = Flavour.SYNCHRONIZED) -> Geometry:
-        """What a caller asks for. Raises ValueError that names the argument."""
+        """The geometry that a caller wants. Raises ValueError, which names the argument."""
         try:
             count = operator.index(capacity)
         except TypeError:
@@ -71,7 +71,7 @@ class Geometry:
 
     @classmethod
     def read(cls, control: Region, at: int) -> Geometry:
-        """What the control page there says. Raises InvalidDescriptor when that cannot be."""
+        """The geometry in a control page. Raises InvalidDescriptor for one that is impossible."""
         shape = ffi.new("fmq_shape *")
         if not 0 <= at <= control.nbytes - CONTROL:
             raise InvalidDescriptor(f"the memory holds no queue: {control.nbytes} bytes, a control page at {at}")
@@ -91,7 +91,7 @@ class Geometry:
 
     @property
     def shape(self) -> Any:
-        """As the C core wants it: an fmq_shape."""
+        """The fmq_shape of the C core."""
         digest = _hash(_text(self.dtype))
         return ffi.new("fmq_shape *", (self.capacity, digest, self.dtype.itemsize, int(self.flavour)))
 
@@ -105,12 +105,12 @@ class Geometry:
 
 
 def dtype_text(dtype: np.dtype[Any]) -> str:
-    """One spelling per dtype, on every machine: byte order, names and offsets included."""
+    """The dtype as text, the same on every machine, with byte order, names and offsets."""
     return _text(dtype).decode()
 
 
 def parsed_dtype(text: str) -> np.dtype[Any]:
-    """The reverse, from somebody who is not trusted. Raises InvalidDescriptor."""
+    """The dtype that an untrusted peer wrote as text. Raises InvalidDescriptor."""
     try:
         return _parsed(text.encode())
     except UnicodeEncodeError as error:
@@ -123,7 +123,7 @@ def _text(dtype: np.dtype[Any]) -> bytes:
 
 @functools.lru_cache(maxsize=64)  # parsing leaves cyclic garbage, which a device does not collect while bursts live
 def _parsed(text: bytes) -> np.dtype[Any]:
-    """From bytes that somebody else wrote: literals only, and short ones."""
+    """Parses bytes of another process: only literals, and only short ones."""
     if len(text) > _TEXT_MOST:
         raise InvalidDescriptor(f"a dtype of {len(text)} bytes: at most {_TEXT_MOST} are allowed")
     try:

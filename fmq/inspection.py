@@ -1,7 +1,8 @@
-"""Looking at named queues from outside: what they are, how full, and who is there. Nothing is written, nobody wakes.
+"""Inspecting named queues from outside: what they are, how full, and which roles are held. It writes nothing and wakes
+no process.
 
-Who is alive is what the kernel says: whoever takes a role locks a byte of the queue's memory (role.py), and we ask
-whether that lock could be had. The life word, which a peer could scribble on, only tells apart those who are gone.
+The kernel says which roles are held: a process that takes a role locks a byte of the queue's memory (role.py), and we
+ask whether that lock is free. The life word, which a peer could overwrite, only tells "released" from "dead".
 """
 
 from __future__ import annotations
@@ -28,20 +29,20 @@ Life = Literal["nobody", "alive", "released", "dead"]
 HEAD_AT, BEGIN_AT, TAIL_AT = 128, 136, 256  # csrc/fmq/layout.h
 _MAGIC = b"BURSTFMQ"
 _FOLDER = Path("/dev/shm")
-_UNLOCKED: tuple[Life, ...] = ("nobody", "dead", "released", "dead")  # by life word; that one is alive is not believed
-_LOOKS = 1000  # at two counters, until they belong together
+_UNLOCKED: tuple[Life, ...] = ("nobody", "dead", "released", "dead")  # by life word; without a lock "alive" is a lie
+_LOOKS = 1000  # attempts to read two counters that belong together
 
 
 @dataclass(frozen=True, slots=True)
 class QueueInfo:
-    """A named queue at one moment. One that is `damaged` has no dtype, no flavour and zeros for numbers."""
+    """A named queue at one moment. With `damage` it has no dtype, no flavour and zeros for numbers."""
 
     name: str
     dtype: np.dtype[Any] | None
     capacity: int  #: elements
     flavour: Flavour | None
     nbytes: int  #: of shared memory, control page included
-    mode: int  #: permissions, 0o600 unless somebody changed them
+    mode: int  #: permissions, 0o600 unless they were changed
     uid: int  #: its owner
     created: float  #: seconds since the epoch
     written: int  #: elements, over the queue's life
@@ -53,28 +54,28 @@ class QueueInfo:
 
     @property
     def is_stale(self) -> bool:
-        """Nobody is alive on either side, and somebody was. It can be gone on with, or unlinked."""
+        """Whether both sides are gone, and at least one had been there. Open the queue to continue, or unlink it."""
         return "alive" not in self.who and self.who != ("nobody", "nobody")
 
     @property
     def who(self) -> tuple[Life, Life]:
-        """Writer, reader."""
+        """The states of writer and reader."""
         return self.writer, self.reader
 
 
 def inspect(name: str) -> QueueInfo:
-    """The queue of that name, as it is now. Raises FileNotFoundError, PermissionError, InvalidDescriptor."""
+    """The state of a named queue now. Raises FileNotFoundError, PermissionError, InvalidDescriptor."""
     with contextlib.closing(Region.open(name, writable=False)) as region:
         return _seen(name, region)
 
 
 def queues() -> list[QueueInfo]:
-    """All named queues of this user, sorted. Memory that begins as a queue, and is none any more, is damaged."""
+    """All named queues of this user, sorted. Memory that begins like a queue but cannot be opened has `damage`."""
     return sorted(_found(), key=lambda info: info.name)
 
 
 def why_taken(name: str) -> str:
-    """For whoever wanted to make a queue of a name that is taken: what is there, and what to do."""
+    """For an error message about a name that is taken: what has that name, and what to do."""
     try:
         info = inspect(name)
     except (OSError, InvalidDescriptor) as error:
@@ -85,7 +86,7 @@ def why_taken(name: str) -> str:
         return f"name={name!r} is taken by a stale queue ({there}{left}); open it to go on, or fmq.unlink it first"
     if "alive" in info.who:
         return f"name={name!r} is taken by a queue in use ({there}); open it, or choose another name"
-    return f"name={name!r} is taken by a queue that nobody has used yet; open it, or fmq.unlink it first"
+    return f"name={name!r} is taken by a queue that was never used; open it, or fmq.unlink it first"
 
 
 def _told(life: Life) -> str:
@@ -100,11 +101,11 @@ def _found() -> Iterator[QueueInfo]:
             if (info := _listed("/" + name)) is not None:
                 yield info
         except OSError:
-            continue  # gone meanwhile, or not ours to read: nobody can say that it is a queue
+            continue  # it is gone, or we may not read it
 
 
 def _listed(name: str) -> QueueInfo | None:
-    """None for files that are not queues of ours."""
+    """A file of /dev/shm; None when it is no queue of this user."""
     fd = os.open(_FOLDER / name[1:], os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
     status = os.fstat(fd)
     if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid() or os.pread(fd, 8, 0) != _MAGIC:
@@ -122,7 +123,7 @@ def _listed(name: str) -> QueueInfo | None:
 def _seen(name: str, region: Region) -> QueueInfo:
     geometry, status = Geometry.read(region, 0), os.fstat(region.fd)
     if CONTROL + geometry.ring_bytes > region.nbytes:
-        raise InvalidDescriptor(f"{region.nbytes} bytes are too few for the queue that it says it is")
+        raise InvalidDescriptor(f"{region.nbytes} bytes are too few for the queue that the control page describes")
     written, read = _counters(region, geometry)
     return QueueInfo(
         *(name, geometry.dtype, geometry.capacity, geometry.flavour, region.nbytes),
@@ -133,7 +134,7 @@ def _seen(name: str, region: Region) -> QueueInfo:
 
 
 def _counters(region: Region, geometry: Geometry) -> tuple[int, int | None]:
-    """Elements written, and read. Both move while we look: a pair counts when the second one stood still meanwhile."""
+    """Elements written, and read. Both move while we read them: a pair is valid if the second one did not change."""
     if geometry.flavour is Flavour.UNSYNCHRONIZED:
         return lib.fmq_glance(region.base + HEAD_AT), None
     for _ in range(_LOOKS):
@@ -143,7 +144,7 @@ def _counters(region: Region, geometry: Geometry) -> tuple[int, int | None]:
             if 0 <= written - read <= geometry.capacity:
                 return written, read
             raise InvalidDescriptor(f"its counters contradict each other: {written} elements written and {read} read")
-    return min(max(written, read), read + geometry.capacity), read  # it moves faster than we look
+    return min(max(written, read), read + geometry.capacity), read  # the counters move too fast for an exact pair
 
 
 def lives_of(region: Region) -> tuple[Life, Life]:

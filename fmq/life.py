@@ -18,7 +18,7 @@ PAGE = 4096
 
 
 class LifePage:
-    """A word that says whether this process lives, on a page of its own that nobody else can write.
+    """A word that says whether this process lives, on a page that no other process can write.
 
     One page serves one peer: the kernel wakes one waiter per word.
     """
@@ -30,13 +30,13 @@ class LifePage:
         if self._slot < 0:
             os.close(self.fd)
             raise OSError(-self._slot, f"cannot announce this process's life: {os.strerror(-self._slot)}")
-        # Our own mapping stays writable; from here on nobody gets another.
+        # Our own mapping stays writable; from here on no process can make another writable one.
         size = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
         fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, size | _F_SEAL_FUTURE_WRITE | fcntl.F_SEAL_SEAL)
         self._finalizer = weakref.finalize(self, _end_page, self.fd, self._slot)
 
     def close(self) -> None:
-        """Releases the word in good order."""
+        """Releases the word, which tells the peer that this process left in good order."""
         self._finalizer()
 
 
@@ -44,8 +44,8 @@ class Watch:
     """Shuts a socket down, for both directions, as soon as the process behind a life word dies."""
 
     def __init__(self, region: Region, offset: int, sock: socket.socket) -> None:
-        """Watches the word at `offset` of `region`. Beyond some 4,000 watches it does nothing, and the socket ends when
-        the kernel closes the peer's: about 80 ms later per GB.
+        """Watches the word at `offset` of `region`. Beyond some 4,000 watches in a process it does nothing; then the
+        socket ends when the kernel closes the peer's: about 80 ms later per GB.
         """
         self._region, self._word = region, region.base + offset  # the region keeps the word mapped
         token = lib.fmq_watch(self._word, sock.fileno())
@@ -62,7 +62,7 @@ class Watch:
 
     @property
     def has_died(self) -> bool:
-        """Whether the process is gone, as of this moment: the kernel says so before it closes the process's sockets."""
+        """Whether the process is dead now. The kernel marks the word before it closes the process's sockets."""
         return bool(lib.fmq_life_state(self._word) == lib.FMQ_DEAD)
 
     def close(self) -> None:

@@ -1,13 +1,13 @@
-"""Copying what passes through a named queue, without a role, without a write, and without anybody noticing.
+"""Copies what passes through a named queue, without a role, without a write, and unnoticed by both sides.
 
 Element i of a queue lies in slot i % capacity, which it shares with element i + capacity. The writer may be overwriting
-it while we copy, so every look is: head, copy, and *then* the word that bounds what may have been overwritten by now.
+it while we copy. So we read head, copy, and *then* read the word that bounds what may have been overwritten by now.
 
 * Unsynchronized: the writer stores in `begin` how far it is about to write before it does so. What we copied is whole
   from begin - capacity on.
 * Synchronized: the writer may touch element i + capacity as soon as it has seen a tail beyond i, and a reservation
-  shows nowhere. So exactly what is at or beyond the tail seen after the copy is whole. What the reader has taken before
-  that is most often still there, but nothing proves it: it is `doubtful`, and left out unless it is asked for.
+  is not visible. So exactly the elements at or beyond the tail that we read after the copy are whole. Elements that the
+  reader has taken are most often still there, but nothing proves it: they are `doubtful`, and left out by default.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ _CHUNK = 1 << 20  # bytes that one look copies at most
 
 @dataclass(frozen=True, slots=True)
 class Sight:
-    """What one look saw: elements `first`, `first` + 1, … of the queue's life."""
+    """The result of one look: elements `first`, `first` + 1, … of the queue's life."""
 
     first: int
     elements: NDArray[Any]
-    doubtful: int  #: so many of them, the oldest, may have been overwritten while they were copied
-    missed: int  #: so many before them came and went unseen
+    doubtful: int  #: how many of them, the oldest, may have been overwritten while they were copied
+    missed: int  #: how many elements before them came and went unseen
 
 
 class Onlooker:
-    """Goes through a named queue at a position of its own. `with_taken`: also what the reader has taken already."""
+    """Follows a named queue at a position of its own. `with_taken`: also shows elements that the reader has taken."""
 
     def __init__(self, name: str, *, with_taken: bool = False) -> None:
         self._region = Region.open(name, writable=False)
@@ -51,15 +51,15 @@ class Onlooker:
         self._overwrites = place.geometry.flavour is Flavour.UNSYNCHRONIZED
         self._with_taken = with_taken
         self._ring = self._region.asarray(self.dtype, self.capacity, place.ring_at)
-        self.position = 0  #: of the element that the next look begins with
+        self.position = 0  #: the element that the next look begins with
 
     def keep_latest(self, n: int) -> None:
-        """Goes on so that at most the n newest elements are seen next."""
+        """Skips all but the n newest elements."""
         head = self._glance(HEAD_AT)
         self.position = max(0, head - n, min(head, self._oldest(head)))
 
     def look(self) -> Sight:
-        """Copies what came since the last look, as far as it is still there; at most about a megabyte at a time."""
+        """Copies the elements since the last look that are still there; about a megabyte at most."""
         head = self._glance(HEAD_AT)
         if head < self.position:
             raise Corrupt(f"the queue's head went back from {self.position} to {head}: its writer broke the protocol")
@@ -74,15 +74,15 @@ class Onlooker:
 
     @property
     def is_over(self) -> bool:
-        """The name is gone, and so are all who used the queue: nothing will come any more."""
+        """Whether the name and both sides are gone, so that no element will come any more."""
         return not os.fstat(self._region.fd).st_nlink and "alive" not in lives_of(self._region)
 
     def _whole_from(self) -> int:
-        """What was copied before this call is whole from this element on."""
+        """The first element that is surely whole, of those that were copied before this call."""
         return self._glance(BEGIN_AT) - self.capacity if self._overwrites else self._glance(TAIL_AT)
 
     def _oldest(self, head: int) -> int:
-        """Not worth copying before this one."""
+        """The first element that is worth copying."""
         is_in_ring = head - self.capacity
         return is_in_ring if self._with_taken and not self._overwrites else max(is_in_ring, self._whole_from())
 
@@ -98,7 +98,7 @@ class Onlooker:
         return counter
 
     def close(self) -> None:
-        """Gives the descriptor back."""
+        """Closes the descriptor."""
         self._region.close()
 
     def __enter__(self) -> Self:

@@ -1,4 +1,4 @@
-"""MessageQueue: making one, opening one, and taking its roles."""
+"""MessageQueue: create a queue, open it, and take its roles."""
 
 from __future__ import annotations
 
@@ -45,13 +45,14 @@ class MessageQueue:
     ) -> MessageQueue:
         """A new empty queue of `capacity` elements, in memory of its own: a "memfd" (None), or "posix".
 
-        With a name ("/like-this") other programs can open it, and it stays until `fmq.unlink`, whoever dies.
+        With a name ("/like-this") other programs can open it, and it stays until `fmq.unlink`, even if every process
+        dies.
 
-        With `region` it is placed there, `nbytes(dtype, capacity)` bytes from `offset` on; so many queues share one
-        mapping and one file descriptor. `ring` takes the elements elsewhere, from that region's beginning.
+        With `region` the queue takes `nbytes(dtype, capacity)` bytes of it, from `offset` on; so many queues share one
+        mapping and one file descriptor. `ring` is another region, which holds the elements from its beginning on.
 
-        Raises FileExistsError, which says who uses the queue of that name, NoSpace, and ValueError for a dtype with
-        objects, an impossible capacity, a place that is too small, and one where a queue is in use.
+        Raises FileExistsError, which says whether the queue of that name is in use, NoSpace, and ValueError for a dtype
+        with objects, an impossible capacity, a region that is too small, and an offset where a queue is in use.
         """
         geometry = Geometry.of(dtype, capacity, flavour)
         if region is None:
@@ -72,10 +73,10 @@ class MessageQueue:
 
     @classmethod
     def open(cls, what: Descriptor | str | Region, *, offset: int = 0, writable: bool | None = None) -> MessageQueue:
-        """The queue of a descriptor, of a name, or at `offset` of a region.
+        """Opens the queue of a descriptor, of a name, or at `offset` of a region.
 
-        `writable=False` opens an unsynchronized queue for reading alone, where nobody can disturb it by writing; None
-        does so when its memory allows nothing else. Raises InvalidDescriptor, FileNotFoundError.
+        `writable=False` opens an unsynchronized queue read-only, so that this process cannot write to it; None does so
+        when the memory allows nothing else. Raises InvalidDescriptor, FileNotFoundError.
         """
         if isinstance(what, Region):
             if writable not in (None, what.writable):
@@ -89,37 +90,37 @@ class MessageQueue:
 
     @staticmethod
     def nbytes(dtype: DTypeLike, capacity: int) -> int:
-        """What a queue takes in a region: a control page and the ring, rounded up to where the next one may begin."""
+        """Bytes that a queue takes in a region: a control page and the ring, rounded up to where the next may begin."""
         return CONTROL + -(-Geometry.of(dtype, capacity).ring_bytes // ALIGNMENT) * ALIGNMENT
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Of one element."""
+        """The type of one element."""
         return self._place.geometry.dtype
 
     @property
     def capacity(self) -> int:
-        """In elements."""
+        """How many elements the queue holds."""
         return self._place.geometry.capacity
 
     @property
     def flavour(self) -> Flavour:
-        """How many may use it, and what happens when it is full."""
+        """How many writers and readers it has, and what happens when it is full."""
         return self._place.geometry.flavour
 
     @property
     def name(self) -> str | None:
-        """For queues with a name."""
+        """The name; None for a queue without one."""
         return self._place.control.name
 
     @property
     def event_flag(self) -> EventFlag:
-        """The flag that every queue carries for its users; no transfer touches it, unless `notify` says so."""
+        """The event flag in the queue's own memory, for any use; no transfer touches it without `notify`."""
         return EventFlag(self._place.control, self._place.control_at + _EVENT_AT)
 
     @property
     def descriptor(self) -> Descriptor:
-        """For another process; see Descriptor. Borrows this queue's file descriptors."""
+        """What another process needs to open this queue; see Descriptor. Borrows this queue's file descriptors."""
         place, g = self._place, self._place.geometry
         if self.name is not None:
             return Descriptor(g.dtype, g.flavour, place.grantors, (), self.name, sealed=False)
@@ -131,13 +132,13 @@ class MessageQueue:
         return MessageQueueWriter(self._place)
 
     def reader(self) -> MessageQueueReader:
-        """Takes the reader's role. Raises RoleTaken while another reader lives; an unsynchronized queue has room for
-        any number of readers, each at its own position, first of all at the end of what was written.
+        """Takes the reader's role. Raises RoleTaken while another reader lives. An unsynchronized queue takes any
+        number of readers; each has its own position and begins with the next element that is written.
         """
         return MessageQueueReader(self._place)
 
     def close(self) -> None:
-        """Gives the file descriptors back; ends that were taken go on. A region that was passed in is its owner's."""
+        """Closes the file descriptors; ends that were taken go on. Regions that were passed in stay open."""
         for region in self._place.regions if self._owns else ():
             region.close()
 

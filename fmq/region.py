@@ -1,8 +1,8 @@
-"""Shared memory: what it is made of, and views that keep it mapped.
+"""Shared memory, and views that keep it mapped.
 
-Anonymous memory is a memfd whose size is frozen by seals: it has no name that a crash could leave behind, and no peer
-can shrink it under a reader. Named memory is POSIX shared memory, mode 0600, really reserved: a full /dev/shm is an
-error here and not a SIGBUS later. posix_ipc opens and unlinks it, and is imported where it is used: on free-threaded
+Anonymous memory is a memfd whose size is frozen by seals: a crash leaves no name behind, and no peer can shrink it
+while it is read. Named memory is POSIX shared memory, mode 0600, reserved when it is made: a full /dev/shm is an error
+here and not a SIGBUS later. posix_ipc opens and unlinks it, and is imported where it is used, because on free-threaded
 CPython it turns the GIL on again.
 """
 
@@ -29,10 +29,11 @@ if TYPE_CHECKING:
     from numpy.typing import DTypeLike, NDArray
 
 Kind = Literal["memfd", "posix"]
-_SHM = "/dev/shm"  # where glibc keeps POSIX shared memory; where we give it its name
-# Held while a region's descriptor is given back, and while a role is taken through its number: nobody opens what
-# another thread has put under a number that was just closed. A fork waits for it, so that a child knows each role that
-# it inherits. Reentrant, because a finalizer or a signal's handler may close a region inside.
+_SHM = "/dev/shm"  # where glibc keeps POSIX shared memory
+# Held while a region's descriptor is closed, and while a role is taken through its number: no thread takes a role on a
+# file that another thread has opened under a number that was just closed. A fork waits for this lock, so that the child
+# knows each role that it inherits. Reentrant, because a finalizer or a signal handler may close a region while we hold
+# it.
 descriptors = threading.RLock()
 os.register_at_fork(before=descriptors.acquire, after_in_parent=descriptors.release, after_in_child=descriptors.release)
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
@@ -41,7 +42,7 @@ _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 class Region:
     """`nbytes` of shared memory, mapped once.
 
-    Arrays from `asarray` keep the mapping alive: `close` gives back the descriptor and never invalidates a view.
+    Arrays from `asarray` keep the mapping alive: `close` closes the descriptor and never invalidates a view.
     """
 
     def __init__(
@@ -53,7 +54,7 @@ class Region:
         if code := lib.fmq_map_at(fd, nbytes, offset, writable, base):
             os.close(fd)
             raise OSError(-code, f"cannot map {nbytes} bytes of shared memory: {os.strerror(-code)}")
-        self._fd = fd  # not before: what could not be mapped has nothing that it could close a second time
+        self._fd = fd  # set last: after a failure above the descriptor is closed already
         pointer = ffi.cast("unsigned char *", base[0])
         self.base = ffi.gc(pointer, lambda p: lib.fmq_unmap(p, nbytes))
         self._bytes: NDArray[np.uint8] = np.frombuffer(ffi.buffer(self.base, nbytes), np.uint8)
@@ -68,10 +69,10 @@ class Region:
         name: str | None = None,
         prepare: Callable[[Region], None] | None = None,
     ) -> Self:
-        """New zeroed memory: "memfd" (None), or "posix", which a `name` ("/like-this") always is.
+        """New zeroed memory: "memfd" (None) or "posix". Memory with a `name` ("/like-this") is always "posix".
 
-        `prepare` fills it before anybody can open it. Raises FileExistsError when the name is taken, NoSpace when
-        /dev/shm is too full.
+        `prepare` fills it before another process can open it. Raises FileExistsError when the name is taken, NoSpace
+        when /dev/shm is too full.
         """
         if nbytes < 1:
             raise ValueError(f"nbytes={nbytes}: shared memory has at least one byte")
@@ -86,13 +87,13 @@ class Region:
 
     @classmethod
     def _create_named(cls, nbytes: int, name: str, prepare: Callable[[Region], None] | None) -> Self:
-        """Made without a name, filled, and then given one: nobody ever opens a half-made queue, and a creator that is
-        killed on the way leaves nothing behind.
+        """Makes and fills the memory first, and names it last: no process opens a half-made queue, and a creator that
+        is killed on the way leaves nothing behind.
         """
         region = cls(_reserved(nbytes), nbytes, name=name)
         if prepare:
             prepare(region)
-        try:  # with src_dir_fd Python calls linkat, which follows the link in /proc
+        try:  # src_dir_fd makes Python call linkat, which follows the link in /proc
             os.link(f"/proc/self/fd/{region.fd}", _SHM + name, src_dir_fd=region.fd)
         except FileExistsError:
             raise FileExistsError(errno.EEXIST, f"name={name!r} is taken; open it, or fmq.unlink it first") from None
@@ -100,7 +101,8 @@ class Region:
 
     @classmethod
     def open(cls, name: str, *, writable: bool = True) -> Self:
-        """Named POSIX memory as it stands, if it is ours. Raises FileNotFoundError, and InvalidDescriptor."""
+        """Existing named memory that belongs to this user. Raises FileNotFoundError, PermissionError,
+        InvalidDescriptor."""
         import posix_ipc
 
         try:
@@ -108,13 +110,13 @@ class Region:
         except posix_ipc.ExistentialError:
             raise FileNotFoundError(errno.ENOENT, f"name={name!r}: no shared memory of that name") from None
         except posix_ipc.PermissionsError:
-            raise PermissionError(errno.EACCES, f"name={name!r}: not ours to open") from None
+            raise PermissionError(errno.EACCES, f"name={name!r}: you may not open it") from None
         status = os.fstat(fd)
         why = ""
         if not stat.S_ISREG(status.st_mode) or not status.st_size:
             why = "is empty, or no file"
         elif status.st_uid != os.geteuid():
-            why = f"belongs to uid {status.st_uid}, and only one's own is opened"
+            why = f"belongs to uid {status.st_uid}; only your own can be opened"
         if why:
             os.close(fd)
             raise InvalidDescriptor(f"name={name!r}: that shared memory {why}")
@@ -122,10 +124,10 @@ class Region:
 
     @classmethod
     def from_fd(cls, fd: int, nbytes: int | None = None, *, writable: bool = True, sealed: bool = True) -> Self:
-        """Memory that somebody else made, and may be lying about. Owns `fd`, also when it refuses.
+        """Memory of another process, which is not trusted. Owns `fd`, also after an error.
 
-        Maps its first `nbytes` (None: all). `sealed` demands that nobody can shrink it any more; without that, a peer
-        can kill us with SIGBUS. Raises InvalidDescriptor, and PermissionError for memory that may not be written.
+        Maps the first `nbytes` (None: all). `sealed` demands that no process can shrink it any more; without that, a
+        peer can kill us with SIGBUS. Raises InvalidDescriptor, and PermissionError for memory that may not be written.
         """
         try:
             nbytes = checked_size(fd, nbytes, sealed=sealed)
@@ -135,18 +137,18 @@ class Region:
         return cls(fd, nbytes, writable=writable)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """For `multiprocessing`, between one's own processes."""
+        """Pickles for `multiprocessing`, between processes of one program."""
         if self.name is not None:
             return _reopen, (self.name, self.writable)
         return _adopt, (reduction.DupFd(self.fd), self.nbytes, self.writable, self.sealed)
 
     def is_same_memory(self, other: Region) -> bool:
-        """Whether both are views of one memory."""
+        """Whether both regions map the same memory."""
         return os.path.sameopenfile(self.fd, other.fd)
 
     @property
     def sealed(self) -> bool:
-        """True when nobody can shrink it any more."""
+        """Whether a seal keeps every process from shrinking it."""
         return _has_seal(self.fd)
 
     @property
@@ -170,7 +172,7 @@ class Region:
         return self._bytes[offset : offset + count * dt.itemsize].view(dt).reshape(dims)
 
     def close(self) -> None:
-        """Gives the descriptor back. The memory itself goes when the last view and the last other process are gone."""
+        """Closes the descriptor. The memory itself goes when the last view and the last other process are gone."""
         with descriptors:
             fd, self._fd = self._fd, -1
         if fd >= 0:
@@ -182,20 +184,20 @@ class Region:
 
 
 def guard() -> None:
-    """For processes that serve others: memory that a peer truncates reads as zeros, where it would be SIGBUS."""
+    """Makes memory that a peer truncates read as zeros instead of raising SIGBUS. For processes that serve others."""
     if code := lib.fmq_guard():
         raise OSError(-code, f"cannot handle SIGBUS: {os.strerror(-code)}")
 
 
 def checked_name(name: str) -> str:
-    """A legal POSIX shared memory name: one slash, in front, and something behind it."""
+    """The name, if it is legal for POSIX shared memory: one slash at the front, and more behind it."""
     if not name.startswith("/") or "/" in name[1:] or not 1 < len(name) < 250 or "\0" in name:
         raise ValueError(f"name={name!r}: a queue's name is '/' and up to 248 characters without another '/'")
     return name
 
 
 def unlink(name: str) -> None:
-    """Removes a name. Who has the memory open keeps it. Raises FileNotFoundError, PermissionError."""
+    """Removes a name. Processes that have the memory open keep it. Raises FileNotFoundError, PermissionError."""
     import posix_ipc
 
     try:
@@ -203,7 +205,7 @@ def unlink(name: str) -> None:
     except posix_ipc.ExistentialError:
         raise FileNotFoundError(errno.ENOENT, f"name={name!r}: no shared memory of that name") from None
     except posix_ipc.PermissionsError:
-        raise PermissionError(errno.EACCES, f"name={name!r}: not ours to remove") from None
+        raise PermissionError(errno.EACCES, f"name={name!r}: you may not remove it") from None
 
 
 def memfd(nbytes: int) -> int:
@@ -215,14 +217,14 @@ def memfd(nbytes: int) -> int:
 
 
 def _reserved(nbytes: int, mode: int = 0o600) -> int:
-    """POSIX shared memory that has no name yet: a crash leaves nothing behind.
+    """POSIX shared memory that has no name yet, so that a crash leaves nothing behind.
 
-    `mode` is who may open it by a name or, if it never gets one, by a descriptor that it was given: a peer does that to
-    hold its role, and may be of another account.
+    `mode` says which users may open it, by its name or through a descriptor that they received. A peer, perhaps of
+    another account, opens memory without a name again to hold its role.
     """
     fd = os.open(_SHM, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
     try:
-        os.fchmod(fd, mode)  # whatever the umask takes away
+        os.fchmod(fd, mode)  # the umask does not apply here
         os.posix_fallocate(fd, 0, nbytes)
     except OSError as error:
         os.close(fd)
@@ -238,12 +240,12 @@ def _reserved(nbytes: int, mode: int = 0o600) -> int:
 
 
 def checked_size(fd: int, nbytes: int | None, *, sealed: bool) -> int:
-    """`nbytes`, or the size of the memory in `fd`, which has to have so many. Raises InvalidDescriptor."""
+    """`nbytes`, or (None) the size of the memory behind `fd`. Raises InvalidDescriptor for memory that is smaller."""
     if nbytes is not None and nbytes < 1:
         raise InvalidDescriptor(f"nbytes={nbytes}: shared memory has at least one byte")
     if sealed and not _has_seal(fd):
         raise InvalidDescriptor("the memory is not sealed against shrinking; make it with Region.create()")
-    status = os.fstat(fd)  # after the seals: from here on the size holds
+    status = os.fstat(fd)  # after the look at the seals: from here on the size cannot change
     if not stat.S_ISREG(status.st_mode):
         raise InvalidDescriptor("the descriptor is not of shared memory")
     if status.st_size < (nbytes or 1):
@@ -263,4 +265,4 @@ def _has_seal(fd: int) -> bool:
     try:
         return bool(fcntl.fcntl(fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK)
     except OSError:
-        return False  # not memory that knows seals
+        return False  # this kind of memory has no seals

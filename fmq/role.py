@@ -1,8 +1,8 @@
-"""Holding a role: an OFD lock on one byte of the queue's memory, and a life word in its control page.
+"""Roles: an OFD lock on one byte of the queue's memory, and a life word in its control page.
 
-The lock is held by the kernel and gone with the process, right across pid namespaces and never by a number that
-a process wrote. The life word tells the other side of our death while it sleeps (csrc/fmq/life.c). A forked child
-inherits the descriptor and with it the locks, so it gives them up at once.
+The kernel holds the lock and drops it with the process. That works across pid namespaces and trusts no number that a
+process wrote. The life word tells the other side of our death while it sleeps (csrc/fmq/life.c). A forked child
+inherits the descriptor and with it the locks, so it closes its copy at once.
 """
 
 from __future__ import annotations
@@ -26,44 +26,44 @@ _files: weakref.WeakKeyDictionary[Region, LockFile] = weakref.WeakKeyDictionary(
 
 
 class LockFile:
-    """One open file description per region, which holds the locks of all roles that this process has there.
+    """One open file description per region: it holds the locks of all roles that this process has there.
 
-    Its own, because locks belong to a description, and the region's is shared with whoever sent it or got it.
+    The region's own description would not do, because the process that sent the memory, or received it, shares that.
     """
 
     def __init__(self, region: Region) -> None:
         self.fd = os.open(f"/proc/self/fd/{region.fd}", os.O_RDWR | os.O_CLOEXEC)
-        self._bytes: set[int] = set()  # ours already: to the kernel, a description does not conflict with itself
+        self._bytes: set[int] = set()  # locked by us; to the kernel, a description does not conflict with itself
 
     def lock(self, byte: int, what: str) -> None:
-        """Raises RoleTaken when somebody alive, here or elsewhere, has it."""
+        """Raises RoleTaken when a living process, this one or another, holds it."""
         if byte in self._bytes or not _set_lock(self.fd, byte, fcntl.F_WRLCK):
             raise RoleTaken(f"this queue has a {what} already; it has room for one, and that is alive")
         self._bytes.add(byte)
 
     def unlock(self, byte: int) -> None:
-        """Closing would not do: a child that was just forked, and has not let go yet, keeps the description."""
+        """Unlocks explicitly: a child that was just forked may still have the description open, and keep the lock."""
         _set_lock(self.fd, byte, fcntl.F_UNLCK)
         self._bytes.discard(byte)
 
     def close_if_unused(self) -> bool:
-        """Whether it was closed."""
+        """Closes the file when it holds no lock. Returns whether it did."""
         if not self._bytes:
             self.abandon()
         return not self._bytes
 
     def abandon(self) -> None:
-        """In a forked child: the locks are the parent's."""
+        """Closes the file. A forked child calls it, too: the locks are its parent's."""
         fd, self.fd = self.fd, -1
         if fd >= 0:
             os.close(fd)
 
 
 class Role:
-    """Writer or reader of one queue, exclusively, until `release` or death."""
+    """The exclusive right to write to a queue, or to read from it, until `release` or death."""
 
     def __init__(self, control: Region, at: int, which: int) -> None:
-        """Raises RoleTaken when somebody alive has it."""
+        """Raises RoleTaken while another end holds it."""
         self._control, self._byte = control, at + which
         with descriptors:
             file = _files.get(control) or _files.setdefault(control, LockFile(control))
@@ -79,7 +79,7 @@ class Role:
             raise OSError(-self._life, f"cannot announce this process's life: {_why(-self._life)}")
 
     def release(self) -> None:
-        """Tells the peer, and lets somebody else take the role. Harmless when done twice, or in a forked child."""
+        """Tells the peer, and frees the role. Does nothing the second time, or in a forked child."""
         with descriptors:
             if not self.is_held:
                 return
@@ -97,9 +97,9 @@ class Role:
 
 
 class Seat:
-    """What readers of an unsynchronized queue have in place of a role: there is room for all.
+    """What a reader of an unsynchronized queue has in place of a role: any number of readers may exist.
 
-    A lock that all of them share tells others that somebody is there. A forked child inherits the reader, and the lock.
+    They share a lock, which shows other processes that at least one is there. A forked child inherits reader and lock.
     """
 
     def __init__(self, control: Region, at: int) -> None:
@@ -107,12 +107,12 @@ class Seat:
         with (
             descriptors,
             contextlib.suppress(PermissionError),
-        ):  # another user's memory: we are not seen
+        ):  # in memory of another user a reader is not visible
             self._fd = os.open(f"/proc/self/fd/{control.fd}", os.O_RDONLY | os.O_CLOEXEC)
             _set_lock(self._fd, at + READER, fcntl.F_RDLCK)
 
     def release(self) -> None:
-        """As of a role."""
+        """Gives up the share of the lock."""
         self.is_held = False
         fd, self._fd = self._fd, -1
         if fd >= 0:
@@ -120,7 +120,7 @@ class Seat:
 
 
 def is_taken(fd: int, at: int, which: int) -> bool:
-    """Whether somebody alive, here or elsewhere, has that role: the kernel's word, and nobody is disturbed."""
+    """Whether a living process, this one or another, holds that role. Only asks the kernel about the lock."""
     asked = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, at + which, 1, 0)
     kind: int = struct.unpack(_FLOCK, fcntl.fcntl(fd, fcntl.F_OFD_GETLK, asked))[0]
     return kind != fcntl.F_UNLCK

@@ -44,7 +44,7 @@ def _why(error: Exception, name: object) -> str:
     if isinstance(error, FileNotFoundError):
         text += show.meant(name)
     if isinstance(error, InvalidDescriptor):
-        text += f"; if it is yours, and nobody needs it: python -m fmq unlink --force {name}"
+        text += f"; if it is yours and not needed: python -m fmq unlink --force {name}"
     return text
 
 
@@ -55,7 +55,8 @@ class _Parser(argparse.ArgumentParser):
 
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
-        prog="python -m fmq", description="Looks at queues in shared memory that have a name. Reading disturbs nobody."
+        prog="python -m fmq",
+        description="Shows named queues in shared memory. Reading disturbs neither side of a queue.",
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="list|info|tail|unlink")
 
@@ -67,23 +68,23 @@ def _parser() -> argparse.ArgumentParser:
         added.set_defaults(run=run)
         return added
 
-    command("list", show.show_all, "All queues of yours, with their elements and who is there.")
-    one = command("info", show.show_one, "Everything about one queue, and what to do when it is stale.")
+    command("list", show.show_all, "Lists your queues, with their elements and which roles are held.")
+    one = command("info", show.show_one, "Shows everything about one queue, and what to do when it is stale.")
     one.add_argument("name", type=_name, metavar="NAME")
     _add_tail(
-        command("tail", tail.run, "The newest elements of a queue, then those that come. Takes nothing away.", _TAIL)
+        command("tail", tail.run, "Shows the newest elements of a queue, then later ones. Takes none away.", _TAIL)
     )
-    gone = command("unlink", remove.run, "Removes queues. Who has one open keeps it; its name is free.")
+    gone = command("unlink", remove.run, "Removes queues. Programs that have one open keep it; the name is free.")
     gone.add_argument("name", type=_name, nargs="*", metavar="NAME")
-    gone.add_argument("--stale", action="store_true", help="all queues on which nobody is alive and somebody was")
-    gone.add_argument("--dry-run", action="store_true", help="only say what would go")
-    gone.add_argument("--force", action="store_true", help="also when somebody uses it, or when it is not a queue")
+    gone.add_argument("--stale", action="store_true", help="all queues that were in use and whose processes are gone")
+    gone.add_argument("--dry-run", action="store_true", help="only say what would be removed")
+    gone.add_argument("--force", action="store_true", help="also a queue in use, and memory that is not a queue")
     return parser
 
 
 _TAIL = (
-    "Of a synchronized queue only what is unread is sure to be whole; what the reader takes between two looks counts "
-    "as missed. It polls, so nobody is asked to wake it."
+    "In a synchronized queue only unread elements are sure to be whole; elements that the reader takes between two "
+    "looks count as missed. tail polls, so no writer has to wake it."
 )
 
 

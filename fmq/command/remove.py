@@ -1,4 +1,4 @@
-"""`unlink`: removes names; of queues in use only when told twice."""
+"""`unlink`: removes names; of queues in use only with --force."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Goes on after a refusal, and then ends with status 1."""
+    """Removes all that it may. The status is 1 if one was refused."""
     if bool(options.name) == options.stale:
         print("fmq unlink: give names, or --stale, and not both; see python -m fmq unlink --help", file=sys.stderr)
         return 2
@@ -62,19 +62,19 @@ def _check(name: str, must_be_stale: bool) -> QueueInfo:
         alive = [
             f"its {role} is alive" for role, life in zip(("writer", "reader"), info.who, strict=True) if life == "alive"
         ]
-        raise RoleTaken(" and ".join(alive) or "somebody came meanwhile")
+        raise RoleTaken(" and ".join(alive) or "a process has just opened it")
     return info
 
 
 def _unlink_unused(name: str) -> None:
-    """While we hold both locks nobody can begin to use it; and it is still the memory that has this name."""
+    """Unlinks while we hold both roles' locks, so that no process can begin to use the queue; checks the name again."""
     region = Region.open(name)
     locks = LockFile(region)
     try:
         locks.lock(WRITER, "writer")
         locks.lock(READER, "reader")
         if not os.path.samestat(os.fstat(region.fd), os.stat(f"/dev/shm{name}")):
-            raise RoleTaken("somebody has just made a new queue of that name")
+            raise RoleTaken("another process has just made a new queue of that name")
         unlink(name)
     finally:
         locks.abandon()

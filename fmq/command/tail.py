@@ -1,4 +1,4 @@
-"""`tail`: what passes through a queue."""
+"""`tail`: shows the elements that pass through a queue."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Until everything is shown; with --follow until Ctrl-C, or until the queue is gone with all its users."""
+    """Ends when everything is shown; with --follow on Ctrl-C, or when the queue and both its sides are gone."""
     missed = 0
     with Onlooker(options.name, with_taken=options.taken) as onlooker:
         onlooker.keep_latest(options.n)
@@ -32,12 +32,12 @@ def run(options: argparse.Namespace) -> int:
                 elif not options.follow:
                     break
                 elif was_over:
-                    print(f"fmq tail: {options.name} was unlinked, and nobody uses it any more", file=sys.stderr)
+                    print(f"fmq tail: {options.name} was unlinked, and both sides are gone", file=sys.stderr)
                     break
                 else:
                     time.sleep(options.interval)
         except KeyboardInterrupt:
-            pass  # how one ends --follow
+            pass  # the way to end --follow
         if missed:
             print(f"fmq tail: {missed} elements came and went between two looks", file=sys.stderr)
         elif onlooker.position == before and not options.follow:
@@ -59,7 +59,7 @@ def _show(sight: Sight, as_json: bool) -> None:
 
 
 def plain_value(element: Any) -> Any:
-    """As JSON can say it: records as objects, sub-arrays as lists, raw bytes in hexadecimal."""
+    """An element for JSON: records as objects, sub-arrays as lists, raw bytes in hexadecimal."""
     if isinstance(element, np.ndarray):
         return [plain_value(part) for part in element]
     if isinstance(element, np.void) and element.dtype.names is not None:

@@ -238,7 +238,7 @@ def test_tail_ends_when_the_queue_has_gone(queue, name):
         writer.write([9])
         assert tail.stdout.readline() == "1  9\n"
         writer.close()
-        assert "nobody uses it any more" in tail.communicate(timeout=LIMIT)[1]
+        assert "both sides are gone" in tail.communicate(timeout=LIMIT)[1]
         assert tail.returncode == 0
 
 

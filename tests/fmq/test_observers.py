@@ -70,7 +70,7 @@ def test_an_observer_that_would_have_to_wait_is_told_the_remedy(observed):
 def test_an_observer_cannot_take_the_writers_role(observed):
     """Nor set a flag."""
     for call in (observed[1].writer, lambda: observed[1].event_flag):
-        with pytest.raises(ValueError, match=r"observing|reading alone"):
+        with pytest.raises(ValueError, match=r"observing|read-only"):
             call()
 
 

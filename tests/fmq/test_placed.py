@@ -86,7 +86,7 @@ def test_a_place_where_a_queue_is_in_use_is_refused():
     queue = fmq.MessageQueue.create("u1", 8, region=region)
     for role in ("writer", "reader"):
         end = take(queue, role)
-        with pytest.raises(ValueError, match=r"offset=0.*in use.*another place"):
+        with pytest.raises(ValueError, match=r"offset=0.*in use.*another offset"):
             fmq.MessageQueue.create("u1", 8, region=region)
         end.close()
         with holder(queue, role) as child:
@@ -126,7 +126,7 @@ def test_arguments_that_contradict_each_other_are_refused():
     for how in ({"name": "/x"}, {"memory": "memfd"}):
         with pytest.raises(ValueError, match="region says"):
             fmq.MessageQueue.create("u1", 8, region=region, **how)
-    with pytest.raises(ValueError, match="reading alone"):
+    with pytest.raises(ValueError, match="read-only"):
         fmq.MessageQueue.create("u1", 8, region=read_only)
     with pytest.raises(ValueError, match="overlap"):
         fmq.MessageQueue.create("u1", 8, region=region, ring=region)
