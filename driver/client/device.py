@@ -24,6 +24,7 @@ from driver.errors import DeviceFailed, DeviceNotFound, DriverError
 from driver.nn import validate
 from driver.options import PRIORITIES, Preference, PrepareOptions, Priority, number_of
 from driver.protocol.model_codec import encode
+from driver.protocol.prepare_arguments import PrepareArguments
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -357,10 +358,11 @@ class RemoteDevice:
         self.close()
 
 
-def _on_the_wire(options: PrepareOptions, deadline: int | None) -> tuple[list[object], list[int]]:
+def _on_the_wire(options: PrepareOptions, deadline: int | None) -> tuple[Sequence[object], list[int]]:
     """The arguments and descriptors that follow the model's in "prepare"; they are all there are in "restore"."""
     cache, trace = options.cache, options.trace
     counts, token = ((len(cache.model_files), len(cache.data_files)), cache.token) if cache else (None, None)
     files = [*cache.model_files, *cache.data_files] if cache else []
     fds = [*files, trace.memory.fd] if trace else files
-    return [counts, token, options.preference, deadline, number_of(options.priority)], fds
+    arguments = PrepareArguments(counts, token, options.preference, deadline, number_of(options.priority))
+    return arguments.to_wire(), fds

@@ -91,7 +91,7 @@ class EngineClient:
         self._check_models()
         arguments = PrepareArguments.from_wire(*plain)
         with _Descriptors(message.take_fds()) as fds, due(arguments.deadline):
-            arguments = arguments._replace(trace=trace_of(fds, 1 + max(0, sum(arguments.cache_counts))))
+            arguments = arguments._replace(trace=trace_of(fds, 1 + max(0, sum(arguments.cache_counts or ()))))
             shared = self._engine.prepare(fds, where, arguments)
             declined = [self._save(shared, arguments, fds)] if arguments.cache_counts else []
         return Reply([self._loaded_as(shared, arguments.priority), *declined])
@@ -112,7 +112,7 @@ class EngineClient:
         arguments = PrepareArguments.from_wire(*plain)
         self._check_models()
         with _Descriptors(message.take_fds()) as fds, due(arguments.deadline):
-            arguments = arguments._replace(trace=trace_of(fds, sum(arguments.cache_counts)))
+            arguments = arguments._replace(trace=trace_of(fds, sum(arguments.cache_counts or ())))
             given = self._engine.compilations.check(arguments.cache_counts, arguments.cache_token, fds)
             owner = CacheOwner(self.uid, arguments.cache_token)
             restored = self._engine.compilations.restored(owner, given, fds)

@@ -26,7 +26,7 @@ from burst.trace import blamed, note_crashes
 from burst.turns import RunQueue, Share, waiters
 from driver.deadlines import check, check_entry, due, taking
 from driver.devices import device_class
-from driver.engine.cache.compilations import CompilationCache
+from driver.engine.cache.compilations import VerifiedCache
 from driver.engine.cache.improvements import ModelImprover
 from driver.engine.client import EngineClient
 from driver.engine.device_memory import Quota
@@ -90,7 +90,7 @@ class Engine:
         self._quota = Quota(self.limits.device_bytes)
         self.pace, self._models = Pacer(), ModelStore(self.device)
         self.idle = IdleMonitor(self.limits.idle_seconds, self._holders, self._rest_models)
-        self.compilations, self._improver = CompilationCache(self.device, name), ModelImprover(self.forget_plans)
+        self.compilations, self._improver = VerifiedCache(self.device, name), ModelImprover(self.forget_plans)
         self.contexts = ChannelLoop("burst-contexts")
         self.queue, self._weights = RunQueue(self.device.slots, self.device.quantum), weights()
         self._shares: WeakValueDictionary[int, Share] = WeakValueDictionary()

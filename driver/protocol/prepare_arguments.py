@@ -8,8 +8,6 @@ from driver.deadlines import taken
 from driver.options import MEDIUM, check_preference, taken_priority
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from burst import Trace
     from driver.options import Preference
 
@@ -17,8 +15,9 @@ if TYPE_CHECKING:
 class PrepareArguments(NamedTuple):
     """In the order in which they travel. The trace is not among the values: it comes as the last descriptor."""
 
-    cache_counts: Sequence[int] = ()  #: model files and data files that come with the call; none: nothing is cached
-    cache_token: bytes = b""
+    # Any, as a client may send anything: `VerifiedCache.check` looks at both.
+    cache_counts: Any = None  #: [model files, data files] that come with the call; None: no cache
+    cache_token: Any = None  #: 32 bytes
     preference: Preference = "fast_single_answer"
     deadline: int | None = None  #: CLOCK_MONOTONIC ns
     priority: int = MEDIUM
@@ -35,7 +34,7 @@ class PrepareArguments(NamedTuple):
     ) -> Self:
         """Raises ValueError, Malformed, InvalidArgument. Counts and token are checked against the cache files later."""
         check_preference(preference)
-        return cls(cache_counts or (), cache_token, preference, taken(deadline), taken_priority(priority))
+        return cls(cache_counts or None, cache_token, preference, taken(deadline), taken_priority(priority))
 
     def to_wire(self) -> tuple[object, ...]:
         """The values that travel."""

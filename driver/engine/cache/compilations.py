@@ -76,7 +76,7 @@ class CacheOwner(NamedTuple):
     token: bytes
 
 
-class CompilationCache:
+class VerifiedCache:
     """The cached compilations of one device. Any thread."""
 
     def __init__(self, device: Device, name: str) -> None:

@@ -17,7 +17,7 @@ import numpy as np
 from burst_test_devices.broken import WrongResults
 from driver.devices.reference import ReferenceDevice
 from driver.engine.cache import compilations
-from driver.engine.cache.compilations import CompilationCache
+from driver.engine.cache.compilations import VerifiedCache
 from driver.engine.cache.records import CacheRecords
 from driver.interface import CacheFiles, PreparedModel, Saved
 
@@ -77,10 +77,10 @@ class Rereading(Keeping):
     """Verifies the files, and reads them again to use them."""
 
     def __init__(self) -> None:
-        read = CompilationCache._read
+        read = VerifiedCache._read
 
         def twice(
-            self: CompilationCache, owner: CacheOwner, counts: CacheFiles, fds: Sequence[int]
+            self: VerifiedCache, owner: CacheOwner, counts: CacheFiles, fds: Sequence[int]
         ) -> RestoredCompilation:
             found = read(self, owner, counts, fds)
             end = time.monotonic() + _WINDOW
@@ -89,7 +89,7 @@ class Rereading(Keeping):
                 code = os.pread(fds[0], len(code), 0).ljust(len(code), b"\0")
             return found._replace(saved=Saved([np.frombuffer(code, np.uint8)], found.saved.data))
 
-        _replace(CompilationCache, _read=twice)
+        _replace(VerifiedCache, _read=twice)
 
 
 _WINDOW = 0.05  # seconds between reading once and reading again

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 import driver
 from burst import GeneralFailure, InvalidArgument, PeerDied, StatusError
 from driver.engine.cache import compilations, records
-from driver.engine.cache.compilations import CacheOwner, CompilationCache, Declined
+from driver.engine.cache.compilations import CacheOwner, Declined, VerifiedCache
 from driver.interface import CacheFiles, Saved
 from driver.options import Cache
 from driver.protocol.model_codec import encode
@@ -83,7 +83,7 @@ class TestUnit:
 
     def opened(self, version="1"):
         """As a device that was just started."""
-        return CompilationCache(SimpleNamespace(name="unit", version=version, cache_files=CacheFiles(1, 0)), "unit")
+        return VerifiedCache(SimpleNamespace(name="unit", version=version, cache_files=CacheFiles(1, 0)), "unit")
 
     def save(self, device, files, content=b"code" * 5000, uid=1):
         saving = device.saving(CacheOwner(uid, files.token), files.fds)
