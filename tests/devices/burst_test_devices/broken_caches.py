@@ -1,7 +1,7 @@
 """Devices that are wrong about their cache files, each in one way; only the first is right.
 
-Run `burst vts burst_test_devices.broken_caches:Trusting`. They reach into the engine that runs them, because that does on
-a device's behalf what the kit wants to see done wrong.
+Run `burst vts burst_test_devices.broken_caches:Trusting`. They reach into the engine that runs them, because that does
+on a device's behalf what the kit wants to see done wrong.
 """
 
 from __future__ import annotations
