@@ -142,6 +142,9 @@ def test_arrays_outlive_the_device(slow, kit, process):
         assert burst.inputs[0].tolist() == [[0, 0, 0, 0]]
 
 
+SPARE_THREADS = 1  # a process starts some threads once, when it first needs them; a client that is gone leaves several
+
+
 class Held:
     """What a process holds that could leak: descriptors, threads, and mapped shared memory."""
 
@@ -160,7 +163,8 @@ class Held:
 
         def look():
             device.call("free", 0)  # goes to the engine and back
-            return all(now <= then for now, then in zip(self.count(), baseline, strict=True))
+            fds, threads, shared = self.count()
+            return fds <= baseline[0] and threads <= baseline[1] + SPARE_THREADS and shared <= baseline[2]
 
         return kit.until(look)
 
