@@ -7,6 +7,24 @@ import signal
 import tempfile
 
 import pytest
+import together
+
+
+def pytest_addoption(parser):
+    parser.addoption("--apart", action="store_true", help="each case of a parametrised test as a test of its own")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pycollect_makeitem(collector, name, obj):
+    """One test instead of many, in the folders that `together` knows."""
+    config = collector.config
+    if not callable(obj) or config.getoption("apart") or not together.is_wanted(collector.path, config.rootpath):
+        return None
+    one = together.together(obj) if name.startswith("test_") else None
+    if one is None:
+        return None
+    setattr(collector.obj, name, one)
+    return collector.ihook.pytest_pycollect_makeitem(collector=collector, name=name, obj=one)
 
 
 @pytest.hookimpl(wrapper=True)
