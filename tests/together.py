@@ -10,10 +10,11 @@ import itertools
 import pytest
 
 FOLDERS = ("tests/driver/devices", "tests/driver/importers", "tests/driver/nn")
+OWN = {"caplog", "capfd", "capsys", "monkeypatch", "recwarn", "tmp_path"}  # fixtures that no two cases can share
 
 
 def is_wanted(path, root):
-    """Whether the cases in this file need no process and no fixture of their own."""
+    """Whether the tests in this file have many short cases that start no process."""
     return path.relative_to(root).as_posix().startswith(FOLDERS)
 
 
@@ -21,7 +22,10 @@ def together(function):
     """One function for all cases of a parametrised one, or None where its marks want more than that."""
     marks = list(getattr(function, "pytestmark", ()))
     parametrised = [mark for mark in marks if mark.name == "parametrize"]
-    if not parametrised or any({"indirect", "scope"} & mark.kwargs.keys() for mark in parametrised):
+    signature = inspect.signature(function)
+    if not parametrised or OWN & signature.parameters.keys():
+        return None
+    if any({"indirect", "scope"} & mark.kwargs.keys() for mark in parametrised):
         return None
     axes = [_axis(*mark.args, **mark.kwargs) for mark in parametrised]
     if any(has_marks for _, has_marks in axes):
@@ -46,7 +50,6 @@ def together(function):
         if len(skipped) == len(cases):
             raise skipped[0] if skipped else pytest.skip.Exception("no cases")
 
-    signature = inspect.signature(function)
     rest = [parameter for name, parameter in signature.parameters.items() if name not in given]
     run.__signature__ = signature.replace(parameters=rest)
     run.pytestmark = [mark for mark in marks if mark.name != "parametrize"]
