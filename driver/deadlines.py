@@ -46,7 +46,7 @@ def nanoseconds(seconds: float) -> int:
 
 
 def taken(plain: object) -> int | None:
-    """A deadline that somebody has sent. Raises Malformed."""
+    """Check a deadline that a peer has sent. Raises Malformed."""
     if plain is None or (type(plain) is int and 0 <= plain <= FOREVER):
         return plain
     raise Malformed(f"deadline {plain!r:.60}: nanoseconds of CLOCK_MONOTONIC from 0 to 2^64 - 1, or nil")

@@ -1,4 +1,4 @@
-"""What a forked child finds of its parent's bursts: nothing that it could disturb, and errors that say so."""
+"""Forked children: they leave their parent's bursts alone, and get errors that say so when they use one."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-class Abandoned(Protocol):
-    """Who wants to know."""
+class ForkListener(Protocol):
+    """An object that a forked child must not use."""
 
     def abandon(self) -> None:
-        """We are in a forked child."""
+        """Called in a forked child: drop what is the parent's."""
 
 
-_told: weakref.WeakSet[Abandoned] = weakref.WeakSet()
+_listeners: weakref.WeakSet[ForkListener] = weakref.WeakSet()
 
 
-def tell(somebody: Abandoned) -> None:
+def abandon_in_child(listener: ForkListener) -> None:
     """Calls its `abandon` in every child that is forked from now on."""
-    _told.add(somebody)
+    _listeners.add(listener)
 
 
-class _Lost:
-    """Stands for an object that is the parent's: whatever is asked of it raises."""
+class _Unusable:
+    """Takes the place of an object that may not be used any more: every attribute raises."""
 
     def __init__(self, check: Callable[[], None]) -> None:
         self._check = check
@@ -36,14 +36,14 @@ class _Lost:
         raise AttributeError(name)
 
 
-def lost(check: Callable[[], None]) -> Any:
-    """In the place of something; `check` raises what there is to say."""
-    return _Lost(check)
+def unusable(check: Callable[[], None]) -> Any:
+    """Takes the place of an object that may not be used any more. `check` raises the error that says why."""
+    return _Unusable(check)
 
 
 def _after_fork() -> None:
-    for somebody in list(_told):
-        somebody.abandon()
+    for listener in list(_listeners):
+        listener.abandon()
 
 
 os.register_at_fork(after_in_child=_after_fork)

@@ -1,4 +1,4 @@
-"""How somebody wants a burst."""
+"""How a model is prepared, how a request is executed, and how a burst is opened."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class ExecuteOptions(NamedTuple):
 
 
 class Options(NamedTuple):
-    """As `prepared.burst` takes and explains them."""
+    """How a burst is opened, as `prepared.burst` takes and explains it."""
 
     spin: float | str
     memory: Kind
@@ -109,7 +109,7 @@ def number_of(priority: Priority) -> int:
 
 
 def taken_priority(plain: object) -> int:
-    """A number that somebody has sent. Raises InvalidArgument."""
+    """Check a priority that a peer has sent. Raises InvalidArgument."""
     if type(plain) is int and 0 <= plain < len(PRIORITIES):
         return plain
     raise InvalidArgument(f"priority {plain!r:.20}: 0, 1 or 2 for {', '.join(PRIORITIES)}")

@@ -1,4 +1,4 @@
-"""Results of a burst for asyncio. The first await has the loop watch the result queue; nobody else pays for it.
+"""Results of a burst for asyncio. The first await has the loop watch the result queue; other bursts pay nothing.
 
 A loop watches a copy of the descriptor, and closes it when it stops: so its number means the same until then, whatever
 becomes of the burst.
@@ -34,9 +34,9 @@ class Arrivals:
     def __init__(self, pipeline: Pipeline) -> None:
         self._pipeline = pipeline
         self._watched: dict[_Loop, tuple[Controller, int]] = {}
-        self._refused: set[_Loop] = set()  # that will watch as soon as another thread lets them
+        self._refused: set[_Loop] = set()  # loops that watch as soon as another thread stops receiving
         self._looking = threading.RLock()
-        self._queue: deque[_Turn] = deque()  # of tasks that wait for room
+        self._queue: deque[_WaitingTask] = deque()  # of tasks that wait for room
         self._unclaimed: Counter[_Loop] = Counter()  # results and requests of `run`
 
     # ---- what the pipeline calls, in any thread
@@ -54,7 +54,7 @@ class Arrivals:
         return done
 
     def tell(self) -> None:
-        """Results were taken, perhaps: there is room for who is first in the queue, and perhaps another device."""
+        """Results may have been taken: there may be room for the first task in the queue, or another device."""
         if self._queue and (self._pipeline.has_room or self._pipeline.session.is_closed):
             with suppress(IndexError):  # it has just left
                 self._queue[0].ring()
@@ -63,12 +63,12 @@ class Arrivals:
                 _call(loop, self._look, loop)
 
     def renew(self) -> None:
-        """The controller was closed under those who wait."""
+        """The controller was closed while tasks wait."""
         for loop in list(self._watched):
             _call(loop, self._look, loop)
 
     def rearm(self) -> None:
-        """Somebody has stopped running or receiving: the descriptor says what is so from now on."""
+        """A thread has stopped running or receiving: from now on the descriptor shows new results."""
         if self._watched:
             self._watch_fd()
         while self._refused:
@@ -92,7 +92,7 @@ class Arrivals:
         self._unwatch(loop)
         for other in [other for other in list(self._watched) if other.is_closed()]:
             self._unwatch(other)
-        self._refused.add(loop)  # before we try, so that who receives until then sees it afterwards
+        self._refused.add(loop)  # before we try, so that a thread that receives now sees it afterwards
         fd = self._watch_fd()
         if fd >= 0:
             self._refused.discard(loop)
@@ -100,7 +100,7 @@ class Arrivals:
             loop.add_reader(self._watched[loop][1], self._look, loop)
 
     def _watch_fd(self) -> int:
-        """One loop after the other, or they would take one another for somebody who calls `rearm`."""
+        """One loop after the other, or each would take the other for a thread that calls `rearm`."""
         with self._looking:
             return self._pipeline.watch_fd()
 
@@ -114,10 +114,10 @@ class Arrivals:
         was_idle = not self._pipeline.in_flight.requests
         self._pipeline.look()
         if was_idle or self._pipeline.session.is_closed:
-            self._unwatch(loop)  # nothing but an end can have rung
+            self._unwatch(loop)  # with no request in flight, only an end makes it readable
         else:
             if self._pipeline.is_recovering:
-                self._unwatch(loop)  # until the thread that does it calls `rearm`: it would ring all the time
+                self._unwatch(loop)  # until the recovering thread calls `rearm`: the descriptor would stay readable
             self._watch(loop)
 
     # ---- for tasks
@@ -141,7 +141,7 @@ class Arrivals:
         if not self._queue and (future := self._pipeline.try_submit(arrays)):
             return future
         loop = asyncio.get_running_loop()
-        turn = _Turn(loop)
+        turn = _WaitingTask(loop)
         self._queue.append(turn)
         try:
             while True:
@@ -168,7 +168,7 @@ class Arrivals:
                     await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
                 while pending and pending[0][0].done():
                     if not pending[0][0].cancelled():
-                        yield pending.popleft()[0].result(0)  # which nobody but the caller holds now
+                        yield pending.popleft()[0].result(0)  # only the caller holds it now
                     else:
                         pending.popleft()
                 if sending and sending.done() and not (pending and sending.exception()):  # results first
@@ -192,7 +192,7 @@ class Arrivals:
         return None
 
 
-class _Turn:
+class _WaitingTask:
     """A task's place in the queue."""
 
     def __init__(self, loop: _Loop) -> None:
@@ -200,7 +200,7 @@ class _Turn:
         self.rung: asyncio.Future[None] = loop.create_future()
 
     def ring(self) -> None:
-        """In any thread: it is this one's turn."""
+        """In any thread: there is room for this task."""
         _call(self._loop, _set, self.rung)
 
 
@@ -214,7 +214,7 @@ async def _each(frames: Iterable[Any]) -> AsyncIterator[Any]:
 
 
 def _call(loop: _Loop, function: Callable[..., None], *arguments: Any) -> bool:
-    """In the loop's thread; False when the loop is closed, and with it whoever waited there."""
+    """In the loop's thread; False when the loop is closed, and the tasks that waited there with it."""
     try:
         loop.call_soon_threadsafe(function, *arguments)
     except RuntimeError:

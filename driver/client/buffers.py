@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from burst import ResultsHeld
 from driver.client.workspace import InputSet, OutputSet, Shapes
-from driver.fork import lost
+from driver.fork import unusable
 
 if TYPE_CHECKING:
     from burst import Memory, OutputShape, Request
@@ -118,7 +118,7 @@ class Buffers:
         # They refer to each other, and would stay until garbage is collected.
         self.forget_requests()
         self._partners.clear()
-        self._last = lost(_closed)
+        self._last = unusable(_closed)
         for outputs in self._outputs:
             outputs.next = self._last
 

@@ -23,11 +23,11 @@ _NONE = ErrorStatus.NONE
 
 
 class Burst:
-    """A run of executions in quick succession. `run` from one thread; `submit` and futures from any.
+    """Executions in quick succession. `run` from one thread; `submit` and futures from any.
 
-    `inputs` are arrays in shared memory: what is written there is what the device reads, without a copy. They are those
-    of the next request: with `submit` look them up for each. The `outputs` of a result are arrays in shared memory
-    too, and yours as long as you hold them, or views of them.
+    `inputs` are arrays in shared memory: the device reads what is written there, without a copy. They belong to the
+    next request: with `submit`, look them up for each. The `outputs` of a result are arrays in shared memory, too, and
+    yours as long as you hold them, or views of them.
     """
 
     def __init__(self, pipeline: Pipeline) -> None:
@@ -172,7 +172,7 @@ class Burst:
         self._pipeline.close()
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError("a burst cannot be pickled: pickle its prepared model, and open a burst on what that becomes")
+        raise TypeError("a burst cannot be pickled: pickle its prepared model, and open a burst on the unpickled one")
 
     def __enter__(self) -> Self:
         return self

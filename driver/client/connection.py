@@ -86,7 +86,7 @@ class Connection:
             client.close()  # an answer may still be on its way
             raise
         self._idle.append(client)
-        if self._is_over:  # meanwhile, and nobody else will close it
+        if self._is_over:  # closed meanwhile: no other thread closes this one
             self._close_idle()
 
     def _to_engine(self, method: str, timeout: float | None = None) -> Channel:

@@ -38,8 +38,10 @@ if TYPE_CHECKING:
     from driver.options import Cache
 
 
-_ATTEMPTS = 3  # a service may retire just when we come; twice as many for a device that was killed, and may be again
-_PATIENCE = 10.0  # seconds for whoever serves a device to start it again
+_ATTEMPTS = (
+    3  # a service may retire just as we connect; twice as many for a device that was killed and may be killed again
+)
+_PATIENCE = 10.0  # seconds for the owner of a served device to start it again
 _AGAIN = 0.05
 
 
@@ -63,13 +65,11 @@ def _served(address: str) -> Connection:
     try:
         return _greeted(served.connect(address))
     except PeerDied as error:
-        raise DeviceFailed(
-            f"{address}: it ended, or does not serve uid {os.getuid()}; whoever runs it finds more in its log"
-        ) from error
+        raise DeviceFailed(f"{address}: it ended, or does not serve uid {os.getuid()}; its log says more") from error
 
 
 def _served_again(address: str) -> Connection:
-    """Others start it: we can only wait."""
+    """Its owner starts it; this process can only wait."""
     end = time.monotonic() + _PATIENCE
     while True:
         try:
@@ -149,9 +149,9 @@ class RemoteDevice:
             raise DriverError("this device was connected before a fork; connect again in this process")
 
     def revive(self, dead: Connection) -> None:
-        """Connects again, in place, unless somebody did since `dead` was the connection. Threads make one attempt.
+        """Connects again, in place, unless another thread has replaced `dead` already. Threads share one attempt.
 
-        Raises DeviceNotFound, DeviceFailed; PeerDied when this device has died too often lately, or was closed.
+        Raises DeviceNotFound, DeviceFailed; PeerDied when this device died too often lately, or was closed.
         """
         self.check_process()
         seen = self._attempts
@@ -199,7 +199,7 @@ class RemoteDevice:
 
         Args:
             model: is validated first.
-            preference: "low_power" (nobody polls, and an execution has one thread), "fast_single_answer", or
+            preference: "low_power" (no polling, and one thread for each execution), "fast_single_answer", or
                 "sustained_speed" (bursts of depth 4, and executions at the same time rather than threads of one).
             priority: "low", "medium" or "high", of its executions among all of this account on the device.
             cache: files for the device to keep the compilation in. It may decline; `prepared.home.declined` says why.
@@ -323,9 +323,9 @@ class RemoteDevice:
     def stats(self) -> dict[str, Any]:
         """How executions through this connection have fared on the device, and what this account has used of it.
 
-        `slots`: how many run at once. `waiting`: how many wait for one, of all accounts. `weight`: of this account,
-        against others'. `share`: of the time for which somebody had to wait, the part that this account has used since
-        it came. `priorities`: for "low", "medium" and "high" what `burst.turns.FlowCounts` says.
+        `slots`: executions that run at once. `waiting`: executions in the run queue, of all accounts. `weight`: of this
+        account, against others'. `share`: the part of all contended time that this account has used since it came.
+        `priorities`: for "low", "medium" and "high" what `burst.turns.FlowCounts` says.
         """
         (slots, waiting, weight, flows), _ = self.call("turns")
         counts = [FlowCounts(*plain) for plain in flows]

@@ -1,9 +1,9 @@
 """Finding a device's service, or starting it: once, however many clients come at the same moment.
 
-A service listens on a Unix socket in a directory of the user's own. Who finds nobody there takes the lock beside it,
-looks again, binds the socket *itself* and hands it to a new service: from then on everybody's connection waits in its
-backlog, and there is no moment at which two services could start or a half-started one be found. A service that nobody
-needs any more takes the same lock before it closes.
+A service listens on a Unix socket in a directory of the user's own. A client that finds no service there takes the lock
+beside it, looks again, binds the socket *itself* and hands it to a new service: from then on all clients' connections
+wait in its backlog, and there is no moment at which two services could start or a half-started one be found. A service
+without clients takes the same lock before it closes.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _LAUNCH = "import os; os.fork() and os._exit(0)\nfrom driver.service.process imp
 def runtime_dir() -> Path:
     """Where sockets, locks and logs lie: mode 0700, this user's. BURST_RUNTIME_DIR overrides it.
 
-    Raises DeviceFailed when somebody else could reach into it.
+    Raises DeviceFailed when another account could write to it.
     """
     base = os.environ.get("XDG_RUNTIME_DIR")
     default = Path(base, "burst") if base else Path(f"/tmp/burst-{os.getuid()}")
@@ -102,7 +102,7 @@ def connect(name: str) -> Channel:
 
 
 def find(place: Place) -> Channel | None:
-    """A connection to who listens there, if anybody does. Raises DeviceFailed when that is another user."""
+    """A connection to the service that listens there, or None. Raises DeviceFailed when that is another user's."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
         sock.connect(str(place.socket))

@@ -1,7 +1,7 @@
 """The result of a request that is still to come.
 
-Nobody works in the background: whoever waits for a future takes the results that arrive, in order, and completes the
-futures that they belong to. So a request costs no thread switch, and a burst that nobody waits for costs nothing.
+There is no thread in the background: the thread that waits for a future takes the results that arrive, in order, and
+completes the futures that they belong to. So a request costs no thread switch, and an idle burst costs nothing.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 
-class Driver(Protocol):
-    """What completes futures."""
+class ResultSource(Protocol):
+    """Completes futures: a burst, as far as its futures know it."""
 
     def wait_for(self, future: Future, timeout: float | None) -> None:
         """Until it is done. Raises Timeout."""
@@ -36,14 +36,14 @@ class Driver(Protocol):
 
 
 class Future:
-    """Of one request. Any thread may wait for it."""
+    """The result of one request, to come. Any thread may wait for it."""
 
-    __slots__ = ("_callbacks", "_driver", "_error", "_is_done", "_result", "deadline")
+    __slots__ = ("_callbacks", "_error", "_is_done", "_result", "_source", "deadline")
 
-    def __init__(self, driver: Driver, deadline: int | None = None) -> None:
+    def __init__(self, source: ResultSource, deadline: int | None = None) -> None:
         """Made by `burst.submit`. `deadline`: of its request, CLOCK_MONOTONIC ns."""
         self.deadline = deadline
-        self._driver = driver
+        self._source = source
         self._result: Result | None = None
         self._error: BaseException | None = None
         self._is_done = False
@@ -56,7 +56,7 @@ class Future:
         ask again), and CancelledError for one that was cancelled, or dropped for a newer one.
         """
         if not self._is_done:
-            self._driver.wait_for(self, timeout)
+            self._source.wait_for(self, timeout)
         if self._error is not None:
             raise self._error
         assert self._result is not None
@@ -65,7 +65,7 @@ class Future:
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """What `result` would raise, or None."""
         if not self._is_done:
-            self._driver.wait_for(self, timeout)
+            self._source.wait_for(self, timeout)
         return self._error
 
     def cancel(self) -> bool:
@@ -73,10 +73,10 @@ class Future:
 
         False when it is done already.
         """
-        return not self._is_done and self._driver.drop(self)
+        return not self._is_done and self._source.drop(self)
 
     def done(self) -> bool:
-        """Whether the result or an error is there. Results that have arrived count once somebody waits or submits."""
+        """Whether the result or an error is there. Results that have arrived count once a thread waits or submits."""
         return self._is_done
 
     def cancelled(self) -> bool:
@@ -90,7 +90,7 @@ class Future:
             self.call_back()
 
     def finish(self, result: Result) -> Future:
-        """By the burst, which calls back later. What is done stays so."""
+        """By the burst, which calls back later. No effect on a future that is done."""
         if not self._is_done:
             self._result, self._is_done = result, True
         return self
@@ -102,7 +102,7 @@ class Future:
         return self
 
     def call_back(self) -> None:
-        """By the burst: whoever asked to be called when it is done."""
+        """By the burst: calls the callbacks that are due."""
         while self._callbacks:
             with suppress(IndexError):  # another thread took the last one
                 self._call(self._callbacks.popleft())
@@ -110,13 +110,13 @@ class Future:
     def _call(self, function: Callable[[Future], object]) -> None:
         try:
             function(self)
-        except Exception:  # noqa: BLE001 (as concurrent.futures does: it is not the fault of who waits)
+        except Exception:  # noqa: BLE001 (as concurrent.futures does: the waiting thread has not caused it)
             _log.exception("a callback of %r raised", self)
 
     def __await__(self) -> Generator[Any, None, Result]:
         if not self._is_done:
             try:
-                yield from self._driver.arrival(self).__await__()
+                yield from self._source.arrival(self).__await__()
             except BaseException:  # the task was cancelled
                 self.cancel()
                 raise

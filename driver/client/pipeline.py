@@ -63,7 +63,7 @@ class Pipeline:
         self.loops: Arrivals | None = None  #: the event loops that await; made by the first one
         self.is_recovering = False  #: in a thread of its own
         quarantine.watch(self, lambda: prepared.key)
-        fork.tell(self)
+        fork.abandon_in_child(self)
 
     # ---- admission
 
@@ -584,7 +584,7 @@ class Pipeline:
         """In a forked child: the burst is the parent's, whose threads held the locks and whose inputs are in use."""
         self.in_flight.abandon()
         self.loops = None
-        self.buffers.inputs = fork.lost(self.session.check_process)
+        self.buffers.inputs = fork.unusable(self.session.check_process)
 
     def close(self) -> None:
         """Ends the burst on both sides; threads that wait get GeneralFailure."""

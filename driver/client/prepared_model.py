@@ -84,7 +84,7 @@ class RemotePreparedModel:
 
     @contextmanager
     def _workspace(self, shapes: tuple[tuple[int, ...] | None, ...]) -> Iterator[Workspace]:
-        """One that nobody else uses now; kept for later, unless a device that was too slow may still write to it."""
+        """One that no other thread uses; kept for later, unless a device that was too slow may still write to it."""
         free = self._workspaces.setdefault(shapes, [])
         workspace = free.pop() if free else Workspace(InputSet(self.model, shapes), OutputSet(self.model))
         try:

@@ -29,43 +29,43 @@ _MOST_NAMES = 8
 
 
 class Key(NamedTuple):
-    """What crashes are counted by."""
+    """Crashes are counted by device and model."""
 
     device: str  #: as it was connected to
     digest: str  #: of the model
 
 
 class Crash(NamedTuple):
-    """A death that was ours."""
+    """A death that a request or a preparation of this process caused."""
 
     signal: int
     during: str  #: which request, or the preparation
     suspect: object  #: what crashes again when it is done again
 
 
-class Ended(Protocol):
-    """A burst, as far as its model's quarantine is concerned."""
+class QuarantineListener(Protocol):
+    """A burst, which ends when its model is quarantined."""
 
     def quarantined(self) -> None:
-        """Its model is, as of now."""
+        """Called once, by the thread that noted the last crash."""
 
 
 class Quarantine:
-    """Of this process. Any thread."""
+    """The crashes that models of this process caused, and the models that may not run any more. Any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._crashes: dict[Key, int] = {}
         self._reasons: dict[Key, str] = {}
-        self._bursts: weakref.WeakKeyDictionary[Ended, Callable[[], Key]] = weakref.WeakKeyDictionary()
+        self._bursts: weakref.WeakKeyDictionary[QuarantineListener, Callable[[], Key]] = weakref.WeakKeyDictionary()
 
-    def watch(self, burst: Ended, key: Callable[[], Key]) -> None:
-        """Have `quarantined` called, should it come to that."""
+    def watch(self, burst: QuarantineListener, key: Callable[[], Key]) -> None:
+        """Call `burst.quarantined()` when its model is quarantined."""
         with self._lock:
             self._bursts[burst] = key
 
     def knows(self, device: str) -> bool:
-        """Whether any model is quarantined on that device: else nobody need compute a digest."""
+        """Whether any model is quarantined on that device: if not, no digest need be computed."""
         return bool(self._reasons) and any(key.device == device for key in self._reasons)
 
     def check(self, key: Key) -> None:

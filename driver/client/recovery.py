@@ -68,9 +68,9 @@ class Recovery:
     def successor(
         self, error: BaseException, home: Home, trace: Trace, waiting: Sequence[tuple[object, Request | None]]
     ) -> tuple[Home, Controller]:
-        """A controller on the device's next life. Raises what everybody is to be told.
+        """A controller on the device's next life. Raises what all waiting requests are to get.
 
-        `waiting`: the requests without an answer, each with what stands for it.
+        `waiting`: the requests without an answer, each with an object that identifies it.
         """
         self._prepared.check_quarantine()
         if not (self._options.recover and isinstance(error, PeerDied)):
@@ -78,7 +78,7 @@ class Recovery:
         if self._tokens:
             names = ", ".join(map(str, sorted(self._tokens)))
             raise BuffersLost(
-                f"the device died, and with it its buffers {names}; make new ones, and open another burst"
+                f"the device died, and its buffers {names} with it; allocate new ones, and open another burst"
             )
         if crash := crash_of(trace, waiting, self._prepared.model):
             again, self._suspect = crash.suspect is not None and crash.suspect is self._suspect, crash.suspect
@@ -87,7 +87,9 @@ class Recovery:
         if self._in_a_row > _MOST_IN_A_ROW:
             self._in_a_row = 0  # of the next requests
             name = self._prepared.device.address
-            raise PeerDied(f"device {name!r} died {_MOST_IN_A_ROW} times over the same requests; they are given up")
+            raise PeerDied(
+                f"device {name!r} died {_MOST_IN_A_ROW} times over the same requests; the burst gives them up"
+            )
         return self._prepared.revived(self._options, home.connection)
 
 
@@ -103,6 +105,6 @@ class Revivals:
         if len(self._times) == _MOST_REVIVALS and now - self._times[0] < _WITHIN:
             raise PeerDied(
                 f"device {name!r} died {_MOST_REVIVALS} times within {now - self._times[0]:.1f} s; it is not started "
-                f"again before {_WITHIN:g} s have passed: see its log"
+                f"again before {_WITHIN:g} s have passed; see its log"
             )
         self._times.append(now)

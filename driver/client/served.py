@@ -1,7 +1,7 @@
-"""Devices that somebody runs with `burst serve`, by the paths of their sockets. Nothing is ever started for them.
+"""Devices that `burst serve` runs, by the paths of their sockets. The client never starts them.
 
-A path says whom its user trusts: the owner of the folder. So nobody else, but root, may be able to put a socket there,
-and the one who listens has to be that owner.
+By a path the user says which account to trust: the owner of the folder. So no other account but root may be able to put
+a socket there, and the listening process must belong to that owner.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def connect(address: str) -> Channel:
     """A connection to the device that is served there. Raises DeviceNotFound, DeviceFailed."""
     path = Path(address)
     if not path.is_absolute():
-        raise DeviceNotFound(f"name={address!r}: the path of a socket is absolute; say {os.path.abspath(address)!r}")
+        raise DeviceNotFound(f"name={address!r}: the path of a socket is absolute; use {os.path.abspath(address)!r}")
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
         folder = path.parent.resolve(strict=True)
@@ -39,7 +39,9 @@ def connect(address: str) -> Channel:
     channel = Channel(sock)
     if (uid := channel.peer_uid) != owner:
         channel.close()
-        raise DeviceFailed(f"{address}: uid {uid} listens in a folder of uid {owner}, and is not talked to; remove it")
+        raise DeviceFailed(
+            f"{address}: uid {uid} listens in a folder of uid {owner}, and may not be the device; remove the socket"
+        )
     return channel
 
 
@@ -49,19 +51,21 @@ def owner_of(folder: Path) -> int:
         mode = place.stat().st_mode
         is_sticky = place != folder and mode & stat.S_ISVTX  # there, what is in it belongs to its owners
         if mode & 0o022 and not is_sticky:
-            raise DeviceFailed(f"{place}: others may write to it, so anybody could listen below; chmod go-w {place}")
+            raise DeviceFailed(
+                f"{place}: others may write to it, so any account could listen there; run chmod go-w {place}"
+            )
     return folder.stat().st_uid
 
 
 def _told(address: str, error: OSError) -> DeviceNotFound | DeviceFailed:
     match error:
         case FileNotFoundError() | NotADirectoryError():
-            return DeviceNotFound(f"name={address!r}: nothing is served there; start it with `burst serve`")
+            return DeviceNotFound(f"name={address!r}: no device is served there; start it with `burst serve`")
         case ConnectionRefusedError():
-            return DeviceFailed(f"{address}: nobody listens there any more; start it again with `burst serve`")
+            return DeviceFailed(f"{address}: no device listens there any more; start it again with `burst serve`")
         case PermissionError():
             return DeviceFailed(
-                f"{address}: uid {os.getuid()} may not connect; it has to be served with --group, "
-                "and your account to be in that group"
+                f"{address}: uid {os.getuid()} may not connect; serve the device with --group, "
+                "and add your account to that group"
             )
     return DeviceFailed(f"{address}: {error}")

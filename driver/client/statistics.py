@@ -35,7 +35,7 @@ class Statistics:
             self._in_driver += timing.time_in_driver
 
     def note_drop(self, trace: Trace) -> None:
-        """A request that was cancelled, refused or replaced; whoever reads the trace sees it, too."""
+        """A request was cancelled, refused or replaced; readers of the trace see it, too."""
         self.drops += 1
         self.tell(trace)
 
@@ -45,7 +45,7 @@ class Statistics:
         self.tell(trace)
 
     def tell(self, trace: Trace) -> None:
-        """What Python counts, to those who read the trace."""
+        """Writes what Python counts into the trace."""
         trace.page.client.drops, trace.page.client.plain = self.drops, self.plain
 
     def retire(self, controller: Controller) -> None:

@@ -103,7 +103,7 @@ class OutputSet:
         operand = self._operands[n]
         dims = operand.dimensions if dimensions is None else dimensions
         if nbytes(operand, dims) > self.sizes[n]:
-            raise GeneralFailure(f"the device says that output {n} has shape {dims}, for which it had no room")
+            raise GeneralFailure(f"the device reports shape {dims} for output {n}, which does not fit the buffer")
         return np.ndarray(dims, operand.type.dtype, self._bytes, self._places[n])
 
     def is_held(self) -> bool:
@@ -122,7 +122,7 @@ class OutputSet:
 
 
 def _references_of_ours() -> int:
-    """What `getrefcount` counts in `is_held` when nobody holds an array."""
+    """What `getrefcount` counts in `is_held` when the caller holds no array."""
     for array in [np.empty(1)]:
         count = getrefcount(array)
     return count
@@ -190,7 +190,7 @@ def _shape(n: int, operand: Operand, given: Any) -> tuple[int, ...] | None:
 def checked(n: int, array: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) -> NDArray[Any]:
     """The array, if it is just what input `n` takes. Nothing is converted silently. Raises ValueError."""
     if array is None:
-        raise ValueError(f"input {n} is None, but the burst was made with it; give an array of shape {shape}")
+        raise ValueError(f"input {n} is None, but the burst was opened with this input; give an array of shape {shape}")
     found = _as_array(n, array, dtype, shape)
     if found.dtype != dtype and not (found.dtype == np.bool_ and dtype == np.uint8):
         raise ValueError(

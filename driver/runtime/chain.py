@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from burst import Memory, Request
     from driver.client.burst import Burst
-    from driver.client.future import Driver
+    from driver.client.future import ResultSource
     from driver.options import Options
     from driver.runtime.local import LocalBurst
     from driver.runtime.places import Frame
@@ -45,8 +45,8 @@ class FrameFuture(Future):
 
     __slots__ = ("at", "frame", "request")
 
-    def __init__(self, driver: Driver, frame: Frame) -> None:
-        super().__init__(driver)
+    def __init__(self, source: ResultSource, frame: Frame) -> None:
+        super().__init__(source)
         self.frame, self.at = frame, 0  #: at: the number of its step
         self.request: Future | None = None  #: of the step that is being executed
 

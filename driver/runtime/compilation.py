@@ -69,7 +69,7 @@ def compile(  # noqa: A001 (the name that users look for)
         if value not in get_args(allowed):
             raise ValueError(f"{name}={value!r}: one of {', '.join(map(repr, get_args(allowed)))}")
     if cache_token is not None and cache_dir is None:
-        raise ValueError("cache_token: is for a cache_dir; give that, too, or leave both out")
+        raise ValueError("cache_token needs a cache_dir; give both or neither")
     names = _candidates(devices, require_device)
     may_fall_back = NAME in names and require_device is None
     asked = tuple(map(_name, names))
@@ -129,7 +129,7 @@ class _Clock:
         """The next step. Raises MissedDeadlinePersistent."""
         if self._end is not None and time.monotonic() >= self._end:
             cause = Cause("before start", time.monotonic() - self._end)
-            raise MissedDeadlinePersistent(f"timeout={self._timeout} s have passed before this: {what}", cause=cause)
+            raise MissedDeadlinePersistent(f"timeout={self._timeout} s passed before this step: {what}", cause=cause)
         self._done = done
         self._progress(what, done)
 
@@ -291,7 +291,7 @@ class _Compilation:
         operations = self._options.model.main.operations
         others = [f"{n} ({operations[n].type}) on {name}" for n, name in enumerate(chosen) if name != required]
         if required and others:
-            raise NotPlaced(f"require_device={required!r}, but it would be operation {', '.join(others)}")
+            raise NotPlaced(f"require_device={required!r}, but elsewhere would run operation {', '.join(others)}")
 
     def _prepare_step(self, device: RemoteDevice | LocalDevice, step: Step, n: int, count: int) -> PreparedStep:
         preference, kept = self._options.prepare.preference, None

@@ -296,9 +296,9 @@ def in_time(begin: float, timeout: float | None, deadline: int | None = None) ->
     except MissedDeadlineTransient as error:
         if end != earliest:
             raise
-        raise Timeout(f"no result within {timeout} s; it was given up", "executing", error.late_by) from None
+        raise Timeout(f"no result within {timeout} s; the execution was stopped", "executing", error.late_by) from None
     if late_by > 0:
-        raise Timeout(f"no result within {timeout} s; it came later, and is dropped", WAITING, late_by)
+        raise Timeout(f"no result within {timeout} s; the result came later and is dropped", WAITING, late_by)
 
 
 def timing_since(begin: float, *, measure: bool) -> Timing:

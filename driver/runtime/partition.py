@@ -119,7 +119,7 @@ def _ends(graph: Subgraph, group: Sequence[int]) -> tuple[list[int], list[int]]:
     inputs += [i for i in made if i not in graph.outputs] + [i for i in made if i in graph.outputs]
     outputs = [i for i in graph.outputs if i in written]
     outputs += sorted((written & elsewhere).difference(graph.outputs))
-    return inputs, outputs or [min(written)]  # what nobody reads is computed all the same
+    return inputs, outputs or [min(written)]  # an output that no operation reads is computed, too
 
 
 def _step(model: Model, device: int, group: tuple[int, ...], ends: tuple[list[int], list[int]]) -> Step:

@@ -44,7 +44,7 @@ def check_shapes(operands: Sequence[Operand], shapes: Sequence[OutputShape]) -> 
     for n, (operand, shape) in enumerate(zip(operands, shapes, strict=False)):
         if combine_dimensions(operand.dimensions, shape.dimensions) is None:
             raise GeneralFailure(
-                f"the device says that output {n} has shape {shape.dimensions}, and the model {operand.dimensions}"
+                f"the device reports shape {shape.dimensions} for output {n}; the model says {operand.dimensions}"
             )
 
 

@@ -37,7 +37,7 @@ class PreparedStep(NamedTuple):
     def compilation(self) -> dict[str, Any]:
         """As `CompiledModel.stats` has it."""
         outcome, stage = self.cached.outcome if self.cached else Outcome("compiled"), None
-        with suppress(PeerDied, StatusError, AttributeError):  # nobody to ask, or nothing that has stages
+        with suppress(PeerDied, StatusError, AttributeError):  # the device is gone, or has no stages
             stage = self.model.prepared.stage
         return {"device": self.device, "outcome": outcome.kind, "reason": outcome.reason, "stage": stage}
 
@@ -114,7 +114,7 @@ class PlannedModel:
         for step, its in zip(self.steps, self._requests(request, room), strict=True):
             left = None if end is None else end - time.monotonic()
             if left is not None and left <= 0:
-                raise Timeout(f"the steps before that on {step.device!r} took longer than {options.timeout} s")
+                raise Timeout(f"the steps before the one on {step.device!r} took longer than {options.timeout} s")
             result = step.model.execute(its, *options._replace(timeout=left))
             if result.status:
                 words = f"operations {list(step.step.operations)}: {result.message}"

@@ -84,7 +84,7 @@ class BlobStore:
         self._closed = threading.Event()
         with self._lock:
             self._attempt(self._refresh)
-        fork.tell(self)
+        fork.abandon_in_child(self)
 
     def get(self, key: bytes) -> bytes | None:
         """The value of a key, or None. Counts as a use."""

@@ -2,7 +2,7 @@
 
 Who wants to write takes the entry's lock, makes files of a new generation beside the old ones, and renames a manifest
 that names them into place. A process that is killed anywhere on this way leaves the old entry or the new one, and
-perhaps files that no manifest names; whoever drafts next removes those. Who reads takes no lock: files that are removed
+perhaps files that no manifest names; the next draft removes those. Readers take no lock: files that are removed
 under an open descriptor stay usable, and a reader that finds them gone looks at the manifest again.
 
 Nothing is synced: what a power failure leaves is for the device to check, as it checks whatever else is in the files.
@@ -69,7 +69,7 @@ class Compilation:
 
 
 class Draft:
-    """A new set of files, which is nothing to anybody before `commit`."""
+    """A new set of files, which no reader sees before `commit`."""
 
     def __init__(self, entry: Entry, manifest: Manifest, files: Files) -> None:
         """Use `entry.draft`."""
@@ -109,8 +109,8 @@ class Entry:
     def locked(self, on_wait: Callable[[], object], timeout: float | None) -> Iterator[None]:
         """For one thread of one process at a time, and once; the lock goes with a process that is killed.
 
-        on_wait: called once, before waiting for whoever has the lock. timeout: seconds; None waits for ever. Raises
-        TimeoutError, and any other OSError when the folder is gone, not writable, not ours alone any more, or full.
+        on_wait: called once, before waiting for the process that has the lock. timeout: seconds; None waits for ever.
+        Raises TimeoutError; another OSError when the folder is gone, not writable, not ours alone any more, or full.
         """
         self.home.check()
         with lock.locked(self._path(".lock"), on_wait, timeout):
@@ -138,7 +138,7 @@ class Entry:
                 self._sweep()
 
     def publish(self, manifest: Manifest) -> None:
-        """The last step of a draft. The file of hits is there whenever a manifest is, and nobody makes it later."""
+        """The last step of a draft. The file of hits is there whenever a manifest is, and is not made later."""
         new = self._path(f".json.{manifest.generation}")
         with open(new, "xb", opener=lock.private) as file:
             file.write(manifest.as_bytes())
@@ -163,14 +163,14 @@ class Entry:
         return self._steady(self._describe)
 
     def remove(self) -> bool:
-        """False: somebody has it locked, so it is being made anew, and stays. Raises OSError."""
+        """False: a process has it locked, so it is being made anew, and stays. Raises OSError."""
         with lock.taken(self._path(".lock")) as ours:
             if ours:
                 self._erase()
         return ours
 
     def tidy(self) -> None:
-        """Removes what no manifest names, unless somebody has the entry locked. Raises OSError."""
+        """Removes what no manifest names, unless a process has the entry locked. Raises OSError."""
         with lock.taken(self._path(".lock")) as ours:
             if ours and self._manifest():
                 self._sweep()
@@ -181,7 +181,7 @@ class Entry:
         return os.path.join(self.home.path, self._stem + suffix)
 
     def _manifest(self) -> Manifest | None:
-        """Raises OSError when it cannot be read now: whoever took that for none would sweep the entry away."""
+        """Raises OSError when it cannot be read now: a caller that took that for none would sweep the entry away."""
         try:
             fd = os.open(self._path(".json"), os.O_RDONLY | os.O_NONBLOCK | _SAFE)
         except OSError as error:

@@ -1,7 +1,7 @@
 """The folder in which compilations are kept, for all programs of one user at once.
 
-It knows nothing of devices: an entry is a set of files that somebody wrote for a token of 32 bytes. Entries that were
-used longest ago go when all together are larger than the folder may be. An entry that somebody has locked is left alone
+It knows nothing of devices: an entry is a set of files written for a token of 32 bytes. Entries that were
+used longest ago go when all together are larger than the folder may be. A locked entry is left alone
 by whatever removes entries, and not waited for: it is being made anew, which may take minutes, and is wanted.
 """
 
@@ -31,7 +31,7 @@ def default_folder() -> Path:
 
 
 class Pruned(NamedTuple):
-    """What was removed, and how many more would have been if nobody had them locked."""
+    """What was removed, and how many more would have been if no process had them locked."""
 
     removed: list[Compilation]
     in_use: int
@@ -43,7 +43,7 @@ class Folder:
     def __init__(self, path: str | os.PathLike[str], most: int | None = None) -> None:
         """Made with mode 0700 if it is not there. most: bytes of all entries; None: as configured, or 2 GiB.
 
-        Raises ValueError when somebody else could write into it. One that cannot be made is empty, and is told of by
+        Raises ValueError when another account could write into it. One that cannot be made is empty, and is told of by
         `locked` of its entries.
         """
         if most is not None and most < 0:
@@ -76,7 +76,7 @@ class Folder:
         return [compilation for compilation in found if compilation]
 
     def remove(self, token: bytes) -> bool:
-        """False: somebody has it locked, so it is being made anew, and stays. Raises OSError."""
+        """False: a process has it locked, so it is being made anew, and stays. Raises OSError."""
         return self.entry(token).remove()
 
     def clear(self) -> Pruned:
@@ -145,7 +145,7 @@ def _configured() -> int:
     found = configured(path)
     for name, value in found.items():
         if name != "most_mb" or type(value) is not int or value < 0:
-            raise ValueError(f"{path}: {name} = {value!r}: known is most_mb, a whole number of 0 or more")
+            raise ValueError(f"{path}: {name} = {value!r}: the only setting is most_mb, a whole number of 0 or more")
     return found["most_mb"] * 10**6 if found else _MOST
 
 

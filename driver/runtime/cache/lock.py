@@ -24,7 +24,7 @@ def locked(path: str, on_wait: Callable[[], object], timeout: float | None) -> I
     while lock is None:
         left = _LOOK_AGAIN if deadline is None else min(_LOOK_AGAIN, deadline - time.monotonic())
         if left <= 0:
-            raise TimeoutError(f"timeout={timeout}: somebody else still compiles this model; allow more seconds")
+            raise TimeoutError(f"timeout={timeout}: another process still compiles this model; allow more seconds")
         time.sleep(left)
         lock = _try_lock(path)
     with _releasing(lock):
@@ -62,7 +62,7 @@ def _try_lock(path: str) -> BinaryIO | None:
 
 @contextlib.contextmanager
 def _releasing(lock: BinaryIO) -> Iterator[None]:
-    """At once, even if somebody has forked meanwhile: a child's copy of the descriptor would keep the lock."""
+    """At once, even if the process has forked meanwhile: a child's copy of the descriptor would keep the lock."""
     with lock:
         try:
             yield

@@ -9,9 +9,9 @@ once: whichever generation the manifest names is the entry, and all others are l
     AB…1<index>.<generation>   AB…2<index>.<generation>   what a device wrote
     AB….json                   the manifest; AB….json.<generation> until it is renamed into place
     AB….hits                   a byte for each use, and the time of the last one
-    AB….lock                   whoever compiles or removes the entry holds its lock
+    AB….lock                   held by the process that compiles or removes the entry
 
-A manifest is read as if anybody had written it: it can choose among names of this form, and nothing else.
+A manifest is read as if any process had written it: it can choose among names of this form, and nothing else.
 """
 
 from __future__ import annotations
@@ -112,5 +112,5 @@ def parsed_manifest(raw: bytes) -> Manifest | None:
 def _text(text: str) -> str:
     """One line of at most so much: a device's words may hold anything."""
     if not isinstance(text, str):
-        raise TypeError(f"{text!r}: a manifest has text here")
+        raise TypeError(f"{text!r}: the manifest needs text here")
     return "".join(c if c.isprintable() else " " for c in text[:_MOST_TEXT])

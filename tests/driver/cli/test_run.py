@@ -93,7 +93,7 @@ def test_states_begin_with_zeros(command, files):
         (["{here}"], "has the suffix '.py'; supported are .tflite, .onnx"),
         (["{damaged}"], "Error: "),
         (["{model}", "--device", "cpu", "--device", "cpu"], "a device is named twice"),
-        (["{model}", "--device", "/nowhere/litert.sock"], "nothing is served there"),
+        (["{model}", "--device", "/nowhere/litert.sock"], "no device is served there"),
         (["{model}", "--input", "nowhere.png"], "--input nowhere.png: no such file"),
         (["{model}", "--labels", "nowhere.txt"], "--labels nowhere.txt: "),
         (["{model}", "--labels", "{here}", "--device", "cpu"], "but output 'probabilities' has 20 classes"),

@@ -119,7 +119,7 @@ def test_nothing_served_is_not_healthy(tmp_path):
     """`burst serve --check` exits with 1 and the reason where nothing is served."""
     done = CliRunner().invoke(command, ["serve", "--check", str(tmp_path / "x.sock")])
     assert done.exit_code == 1
-    assert "nothing is served there; start it" in done.stderr
+    assert "no device is served there; start it" in done.stderr
 
 
 def test_a_burst_that_lies(kit):

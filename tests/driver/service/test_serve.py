@@ -106,17 +106,17 @@ def test_nothing_there():
     with folder() as path:
         here = discovery.Place(path, "reference")
         for missing in (here.socket, path / "missing" / "x.sock"):
-            with pytest.raises(driver.DeviceNotFound, match=f"{missing}.*nothing is served there; .*burst serve"):
+            with pytest.raises(driver.DeviceNotFound, match=f"{missing}.*no device is served there; .*burst serve"):
                 driver.connect(str(missing))
         discovery.listen(here).close()
-        with pytest.raises(driver.DeviceFailed, match="nobody listens there any more; start it again"):
+        with pytest.raises(driver.DeviceFailed, match="no device listens there any more; start it again"):
             driver.connect(str(here.socket))
         assert [p.name for p in path.iterdir()] == ["reference.sock"]
 
 
 def test_relative_path():
     """The path of a socket is absolute, so that it means the same to every process."""
-    with pytest.raises(driver.DeviceNotFound, match=f"is absolute; say '{os.getcwd()}/run/x.sock'"):
+    with pytest.raises(driver.DeviceNotFound, match=f"is absolute; use '{os.getcwd()}/run/x.sock'"):
         driver.connect("./run/x.sock")
 
 
@@ -249,7 +249,7 @@ def test_started_again_by_others(process, kit, monkeypatch):
                 assert engine.has_ended()
             assert os.listdir(run) == ["reference.lock"]
             monkeypatch.setattr("driver.client.device._PATIENCE", 0.0)
-            with pytest.raises(driver.DeviceFailed, match=r"did not come back within 0 s: .*nothing is served there"):
+            with pytest.raises(driver.DeviceFailed, match=r"did not come back within 0 s: .*no device is served there"):
                 burst.run(X)
             with pytest.raises(ConnectionError):
                 prepared.run(X)
