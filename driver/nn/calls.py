@@ -20,7 +20,7 @@ def check_call(kind: OperationType, inputs: Sequence[Operand], outputs: Sequence
     if not fitting:
         given = ", ".join(o.type.name for o in outputs) or "nothing"
         raise InvalidModel(f"cannot give {given} for inputs of types {', '.join(o.type.name for o in inputs)}")
-    if reason := kind.check(inputs, outputs):
+    if kind.check and (reason := kind.check(inputs, outputs)):
         raise InvalidModel(reason)
     return fitting[0]
 
@@ -60,7 +60,7 @@ def call_version(kind: OperationType, inputs: Sequence[Operand], outputs: Sequen
     open_rank = 0 if all(o.dimensions for o in tensors) else 2
     types = (o.type.since for o in (*inputs, *outputs))
     taken = signature.versions()[inputs[signature.of].type]
-    return max(*types, open_rank, form[1], taken, kind.gate(inputs, outputs))
+    return max(*types, open_rank, form[1], taken, kind.gate(inputs, outputs) if kind.gate else 0)
 
 
 def _is_constantly(operand: Operand, value: int) -> bool:

@@ -13,6 +13,12 @@ ChannelQuant = tuple[tuple[float, ...], int]
 """Per-channel quantisation: one scale per channel, and the dimension that counts channels."""
 
 
+def _set(record: object, /, **fields: Any) -> None:
+    """Give a frozen record its fields."""
+    for name, field in fields.items():
+        object.__setattr__(record, name, field)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Operand:
     """One value of a subgraph.
@@ -49,20 +55,19 @@ class Operand:
         if channel_quant is not None:
             scales, channel = channel_quant
             channel_quant = (tuple(float(s) for s in scales), int(channel))
-        fields = {
-            "type": OperandType.parse(type),
-            "dimensions": tuple(int(d) for d in dimensions),
-            "scale": float(scale),
-            "zero_point": int(zero_point),
-            "lifetime": OperandLifeTime.parse(lifetime),
-            "value": value,
-            "channel_quant": channel_quant,
-            "number_of_consumers": number_of_consumers,
-            "location": location,
-            "extra": extra,
-        }
-        for name, field in fields.items():
-            object.__setattr__(self, name, field)
+        _set(
+            self,
+            type=OperandType.parse(type),
+            dimensions=tuple(map(int, dimensions)),
+            scale=float(scale),
+            zero_point=int(zero_point),
+            lifetime=OperandLifeTime.parse(lifetime),
+            value=value,
+            channel_quant=channel_quant,
+            number_of_consumers=number_of_consumers,
+            location=location,
+            extra=extra,
+        )
 
     @property
     def is_known(self) -> bool:
@@ -79,9 +84,7 @@ class Operation:
     outputs: tuple[int, ...]
 
     def __init__(self, type: str, inputs: Sequence[int], outputs: Sequence[int]) -> None:  # noqa: A002
-        object.__setattr__(self, "type", str(type))
-        object.__setattr__(self, "inputs", tuple(int(i) for i in inputs))
-        object.__setattr__(self, "outputs", tuple(int(i) for i in outputs))
+        _set(self, type=str(type), inputs=tuple(map(int, inputs)), outputs=tuple(map(int, outputs)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,10 +103,8 @@ class Subgraph:
         inputs: Sequence[int],
         outputs: Sequence[int],
     ) -> None:
-        object.__setattr__(self, "operands", tuple(operands))
-        object.__setattr__(self, "operations", tuple(operations))
-        object.__setattr__(self, "inputs", tuple(int(i) for i in inputs))
-        object.__setattr__(self, "outputs", tuple(int(i) for i in outputs))
+        listed = {"inputs": tuple(map(int, inputs)), "outputs": tuple(map(int, outputs))}
+        _set(self, operands=tuple(operands), operations=tuple(operations), **listed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,4 +119,4 @@ class Model:
     relaxed: bool = False
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "referenced", tuple(self.referenced))
+        _set(self, referenced=tuple(self.referenced))

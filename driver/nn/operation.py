@@ -241,12 +241,10 @@ class Call:
 
     def values(self, index: int) -> list[int]:
         """The elements of a steering 1-D TENSOR_INT32."""
-        tensor = self.tensor(index)
-        if tensor.values is None:
-            raise UnknownValueError(index)
-        if tensor.values.ndim != 1:
-            raise ValueError(f"input {index} has dimensions {list(tensor.shape)}; it has to be 1-D")
-        return [int(v) for v in tensor.values]
+        values = self.matrix(index)
+        if values.ndim != 1:
+            raise ValueError(f"input {index} has dimensions {list(self.shape(index))}; it has to be 1-D")
+        return [int(v) for v in values]
 
     def matrix(self, index: int) -> Array:
         """A steering TENSOR_INT32 of any rank, as a private array."""
@@ -336,14 +334,6 @@ def same_as_input(source: Tensor, result: Tensor) -> tuple[float, int]:
     return (source.scale, source.zero_point) if result.type.is_quantised else (0.0, 0)
 
 
-def _nothing_more(_inputs: Sequence[Operand], _outputs: Sequence[Operand]) -> str | None:
-    return None
-
-
-def _any_version(_inputs: Sequence[Operand], _outputs: Sequence[Operand]) -> int:
-    return 0
-
-
 @dataclass(frozen=True)
 class OperationType:
     """Everything the package knows about one HAL operation.
@@ -369,8 +359,8 @@ class OperationType:
     pack: Mapping[int, Pack] = field(default_factory=dict)
     takes_empty: bool = False
     is_dynamic: bool = False
-    check: Callable[[Sequence[Operand], Sequence[Operand]], str | None] = _nothing_more
-    gate: Callable[[Sequence[Operand], Sequence[Operand]], int] = _any_version
+    check: Callable[[Sequence[Operand], Sequence[Operand]], str | None] | None = None
+    gate: Callable[[Sequence[Operand], Sequence[Operand]], int] | None = None
 
     def quantise(self, number: int, source: Tensor, result: Tensor) -> tuple[float, int]:
         """Scale and zero point of output `number`."""

@@ -111,18 +111,14 @@ class StaticPlan:
             guarded(prepared, partial(self._place, prepared, operands))
             pace()
         temporaries = {i for prepared in operations for i in prepared.operation.outputs}.difference(graph.outputs)
-        sizes = {i: byte_size(operands[i].type, self._shape(i)) for i in temporaries}
+        placed = {i: self.tensors[i] for i in temporaries}
+        sizes = {i: byte_size(tensor.type, tensor.shape) for i, tensor in placed.items() if tensor is not None}
         self.places, self.nbytes = lay_out([(o.inputs, o.outputs) for o in graph.operations], sizes, pace)
 
     def _place(self, prepared: Prepared, operands: Sequence[Operand]) -> None:
         outputs = [Tensor.of(operands[i]) for i in prepared.operation.outputs]
         prepared.place(Call(prepared.inputs(self.tensors), outputs), operands)
         self.tensors.update(zip(prepared.operation.outputs, outputs, strict=True))
-
-    def _shape(self, index: int) -> Dimensions:
-        tensor = self.tensors[index]
-        assert tensor is not None
-        return tensor.shape
 
 
 def output_shapes(

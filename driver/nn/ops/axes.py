@@ -114,11 +114,16 @@ def _column(call: Call, axis: int, dtype: DTypeLike = np.float32) -> Array:
     return call.scratch([1 if i == axis else d for i, d in enumerate(call.outputs[0].shape)], dtype)
 
 
+def _along_axis_shape(index: int, call: Call) -> tuple[Dimensions]:
+    """The dimensions of input 0, once the axis that input `index` names has been found to exist."""
+    _axis(call, index)
+    return same_shape(call)
+
+
 def _softmax_shape(call: Call) -> tuple[Dimensions]:
     if not call.real(1) > 0:
         raise ValueError(f"beta {call.real(1)} has to be above 0")
-    _axis(call, 2)
-    return same_shape(call)
+    return _along_axis_shape(2, call)
 
 
 def _softmax_gate(inputs: Sequence[Operand], _outputs: Sequence[Operand]) -> int:
@@ -147,11 +152,6 @@ def _softmax(call: Call) -> None:
     store(call, result, out.data, 0, factor=1 / out.scale if out.type.is_quantised else 1.0)
 
 
-def _log_softmax_shape(call: Call) -> tuple[Dimensions]:
-    _axis(call, 2)
-    return same_shape(call)
-
-
 def _log_softmax(call: Call) -> None:
     axis, out = _axis(call, 2), call.outputs[0]
     result, total = _exponents(call, axis, np.float32, call.real(1))
@@ -161,11 +161,6 @@ def _log_softmax(call: Call) -> None:
     call.step(np.log, total, total)
     call.step(np.subtract, result, total, result)
     store(call, result, out.data, 0)
-
-
-def _l2_shape(call: Call) -> tuple[Dimensions]:
-    _axis(call, 1)
-    return same_shape(call)
 
 
 def _rank_gate(axis: int, inputs: Sequence[Operand], _outputs: Sequence[Operand]) -> int:
@@ -188,8 +183,7 @@ def _l2(call: Call) -> None:
 def _response_shape(call: Call) -> tuple[Dimensions]:
     if call.integer(1) < 0:
         raise ValueError(f"radius {call.integer(1)} has to be at least 0")
-    _axis(call, 5)
-    return same_shape(call)
+    return _along_axis_shape(5, call)
 
 
 def _response(call: Call) -> None:
@@ -268,7 +262,7 @@ OPERATIONS = (
         "L2_NORMALIZATION",
         11,
         (Signature("f0 h2 q2 s3", "T", tails=((2, "INT32"),)),),
-        _l2_shape,
+        partial(_along_axis_shape, 1),
         _l2,
         quantisation=OVER_128,
         gate=partial(_rank_gate, 1),
@@ -282,7 +276,11 @@ OPERATIONS = (
         gate=partial(_rank_gate, 5),
     ),
     OperationType(
-        "LOG_SOFTMAX", 64, (Signature("f2 h2", "T S INT32", ranks=ANY_RANK),), _log_softmax_shape, _log_softmax
+        "LOG_SOFTMAX",
+        64,
+        (Signature("f2 h2", "T S INT32", ranks=ANY_RANK),),
+        partial(_along_axis_shape, 2),
+        _log_softmax,
     ),
     OperationType(
         "SOFTMAX",

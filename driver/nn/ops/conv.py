@@ -19,9 +19,8 @@ from .window import (
     SAME,
     VALID,
     Axis,
-    explicit,
+    both_axes,
     image_shape,
-    implicit,
     input_image,
     output_image,
     padded_image,
@@ -58,13 +57,7 @@ def geometry(call: Call, has_fan: bool) -> ConvGeometry:
     _, kh, kw, _ = image_shape(call.shape(1), nchw=False)
     stride_w, stride_h = call.integer(strides), call.integer(strides + 1)
     dilation_w, dilation_h = (call.integer(tail + 2), call.integer(tail + 3)) if len(call.inputs) > tail + 2 else (1, 1)
-    if is_explicit:
-        left, right, top, bottom = (call.integer(i) for i in range(3, 7))
-        y = explicit(h, kh, stride_h, dilation_h, paddings=(top, bottom))
-        x = explicit(w, kw, stride_w, dilation_w, paddings=(left, right))
-    else:
-        y = implicit(call.integer(3), h, kh, stride_h, dilation_h)
-        x = implicit(call.integer(3), w, kw, stride_w, dilation_w)
+    y, x = both_axes(call, 3, is_explicit, (h, kh, stride_h, dilation_h), (w, kw, stride_w, dilation_w))
     fan = call.integer(strides + 2) if has_fan else 1
     if fan < 1 or channels < 1:
         raise ValueError(f"{channels} channels and a depth multiplier or number of groups of {fan} have to be above 0")
@@ -212,13 +205,6 @@ def _repeated(call: Call, taps: Array, width: int) -> Array:
     return repeated
 
 
-EXPLICIT_INPUTS = 11
-
-
-def _is_explicit(call: Call) -> bool:
-    return len(call.inputs) == EXPLICIT_INPUTS
-
-
 def _axis(size: int, filter_: int, stride: int, *, pads: Sequence[int]) -> Axis:
     """With explicit paddings; the one after the image may be negative, so that a stride can reach every extent."""
     head, tail = pads
@@ -246,7 +232,8 @@ def _axis_to(extent: int, size: int, filter_: int, stride: int, *, scheme: int) 
 
 def transposed_geometry(call: Call) -> tuple[Axis, Axis, int, bool]:
     """The vertical and the horizontal axis, the fused activation and the layout."""
-    at = 7 if _is_explicit(call) else 5
+    is_explicit = len(call.inputs) == 11
+    at = 7 if is_explicit else 5
     stride_w, stride_h, activation = (call.integer(i) for i in range(at, at + 3))
     nchw = call.flag(at + 3)
     activation_bounds(activation)
@@ -257,10 +244,10 @@ def transposed_geometry(call: Call) -> tuple[Axis, Axis, int, bool]:
             f"filter dimensions {list(call.shape(1))} and bias dimensions {list(call.shape(2))} have to be "
             f"[outputs, height, width, {channels}] and [outputs]"
         )
-    if _is_explicit(call):
+    if is_explicit:
         left, right, top, bottom = (call.integer(i) for i in range(3, 7))
-        y = _axis(h, kh, stride_h, pads=(top, bottom))
-        return y, _axis(w, kw, stride_w, pads=(left, right)), activation, nchw
+        y, x = _axis(h, kh, stride_h, pads=(top, bottom)), _axis(w, kw, stride_w, pads=(left, right))
+        return y, x, activation, nchw
     target = call.values(3)
     if len(target) != 4:
         raise ValueError(f"output shape {target} has to have 4 elements")

@@ -123,7 +123,7 @@ def _relu(code: int, call: Call) -> None:
         call.step(source.data.clip, low, high, out.data)
 
 
-def _logistic(x: Array, result: Array) -> None:
+def logistic(x: Array, result: Array) -> None:
     """Write 1 / (1 + e^-x); e^-x may overflow to infinity, which gives the right limit."""
     np.negative(x, result)
     np.exp(result, result)
@@ -202,10 +202,6 @@ def _extreme(function: Callable[..., Any], call: Call) -> None:
         call.step(function, _like_output(call, 0), _like_output(call, 1), out=out.data)
 
 
-def _power(call: Call) -> None:
-    combine(call, partial(quietly, np.power))
-
-
 def _blend(chosen: Array, bits: Array, a: Array, b: Array, result: Array) -> None:
     """Write `a` where `chosen`, else `b`; `bits` are integers as wide as the numbers, `result` may be `a`.
 
@@ -259,7 +255,7 @@ OPERATIONS = (
     _unary("RELU", 19, "f0 q0 h2 s3", partial(_relu, 1), same_as_input),
     _unary("RELU1", 20, "f0 q0 h2 s3", partial(_relu, 2), same_as_input),
     _unary("RELU6", 21, "f0 q0 h2 s3", partial(_relu, 3), same_as_input),
-    _unary("LOGISTIC", 14, "f0 q0 h2 s3", partial(smooth, _logistic), OVER_256),
+    _unary("LOGISTIC", 14, "f0 q0 h2 s3", partial(smooth, logistic), OVER_256),
     _unary("TANH", 28, "f0 h2 q2 s3", partial(smooth, np.tanh), OVER_128),
     _comparison("EQUAL", 48, np.equal),
     _comparison("GREATER", 53, np.greater),
@@ -271,7 +267,7 @@ OPERATIONS = (
     _pair("MAXIMUM", 65, "f2 h2 i2 q2 s3", partial(_extreme, np.maximum)),
     _pair("MINIMUM", 66, "f2 h2 i2 q2 s3", partial(_extreme, np.minimum)),
     _comparison("NOT_EQUAL", 68, np.not_equal),
-    _pair("POW", 70, "f2 h2", _power),
+    _pair("POW", 70, "f2 h2", partial(combine, function=partial(quietly, np.power))),
     _pair("PRELU", 71, "f2 h2 q2 s3", _prelu),
     OperationType("SELECT", 84, (Signature("f2 h2 i2 q2 s2", "b T T", of=1, ranks=ANY_RANK),), _select_shape, _select),
 )

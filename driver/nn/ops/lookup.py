@@ -9,6 +9,7 @@ import numpy as np
 from ..operation import ANY_RANK, Array, Call, OperationType, Signature, Tensor, declared, same_as_input
 from ..types import Dimensions
 from .axes import one_axis
+from .boxes import expect_rank
 
 
 def _check_indices(indices: Array, chosen: Array, size: int) -> None:
@@ -40,19 +41,11 @@ def _gather(call: Call) -> None:
     _take(call, values, one_axis(call.integer(1), values.ndim), call.tensor(2))
 
 
-def _one_dimension(call: Call, index: int) -> int:
-    """The length of input `index`, a list."""
-    shape = call.shape(index)
-    if len(shape) != 1:
-        raise ValueError(f"input {index} has dimensions {list(shape)}; it has to be 1-D")
-    return shape[0]
-
-
 def _embedded_shape(call: Call) -> tuple[Dimensions]:
     shape = call.shape(1)
     if len(shape) < 2:
         raise ValueError(f"values of dimensions {list(shape)} have to be of rank 2 or more")
-    return ((_one_dimension(call, 0), *shape[1:]),)
+    return ((*expect_rank(call, 0, 1), *shape[1:]),)
 
 
 def _embed(call: Call) -> None:
@@ -60,7 +53,7 @@ def _embed(call: Call) -> None:
 
 
 def _found_shape(call: Call) -> tuple[Dimensions, Dimensions]:
-    lookups, keys, shape = _one_dimension(call, 0), _one_dimension(call, 1), call.shape(2)
+    (lookups,), (keys,), shape = expect_rank(call, 0, 1), expect_rank(call, 1, 1), call.shape(2)
     if keys != shape[0]:
         raise ValueError(f"{keys} keys for values of dimensions {list(shape)}; there has to be one for each row")
     return (lookups, *shape[1:]), (lookups,)

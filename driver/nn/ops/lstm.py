@@ -7,6 +7,7 @@ import numpy as np
 
 from ..operation import Array, Call, OperationType, Signature
 from ..types import Dimensions
+from .elementwise import logistic
 from .real import accumulator, load
 from .recurrent import (
     CELL,
@@ -27,7 +28,6 @@ from .recurrent import (
     linked,
     ordered,
     ranked,
-    sigmoid,
     stacked,
     time_axis,
     weights,
@@ -140,7 +140,7 @@ class _FloatCell:
             gates[1:last] += self.peephole[:-1] * cell
         self._normalise(slice(0, last))
         self.settings.act(gates[0], gates[0])
-        sigmoid(gates[1:last], gates[1:last])
+        logistic(gates[1:last], gates[1:last])
         new, forget = gates[0], gates[-2]
         np.multiply(cell, forget, cell)
         enter = gates[1] if len(gates) == len(_ORDER) else np.subtract(1.0, forget, forget)
@@ -154,7 +154,7 @@ class _FloatCell:
         if self.peephole is not None:
             gates[-1] += self.peephole[-1] * self.state
             self._normalise(slice(len(gates) - 1, None))
-            sigmoid(gates[-1], gates[-1])
+            logistic(gates[-1], gates[-1])
         self.settings.act(self.state, gates[0])
         np.multiply(gates[0], gates[-1], result)
 

@@ -5,7 +5,7 @@ Sums of products are taken in floats wide enough to be exact; everything else is
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -28,6 +28,7 @@ from .recurrent import CELL, FORGET, INPUT, OUTPUT, CellForm, Places, examine, m
 from .sums import weight_matrix
 
 Multiplier = tuple[int, int]
+Function = Callable[[Array], Array]
 
 _PLACES = Places(first=1, states=18, norm=20)
 
@@ -43,87 +44,66 @@ def _product(x: Array, matrix: Array) -> Array:
     return total.astype(np.int64)
 
 
-@dataclass(frozen=True)
-class _Norm:
-    """Layer normalisation: `scale` is the multiplier of its result."""
-
-    weights: Array
-    bias: Array
-    scale: Multiplier
-
-    def __call__(self, x: Array) -> Array:
-        count = x.shape[-1]
-        total = x.sum(-1, keepdims=True) * 1024
-        mean = np.sign(total) * (abs(total) // count)
-        variance = (np.square(x).sum(-1, keepdims=True) * (2**20 // count) - np.square(mean)) >> 20
-        normal = scaled(1024 * x - mean, inverse_root(variance))
-        return saturate(scaled(shift_right(normal * self.weights + self.bias, 10), self.scale))
+def _normalised(weights: Array, bias: Array, scale: Multiplier, x: Array) -> Array:
+    """Layer normalisation; `scale` is the multiplier of its result."""
+    count = x.shape[-1]
+    total = x.sum(-1, keepdims=True) * 1024
+    mean = np.sign(total) * (abs(total) // count)
+    variance = (np.square(x).sum(-1, keepdims=True) * (2**20 // count) - np.square(mean)) >> 20
+    normal = scaled(1024 * x - mean, inverse_root(variance))
+    return saturate(scaled(shift_right(normal * weights + bias, 10), scale))
 
 
-@dataclass(frozen=True)
-class _Gate:
-    """One gate: products of (values, weights, multiplier), peephole (weights, multiplier), norm, activation."""
-
-    products: Sequence[tuple[Array, Array, Multiplier]]
-    peephole: tuple[Array, Multiplier] | None
-    norm: _Norm | None
-    squash: Callable[[Array], Array]
-
-    def __call__(self, cell: Array) -> Array:
-        total = np.zeros_like(cell)
-        for values, matrix, multiplier in self.products:
-            total = saturate(total + scaled(_product(values, matrix), multiplier))
-        if self.peephole is not None:
-            weights, multiplier = self.peephole
-            total = saturate(total + scaled(cell * weights, multiplier))
-        return self.squash(total if self.norm is None else self.norm(total))
+def _gate_value(
+    products: Sequence[tuple[Array, Array, Multiplier]],
+    peephole: tuple[Array, Multiplier] | None,
+    norm: Function | None,
+    squash: Function,
+    cell: Array,
+) -> Array:
+    """One gate from products of (values, weights, multiplier), peephole (weights, multiplier), norm and activation."""
+    total = np.zeros_like(cell)
+    for values, matrix, multiplier in products:
+        total = saturate(total + scaled(_product(values, matrix), multiplier))
+    if peephole is not None:
+        weights, multiplier = peephole
+        total = saturate(total + scaled(cell * weights, multiplier))
+    return squash(total if norm is None else norm(total))
 
 
-@dataclass(frozen=True)
-class _Projection:
-    """From the hidden state to the output: weights, bias, multiplier, zero point of the output and its largest size."""
-
-    matrix: Array
-    bias: Array | int
-    multiplier: Multiplier
-    zero_point: int
-    limit: int
-
-    def __call__(self, hidden: Array) -> Array:
-        total = _product(hidden.astype(self.matrix.dtype), self.matrix) + self.bias
-        result = saturate(scaled(total, self.multiplier) + self.zero_point, INT8)
-        return _limited(result, self.limit)
+def _projected(
+    matrix: Array, bias: Array | int, multiplier: Multiplier, zero_point: int, limit: int, hidden: Array
+) -> Array:
+    """From the hidden state to the output: `zero_point` of the output and its largest size."""
+    total = _product(hidden.astype(matrix.dtype), matrix) + bias
+    return _limited(saturate(scaled(total, multiplier) + zero_point, INT8), limit)
 
 
-@dataclass(frozen=True)
-class _QuantisedCell:
-    """A cell bound to its arrays.
+def _step(
+    gates: Mapping[int, Function],
+    state: Array,
+    power: int,
+    cell_limit: int,
+    hidden_scale: tuple[Multiplier, int],
+    projection: Function | None,
+    outputs: Sequence[Array],
+) -> None:
+    """Compute one step of a cell.
 
     power: log2 of the scale of the cell state. cell_limit: the largest cell state, 0 for any.
-    hidden: multiplier and zero point of the hidden state.
+    hidden_scale: multiplier and zero point of the hidden state.
     """
-
-    gates: dict[int, _Gate]
-    state: Array
-    power: int
-    cell_limit: int
-    hidden: tuple[Multiplier, int]
-    projection: _Projection | None
-    outputs: tuple[Array, Array, Array]
-
-    def __call__(self) -> None:
-        """Compute one step."""
-        cell = self.state.astype(np.int64)
-        forget, new = self.gates[FORGET](cell), self.gates[CELL](cell)
-        enter = self.gates[INPUT](cell) if INPUT in self.gates else INT16.max - forget
-        cell = saturate(shift_right(forget * cell, 15) + shift_right(enter * new, 30 + self.power))
-        cell = _limited(cell, self.cell_limit)
-        multiplier, zero_point = self.hidden
-        raw = self.gates[OUTPUT](cell) * tanh(cell, 15 + self.power)
-        hidden = saturate(scaled(raw, multiplier) - zero_point, INT8)
-        result = hidden if self.projection is None else self.projection(hidden + zero_point)
-        for out, value in zip(self.outputs, (result, cell, result), strict=True):
-            np.copyto(out, value, casting="unsafe")
+    cell = state.astype(np.int64)
+    forget, new = gates[FORGET](cell), gates[CELL](cell)
+    enter = gates[INPUT](cell) if INPUT in gates else INT16.max - forget
+    cell = saturate(shift_right(forget * cell, 15) + shift_right(enter * new, 30 + power))
+    cell = _limited(cell, cell_limit)
+    multiplier, zero_point = hidden_scale
+    raw = gates[OUTPUT](cell) * tanh(cell, 15 + power)
+    hidden = saturate(scaled(raw, multiplier) - zero_point, INT8)
+    result = hidden if projection is None else projection(hidden + zero_point)
+    for out, value in zip(outputs, (result, cell, result), strict=True):
+        np.copyto(out, value, casting="unsafe")
 
 
 def _limited(x: Array, limit: int) -> Array:
@@ -168,7 +148,7 @@ def _shape(call: Call) -> Sequence[Dimensions]:
     return tuple(state.shape for state in states)
 
 
-def _gate(call: Call, form: CellForm, gate: int) -> _Gate:
+def _gate(call: Call, form: CellForm, gate: int) -> Function:
     """A gate whose sums of products have the scale that the operation names."""
     scale = call.real(26 + gate)
     products = []
@@ -182,11 +162,12 @@ def _gate(call: Call, form: CellForm, gate: int) -> _Gate:
         peephole = weights.data, _ratio(call.tensor(_PLACES.states + 1).scale, weights.scale, scale)
     if form.has_norm:
         weights = call.tensor(_PLACES.norm + gate)
-        norm = _Norm(weights.data, call.array(_PLACES.bias(gate)), quantised_multiplier(weights.scale * 2**12))
-    return _Gate(products, peephole, norm, tanh if gate == CELL else logistic)
+        factor = quantised_multiplier(weights.scale * 2**12)
+        norm = partial(_normalised, weights.data, call.array(_PLACES.bias(gate)), factor)
+    return partial(_gate_value, products, peephole, norm, tanh if gate == CELL else logistic)
 
 
-def _projection(call: Call, form: CellForm, hidden_scale: float) -> _Projection | None:
+def _projection(call: Call, hidden_scale: float) -> Function | None:
     index, clip = _PLACES.projection, call.real(25)
     weights = call.inputs[index]
     limit = _limit(clip, 1.0 if weights is None else weights.scale, INT8.max)
@@ -195,23 +176,21 @@ def _projection(call: Call, form: CellForm, hidden_scale: float) -> _Projection 
     state = call.tensor(_PLACES.states)
     bias = call.array(index + 1) if call.given(index + 1) else 0
     multiplier = _ratio(weights.scale, hidden_scale, state.scale)
-    return _Projection(call.pack(index, weight_matrix), bias, multiplier, state.zero_point, limit)
+    return partial(_projected, call.pack(index, weight_matrix), bias, multiplier, state.zero_point, limit)
 
 
 def _build(call: Call) -> None:
     form, state = _form(call), call.tensor(_PLACES.states + 1)
     zero_point, scale = (call.integer(30) + 128) % 256 - 128, call.real(31)
-    first, cell, last = (out.data for out in call.outputs)
     call.step(
-        _QuantisedCell(
-            gates={gate: _gate(call, form, gate) for gate in form.gates},
-            state=state.data,
-            power=_power(state.scale),
-            cell_limit=_limit(call.real(24), state.scale, INT16.max),
-            hidden=(_ratio(2.0**-30, 1.0, scale), zero_point),
-            projection=_projection(call, form, scale),
-            outputs=(first, cell, last),
-        )
+        _step,
+        gates={gate: _gate(call, form, gate) for gate in form.gates},
+        state=state.data,
+        power=_power(state.scale),
+        cell_limit=_limit(call.real(24), state.scale, INT16.max),
+        hidden_scale=(_ratio(2.0**-30, 1.0, scale), zero_point),
+        projection=_projection(call, scale),
+        outputs=[out.data for out in call.outputs],
     )
 
 
@@ -232,9 +211,15 @@ def _prescribed(call: Call, parameters: Mapping[int, tuple[float, int]]) -> None
         _expect(call.tensor(index), f"input {index}", scale, zero_point)
 
 
-@dataclass(frozen=True)
-class _SquareCell:
-    """A cell of QUANTIZED_16BIT_LSTM bound to its arrays.
+def _square_step(
+    values: Array,
+    gates: Sequence[tuple[Array, Array, Array]],
+    multiplier: Multiplier,
+    state: Array,
+    cell_out: Array,
+    result_out: Array,
+) -> None:
+    """Compute one step of a cell of QUANTIZED_16BIT_LSTM.
 
     values: input and last output side by side. gates: of INPUT, FORGET, CELL and OUTPUT, the recurrent weights above
     the input weights, and the bias.
@@ -242,27 +227,17 @@ class _SquareCell:
     The weights stand in the opposite order of the values they are multiplied with. Models are made for that.
     """
 
-    values: Array
-    gates: Sequence[tuple[Array, Array, Array]]
-    multiplier: Multiplier
-    state: Array
-    outputs: tuple[Array, Array]
-
-    def __call__(self) -> None:
-        """Compute one step."""
-        enter, forget, new, emit = (
-            squash(self._sum(*gate)) for gate, squash in zip(self.gates, _SQUASHES, strict=True)
-        )
-        cell = self.state.astype(np.int64)
-        cell = saturate(shift_right(high_product(enter, new, 15), 4) + high_product(forget, cell, 15))
-        result = high_product(emit, tanh(saturate(cell * 2)), 15)
-        np.copyto(self.outputs[0], cell, casting="unsafe")
-        np.copyto(self.outputs[1], 128 + saturate(shift_right(result, 8), INT8), casting="unsafe")
-
-    def _sum(self, recurrent: Array, weights: Array, bias: Array) -> Array:
+    def total(recurrent: Array, weights: Array, bias: Array) -> Array:
         split = len(recurrent)
-        total = _product(self.values[:, :split], recurrent) + _product(self.values[:, split:], weights)
-        return saturate(scaled(total + bias, self.multiplier))
+        products = _product(values[:, :split], recurrent) + _product(values[:, split:], weights)
+        return saturate(scaled(products + bias, multiplier))
+
+    enter, forget, new, emit = (squash(total(*gate)) for gate, squash in zip(gates, _SQUASHES, strict=True))
+    cell = state.astype(np.int64)
+    cell = saturate(shift_right(high_product(enter, new, 15), 4) + high_product(forget, cell, 15))
+    result = high_product(emit, tanh(saturate(cell * 2)), 15)
+    np.copyto(cell_out, cell, casting="unsafe")
+    np.copyto(result_out, 128 + saturate(shift_right(result, 8), INT8), casting="unsafe")
 
 
 def _square_build(call: Call) -> None:
@@ -273,8 +248,7 @@ def _square_build(call: Call) -> None:
     for index, part in ((0, values[:, :width]), (14, values[:, width:])):
         call.step(np.subtract, call.array(index), 128.0, part)
     multiplier = quantised_multiplier(4096 * call.tensor(9).scale)
-    cell, out = (tensor.data for tensor in call.outputs)
-    call.step(_SquareCell(values, gates, multiplier, call.array(13), (cell, out)))
+    call.step(_square_step, values, gates, multiplier, call.array(13), *(tensor.data for tensor in call.outputs))
 
 
 _SQUASHES = (logistic, logistic, tanh, logistic)

@@ -11,6 +11,7 @@ import numpy as np
 
 from ..operation import Array, Call, Signature
 from ..types import Dimensions
+from .elementwise import logistic
 from .real import load
 from .sums import weight_matrix
 
@@ -19,14 +20,6 @@ Activation = Callable[[Array, Array], Any]
 
 Products = Sequence[tuple[int, int]]
 """(input, weights) pairs by their numbers: what is multiplied and added up before the recurrence."""
-
-
-def sigmoid(x: Array, out: Array) -> None:
-    """Write 1 / (1 + e^-x); e^-x may overflow to infinity, which gives the right limit."""
-    np.negative(x, out)
-    np.exp(out, out)
-    np.add(out, 1.0, out)
-    np.reciprocal(out, out)
 
 
 def _relu(x: Array, out: Array) -> None:
@@ -42,7 +35,7 @@ _ACTIVATIONS: dict[int, Activation] = {
     1: _relu,
     3: _relu6,
     4: np.tanh,
-    6: sigmoid,
+    6: logistic,
 }
 
 

@@ -6,13 +6,14 @@ Axes of images are only ever split, so that every array of a block operation is 
 """
 
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 
 from ..model import Operand
 from ..operation import ANY_RANK, Array, Call, OperationType, Signature, same_as_input
-from ..types import Dimensions
-from .window import NHWC_FROM_NCHW, image_shape, output_image, stored_shape
+from ..types import Dimensions, OperandType
+from .window import image_shape, input_image, output_image, stored_shape
 
 
 def padding_gate(inputs: Sequence[Operand], _outputs: Sequence[Operand]) -> int:
@@ -122,48 +123,48 @@ BLOCKS_OUTSIDE = (2, 4, 0, 1, 3, 5)
 """The same with the block beside the batch."""
 
 
-def _image(call: Call, nchw: bool) -> Array:
-    return call.array(0).transpose(NHWC_FROM_NCHW) if nchw else call.array(0)
-
-
 def _blocks(image: Array, height: int, width: int) -> Array:
     """An NHWC image as [n, rows of blocks, y in block, columns of blocks, x in block, c]."""
     n, h, w, c = image.shape
     return image.reshape(n, h // height, height, w // width, width, c)
 
 
-def _block_size(call: Call) -> int:
-    size = call.integer(1)
-    if size < 1:
-        raise ValueError(f"block size {size} has to be above 0")
-    return size
-
-
 def _block_sizes(call: Call) -> tuple[int, int]:
+    """The height and the width of a block: input 1 is a number for both, or a list of two."""
+    if call.tensor(1).type == OperandType.INT32:
+        size = call.integer(1)
+        if size < 1:
+            raise ValueError(f"block size {size} has to be above 0")
+        return size, size
     sizes = call.values(1)
     if len(sizes) != 2 or min(sizes) < 1:
         raise ValueError(f"block sizes {sizes[:9]} have to be 2 numbers above 0")
     return sizes[0], sizes[1]
 
 
+def _make_blocks(order: Sequence[int], call: Call) -> None:
+    """Copy what the input has beside the channels or the batch to the blocks of the output."""
+    nchw = call.flag(2)
+    target = _blocks(output_image(call, nchw), *_block_sizes(call)).transpose(order)
+    call.step(np.copyto, target, input_image(call, nchw).reshape(target.shape))
+
+
+def _take_blocks(order: Sequence[int], call: Call, image: Array, nchw: bool) -> None:
+    """Copy the blocks of `image` beside the channels or the batch of the output."""
+    source = _blocks(image, *_block_sizes(call)).transpose(order)
+    call.step(np.copyto, output_image(call, nchw).reshape(source.shape), source)
+
+
 def _depth_to_space_shape(call: Call) -> tuple[Dimensions]:
-    size, nchw = _block_size(call), call.flag(2)
+    (size, _), nchw = _block_sizes(call), call.flag(2)
     n, h, w, c = image_shape(call.shape(0), nchw)
     if c % size**2:
         raise ValueError(f"{c} channels do not make blocks of {size} by {size}")
     return (stored_shape(n, h * size, w * size, c // size**2, nchw),)
 
 
-def _depth_to_space(call: Call) -> None:
-    size, nchw = _block_size(call), call.flag(2)
-    image = _image(call, nchw)
-    n, h, w, c = image.shape
-    target = _blocks(output_image(call, nchw), size, size).transpose(CHANNELS_INSIDE)
-    call.step(np.copyto, target, image.reshape(n, h, w, size, size, c // size**2))
-
-
 def _space_to_depth_shape(call: Call) -> tuple[Dimensions]:
-    size, nchw = _block_size(call), call.flag(2)
+    (size, _), nchw = _block_sizes(call), call.flag(2)
     n, h, w, c = image_shape(call.shape(0), nchw)
     if h % size or w % size:
         raise ValueError(f"an image of {h} by {w} does not divide into blocks of {size}")
@@ -171,11 +172,8 @@ def _space_to_depth_shape(call: Call) -> tuple[Dimensions]:
 
 
 def _space_to_depth(call: Call) -> None:
-    size, nchw = _block_size(call), call.flag(2)
-    image = _image(call, nchw)
-    n, h, w, c = image.shape
-    target = output_image(call, nchw).reshape(n, h // size, w // size, size, size, c)
-    call.step(np.copyto, target, _blocks(image, size, size).transpose(CHANNELS_INSIDE))
+    nchw = call.flag(2)
+    _take_blocks(CHANNELS_INSIDE, call, input_image(call, nchw), nchw)
 
 
 def _batch_to_space_shape(call: Call) -> tuple[Dimensions]:
@@ -184,14 +182,6 @@ def _batch_to_space_shape(call: Call) -> tuple[Dimensions]:
     if n % (height * width):
         raise ValueError(f"a batch of {n} does not make blocks of {height} by {width}")
     return (stored_shape(n // (height * width), h * height, w * width, c, nchw),)
-
-
-def _batch_to_space(call: Call) -> None:
-    (height, width), nchw = _block_sizes(call), call.flag(2)
-    image = _image(call, nchw)
-    n, h, w, c = image.shape
-    target = _blocks(output_image(call, nchw), height, width).transpose(BLOCKS_OUTSIDE)
-    call.step(np.copyto, target, image.reshape(height, width, n // (height * width), h, w, c))
 
 
 def _space_to_batch_shape(call: Call) -> tuple[Dimensions]:
@@ -205,17 +195,15 @@ def _space_to_batch_shape(call: Call) -> tuple[Dimensions]:
 
 
 def _space_to_batch(call: Call) -> None:
-    (height, width), nchw = _block_sizes(call), call.flag(3)
-    image, pads = _image(call, nchw), [(0, 0), *paddings(call, 2, 2), (0, 0)]
-    shape = [before + size + after for size, (before, after) in zip(image.shape, pads, strict=True)]
-    if tuple(shape) != image.shape:
+    nchw = call.flag(3)
+    image, pads = input_image(call, nchw), [(0, 0), *paddings(call, 2, 2), (0, 0)]
+    shape = tuple(before + size + after for size, (before, after) in zip(image.shape, pads, strict=True))
+    if shape != image.shape:
         padded = call.scratch(shape, image.dtype)
         call.step(np.copyto, padded, zero_of(call))
         call.step(np.copyto, middle(padded, pads), image)
         image = padded
-    n, h, w, c = shape
-    target = output_image(call, nchw).reshape(height, width, n, h // height, w // width, c)
-    call.step(np.copyto, target, _blocks(image, height, width).transpose(BLOCKS_OUTSIDE))
+    _take_blocks(BLOCKS_OUTSIDE, call, image, nchw)
 
 
 LAYOUT = ((2, "BOOL"),)
@@ -248,7 +236,7 @@ OPERATIONS = (
         5,
         (Signature("f0 q0 h2 s3", "T INT32", tails=LAYOUT, ranks=(4,)),),
         _depth_to_space_shape,
-        _depth_to_space,
+        partial(_make_blocks, CHANNELS_INSIDE),
         quantisation=same_as_input,
     ),
     OperationType(
@@ -264,7 +252,7 @@ OPERATIONS = (
         29,
         (Signature("f1 q1 h2 s3", "T TENSOR_INT32", tails=LAYOUT, ranks=(4,)),),
         _batch_to_space_shape,
-        _batch_to_space,
+        partial(_make_blocks, BLOCKS_OUTSIDE),
         quantisation=same_as_input,
     ),
     OperationType(

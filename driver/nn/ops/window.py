@@ -21,6 +21,9 @@ from .sums import EXACT, LARGEST
 SAME, VALID = 1, 2
 NHWC_FROM_NCHW = (0, 2, 3, 1)
 
+Extents = tuple[int, int, int, int]
+"""Of one axis: input extent, filter extent, stride, dilation."""
+
 
 @dataclass(frozen=True, slots=True)
 class Axis:
@@ -84,11 +87,6 @@ class Axis:
         return self
 
 
-def explicit(size: int, filter_: int, stride: int, dilation: int, *, paddings: tuple[int, int]) -> Axis:
-    """An axis with given paddings."""
-    return Axis(size, filter_, stride, dilation, *paddings).checked()
-
-
 def implicit(scheme: int, size: int, filter_: int, stride: int, dilation: int) -> Axis:
     """An axis padded by a scheme; SAME puts the odd element after the image."""
     if scheme not in (SAME, VALID):
@@ -97,6 +95,15 @@ def implicit(scheme: int, size: int, filter_: int, stride: int, dilation: int) -
     if scheme == SAME and stride > 0:
         total = max(0, (-(-size // stride) - 1) * stride + (filter_ - 1) * dilation + 1 - size)
     return Axis(size, filter_, stride, dilation, total // 2, total - total // 2).checked()
+
+
+def both_axes(call: Call, first: int, is_explicit: bool, y: Extents, x: Extents) -> tuple[Axis, Axis]:
+    """The vertical and the horizontal window: input `first` is a scheme, or the first of four explicit paddings."""
+    if is_explicit:
+        left, right, top, bottom = (call.integer(i) for i in range(first, first + 4))
+        return Axis(*y, top, bottom).checked(), Axis(*x, left, right).checked()
+    scheme = call.integer(first)
+    return implicit(scheme, *y), implicit(scheme, *x)
 
 
 def transposed(size: int, filter_: int, stride: int, out: int, *, head: int) -> Axis:
@@ -180,14 +187,8 @@ def window_axes(call: Call) -> tuple[Axis, Axis, int, bool]:
     nchw = call.flag(at + 5)
     _, h, w, _ = image_shape(call.shape(0), nchw)
     stride_w, stride_h, filter_w, filter_h, activation = (call.integer(i) for i in range(at, at + 5))
-    if at == 5:
-        left, right, top, bottom = (call.integer(i) for i in range(1, 5))
-        y = explicit(h, filter_h, stride_h, 1, paddings=(top, bottom))
-        x = explicit(w, filter_w, stride_w, 1, paddings=(left, right))
-    else:
-        scheme = call.integer(1)
-        y, x = implicit(scheme, h, filter_h, stride_h, 1), implicit(scheme, w, filter_w, stride_w, 1)
-    return y, x, activation, nchw
+    extents = (h, filter_h, stride_h, 1), (w, filter_w, stride_w, 1)
+    return *both_axes(call, 1, at == 5, *extents), activation, nchw
 
 
 def _pooled_shape(call: Call) -> tuple[Dimensions]:
