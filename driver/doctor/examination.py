@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from driver.doctor import calls, devices, folders, installation, machine, process
+from driver.doctor import installation, machine
 from driver.doctor.finding import examined
 
 if TYPE_CHECKING:
@@ -15,21 +15,21 @@ if TYPE_CHECKING:
 CHECKS: dict[str, Callable[[], Iterable[Finding]]] = {
     "installation": installation.packages,
     "kernel": machine.kernel,
-    "system calls": calls.tried,
+    "system calls": machine.tried,
     "container": machine.container,
     "processors": machine.processors,
     "memory": machine.memory,
     "shared memory": machine.shared_memory,
     "huge pages": machine.huge_pages,
-    "limits of the process": process.limits_of_the_process,
-    "limits of clients": process.limits_of_clients,
-    "runtime directory": folders.runtime,
-    "folders": folders.kept,
-    "devices": devices.installed,
+    "limits of the process": machine.limits_of_the_process,
+    "limits of clients": machine.limits_of_clients,
+    "runtime directory": machine.runtime,
+    "folders": machine.kept,
+    "devices": installation.installed,
 }
 
 
 def examine(*, start: bool = False) -> list[Finding]:
     """Runs all checks; with `start`, also starts every installed device. Never raises."""
-    checks = CHECKS | ({"starting devices": devices.started} if start else {})
+    checks = CHECKS | ({"starting devices": installation.started} if start else {})
     return [finding for name, check in checks.items() for finding in examined(name, check)]

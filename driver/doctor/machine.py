@@ -1,17 +1,27 @@
-"""Checks the kernel, the container, CPUs and memory."""
+"""Checks the machine: kernel, system calls, container, CPUs, memory, limits, and the folders of sockets and caches."""
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import re
+import resource
+import struct
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from driver.doctor.finding import Finding, size, text_of
-from driver.engine.limits import memory_bytes
+from cffi import FFI
+
+from driver.client.discovery import Place, runtime_dir
+from driver.doctor.finding import Finding, State, size, text_of
+from driver.engine.limits import limits, limits_file, memory_bytes
+from driver.errors import DeviceFailed
+from driver.runtime.cache.folder import default_folder
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 OLDEST = (5, 6)
 ROOT = Path("/")
@@ -107,3 +117,165 @@ def huge_pages() -> Iterator[Finding]:
         words = text_of(ROOT / "sys/kernel/mm/transparent_hugepage" / file)
         chosen = re.search(r"\[(\w+)\]", words)
         yield Finding(f"huge pages of {kind}", "ok", chosen[1] if chosen else "unknown")
+
+
+_ffi = FFI()
+_ffi.cdef("long syscall(long number, ...);")
+_libc: Any = _ffi.dlopen(None)
+_FUTEX_WAITV = 449  # on every architecture
+_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
+_F_OFD_SETLK = 37
+_ALLOW = "allow the call in the container's seccomp profile, or use a newer kernel"
+
+
+class Call(NamedTuple):
+    """A system call to try. `state`: the finding if it is refused."""
+
+    name: str
+    attempt: Callable[[], object]
+    state: State
+    why: str
+
+
+def tried() -> Iterator[Finding]:
+    """Makes each call once, harmlessly."""
+    for call in CALLS:
+        try:
+            call.attempt()
+        except OSError as error:
+            number = errno.errorcode.get(error.errno or 0, str(error.errno))
+            yield Finding(call.name, call.state, f"refused with {number}", call.why, _ALLOW)
+        else:
+            yield Finding(call.name, "ok", "works")
+
+
+def futex_waitv() -> None:
+    """Waits on nothing: a kernel that has the call answers EINVAL. Raises OSError."""
+    arguments = [_ffi.cast("long", 0)] * 5
+    if _libc.syscall(_ffi.cast("long", _FUTEX_WAITV), *arguments) < 0 and _ffi.errno != errno.EINVAL:
+        raise OSError(_ffi.errno, os.strerror(_ffi.errno))
+
+
+def memfd() -> None:
+    """Makes anonymous memory and seals its size. Raises OSError."""
+    fd = _new_memfd()
+    try:
+        os.ftruncate(fd, 4096)
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
+    finally:
+        os.close(fd)
+
+
+def ofd_lock() -> None:
+    """Takes a lock that belongs to an open file, as the roles of a queue do. Raises OSError."""
+    fd = _new_memfd()
+    try:
+        fcntl.fcntl(fd, _F_OFD_SETLK, struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0))
+    finally:
+        os.close(fd)
+
+
+def _new_memfd() -> int:
+    return os.memfd_create("burst-doctor", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+
+
+CALLS = [
+    Call("memfd_create and seals", memfd, "warning", "queues and pools are sealed anonymous memory"),
+    Call("open file locks (OFD)", ofd_lock, "warning", "the reader and the writer of a queue each hold one"),
+    Call("futex_waitv", futex_waitv, "note", "without it (Linux 5.16), the death of a large peer is detected later"),
+]
+
+
+_FEW_FILES, _SMALL_FILE = 1024, 2**30
+_INFINITE = resource.RLIM_INFINITY
+
+
+def limits_of_the_process() -> Iterator[Finding]:
+    """Limits of descriptors, locked memory, and file size."""
+    yield _files()
+    soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    yield Finding("RLIMIT_MEMLOCK", "ok", f"{_told(soft)}; bursts lock nothing")
+    yield _size_of_files()
+
+
+def _files() -> Finding:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    found = f"{_count(soft)}; devices raise theirs to {_count(hard)}"
+    if (soft != _INFINITE and soft < _FEW_FILES) or (hard != _INFINITE and hard < 4 * _FEW_FILES):
+        why = "a burst needs up to 12 descriptors on each side, and one for each memory pool"
+        return Finding("RLIMIT_NOFILE", "note", found, why, "ulimit -n 65536, or LimitNOFILE= in the service's unit")
+    return Finding("RLIMIT_NOFILE", "ok", found)
+
+
+def _size_of_files() -> Finding:
+    soft, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if soft == _INFINITE:
+        return Finding("RLIMIT_FSIZE", "ok", _told(soft))
+    why = "it also limits shared memory: larger models and pools are refused"
+    state = "warning" if soft < 2**20 else "note" if soft < _SMALL_FILE else "ok"
+    return Finding("RLIMIT_FSIZE", state, _told(soft), why, "ulimit -f unlimited")  # type: ignore[arg-type]
+
+
+def _told(nbytes: int) -> str:
+    return "unlimited" if nbytes == _INFINITE else size(nbytes)
+
+
+def _count(number: int) -> str:
+    return "unlimited" if number == _INFINITE else str(number)
+
+
+def limits_of_clients() -> Iterator[Finding]:
+    """The limits in limits.toml, as a device that starts now would read them."""
+    path = limits_file()
+    try:
+        found = limits()
+    except ValueError as error:
+        yield Finding("limits.toml", "warning", str(error), "no device starts", "correct that line, or remove the file")
+        return
+    yield Finding("limits.toml", "ok", f"{path}, {'read' if path.exists() else 'does not exist; defaults apply'}")
+    for name, value in asdict(found).items():
+        yield Finding(name, "ok", size(value) if name.endswith("bytes") else f"{value:g}")
+
+
+_LONG_NAME = "onnxruntime"
+_LITTLE = 100 * 10**6
+
+
+def runtime() -> Iterator[Finding]:
+    """The folder of sockets. Creates it if it is missing, as every client does."""
+    why = "no device can be found or started"
+    remedy = "set BURST_RUNTIME_DIR to a folder that you own, with a short path and mode 0700"
+    try:
+        path = runtime_dir()
+        Place(path, _LONG_NAME)
+    except (DeviceFailed, OSError) as error:
+        yield Finding("runtime directory", "warning", str(error), why, remedy)
+        return
+    mode = path.stat().st_mode & 0o777
+    if not os.access(path, os.W_OK | os.X_OK):
+        yield Finding("runtime directory", "warning", f"{path}: mode {mode:04o}, not writable", why, remedy)
+    else:
+        yield Finding("runtime directory", "ok", f"{path}, mode {mode:04o}")
+
+
+def kept() -> Iterator[Finding]:
+    """The folder of compilations, and that of measurements of devices."""
+    yield _writable("cache folder", default_folder(), "models are compiled again in every process")
+    state = Path("~/.local/state/burst").expanduser()
+    yield _writable("state folder", state, "devices are measured again in every process")
+
+
+def _writable(subject: str, path: Path, why: str) -> Finding:
+    there = next(place for place in (path, *path.parents) if place.exists())
+    if not os.access(there, os.W_OK | os.X_OK):
+        return Finding(
+            subject, "note", f"{path}: {there} is not writable", why, f"make {there} writable for this account"
+        )
+    found = os.statvfs(there)
+    free = found.f_bavail * found.f_frsize
+    words = f"{path}, {'exists' if there == path else 'not created yet'}, {size(free)} free"
+    return (
+        Finding(subject, "note", words, why, "free some disk space")
+        if free < _LITTLE
+        else Finding(subject, "ok", words)
+    )

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from driver import doctor
-from driver.doctor import calls, devices, examination, folders, installation, machine, process
+from driver.doctor import examination, installation, machine
 from driver.doctor.finding import examined
 
 MEMFD_CREATE = {"x86_64": 319, "aarch64": 279}
@@ -134,8 +134,8 @@ class TestOddSystems:
             raise RuntimeError("odd")
 
         assert [(f.state, f.found) for f in examined("it", broken)] == [("note", "unknown: RuntimeError: odd")]
-        monkeypatch.setattr(examination, "CHECKS", {"one": broken, "two": calls.tried})
-        assert len(doctor.examine()) == 1 + len(calls.CALLS)
+        monkeypatch.setattr(examination, "CHECKS", {"one": broken, "two": machine.tried})
+        assert len(doctor.examine()) == 1 + len(machine.CALLS)
 
     @pytest.mark.parametrize(
         ("release", "state"),
@@ -173,8 +173,8 @@ class TestOddSystems:
         def refuse():
             raise OSError(errno.ENOSYS, "no")
 
-        monkeypatch.setattr(calls, "CALLS", [calls.CALLS[0]._replace(attempt=refuse)])
-        (finding,) = calls.tried()
+        monkeypatch.setattr(machine, "CALLS", [machine.CALLS[0]._replace(attempt=refuse)])
+        (finding,) = machine.tried()
         assert (finding.state, finding.found) == ("warning", "refused with ENOSYS")
 
     def test_missing_package(self, monkeypatch):
@@ -188,12 +188,12 @@ class TestOddSystems:
     def test_size_of_files(self, monkeypatch, limit, state):
         """RLIMIT_FSIZE bounds shared memory, too."""
         monkeypatch.setattr(resource, "getrlimit", lambda _: (limit, limit))
-        assert found(process.limits_of_the_process)["RLIMIT_FSIZE"].state == state
+        assert found(machine.limits_of_the_process)["RLIMIT_FSIZE"].state == state
 
     def test_few_descriptors(self, monkeypatch):
         """A thousand descriptors are few for bursts: a note."""
         monkeypatch.setattr(resource, "getrlimit", lambda _: (256, 4096))
-        assert found(process.limits_of_the_process)["RLIMIT_NOFILE"].state == "note"
+        assert found(machine.limits_of_the_process)["RLIMIT_NOFILE"].state == "note"
 
 
 class TestFolders:
@@ -205,7 +205,7 @@ class TestFolders:
         open_to_all.mkdir(mode=0o755)
         for path in (open_to_all, tmp_path / ("x" * 100)):
             monkeypatch.setenv("BURST_RUNTIME_DIR", str(path))
-            finding = found(folders.runtime)["runtime directory"]
+            finding = found(machine.runtime)["runtime directory"]
             assert finding.state == "warning"
             assert str(path) in finding.found
 
@@ -213,11 +213,11 @@ class TestFolders:
         """Folders that are not made yet are looked for where they would be made."""
         monkeypatch.setenv("HOME", str(tmp_path / "new"))
         monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-        findings = found(folders.kept)
+        findings = found(machine.kept)
         assert {finding.state for finding in findings.values()} == {"ok"}
         assert "not created yet" in findings["state folder"].found
         monkeypatch.setattr(os, "access", lambda *_: False)
-        assert {finding.state for finding in found(folders.kept).values()} == {"note"}
+        assert {finding.state for finding in found(machine.kept).values()} == {"note"}
 
 
 def test_a_device_that_cannot_be_loaded(monkeypatch):
@@ -226,7 +226,7 @@ def test_a_device_that_cannot_be_loaded(monkeypatch):
     def load(name):
         raise RuntimeError(f"no {name} here")
 
-    monkeypatch.setattr(devices, "device_class", load)
-    findings = found(devices.installed)
+    monkeypatch.setattr(installation, "device_class", load)
+    findings = found(installation.installed)
     assert {finding.state for finding in findings.values()} == {"warning"}
     assert findings["device litert"].found == "cannot be loaded: no litert here"
