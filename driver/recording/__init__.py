@@ -3,10 +3,9 @@
 docs/recording.md says what such a file holds, byte by byte.
 """
 
-from driver.recording.compare import Difference
 from driver.recording.file import BadRecording, Recording, Run
 from driver.recording.recorder import record
-from driver.recording.replay import Report, replay
+from driver.recording.replay import Difference, Report, replay
 from driver.recording.tape import Tape
 
 __all__ = ["BadRecording", "Difference", "Recording", "Report", "Run", "Tape", "record", "replay"]

@@ -1,6 +1,7 @@
-"""Whether this process is recorded: by `record`, or because BURST_RECORD names a file.
+"""Records the requests of this process, on the plain path and in bursts: within `record`, or as BURST_RECORD asks.
 
-It is asked once for each model that is prepared, and nowhere else: who is not recorded pays nothing.
+Checked once per `prepare`; free when recording is off. A request is copied before it is sent, and its result when it
+has come; neither copy counts in the time that is recorded.
 """
 
 from __future__ import annotations
@@ -8,55 +9,60 @@ from __future__ import annotations
 import atexit
 import os
 import threading
+import time
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+import numpy as np
+
+from burst import Busy, Controller, DeviceBuffer, ErrorStatus, HardwareBuffer
+from burst.controller import NotSent, Packet
 from driver.client.device import RemoteDevice
 from driver.client.prepared_model import RemotePreparedModel
+from driver.client.workspace import nbytes
+from driver.deadlines import earlier, nanoseconds
 from driver.errors import DriverError
+from driver.recording.tape import UNANSWERED, Tape
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
-    from driver.recording.tape import Tape
+    from burst import OutputShape, Request, RequestArgument, Result
+    from burst.wire import ResultPacket
+    from driver.client.prepared_model import Home
+    from driver.nn import Model, Operand
+    from driver.options import ExecuteOptions, Options
 
 VARIABLE, VARIABLE_MB = "BURST_RECORD", "BURST_RECORD_MB"
 MOST_MB = 4096
-"""Megabytes of a file, unless somebody says otherwise."""
+"""Megabytes of a file, unless the caller or BURST_RECORD_MB says otherwise."""
 
 _MB = 10**6
 _lock = threading.Lock()
-_tapes: dict[str, Tape] = {}  # "explicit", and "environment"
+_tapes: dict[str, Tape | None] = {}  # "explicit", and "environment"
 
 
 def prepared_model(*arguments: Any) -> RemotePreparedModel:
-    """As RemotePreparedModel(…), whose requests are recorded if anybody wants that. Raises DriverError."""
+    """As RemotePreparedModel(…), whose requests are recorded if recording is on. Raises DriverError."""
     tape = _tape()
     if tape is None:
         return RemotePreparedModel(*arguments)
-    from driver.recording.taped import TapedPreparedModel
-
     return TapedPreparedModel(tape, *arguments)
 
 
 @contextmanager
 def record(path: str | os.PathLike[str], most_bytes: int = MOST_MB * _MB) -> Iterator[Tape]:
     """Requests to devices, of models that this process prepares meanwhile, go into a new file. Raises DriverError."""
-    from driver.recording.tape import Tape
-
     tape = Tape(Path(path), most_bytes)
     with _lock:
-        before = _tapes.get("explicit")
-        _tapes["explicit"] = tape
+        before, _tapes["explicit"] = _tapes.get("explicit"), tape
     try:
         yield tape
     finally:
         with _lock:
-            if before is None:
-                del _tapes["explicit"]
-            else:
-                _tapes["explicit"] = before
+            _tapes["explicit"] = before
         tape.close()
 
 
@@ -77,8 +83,6 @@ def _tape() -> Tape | None:
 
 def _of_environment(path: Path) -> Tape:
     """The file that was named for the first process that prepares a model; PATH.PID for others."""
-    from driver.recording.tape import Tape
-
     most = os.environ.get(VARIABLE_MB) or str(MOST_MB)
     if not (most.isdecimal() and 0 < int(most) < 10**9):
         raise DriverError(f"{VARIABLE_MB}={most}: a whole number of megabytes")
@@ -92,3 +96,220 @@ def _of_environment(path: Path) -> Tape:
 
 RemoteDevice.new_prepared_model = staticmethod(prepared_model)
 os.register_at_fork(after_in_child=lambda: globals().update(_lock=threading.Lock()))
+
+
+_UNUSUAL = (ValueError, TypeError, LookupError, AttributeError)
+"""What comes of a request that the device will refuse, or whose memory is not here."""
+
+_NOT_HERE = "its inputs are in buffers of the device, or not what the model takes"
+_FENCED = "it was launched with fences"
+_NO_DEADLINE = 2**64 - 1
+
+
+class Taker(Protocol):
+    """Who is told of requests: a `driver.recording.tape.Tape`."""
+
+    def stream(self, prepared: RemotePreparedModel, path: str, depth: int, spin: object) -> int:
+        """The number of a new one."""
+
+    def run(self, words: list[Any], bulk: Sequence[bytes]) -> None:
+        """A request is over."""
+
+    def leave_out(self, reason: str, count: int = 1) -> None:
+        """It is not told."""
+
+
+class Part(NamedTuple):
+    """One input or output: its shape, and how to copy it."""
+
+    dimensions: tuple[int, ...]
+    copy: Callable[[], bytes]
+
+
+class Arguments:
+    """What a request reads and writes. `inputs`: None for one that is omitted; `is_whole`: they can be copied."""
+
+    def __init__(self, model: Model, request: Request) -> None:
+        self._request, main = request, model.main
+        self._operands = [main.operands[i] for i in main.outputs]
+        self._shapes: Sequence[OutputShape] | None = None
+        self._outputs: list[Part | None] = []
+        self.inputs: list[Part | None] = []
+        try:
+            pairs = zip(request.inputs, (main.operands[i] for i in main.inputs), strict=True)
+            self.inputs = [None if a.has_no_value else self._part(a, o) for a, o in pairs]
+            self.is_whole = True
+        except _UNUSUAL:
+            self.is_whole = False
+
+    def outputs(self, shapes: Sequence[OutputShape]) -> list[Part | None]:
+        """None for what stays on the device."""
+        if self._shapes is not shapes:
+            self._outputs = [
+                None
+                if isinstance(self._request.pools[a.pool], DeviceBuffer)
+                else self._part(a, o, shapes[n].dimensions if shapes else ())
+                for n, (a, o) in enumerate(zip(self._request.outputs, self._operands, strict=True))
+            ]
+            self._shapes = shapes
+        return self._outputs
+
+    def _part(self, a: RequestArgument, operand: Operand, dimensions: tuple[int, ...] = ()) -> Part:
+        """Raises one of _UNUSUAL."""
+        shape = tuple(dimensions or a.dimensions or operand.dimensions)
+        pool = self._request.pools[a.pool]
+        if isinstance(pool, HardwareBuffer):
+            return Part(shape, lambda: np.ascontiguousarray(pool.read()).tobytes())
+        return Part(shape, pool.asarray(np.uint8, (nbytes(operand, shape),), a.offset).tobytes)
+
+
+class Note:
+    """A request that goes on. `deadline`: CLOCK_MONOTONIC ns."""
+
+    __slots__ = ("_arguments", "_begin", "_bulk", "_deadline", "_inputs", "_stream", "_tape")
+
+    def __init__(self, tape: Taker, stream: int, arguments: Arguments, deadline: int | None) -> None:
+        self._tape, self._stream, self._arguments, self._deadline = tape, stream, arguments, deadline
+        self._bulk, self._inputs = _copied(arguments.inputs)
+        self._begin = time.monotonic_ns()
+
+    def end(self, status: int, shapes: Sequence[OutputShape] = ()) -> None:
+        """It is over. With too little room for its outputs it is not worth a word: it comes again."""
+        took = time.monotonic_ns() - self._begin
+        if status == ErrorStatus.OUTPUT_INSUFFICIENT_SIZE:
+            return
+        try:
+            bulk, outputs = _copied([] if status else self._arguments.outputs(shapes))
+        except _UNUSUAL:
+            self._tape.leave_out("its outputs are not what the model gives")
+            return
+        left = None if self._deadline is None else self._deadline - self._begin
+        words = [self._stream, self._begin, took, left, int(status), self._inputs, outputs]
+        self._tape.run(words, [*self._bulk, *bulk])
+
+
+def _copied(parts: Sequence[Part | None]) -> tuple[list[bytes], list[tuple[tuple[int, ...], int] | None]]:
+    """The bytes of all, and for each its shape and how many bytes those are."""
+    copies = [part and part.copy() for part in parts]
+    described = [
+        None if part is None or copy is None else (part.dimensions, len(copy))
+        for part, copy in zip(parts, copies, strict=True)
+    ]
+    return [copy for copy in copies if copy is not None], described
+
+
+class TapedPreparedModel(RemotePreparedModel):
+    """A prepared model that writes its requests to the tape."""
+
+    def __init__(self, tape: Taker, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._tape, self._streams = tape, threading.local()
+        self._known: tuple[Request, Arguments] | None = None
+
+    def _execute(self, request: Request, options: ExecuteOptions) -> Result:
+        """Forwards to the base class and records the request."""
+        go_on = partial(super()._execute, request, options)
+        known = self._known
+        if known is None or known[0] is not request:
+            known = self._known = request, Arguments(self.model, request)
+        if not known[1].is_whole:
+            self._tape.leave_out(_NOT_HERE)
+            return go_on()
+        deadline = None if options.deadline is None else nanoseconds(options.deadline)
+        note = Note(self._tape, self._stream(), known[1], earlier(options.timeout, deadline))
+        try:
+            result = go_on()
+        except Exception:
+            note.end(UNANSWERED)
+            raise
+        note.end(result.status, result.output_shapes)
+        return result
+
+    def _stream(self) -> int:
+        """Of this thread: what it sends comes one after the other."""
+        if not hasattr(self._streams, "number"):
+            self._streams.number = self._tape.stream(self, "plain", 1, None)
+        return int(self._streams.number)
+
+    def execute_fenced(self, *arguments: Any, **terms: Any) -> Any:
+        """Forwards to the base class. Not recorded: the inputs are unknown until the fences are signalled."""
+        self._tape.leave_out(_FENCED)
+        return super().execute_fenced(*arguments, **terms)
+
+    def new_controller(self, options: Options, home: Home) -> Controller:
+        """A controller that writes its requests to the tape."""
+        number = self._tape.stream(self, "burst", options.depth, options.spin)
+        configure = self.configure_burst(options.spin, home)
+        return TapedController(self._tape, number, self.model, configure, options.memory, options.spin)
+
+
+class TapedPacket(Packet):
+    """A packet that says when it is sent."""
+
+    __slots__ = ("arguments",)
+
+    def __init__(self, packet: Packet, arguments: Arguments, call: Callable[[TapedPacket, Packet], int]) -> None:
+        self.data, self.nbytes, self.measure = packet.data, packet.nbytes, packet.measure
+        self.arguments, self.call = arguments, partial(call, self, packet)
+
+
+class TapedController(Controller):
+    """A burst's requests by number, from when they go out until their results come."""
+
+    def __init__(self, tape: Taker, stream: int, model: Model, *arguments: Any) -> None:
+        self._tape, self._stream, self._model = tape, stream, model
+        self._notes: dict[int, Note] = {}
+        super().__init__(*arguments)
+
+    def encode(self, request: Request, *, measure: bool = False) -> Packet:
+        """Forwards to the base class; the packet notes when it is sent."""
+        return TapedPacket(super().encode(request, measure=measure), Arguments(self._model, request), self._call)
+
+    def _call(self, taped: TapedPacket, packet: Packet) -> int:
+        deadline = int(self._caller.deadline)
+        self._begin(taped, None if deadline == _NO_DEADLINE else deadline)
+        code = packet.call()
+        if not code:
+            self._end(self.last)
+        return code
+
+    def send(self, packet: Packet, timeout: float | None = None, deadline: int | None = None) -> ResultPacket:
+        """Forwards to the base class and records the request."""
+        self._begin(packet, deadline)
+        return super().send(packet, timeout, deadline)
+
+    def start(self, packet: Packet, deadline: int | None = None) -> None:
+        """Forwards to the base class and records the request."""
+        self._begin(packet, deadline)
+        super().start(packet, deadline)
+
+    def interrupted(self, error: BaseException) -> None:
+        """Forwards to the base class; the request that was sent is recorded as unanswered."""
+        super().interrupted(error)
+        if not isinstance(error, Busy | NotSent) and (note := self._notes.pop(self.sent, None)):
+            note.end(UNANSWERED)
+
+    def close(self) -> None:
+        """Forwards to the base class. Unanswered requests are not recorded: another controller resends them."""
+        if self._notes:
+            self._tape.leave_out("it was not answered", len(self._notes))
+            self._notes.clear()
+        super().close()
+
+    def _begin(self, packet: Packet, deadline: int | None) -> None:
+        """Under the number that it will have; should it not go out, the next one takes that."""
+        arguments = packet.arguments  # type: ignore[attr-defined]  # all come from `encode`
+        if arguments.is_whole:
+            self._notes[self.sent + 1] = Note(self._tape, self._stream, arguments, deadline)
+        else:
+            self._tape.leave_out(_NOT_HERE)
+
+    def _end(self, reply: ResultPacket) -> None:
+        """Of the result that came last."""
+        if note := self._notes.pop(self.received, None):
+            note.end(reply.status, reply.output_shapes)
+
+    def _result(self, code: int, measure: bool) -> ResultPacket:
+        reply = super()._result(code, measure)
+        self._end(reply)
+        return reply

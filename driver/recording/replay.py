@@ -9,7 +9,7 @@ from array import array
 from collections import Counter, deque
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -17,13 +17,12 @@ from burst import ErrorStatus, StatusError, Timeout
 from driver.client.device import connect
 from driver.client.workspace import InputSet, OutputSet, Workspace
 from driver.devices import names
-from driver.recording.compare import Difference, largest
 from driver.recording.file import BadRecording, as_array
+from driver.recording.recorder import TapedPreparedModel
 from driver.recording.tape import UNANSWERED
-from driver.recording.taped import TapedPreparedModel
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
@@ -32,6 +31,7 @@ if TYPE_CHECKING:
     from driver.client.future import Future
     from driver.client.prepared_model import RemotePreparedModel
     from driver.client.workspace import Shapes
+    from driver.nn import Operand
     from driver.recording.file import Recording, Run, Stream
 
 Pace = Literal["recorded", "max"]
@@ -343,3 +343,43 @@ def _status(answer: Result | Exception) -> int:
 
 def _name(status: int) -> str:
     return "not answered" if status == UNANSWERED else ErrorStatus(status).name
+
+
+TOLERANCE = 1e-4
+
+
+class Difference(NamedTuple):
+    """Where an output is farthest from what it was."""
+
+    request: int
+    output: int
+    at: tuple[int, ...]
+    was: float
+    by: float  #: infinite for a NaN, or another shape
+
+
+def largest(number: int, run: Run, answer: Result, operands: Sequence[Operand], tolerance: float) -> Difference | None:
+    """Of all outputs of a request; None when they are what they were, within what is allowed."""
+    found = [
+        difference(number, n, as_array(part, operand), new, tolerance)
+        for n, (part, operand, new) in enumerate(zip(run.outputs, operands, answer.outputs, strict=False))
+        if part is not None
+    ]
+    return max((one for one in found if one), key=lambda one: one.by, default=None)
+
+
+def difference(number: int, n: int, was: NDArray[Any], new: NDArray[Any], tolerance: float) -> Difference | None:
+    """Of output `n` of a request, where it is largest; None when it is within what is allowed."""
+    if was.shape != new.shape:
+        return Difference(number, n, (), math.nan, math.inf)
+    a, b = was.astype(np.float64), new.astype(np.float64)
+    with np.errstate(invalid="ignore"):
+        by = np.where((a == b) | (np.isnan(a) & np.isnan(b)), 0.0, np.abs(a - b))
+        by = np.where(np.isnan(by), math.inf, by)
+        allowed = tolerance * np.maximum(1.0, np.abs(a)) if was.dtype.kind == "f" else np.full(a.shape, tolerance)
+        allowed = np.where(np.isfinite(allowed), allowed, 0.0)
+    over = np.where(by > allowed, by, 0.0)
+    if not over.size or not over.any():
+        return None
+    index = np.unravel_index(int(over.argmax()), over.shape)
+    return Difference(number, n, tuple(map(int, index)), float(a[index]), float(over[index]))

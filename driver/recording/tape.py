@@ -83,7 +83,7 @@ class Tape:
         return number
 
     def run(self, words: list[Any], bulk: Sequence[bytes]) -> None:
-        """One request that is over: what `driver.recording.taped` says of it, and its inputs and outputs."""
+        """One request that is over: what `driver.recording.recorder` says of it, and its inputs and outputs."""
         try:
             raw = packed(["run", *words])
         except (ValueError, TypeError, OverflowError):

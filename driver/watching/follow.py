@@ -1,21 +1,29 @@
-"""Following bursts: each is looked at before its trace, which holds the last 256 requests, has forgotten any."""
+"""Follows bursts, and writes what was followed as one file for Perfetto.
+
+Each burst is read before its trace, which holds the last 256 requests, has overwritten any.
+"""
 
 from __future__ import annotations
 
+import gzip
+import json
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from itertools import chain
+from typing import IO, TYPE_CHECKING, Any, cast
 
 import numpy as np
 
+from burst import timeline
 from burst._core import lib
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
 
     from numpy.typing import NDArray
 
-    from driver.watching.watched import WatchedBurst
+    from driver.watching.device import WatchedBurst
     from driver.watching.watcher import Watcher
 
 _SOONEST, _LATEST = 0.5e-3, 50e-3  # seconds between two looks at a burst
@@ -99,3 +107,38 @@ def _find(
             if burst not in followed and wanted(burst):
                 seen = int(burst.trace.page.client.results) if is_first else 0
                 followed[burst] = Followed(burst, seen)
+
+
+_LANES = 64  # of a burst: it has at most so many requests in flight
+
+
+def write(path: Path, followed: Sequence[Followed]) -> None:
+    """As JSON; packed if the path ends in .gz. Raises OSError."""
+    with cast("IO[str]", gzip.open(path, "wt", compresslevel=1) if path.suffix == ".gz" else path.open("w")) as file:
+        file.write('{"displayTimeUnit": "ns", "traceEvents": [\n')
+        between = ""
+        for event in events(followed):
+            file.write(between + json.dumps(event))
+            between = ",\n"
+        file.write("\n]}\n")
+
+
+def events(followed: Sequence[Followed]) -> Iterator[dict[str, Any]]:
+    """Names of processes, then burst by burst its requests and its counters."""
+    yield from _names(followed)
+    for n, one in enumerate(followed):
+        burst, records = one.burst, one.records
+        sides, name = burst.trace.sides(first_lane=1 + n * _LANES), f"burst {burst.number}"
+        yield from timeline.requests(name, sides, records, burst.trace.stages(records))
+        yield from timeline.counters(name, sides, records)
+
+
+def _names(followed: Sequence[Followed]) -> Iterator[dict[str, Any]]:
+    """Each process and each listener once."""
+    clients = {one.burst.pid: one.burst.program or "client" for one in followed}
+    all_sides = [(one.burst, one.burst.trace.sides()) for one in followed]
+    devices = {sides.device: f"device {burst.device}" for burst, sides in all_sides}
+    for pid, name in chain(devices.items(), clients.items()):
+        yield timeline.label("process_name", pid, 0, name)
+    for burst, sides in all_sides:
+        yield timeline.label("thread_name", sides.device, sides.listener, f"burst {burst.number}, {burst.model}")

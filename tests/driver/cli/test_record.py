@@ -17,7 +17,7 @@ from click.testing import CliRunner
 import driver
 from driver.cli.command import burst as command
 from driver.recording import Recording, Tape, record, replay
-from driver.recording.compare import difference
+from driver.recording.replay import difference
 
 X = np.arange(4, dtype=np.float32).reshape(1, 4)
 PROGRAM = """
