@@ -88,7 +88,7 @@ class TestCommand:
         assert done.returncode == 1
         lines = done.stdout.splitlines()
         (n,) = [n for n, line in enumerate(lines) if line.startswith("warning")]
-        assert "client_burst = 3: known are" in lines[n]
+        assert "client_burst = 3: the limits are" in lines[n]
         assert [line.strip() for line in lines[n + 1 : n + 3]] == [
             "no device starts",
             "correct that line, or remove the file",
