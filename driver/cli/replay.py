@@ -16,7 +16,7 @@ from driver.cli.output import examples, json_option
 from driver.errors import DriverError
 from driver.recording import Recording
 from driver.recording import replay as play
-from driver.recording.compare import TOLERANCE
+from driver.recording.replay import TOLERANCE
 
 if TYPE_CHECKING:
     from driver.recording import Report

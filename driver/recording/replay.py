@@ -17,6 +17,7 @@ from burst import ErrorStatus, StatusError, Timeout
 from driver.client.device import connect
 from driver.client.workspace import InputSet, OutputSet, Workspace
 from driver.devices import names
+from driver.options import PrepareOptions
 from driver.recording.file import BadRecording, as_array
 from driver.recording.recorder import TapedPreparedModel
 from driver.recording.tape import UNANSWERED
@@ -220,8 +221,8 @@ class _Player:
         """`numbers`: of its requests."""
         self._play, self._stream, self._numbers, self._stack = play, stream, numbers, stack
         self._took, model, home = _Ear(), prepared.model, prepared.home
-        terms = prepared.preference, None, prepared.priority
-        self._prepared = TapedPreparedModel(self._took, prepared.device, model, home.number, *terms)
+        options = PrepareOptions(prepared.preference, prepared.priority)
+        self._prepared = TapedPreparedModel(self._took, prepared.device, model, home.number, options)
         self._prepared.home = home
         sides = model.main.inputs, model.main.outputs
         self._inputs, self._outputs = ([model.main.operands[i] for i in side] for side in sides)
