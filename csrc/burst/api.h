@@ -57,8 +57,8 @@ typedef struct {
 uint64_t burst_due(void);             /* of what this thread executes or prepares */
 void burst_set_due(uint64_t deadline);
 void burst_took(burst_estimate *estimate, uint64_t ns, int was_done); /* was_done 0: it was given up after that time */
-/* An error status, or 0: there is as much time left as it has ever taken. `since`: from when on it has waited; so much time
- * as that would have sufficed is a transient miss. `estimate` may be NULL. */
+/* 0: the time left is at least the shortest that an execution took; else an error status. A miss is transient if the time
+ * since `since`, when the request began to wait, would have sufficed. `estimate` may be NULL. */
 int32_t burst_admit(burst_estimate *estimate, uint64_t since, uint64_t now, uint64_t deadline);
 
 typedef int32_t burst_function(void *context); /* executes; returns an error status, 0 to 8 */
@@ -121,7 +121,7 @@ typedef struct burst_foreign {
 void burst_turn_init(burst_turn *turn);
 int32_t burst_foreign_run(void *foreign);          /* copies, calls step by step, copies; returns an error status */
 void burst_foreign_cancel(burst_foreign *foreign); /* ends its run before the next step, and all later ones at once */
-_Bool burst_foreign_ends(void *turn); /* for the library to ask in the midst of a step: whether it has to end */
+_Bool burst_foreign_ends(void *turn); /* for the library to call within a step: whether it has to stop */
 /* managed: a burst_function on buffers of the device. A buffer is fresh (1) while it has no value; then it is no input. */
 typedef struct {
     burst_function *function;
@@ -132,8 +132,8 @@ typedef struct {
 int32_t burst_managed_run(void *managed); /* afterwards what it wrote has a value, or is fresh when the function failed */
 
 /* run queue: which execution of a device runs when. A share for each uid, a flow for each priority of each client, a ticket
- * for each thread that executes. NULL: no memory, or a number that is none. What is freed is kept until all is that was made
- * for it; a ticket that is freed has no slot, and nobody waits with it. */
+ * for each thread that executes. NULL: no memory, or a number out of range. An object that is freed lives on until all that
+ * was made for it is freed, too; free a ticket only when it has no slot and no thread waits with it. */
 typedef struct burst_runqueue burst_runqueue;
 typedef struct burst_share burst_share;
 typedef struct burst_flow burst_flow;
@@ -145,44 +145,44 @@ void burst_share_free(burst_share *share);
 burst_flow *burst_flow_new(burst_share *share, uint32_t priority);
 void burst_flow_free(burst_flow *flow);
 burst_ticket *burst_ticket_new(burst_flow *flow);
-void burst_ticket_close(burst_ticket *ticket); /* who waits or yields with it, now or later, is told -ECANCELED; any thread */
+void burst_ticket_close(burst_ticket *ticket); /* threads that wait or yield with it, now or later, get -ECANCELED; any thread */
 void burst_ticket_free(burst_ticket *ticket);
-/* One thread at a time on a ticket. An error, of enter or of yield, means that it has no slot; to leave then does nothing.
- * `now` is a recent fmq_now(). -ETIMEDOUT: with the estimate, the deadline cannot be kept any more; or it passed after a
- * yield. */
+/* One thread at a time on a ticket. After an error of enter or yield it has no slot, and leave does nothing. `now` is a
+ * recent fmq_now(). -ETIMEDOUT: with the estimate, the deadline cannot be met any more; or it passed after a yield. */
 int burst_enter(burst_ticket *ticket, uint64_t estimate_ns, uint64_t deadline, uint64_t now);
 void burst_leave(burst_ticket *ticket);
-_Bool burst_must_yield(burst_ticket *ticket); /* at a checkpoint: somebody comes before this execution */
-int burst_yield(burst_ticket *ticket);        /* lets them, if it still must, and waits for a slot again */
-/* The same for whatever this thread executes, which a device need not know; nothing when it has no slot. */
+_Bool burst_must_yield(burst_ticket *ticket); /* at a checkpoint: whether another ticket comes before this execution */
+int burst_yield(burst_ticket *ticket);        /* if so, gives the slot up and waits for one again */
+/* Both, for the execution of this thread, so that a device need not know its ticket. Does nothing without a slot. */
 int burst_checkpoint(void);
-const uint32_t *burst_waiters(void); /* how many tickets wait in this process: while none does, no checkpoint is needed */
-burst_ticket *burst_pause(void);     /* before a wait for another execution: gives the slot up, if there is one */
-int burst_resume(burst_ticket *ticket); /* after it; as burst_yield. NULL: nothing */
+const uint32_t *burst_waiters(void); /* how many tickets wait in this process; at 0 no checkpoint is needed */
+burst_ticket *burst_pause(void);     /* before this thread waits for another execution: gives its slot up, if it has one */
+int burst_resume(burst_ticket *ticket); /* after that wait; as burst_yield. NULL: does nothing */
 /* Preemption: an execution without checkpoints that can be stopped in the middle and run again. The thread that stops such
  * executions sleeps in burst_await_preemption. */
 burst_ticket *burst_set_preemptible(_Bool is_preemptible); /* of this thread's execution: its ticket, or NULL without a slot */
 uint32_t burst_await_preemption(uint32_t seen);    /* until a ticket begins to wait while an execution is preemptible */
 uint64_t burst_outranking(burst_ticket *ticket);   /* waiting tickets of its uid with a higher priority */
 burst_share *burst_share_of(burst_ticket *ticket); /* that uid's */
-/* What a flow has done, and what its uid and all together have used, in time for which somebody waited. */
+/* What a flow has done, and what its uid and all uids have used of the time in which a ticket waited. */
 typedef struct {
     uint64_t executions, waits, yields, waited_ns, used_ns, waiting; /* waited: also by those that wait now */
     uint64_t share_used_ns, all_used_ns;
 } burst_flow_counts;
 void burst_flow_count(burst_flow *flow, burst_flow_counts *counts);
-/* What decides for those, without a clock or a lock, for tests on a time of their own. A ticket begins at once if nobody
- * waits; or it arrives, and next gives it a slot. It finishes, or yields and is in line again. Who abandons is in line. */
+/* The scheduling policy behind those, without a clock or a lock, so that tests can run it on simulated time. A ticket begins
+ * at once if none waits; else it arrives, and `next` gives it a slot. It finishes, or yields and waits again. Only a ticket
+ * that waits can abandon. */
 void burst_policy_begin(burst_ticket *ticket);
-_Bool burst_policy_owes(const burst_ticket *ticket); /* somebody waited while it ran, so it has to finish; else it may just go */
+_Bool burst_policy_owes(const burst_ticket *ticket); /* a ticket waited while it ran, so it must call finish; else it may not */
 void burst_policy_arrive(burst_ticket *ticket, uint64_t now);
-burst_ticket *burst_policy_next(burst_runqueue *queue, uint64_t now); /* NULL: nobody waits */
+burst_ticket *burst_policy_next(burst_runqueue *queue, uint64_t now); /* NULL: no ticket waits */
 _Bool burst_policy_yields(burst_ticket *ticket, uint64_t now);
 void burst_policy_yield(burst_ticket *ticket, uint64_t now);
 void burst_policy_finish(burst_ticket *ticket, uint64_t now);
 void burst_policy_abandon(burst_ticket *ticket, uint64_t now);
-burst_ticket *burst_policy_standby(const burst_ticket *ticket); /* it has finished, and would come next if it came back now:
-                                                                 * whom to wake meanwhile; else NULL */
+burst_ticket *burst_policy_standby(const burst_ticket *ticket); /* `ticket` has finished. If it would come next again, should it
+                                                                 * return now: the ticket to wake meanwhile; else NULL */
 
-int burst_blame(void); /* fatal signals are noted in the trace of the burst whose listener they hit */
-void burst_blame_on(burst_trace *trace); /* from now on those that hit this thread are noted there; NULL: nowhere */
+int burst_blame(void); /* installs handlers: a fatal signal is noted in the trace of the burst whose listener it hits */
+void burst_blame_on(burst_trace *trace); /* where signals that hit this thread are noted from now on; NULL: nowhere */

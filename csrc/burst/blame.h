@@ -1,4 +1,4 @@
-/* Who was at work when this process crashed. Used by listener.c; api.h has burst_blame. */
+/* Notes which burst's listener crashed this process. Used by listener.c; api.h has burst_blame. */
 #ifndef BURST_BLAME_H
 #define BURST_BLAME_H
 

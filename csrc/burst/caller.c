@@ -74,7 +74,7 @@ static uint64_t read_tail(burst_caller *c, const unsigned char *packet, uint64_t
     return tail;
 }
 
-/* Times are as they should be: none, or both in order and no status but NONE. What is odd, Python looks at. */
+/* Whether the times are usual: none, or both in order and the status NONE. Python checks all other results. */
 static bool has_usual_times(const burst_caller *c, const unsigned char *packet) {
     if (c->on_device == NOT_MEASURED && c->in_driver == NOT_MEASURED) return true;
     return c->on_device <= c->in_driver && !load_u32(packet + RESULT_STATUS_AT);
@@ -88,7 +88,7 @@ static void expect(burst_caller *c, uint64_t took) {
     c->expected_ns += took / 8 - c->expected_ns / 8;
 }
 
-/* How long the answer took, and not how long we took to wake up: that is what holding on is against. */
+/* How long the answer took. Excludes our wake-up latency, which holding the GIL exists to avoid. */
 static void learn(burst_caller *c, uint64_t took) {
     const burst_sent *sent = &c->trace->sent[c->results % BURST_RECORDS];
     const burst_served *served = &c->trace->served[c->results % BURST_RECORDS];
@@ -117,7 +117,7 @@ static int64_t take_result(burst_caller *c, uint64_t since) {
     unsigned char *fresh = c->spare, *last = c->result;
     int64_t bytes = packet_take(c->back, fresh, c->buffer_bytes, c->framed ? RESULT_SIZE_AT : 0);
     if (bytes < 0) return bytes;
-    if (c->results == c->id) return ring_broken(c->back); /* nobody asked */
+    if (c->results == c->id) return ring_broken(c->back); /* a result without a request */
     c->results++;
     uint64_t tail = read_tail(c, fresh, (uint64_t)bytes);
     if (tail && c->result_id != c->results) return ring_broken(c->back); /* results come in the order of requests */
@@ -130,9 +130,9 @@ static int64_t take_result(burst_caller *c, uint64_t since) {
     return bytes;
 }
 
-/* An answer that takes long is polled for from shortly before it is due: then neither side has to be woken up, for the
- * device still polls when the next request comes. Not when nobody can say when it is due, and not while others
- * are served before us: they need the processors. */
+/* For an answer that takes long, polls from shortly before it is due: then neither side has to be woken up, for the device
+ * still polls when the next request comes. Not when the time is irregular, and not while requests of other clients are served
+ * before ours: they need the processors. */
 static int await_result(burst_caller *c, uint64_t deadline) {
     uint64_t margin = EARLY + 2 * c->deviation_ns, due = c->sent + c->expected_ns;
     bool is_regular = margin <= MOST_EARLY && margin <= c->expected_ns / 8 && c->queued_ns < SOON;
@@ -154,8 +154,8 @@ int64_t burst_receive(burst_caller *c, uint64_t deadline) {
 
 /* ---- both -------------------------------------------------------------------------------------------------------- */
 
-/* The caller holds Python's lock meanwhile. A busy thread of its process would keep that for 5 ms, so it is worth waiting
- * for an answer that usually comes soon: also for a device that has to wake up first. */
+/* How long to wait while the caller holds the GIL. Once it is given up, a busy thread of the process may keep it for 5 ms. So
+ * waiting with it pays for answers that usually come soon, even from a device that has to wake up first. */
 static uint64_t patience(const burst_caller *c) {
     return c->usual_ns < SOON ? 2 * c->usual_ns + c->hold_ns : c->hold_ns;
 }
@@ -164,14 +164,14 @@ static int wait_holding(burst_caller *c, uint64_t sent) {
     uint64_t hold = patience(c), window = sleep_window(c->back, c->spin_ns);
     int r = sleep_spin(c->back, 1, hold < window ? hold : window);
     if (r == -EAGAIN && window < hold) r = sleep_until(c->back, 1, 0, sent + hold);
-    if (r) count(&c->trace->client.busy_ns, futex_now() - sent); /* who waits on begins to count anew */
+    if (r) count(&c->trace->client.busy_ns, futex_now() - sent); /* burst_receive, which waits on, counts from its own start */
     return r == -EAGAIN || r == -EINTR ? -ETIMEDOUT : r; /* the packet is out */
 }
 
 static int64_t call(burst_caller *c, void *packet, uint64_t bytes) {
     int64_t r = end_enter_free(c->back);
     if (r) return r;
-    if (c->id != c->results) return end_leave(c->back), -EALREADY; /* a result that nobody waited for comes first */
+    if (c->id != c->results) return end_leave(c->back), -EALREADY; /* an earlier result is outstanding, and comes first */
     r = send_request(c, packet, bytes);
     uint64_t sent = c->sent;
     if (!r && !(r = wait_holding(c, sent))) r = take_result(c, sent);

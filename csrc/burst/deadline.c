@@ -25,7 +25,7 @@ static void put(uint64_t *word, uint64_t value) { /* relaxed, because nothing is
     atomic_store_explicit((_Atomic uint64_t *)word, value, memory_order_relaxed);
 }
 
-/* What is about the same as ever is not written down: the line stays with all who read it. */
+/* A time that is about the same as before is not stored, so that the cache line stays shared. */
 static void learn_time(burst_estimate *e, uint64_t ns) {
     uint64_t usual = look(&e->usual_ns), off = ns > usual ? ns - usual : usual - ns;
     if (!usual) put(&e->usual_ns, ns);
@@ -38,7 +38,7 @@ void burst_took(burst_estimate *e, uint64_t ns, int was_done) {
     if (look(&e->doubts)) put(&e->doubts, 0);
 }
 
-/* A refusal is a guess, and teaches nothing: with each in a row an eighth less is asked for, until one is tried. */
+/* A refusal is a guess and measures nothing. So each further refusal asks for an eighth less time, until a run is tried. */
 static uint64_t needed(const burst_estimate *e) {
     uint64_t least = look(&e->least_ns), doubts = look(&e->doubts);
     return doubts < 8 ? least - least / 8 * doubts : 0;

@@ -1,7 +1,7 @@
 /* A burst_function out of a library's calls that take more than one argument: what a device needs to offer `native`
  * without Python between the listener and the library. What the library cannot use where it lies is copied for it.
  *
- * A run can be ended, by who has it cancelled and by its deadline: between two calls, and in the midst of one when the library asks burst_foreign_ends.
+ * A cancellation or the deadline ends a run between two calls, and within one where the library asks burst_foreign_ends.
  */
 #include <stdint.h>
 
@@ -47,7 +47,8 @@ static bool has_no_slot(burst_foreign *f, int r, uint32_t overdue) {
     return r;
 }
 
-/* Nobody waits for a turn with a slot of the run queue: whoever has the turn may have to wait for a slot. */
+/* A thread gives its slot of the run queue up before it waits for a turn, because the thread that has the turn may itself have
+ * to wait for a slot. */
 static void take_turn(burst_foreign *f) {
     if (!pthread_mutex_trylock(mutex(f->turn))) return;
     burst_ticket *ticket = burst_pause();
@@ -55,7 +56,7 @@ static void take_turn(burst_foreign *f) {
     has_no_slot(f, burst_resume(ticket), BURST_QUEUED);
 }
 
-/* Others of the run queue come before us, but none of this turn. That is no part of the time that a loop may take. */
+/* Lets executions of the run queue through that come first; others of this turn cannot. That time is not the loop's. */
 static void let_others_through(burst_foreign *f) {
     uint64_t since = f->turn->until ? futex_now() : 0;
     if (!has_no_slot(f, burst_checkpoint(), BURST_OVERDUE) && since) f->turn->until += futex_now() - since;

@@ -187,8 +187,8 @@ static int put_outcome(burst_listener *l, const struct burst_plan *p, const void
     return put_success(l, l->buffer, bytes, measure);
 }
 
-/* 0, or -ESTALE: the plan was forgotten while it ran, and its memory waits for us to let it go. Before the answer goes out:
- * whoever has the result may free the memory, and find that nothing runs. The plan's own bytes stay until we learn. */
+/* 0, or -ESTALE: the plan was forgotten while it ran, and Python now frees its memory. Called before the answer goes out: a
+ * client that has the result may free the memory, and then nothing runs on it. The plan's own bytes stay until we learn. */
 static int leave_plan(burst_listener *l) {
     struct burst_plan *p = current(l);
     if (!p) return 0;
@@ -201,8 +201,8 @@ static void leave_slot(burst_listener *l) {
     if (l->ticket) burst_leave(l->ticket);
 }
 
-/* What an execution took is learnt, and a success that comes too late is none. Returns its status. */
-static uint32_t judged(const burst_listener *l, const struct burst_plan *p, uint32_t status) {
+/* Adds the time to the estimate. Returns the status: a success that comes after the deadline is a miss. */
+static uint32_t final_status(const burst_listener *l, const struct burst_plan *p, uint32_t status) {
     bool is_miss = status == MISSED_DEADLINE_TRANSIENT;
     if (p && p->estimate && !l->is_first && (!status || is_miss)) burst_took(p->estimate, l->done - l->started, !status);
     return !status && l->done > l->deadline ? MISSED_DEADLINE_TRANSIENT : status;
@@ -216,7 +216,7 @@ static int answer_python(burst_listener *l, const void *answer, uint64_t bytes) 
     const struct burst_plan *p = current(l);
     if (p) note_copies(l, p);
     uint32_t said = answer && bytes >= DATUM ? load_u32((const unsigned char *)answer + RESULT_STATUS_AT) : 0;
-    bool is_late = judged(l, p, said) != said;
+    bool is_late = final_status(l, p, said) != said;
     int stale = leave_plan(l), r = is_late ? put_status(l, MISSED_DEADLINE_TRANSIENT) : put_outcome(l, p, answer, bytes);
     return r ? r : stale;
 }
@@ -226,7 +226,7 @@ static int run_native(burst_listener *l) {
     int32_t found = p->function(p->context);
     leave_slot(l);
     note_done(l);
-    uint32_t status = judged(l, p, (uint32_t)found);
+    uint32_t status = final_status(l, p, (uint32_t)found);
     note_copies(l, p);
     int stale = leave_plan(l);
     int r = status ? put_status(l, status) : put_success(l, p->answer, p->answer_bytes, p->measure);
@@ -248,8 +248,7 @@ static uint64_t read_request(burst_listener *l) {
     return l->id ? l->bytes - DATUM : 0;
 }
 
-/* More listeners that poll than there are processors would take each other's time, and so would any of it that polls while
- * executions wait for a slot. */
+/* Polling pays only while fewer listeners poll than there are processors, and no execution waits for a slot. */
 static bool may_poll(void) {
     static _Atomic long processors;
     if (!processors) processors = sysconf(_SC_NPROCESSORS_ONLN);
@@ -273,7 +272,7 @@ static int wait_for_request(burst_listener *l) {
     return r == -EAGAIN ? sleep_until(l->request, 1, adapts ? FMQ_SPIN_ADAPTIVE : 0, FMQ_FOREVER) : r;
 }
 
-/* Not inside the queue while something runs or is answered: fmq_stop waits for whoever is inside. */
+/* The listener is inside the queue only here, and not while it runs or answers: fmq_stop waits for a thread that is inside. */
 static int take_request(burst_listener *l) {
     int r = end_enter_free(l->request);
     if (r) return r;
@@ -295,8 +294,8 @@ static void note_wait(burst_listener *l) {
     l->started = now;
 }
 
-/* 0, and a slot for a plan; the status of a request that cannot be met any more; or -ECANCELED. Python sees to a slot for
- * what it has to bind first. */
+/* 0, with a slot for a plan; the status of a request whose deadline cannot be met; or -ECANCELED. Python gets the slot for a
+ * request that it has to bind first. */
 static int admitted(burst_listener *l) {
     if (l->due != l->deadline) burst_set_due(l->due = l->deadline);
     const struct burst_plan *p = current(l);

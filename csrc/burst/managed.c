@@ -1,4 +1,4 @@
-/* A burst_function on buffers that the device manages: another one, between a look at their states and a note of them. */
+/* A burst_function on buffers that the device manages: it checks their states, runs another one, and stores their states. */
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>

@@ -24,7 +24,7 @@ static inline void store_u64(unsigned char *at, uint64_t v) { memcpy(at, &v, siz
 /* An element of that kind whose payload begins at byte 8. */
 static inline bool is_datum(const unsigned char *at, unsigned kind) { return load_u64(at) == kind; }
 
-/* Copies the next packet out of the ring before anybody looks at it; at least one element is there. `size_at`: where its
+/* Copies the next packet out of the ring before it is checked; at least one element is there. `size_at`: where its
  * first element says how many there are; 0, or it says nothing: everything that has arrived is one packet. Returns its
  * bytes. */
 int64_t packet_take(struct fmq_end *e, unsigned char *buffer, uint64_t buffer_bytes, unsigned size_at);

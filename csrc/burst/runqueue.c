@@ -1,10 +1,10 @@
-/* Who runs next on a device, who has to let others through, and what it costs them. No clock, no lock and no futex: time
- * is passed in, and turns.c, which waits, calls this under its lock.
+/* The scheduling policy of a device: which ticket runs next, which has to yield, and what each is charged. No clock, no lock
+ * and no futex: turns.c, which waits, passes the time in and calls this under its lock.
  *
  * Between uids: start-time fair queueing by the time that they used. Within a uid: strict priority. Within a priority:
- * deficit round robin between clients (flows). Within a flow: first come, first served. What all this counts is
- * *contended* time, of a clock that stands still while nobody waits: who runs on a device that nobody else wants owes
- * nothing to those who come later. README.md, "Turns", has the bounds.
+ * deficit round robin between clients (flows). Within a flow: first come, first served. All of it counts *contended* time,
+ * of a clock that stands still while no ticket waits: a client that runs while no other wants the device owes nothing to
+ * clients that come later. README.md, "Turns", has the bounds.
  */
 #include <stdint.h>
 
@@ -41,7 +41,7 @@ static bool is_less(uint64_t a, uint64_t b) { return (int64_t)(a - b) < 0; } /* 
 
 static uint64_t weighted(const burst_share *s, uint64_t ns) { return ns * MOST_WEIGHT / s->weight; }
 
-/* Time away counts as used in a turn that was not over, and pays a debt: nothing is saved up, and in the end nothing owed. */
+/* Time away counts as used in a turn that was not over, and it pays a debt: a flow saves nothing up and pays all debts. */
 static void settle_flow(burst_flow *f, uint64_t now) {
     if (f->present) return;
     int64_t away = now > f->left && now - f->left < INT64_MAX ? (int64_t)(now - f->left) : 0;
@@ -49,7 +49,7 @@ static void settle_flow(burst_flow *f, uint64_t now) {
     else f->deficit = f->deficit + away < 0 ? f->deficit + away : 0;
 }
 
-/* Who was away begins where the others are. What it owes becomes less by the time that it was away. */
+/* A share that was away begins at the pace of the others. Its debt shrinks by the time that it was away. */
 static void settle_share(burst_share *s, uint64_t pace, uint64_t now) {
     if (!s->present && is_less(pace, s->pace) && now > s->left) {
         uint64_t owes = s->pace - pace, away = now - s->left;
@@ -67,7 +67,7 @@ static void set_present(burst_ticket *t, bool present, uint64_t now) {
     t->present = present;
 }
 
-/* It began while nobody waited, so we hear of it only now. What it owes begins where the others began to wait. */
+/* A ticket that began while none waited is seen only now. It is charged from when the others began to wait. */
 static void meet(burst_ticket *t, uint64_t now) {
     burst_flow *f = t->flow;
     if (!f->share->waiting) settle_share(f->share, f->share->queue->pace_since, now);
@@ -120,7 +120,7 @@ static void leave_ring(burst_flow *f) {
     if (ring->last == f) ring->last = before;
 }
 
-/* In its place by number: whoever has yielded comes before those who arrived later. */
+/* Inserts a ticket by its number: one that has yielded comes before those that arrived later. */
 static void line_up(burst_ticket *t) {
     burst_flow *f = t->flow;
     burst_ticket *before = NULL;
@@ -142,7 +142,7 @@ static void leave_line(burst_ticket *t, uint64_t now) {
     end_waiting(f->share, now);
 }
 
-/* ---- who is next --------------------------------------------------------------------------------------------------- */
+/* ---- the next ticket ----------------------------------------------------------------------------------------------- */
 
 /* The uid that has used least of its share, of those that wait; except one. */
 static burst_share *least_used(const burst_runqueue *q, const burst_share *except) {
@@ -159,7 +159,7 @@ static int most_urgent(const burst_share *s) {
     return priority;
 }
 
-/* Whole rounds in which nobody's debt would end, at once. */
+/* Skips the whole rounds in which no flow's debt would end. */
 static void skip_rounds(flow_ring *ring, int64_t quantum) {
     int64_t rounds = INT64_MAX;
     for (burst_flow *f = ring->first; f; f = f->next) {

@@ -9,7 +9,7 @@
 
 enum { PRIORITIES = 3, MOST_WEIGHT = 1000 };
 
-/* Flows of one priority of one uid that have somebody waiting. The first has its turn, the others follow. */
+/* Flows of one priority of one uid in which a ticket waits. The first has its turn, the others follow. */
 typedef struct {
     burst_flow *first, *last;
 } flow_ring;
@@ -54,7 +54,7 @@ struct burst_ticket {
     uint64_t deadline;
     uint64_t since;      /* when it began to wait */
     burst_waits past;
-    bool present;        /* it waits, or got its slot after a wait, or has met somebody who waits */
+    bool present;        /* it waits, or got its slot after a wait, or another ticket waited while it ran */
     bool holds;          /* it has a slot; its thread's own */
     _Atomic bool closed; /* written under the lock */
     _Atomic uint32_t word; /* README.md, "Turns" */
@@ -72,7 +72,7 @@ struct burst_runqueue {
     uint64_t used; /* contended ns */
     uint64_t pace, pace_since;  /* of the share that was given a slot last, before that; and when waiting began */
     uint64_t waiting, arrivals; /* tickets; also those that have yielded */
-    uint64_t since; /* when the contended clock began to run: somebody waits */
+    uint64_t since; /* when the contended clock began to run, because a ticket waits */
 };
 
 static inline burst_runqueue *burst_queue_of(const burst_ticket *t) { return t->flow->share->queue; }

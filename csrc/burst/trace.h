@@ -1,4 +1,4 @@
-/* Notes for whoever asks where the time went: stores into memory that others may map and read at any time. */
+/* Notes of where the time went: stores into memory that other processes may map and read at any time. */
 #ifndef BURST_TRACE_H
 #define BURST_TRACE_H
 

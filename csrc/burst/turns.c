@@ -1,7 +1,7 @@
-/* Waiting for a slot of a device: one word that says whether anybody waits, one lock for when somebody does, and a futex
- * word for each ticket. Who comes next is runqueue.c's to say. README.md, "Turns", has the protocol.
+/* Waiting for a slot of a device: one word that says whether a ticket waits, one lock for that case, and a futex word for each
+ * ticket. runqueue.c decides which ticket comes next. README.md, "Turns", has the protocol.
  *
- * While nobody waits, entering and leaving are one compare-and-exchange each, and no clock is read.
+ * While no ticket waits, entering and leaving are one compare-and-exchange each, and no clock is read.
  */
 #include <stdint.h>
 
@@ -22,7 +22,7 @@ static _Atomic uint32_t preemption_requests;  /* grows when a ticket begins to w
 
 /* ---- slots --------------------------------------------------------------------------------------------------------- */
 
-/* A slot, if one is free and nobody waits: whoever waits makes `turns` greater than any number of slots. */
+/* Takes a slot if one is free and no ticket waits: a ticket that waits makes `turns` greater than any number of slots. */
 static bool take_slot(burst_runqueue *q) {
     uint64_t turns = atomic_load_explicit(&q->turns, memory_order_relaxed); /* relaxed, because the exchange looks again */
     while (turns < q->slots)
@@ -50,7 +50,7 @@ static void note_end_of_wait(burst_ticket *t, uint64_t now) {
     atomic_fetch_sub(&waiters, 1);
 }
 
-/* Under the lock: a free slot goes to who comes next. */
+/* Under the lock: gives a free slot to the ticket that comes next. */
 static burst_ticket *hand_on(burst_runqueue *q, uint64_t now) {
     uint64_t turns = atomic_load(&q->turns);
     if (turns < WAITER || (uint32_t)turns >= q->slots) return NULL;
@@ -62,7 +62,7 @@ static burst_ticket *hand_on(burst_runqueue *q, uint64_t now) {
     return next;
 }
 
-/* Under the lock, as above, unless somebody was called who will do it. */
+/* The same, with the lock taken here, unless a ticket was called that will do it. */
 static burst_ticket *hand_on_the_rest(burst_runqueue *q) {
     pthread_mutex_lock(&q->lock);
     burst_ticket *next = q->called ? NULL : hand_on(q, futex_now());
@@ -70,7 +70,8 @@ static burst_ticket *hand_on_the_rest(burst_runqueue *q) {
     return next;
 }
 
-/* Not under the lock: those who were given a slot, until none is free. They may be gone already: then this wakes nobody. */
+/* Not under the lock: wakes the tickets that were given a slot, until none is free. A ticket may have gone on already: then
+ * this wakes no thread. */
 static void wake(burst_runqueue *q, const burst_ticket *self, burst_ticket *next) {
     for (; next; next = hand_on_the_rest(q))
         if (next != self) futex_wake(&next->word, 1, FUTEX_BITSET_MATCH_ANY);
@@ -101,7 +102,7 @@ static int give_up(burst_ticket *t) {
     return gives_up ? -ETIMEDOUT : 0;
 }
 
-/* A slot that was free when it was called goes to who comes next, if nobody has come for it: to itself, perhaps. */
+/* The slot that was free when this ticket was called goes to the ticket that comes next, perhaps itself, if it is still free. */
 static void answer_call(burst_ticket *t) {
     burst_runqueue *q = burst_queue_of(t);
     pthread_mutex_lock(&q->lock);
@@ -137,7 +138,7 @@ static void request_preemption(const burst_ticket *t) {
     futex_wake(&preemption_requests, 1, FUTEX_BITSET_MATCH_ANY);
 }
 
-/* Under the lock: the ticket is in line, and `turns` is to say so. Who gets a slot for it, perhaps itself. */
+/* Under the lock: the ticket waits, and `turns` counts it. Returns the ticket that gets a slot, perhaps itself, or NULL. */
 static burst_ticket *stand_in_line(burst_ticket *t, uint64_t change, uint64_t now) {
     atomic_store(&t->word, WAITS);
     note_wait(t, now);
@@ -201,7 +202,7 @@ int burst_enter(burst_ticket *t, uint64_t estimate_ns, uint64_t deadline, uint64
     return r;
 }
 
-/* Under the lock: calls somebody for the slot that was left, who gets it if the client of `t` sends no request meanwhile. */
+/* Under the lock: calls a ticket for the slot that was left. It gets the slot if the client of `t` sends no request first. */
 static burst_ticket *call(burst_runqueue *q, burst_ticket *standby) {
     if (q->called) return NULL;
     q->called = standby;
@@ -230,7 +231,7 @@ void burst_leave(burst_ticket *t) {
 
 _Bool burst_must_yield(burst_ticket *t) {
     burst_runqueue *q = burst_queue_of(t);
-    /* Relaxed, because who begins to wait at this moment is seen at the next checkpoint. */
+    /* Relaxed, because a ticket that begins to wait at this moment is seen at the next checkpoint. */
     if (atomic_load_explicit(&q->turns, memory_order_relaxed) < WAITER) return false;
     pthread_mutex_lock(&q->lock);
     bool yields = burst_policy_yields(t, futex_now());
@@ -270,7 +271,7 @@ void burst_ticket_close(burst_ticket *t) {
     wake(q, NULL, hand_on_the_rest(q));
 }
 
-/* ---- for who does not know the ticket ------------------------------------------------------------------------------ */
+/* ---- the ticket of this thread ------------------------------------------------------------------------------------- */
 
 int burst_checkpoint(void) {
     burst_ticket *t = running;

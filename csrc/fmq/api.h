@@ -36,7 +36,7 @@ typedef struct {
 } fmq_channel;
 
 enum { FMQ_SYNCHRONIZED = 1, FMQ_UNSYNCHRONIZED = 2 };
-enum { FMQ_WRITER = 0, FMQ_READER = 1, FMQ_OBSERVER = 2 }; /* observer: an unsynchronized reader without write access */
+enum { FMQ_WRITER = 0, FMQ_READER = 1, FMQ_OBSERVER = 2 }; /* observer: reads an unsynchronized queue without write access */
 enum { FMQ_NOBODY = 0, FMQ_ALIVE = 1, FMQ_RELEASED = 2, FMQ_DEAD = 3 };
 
 /* clock: nanoseconds of CLOCK_MONOTONIC */
@@ -46,8 +46,8 @@ uint64_t fmq_now(void);
 int fmq_map(int fd, uint64_t bytes, int writable, void **base);
 int fmq_map_at(int fd, uint64_t bytes, uint64_t offset, int writable, void **base); /* from `offset` on, a multiple of pages */
 int fmq_unmap(void *base, uint64_t bytes);
-int fmq_flush(void *base, uint64_t bytes); /* until what was written to a mapping is in its file; base: as mapped */
-int fmq_guard(void); /* from here on, pages that a peer truncates read as zeros instead of ending the process */
+int fmq_flush(void *base, uint64_t bytes); /* waits until what was written to a mapping is in its file; base: as mapped */
+int fmq_guard(void); /* from now on, pages that a peer truncates read as zeros instead of ending the process */
 
 /* queue: a control page (4096 bytes) and a ring, formatted once; then each side opens its end. Wait-free except open.
  * -EPROTO: the page is not of the shape that the caller saw before. */
@@ -57,11 +57,11 @@ int fmq_shape_of(const void *control, fmq_shape *shape);
 int fmq_open(void *control, void *ring, const fmq_shape *expected, int role, fmq_end **end); /* holding the role's lock */
 void fmq_free(fmq_end *end);
 int fmq_peer(const fmq_end *end);
-int64_t fmq_position(fmq_end *end); /* elements that this end, and its predecessors, have transferred */
-uint64_t fmq_glance(const void *counter); /* for onlookers: a counter, after all that was read before this call */
-void fmq_stop(fmq_end *end); /* ends the call in progress and waits for that; refuses all later calls; any thread */
+int64_t fmq_position(fmq_end *end); /* elements that this end, and earlier holders of its role, have transferred */
+uint64_t fmq_glance(const void *counter); /* for onlookers: reads a counter after everything that was read before this call */
+void fmq_stop(fmq_end *end); /* ends the call in progress, waits until it has returned, refuses all later calls; any thread */
 
-/* transfers: all n elements or none; spins for spin_ns, then sleeps until the deadline (0: only tries, -EAGAIN).
+/* transfers: all n elements or none. They poll for spin_ns, then sleep until the deadline (0: they only try, -EAGAIN).
  * One thread at a time on an end (else -EBUSY). An observer cannot sleep (-EROFS). */
 int64_t fmq_available(fmq_end *end);
 int fmq_write(fmq_end *end, const void *elements, uint64_t n, uint64_t spin_ns, uint64_t deadline);
@@ -84,16 +84,18 @@ int fmq_notify(fmq_end *end, void *flag, uint32_t mask); /* every transfer also 
 int64_t fmq_exchange(const fmq_channel *channel, const void *packet, uint64_t bytes, uint64_t deadline);
 int64_t fmq_exchange_start(const fmq_channel *channel, const void *packet, uint64_t bytes); /* never sleeps; -ETIMEDOUT */
 
-/* event flag: eight bytes of any shared memory, bits and sleepers. The wait also ends (-EPIPE, -ESHUTDOWN) with the first
- * of n lives to end; n < 128. */
+/* event flag: eight bytes of any shared memory, bits and sleepers. The wait also ends (-EPIPE, -ESHUTDOWN) when the first
+ * of n peers, given by their life words, is gone; n < 128. */
 int fmq_event_wake(void *flag, uint32_t mask);
 int fmq_event_wait(void *flag, uint32_t mask, void *const *lives, unsigned n, uint64_t deadline, uint32_t *bits);
 
-/* bridge: a thread sleeps for us, and rings once; the (non-blocking) eventfd is emptied before. Returns a token; stale ones
- * are harmless. -EALREADY: it rang at once. */
-int64_t fmq_bridge(fmq_end *end, uint64_t n, int eventfd, int64_t again); /* writes to it when a transfer of n would not
-                                                                        * wait; replaces what the token `again` waits for */
-int64_t fmq_watch(void *word, int socket);                 /* shuts it down when the process that holds `word` dies */
+/* bridge: a thread of this process sleeps on a queue or a life word for the caller, and signals once. Returns a token; a
+ * token that is no longer valid does nothing. */
+int64_t fmq_bridge(fmq_end *end, uint64_t n, int eventfd, int64_t again); /* empties the (non-blocking) eventfd, and writes to
+                                                                           * it as soon as a transfer of n would not wait;
+                                                                           * -EALREADY: it did at once. Replaces the bell of
+                                                                           * token `again` */
+int64_t fmq_watch(void *word, int socket); /* shuts the socket down when the process that holds `word` dies */
 void fmq_unhang(int64_t token);
 
 /* life: the kernel marks held words when this process dies, whatever its size */

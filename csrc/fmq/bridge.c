@@ -1,9 +1,9 @@
-/* Sleeping for others: threads that sleep on the words of many queues and peers, and ring a descriptor when something
- * happened there. An eventfd is written to when a queue has what was asked for: that is how select and asyncio wait for
- * a queue. A socket is shut down when a peer dies: the kernel closes a dead process's own sockets only after it has freed
- * its memory, which takes about 80 ms per resident GB; a life word is marked before that.
+/* The bridge: threads that sleep on the words of many queues and peers, and signal a descriptor when one changes. They write
+ * to an eventfd when a transfer on a queue would not wait: that is how select and asyncio wait for a queue. They shut a
+ * socket down when a peer dies: the kernel closes a dead process's own sockets only after it has freed its memory, which
+ * takes about 80 ms per resident GB; it marks a life word before that.
  *
- * A bell rings once and is then free for another use. Nothing of this exists, or costs anything, before the first bell.
+ * A bell rings once and is then free for another use. The bridge costs nothing before the first bell.
  */
 #define _GNU_SOURCE
 #include <stdint.h>

@@ -1,8 +1,8 @@
 /* A public event flag: 32 sticky bits and a count of sleepers, in eight bytes of any shared memory.
  *
  * wake sets bits; wait consumes the bits of its mask and sleeps while none is set. A waker makes a system call whenever
- * somebody sleeps, also when the bits were set already: a waker that died between setting and waking leaves the next one
- * a sleeper to wake (a count that a killed sleeper left behind costs a call, never a wake-up).
+ * a thread sleeps, also when the bits were set already: if a waker dies between setting and waking, the next one wakes the
+ * sleeper. (A count that a killed sleeper left behind costs a call, never a wake-up.)
  */
 #include <stdint.h>
 
@@ -76,7 +76,7 @@ int fmq_event_wait(void *flag, uint32_t mask, void *const *lives, unsigned n, ui
         uint32_t now = atomic_load(&f->bits);
         if (!(now & mask)) r = sleep_on(f, now, mask, entries, n, deadline);
         atomic_fetch_sub(&f->sleepers, 1);
-        /* Woken, or another bit changed. Somebody who changes bits all the time cannot hold us beyond the deadline. */
+        /* Woken, or another bit changed. A process that changes bits all the time cannot hold us beyond the deadline. */
         if (!r || r == -EAGAIN) r = futex_now() < deadline ? 0 : -ETIMEDOUT;
     }
 }

@@ -38,7 +38,7 @@ int futex_wait_either(_Atomic uint32_t *a, uint32_t in_a, _Atomic uint32_t *b, u
 
 void futex_wake(_Atomic uint32_t *word, int count, uint32_t mask);
 
-/* Sets *word to FUTEX_WAITERS and wakes everybody, in one system call: a caller that is killed does both or neither. */
+/* Sets *word to FUTEX_WAITERS and wakes all sleepers, in one system call: a caller that is killed does both or neither. */
 void futex_release(_Atomic uint32_t *word);
 
 #endif

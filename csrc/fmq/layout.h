@@ -38,7 +38,7 @@ typedef struct {
     uint32_t element_bytes;
 
     fmq_counter head;     /* writer */
-    fmq_counter tail;     /* reader; unsynchronized: nobody */
+    fmq_counter tail;     /* reader; unsynchronized: unused */
     fmq_word data_wait;    /* readers make it odd to sleep, the writer even to wake */
     fmq_word space_wait;   /* the writer makes it odd to sleep, the reader even to wake */
     fmq_word event;        /* the public event flag: bits here, sleepers in the next four bytes */

@@ -125,7 +125,7 @@ int fmq_life_hold(int fd, uint64_t offset) {
         atomic_store(&n->next, atomic_load(&life.head.list.next));
         atomic_store(&life.head.list.next, n);
         atomic_store(word_of(n), life.tid | FUTEX_WAITERS);
-        /* Who slept on a predecessor's life and was not the one whom the kernel woke looks again. */
+        /* Threads that sleep on a predecessor's life look again: the kernel woke only one of them. */
         futex_wake(word_of(n), INT_MAX, FUTEX_BITSET_MATCH_ANY);
         slot |= process.generation << 16; /* a child's inherited slots are not its own */
     }

@@ -5,7 +5,7 @@
 #include <linux/futex.h>
 #include <stdint.h>
 
-/* 0                        nobody ever held it
+/* 0                        no process ever held it
  * tid | FUTEX_WAITERS      alive: tid is the holder's life thread, and the kernel must wake us when it is gone
  * FUTEX_WAITERS            released in good order
  * FUTEX_OWNER_DIED | …     the kernel found it in a dead thread's robust list */

@@ -1,4 +1,4 @@
-/* Mapping memory that somebody else may take away.
+/* Mapping memory that a peer may truncate.
  *
  * Python's mmap duplicates its descriptor, so an idle queue would cost one: mapping is done here. And a peer can truncate
  * memory that is not sealed; touching what is gone raises SIGBUS, which ends a process. A device must not end because of
@@ -78,8 +78,8 @@ int fmq_guard(void) {
     return sigaction(SIGBUS, &action, NULL) ? -errno : 0;
 }
 
-/* With the tail: vector kernels read some bytes beyond the end of what they are given, and ignore them. Nobody else's
- * mapping is there, and no hole. */
+/* With a tail: vector kernels read some bytes beyond the end of an array, and ignore them. The tail keeps other mappings,
+ * and holes, away from there. */
 static uint64_t with_tail(uint64_t bytes) {
     uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
     return (bytes + page - 1) / page * page + page;

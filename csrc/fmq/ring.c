@@ -1,8 +1,8 @@
 /* An atomic circular FIFO: two free-running 64-bit counters of elements, each with one writer.
  *
- * head counts what was ever written, tail what was ever read; only their difference is meant, so neither wraps in
- * practice and full differs from empty. A slot is counter % capacity. Transfers are all or nothing: the peer sees a
- * counter move once, over everything that was copied.
+ * head counts the elements ever written, tail those ever read. Only their difference matters; neither wraps in practice,
+ * and full differs from empty. A slot is counter % capacity. Transfers are all or nothing: the peer sees a counter move
+ * once, over everything that was copied.
  *
  * Synchronized: both roles run the same code: each publishes its own counter and looks at the other's. A writer's free
  * places and a reader's elements are the same subtraction seen from two sides (ring_known).
@@ -103,7 +103,7 @@ void ring_move_to(struct fmq_end *e, uint64_t position) {
 void ring_begin(struct fmq_end *e, uint64_t n) {
     if (!e->overwrites) return;
     if (e->position + n > e->begun) e->begun = e->position + n;
-    /* relaxed, because of the fence: whoever sees one of the writes after it sees begin.  pairs: BEGIN */
+    /* relaxed, because of the fence: a reader that sees one of the writes after it also sees begin.  pairs: BEGIN */
     atomic_store_explicit(&e->mine->begin, e->begun, memory_order_relaxed);
     atomic_thread_fence(memory_order_release);
 }
@@ -114,7 +114,7 @@ void ring_publish(struct fmq_end *e, uint64_t n) {
     if (e->slot >= e->capacity) e->slot -= e->capacity;
     if (!e->mine) return;
     note_cpu(e);
-    /* release: the copies above are visible to whoever sees this counter.  pairs: VISIBLE.
+    /* release: a peer that sees this counter also sees the copies above.  pairs: VISIBLE.
      * seq_cst, because the look at the peer's wait word that follows must not move up.  pairs: SLEEP */
     atomic_store_explicit(&e->mine->counter, e->position, memory_order_seq_cst);
 }

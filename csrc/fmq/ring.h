@@ -13,7 +13,7 @@ struct fmq_end {
 
     /* What the two roles share, seen from this one. All pointers go into the control block. */
     fmq_counter *mine, *theirs;             /* mine: NULL for readers of an unsynchronized queue */
-    _Atomic uint32_t *my_wait, *their_wait; /* my_wait: NULL for who cannot announce a sleep; their_wait: for who wakes nobody */
+    _Atomic uint32_t *my_wait, *their_wait; /* my_wait: NULL without write access; their_wait: NULL when the peer never waits */
     _Atomic uint32_t *their_life;
     unsigned char *ring;
 
@@ -33,10 +33,10 @@ struct fmq_end {
     uint64_t progress;
     uint64_t reserved;
     uint64_t begun;     /* unsynchronized writer: what head.begin holds */
-    uint64_t lost;      /* unsynchronized reader: by the last overrun, which the */
-    bool overran;       /* next transfer tells, whoever noticed it */
+    uint64_t lost;      /* unsynchronized reader: elements that the last overrun cost */
+    bool overran;       /* the next transfer tells of an overrun, whichever call noticed it */
 
-    /* Rung after every transfer, for who waits for several queues at once: a public event flag, or NULL. */
+    /* A public event flag that every transfer wakes, for threads that wait for several queues; or NULL. */
     void *notify;
     uint32_t notify_mask;
 
@@ -52,8 +52,8 @@ static inline bool end_is_listener(const struct fmq_end *e) { return e->overwrit
 
 static inline void end_leave(struct fmq_end *e) { atomic_store_explicit(&e->busy, 0, memory_order_release); /* pairs: ONE_CALLER */ }
 
-/* After a fork the child's copy is of no use, but for a reader that holds no role: it goes on at a position of its own.
- * What other threads of the parent were doing with it at that moment is not being done here. */
+/* After a fork the child cannot use its copy, except for a reader that holds no role: it goes on at a position of its own.
+ * Calls of the parent's other threads on it do not exist in the child. */
 static inline bool end_is_ours(struct fmq_end *e) {
     if (e->generation == e->process->generation) return true;
     if (!end_is_listener(e)) return false;

@@ -1,4 +1,4 @@
-/* Waiting for the peer: spin for a window, then sleep. README.md proves that no wake-up is lost, whoever dies where. */
+/* Waiting for the peer: poll for a window, then sleep. README.md proves that no wake-up is lost, whichever side dies where. */
 #define _GNU_SOURCE
 #include <stdint.h>
 
@@ -33,7 +33,7 @@ void sleep_wake_peer(fmq_end *e) {
     if (!e->their_wait) return;
     /* Plain load first: while the peer is awake its wait word stays shared in both caches.  pairs: SLEEP */
     if (!(atomic_load_explicit(e->their_wait, memory_order_seq_cst) & 1)) return;
-    atomic_fetch_add(e->their_wait, 1); /* even, and another value than anybody may be about to sleep on */
+    atomic_fetch_add(e->their_wait, 1); /* even, and a value that no sleeper may be about to sleep on */
     futex_wake(e->their_wait, INT_MAX, FUTEX_BITSET_MATCH_ANY);
 }
 
@@ -45,9 +45,9 @@ void sleep_greet_peer(fmq_end *e) {
 
 uint32_t sleep_announce(_Atomic uint32_t *word) { return atomic_fetch_or(word, 1) | 1; /* seq_cst.  pairs: SLEEP */ }
 
-/* Returns when no thread is inside any more: from then on nothing of ours moves, and the role can go to somebody else.
- * Wakes again and again, without asking, because a hostile peer could hide that we sleep. The word stays as it is: others
- * may sleep on it too, and were we killed after a change, they would sleep on. */
+/* Returns when no thread is inside a call any more: from then on this end changes nothing, and another end may take the
+ * role. Wakes again and again, whatever the word says, because a hostile peer could hide that a thread sleeps. The word
+ * keeps its value: other readers may sleep on it too, and if we were killed after a change, they would sleep on. */
 void fmq_stop(fmq_end *e) {
     atomic_store(&e->stopped, 1); /* pairs: STOP */
     if (!end_is_ours(e)) return;
@@ -112,7 +112,7 @@ static void pass_on_death(fmq_end *e) {
 }
 
 /* A wake for nothing: a peer may do that now and then, and not for ever. Progress, though not yet enough, is something.
- * A word that readers share is also woken when one of them is stopped, which is nobody's fault. */
+ * A word that readers share is also woken when one of them is stopped, which breaks no rule. */
 static int count_spurious(fmq_end *e) {
     if (end_is_listener(e)) return LOOK_AGAIN;
     if (e->seen != e->progress) e->progress = e->seen, e->spurious = 0;
@@ -121,14 +121,14 @@ static int count_spurious(fmq_end *e) {
 }
 
 /* A signal that arrives just before the futex call would be noticed only after it, so Python's main thread, where
- * handlers run, does not sleep for long. Nobody else wakes without a reason. */
+ * handlers run, does not sleep for long. No other thread wakes without a reason. */
 static uint64_t no_longer_than(uint64_t deadline) {
     bool is_main = syscall(SYS_gettid) == getpid();
     uint64_t slice = is_main ? futex_now() + SIGNAL_SLICE : FMQ_FOREVER;
     return slice < deadline ? slice : deadline;
 }
 
-/* As futex_wait; LOOK_AGAIN when nobody woke us and the deadline has not passed either. */
+/* As futex_wait; LOOK_AGAIN when no wake came and the deadline has not passed either. */
 static int sleep_once(fmq_end *e, sight saw, uint64_t until) {
     uint64_t slice = end_is_listener(e) ? futex_now() + SLEEP_SHARED_SLICE : FMQ_FOREVER;
     int r = futex_wait_either(e->my_wait, saw.announced, e->their_life, saw.life, slice < until ? slice : until);
@@ -176,7 +176,7 @@ static int why_not(fmq_end *e, uint64_t n) {
 }
 
 static int wait_for(fmq_end *e, uint64_t n, uint64_t spin_ns, uint64_t deadline) {
-    int r = e->interrupted ? -EAGAIN : spin_for(e, n, spin_ns, deadline); /* who calls again has spun already */
+    int r = e->interrupted ? -EAGAIN : spin_for(e, n, spin_ns, deadline); /* a repeated call has polled already */
     if (r == -EAGAIN) r = sleep_for(e, n, deadline);
     e->interrupted = r == -EINTR;
     return r;

@@ -8,7 +8,7 @@
 int sleep_until(struct fmq_end *e, uint64_t n, uint64_t spin_ns, uint64_t deadline);
 
 /* Many readers share the life word of an unsynchronized writer. When the one that the kernel wakes is itself being killed
- * at that moment, it tells nobody; so each looks again after this time. */
+ * at that moment, it wakes no other; so each looks again after this time. */
 #ifndef SLEEP_SHARED_SLICE /* tests make it longer, so that nothing but wakes ends a sleep */
 #define SLEEP_SHARED_SLICE UINT64_C(1000000000)
 #endif
@@ -20,14 +20,14 @@ uint64_t sleep_window(const struct fmq_end *e, uint64_t spin_ns);
 /* As sleep_until, for spin_ns at most and without sleeping: -EAGAIN. */
 int sleep_spin(struct fmq_end *e, uint64_t n, uint64_t spin_ns);
 
-/* A wait word is odd while somebody may sleep on it. Announce, then look, then sleep on the value that this returns. */
+/* A wait word is odd while a thread may sleep on it. Announce, then look, then sleep on the value that this returns. */
 uint32_t sleep_announce(_Atomic uint32_t *word);
 
-/* After a transfer: whoever announced a sleep is woken. */
+/* After a transfer: wakes the threads that announced a sleep. */
 void sleep_wake_peer(struct fmq_end *e);
 
-/* A new owner of a role: whoever sleeps looks again, whatever the word says. A dead predecessor may have changed it and
- * not come to the wake. */
+/* Called by the new owner of a role: makes all sleepers look again, whatever the word says. A dead predecessor may have
+ * changed the word and died before its wake. */
 void sleep_greet_peer(struct fmq_end *e);
 
 /* Why no more will come, or -EAGAIN. `life` was read before the counter was. */
