@@ -5,6 +5,7 @@ import re
 import shlex
 import subprocess
 import sys
+import tomllib
 from fnmatch import fnmatch
 from html.parser import HTMLParser
 from pathlib import Path
@@ -137,7 +138,8 @@ def test_named_tests_exist():
             assert tree is not None, f"{path}{inside}"
 
 
-CODE = re.compile(r"`((?:fmq|burst|driver|csrc)/[\w/.-]+\.(?:py|[ch])):\s+([\w.]+)`")
+NAME = r"`((?:fmq|burst|driver|csrc)/[\w/.-]+\.(?:py|[ch])):\s+([\w.]+)`"
+CODE = re.compile(NAME)
 
 
 def definitions(tree):
@@ -169,7 +171,7 @@ def found_in(path, name):
 
 
 def elsewhere(name):
-    """Files of the product that define the last part of a dotted name, for whoever has renamed or moved something."""
+    """Files of the product that define the last part of a dotted name, for the author of a rename."""
     last = re.escape(name.rpartition(".")[2])
     pattern = re.compile(rf"^\s*(?:async def|def|class) {last}\b|^{last}\b.* = ", re.MULTILINE)
     files = [file for package in ("fmq", "burst", "driver") for file in (ROOT / package).rglob("*.py")]
@@ -194,6 +196,59 @@ def test_a_name_that_is_not_there_is_found(path, each):
     """So that silence above means something."""
     assert found_in(path, each) is None
     assert found_in("burst/turns.py", "Ticket.enter") is not None
+
+
+WALKS = DOCS / "how-it-works.md"
+
+
+def arrows(text):
+    """(caller, callee) for each `A` → `B` of a page, each a pair of file and name; brackets may stand between."""
+    text = " ".join(text.split())
+    for match in re.finditer(rf"{NAME}(?= (?:\([^)]*\) )?→ {NAME})", text):
+        yield (match[1], match[2]), (match[3], match[4])
+
+
+def names_in(path, name):
+    """Every name, attribute and string that a function uses; a class counts whole. Of a C function, its words."""
+    if path.endswith(".py"):
+        for node in ast.walk(found_in(path, name)):
+            match node:
+                case ast.Name(id=word) | ast.Attribute(attr=word) | ast.Constant(value=str(word)):
+                    yield word
+        return
+    text = (ROOT / path).read_text()
+    body = re.search(rf"^[\w*][^\n;]*\b{name}\([^;{{]*\)\s*\{{.*?^\}}", text, re.MULTILINE | re.DOTALL)
+    line = re.search(rf"^[\w*][^\n;]*\b{name}\([^;{{]*\)\s*\{{.*\}}$", text, re.MULTILINE)
+    yield from re.findall(r"\w+", (line or body)[0] if line or body else "")
+
+
+def test_each_arrow_of_the_tour_is_a_call():
+    """Where how-it-works.md says `A` → `B`, A's code names B. A call to another process names it in a string."""
+    found = list(arrows(WALKS.read_text()))
+    assert len(found) > 50
+    wrong = []
+    for (path, caller), (other, callee) in found:
+        words = callee.removesuffix(".__init__").split(".")
+        if found_in(path, caller) is None or words[-1] not in names_in(path, caller):
+            wrong.append(f"`{path}: {caller}` → `{other}: {callee}`: the first does not name {words[-1]!r}")
+    assert wrong == [], "the code has changed: correct these steps of docs/how-it-works.md"
+
+
+def test_an_arrow_that_is_no_call_is_found():
+    """So that silence above means something; brackets and line ends do not hide an arrow."""
+    text = "`burst/turns.py: Ticket.enter` (x)\n → `burst/turns.py: RunQueue` → `burst/turns.py: Share`"
+    assert [(a, b) for (_, a), (_, b) in arrows(text)] == [("Ticket.enter", "RunQueue"), ("RunQueue", "Share")]
+    assert "RunQueue" not in names_in("burst/turns.py", "Ticket.enter")
+    assert "burst_enter" in names_in("burst/turns.py", "Ticket.enter")
+    assert "burst_enter" in names_in("csrc/burst/listener.c", "admitted")
+
+
+def test_the_rooms_are_those_of_the_contract():
+    """The table of rooms has the layers of pyproject.toml, in their order."""
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    (layers,) = (contract["layers"] for contract in contracts if contract.get("containers") == ["driver"])
+    rows = re.findall(r"^\| ((?:`\w+`(?:, )?)+) \|", WALKS.read_text(), re.MULTILINE)
+    assert [set(re.findall(r"\w+", row)) for row in rows] == [set(layer.split(" | ")) for layer in layers]
 
 
 def test_the_glossary_has_code_for_every_term():
