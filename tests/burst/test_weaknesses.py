@@ -389,7 +389,7 @@ ELSEWHERE = {
     "test_turns.py": ["test_busy", "test_a_late_result_is_dropped"],
     "test_memory.py": ["test_slots_are_never_used_again", "test_memory_freed_during_an_execution"],
     "test_native.py": ["test_memory_freed_while_it_runs", "test_stop_while_it_runs", "test_a_deadline_that_has_passed"],
-    "../driver/test_run.py": ["test_stats"],
+    "../driver/client/test_run.py": ["test_stats"],
 }
 
 

@@ -52,7 +52,8 @@ def test_sixteen_at_once(place, kit):
         client.stdout.close()
         assert client.wait(kit.patience) == 0
     assert len(answers) == 1
-    assert [int(pid) for pid in answers.pop().split()] == place.pids()
+    pids = [int(pid) for pid in answers.pop().split()]
+    assert place.pids() in (pids, [])  # none, where the last client's end is longer ago than a service lingers
 
 
 def test_gone_when_nobody_needs_it(place, process, kit):
