@@ -7,6 +7,7 @@ recurses along its references.
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from graphlib import CycleError, TopologicalSorter
 from itertools import chain
 
 import numpy as np
@@ -159,22 +160,13 @@ def _check_consumers(graph: Subgraph) -> None:
 
 
 def _check_references(model: Model) -> None:
-    """No subgraph refers to itself, directly or through others: remove those that refer to none, until none is left."""
-    refers = [{o.value for o in g.operands if o.lifetime == _L.SUBGRAPH} for g in model.referenced]
-    referrers: list[list[int]] = [[] for _ in refers]
-    for i, others in enumerate(refers):
-        for other in others:
-            referrers[other].append(i)
-    pending = [len(others) for others in refers]
-    free = [i for i, count in enumerate(pending) if count == 0]
-    for leaf in free:  # grows while it is walked
-        for i in referrers[leaf]:
-            pending[i] -= 1
-            if pending[i] == 0:
-                free.append(i)
-    if len(free) < len(refers):
-        culprit = next(i for i, count in enumerate(pending) if count)
-        raise InvalidModel(f"referenced subgraph {culprit} refers to itself, directly or through others")
+    """No subgraph refers to itself, directly or through others."""
+    refers = {n: {o.value for o in g.operands if o.lifetime == _L.SUBGRAPH} for n, g in enumerate(model.referenced)}
+    try:
+        TopologicalSorter(refers).prepare()
+    except CycleError as error:
+        culprit = min(error.args[1])
+        raise InvalidModel(f"referenced subgraph {culprit} refers to itself, directly or through others") from None
 
 
 def check_branches(model: Model, graph: Subgraph, operation: Operation) -> None:
