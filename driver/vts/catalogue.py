@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from driver.vts import burst, caching, deadlines, device, fenced, memory, model, operations, qos, random_graphs, request
+from driver.vts import burst, caching, deadlines, device, fenced, graphs, memory, model, operations, qos, request
 from driver.vts.forms import generated
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def catalogue(cases: Iterable[Case] = (), scope: Scope = USUAL) -> Iterator[Test
         model.tests(scope.samples),
         request.tests(scope.samples),
         operations.tests(_some(chain(cases, generated()), scope.cases), scope.in_bursts),
-        random_graphs.tests(scope.mixed, scope.alone),
+        graphs.tests(scope.mixed, scope.alone),
         burst.tests(),
         memory.tests(),
         caching.tests(scope.corruptions),

@@ -1,4 +1,6 @@
-"""Random models to compare a device with the reference, reduced to the smallest that shows a difference.
+"""operations/random_graph: random models on which a device must agree with the reference.
+
+A model that shows a difference is reduced to the smallest that does.
 
     found = smallest_difference(run)   # run(graph) -> outputs of the device
     print(found)
@@ -9,18 +11,25 @@ Needs the extra `vts`, for hypothesis.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from burst import StatusError
 from driver.nn import OPERATIONS, Interpreter, Model, Operand, OperandLifeTime, OperandType, Operation, Subgraph
+from driver.vts.kit import Failed, Test, check, skip
 
 from .image_makers import IMAGE_MAKERS
 from .makers import MAKERS
 from .sketch import Array, Sketch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Callable, Collection, Iterator, Sequence
+
+    from driver.vts.sketch import Array
+    from driver.vts.target import Target
 
 _L, _T = OperandLifeTime, OperandType
 LARGEST_VALUE = 1e4
@@ -277,3 +286,29 @@ def _operations(graph: RandomGraph) -> range:
 def _still_wrong(run: Callable[[RandomGraph], Sequence[Array]], graph: RandomGraph, number: int) -> RandomGraph | None:
     smaller = without(graph, number)
     return smaller if smaller is not None and disagreement(run, smaller) is not None else None
+
+
+def tests(mixed: int, each: int) -> Iterator[Test]:
+    """mixed: how many graphs of all operations together; alone: how many of each one alone."""
+    yield Test("operations/random_graph/mixed", partial(agree, None, mixed))
+    for name in sorted((MAKERS | IMAGE_MAKERS).keys() & OPERATIONS.keys()) if each else ():
+        yield Test(f"operations/random_graph/{name.lower()}", partial(agree, [name], each))
+
+
+def agree(operations: Sequence[str] | None, examples: int, target: Target) -> None:
+    """The device agrees with the reference within the HAL's tolerances for random graphs."""
+    if find_spec("hypothesis") is None:
+        skip("random graphs need hypothesis: pip install 'burst-engine[vts]'")
+    found = smallest_difference(partial(_run, target), operations=operations, examples=examples)
+    check(found is None, f"{found[1]}, in this graph:\n{found[0]!r}" if found else "")
+
+
+def _run(target: Target, graph: RandomGraph) -> Sequence[Array]:
+    """Outputs of the device; the reference's own where the device does not support an operation."""
+    try:
+        if not all(target.supported(graph.model)):
+            return reference(graph)
+        with target.prepared(graph.model) as model:
+            return model.run(*graph.feeds, timeout=target.patience)
+    except StatusError as error:
+        raise Failed(f"the device answered {error.status.name}: {error}, to this graph:\n{graph!r}") from error

@@ -6,7 +6,6 @@ An operator that is not listed has no counterpart in HAL 1.3, unless all of its 
 from dataclasses import dataclass
 
 from . import elements, products, recurrent, shapes, windows
-from . import resize as resizing
 from .elements import Convert, arithmetic, binary, formula, unary, variadic
 
 
@@ -101,7 +100,7 @@ TABLE: dict[str, OnnxRule] = {
     "ReduceSumSquare": OnnxRule(products.reduce("REDUCE_SUM", before="SQUARE")),
     "Relu": OnnxRule(unary("RELU"), quantised=True),
     "Reshape": _moves(shapes.reshape),
-    "Resize": _moves(resizing.resize),
+    "Resize": _moves(windows.resize),
     "Selu": OnnxRule(formula(elements.selu)),
     "Sigmoid": OnnxRule(unary("LOGISTIC"), quantised=True),
     "Sin": OnnxRule(unary("SIN")),
@@ -120,7 +119,7 @@ TABLE: dict[str, OnnxRule] = {
     "TopK": OnnxRule(products.top_k),
     "Transpose": _moves(shapes.transpose),
     "Unsqueeze": _moves(shapes.unsqueeze),
-    "Upsample": _moves(resizing.upsample),
+    "Upsample": _moves(windows.upsample),
     "Where": OnnxRule(elements.where),
     "Xor": OnnxRule(binary("NOT_EQUAL")),
 }

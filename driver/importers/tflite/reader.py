@@ -3,7 +3,7 @@
     read(data) -> Model
       TfliteFile                 the content of the file, checked (file.py, which reads through flatbuffer.py)
       TfliteGraph, TfliteCall    a subgraph, and one operator, during conversion (graph.py, call.py)
-      fold                       computes shapes at load time (sizes.py)
+      fold                       computes shapes at load time (shapes.py)
       TABLE                      one short function per builtin operator (table.py and the modules that it lists)
 
 Weights stay in the file: a constant is a view of it, of lifetime CONSTANT_REFERENCE, and its `location` is the (offset,
@@ -22,7 +22,7 @@ from driver.nn import Model, Subgraph, validate
 from .call import TfliteCall
 from .file import Operator, TfliteFile
 from .graph import TfliteGraph
-from .sizes import fold
+from .shapes import fold
 from .table import TABLE
 
 

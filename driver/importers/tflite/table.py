@@ -12,7 +12,7 @@ import numpy as np
 from driver.errors import ImportFailed
 from driver.nn import Operand, OperandLifeTime, OperandType
 
-from . import choices, products, recurrent, shapes, sizes, windows
+from . import choices, products, recurrent, shapes, windows
 from .call import TfliteCall
 from .graph import FLOATS, QUANTISED, Ref, dequantised
 
@@ -313,7 +313,7 @@ TABLE: dict[str, TfliteRule] = {
     "POW": TfliteRule(_same("POW")),
     "PRELU": TfliteRule(_same("PRELU")),
     "QUANTIZE": TfliteRule(_quantize),
-    "RANK": TfliteRule(sizes.rank_of),
+    "RANK": TfliteRule(shapes.rank_of),
     "REDUCE_ALL": TfliteRule(_reduce("REDUCE_ALL"), "ReducerOptions"),
     "REDUCE_ANY": TfliteRule(_reduce("REDUCE_ANY"), "ReducerOptions"),
     "REDUCE_MAX": TfliteRule(_reduce("REDUCE_MAX"), "ReducerOptions"),
@@ -331,7 +331,7 @@ TABLE: dict[str, TfliteRule] = {
     "RSQRT": TfliteRule(_in_floats(_same("RSQRT"))),
     "SELECT": TfliteRule(choices.select),
     "SELECT_V2": TfliteRule(choices.select),
-    "SHAPE": TfliteRule(sizes.shape),
+    "SHAPE": TfliteRule(shapes.shape),
     "SIN": TfliteRule(_in_floats(_same("SIN"))),
     "SLICE": TfliteRule(_same("SLICE")),
     "SOFTMAX": TfliteRule(_softmax, "SoftmaxOptions"),

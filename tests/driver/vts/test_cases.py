@@ -10,7 +10,7 @@ from case_records import ADD, QUANTISED
 
 from driver.nn import OperandType, validate
 from driver.vts import BadCase, read_cases
-from driver.vts.accuracy import difference, limits
+from driver.vts.operations import difference, limits
 
 
 @pytest.fixture
