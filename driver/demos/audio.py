@@ -43,7 +43,7 @@ class Step:
 
 @contextmanager
 def connected(device: str, priority: Literal["low", "medium", "high"] = "medium", **how: Any) -> Iterator[Listeners]:
-    """The network on a device whose process starts when there is none; `how` goes to `burst`, as `spin`."""
+    """The network on a device, whose process starts if it is not running. `how`: options of `burst`, such as `spin`."""
     with (
         driver.connect(device) as remote,
         remote.prepare(build_model(), priority=priority) as prepared,
@@ -63,10 +63,10 @@ class Listener:
         roles = [driver.BufferRole(0, n) for n in (1, 2)]  # a state is input n of the model, and output n
         allocate, desc = prepared.device.allocate, driver.BufferDesc()
         self._states = [[allocate(desc, [prepared], [role], [role]) for role in roles] for _ in range(2)]
-        # Two requests that never change: whoever executes them recognises them, and checks and binds them once.
+        # Two requests that never change: the burst and the device recognise them, and check and bind them only once.
         self._requests = [self._request(*self._states), self._request(*reversed(self._states))]
         self.forget()
-        for _ in range(WARM_UP):  # memory is mapped, and caches are filled
+        for _ in range(WARM_UP):  # map memory, fill caches
             self.step()
         self.forget()
 

@@ -1,4 +1,4 @@
-"""What becomes of a sound: told while it comes; at the end a summary, a picture, and the sound itself."""
+"""The report of the audio demo: keys as they are heard, then a summary, a plot, and the sound itself."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def level_of(event: Event) -> int:
 
 
 def line(event: Event, *, is_checked: bool) -> str:
-    """One event in words; `is_checked`: whether anybody knows what was pressed."""
+    """One event as a line of text; `is_checked`: whether the pressed keys are known."""
     when = f"{event.at / RATE:7.2f} s"
     if not is_checked:
         return f"{when}   {event.key}"
@@ -55,7 +55,7 @@ class AudioReport:
     """Adds steps up, and prints what was heard as it comes."""
 
     def __init__(self, presses: Sequence[Press] | None, out: Path, console: Console) -> None:
-        """`presses`: the keys that are pressed, where somebody knows them; `out`: the folder for the results."""
+        """`presses`: the keys that are pressed, if known; `out`: the folder for the results."""
         self._presses, self._out, self._console = presses, out, console
         self._ears = {"network": Ear(presses or ()), "Goertzel": Ear(presses or ())}
         self._paths = {path: Latencies() for path in ("burst", "plain RPC")}
@@ -158,11 +158,11 @@ def summary_table(summary: dict[str, Any]) -> Table:
     table.add_column(style="bold")
     table.add_column()
     runs = summary["runs"]
-    ran = f"{runs['burst']} runs in the burst ({runs['warm_up']} to warm up), {runs['plain']} fell back"
+    ran = f"{runs['burst']} runs in the burst ({runs['warm_up']} warm-up), {runs['plain']} fallbacks"
     facts = {
-        "source": f"{summary['source']}; {summary['late_blocks']} blocks taken late",
+        "source": f"{summary['source']}; {summary['late_blocks']} blocks read late",
         "device": f"{summary['device']}; {ran}",
-        "answers": f"{summary['blocks']} on each path, which differ by at most {summary['largest_difference']:g}",
+        "answers": f"{summary['blocks']} on each path; they differ by at most {summary['largest_difference']:g}",
         "heard": summary["heard"] or "nothing",
     }
     for name, fact in facts.items():

@@ -1,4 +1,4 @@
-"""Where sound comes from, in blocks of 20 ms: a keypad, a file or a microphone; and the pace of real time."""
+"""Sources of sound in blocks of 20 ms: a generated keypad, a file or a microphone; and the pace of real time."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ class Source(Protocol):
     """Something that fills blocks of float32 samples between -1 and 1."""
 
     name: str
-    is_live: bool  #: whether it takes its time itself
+    is_live: bool  #: whether `read` waits for real time by itself
 
     @property
     def presses(self) -> Sequence[Press] | None:
-        """The keys that are pressed in it, where somebody knows them."""
+        """The keys that are pressed in it, if known."""
 
     def read(self, out: np.ndarray) -> bool:
         """Fill `out` with the next block; False when there is none."""
@@ -74,7 +74,7 @@ class RecordedSource:
         self._container = av.open(name, format=form)
         if not self._container.streams.audio:
             self._container.close()
-            raise ValueError("there is no sound in it")
+            raise ValueError("it has no audio stream")
         self._blocks = self._decode()
 
     def read(self, out: np.ndarray) -> bool:
@@ -82,7 +82,7 @@ class RecordedSource:
         try:
             block = next(self._blocks, None)
         except av.FFmpegError as error:
-            raise ValueError(f"{self.name}: its sound ends in the middle ({error.strerror}); pass another") from error
+            raise ValueError(f"{self.name}: the sound is damaged ({error.strerror}); pass another file") from error
         if block is None:
             return False
         out[: len(block)], out[len(block) :] = block, 0
@@ -104,7 +104,7 @@ def open_source(file: Path | None, microphone: str | None, seed: int, seconds: f
     if file is None and microphone is None:
         return KeypadSource(seed, seconds)
     if file is not None and not file.is_file():
-        raise ValueError(f"--wav {file}: there is no such file; pass a WAV file, or neither --wav nor --microphone")
+        raise ValueError(f"--wav {file}: no such file; pass a WAV file, or neither --wav nor --microphone")
     try:
         return RecordedSource(str(file)) if file is not None else RecordedSource(str(microphone), "alsa")
     except (av.FFmpegError, OSError, ValueError) as error:
@@ -112,18 +112,18 @@ def open_source(file: Path | None, microphone: str | None, seed: int, seconds: f
         if file is not None:
             raise ValueError(f"--wav {file}: cannot be read as sound ({reason}); pass a WAV file") from error
         raise ValueError(
-            f"--microphone {microphone}: ALSA cannot open it ({reason}); `arecord -L` lists what there is"
+            f"--microphone {microphone}: ALSA cannot open it ({reason}); `arecord -L` lists the microphones"
         ) from error
 
 
 class Pace:
-    """Real time: block k is complete 20 ms after block k-1. Nothing is lost: who is slow finds blocks waiting."""
+    """Real time: block k is complete 20 ms after block k-1. No block is lost: a slow reader finds blocks waiting."""
 
     def __init__(self, is_on: bool) -> None:
         self._is_on, self._start, self._blocks, self.late = is_on, time.monotonic(), 0, 0
 
     def wait(self) -> None:
-        """Sleep until the next block is complete. `late` counts those that were not taken before the one after."""
+        """Sleep until the next block is complete. `late` counts blocks that were read after the next was complete."""
         if not self._is_on:
             return
         self._blocks += 1

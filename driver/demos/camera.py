@@ -37,16 +37,16 @@ class Step:
     index: int
     frame: np.ndarray
     found: list[Box]
-    truth: list[Box] | None  #: where somebody knows it
+    truth: list[Box] | None  #: the true boxes, if known
     calls: dict[str, Call]  #: by path
-    dropped: int  #: frames that were lost so far, because nobody had time for them
+    dropped: int  #: frames dropped so far because they came too late
 
 
 @contextmanager
 def connected(
     device: str, size: tuple[int, int] = (640, 480), priority: Literal["low", "medium", "high"] = "medium", **how: Any
 ) -> Iterator[Detector]:
-    """The network on a device whose process starts when there is none; `how` goes to `burst`, as `spin`.
+    """The network on a device, whose process starts if it is not running. `how`: options of `burst`, such as `spin`.
 
     `size`: columns and rows of the frames, both in whole cells of 16.
     """

@@ -1,4 +1,4 @@
-"""What becomes of a camera's frames: told while they come; at the end a summary, a film and two pictures."""
+"""The report of the camera demo: progress while frames come, then a summary, a film and two pictures."""
 
 from __future__ import annotations
 
@@ -106,14 +106,14 @@ def summary_table(summary: dict[str, Any]) -> Table:
     runs, objects = summary["runs"], summary["objects"]
     table.add_row("source", Text(summary["source"]))
     table.add_row("device", Text(summary["device"]))
-    table.add_row("frames", f"{summary['frames']} seen, {summary['dropped']} dropped")
-    copied = f"{runs['plain']} fell back, {summary['copied_frame_bytes']} frame bytes copied"
-    table.add_row("burst", f"{runs['burst']} runs ({runs['warm_up']} to warm up), {copied}")
+    table.add_row("frames", f"{summary['frames']} processed, {summary['dropped']} dropped")
+    copied = f"{runs['plain']} fallbacks, {summary['copied_frame_bytes']} frame bytes copied"
+    table.add_row("burst", f"{runs['burst']} runs ({runs['warm_up']} warm-up), {copied}")
     if objects:
         table.add_row("precision", f"{objects['precision']:.3f}  ({objects['false_alarms']} false alarms)")
         table.add_row("recall", f"{objects['recall']:.3f}  ({objects['missed']} of {objects['true']} objects missed)")
     else:
-        table.add_row("precision, recall", "unknown: nobody says what this source shows")
+        table.add_row("precision, recall", "unknown: this source has no true boxes")
     for path in summary["files"]:
         table.add_row("written", Text(written(path)))
     return table

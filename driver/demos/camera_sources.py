@@ -1,4 +1,4 @@
-"""Where frames come from: the generated scene, a video file or a V4L2 camera, and the clock they keep."""
+"""Sources of frames: the generated scene, a video file or a V4L2 camera; and their clock."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ class Source(Protocol):
     """Something that fills frames."""
 
     name: str
-    is_live: bool  #: whether it takes its time itself
+    is_live: bool  #: whether `read` waits for real time by itself
 
     def read(self, out: np.ndarray) -> list[Box] | None:
-        """Fill `out` with the next frame; return the true boxes if anybody knows them."""
+        """Fill `out` with the next frame; return the true boxes if they are known."""
 
     def skip(self, frames: int) -> None:
-        """Let frames pass that nobody had time for."""
+        """Skip frames that came too late."""
 
     def close(self) -> None:
         """Give back the camera or the file."""
@@ -97,7 +97,7 @@ def open_source(spec: str, seed: int, fps: float, size: tuple[int, int] = (WIDTH
         return SceneSource(seed, size)
     remedy = "pass 'scene', a video file or a camera such as /dev/video0"
     if not Path(spec).exists():
-        raise ValueError(f"--source {spec}: there is no such file or camera; {remedy}")
+        raise ValueError(f"--source {spec}: no such file or camera; {remedy}")
     try:
         return VideoSource(Path(spec), fps, size)
     except (av.FFmpegError, OSError, ValueError) as error:
@@ -108,7 +108,7 @@ def open_source(spec: str, seed: int, fps: float, size: tuple[int, int] = (WIDTH
 class Clock:
     """The schedule of a camera with a buffer of one frame: slot k lasts from k/fps to (k+1)/fps.
 
-    A frame whose slot ended before anybody asked for it is dropped. With fps 0 there is no schedule and no loss.
+    A frame that is not read before its slot ends is dropped. With fps 0 there is no schedule and no loss.
     """
 
     def __init__(self, fps: float, sleep: Callable[[float], object] | None = None) -> None:

@@ -1,4 +1,4 @@
-"""Files that show what a camera saw or a microphone heard: only who made them may read them."""
+"""Files with a camera's pictures or a microphone's sound; only their owner may read them."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The live page of both demos: `burst demo camera --web` and `burst demo audio --web`. Needs the extra `web`."""
+"""The live page of both demos: `burst demo camera --web`, `burst demo audio --web`. Needs the extra `web`."""

@@ -80,7 +80,7 @@ class AudioShow:
                 "level",
                 "Tones against noise",
                 LEVELS[0],
-                "less is noisier",
+                "lower is noisier",
                 limits=(-30, 20),
                 unit="dB",
                 begins_anew=False,

@@ -45,9 +45,9 @@ class CameraShow:
         self._opened: tuple[str, float] | None = None
         self.settings = (
             *common(device),
-            Setting("size", "Frame size", "640x480", "of what the network gets", choices=tuple(SIZES)),
+            Setting("size", "Frame size", "640x480", "the size of the network's input", choices=tuple(SIZES)),
             Setting("fps", "Frames per second", fps, limits=(1, MOST_FPS)),
-            Setting("depth", "Depth", "1", "frames that may be with the device at once", choices=("1", "2", "4", "8")),
+            Setting("depth", "Depth", "1", "frames in flight at once", choices=("1", "2", "4", "8")),
         )
         with closing(open_source(source, seed, fps)) as opened:
             self.name = opened.name

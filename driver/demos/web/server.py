@@ -1,4 +1,4 @@
-"""Serves the page on loopback, to whoever knows its address: it may show a camera, so everything else is refused."""
+"""Serves the live page on loopback, only to browsers that know its secret address: it may show a camera."""
 
 from __future__ import annotations
 
@@ -82,13 +82,13 @@ class Server:
     ) -> web.StreamResponse:
         """Refuse names that others' pages could come by, other pages, and whoever does not know the token."""
         if request.headers.getall("Host", []) not in [[host] for host in self._hosts]:
-            raise web.HTTPMisdirectedRequest(text=f"this server is {HOST}:{self._port}, and nothing else\n")
+            raise web.HTTPMisdirectedRequest(text=f"this server answers only to {HOST}:{self._port}\n")
         origins = request.headers.getall("Origin", [])
         if origins not in ([], [f"http://{request.host}"]):
-            raise web.HTTPForbidden(text="pages of another origin see nothing here\n")
+            raise web.HTTPForbidden(text="pages of another origin have no access\n")
         token = request.path.split("/")[1]
         if not hmac.compare_digest(token.encode(errors="replace"), self._token.encode()):
-            raise web.HTTPNotFound(text="not found: open the address that the program has printed\n")
+            raise web.HTTPNotFound(text="not found: open the address that the program printed\n")
         return await handler(request)
 
     @property
@@ -118,7 +118,7 @@ class Server:
     async def _talk(self, request: web.Request) -> web.StreamResponse:
         """One page, as long as it is open."""
         if "Origin" not in request.headers:
-            raise web.HTTPForbidden(text="only the page itself may see the stream, and it names its origin\n")
+            raise web.HTTPForbidden(text="only the page itself may open the stream: the Origin header is missing\n")
         if len(self._board) >= MOST_VIEWERS:
             raise web.HTTPServiceUnavailable(text=f"{MOST_VIEWERS} pages are open; close one\n")
         page = web.WebSocketResponse(heartbeat=HEARTBEAT, max_msg_size=LONGEST_MESSAGE, compress=False)

@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 
 
 def serve(show: Show, port: int, opens: bool, print_it: Callable[[str], None]) -> None:
-    """Show it on that port, or on any that is free for 0. Raises ValueError when it is taken."""
+    """Serve the page on that port; 0 takes a free one. Raises ValueError if the port is taken."""
     try:
         server = Server(show, port)
     except OSError as error:
-        raise ValueError(f"--port {port}: cannot be had on {HOST} ({error.strerror}); pass another, or 0") from error
+        raise ValueError(f"--port {port}: not available on {HOST} ({error.strerror}); pass another, or 0") from error
     with ExitStack() as stack:
         print_it(f"{show.kind}, live: {server.url}")
-        print_it("Whoever has this address sees the stream: keep it to yourself. Ctrl-C ends it.")
+        print_it("Anyone with this address can watch; keep it secret. Ctrl-C ends it.")
         if opens:
             webbrowser.open(stack.enter_context(leading_to(server.url)))
         asyncio.run(_until_stopped(server))
@@ -45,7 +45,7 @@ async def _until_stopped(server: Server) -> None:
 
 @contextmanager
 def leading_to(url: str) -> Iterator[str]:
-    """A private file that leads there: what a browser is started with, every account of the machine can read."""
+    """A private file that redirects there, because every account can read a browser's command line."""
     with tempfile.TemporaryDirectory(prefix="burst-page-") as folder:
         file = private(Path(folder) / "page.html")
         file.write_text(f'<!doctype html><meta http-equiv="refresh" content="0; url={escape(url)}">\n')

@@ -1,4 +1,4 @@
-"""What one can change on a page: how each is called, which values it takes, and what is said about the others."""
+"""The settings of the live page: labels, allowed values, and messages for refused ones."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _SHOWN = 40  # characters of a value that is refused
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One control. With `choices` it takes one of them, with `limits` a number, with neither it is on or off."""
+    """One control: with `choices` a list, with `limits` a number, with neither a switch."""
 
     name: str
     label: str
-    value: Any  #: at first
+    value: Any  #: the initial value
     help: str = ""
     choices: tuple[str, ...] = ()
     limits: tuple[float, float] | None = None
@@ -30,7 +30,7 @@ class Setting:
     begins_anew: bool = True  #: whether the stream has to begin anew to take a change up
 
     def checked(self, value: object) -> object:
-        """The value. Raises ValueError, in words for whoever sent it."""
+        """Returns the value, or raises ValueError with a message for the page."""
         if self.choices:
             fits, remedy = isinstance(value, str) and value in self.choices, f"choose from {', '.join(self.choices)}"
         elif self.limits is not None:
@@ -55,14 +55,14 @@ def common(device: str) -> tuple[Setting, ...]:
     return (
         Setting("pause", "Pause", False, begins_anew=False),
         Setting("record", "Record", False),
-        Setting("device", "Device", device, "which process runs the network", choices=devices),
-        Setting("spin", "Waits by", "50 us", "how long both sides poll before they sleep", choices=tuple(SPINS)),
+        Setting("device", "Device", device, "the process that runs the network", choices=devices),
+        Setting("spin", "Polling", "50 us", "how long both sides poll before they sleep", choices=tuple(SPINS)),
         Setting("priority", "Priority of this stream", "medium", choices=PRIORITIES),
         Setting(
             "rivals",
             "Competing programs",
             "0",
-            "each keeps the same device busy",
+            "each loads the same device without a pause",
             choices=tuple(map(str, range(MOST_RIVALS + 1))),
             begins_anew=False,
         ),
@@ -86,16 +86,16 @@ class Values:
         return self._now[1][name]
 
     def change(self, wanted: object) -> None:
-        """Take all of `wanted` up, or, with ValueError, nothing."""
+        """Apply all of `wanted`, or raise ValueError and apply nothing."""
         if not isinstance(wanted, dict) or not wanted:
             raise ValueError(f"set={wanted!r:.{_SHOWN}}: pass the names of settings with their values")
         for name, value in wanted.items():
             if name not in self.settings:
-                raise ValueError(f"{name!r:.{_SHOWN}}: no such setting; there are {', '.join(self.settings)}")
+                raise ValueError(f"{name!r:.{_SHOWN}}: no such setting; choose from {', '.join(self.settings)}")
             self.settings[name].checked(value)
         beginning, values = self._now
         begins_anew = any(self.settings[name].begins_anew for name in wanted)
-        self._now = beginning + begins_anew, values | wanted  # at once, for who reads it meanwhile
+        self._now = beginning + begins_anew, values | wanted  # one assignment: the stream's thread may read meanwhile
 
     def held(self) -> Held:
         """For a stream that begins now."""

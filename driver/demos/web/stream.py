@@ -1,4 +1,4 @@
-"""A demo that runs in a thread as its page's controls say, through changes of them and through deaths of its device."""
+"""Runs a demo in a thread, as the page's controls say; restarts it after changes and when its device dies."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ class Show(Protocol):
         """What never changes, for the page."""
 
     def play(self, values: Held, stage: Stage) -> Generator[Update, None, None]:
-        """Updates, until somebody closes it."""
+        """Yield updates until the generator is closed."""
 
     def rest(self) -> None:
-        """Nobody looks: give back what others could use."""
+        """Called while paused: release cameras and microphones."""
 
 
 class Stage:
@@ -73,7 +73,7 @@ class Stage:
         if prepared.device.engine_pid != self._engine:
             died = self._engine
             self.placed(prepared)
-            self.died(f"Engine process {died} died. It was started again, and one execution took {seconds:.2f} s.")
+            self.died(f"Engine process {died} died and was restarted; one execution took {seconds:.2f} s.")
 
     def died(self, words: str) -> None:
         """The device did."""
@@ -145,8 +145,8 @@ class Stream(threading.Thread):
     def _failed(self, error: Exception) -> None:
         """A device that died is started again; everything else is tried again after a while, or after a change."""
         if isinstance(error, burst.PeerDied) and not isinstance(error, burst.Quarantined):
-            self._stage.died(f"The device died: {error}. It is started again.")
-            self._say(status="starting the device again")
+            self._stage.died(f"The device died and restarts: {error}")
+            self._say(status="restarting the device")
         else:
             self._say(status="failed", notice=str(error))
             self._stage.news.wait(AGAIN)

@@ -70,8 +70,8 @@ class TestProgram:
     def test_both_paths_answer_alike_and_are_tabulated(self, generated):
         """400 blocks on each path, to the bit; with percentiles, missed deadlines and the real-time factor."""
         text, folder = generated
-        assert "400 on each path, which differ by at most 0 " in text
-        assert "420 runs in the burst (20 to warm up), 0 fell back" in text
+        assert "400 on each path; they differ by at most 0 " in text
+        assert "420 runs in the burst (20 warm-up), 0 fallbacks" in text
         for word in ("burst", "plain RPC", "p50", "p99", "p99.9", "real-time", "Goertzel", "+0 dB", "pressed"):
             assert word in text
         assert {path.name for path in folder.iterdir()} == {"audio.png", "audio.wav"}
@@ -108,7 +108,7 @@ class TestProgram:
     @pytest.mark.parametrize(
         ("arguments", "complaint"),
         [
-            (("--wav", "/nowhere.wav"), "--wav /nowhere.wav: there is no such file; pass a WAV file"),
+            (("--wav", "/nowhere.wav"), "--wav /nowhere.wav: no such file; pass a WAV file"),
             (("--wav", __file__), "test_audio.py: cannot be read as sound"),
             (("--microphone", "nonesuch"), "--microphone nonesuch: ALSA cannot open it"),
             (("--microphone", "default", "--wav", "x.wav"), "--wav and --microphone: pass at most one of them"),
@@ -116,7 +116,7 @@ class TestProgram:
             (("--seconds", "0"), "'--seconds': 0.0 is not in the range 0.02<=x<=600"),
             (("--seconds", "nan"), "'--seconds': nan is not a number"),
             (("--seed", "-1"), "'--seed': -1 is not in the range 0<=x<=999"),
-            (("--out", "/dev/null/out"), "--out /dev/null/out: cannot be made (Not a directory); pass a folder"),
+            (("--out", "/dev/null/out"), "--out /dev/null/out: cannot create the folder (Not a directory); pass one"),
         ],
     )
     def test_bad_argument_is_named_with_its_remedy(self, invoke, arguments, complaint):
@@ -145,7 +145,7 @@ class TestProgram:
             os.kill(device.engine_pid, signal.SIGKILL)
             text = "".join(program.communicate(timeout=60))
         assert program.returncode != 0
-        assert "the device died, and what is on it is lost; start again" in text
+        assert "the device process died and its state is lost; run the command again" in text
         assert "Traceback" not in text
 
 

@@ -41,7 +41,7 @@ def test_demo_runs_and_leaves_its_results(tmp_path):
     done = run("--frames", 25, "--fps", 0, "--out", tmp_path)
     assert done.returncode == 0, done.stderr
     for word in (
-        "0 fell back",
+        "0 fallbacks",
         "0 frame bytes copied",
         "burst",
         "plain RPC",
@@ -50,7 +50,7 @@ def test_demo_runs_and_leaves_its_results(tmp_path):
         "p99.9",
         "precision",
         "recall",
-        "25 seen, 0 dropped",
+        "25 processed, 0 dropped",
     ):
         assert word in done.stdout
     with av.open(str(tmp_path / "camera.mp4")) as film:
@@ -103,14 +103,14 @@ def test_a_video_file_goes_through(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (("--source", "/nowhere.mp4"), "--source /nowhere.mp4: there is no such file or camera; pass 'scene'"),
+        (("--source", "/nowhere.mp4"), "--source /nowhere.mp4: no such file or camera; pass 'scene'"),
         (("--device", "nonesuch"), "name='nonesuch': no such device"),
         (("--frames", "0"), "'--frames': 0 is not in the range 1<=x<=999999999"),
         (("--fps", "-1"), "'--fps': -1.0 is not in the range 0<=x<=999999999"),
         (("--fps", "nan"), "'--fps': nan is not a number"),
         (("--seed", "-1"), "'--seed': -1 is not in the range"),
-        (("--out", "/dev/null/out"), "--out /dev/null/out: cannot be made (Not a directory); pass a folder"),
-        (("--source", "{out}/camera.mp4"), "this run would overwrite it; pass another --out or --no-video"),
+        (("--out", "/dev/null/out"), "--out /dev/null/out: cannot create the folder (Not a directory); pass one"),
+        (("--source", "{out}/camera.mp4"), "this run would overwrite it; pass another --out, or --no-video"),
     ],
 )
 def test_bad_argument_is_named_with_its_remedy(tmp_path, arguments, complaint):

@@ -120,7 +120,7 @@ def test_video_skips_dropped_frames(film):
 
 def test_missing_file_is_refused(tmp_path):
     """A path that does not exist is refused with the argument, its value and what to pass instead."""
-    with pytest.raises(ValueError, match=r"--source .*nothing\.mp4: there is no such file or camera; pass 'scene'"):
+    with pytest.raises(ValueError, match=r"--source .*nothing\.mp4: no such file or camera; pass 'scene'"):
         open_source(str(tmp_path / "nothing.mp4"), 0, 30)
 
 
@@ -170,7 +170,7 @@ def test_tables_split_the_time():
         console.print(latency_table({"burst": latencies(1000), "plain RPC": latencies(1000)}))
     text = capture.get()
     assert "[/scene]" in text  # a name is not markup
-    assert "1000 seen, 7 dropped" in text
+    assert "1000 processed, 7 dropped" in text
     assert "0.900" in text
     assert "0.750" in text
     assert "2.509" in text  # whole call, p50

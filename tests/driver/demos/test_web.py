@@ -201,7 +201,7 @@ class TestControls:
             ('{"drawn": true, "more": 1}', "send"),
             ('{"set": {}}', "pass the names of settings"),
             ('{"set": 3}', "set=3: pass the names of settings"),
-            ('{"set": {"colour": 1}}', "'colour': no such setting; there are pause, record, device"),
+            ('{"set": {"colour": 1}}', "'colour': no such setting; choose from pause, record, device"),
             ('{"set": {"device": "nonesuch"}}', "device='nonesuch': choose from"),
             ('{"set": {"device": ["reference"]}}', "device=['reference']: choose from"),
             ('{"set": {"pause": 1}}', "pause=1: pass true or false"),
@@ -393,11 +393,11 @@ class TestCommand:
             (("camera", "--web", "--json"), "--json does not go with --web"),
             (("camera", "--web", "--spin", "0"), "--spin does not go with --web: set it on the page"),
             (("camera", "--web", "--fps", "0"), "--fps 0: with --web, pass 1 to 120"),
-            (("camera", "--web", "--source", "/nowhere"), "--source /nowhere: there is no such file or camera"),
-            (("camera", "--web", "--port", "{taken}"), "--port {taken}: cannot be had on 127.0.0.1"),
+            (("camera", "--web", "--source", "/nowhere"), "--source /nowhere: no such file or camera"),
+            (("camera", "--web", "--port", "{taken}"), "--port {taken}: not available on 127.0.0.1"),
             (("camera", "--port", "80"), "--port and --open need --web"),
             (("audio", "--web", "--fast"), "--fast does not go with --web"),
-            (("audio", "--web", "--wav", "/nowhere.wav"), "--wav /nowhere.wav: there is no such file"),
+            (("audio", "--web", "--wav", "/nowhere.wav"), "--wav /nowhere.wav: no such file"),
         ],
     )
     def test_what_makes_no_sense_is_refused_with_its_remedy(self, arguments, complaint):

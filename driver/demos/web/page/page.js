@@ -188,11 +188,11 @@ class Sound {
   constructor() {
     $("picture").style.aspectRatio = "5 / 2";
     $("stage-title").textContent = "The sound, and its spectrum over 10 s";
-    $("dropped-name").textContent = "blocks taken late";
+    $("dropped-name").textContent = "blocks read late";
     $("keypad").hidden = false;
     $("keypad").append(...Array.from(hello.keys, (key) => make("span", {}, key)));
     $("results").textContent = "Heard:";
-    $("results").after(make("small", {}, "5!: not what was pressed; (5): pressed, and not heard"));
+    $("results").after(make("small", {}, "5!: heard but not pressed; (5): pressed but not heard"));
   }
 
   draw({likely}) {
