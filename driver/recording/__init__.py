@@ -1,6 +1,6 @@
-"""Request streams in files: what a program asked of devices is recorded, and played again on any device.
+"""Records a program's requests to devices in a file, and replays them on any device.
 
-docs/recording.md says what such a file holds, byte by byte.
+docs/recording.md describes the file format, byte by byte.
 """
 
 from driver.recording.file import BadRecording, Recording, Run

@@ -1,4 +1,4 @@
-"""Reads a recording, whoever wrote it: all is bounded and checked, and what was cut off is read up to its end."""
+"""Reads a recording. The file is untrusted: everything is bounded and checked. A truncated file is read to its end."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _MOST_STATUS = 8
 
 
 class BadRecording(DriverError, ValueError):
-    """A file is no recording, or what it says cannot be."""
+    """A file is not a recording, or its contents are invalid."""
 
 
 class Recorded(NamedTuple):
@@ -47,7 +47,7 @@ class Recorded(NamedTuple):
 
 
 class Stream(NamedTuple):
-    """Requests that came one after the other: of a burst, or of a thread on the plain path."""
+    """A sequence of requests: those of one burst, or of one thread on the plain path."""
 
     model: int
     path: str
@@ -59,22 +59,25 @@ Part = tuple[tuple[int, ...], memoryview]
 
 
 class Run(NamedTuple):
-    """One request. `inputs` and `outputs`: shape and bytes, None where one was omitted, or stayed on the device."""
+    """One request. `inputs` and `outputs`: shape and bytes; None if omitted, or if it stayed on the device."""
 
     stream: int
-    begin: int  #: ns of CLOCK_MONOTONIC, then
+    begin: int  #: ns of the recording machine's CLOCK_MONOTONIC
     took: int  #: ns
     deadline: int | None  #: ns after `begin`
-    status: int  #: `driver.recording.tape.UNANSWERED` where nobody knows
+    status: int  #: `driver.recording.tape.UNANSWERED` if it is unknown
     inputs: Sequence[Part | None]
     outputs: Sequence[Part | None]
 
 
 class Recording:
-    """A file. Any thread may read. `trouble`: why its end is missing; `left_out`: requests by reason, if it says so."""
+    """A recording, open for reading by any thread.
+
+    `trouble`: why the end of the file is missing; `left_out`: how many requests were not recorded, by reason.
+    """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        """Goes through all of it but the data. Raises BadRecording."""
+        """Reads everything but the data. Raises BadRecording."""
         self.path, self.trouble = os.fspath(path), ""
         self.models: dict[int, Recorded] = {}
         self.streams: dict[int, Stream] = {}
@@ -95,7 +98,7 @@ class Recording:
     def _scan(self) -> None:
         found = os.fstat(self._fd)
         if not stat.S_ISREG(found.st_mode) or os.pread(self._fd, len(MAGIC), 0) != MAGIC:
-            raise BadRecording(f"{self.path}: it is no recording; `burst record` makes one")
+            raise BadRecording(f"{self.path}: not a recording; make one with `burst record`")
         at, self.nbytes = len(MAGIC), found.st_size
         try:
             while self.left_out is None:
@@ -103,7 +106,7 @@ class Recording:
                 self._take(frame, at)
                 at = frame.end
         except Damaged as error:
-            self.trouble = f"{error} at byte {at}; what comes before that is used"
+            self.trouble = f"{error} at byte {at}; the part before it is used"
 
     def _take(self, frame: Frame, at: int) -> None:
         """Raises Damaged for what this version does not understand, BadRecording for another version's."""
@@ -129,30 +132,30 @@ class Recording:
             case ["end", int(), dict(reasons)]:
                 self.left_out = {str(why): n for why, n in reasons.items() if isinstance(n, int)}
             case _:
-                raise Damaged("a frame is none of ours")
+                raise Damaged("unknown kind of frame")
 
     def __len__(self) -> int:
         return len(self._ats)
 
     @property
     def seconds(self) -> float:
-        """From the first request to the last one's beginning."""
+        """Seconds from the first request to the start of the last one."""
         return (max(self._begins) - min(self._begins)) / 1e9 if self._begins else 0.0
 
     @property
     def begin(self) -> int:
-        """Of the first request, ns."""
+        """Start of the first request, in ns."""
         return min(self._begins, default=0)
 
     def numbers(self) -> dict[int, list[int]]:
-        """Of the requests of each stream, in the order of their beginnings; the first of all is 0."""
+        """The numbers of each stream's requests. Requests are numbered from 0 over all streams, by their start."""
         found: dict[int, list[int]] = {}
         for number, place in enumerate(self._order.tolist()):
             found.setdefault(self._of[place], []).append(number)
         return found
 
     def run(self, number: int) -> Run:
-        """With its data. Raises BadRecording."""
+        """Reads one request with its data. Raises BadRecording."""
         try:
             frame = read(self._fd, self._ats[int(self._order[number])], self.nbytes)
             return _run(frame.words, bulk_of(self._fd, frame))
@@ -160,7 +163,7 @@ class Recording:
             raise BadRecording(f"{self.path}: request {number}: {error}") from error
 
     def model(self, number: int) -> Model:
-        """Decoded and valid. Raises BadRecording."""
+        """Decodes and validates a model. Raises BadRecording."""
         recorded = self.models[number]
         try:
             memory = ModelMemory(np.frombuffer(bulk_of(self._fd, recorded.frame), np.uint8))
@@ -171,7 +174,7 @@ class Recording:
         return model
 
     def close(self) -> None:
-        """Harmless when done twice."""
+        """Closes the file. May be called twice."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -200,7 +203,7 @@ def _run(words: list[Any], bulk: bytes) -> Run:
             if is_sane and (deadline is None or abs(deadline) < 2**62):
                 parts = _parts([*ins, *outs], memoryview(bulk))
                 return Run(stream, begin, took, deadline, status, parts[: len(ins)], parts[len(ins) :])
-    raise Damaged("a request is not what it has to be")
+    raise Damaged("a request is malformed")
 
 
 def _parts(described: Iterable[object], bulk: memoryview) -> list[Part | None]:
@@ -213,14 +216,14 @@ def _parts(described: Iterable[object], bulk: memoryview) -> list[Part | None]:
                 found.append((tuple(dimensions), bulk[at : at + length]))
                 at += length
             case _:
-                raise Damaged("an argument is not what it has to be")
+                raise Damaged("an argument is malformed")
     if at != len(bulk):
-        raise Damaged(f"arguments of {at} bytes, and {len(bulk)} are there")
+        raise Damaged(f"the arguments need {at} bytes, but the frame has {len(bulk)}")
     return found
 
 
 def as_array(part: Part, operand: Operand) -> NDArray[Any]:
-    """Typed, as the model says. Raises BadRecording."""
+    """The bytes as an array of the operand's type. Raises BadRecording."""
     dimensions, raw = part
     try:
         found: NDArray[Any] = np.frombuffer(raw, operand.type.dtype).reshape(dimensions)

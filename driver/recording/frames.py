@@ -2,8 +2,8 @@
 
 A frame is a head of 24 bytes, the array, the bulk. The head: the CRC-32 of all that follows but the bulk, the length of
 the array, the length of the bulk, the first 8 bytes of its BLAKE3; integers of 32, 32 and 64 bits, lowest byte first.
-So a reader goes through a file of any size without its bulk, never allocates more than a small array for what it has
-not checked, and knows where a file was cut or changed.
+So a reader can skip the bulk of a file of any size, allocates only a small array before it has checked the frame, and
+detects where a file was truncated or changed.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ _UNREADABLE = (ValueError, TypeError, msgpack.UnpackException, RecursionError)
 
 
 class Damaged(Exception):
-    """What follows cannot be read."""
+    """The rest of the file cannot be read."""
 
 
 class Frame(NamedTuple):
-    """One of them, with where its bulk lies in the file."""
+    """One frame, with the position of its bulk in the file."""
 
     words: list[Any]
     offset: int
@@ -43,12 +43,12 @@ class Frame(NamedTuple):
 
     @property
     def end(self) -> int:
-        """Where the next one begins."""
+        """Offset of the next frame."""
         return self.offset + self.nbytes
 
 
 def packed(words: list[Any]) -> bytes:
-    """The array. Raises ValueError when it is too long."""
+    """Packs the array. Raises ValueError if it is too long."""
     raw: bytes = msgpack.packb(words)
     if len(raw) > MOST_WORDS:
         raise ValueError(f"{len(raw)} bytes that describe a request; at most {MOST_WORDS} are recorded")
@@ -56,7 +56,7 @@ def packed(words: list[Any]) -> bytes:
 
 
 def head(raw: bytes, bulk: Iterable[Any]) -> bytes:
-    """What comes before an array and its bulk."""
+    """The head of a frame with this array and bulk."""
     digest, nbytes = blake3(), 0
     for part in bulk:
         digest.update(part)

@@ -54,7 +54,7 @@ def prepared_model(*arguments: Any) -> RemotePreparedModel:
 
 @contextmanager
 def record(path: str | os.PathLike[str], most_bytes: int = MOST_MB * _MB) -> Iterator[Tape]:
-    """Requests to devices, of models that this process prepares meanwhile, go into a new file. Raises DriverError."""
+    """Records into a new file all requests of models that this process prepares in the block. Raises DriverError."""
     tape = Tape(Path(path), most_bytes)
     with _lock:
         before, _tapes["explicit"] = _tapes.get("explicit"), tape
@@ -82,10 +82,10 @@ def _tape() -> Tape | None:
 
 
 def _of_environment(path: Path) -> Tape:
-    """The file that was named for the first process that prepares a model; PATH.PID for others."""
+    """A new tape: at PATH for the first process that prepares a model, at PATH.PID for others."""
     most = os.environ.get(VARIABLE_MB) or str(MOST_MB)
     if not (most.isdecimal() and 0 < int(most) < 10**9):
-        raise DriverError(f"{VARIABLE_MB}={most}: a whole number of megabytes")
+        raise DriverError(f"{VARIABLE_MB}={most}: expected a whole number of megabytes")
     if path.exists():
         path = path.with_name(f"{path.name}.{os.getpid()}")
     try:

@@ -43,7 +43,7 @@ _PERCENTILES = (50, 90, 99, 100)
 
 @dataclass
 class Report:
-    """What came of it. Times are seconds, of requests that were answered both times."""
+    """The result of a replay. Times are seconds, of requests that were answered both times."""
 
     recorded: array[float] = field(default_factory=lambda: array("d"))
     now: array[float] = field(default_factory=lambda: array("d"))
@@ -51,17 +51,17 @@ class Report:
     compared: int = 0
     different: int = 0
     worst: Difference | None = None
-    late: float = 0.0  #: the most that a request came after its time
+    late: float = 0.0  #: the largest delay of a request after its recorded time
     seconds: float = 0.0
 
     @property
     def failed(self) -> int:
-        """Requests more than then that were not answered well."""
+        """How many more requests failed than in the recording."""
         then, now = (sum(n for name, n in self.statuses[when].items() if name != "NONE") for when in self.statuses)
         return max(0, now - then)
 
     def percentiles(self) -> dict[str, dict[str, float] | None]:
-        """Of both."""
+        """Percentiles of the recorded and the replayed times."""
         return {name: _percentiles(times) for name, times in (("recorded", self.recorded), ("now", self.now))}
 
 
@@ -82,17 +82,17 @@ def replay(
     """Prepares the models of a recording and executes its requests.
 
     Args:
-        recording: stays the caller's.
-        device: a name or a path, for all models; by default the one that each was recorded on.
-        pace: "recorded": each request at its time; "max": as soon as those before it in its stream are done.
-        tolerance: outputs are compared; a float may differ by this part of it (or of 1), an integer by this many.
-        tell: called for each request that is over.
+        recording: not closed by this function.
+        device: a device's name or a socket's path, for all models; by default the device of the recording.
+        pace: "recorded" sends each request at its recorded time, "max" as soon as its stream allows.
+        tolerance: compares outputs: relative for floats (absolute below 1), absolute for integers; None: no comparison.
+        tell: called after each request.
 
     Raises BadRecording, and what `driver.connect` and `device.prepare` raise.
     """
     lanes = _lanes(recording)
     if len(lanes) > MOST_STREAMS:
-        raise BadRecording(f"{recording.path}: {len(lanes)} streams at once; at most {MOST_STREAMS} can be played")
+        raise BadRecording(f"{recording.path}: {len(lanes)} streams at once; at most {MOST_STREAMS} can be replayed")
     with ExitStack() as stack:
         prepared = _prepared(recording, {stream.model for stream, _ in lanes}, device, stack)
         play = _Play(recording, pace, tolerance, tell)
@@ -101,7 +101,7 @@ def replay(
 
 
 def _lanes(recording: Recording) -> list[tuple[Stream, list[int]]]:
-    """Streams, with the numbers of their requests. Equal ones that followed one another are one."""
+    """Streams and the numbers of their requests. Joins equal streams that followed one another."""
     lanes: list[tuple[Stream, list[int]]] = []
     for number, numbers in recording.numbers().items():
         stream = recording.streams[number]
@@ -116,14 +116,14 @@ def _lanes(recording: Recording) -> list[tuple[Stream, list[int]]]:
 def _prepared(
     recording: Recording, models: set[int], device: str | None, stack: ExitStack
 ) -> dict[int, RemotePreparedModel]:
-    """By number, on one connection to each device."""
+    """Prepares the models, with one connection to each device."""
     homes: dict[str, RemoteDevice] = {}
     found = {}
     for number in sorted(models):
         recorded, model = recording.models[number], recording.model(number)
         address = device or recorded.address
-        if device is None and address not in names():  # a file may have come from anybody
-            raise BadRecording(f"{recording.path}: recorded on {address!r:.100}, not installed here; name a device")
+        if device is None and address not in names():  # the file is untrusted: do not connect to any path
+            raise BadRecording(f"{recording.path}: recorded on {address!r:.100}, not installed here; pass a device")
         if address not in homes:
             homes[address] = stack.enter_context(connect(address))
         prepared = homes[address].prepare(model, preference=recorded.preference, priority=recorded.priority)
@@ -132,7 +132,7 @@ def _prepared(
 
 
 class _Play:
-    """What all streams share."""
+    """The state that all players of a replay share."""
 
     def __init__(self, recording: Recording, pace: Pace, tolerance: float | None, tell: Callable[[], object]) -> None:
         self.recording, self.pace, self.tolerance = recording, pace, tolerance
@@ -142,7 +142,7 @@ class _Play:
         self._began = 0
 
     def run(self, players: list[_Player]) -> None:
-        """All at once. Raises the first error of any."""
+        """Runs all players in parallel. Raises the first error."""
         self._began = time.monotonic_ns()
         threads = [threading.Thread(target=self._run_one, args=(player,), daemon=True) for player in players]
         for thread in threads:
@@ -159,24 +159,24 @@ class _Play:
     def _run_one(self, player: _Player) -> None:
         try:
             player.play()
-        except Exception as error:  # noqa: BLE001 (who waits for all raises it)
+        except Exception as error:  # noqa: BLE001 (`run` raises it)
             self._error = self._error or error
             self.is_over = True
 
     def left(self, run: Run) -> float:
-        """Seconds until it is a request's turn."""
+        """Seconds until a request's time."""
         if self.pace == "max":
             return 0.0
         return (run.begin - self.recording.begin + self._began - time.monotonic_ns()) / 1e9
 
     def note_late(self, seconds: float) -> None:
-        """A request began so much after its time."""
+        """Notes how late a request began."""
         if self.pace == "recorded":
             with self._lock:
                 self.report.late = max(self.report.late, seconds)
 
     def note(self, number: int, run: Run, took: float, answer: Result | Exception, outputs: list[Any]) -> None:
-        """A request is over. `outputs`: of the model."""
+        """Counts a finished request. `outputs`: the model's output operands."""
         status = _status(answer)
         found = None
         is_compared = self.tolerance is not None and run.status == 0 and not isinstance(answer, Exception)
@@ -197,30 +197,28 @@ class _Play:
             self._tell()
 
 
-class _Ear(deque[float]):
-    """In the place of a tape: seconds that requests took, measured where they were when they were recorded."""
+class _TimesOnly(deque[float]):
+    """Takes the place of a tape and keeps only the times, so that they are measured where the recording's were."""
 
     def stream(self, *_: object) -> int:
-        """One is all there is."""
         return 1
 
     def run(self, words: list[Any], _: object) -> None:
-        """A request is over."""
         self.append(words[2] / 1e9)
 
     def leave_out(self, *_: object) -> None:
-        """Nobody counts them."""
+        pass
 
 
 class _Player:
-    """One stream."""
+    """Replays one stream."""
 
     def __init__(
         self, play: _Play, prepared: RemotePreparedModel, stream: Stream, numbers: list[int], stack: ExitStack
     ) -> None:
         """`numbers`: of its requests."""
         self._play, self._stream, self._numbers, self._stack = play, stream, numbers, stack
-        self._took, model, home = _Ear(), prepared.model, prepared.home
+        self._took, model, home = _TimesOnly(), prepared.model, prepared.home
         options = PrepareOptions(prepared.preference, prepared.priority)
         self._prepared = TapedPreparedModel(self._took, prepared.device, model, home.number, options)
         self._prepared.home = home
@@ -229,10 +227,10 @@ class _Player:
         self._seats: dict[Shapes, Any] = {}
         self._present: Any = None
         self._flying: deque[tuple[int, Run, Future]] = deque()
-        self._seat(self._arrays(play.recording.run(numbers[0])))  # what takes long is done before the first one's time
+        self._seat(self._arrays(play.recording.run(numbers[0])))  # opens the burst before the first request's time
 
     def play(self) -> None:
-        """Its requests, in order."""
+        """Sends the stream's requests, in order."""
         for number in self._numbers:
             if self._play.is_over:
                 return
@@ -256,7 +254,7 @@ class _Player:
             self._flying.append((number, run, seat.submit(deadline=deadline)))
 
     def _wait(self, run: Run) -> None:
-        """Until its time; meanwhile results are taken."""
+        """Waits for a request's time; takes results meanwhile."""
         left = self._play.left(run)
         while left > 0 and not self._play.is_over:
             if self._flying:
@@ -267,7 +265,7 @@ class _Player:
         self._play.note_late(-left)
 
     def _land(self, most: int, within: float | None = None) -> None:
-        """Takes results, oldest first, until so many requests are in flight or that time has passed."""
+        """Takes results, oldest first, until at most `most` requests are in flight or `within` seconds have passed."""
         end = math.inf if within is None else time.monotonic() + within
         while len(self._flying) > most:
             number, run, future = self._flying[0]
@@ -293,7 +291,7 @@ class _Player:
         return [None if p is None else as_array(p, o) for p, o in zip(run.inputs, self._inputs, strict=True)]
 
     def _seat(self, arrays: list[NDArray[Any] | None]) -> Any:
-        """Where inputs of these shapes are put: a burst, or `_Plain`."""
+        """The burst, or the `_Plain`, for inputs of these shapes."""
         shapes = tuple(None if a is None else a.shape for a in arrays)
         found = self._seats.get(shapes)
         if found is not self._present:

@@ -1,6 +1,6 @@
-"""Writes a recording while a program goes on: requests are copied, and a thread writes them.
+"""Writes a recording in the background: requests are copied, and a thread writes them.
 
-What waits to be written has a bound. When the disk is slower than the program, requests are left out, and counted.
+The amount of unwritten data is bounded. If the disk is too slow, requests are left out and counted.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ _EVERY = 0.02  # seconds between looks at what there is to write
 _WORK, _PAUSE = 100e-6, 1e-3  # seconds: a busy Python thread keeps others from running for 5 ms
 _AT_ONCE, _BYTES_AT_ONCE = 64, 2**20  # frames, and bytes but for the last one, in one call
 UNANSWERED = -1
-"""In the place of a status: nobody knows what became of that request."""
+"""Stands for the status of a request whose result is unknown."""
 
 
 class Tape:
     """One file. Any thread may add to it."""
 
     def __init__(self, path: Path, most_bytes: int, most_waiting: int = MOST_WAITING) -> None:
-        """A new file, which is its owner's alone: it holds what a camera saw. Raises DriverError."""
+        """Creates a file that only its owner may read, because it may hold camera images. Raises DriverError."""
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         try:
             self._fd = os.open(path, flags, 0o600)
         except FileExistsError:
-            raise DriverError(f"{path}: it is there already; remove it, or name another file to record to") from None
+            raise DriverError(f"{path}: the file exists; remove it, or pass another name") from None
         except OSError as error:
-            raise DriverError(f"{path}: cannot record there ({error.strerror}); name another file") from error
+            raise DriverError(f"{path}: cannot create the recording ({error.strerror}); pass another name") from error
         self.path, self.pid = path, os.getpid()
         self.runs, self.left_out = 0, Counter[str]()  #: requests that are there, and those that are not, by reason
         self._most_bytes, self._most_waiting = most_bytes, most_waiting
@@ -153,13 +153,13 @@ class Tape:
         try:
             self._write(parts)
         except OSError as error:
-            _log.warning("%s: the recording ends: %s", self.path, error)
+            _log.warning("%s: recording stopped: %s", self.path, error)
             self._most_bytes = 0
         with self._lock:
             self._waiting -= nbytes
 
     def _write(self, parts: list[bytes]) -> None:
-        """As few calls as possible: who is killed leaves whole frames, and a part of the last one."""
+        """Writes with as few calls as possible: a killed process leaves whole frames and part of the last one."""
         left = [part for part in parts if part]
         while left:
             done = os.writev(self._fd, left[: os.sysconf("SC_IOV_MAX")])

@@ -1,4 +1,4 @@
-"""Looking at devices that run, and at their bursts, from outside: shared memory is read, and nobody wakes."""
+"""Watches running devices and their bursts from outside: only reads shared memory, and wakes no process."""
 
 from driver.watching.device import WatchedBurst
 from driver.watching.figures import BurstFigures, DeviceFigures, Queue, Sample, Spread

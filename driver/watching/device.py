@@ -38,10 +38,10 @@ _EVERY = 0.5  # seconds between two questions, whatever comes and goes
 
 
 class WatchedDevice:
-    """What can be seen of it until it ends."""
+    """A running device, watched until it ends."""
 
     def __init__(self, address: str) -> None:
-        """Finds it. Raises DeviceNotFound when it does not run, DriverError, BurstError."""
+        """Finds the device. Raises DeviceNotFound if it is not running, DriverError, BurstError."""
         self.address, self.bursts = address, dict[int, WatchedBurst]()
         with _connected(address) as connection:
             self.name, self.version = str(connection.name), str(connection.version)
@@ -54,29 +54,29 @@ class WatchedDevice:
 
     @property
     def has_ended(self) -> bool:
-        """Whether it is gone; its life word says so."""
+        """True once its life word says that it is dead."""
         return bool(lib.fmq_life_state(self._life.base) != lib.FMQ_ALIVE)
 
     def glance(self) -> None:
-        """Notes what came, for the next look."""
+        """Notes new results for the next `look`."""
         for burst in self.bursts.values():
             burst.glance()
 
     def look(self) -> tuple[DeviceFigures, list[BurstFigures]]:
-        """As it is now, with the bursts that the last `refresh` has found."""
+        """The current figures of the device and of the bursts that the last `refresh` found."""
         found = [burst.look() for burst in self.bursts.values()]
         return self._figures(found), found
 
     def refresh(self) -> None:
-        """Finds bursts that have come, and forgets those that are gone. Raises as the constructor does."""
+        """Finds new bursts and forgets closed ones. Raises as the constructor does."""
         if self._census.changes != self._seen and time.monotonic() - self._asked_at > _EVERY:
             with _connected(self.address) as connection:
                 if (connection.service_pid, connection.engine_pid) != self._pids:
-                    raise DeviceNotFound(f"{self.address}: it was started again")
+                    raise DeviceNotFound(f"{self.address}: the device was restarted")
                 self._ask(connection)
 
     def _ask(self, connection: Connection) -> None:
-        """For traces. A burst is known by the number of its memory, which no other has while we hold that."""
+        """Asks for traces. The inode of its trace identifies a burst: no other burst has it while we hold the trace."""
         self._asked_at, self._seen = time.monotonic(), self._census.changes
         fds: list[int] = []
         while True:
@@ -93,7 +93,7 @@ class WatchedDevice:
             yield number, known
         else:
             memory = Memory.adopt(fd, Trace.nbytes, writable=False)
-            memory.close()  # what is mapped stays
+            memory.close()  # the mapping stays
             yield number, WatchedBurst(Trace(memory), self.address, number)
 
     def _figures(self, bursts: list[BurstFigures]) -> DeviceFigures:
@@ -117,7 +117,7 @@ class WatchedDevice:
         return _share(before, self._cpu, max(1e-9, self._cpu_at - then))
 
     def _queue(self, priority: str, bursts: list[BurstFigures]) -> Queue:
-        """Of what was seen just now."""
+        """The run queue of one priority, from the figures just read."""
         found = [burst for burst in self.bursts.values() if burst.priority == priority]
         waiting = sum(burst.is_waiting for burst in bursts if burst.priority == priority)
         return Queue(len(found), waiting, sum(b.waits_per_s for b in found), sum(b.waited for b in found))
@@ -128,7 +128,7 @@ def _connected(address: str) -> Iterator[Connection]:
     channel = served.connect(address) if served.is_path(address) else None
     channel = channel or discovery.find(discovery.Place(discovery.runtime_dir(), address))
     if channel is None:
-        raise DeviceNotFound(f"name={address!r}: that device does not run; it starts with its first client")
+        raise DeviceNotFound(f"name={address!r}: that device is not running; it starts with its first client")
     try:
         connection = Connection(channel, _PATIENCE)
         yield connection
@@ -138,7 +138,7 @@ def _connected(address: str) -> Iterator[Connection]:
 
 def _mapped(fd: int, nbytes: int) -> Region:
     region = Region.from_fd(fd, nbytes, writable=False)
-    region.close()  # what is mapped stays
+    region.close()  # the mapping stays
     return region
 
 

@@ -1,4 +1,4 @@
-"""What one look at devices and their bursts has found. Rates, percentiles and CPU are since the look before."""
+"""The figures of one sample of devices and bursts. Rates, percentiles and CPU cover the time since the last one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Spread(NamedTuple):
 
 
 class Queue(NamedTuple):
-    """The bursts of one priority, and their turns on the device."""
+    """The bursts of one priority in a device's run queue."""
 
     bursts: int
     waiting: int  #: now
@@ -27,14 +27,14 @@ class Queue(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class BurstFigures:
-    """One burst. What its client counts, and the client's pid, are what the client says."""
+    """One burst. The client itself claims its counts and its pid."""
 
     device: str
-    number: int  #: the same for all who look at it, and while it is open no other's on this machine
+    number: int  #: the same for every observer; unique on this machine while the burst is open
     pid: int
-    program: str  #: empty when it is not seen from here
+    program: str  #: empty if it is not visible from here
     model: str
-    priority: str  #: empty when it is not known
+    priority: str  #: empty if unknown
     depth: int
     rate: float  #: results in a second, of both paths
     latency: Spread | None  #: None: no results came
@@ -43,18 +43,18 @@ class BurstFigures:
     queued: int  #: requests that the device has not taken yet
     unread: int  #: results that the client has not taken yet
     is_waiting: bool  #: for its turn on the device
-    results: int  #: since it began, as all that follows
+    results: int  #: since the burst began, like the four counts below
     plain: int
     drops: int
     timeouts: int
     path: str  #: "burst", "plain", "both", or empty when no results came
-    client_cpu: float  #: in its calls, of one processor
-    device_cpu: float | None  #: of its listener; None where the kernel does not tell
+    client_cpu: float  #: share of one CPU, in the client's calls
+    device_cpu: float | None  #: share of one CPU, of the listener; None if the kernel does not tell
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceFigures:
-    """One device: as much of it as this account may see. None: the kernel does not tell."""
+    """One device, as far as this account may see it. None: the kernel does not tell."""
 
     address: str
     name: str
@@ -63,18 +63,18 @@ class DeviceFigures:
     engine_pid: int
     clients: int
     bursts: int
-    cpu: float | None  #: of one processor, both processes
+    cpu: float | None  #: share of one CPU, both processes
     rss: int | None  #: bytes, both processes
-    pss: int | None  #: the same, with what is shared divided among those who share it; looked up every ten seconds
+    pss: int | None  #: the same, with shared pages divided among their users; read every ten seconds
     run_queue: Mapping[str, Queue]  #: by priority
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One look."""
+    """One sample of all watched devices."""
 
     at: float  #: seconds since the epoch
-    seconds: float  #: since the last look
+    seconds: float  #: since the sample before
     devices: list[DeviceFigures] = field(default_factory=list)
     bursts: list[BurstFigures] = field(default_factory=list)
-    absent: Mapping[str, str] = field(default_factory=dict)  #: devices that are missed, and why
+    absent: Mapping[str, str] = field(default_factory=dict)  #: missing devices, and why

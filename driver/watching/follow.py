@@ -33,10 +33,10 @@ _FIND_EVERY = 0.5
 
 @dataclass(slots=True)
 class Followed:
-    """One burst from a moment on."""
+    """The records of one burst since it is followed."""
 
     burst: WatchedBurst
-    last: int  #: id of the last request that was seen, or missed
+    last: int  #: id of the last request that was read or missed
     missed: int = 0
     due: float = 0.0  #: of the next look
     _pause: float = _SOONEST
@@ -44,11 +44,11 @@ class Followed:
 
     @property
     def records(self) -> NDArray[Any]:
-        """Of all requests that were seen, in their order."""
+        """The records of all requests read, in order."""
         return np.concatenate(self._found) if self._found else self.burst.trace.records()[:0]
 
     def look(self, now: float) -> None:
-        """Notes what came, and when to look again."""
+        """Reads new records, and sets the time of the next look."""
         before = self.last
         if int(self.burst.trace.page.client.results) > before:
             self._note()
@@ -61,7 +61,7 @@ class Followed:
         self.due = now + self._pause
 
     def _note(self) -> None:
-        """What is not whole though later ones are has been overwritten by those."""
+        """Takes the complete records. An incomplete one before a complete one was overwritten: it counts as missed."""
         records = self.burst.trace.records()
         new = records[records["id"] > self.last]
         if len(new):
@@ -72,7 +72,7 @@ class Followed:
 
 
 def follow(watcher: Watcher, seconds: float, wanted: Callable[[WatchedBurst], bool]) -> list[Followed]:
-    """All bursts that are wanted, also those that begin meanwhile. Ctrl-C ends it early, with what there is."""
+    """Follows all wanted bursts, including those that begin meanwhile. Ctrl-C ends it early and keeps the records."""
     followed: dict[WatchedBurst, Followed] = {}
     _find(watcher, wanted, followed, is_first=True)
     end, find_at = time.monotonic() + seconds, time.monotonic() + _FIND_EVERY
@@ -100,7 +100,7 @@ def _find(
     *,
     is_first: bool,
 ) -> None:
-    """Of those that are there at first, what comes from now on; of those that begin later, all."""
+    """Starts to follow new bursts: those open at the start from now on, later ones from their first request."""
     watcher.refresh()
     for device in watcher.devices:
         for burst in device.bursts.values():

@@ -1,4 +1,4 @@
-"""All devices that run, or those that were asked for. None is ever started, and none is kept from ending."""
+"""Watches all running devices, or chosen ones. Never starts a device, and never keeps one alive."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _AGAIN = 1.0  # seconds until a device that did not answer is asked again
 
 
 class Watcher:
-    """Looks at devices, each time anew at those that have come, and no more at those that have gone."""
+    """Samples devices; finds new ones and forgets ended ones at each sample."""
 
     def __init__(self, addresses: Sequence[str] = ()) -> None:
-        """Names, or paths of devices that are served; none: all that run for this account. Raises DriverError."""
+        """`addresses`: names or socket paths; default: all running devices of this account. Raises DriverError."""
         for name in addresses:
             if not served.is_path(name):
                 discovery.Place(discovery.runtime_dir(), name)
@@ -36,7 +36,7 @@ class Watcher:
         self._find()
 
     def sample_after(self, seconds: float) -> Sample:
-        """A look in so many seconds. Where few bursts run, some glances before it, so that it knows more results."""
+        """A sample after so many seconds. With few bursts, it glances in between to see more results."""
         glances = min(_GLANCES, max(1, _GLANCED // max(1, sum(len(d.bursts) for d in self.devices))))
         for _ in range(glances - 1):
             time.sleep(seconds / glances)
@@ -46,7 +46,7 @@ class Watcher:
         return self.sample()
 
     def sample(self) -> Sample:
-        """A look at everything."""
+        """A sample of all devices and bursts."""
         now = time.monotonic()
         seconds, self._at = now - self._at, now
         self.refresh()
@@ -58,7 +58,7 @@ class Watcher:
         return Sample(time.time(), seconds, devices, bursts, self.absent)
 
     def refresh(self) -> None:
-        """Finds devices and bursts that have come, and forgets those that are gone."""
+        """Finds new devices and bursts, and forgets ended ones."""
         self._find()
         for device in self.devices:
             try:
@@ -68,7 +68,7 @@ class Watcher:
 
     @property
     def absent(self) -> dict[str, str]:
-        """Devices that were asked for and are not here, or that do not answer as they should; and why."""
+        """Requested devices that are not running, and devices that do not answer properly; with the reason."""
         return {
             name: str(error) or type(error).__name__
             for name, error in self._absent.items()
@@ -77,7 +77,7 @@ class Watcher:
 
     @property
     def devices(self) -> list[WatchedDevice]:
-        """Those that run, as far as we know."""
+        """The devices known to be running."""
         return list(self._devices.values())
 
     def _find(self) -> None:

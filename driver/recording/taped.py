@@ -1,0 +1,245 @@
+"""A prepared model whose requests are recorded, on the plain path and in bursts.
+
+A request is copied before it is sent, its result after it came. The recorded time includes neither copy.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+import numpy as np
+
+from burst import Busy, Controller, DeviceBuffer, ErrorStatus, HardwareBuffer
+from burst.controller import NotSent, Packet
+from driver.client.prepared_model import RemotePreparedModel
+from driver.client.workspace import nbytes
+from driver.deadlines import earlier, nanoseconds
+from driver.recording.tape import UNANSWERED
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from burst import OutputShape, Request, RequestArgument, Result
+    from burst.wire import ResultPacket
+    from driver.client.prepared_model import Home
+    from driver.nn import Model, Operand
+    from driver.options import ExecuteOptions, Options
+
+_UNUSUAL = (ValueError, TypeError, LookupError, AttributeError)
+"""Errors for a request that the device will refuse, or whose memory is not in this process."""
+
+_NOT_HERE = "its inputs are in buffers of the device, or not what the model takes"
+_FENCED = "it was launched with fences"
+_NO_DEADLINE = 2**64 - 1
+
+
+class Taker(Protocol):
+    """Receives the requests: a `driver.recording.tape.Tape`."""
+
+    def stream(self, prepared: RemotePreparedModel, path: str, depth: int, spin: object) -> int:
+        """Begins a stream; returns its number."""
+
+    def run(self, words: list[Any], bulk: Sequence[bytes]) -> None:
+        """Records a finished request."""
+
+    def leave_out(self, reason: str, count: int = 1) -> None:
+        """Counts requests that are not recorded."""
+
+
+class Part(NamedTuple):
+    """One input or output: its shape, and how to copy it."""
+
+    dimensions: tuple[int, ...]
+    copy: Callable[[], bytes]
+
+
+class Arguments:
+    """The inputs and outputs of a request. `inputs`: None if omitted; `is_whole`: False if they cannot be copied."""
+
+    def __init__(self, model: Model, request: Request) -> None:
+        self._request, main = request, model.main
+        self._operands = [main.operands[i] for i in main.outputs]
+        self._shapes: Sequence[OutputShape] | None = None
+        self._outputs: list[Part | None] = []
+        self.inputs: list[Part | None] = []
+        try:
+            pairs = zip(request.inputs, (main.operands[i] for i in main.inputs), strict=True)
+            self.inputs = [None if a.has_no_value else self._part(a, o) for a, o in pairs]
+            self.is_whole = True
+        except _UNUSUAL:
+            self.is_whole = False
+
+    def outputs(self, shapes: Sequence[OutputShape]) -> list[Part | None]:
+        """None for what stays on the device."""
+        if self._shapes is not shapes:
+            self._outputs = [
+                None
+                if isinstance(self._request.pools[a.pool], DeviceBuffer)
+                else self._part(a, o, shapes[n].dimensions if shapes else ())
+                for n, (a, o) in enumerate(zip(self._request.outputs, self._operands, strict=True))
+            ]
+            self._shapes = shapes
+        return self._outputs
+
+    def _part(self, a: RequestArgument, operand: Operand, dimensions: tuple[int, ...] = ()) -> Part:
+        """Raises one of _UNUSUAL."""
+        shape = tuple(dimensions or a.dimensions or operand.dimensions)
+        pool = self._request.pools[a.pool]
+        if isinstance(pool, HardwareBuffer):
+            return Part(shape, lambda: np.ascontiguousarray(pool.read()).tobytes())
+        return Part(shape, pool.asarray(np.uint8, (nbytes(operand, shape),), a.offset).tobytes)
+
+
+class Note:
+    """A request in flight. `deadline`: CLOCK_MONOTONIC ns."""
+
+    __slots__ = ("_arguments", "_begin", "_bulk", "_deadline", "_inputs", "_stream", "_tape")
+
+    def __init__(self, tape: Taker, stream: int, arguments: Arguments, deadline: int | None) -> None:
+        self._tape, self._stream, self._arguments, self._deadline = tape, stream, arguments, deadline
+        self._bulk, self._inputs = _copied(arguments.inputs)
+        self._begin = time.monotonic_ns()
+
+    def end(self, status: int, shapes: Sequence[OutputShape] = ()) -> None:
+        """Records the request with its status. One whose outputs were too small is not recorded: it is sent again."""
+        took = time.monotonic_ns() - self._begin
+        if status == ErrorStatus.OUTPUT_INSUFFICIENT_SIZE:
+            return
+        try:
+            bulk, outputs = _copied([] if status else self._arguments.outputs(shapes))
+        except _UNUSUAL:
+            self._tape.leave_out("its outputs are not what the model gives")
+            return
+        left = None if self._deadline is None else self._deadline - self._begin
+        words = [self._stream, self._begin, took, left, int(status), self._inputs, outputs]
+        self._tape.run(words, [*self._bulk, *bulk])
+
+
+def _copied(parts: Sequence[Part | None]) -> tuple[list[bytes], list[tuple[tuple[int, ...], int] | None]]:
+    """Copies all parts; returns the bytes, and the shape and size of each part."""
+    copies = [part and part.copy() for part in parts]
+    described = [
+        None if part is None or copy is None else (part.dimensions, len(copy))
+        for part, copy in zip(parts, copies, strict=True)
+    ]
+    return [copy for copy in copies if copy is not None], described
+
+
+class TapedPreparedModel(RemotePreparedModel):
+    """A RemotePreparedModel that records its requests."""
+
+    def __init__(self, tape: Taker, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._tape, self._streams = tape, threading.local()
+        self._known: tuple[Request, Arguments] | None = None
+
+    def _execute(self, request: Request, options: ExecuteOptions) -> Result:
+        """Forwards to the base class and records the request."""
+        go_on = partial(super()._execute, request, options)
+        known = self._known
+        if known is None or known[0] is not request:
+            known = self._known = request, Arguments(self.model, request)
+        if not known[1].is_whole:
+            self._tape.leave_out(_NOT_HERE)
+            return go_on()
+        deadline = None if options.deadline is None else nanoseconds(options.deadline)
+        note = Note(self._tape, self._stream(), known[1], earlier(options.timeout, deadline))
+        try:
+            result = go_on()
+        except Exception:
+            note.end(UNANSWERED)
+            raise
+        note.end(result.status, result.output_shapes)
+        return result
+
+    def _stream(self) -> int:
+        """The stream of this thread, whose requests follow one another."""
+        if not hasattr(self._streams, "number"):
+            self._streams.number = self._tape.stream(self, "plain", 1, None)
+        return int(self._streams.number)
+
+    def execute_fenced(self, *arguments: Any, **terms: Any) -> Any:
+        """Not recorded: the inputs are unknown before the fences are signalled."""
+        self._tape.leave_out(_FENCED)
+        return super().execute_fenced(*arguments, **terms)
+
+    def new_controller(self, options: Options, home: Home) -> Controller:
+        """As it is, with its requests on the tape."""
+        number = self._tape.stream(self, "burst", options.depth, options.spin)
+        configure = self.configure_burst(options.spin, home)
+        return TapedController(self._tape, number, self.model, configure, options.memory, options.spin)
+
+
+class TapedPacket(Packet):
+    """A packet that notes when it is sent."""
+
+    __slots__ = ("arguments",)
+
+    def __init__(self, packet: Packet, arguments: Arguments, call: Callable[[TapedPacket, Packet], int]) -> None:
+        self.data, self.nbytes, self.measure = packet.data, packet.nbytes, packet.measure
+        self.arguments, self.call = arguments, partial(call, self, packet)
+
+
+class TapedController(Controller):
+    """A burst's client side that records each request, from sending it until its result comes."""
+
+    def __init__(self, tape: Taker, stream: int, model: Model, *arguments: Any) -> None:
+        self._tape, self._stream, self._model = tape, stream, model
+        self._notes: dict[int, Note] = {}
+        super().__init__(*arguments)
+
+    def encode(self, request: Request, *, measure: bool = False) -> Packet:
+        """As it is, and noted when it is sent."""
+        return TapedPacket(super().encode(request, measure=measure), Arguments(self._model, request), self._call)
+
+    def _call(self, taped: TapedPacket, packet: Packet) -> int:
+        deadline = int(self._caller.deadline)
+        self._begin(taped, None if deadline == _NO_DEADLINE else deadline)
+        code = packet.call()
+        if not code:
+            self._end(self.last)
+        return code
+
+    def send(self, packet: Packet, timeout: float | None = None, deadline: int | None = None) -> ResultPacket:
+        """As it is."""
+        self._begin(packet, deadline)
+        return super().send(packet, timeout, deadline)
+
+    def start(self, packet: Packet, deadline: int | None = None) -> None:
+        """As it is."""
+        self._begin(packet, deadline)
+        super().start(packet, deadline)
+
+    def interrupted(self, error: BaseException) -> None:
+        """As it is; what was sent has no answer that anybody waits for."""
+        super().interrupted(error)
+        if not isinstance(error, Busy | NotSent) and (note := self._notes.pop(self.sent, None)):
+            note.end(UNANSWERED)
+
+    def close(self) -> None:
+        """As it is. What had no answer is sent again by another, or never had one."""
+        if self._notes:
+            self._tape.leave_out("it was not answered", len(self._notes))
+            self._notes.clear()
+        super().close()
+
+    def _begin(self, packet: Packet, deadline: int | None) -> None:
+        """Notes the request under its future number; if it is not sent, the next request reuses the number."""
+        arguments = packet.arguments  # type: ignore[attr-defined]  # all come from `encode`
+        if arguments.is_whole:
+            self._notes[self.sent + 1] = Note(self._tape, self._stream, arguments, deadline)
+        else:
+            self._tape.leave_out(_NOT_HERE)
+
+    def _end(self, reply: ResultPacket) -> None:
+        """Records the request whose result came last."""
+        if note := self._notes.pop(self.received, None):
+            note.end(reply.status, reply.output_shapes)
+
+    def _result(self, code: int, measure: bool) -> ResultPacket:
+        reply = super()._result(code, measure)
+        self._end(reply)
+        return reply
