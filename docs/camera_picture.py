@@ -13,7 +13,7 @@ from statistics import median
 import numpy as np
 from PIL import Image
 
-from driver.demos.camera import Step, connected
+from driver.demos.camera import FrameResult, connected
 from driver.demos.camera_sources import Clock, open_source
 from driver.demos.drawing import annotate
 
@@ -22,7 +22,7 @@ SIZE = (480, 360)
 SEED = 0
 
 
-def pictures(steps: Iterable[Step]) -> Iterator[Image.Image]:
+def pictures(steps: Iterable[FrameResult]) -> Iterator[Image.Image]:
     """Every other frame, annotated; with the medians until then, for single calls are too quick to be read."""
     times: dict[str, list[float]] = {"burst": [], "plain RPC": []}
     for step in steps:
@@ -32,7 +32,7 @@ def pictures(steps: Iterable[Step]) -> Iterator[Image.Image]:
             yield picture(step, "   ".join(f"{path} {median(ms):.1f} ms" for path, ms in times.items()))
 
 
-def picture(step: Step, caption: str) -> Image.Image:
+def picture(step: FrameResult, caption: str) -> Image.Image:
     """One frame, annotated."""
     return Image.fromarray(np.ascontiguousarray(annotate(step.frame, step.found, caption))).resize(SIZE, Image.LANCZOS)
 

@@ -142,6 +142,15 @@ def test_only_the_command_knows_the_demos():
             assert not imports(path) & {"av", "matplotlib"}, name(path)
 
 
+def test_the_command_imports_the_demos_only_when_they_run():
+    """No file of the command imports them at its top level: neither the live page nor the drawing slows it down."""
+    for path in sorted((ROOT / "driver/cli").glob("*.py")):
+        at_the_top = ast.Module([node for node in ast.parse(path.read_text()).body if not isinstance(node, ast.If)], [])
+        functions = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+        at_the_top.body = [node for node in at_the_top.body if not isinstance(node, functions)]
+        assert "driver.demos" not in ast.unparse(at_the_top), name(path)
+
+
 @pytest.mark.parametrize("demo", ["camera", "audio"])
 def test_a_demo_is_short(demo):
     """A program to begin with has 150 lines at most."""

@@ -19,26 +19,26 @@ import burst
 import driver
 from burst import Request, RequestArgument
 from driver.demos.keypad import BLOCK
-from driver.demos.latencies import Call
+from driver.demos.latencies import TimedCall
 from driver.demos.listener import CLASSES, STATES, build_model
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from driver.demos.audio_sources import Pace, Source
+    from driver.demos.audio_sources import Pace, SoundSource
 
 TIMEOUT = 5.0  # seconds for one execution
 WARM_UP = 20  # blocks of silence on each path before anything is measured
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class BlockResult:
     """One block, and each path's answer: how likely each key is. All of it is shared memory until the next step."""
 
     index: int
     block: np.ndarray
     answers: dict[str, np.ndarray]  #: by path, the burst's first
-    calls: dict[str, Call]  #: by path
+    calls: dict[str, TimedCall]  #: by path
 
 
 @contextmanager
@@ -81,11 +81,11 @@ class Listener:
             buffer.copy_from(np.zeros(shape, np.float32))
         self._turn = 0
 
-    def step(self) -> tuple[np.ndarray, Call]:
+    def step(self) -> tuple[np.ndarray, TimedCall]:
         """Hear the block: how likely each key is, in memory that the next step writes to, and how long it took."""
         start = time.perf_counter()
         result = self._execute(self._requests[self._turn], measure=True, timeout=TIMEOUT)
-        call = Call(time.perf_counter() - start, result.timing.time_on_device)
+        call = TimedCall(time.perf_counter() - start, result.timing.time_on_device)
         result.raise_for_status()
         self._turn = 1 - self._turn
         return result.outputs[0][0], call  # the outputs in buffers are None
@@ -99,7 +99,7 @@ class Listeners:
         paths = {"burst": fast.execute, "plain RPC": prepared.execute}
         self._paths = {path: Listener(prepared, execute) for path, execute in paths.items()}
 
-    def listen(self, source: Source, pace: Pace) -> Iterator[Step]:
+    def listen(self, source: SoundSource, pace: Pace) -> Iterator[BlockResult]:
         """Take block after block from the source, at this pace, until it has no more."""
         first, *others = self._paths.values()
         index = 0
@@ -110,7 +110,7 @@ class Listeners:
             turns = sorted(self._paths, reverse=index % 2 == 1)  # neither path always comes second
             heard = {path: self._paths[path].step() for path in turns}
             answers = {path: heard[path][0] for path in self._paths}
-            yield Step(index, first.block, answers, {path: heard[path][1] for path in self._paths})
+            yield BlockResult(index, first.block, answers, {path: heard[path][1] for path in self._paths})
             index += 1
 
     def stats(self) -> dict[str, Any]:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from rich.console import Console
 
-    from driver.demos.audio import Step
+    from driver.demos.audio import BlockResult
     from driver.demos.keypad import Event, Press
 
 KINDS = {"right": ("#009E73", "o"), "wrong": ("#D55E00", "X"), "missed": ("#0072B2", "v")}  # for the colour-blind, too
@@ -69,7 +69,7 @@ class AudioReport:
         """How many blocks."""
         return len(self._sound)
 
-    def add(self, step: Step) -> None:
+    def add(self, step: BlockResult) -> None:
         """A block, and what each path answered to it. The burst's answer counts."""
         first, *others = step.answers.values()
         self._sound.append(step.block.copy())

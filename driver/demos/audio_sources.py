@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 SECONDS = BLOCK / RATE  # of a block
 
 
-class Source(Protocol):
+class SoundSource(Protocol):
     """Something that fills blocks of float32 samples between -1 and 1."""
 
     name: str
@@ -99,7 +99,7 @@ class RecordedSource:
         self._container.close()
 
 
-def open_source(file: Path | None, microphone: str | None, seed: int, seconds: float) -> Source:
+def open_source(file: Path | None, microphone: str | None, seed: int, seconds: float) -> SoundSource:
     """Open what the command line names, or say what is wrong with it."""
     if file is None and microphone is None:
         return KeypadSource(seed, seconds)

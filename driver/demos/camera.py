@@ -18,27 +18,27 @@ import numpy as np
 import burst
 import driver
 from driver.demos.detector import build_model, decode, outputs_of
-from driver.demos.latencies import Call
+from driver.demos.latencies import TimedCall
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from driver.demos.boxes import Box
-    from driver.demos.camera_sources import Clock, Source
+    from driver.demos.camera_sources import Clock, FrameSource
 
 TIMEOUT = 5.0  # seconds for one execution
 WARM_UP = 20  # calls on each path before anything is measured
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class FrameResult:
     """One frame, and what came of it. `frame` is the burst's own memory until the next step: copy what you keep."""
 
     index: int
     frame: np.ndarray
     found: list[Box]
     truth: list[Box] | None  #: the true boxes, if known
-    calls: dict[str, Call]  #: by path
+    calls: dict[str, TimedCall]  #: by path
     dropped: int  #: frames dropped so far because they came too late
 
 
@@ -77,7 +77,7 @@ class Detector:
             for _ in range(WARM_UP):
                 run().raise_for_status()
 
-    def detect(self, *, last: bool = False) -> tuple[list[Box], dict[str, Call]]:
+    def detect(self, *, last: bool = False) -> tuple[list[Box], dict[str, TimedCall]]:
         """Run the frame on both paths, the burst first or last; what the burst found, and how long each took."""
         self.plain_frame[...] = self.frame
         found: list[Box] = []
@@ -85,20 +85,20 @@ class Detector:
         for path in sorted(self.paths, reverse=last):
             start = time.perf_counter()
             result = self.paths[path]()
-            calls[path] = Call(time.perf_counter() - start, result.timing.time_on_device)
+            calls[path] = TimedCall(time.perf_counter() - start, result.timing.time_on_device)
             result.raise_for_status()
             if path == "burst":
                 found = decode(result.outputs)  # before the next run: the outputs are views of shared memory
         return found, calls
 
-    def watch(self, source: Source, clock: Clock) -> Iterator[Step]:
+    def watch(self, source: FrameSource, clock: Clock) -> Iterator[FrameResult]:
         """Take frame after frame from the source, whenever the clock says so."""
         index = 0
         while True:
             source.skip(clock.tick())
             truth = source.read(self.frame)
             found, calls = self.detect(last=index % 2 == 1)  # in turns: neither path always comes second
-            yield Step(index, self.frame, found, truth, calls, clock.dropped)
+            yield FrameResult(index, self.frame, found, truth, calls, clock.dropped)
             index += 1
 
     def stats(self) -> dict[str, Any]:

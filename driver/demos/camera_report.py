@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from driver.demos.boxes import Box
-    from driver.demos.camera import Step
+    from driver.demos.camera import FrameResult
 
 REFRESH = 10  # frames between two updates of the progress bar
 
@@ -47,7 +47,7 @@ class CameraReport:
         self._progress = Progress(*columns, facts, console=console, auto_refresh=False)
         self._task = self._progress.add_task("frames", total=frames, burst=0.0, plain=0.0, lost=0)
 
-    def add(self, step: Step) -> None:
+    def add(self, step: FrameResult) -> None:
         """One frame and what came of it."""
         self.seen, self.dropped = step.index + 1, step.dropped
         for path, call in step.calls.items():

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 WIDTH, HEIGHT = 640, 480
 
 
-class Source(Protocol):
+class FrameSource(Protocol):
     """Something that fills frames."""
 
     name: str
@@ -91,7 +91,7 @@ class VideoSource:
             self._container.seek(0)
 
 
-def open_source(spec: str, seed: int, fps: float, size: tuple[int, int] = (WIDTH, HEIGHT)) -> Source:
+def open_source(spec: str, seed: int, fps: float, size: tuple[int, int] = (WIDTH, HEIGHT)) -> FrameSource:
     """Open what `--source` names, or say what is wrong with it."""
     if spec == "scene":
         return SceneSource(seed, size)

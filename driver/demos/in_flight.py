@@ -7,9 +7,9 @@ from collections import deque
 from typing import TYPE_CHECKING, NamedTuple
 
 import burst
-from driver.demos.camera import TIMEOUT, Detector, Step
+from driver.demos.camera import TIMEOUT, Detector, FrameResult
 from driver.demos.detector import decode
-from driver.demos.latencies import Call
+from driver.demos.latencies import TimedCall
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from driver.demos.boxes import Box
-    from driver.demos.camera_sources import Clock, Source
+    from driver.demos.camera_sources import Clock, FrameSource
 
 
 class Flight(NamedTuple):
@@ -29,7 +29,7 @@ class Flight(NamedTuple):
     start: float
 
 
-def watch(detector: Detector, source: Source, clock: Clock, depth: int) -> Iterator[Step]:
+def watch(detector: Detector, source: FrameSource, clock: Clock, depth: int) -> Iterator[FrameResult]:
     """As `detector.watch`, but the next frame is taken while up to `depth` of them are with the device.
 
     The plain path gets a frame when nothing else is in flight, so that neither path waits for the other one.
@@ -59,14 +59,14 @@ def watch(detector: Detector, source: Source, clock: Clock, depth: int) -> Itera
 
 def _landed(
     detector: Detector, flight: Flight, result: burst.Result, *, is_last: bool, index: int, dropped: int
-) -> Step:
+) -> FrameResult:
     """What came of the frame."""
-    calls = {"burst": Call(time.perf_counter() - flight.start, result.timing.time_on_device)}
+    calls = {"burst": TimedCall(time.perf_counter() - flight.start, result.timing.time_on_device)}
     found = decode(result.outputs)
     if is_last:
         detector.plain_frame[...] = flight.frame
         start = time.perf_counter()
         plain = detector.paths["plain RPC"]()
-        calls["plain RPC"] = Call(time.perf_counter() - start, plain.timing.time_on_device)
+        calls["plain RPC"] = TimedCall(time.perf_counter() - start, plain.timing.time_on_device)
         plain.raise_for_status()
-    return Step(index, flight.frame, found, flight.truth, calls, dropped)
+    return FrameResult(index, flight.frame, found, flight.truth, calls, dropped)

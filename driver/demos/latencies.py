@@ -25,7 +25,7 @@ PARTS = {"whole call": "The whole call", "in the device": "… of which in the d
 STYLES = {"burst": ("#0072B2", "-", "o"), "plain RPC": ("#D55E00", "--", "s")}
 
 
-class Call(NamedTuple):
+class TimedCall(NamedTuple):
     """How long one call took, and the microseconds that the device reported: None if it does not measure."""
 
     seconds: float
@@ -38,7 +38,7 @@ class Latencies:
     def __init__(self) -> None:
         self._calls: list[tuple[float, float]] = []
 
-    def add(self, call: Call) -> None:
+    def add(self, call: TimedCall) -> None:
         """Remember one call."""
         self._calls.append((call.seconds * 1e6, np.nan if call.on_device is None else call.on_device))
 

@@ -14,7 +14,7 @@ from driver.errors import DriverError
 from driver.nn import InvalidModel, validate
 from driver.options import PREFERENCES, PRIORITIES
 from driver.protocol.model_codec import decode
-from driver.recording.frames import MAGIC, VERSION, Damaged, Frame, bulk_of, read
+from driver.recording.frames import MAGIC, VERSION, Damaged, FileFrame, bulk_of, read
 from driver.recording.tape import UNANSWERED
 from fmq.end import spin_ns
 
@@ -43,7 +43,7 @@ class Recorded(NamedTuple):
     preference: Preference
     priority: Priority
     where: list[int]
-    frame: Frame
+    frame: FileFrame
 
 
 class Stream(NamedTuple):
@@ -108,7 +108,7 @@ class Recording:
         except Damaged as error:
             self.trouble = f"{error} at byte {at}; the part before it is used"
 
-    def _take(self, frame: Frame, at: int) -> None:
+    def _take(self, frame: FileFrame, at: int) -> None:
         """Raises Damaged for what this version does not understand, BadRecording for another version's."""
         match frame.words:
             case ["begin", int(version), *_] if at == len(MAGIC) and version != VERSION:

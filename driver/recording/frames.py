@@ -33,7 +33,7 @@ class Damaged(Exception):
     """The rest of the file cannot be read."""
 
 
-class Frame(NamedTuple):
+class FileFrame(NamedTuple):
     """One frame, with the position of its bulk in the file."""
 
     words: list[Any]
@@ -65,7 +65,7 @@ def head(raw: bytes, bulk: Iterable[Any]) -> bytes:
     return _CRC.pack(zlib.crc32(raw, zlib.crc32(rest))) + rest
 
 
-def read(fd: int, at: int, end: int) -> Frame:
+def read(fd: int, at: int, end: int) -> FileFrame:
     """The frame at that offset, of a file that ends at `end`. Raises Damaged."""
     if at + _HEAD_BYTES > end:
         raise Damaged("it was cut off")
@@ -85,10 +85,10 @@ def read(fd: int, at: int, end: int) -> Frame:
         raise Damaged(f"a frame is no msgpack: {error}") from error
     if not isinstance(words, list):
         raise Damaged("a frame is no array")
-    return Frame(words, offset, nbytes, digest)
+    return FileFrame(words, offset, nbytes, digest)
 
 
-def bulk_of(fd: int, frame: Frame) -> bytes:
+def bulk_of(fd: int, frame: FileFrame) -> bytes:
     """Raises Damaged."""
     found = exactly(fd, frame.nbytes, frame.offset)
     if blake3(found).digest(length=8) != frame.digest:

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Sequence
     from pathlib import Path
 
-    from driver.demos.audio import Step
-    from driver.demos.audio_sources import Source
+    from driver.demos.audio import BlockResult
+    from driver.demos.audio_sources import SoundSource
     from driver.demos.keypad import Event
     from driver.demos.web.stream import Stage
 
@@ -126,7 +126,7 @@ class AudioShow:
             file.setparams((1, 2, RATE, 0, "NONE", ""))
             yield lambda block: file.writeframes(samples(block))
 
-    def _open(self, values: Held) -> Source:
+    def _open(self, values: Held) -> SoundSource:
         if "level" in values.settings:
             return EndlessKeypad(self._seed, lambda: values["level"])
         return open_source(self._wav, self._microphone, self._seed, 0)
@@ -138,10 +138,10 @@ class AudioShow:
 class Hearing:
     """What of a sound goes into the points, block after block: how it looks, and the keys in it."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: SoundSource) -> None:
         self._source, self._ear, self._last = source, Ear(), np.zeros(BLOCK, np.float32)
 
-    def add(self, step: Step) -> dict[str, Any]:
+    def add(self, step: BlockResult) -> dict[str, Any]:
         """The next block."""
         if isinstance(self._source, EndlessKeypad) and self._source.begins:
             self._ear.expect(self._source.presses)

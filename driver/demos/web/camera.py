@@ -12,7 +12,7 @@ from PIL import Image
 
 from driver.demos import in_flight
 from driver.demos.camera import connected
-from driver.demos.camera_sources import Clock, Source, open_source
+from driver.demos.camera_sources import Clock, FrameSource, open_source
 from driver.demos.drawing import PALETTE, Film, annotate
 from driver.demos.recordings import new_folder
 from driver.demos.scene import NAMES
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-    from driver.demos.camera import Step
+    from driver.demos.camera import FrameResult
     from driver.demos.web.stream import Stage
 
 SIZES = {"320x240": (320, 240), "640x480": (640, 480), "1280x720": (1280, 720)}
@@ -41,7 +41,7 @@ class CameraShow:
     def __init__(self, source: str, seed: int, fps: float, device: str, out: Path) -> None:
         """`out`: the folder for recordings. Raises ValueError for a source that cannot be opened."""
         self._spec, self._seed, self._out, self._dropped = source, seed, out, 0
-        self._source: Source | None = None
+        self._source: FrameSource | None = None
         self._opened: tuple[str, float] | None = None
         self.settings = (
             *common(device),
@@ -97,12 +97,12 @@ class CameraShow:
             self._close()
             raise ValueError(f"{self.name}: {error}") from error
 
-    def _facts(self, step: Step, rate: float) -> dict[str, Any]:
+    def _facts(self, step: FrameResult, rate: float) -> dict[str, Any]:
         rows, columns = step.frame.shape[:2]
         found = [astuple(box) for box in step.found]
         return {"found": found, "size": [columns, rows], "fps": rate, "dropped": self._dropped}
 
-    def _source_for(self, size: str, fps: float) -> Source:
+    def _source_for(self, size: str, fps: float) -> FrameSource:
         """The one that is open, where it fits."""
         wanted = size, fps
         is_other = self._opened is None or self._opened[0] != size

@@ -15,7 +15,7 @@ from aiohttp import WSMsgType, web
 
 from driver.demos.web.board import Board, Viewer
 from driver.demos.web.settings import Values
-from driver.demos.web.stream import Stream
+from driver.demos.web.stream import ShowThread
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -51,7 +51,7 @@ class Server:
 
         board = self._board
         board.say(values=self._values.plain(), status="starting", place=None, deaths=0, notice="", recording=None)
-        self._stream = Stream(
+        self._stream = ShowThread(
             self._show,
             self._values,
             lambda update: from_thread(board.post, update),

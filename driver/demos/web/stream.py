@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence
     from pathlib import Path
 
-    from driver.demos.latencies import Call
+    from driver.demos.latencies import TimedCall
     from driver.demos.web.board import Update
     from driver.demos.web.settings import Held, Setting, Values
 
@@ -84,7 +84,7 @@ class Stage:
         """Into that file, from now on."""
         self._say(recording=str(path) if path else None)
 
-    def point(self, calls: dict[str, Call]) -> dict[str, Any]:
+    def point(self, calls: dict[str, TimedCall]) -> dict[str, Any]:
         """One execution on each path: when, and in milliseconds how long it took and how much of it the device."""
         paths = {
             path: [round(1e3 * call.seconds, 4), None if call.on_device is None else round(call.on_device / 1e3, 4)]
@@ -101,7 +101,7 @@ class Stage:
         return float(len(self._times))
 
 
-class Stream(threading.Thread):
+class ShowThread(threading.Thread):
     """Plays the show until it is stopped. `post` and `say` are called from this thread."""
 
     def __init__(self, show: Show, values: Values, post: Callable[[Update], None], say: Callable[..., None]) -> None:

@@ -112,7 +112,7 @@ def test_called_wrongly(recorded, tmp_path):
     (tmp_path / "x").write_text("no recording")
     done = call("replay", tmp_path / "x")
     assert done.exit_code == 2
-    assert "it is no recording" in done.stderr
+    assert "not a recording" in done.stderr
 
 
 def test_a_bad_environment(tmp_path):
@@ -120,7 +120,7 @@ def test_a_bad_environment(tmp_path):
     environment = os.environ | {"BURST_RECORD": str(tmp_path / "x"), "BURST_RECORD_MB": "many"}
     done = subprocess.run([sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 1
-    assert "BURST_RECORD_MB=many: a whole number of megabytes" in done.stderr
+    assert "BURST_RECORD_MB=many: expected a whole number of megabytes" in done.stderr
 
 
 @pytest.fixture
@@ -187,7 +187,7 @@ def test_devices_are_not_taken_from_a_file(made):
         path = made((1, X, X + 1), address=address)
         done = call("replay", path)
         assert done.exit_code == 2
-        assert "not installed here; name a device" in done.stderr
+        assert "not installed here; pass a device" in done.stderr
         assert call("replay", path, "--device", "reference", "--compare").exit_code == 0
         path.unlink()
 
@@ -197,7 +197,7 @@ def test_requests_that_do_not_fit(made, kit):
     path = made((1, X[:, :3], X + 1))
     done = call("replay", path)
     assert done.exit_code == 2
-    assert "request 0: arguments of 32 bytes, and 28 are there" in done.stderr
+    assert "request 0: the arguments need 32 bytes, but the frame has 28" in done.stderr
 
 
 def test_differences_of_all_kinds():

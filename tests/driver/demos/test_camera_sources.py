@@ -10,7 +10,7 @@ from driver.demos.boxes import Agreement, Box
 from driver.demos.camera_report import draw_frame, summary_table
 from driver.demos.camera_sources import Clock, open_source
 from driver.demos.drawing import Film, annotate
-from driver.demos.latencies import Call, Latencies, draw_latencies, latency_table, percentiles
+from driver.demos.latencies import Latencies, TimedCall, draw_latencies, latency_table, percentiles
 
 COLOURS = ((200, 30, 30), (30, 200, 30), (30, 30, 200))
 
@@ -150,7 +150,7 @@ def test_annotating_leaves_the_frame_alone():
 def latencies(count, device=2000.0):
     filled = Latencies()
     for i in range(count):
-        filled.add(Call((device + 10 + i) / 1e6, device))
+        filled.add(TimedCall((device + 10 + i) / 1e6, device))
     return filled
 
 
@@ -181,7 +181,7 @@ def test_tables_split_the_time():
 def test_pictures_are_written(tmp_path, device):
     """Both pictures come out as PNG files, also for a device that does not measure its time."""
     unmeasured = Latencies()
-    unmeasured.add(Call(0.002, device))
+    unmeasured.add(TimedCall(0.002, device))
     draw_latencies(tmp_path / "latency.png", {"burst": unmeasured, "plain RPC": unmeasured}, "scene")
     draw_frame(tmp_path / "frame.png", np.zeros((480, 640, 3), np.uint8), [Box("disc", 1, 2, 30, 40)], None)
     for name in ("latency.png", "frame.png"):

@@ -162,13 +162,13 @@ def test_the_file_is_its_owners(path, tmp_path):
             assert stat.S_IMODE(path.stat().st_mode) == 0o600
     finally:
         os.umask(umask)
-    with pytest.raises(driver.DriverError, match="it is there already; remove it"), record(path):
+    with pytest.raises(driver.DriverError, match="the file exists; remove it"), record(path):
         pass
     (tmp_path / "link").symlink_to(tmp_path / "victim")
     with pytest.raises(driver.DriverError), record(tmp_path / "link"):
         pass
     assert not (tmp_path / "victim").exists()
-    with pytest.raises(driver.DriverError, match="cannot record there"), record(tmp_path / "no" / "folder"):
+    with pytest.raises(driver.DriverError, match="cannot create the recording"), record(tmp_path / "no" / "folder"):
         pass
 
 

@@ -153,7 +153,7 @@ def test_claims_of_lengths(tmp_path):
 def test_no_recordings(tmp_path):
     """Another file, another version, a folder, a pipe and nothing at all are refused with the reason."""
     path = tmp_path / "x"
-    for content, why in ((b"", "it is no recording"), (b"PK\x03\x04" * 9, "it is no recording")):
+    for content, why in ((b"", "not a recording"), (b"PK\x03\x04" * 9, "not a recording")):
         path.write_bytes(content)
         with pytest.raises(BadRecording, match=why):
             Recording(path)
@@ -162,7 +162,7 @@ def test_no_recordings(tmp_path):
         Recording(path)
     os.mkfifo(tmp_path / "pipe")
     for other in (tmp_path, tmp_path / "pipe", "/dev/zero"):
-        with pytest.raises(BadRecording, match="it is no recording"):
+        with pytest.raises(BadRecording, match="not a recording"):
             Recording(other)
     with pytest.raises(BadRecording, match="cannot be read: No such file"):
         Recording(tmp_path / "missing")
