@@ -128,7 +128,7 @@ _F_OFD_SETLK = 37
 _ALLOW = "allow the call in the container's seccomp profile, or use a newer kernel"
 
 
-class Call(NamedTuple):
+class SystemCall(NamedTuple):
     """A system call to try. `state`: the finding if it is refused."""
 
     name: str
@@ -180,9 +180,11 @@ def _new_memfd() -> int:
 
 
 CALLS = [
-    Call("memfd_create and seals", memfd, "warning", "queues and pools are sealed anonymous memory"),
-    Call("open file locks (OFD)", ofd_lock, "warning", "the reader and the writer of a queue each hold one"),
-    Call("futex_waitv", futex_waitv, "note", "without it (Linux 5.16), the death of a large peer is detected later"),
+    SystemCall("memfd_create and seals", memfd, "warning", "queues and pools are sealed anonymous memory"),
+    SystemCall("open file locks (OFD)", ofd_lock, "warning", "the reader and the writer of a queue each hold one"),
+    SystemCall(
+        "futex_waitv", futex_waitv, "note", "without it (Linux 5.16), the death of a large peer is detected later"
+    ),
 ]
 
 

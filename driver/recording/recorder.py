@@ -99,7 +99,7 @@ os.register_at_fork(after_in_child=lambda: globals().update(_lock=threading.Lock
 
 
 _UNUSUAL = (ValueError, TypeError, LookupError, AttributeError)
-"""What comes of a request that the device will refuse, or whose memory is not here."""
+"""Errors for a request that the device will refuse, or whose memory is not in this process."""
 
 _NOT_HERE = "its inputs are in buffers of the device, or not what the model takes"
 _FENCED = "it was launched with fences"
@@ -107,16 +107,16 @@ _NO_DEADLINE = 2**64 - 1
 
 
 class Taker(Protocol):
-    """Who is told of requests: a `driver.recording.tape.Tape`."""
+    """Receives the requests: a `driver.recording.tape.Tape`."""
 
     def stream(self, prepared: RemotePreparedModel, path: str, depth: int, spin: object) -> int:
-        """The number of a new one."""
+        """Begins a stream; returns its number."""
 
     def run(self, words: list[Any], bulk: Sequence[bytes]) -> None:
-        """A request is over."""
+        """Records a finished request."""
 
     def leave_out(self, reason: str, count: int = 1) -> None:
-        """It is not told."""
+        """Counts requests that are not recorded."""
 
 
 class Part(NamedTuple):
@@ -127,7 +127,7 @@ class Part(NamedTuple):
 
 
 class Arguments:
-    """What a request reads and writes. `inputs`: None for one that is omitted; `is_whole`: they can be copied."""
+    """The inputs and outputs of a request. `inputs`: None if omitted; `is_whole`: False if they cannot be copied."""
 
     def __init__(self, model: Model, request: Request) -> None:
         self._request, main = request, model.main
@@ -164,7 +164,7 @@ class Arguments:
 
 
 class Note:
-    """A request that goes on. `deadline`: CLOCK_MONOTONIC ns."""
+    """A request in flight. `deadline`: CLOCK_MONOTONIC ns."""
 
     __slots__ = ("_arguments", "_begin", "_bulk", "_deadline", "_inputs", "_stream", "_tape")
 
@@ -174,7 +174,7 @@ class Note:
         self._begin = time.monotonic_ns()
 
     def end(self, status: int, shapes: Sequence[OutputShape] = ()) -> None:
-        """It is over. With too little room for its outputs it is not worth a word: it comes again."""
+        """Records the request with its status. One whose outputs were too small is not recorded: it is sent again."""
         took = time.monotonic_ns() - self._begin
         if status == ErrorStatus.OUTPUT_INSUFFICIENT_SIZE:
             return
@@ -189,7 +189,7 @@ class Note:
 
 
 def _copied(parts: Sequence[Part | None]) -> tuple[list[bytes], list[tuple[tuple[int, ...], int] | None]]:
-    """The bytes of all, and for each its shape and how many bytes those are."""
+    """Copies all parts; returns the bytes, and the shape and size of each part."""
     copies = [part and part.copy() for part in parts]
     described = [
         None if part is None or copy is None else (part.dimensions, len(copy))
@@ -226,7 +226,7 @@ class TapedPreparedModel(RemotePreparedModel):
         return result
 
     def _stream(self) -> int:
-        """Of this thread: what it sends comes one after the other."""
+        """The stream of this thread, whose requests follow one another."""
         if not hasattr(self._streams, "number"):
             self._streams.number = self._tape.stream(self, "plain", 1, None)
         return int(self._streams.number)
@@ -244,7 +244,7 @@ class TapedPreparedModel(RemotePreparedModel):
 
 
 class TapedPacket(Packet):
-    """A packet that says when it is sent."""
+    """A packet that notes when it is sent."""
 
     __slots__ = ("arguments",)
 
@@ -254,7 +254,7 @@ class TapedPacket(Packet):
 
 
 class TapedController(Controller):
-    """A burst's requests by number, from when they go out until their results come."""
+    """A burst's client side that records each request, from sending it until its result comes."""
 
     def __init__(self, tape: Taker, stream: int, model: Model, *arguments: Any) -> None:
         self._tape, self._stream, self._model = tape, stream, model
@@ -297,7 +297,7 @@ class TapedController(Controller):
         super().close()
 
     def _begin(self, packet: Packet, deadline: int | None) -> None:
-        """Under the number that it will have; should it not go out, the next one takes that."""
+        """Notes the request under its future number; if it is not sent, the next request reuses the number."""
         arguments = packet.arguments  # type: ignore[attr-defined]  # all come from `encode`
         if arguments.is_whole:
             self._notes[self.sent + 1] = Note(self._tape, self._stream, arguments, deadline)
@@ -305,7 +305,7 @@ class TapedController(Controller):
             self._tape.leave_out(_NOT_HERE)
 
     def _end(self, reply: ResultPacket) -> None:
-        """Of the result that came last."""
+        """Records the request whose result came last."""
         if note := self._notes.pop(self.received, None):
             note.end(reply.status, reply.output_shapes)
 

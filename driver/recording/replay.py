@@ -348,7 +348,7 @@ TOLERANCE = 1e-4
 
 
 class Difference(NamedTuple):
-    """Where an output is farthest from what it was."""
+    """The position where an output differs most from the recorded one."""
 
     request: int
     output: int
@@ -358,7 +358,7 @@ class Difference(NamedTuple):
 
 
 def largest(number: int, run: Run, answer: Result, operands: Sequence[Operand], tolerance: float) -> Difference | None:
-    """Of all outputs of a request; None when they are what they were, within what is allowed."""
+    """The largest difference over all outputs of a request; None if all are within the tolerance."""
     found = [
         difference(number, n, as_array(part, operand), new, tolerance)
         for n, (part, operand, new) in enumerate(zip(run.outputs, operands, answer.outputs, strict=False))
@@ -368,7 +368,7 @@ def largest(number: int, run: Run, answer: Result, operands: Sequence[Operand], 
 
 
 def difference(number: int, n: int, was: NDArray[Any], new: NDArray[Any], tolerance: float) -> Difference | None:
-    """Of output `n` of a request, where it is largest; None when it is within what is allowed."""
+    """The largest difference of output `n` of a request; None if it is within the tolerance."""
     if was.shape != new.shape:
         return Difference(number, n, (), math.nan, math.inf)
     a, b = was.astype(np.float64), new.astype(np.float64)

@@ -146,7 +146,7 @@ _LOOKS = 10
 
 
 class _Totals(NamedTuple):
-    """What only grows."""
+    """Counters that only grow."""
 
     at: float
     results: int
@@ -158,7 +158,7 @@ class _Totals(NamedTuple):
 
 
 class WatchedBurst:
-    """Its figures are of the time between two calls of `look`."""
+    """A burst of another process. Its figures cover the time between two calls of `look`."""
 
     def __init__(self, trace: Trace, device: str, number: int) -> None:
         self.trace, self.device, self.number = trace, device, number
@@ -177,7 +177,7 @@ class WatchedBurst:
                 self._seen = int(new["id"][-1])
 
     def look(self) -> BurstFigures:
-        """As it is now."""
+        """The figures since the last call."""
         client = self.trace.page.client
         before, now = self._last, self._totals()
         self._last, seconds = now, max(1e-9, now.at - before.at)
@@ -220,7 +220,7 @@ class WatchedBurst:
         return _Totals(time.monotonic(), *counts, busy, cpu_of_listener(self.trace), *waits)
 
     def _in_flight(self) -> dict[str, Any]:
-        """Counters of one moment: none of the results came while we read."""
+        """Consistent counters: reads again if a result came meanwhile."""
         client, device = self.trace.page.client, self.trace.page.device
         for _ in range(_LOOKS):
             results, answered = int(client.results), int(device.answered)
@@ -246,7 +246,7 @@ class WatchedBurst:
 
 
 def _percentile(ordered: NDArray[np.float64], share: float) -> list[float]:
-    """Of each row, as np.percentile finds it; for hundreds of short ones this is ten times as fast."""
+    """The percentile of each row, as np.percentile; ten times as fast for hundreds of short rows."""
     below, part = divmod(share * (ordered.shape[1] - 1), 1)
     lower, upper = ordered[:, int(below)], ordered[:, min(int(below) + 1, ordered.shape[1] - 1)]
     found: list[float] = (lower + part * (upper - lower)).tolist()
@@ -267,7 +267,7 @@ _PSS_EVERY = 10.0  # seconds: to add up a process's pages keeps it from mapping 
 
 
 def program_of(pid: int) -> str:
-    """What a process runs, in a word: a script or a module in place of its interpreter. Empty when it is not seen."""
+    """The program of a process: the script or module instead of the interpreter. Empty if it is not visible."""
     try:
         words = psutil.Process(pid).cmdline()
     except (psutil.Error, OSError, ValueError, OverflowError):
@@ -288,7 +288,7 @@ def _named(words: list[str]) -> str:
 
 
 class Processes:
-    """The two of a device. What is not seen from here, as in another container, is None."""
+    """The two processes of a device. Figures are None if they are not visible, as in another container."""
 
     def __init__(self, service: int, engine: int) -> None:
         self._all = _family(service, engine)
@@ -296,7 +296,7 @@ class Processes:
         self._pss_at = float("-inf")
 
     def cpu_seconds(self) -> float | None:
-        """That they have computed, all together."""
+        """CPU time of both, in seconds."""
         try:
             times = [process.cpu_times() for process in self._all]
         except psutil.Error:
@@ -311,7 +311,7 @@ class Processes:
             return None
 
     def pss(self) -> int | None:
-        """Bytes, less what others share; at most ten seconds old."""
+        """Proportional share of memory in bytes; at most ten seconds old."""
         if time.monotonic() - self._pss_at > _PSS_EVERY:
             self._pss_at = time.monotonic()
             try:
@@ -322,7 +322,7 @@ class Processes:
 
 
 def _family(service: int, engine: int) -> list[psutil.Process]:
-    """An engine is its service's child: where that does not hold, the numbers mean other processes here."""
+    """Both processes, if the engine is the service's child; else the pids mean other processes in this namespace."""
     try:
         parent, child = psutil.Process(service), psutil.Process(engine)
         return [parent, child] if child.ppid() == service else []

@@ -113,7 +113,7 @@ _LANES = 64  # of a burst: it has at most so many requests in flight
 
 
 def write(path: Path, followed: Sequence[Followed]) -> None:
-    """As JSON; packed if the path ends in .gz. Raises OSError."""
+    """Writes JSON, compressed if the path ends in .gz. Raises OSError."""
     with cast("IO[str]", gzip.open(path, "wt", compresslevel=1) if path.suffix == ".gz" else path.open("w")) as file:
         file.write('{"displayTimeUnit": "ns", "traceEvents": [\n')
         between = ""
