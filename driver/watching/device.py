@@ -128,7 +128,7 @@ def _connected(address: str) -> Iterator[Connection]:
     channel = served.connect(address) if served.is_path(address) else None
     channel = channel or discovery.find(discovery.Place(discovery.runtime_dir(), address))
     if channel is None:
-        raise DeviceNotFound(f"name={address!r}: that device is not running; it starts with its first client")
+        raise DeviceNotFound(f"name={address!r}: not running; it starts with its first client")
     try:
         connection = Connection(channel, _PATIENCE)
         yield connection

@@ -167,7 +167,7 @@ def test_a_killed_device_is_gone(place, client, kit, process):
     ("devices", "words"),
     [
         ([], "No device of this account is running"),
-        (["litert"], "that device is not running; it starts with its first client"),
+        (["litert"], "not running; it starts with its first client"),
     ],
 )
 def test_nobody_is_started(place, devices, words):

@@ -191,7 +191,7 @@ def test_one_of_them(place, client, tmp_path):
     [
         ([], "no burst is running here; see `burst top`"),
         (["--pid", 1], "no burst of process 1 is running"),
-        (["--burst", 7, "litert"], "no burst 7 is running here.* that device is not running"),
+        (["--burst", 7, "litert"], "no burst 7 is running here.* not running"),
     ],
 )
 def test_nothing_to_follow(place, tmp_path, options, told):
