@@ -1,9 +1,11 @@
 """The code in the README and in the guides runs."""
 
+import json
 import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -64,19 +66,62 @@ def blocks():
     for path, expected in EXPECTED.items():
         found = BLOCK.findall((ROOT / path).read_text())
         for number, (block, lines) in enumerate(zip(found, expected, strict=True)):
-            yield pytest.param(block, lines, id=f"{path}-{number}")
+            yield pytest.param(path, block, lines, id=f"{path}-{number}")
 
 
-@pytest.mark.parametrize(("block", "expected"), list(blocks()))
-def test_a_block_runs_as_a_program(block, expected, tmp_path):
+PROCESSES = ("README.md", "docs/howto/multiprocessing.md")  # run by an interpreter of their own, as readers do
+# An interpreter with the libraries in it that forks for each program: importing them takes most programs' time.
+FORKS = """
+import json, os, runpy, sys
+import numpy, fmq, burst, driver
+for line in sys.stdin:
+    program, folder = json.loads(line)
+    pid = os.fork()
+    if not pid:
+        break
+    print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
+else:
+    sys.exit()
+os.chdir(folder)
+sys.argv = [program]
+for name, fd in ("out", 1), ("err", 2):
+    os.dup2(os.open(name, os.O_WRONLY | os.O_CREAT, 0o600), fd)
+os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+runpy.run_path(program, run_name="__main__")
+"""
+
+
+@pytest.fixture(scope="module")
+def forked():
+    """forked(program, folder): its exit status and what it printed."""
+    command = [sys.executable, "-W", "error", "-c", FORKS]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as parent:
+
+        def run(program, folder):
+            parent.stdin.write(json.dumps([str(program), str(folder)]) + "\n")
+            parent.stdin.flush()
+            status = int(parent.stdout.readline())
+            return SimpleNamespace(
+                returncode=status, stdout=(folder / "out").read_text(), stderr=(folder / "err").read_text()
+            )
+
+        yield run
+        parent.stdin.close()
+
+
+def spawned(program, folder):
+    command = [sys.executable, "-W", "error", program]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, cwd=folder)
+
+
+@pytest.mark.parametrize(("page", "block", "expected"), list(blocks()))
+def test_a_block_runs_as_a_program(page, block, expected, tmp_path, forked):
     """Each Python block is a whole program that prints what it promises and warns of nothing."""
     program = tmp_path / "block.py"
     program.write_text(block)
     for name in ("mobilenet.tflite", "model.tflite"):  # what a reader has
         (tmp_path / name).symlink_to(NETWORK)
-    done = subprocess.run(
-        [sys.executable, "-W", "error", program], capture_output=True, text=True, timeout=60, check=False, cwd=tmp_path
-    )
+    done = (spawned if page in PROCESSES else forked)(program, tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     for line in expected:
