@@ -307,3 +307,44 @@ def test_no_test_sleeps():
     """A test waits for an event, not for a while (examples are programs, and devices take their time)."""
     for path in tracked("tests/**.py", ":!tests/devices"):
         assert not re.search(r"\btime\.sle" + r"ep\(", path.read_text()), name(path)
+
+
+# ---- private names -------------------------------------------------------------------------------------------------
+
+PRIVATE_NAMES = 165  # an upper bound: it may only fall
+OF_NAMED_TUPLES = {"_asdict", "_fields", "_make", "_replace"}
+
+
+def is_private(word):
+    return word.startswith("_") and not word.startswith("__") and word not in OF_NAMED_TUPLES
+
+
+def own_names(path):
+    """What a file defines itself: functions, classes, and attributes of `self`."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            yield node.name
+        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in {"self", "cls"}:
+            yield node.attr
+
+
+def names_reached_for(path):
+    """Attributes of others, imports, and names that are patched."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Attribute):
+            if not (isinstance(node.value, ast.Name) and node.value.id in {"self", "cls", "os", "sys"}):
+                yield node.attr
+        elif isinstance(node, ast.ImportFrom):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "setattr":
+            words = [word.value for word in node.args[:2] if isinstance(word, ast.Constant)]
+            yield from (word.rpartition(".")[2] for word in words if isinstance(word, str))
+
+
+def test_tests_reach_for_few_private_names():
+    """What tests need of the product has a name without an underscore, or stands once in a helper."""
+    counts = {}
+    for path in tracked("tests/**.py", ":!tests/devices"):
+        own = set(own_names(path))
+        counts[name(path)] = sum(is_private(word) and word not in own for word in names_reached_for(path))
+    assert sum(counts.values()) <= PRIVATE_NAMES, sorted(counts.items(), key=lambda item: -item[1])[:10]

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from inside import controller_of
 from rich.console import Console, Group
 
 import driver
@@ -249,7 +250,7 @@ def test_a_client_that_writes_rubbish(place, kit):
     """Whatever a client writes into its trace, its row has figures, and nothing that a terminal would obey."""
     random = np.random.default_rng(5)
     with driver.connect() as device, bursts_of(device, kit, 2) as (burst, victim):
-        memory = burst._session.controller.trace.memory.asarray()
+        memory = controller_of(burst).trace.memory.asarray()
         kept = memory.copy()
         watcher = Watcher()
         for _ in range(20):

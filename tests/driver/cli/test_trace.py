@@ -10,6 +10,7 @@ from collections import defaultdict
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from inside import controller_of
 
 import driver
 from burst.timeline import ON_DEVICE
@@ -133,7 +134,7 @@ def test_everything_has_a_name(drawn):
 def test_what_was_overwritten_is_told(fast):
     """Who comes too late for all that a trace has kept says how many requests that cost, and loses no others."""
     with fast.burst() as burst:
-        followed = Followed(Watched(burst._session.controller.trace), 0)
+        followed = Followed(Watched(controller_of(burst).trace), 0)
         for count in (100, 1000, 3):
             for _ in range(count):
                 burst.run(X)

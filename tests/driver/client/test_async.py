@@ -11,6 +11,7 @@ import time
 import numpy as np
 import pytest
 from frames import frame, number_of
+from inside import controller_of, in_flight_of, pipeline_of, reader_of
 
 import driver
 import fmq
@@ -29,7 +30,7 @@ def descriptors(request):
 
 def watched(burst):
     """Loops that watch the burst."""
-    return len(burst._pipeline.arrivals._watched)
+    return len(pipeline_of(burst).arrivals._watched)
 
 
 class TestAwait:
@@ -154,21 +155,21 @@ class TestAwait:
         """A request that meets a loop's look at the results waits for its end, and nobody writes to its inputs."""
 
         def look():
-            with pytest.raises(fmq.Timeout), burst._session.controller._reader.peek(1, 0.2):
+            with pytest.raises(fmq.Timeout), reader_of(controller_of(burst)).peek(1, 0.2):
                 pass
 
         def is_looked_at():
             try:
-                burst._session.controller._reader.try_read(1)
+                reader_of(controller_of(burst)).try_read(1)
             except fmq.Busy:
                 return True
 
         with slow.burst(depth=2) as burst, concurrent.futures.ThreadPoolExecutor(3) as pool:
-            looking = pool.submit(burst._in_flight.as_receiver, -1, look)
+            looking = pool.submit(in_flight_of(burst).as_receiver, -1, look)
             kit.until(is_looked_at)
             running = pool.submit(lambda: number_of(burst.run(frame(0.1, 1), timeout=kit.patience)))
-            kit.until(lambda: burst._in_flight.is_running)
-            assert burst._pipeline.watch_fd() == -1
+            kit.until(lambda: in_flight_of(burst).is_running)
+            assert pipeline_of(burst).watch_fd() == -1
             other = pool.submit(lambda: number_of(burst.submit(frame(0, 2)).result(kit.patience)))
             assert (running.result(), other.result(), looking.result()) == (1, 2, True)
 
@@ -182,7 +183,7 @@ class TestAwait:
             first = burst.submit(frame(0.1, 1))
             thread = threading.Thread(target=first.result)
             thread.start()
-            kit.until(burst._in_flight.receiving.locked)
+            kit.until(in_flight_of(burst).receiving.locked)
             begin = time.monotonic()
             assert asyncio.run(main()) == 2
             assert time.monotonic() - begin < 2

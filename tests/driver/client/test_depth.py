@@ -8,6 +8,7 @@ import threading
 import numpy as np
 import pytest
 from frames import frame, number_of
+from inside import controller_of
 
 import driver
 from burst import InvalidArgument, OutputInsufficientSize, ResultsHeld, StatusError
@@ -53,7 +54,7 @@ class TestOrder:
             futures = [burst.submit(frame(0.005, n)) for n in range(12)]
             for future in futures:
                 future.result()
-            records = burst._session.controller.trace.records()[1:]
+            records = controller_of(burst).trace.records()[1:]
         pairs = list(itertools.pairwise(records))
         assert sum(a["sent"] < b["begin"] <= b["sent"] < a["done"] for a, b in pairs) >= 6, records
         assert all(records["taken"][1:] >= records["done"][:-1])  # and the device never two at once

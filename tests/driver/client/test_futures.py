@@ -9,6 +9,7 @@ import time
 
 import pytest
 from frames import frame, number_of
+from inside import controller_of, in_flight_of
 
 from burst import Timeout
 
@@ -35,7 +36,7 @@ class TestFuture:
             first, second = burst.submit(frame(0.3, 1)), burst.submit(frame(0, 2))
             thread = threading.Thread(target=first.result)
             thread.start()
-            kit.until(burst._in_flight.receiving.locked)
+            kit.until(in_flight_of(burst).receiving.locked)
             with pytest.raises(Timeout):
                 second.result(0.02)
             thread.join()
@@ -149,7 +150,7 @@ class TestFuture:
         futures, errors = [burst.submit(frame(5, n)) for n in range(5)], []
         thread = threading.Thread(target=lambda: errors.append(futures[0].exception()))
         thread.start()
-        kit.until(burst._in_flight.receiving.locked)
+        kit.until(in_flight_of(burst).receiving.locked)
         burst.close()
         thread.join(kit.patience)
         assert [type(f.exception()).__name__ for f in futures] == [
@@ -167,10 +168,10 @@ class TestCtrlC:
     @staticmethod
     def interrupt_while(burst, kit, use):
         main = threading.main_thread().native_id
-        before = burst._session.controller.sent
+        before = controller_of(burst).sent
 
         def press():
-            kit.until(lambda: burst._session.controller.sent > before or burst._in_flight.receiving.locked())
+            kit.until(lambda: controller_of(burst).sent > before or in_flight_of(burst).receiving.locked())
             kit.until(lambda: open(f"/proc/self/task/{main}/stat").read().split(")")[1].split()[0] == "S")  # noqa: SIM115
             os.kill(os.getpid(), signal.SIGINT)
 

@@ -5,13 +5,14 @@ import time
 
 import pytest
 from frames import frame, number_of
+from inside import controller_of
 
 from burst import Busy, Timeout
 
 
 def executed(burst):
     """How many requests the device has answered, as it says itself."""
-    return burst._session.controller.trace.page.device.answered
+    return controller_of(burst).trace.page.device.answered
 
 
 def test_unknown(slow):
@@ -64,7 +65,7 @@ class TestReject:
         """A result that has arrived does not count as in flight, although nobody has asked for it."""
         with slow.burst(depth=1, policy="reject") as burst:
             first = burst.submit(frame(0, 1))
-            kit.until(lambda: executed(burst) == 1 and burst._session.controller.has_result)
+            kit.until(lambda: executed(burst) == 1 and controller_of(burst).has_result)
             assert number_of(burst.submit(frame(0, 2)).result()) == 2
             assert number_of(first.result()) == 1
             assert burst.stats()["drops"] == 0

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from inside import controller_of, pipeline_of
 
 import driver
 from burst import InvalidArgument
@@ -33,7 +34,7 @@ def run_time(tids):
 def spent(burst):
     """Nanoseconds of CPU of both sides together, for a request each hundredth of a second."""
     burst.run(X)
-    page = burst._session.controller.trace.page.device
+    page = controller_of(burst).trace.page.device
     tids = [(os.getpid(), threading.get_native_id()), (page.pid, page.tid)]
     before = run_time(tids)
     for _ in range(FRAMES):
@@ -79,13 +80,13 @@ def test_defaults_of_bursts(device, kit, preference, spin, depth):
     """How a burst waits and how deep it is follow from the preference, unless the caller says it."""
     with device.prepare(kit.add_model(), preference=preference) as prepared:
         with prepared.burst() as burst:
-            options = burst._pipeline.options
+            options = pipeline_of(burst).options
             assert (options.spin, options.depth) == (spin, depth)
             futures = [burst.submit(X + n) for n in range(6)]
             assert [future.result().outputs[0][0, 0] for future in futures] == [1, 2, 3, 4, 5, 6]
             assert burst.run(X).outputs[0].tolist() == [[1, 1, 1, 1]]
         with prepared.burst(depth=2, spin=1e-3) as burst:
-            assert burst._pipeline.options[:1] + burst._pipeline.options[4:5] == (1e-3, 2)
+            assert pipeline_of(burst).options[:1] + pipeline_of(burst).options[4:5] == (1e-3, 2)
 
 
 def large_model():

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from inside import controller_of, model_number_of
 
 import driver
 from burst import BuffersLost, DeviceBuffer, Memory, PeerDied, Quarantined, Request, RequestArgument
@@ -69,7 +70,7 @@ def burst(prepared):
 
 def device_counts(burst):
     """What the device has noted about the burst."""
-    return burst._session.controller.trace.page.device
+    return controller_of(burst).trace.page.device
 
 
 class Background:
@@ -151,7 +152,7 @@ def test_what_has_arrived_is_not_sent_again(kit, fragile, prepared):
         assert [is_right(f.result(kit.patience), n) for f, n in zip(futures, (1, 2, 3, -300), strict=True)] == [
             True
         ] * 4
-        assert burst._session.controller.trace.page.client.requests == 1
+        assert controller_of(burst).trace.page.client.requests == 1
 
 
 def test_an_explicit_request(kit, fragile, burst):
@@ -236,7 +237,7 @@ def test_bursts_of_one_process_recover_together(kit, fragile, prepared):
         assert all(is_right(call.result(), -200) for call in calls)
         assert fragile._attempts == 1
         with fragile.prepare(kit.add_model()) as another:
-            assert (prepared._number, another._number) == (1, 2)
+            assert (model_number_of(prepared), model_number_of(another)) == (1, 2)
 
 
 def test_everything_else_of_the_connection_works_again(kit, fragile, prepared, burst):
@@ -586,4 +587,4 @@ def test_closed_while_it_recovers(kit, fragile, prepared):
     with pytest.raises(ValueError, match="closed"):
         burst.run(frame(1))
     with pytest.raises(Closed):
-        burst._session.controller.arrival_fd()
+        controller_of(burst).arrival_fd()

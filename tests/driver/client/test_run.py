@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from inside import controller_of, writer_of
 
 import driver
 from burst import Busy, ErrorStatus, Memory, Request, RequestArgument, Timeout
@@ -363,7 +364,7 @@ class TestConcurrency:
             thread = threading.Thread(target=lambda: results.append(burst.run()))
             thread.start()
 
-            kit.until(lambda: burst._session.controller._writer.position)
+            kit.until(lambda: writer_of(controller_of(burst)).position)
             with pytest.raises(Busy, match="in another thread"):
                 burst.run()
             burst.inputs[0][...] = 0
@@ -416,8 +417,8 @@ class TestGivingUp:
         """Ctrl-C ends a burst's run at once; the burst stays usable, and the late result is dropped."""
         with slow_add.burst() as burst:
             burst.run(slow(0))
-            position = burst._session.controller._writer.position
-            thread = interrupt_when(lambda: burst._session.controller._writer.position > position, kit.until)
+            position = writer_of(controller_of(burst)).position
+            thread = interrupt_when(lambda: writer_of(controller_of(burst)).position > position, kit.until)
             begin = time.monotonic()
             with pytest.raises(KeyboardInterrupt):
                 burst.run(slow(1.5))

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from inside import controller_of, pipeline_of, reader_of
 
 import driver
 
@@ -39,7 +40,7 @@ def switches(pid, tid=None):
 
 
 def listener_switches(burst):
-    page = burst._session.controller.trace.page.device
+    page = controller_of(burst).trace.page.device
     return switches(page.pid, page.tid)
 
 
@@ -51,7 +52,7 @@ def apart(two_cpus):
     def keep_apart(*bursts):
         for burst in bursts:
             burst.run(X)
-            os.sched_setaffinity(burst._session.controller.trace.page.device.tid, {theirs})
+            os.sched_setaffinity(controller_of(burst).trace.page.device.tid, {theirs})
         os.sched_setaffinity(0, {ours})
         for burst in bursts:
             burst.run(X)
@@ -76,10 +77,10 @@ def test_default(fast, low_power):
     """50 us, and nothing for low power; both sides get the same."""
     for prepared, seconds in ((fast, 50e-6), (low_power, 0.0)):
         with prepared.burst() as burst:
-            assert burst._pipeline.options.spin == seconds
-            assert burst._session.controller._reader.spin == seconds
+            assert pipeline_of(burst).options.spin == seconds
+            assert reader_of(controller_of(burst)).spin == seconds
     with low_power.burst(spin=1e-3) as burst:
-        assert burst._pipeline.options.spin == 1e-3
+        assert pipeline_of(burst).options.spin == 1e-3
 
 
 @pytest.mark.parametrize("spin", [-1, 11, "sometimes", float("nan")])
@@ -108,7 +109,7 @@ def test_long_answers_are_polled_for(slow, apart):
                 before = cpu(burst)[0]
                 burst.run(X + 20e-3)
                 found.append(cpu(burst)[0] - before)
-            assert burst._session.controller._caller.expected_ns > 15e6
+            assert controller_of(burst)._caller.expected_ns > 15e6
             spent.append(found[10:])
     assert np.quantile(spent[0], 0.8) > 140e-6 > np.median(spent[1])
 

@@ -6,6 +6,7 @@ import threading
 
 import numpy as np
 import pytest
+from inside import controller_of
 
 import driver
 from burst.trace import STAGES
@@ -24,7 +25,7 @@ def large_model():
 
 
 def trace_of(burst):
-    return burst._session.controller.trace
+    return controller_of(burst).trace
 
 
 class TestStages:

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from by_hand import by_hand
 from click.testing import CliRunner
+from inside import controller_of
 
 import driver
 from driver.cli.command import burst
@@ -197,7 +198,7 @@ class TestState:
             listener = audio.Listener(prepared, fast.execute)
             for _ in range(7):
                 listener.step()
-            kept = [request for request, _ in fast._session.controller._packets.values()]
+            kept = [request for request, _ in controller_of(fast)._packets.values()]
         assert [id(request) for request in kept] == [id(request) for request in listener._requests]
 
 

@@ -7,6 +7,7 @@ import time
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, assume, given, seed, settings
+from inside import programs_of
 
 from burst import ErrorStatus, RequestArgument
 from driver.errors import ExecutionFailed, LoopTimeout
@@ -392,7 +393,7 @@ def test_cancelled_in_a_loop(litert, path):
     thread = threading.Thread(target=work)
     thread.start()
     end = time.monotonic() + PATIENCE
-    while not next(iter(prepared._programs.values())).turn.running:
+    while not next(iter(programs_of(prepared).values())).turn.running:
         assert time.monotonic() < end, "it does not run"
     bounds[0].cancel()
     begin = time.monotonic()

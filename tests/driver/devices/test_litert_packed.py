@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from inside import programs_of
 
 import driver
 from driver.nn import Interpreter
@@ -53,7 +54,7 @@ def dense(seed=0, size=40, changed=0.0):
 def prepare(on, model):
     """The prepared model, and its packed weights."""
     prepared = on.prepare(model, now)
-    (program,) = prepared._programs.values()
+    (program,) = programs_of(prepared).values()
     return prepared, program.compiled.packed
 
 

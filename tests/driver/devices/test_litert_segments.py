@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, assume, given, seed, settings
+from inside import programs_of
 
 import driver
 from driver.errors import ExecutionFailed
@@ -44,7 +45,7 @@ def bind(litert, model, feeds):
     outputs = [aligned(int(np.prod(o.dimensions)) * o.type.element_size) for o in operands]
     bound = prepared.bind(feeds, outputs, lambda: None, 2.0)
     arrays = [raw.view(o.type.dtype).reshape(o.dimensions) for raw, o in zip(outputs, operands, strict=True)]
-    return next(iter(prepared._programs.values())), bound, arrays
+    return next(iter(programs_of(prepared).values())), bound, arrays
 
 
 def check(litert, model, *feeds, level="medium"):
@@ -138,7 +139,7 @@ def check_in_pieces(graph):
         types = [graph.model.main.operands[i].type for i in graph.model.main.outputs]
         outputs = [aligned(int(np.prod(shape)) * t.element_size) for shape, t in zip(shapes, types, strict=True)]
         prepared.bind(graph.feeds, outputs).run()
-    assert len(next(iter(prepared._programs.values())).segments) == len(graph.model.main.operations)
+    assert len(next(iter(programs_of(prepared).values())).segments) == len(graph.model.main.operations)
     arrays = [raw.view(t.dtype).reshape(shape) for raw, t, shape in zip(outputs, types, shapes, strict=True)]
     assert disagreement(lambda _: arrays, graph) is None, graph
 
@@ -277,7 +278,7 @@ def test_cancelled_between_segments(litert):
     begin = time.monotonic()
     other.run()
     whole = time.monotonic() - begin
-    program = next(iter(prepared._programs.values()))
+    program = next(iter(programs_of(prepared).values()))
     found = []
     thread = threading.Thread(target=lambda: found.append(_failure(bound)))
     thread.start()

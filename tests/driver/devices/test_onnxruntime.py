@@ -8,6 +8,7 @@ import threading
 
 import numpy as np
 import pytest
+from inside import programs_of
 
 import driver
 from driver.errors import ExecutionFailed, OutputInsufficientSize
@@ -338,7 +339,7 @@ def test_weights_stay_where_they_are(onnxruntime, monkeypatch):
     }
     prepared = prepare(onnxruntime, sent)
     assert written[0] < 1000
-    (program,) = prepared._programs.values()
+    (program,) = programs_of(prepared).values()
     assert {array.ctypes.data for _, array in program.session._kept[0]} == places
     del sent
     x, found = random.standard_normal((1, 200), np.float32), np.zeros(2000, np.uint8)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from inside import call_with_model, controller_of, session_of
 
 import driver
 from burst import ErrorStatus, MissedDeadlinePersistent, MissedDeadlineTransient, Timeout
@@ -54,17 +55,17 @@ def plain_answers(prepared, request):
 
 def asked_of_burst(burst, request, deadline):
     """The same through a burst."""
-    controller = burst._session.controller
+    controller = controller_of(burst)
     by = deadlines.nanoseconds(deadline)
     controller.start(controller.packet(request), by)
     reply = controller.receive(20)
-    return reply.status, burst._session.cause_of(reply, by)
+    return reply.status, session_of(burst).cause_of(reply, by)
 
 
 def prepared_by(device, model, deadline):
     """The device's own answer to a preparation, however late."""
-    return device._with_model(
-        device.connection, "prepare", model, None, None, PREFERENCE, deadlines.nanoseconds(deadline)
+    return call_with_model(
+        device, device.connection, "prepare", model, None, None, PREFERENCE, deadlines.nanoseconds(deadline)
     )
 
 
@@ -205,8 +206,8 @@ class TestTheHal:
             fast.execute(request, deadline=math.nan)
         for wrong in (-1, 2.5, "soon", True):
             with pytest.raises(driver.InvalidArgument, match="deadline"):
-                fast.device._with_model(
-                    fast.device.connection, "prepare", kit.add_model(), None, None, PREFERENCE, wrong
+                call_with_model(
+                    fast.device, fast.device.connection, "prepare", kit.add_model(), None, None, PREFERENCE, wrong
                 )
 
 
@@ -234,7 +235,7 @@ class TestOnTheDevice:
             status, cause = asked_of_burst(burst, short, after(-5))
             assert (status, cause.phase) == (PERSISTENT, "before start")
             assert cause.late_by >= 5
-            controller = burst._session.controller
+            controller = controller_of(burst)
             controller.start(controller.packet(long))
             kit.until(lambda: controller.trace.page.device.running)
             by = clock.now() + int(SOON * 1e9)
@@ -242,7 +243,7 @@ class TestOnTheDevice:
             kit.until(lambda: clock.now() > by)
             array[...] = 0
             assert controller.receive(20).status is ErrorStatus.NONE
-            cause = burst._session.cause_of(reply := controller.receive(20), by)
+            cause = session_of(burst).cause_of(reply := controller.receive(20), by)
             assert (reply.status, cause.phase) == (TRANSIENT, "queued")
             assert 0 < cause.late_by < PROMPT
 
@@ -378,7 +379,7 @@ class TestInTheMidst:
         with connect("litert").prepare(model) as prepared:
             usual, _ = timed(lambda: prepared.execute(requests[0]))
             with prepared.burst() as burst, plain_answers(prepared, requests[1]) as answer:
-                controller = burst._session.controller
+                controller = controller_of(burst)
                 burst.execute(requests[0])
                 for _ in range(5):  # on a busy machine the first one may be done before that
                     controller.start(controller.packet(requests[0]))

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from inside import programs_of
 
 import driver
 from burst.turns import RunQueue, Share
@@ -181,7 +182,7 @@ def test_programs(monkeypatch, tmp_path, kit):
 
     for rows in (1, 2, 3):
         run(rows)
-    assert len(prepared._programs) == 3
+    assert len(programs_of(prepared)) == 3
     prepared.rest()
-    assert [shapes[0] for shapes in prepared._programs] == [(3, 4)]
+    assert [shapes[0] for shapes in programs_of(prepared)] == [(3, 4)]
     run(1)

@@ -9,6 +9,7 @@ import time
 import msgpack
 import numpy as np
 import pytest
+from inside import model_number_of
 
 import driver
 from driver import Operand, Operation, Subgraph
@@ -377,7 +378,7 @@ def test_numbers_belong_to_a_connection(connect, kit):
     with connect().prepare(kit.add_model()) as mine:
         other = connect()
         request, _ = kit.request([X], 16)
-        thief = driver.RemotePreparedModel(other, mine.model, mine._number)
+        thief = driver.RemotePreparedModel(other, mine.model, model_number_of(mine))
         assert thief.execute(request).status == driver.InvalidArgument.status
         with pytest.raises(driver.InvalidArgument):
             thief.burst()

@@ -4,6 +4,7 @@ import os
 
 import numpy as np
 import pytest
+from inside import controller_of, model_number_of, reader_of, writer_of
 
 import driver
 from burst import Memory, NotSent, Request, RequestArgument, StatusError
@@ -36,25 +37,23 @@ def test_a_truncated_pool_reads_as_zeros_and_the_device_lives(adder, path):
         execute = burst.execute if path == "burst" else adder.execute
         assert execute(request).status == 0
         os.ftruncate(request.pools[0].fd, 0)
-        controller = burst._session.controller
+        controller = controller_of(burst)
         if path == "burst":
             assert controller.send(controller.encode(request)).status == 0  # execute() would look at the outputs
         else:
             with adder.device.plain_path() as plain:
-                assert plain.execute(adder._number, request, measure=False, deadline=None).status == 0
+                assert plain.execute(model_number_of(adder), request, measure=False, deadline=None).status == 0
     np.testing.assert_array_equal(adder.run(A, A)[0], A + A)
 
 
 def test_truncated_queues_end_the_burst_and_not_the_device(adder):
     """The listener of a burst whose queue was cut off finds it corrupt or silent; the device and other bursts go on."""
     with adder.burst(memory="posix") as burst, adder.burst() as other:
-        fds = [
-            os.dup(end._role._file.fd) for end in (burst._session.controller._writer, burst._session.controller._reader)
-        ]
+        fds = [os.dup(end._role._file.fd) for end in (writer_of(controller_of(burst)), reader_of(controller_of(burst)))]
         assert burst.run(A, A).status == 0
-        controller = burst._session.controller
+        controller = controller_of(burst)
         packet = controller.encode(request_in(Memory.create(4096)))
-        queue = burst._session.controller._writer._place.control
+        queue = writer_of(controller_of(burst))._place.control
         for fd in fds:
             os.ftruncate(fd, 0)
             os.ftruncate(fd, queue.nbytes)  # for our own sake: zeros, no SIGBUS here

@@ -8,6 +8,7 @@ import time
 
 import numpy as np
 import pytest
+from inside import controller_of
 
 import driver
 from burst import Controller, DeviceBuffer, Request, RequestArgument
@@ -216,7 +217,7 @@ def test_who_is_not_recorded_pays_nothing(device, path, kit, monkeypatch):
         pass
     with device.prepare(kit.add_model()) as prepared, prepared.burst() as burst:
         assert type(prepared) is driver.RemotePreparedModel
-        assert type(burst._session.controller) is Controller
+        assert type(controller_of(burst)) is Controller
 
 
 def test_a_recording_in_a_recording(device, path, tmp_path, kit):

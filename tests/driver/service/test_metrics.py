@@ -16,6 +16,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from inside import controller_of
 from prometheus_client.parser import text_string_to_metric_families
 
 import driver
@@ -127,7 +128,7 @@ def test_a_burst_that_lies(kit):
     stages = StageHistogram()
     with driver.connect("reference") as device, device.prepare(kit.add_model()) as prepared, prepared.burst() as burst:
         burst.run(X)
-        notes = burst._session.controller.trace.memory.asarray()
+        notes = controller_of(burst).trace.memory.asarray()
         notes[:] = np.random.default_rng(3).integers(0, 256, notes.size, np.uint8)
         notes.view(np.uint64)[-2048:] = 2**63
         stages.look(device.traces())

@@ -1,0 +1,46 @@
+"""What tests look at inside of a client: each private name stands here once."""
+
+
+def session_of(burst):
+    """Its connection of the moment: the controller, and what became of requests."""
+    return burst._session
+
+
+def controller_of(burst):
+    """Its execution burst controller, with queues and trace."""
+    return session_of(burst).controller
+
+
+def pipeline_of(burst):
+    """What waits for its results, and the options of that."""
+    return burst._pipeline
+
+
+def in_flight_of(burst):
+    """Its requests in flight."""
+    return burst._in_flight
+
+
+def writer_of(controller):
+    """The end of the request queue."""
+    return controller._writer
+
+
+def reader_of(controller):
+    """The end of the result queue."""
+    return controller._reader
+
+
+def model_number_of(prepared):
+    """What the device calls a prepared model."""
+    return prepared._number
+
+
+def programs_of(prepared):
+    """What a fast device has lowered a model to, by the shapes of its inputs."""
+    return prepared._programs
+
+
+def call_with_model(device, connection, *arguments):
+    """The device's own answer to a call that sends a model, on this connection."""
+    return device._with_model(connection, *arguments)
