@@ -16,7 +16,7 @@ def pytest_addoption(parser):
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pycollect_makeitem(collector, name, obj):
-    """One test instead of many, in the folders that `together` knows."""
+    """One test instead of many, in the places that `together` knows."""
     config = collector.config
     if not callable(obj) or config.getoption("apart") or not together.is_wanted(collector.path, config.rootpath):
         return None

@@ -9,13 +9,15 @@ import itertools
 
 import pytest
 
-FOLDERS = ("tests/driver/devices", "tests/driver/importers", "tests/driver/nn")
+PLACES = tuple(
+    f"tests/{place}" for place in ("burst/test_wire", "driver/devices", "driver/importers", "driver/nn", "test_docs")
+)
 OWN = {"caplog", "capfd", "capsys", "monkeypatch", "recwarn", "tmp_path"}  # fixtures that no two cases can share
 
 
 def is_wanted(path, root):
     """Whether the tests in this file have many short cases that start no process."""
-    return path.relative_to(root).as_posix().startswith(FOLDERS)
+    return path.relative_to(root).as_posix().startswith(PLACES)
 
 
 def together(function):

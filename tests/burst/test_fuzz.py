@@ -70,10 +70,10 @@ SLOW = {"leak", "hang"}  # to be found, or to be believed
 
 @pytest.mark.parametrize("target", [*PACKETS, *MESSAGES])
 def test_mutants_find_nothing(target):
-    """Twenty thousand mutated packets and messages: refused or canonical, and many of them accepted."""
-    count, accepted, _, _ = fuzz_parsers.finds_nothing(PROGRAM, target, "--plain", "--inputs", 20_000, "--seconds", 20)
-    assert count >= 4000
-    assert accepted > count / 50
+    """Six thousand mutated packets and messages: refused or canonical, and many of them accepted."""
+    count, accepted, _, _ = fuzz_parsers.finds_nothing(PROGRAM, target, "--plain", "--inputs", 6_000, "--seconds", 20)
+    assert count >= 1000
+    assert accepted > count / 100
 
 
 def finds(bug, *options, patience=30.0):

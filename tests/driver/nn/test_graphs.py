@@ -81,7 +81,7 @@ def test_graphs_are_mixed():
 def test_every_maker_makes_its_operation(name):
     """Graphs of one operation alone are valid and run, and they are of that operation."""
 
-    @settings(max_examples=8, deadline=None, database=None, derandomize=True, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=3, deadline=None, database=None, derandomize=True, suppress_health_check=list(HealthCheck))
     @given(graphs([name], largest=2))
     def run(graph):
         check_graph(graph)

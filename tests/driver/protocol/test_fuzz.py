@@ -20,9 +20,9 @@ DEEP = b"\x91" * 1015 + b"\xc0"
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_mutants_find_nothing(target):
-    """Twenty thousand mutated calls and requests: answered as documented, and many of them carried out."""
-    count, accepted, _, _ = fuzz_parsers.finds_nothing(PROGRAM, target, "--plain", "--inputs", 20_000, "--seconds", 20)
-    assert count >= 2000
+    """Six thousand mutated calls and requests: answered as documented, and many of them carried out."""
+    count, accepted, _, _ = fuzz_parsers.finds_nothing(PROGRAM, target, "--plain", "--inputs", 6_000, "--seconds", 20)
+    assert count >= 1000
     assert accepted > count / 100
 
 
