@@ -92,10 +92,10 @@ def run(script, tmp_path, *options):
     ("script", "options", "rows", "budgets"),
     [
         ("burst_roundtrip.py", ["--peers", "none"], BURST_ROWS, 6),
-        ("burst_frame.py", ["--peers", "none"], FRAME_ROWS, 1),
+        pytest.param("burst_frame.py", ["--peers", "none"], FRAME_ROWS, 1, marks=pytest.mark.stress),
         pytest.param("burst_depth.py", [], DEPTH_ROWS, 2, marks=pytest.mark.stress),
-        ("queue_roundtrip.py", ["--peers", "none"], QUEUE_ROWS, 6),
-        ("run_queue.py", [], TURN_ROWS, 3),
+        pytest.param("queue_roundtrip.py", ["--peers", "none"], QUEUE_ROWS, 6, marks=pytest.mark.stress),
+        pytest.param("run_queue.py", [], TURN_ROWS, 3, marks=pytest.mark.stress),
         pytest.param(
             "queue_roundtrip.py",
             ["--peers", "none", "--sizes", "8", "65536"],

@@ -38,11 +38,12 @@ def test_asking_starts_nothing(place):
     assert (place.pids(), place.files()) == ([], [])
 
 
-def test_sixteen_at_once(place, kit):
-    """Sixteen processes that connect at the same moment share one service and one engine."""
+@pytest.mark.parametrize("count", [6, pytest.param(16, marks=pytest.mark.stress)])
+def test_many_at_once(place, kit, count):
+    """Processes that connect at the same moment share one service and one engine."""
     code = "import sys, driver\nsys.stdout.write('.'); sys.stdout.flush(); sys.stdin.read(1)\n" + CONNECT
     code += "\nimport os; os.close(1)"
-    clients = [kit.python(code, stdin=subprocess.PIPE, stdout=subprocess.PIPE) for _ in range(16)]
+    clients = [kit.python(code, stdin=subprocess.PIPE, stdout=subprocess.PIPE) for _ in range(count)]
     for client in clients:
         assert client.stdout.read(1) == b"."
     for client in clients:
