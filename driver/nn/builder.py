@@ -8,8 +8,8 @@ import numpy as np
 
 from .calls import check_call, match_signature
 from .errors import InvalidModel, did_you_mean
-from .literal import checked, constant_operand, operand_type
 from .model import Model, Operand, Operation, Subgraph
+from .operands import checked, constant_operand, operand_type
 from .operation import Call, OperationType, Signature, Tensor, UnknownValueError, slot_types, steers
 from .ops import OPERATIONS
 from .types import Dimensions, OperandLifeTime, OperandType

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from driver.nn import OPERATIONS, ExecutionFailed, InvalidModel, ModelBuilder, Value
-from driver.nn.literal import operand_type
+from driver.nn.operands import operand_type
 from driver.vts.samples import case_of
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from driver.importers.file_bytes import Array
 from driver.nn import OPERATIONS, OperandType
 from driver.nn.builder import Value
 from driver.nn.calls import match_signature
-from driver.nn.literal import constant_operand
+from driver.nn.operands import constant_operand
 from driver.nn.operation import Tensor as Shaped
 
 from .file import OnnxNode

@@ -9,7 +9,7 @@ import numpy as np
 from driver.errors import ImportFailed
 from driver.importers.file_bytes import Array
 from driver.nn import Operand, OperandLifeTime, OperandType, Operation, Subgraph
-from driver.nn.literal import checked, constant_operand
+from driver.nn.operands import checked, constant_operand
 
 from .file import TfliteSubgraph, TfliteTensor
 

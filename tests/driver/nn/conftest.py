@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from driver.nn import Interpreter, Model, ModelBuilder, arena
-from driver.nn.literal import constant_operand
+from driver.nn.operands import constant_operand
 
 
 @dataclass(frozen=True)

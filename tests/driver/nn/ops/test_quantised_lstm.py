@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from driver.nn import ExecutionFailed, Interpreter, InvalidModel, Model, Operand, Operation, Subgraph, validate
-from driver.nn.literal import constant_operand
+from driver.nn.operands import constant_operand
 
 BATCH, WIDTH, CELLS = 3, 5, 6
 GATES = "input", "forget", "cell", "output"

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from driver.nn import ExecutionFailed, Interpreter, InvalidModel, Model, ModelBuilder, Operand, Operation, Subgraph
-from driver.nn.literal import constant_operand
+from driver.nn.operands import constant_operand
 from driver.nn.validate import required_version
 
 REFUSAL = (ExecutionFailed, InvalidModel)
