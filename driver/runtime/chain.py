@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from driver.client.future import ResultSource
     from driver.options import Options
     from driver.runtime.local import LocalBurst
-    from driver.runtime.places import Frame
+    from driver.runtime.places import ChainFrame
     from driver.runtime.plan import PlannedModel
 
 
@@ -45,7 +45,7 @@ class FrameFuture(Future):
 
     __slots__ = ("at", "frame", "request")
 
-    def __init__(self, source: ResultSource, frame: Frame) -> None:
+    def __init__(self, source: ResultSource, frame: ChainFrame) -> None:
         super().__init__(source)
         self.frame, self.at = frame, 0  #: at: the number of its step
         self.request: Future | None = None  #: of the step that is being executed
@@ -174,7 +174,7 @@ class Chain:
         except (Exception, CancelledError) as final:  # noqa: BLE001 (it is what the caller gets)
             future.fail(final)
 
-    def _fall_back(self, n: int, frame: Frame, error: BaseException) -> bool:
+    def _fall_back(self, n: int, frame: ChainFrame, error: BaseException) -> bool:
         """Execute step `n` on the CPU; or else the whole model, which is True. Raises what no fallback helps."""
         if self._is_closed or not is_retryable(error):
             raise error

@@ -116,7 +116,7 @@ class StepBuffers:
         self._known.clear()
 
 
-class Frame:
+class ChainFrame:
     """One execution's memory, and what every step reads and writes in it."""
 
     def __init__(
@@ -155,8 +155,8 @@ class ChainMemory:
         laid_out = with_temporaries(model, temporaries)
         shapes = tuple(laid_out.main.operands[i].dimensions for i in laid_out.main.inputs)
         self._buffers = Buffers(laid_out, shapes, depth)
-        self._frames: dict[tuple[InputSet, OutputSet], Frame] = {}
-        self._late: list[Frame] = []  # given up, and a device may still be writing to them
+        self._frames: dict[tuple[InputSet, OutputSet], ChainFrame] = {}
+        self._late: list[ChainFrame] = []  # given up, and a device may still be writing to them
         self.copied = 0  #: bytes, by `frame`
 
     @property
@@ -164,7 +164,7 @@ class ChainMemory:
         """Arrays of the next frame."""
         return self._buffers.inputs.arrays[: len(self._model.main.inputs)]
 
-    def frame(self, arrays: tuple[Any, ...]) -> Frame:
+    def frame(self, arrays: tuple[Any, ...]) -> ChainFrame:
         """The next frame, with those arrays copied into its inputs. Raises ValueError, ResultsHeld."""
         inputs = self._buffers.inputs
         if arrays:
@@ -175,25 +175,25 @@ class ChainMemory:
         outputs = self._buffers.free_outputs()
         frame = self._frames.get((inputs, outputs))
         if frame is None:
-            frame = Frame(self._model, self._temporaries, self._steps, inputs, outputs)
+            frame = ChainFrame(self._model, self._temporaries, self._steps, inputs, outputs)
             self._frames[inputs, outputs] = frame
             for buffers, (_, writes) in zip(self._step_buffers, frame.steps, strict=True):
                 buffers.know(writes)
         return frame
 
-    def lend(self, frame: Frame) -> None:
+    def lend(self, frame: ChainFrame) -> None:
         """The frame keeps its memory until `take_back`; `inputs` are the next frame's."""
         self._buffers.next_inputs()
         frame.outputs.is_busy = True
 
-    def take_back(self, frame: Frame) -> None:
+    def take_back(self, frame: ChainFrame) -> None:
         """The frame has been through all steps, or was given up."""
         self._buffers.give_back(frame.inputs)
         frame.outputs.is_busy = False
         if frame.is_in_use:
             self.put_aside(frame)
 
-    def put_aside(self, frame: Frame) -> None:
+    def put_aside(self, frame: ChainFrame) -> None:
         """No other frame gets its outputs until no step writes to them any more; its inputs serve the next one.
 
         A step that is late for this frame comes before the same step of the next one, in the same burst.

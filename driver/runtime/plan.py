@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from burst import ErrorStatus, HardwareBuffer, Memory, OutputShape, PeerDied, Request, Result, StatusError, Timeout
 from driver.client.workspace import InputSet, OutputSet, Workspace, input_shapes, nbytes, output_views
 from driver.options import ExecuteOptions
-from driver.runtime.cache.device import Outcome
+from driver.runtime.cache.device import CacheOutcome
 from driver.runtime.places import arguments, between, with_temporaries
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class PreparedStep(NamedTuple):
 
     def compilation(self) -> dict[str, Any]:
         """As `CompiledModel.stats` has it."""
-        outcome, stage = self.cached.outcome if self.cached else Outcome("compiled"), None
+        outcome, stage = self.cached.outcome if self.cached else CacheOutcome("compiled"), None
         with suppress(PeerDied, StatusError, AttributeError):  # the device is gone, or has no stages
             stage = self.model.prepared.stage
         return {"device": self.device, "outcome": outcome.kind, "reason": outcome.reason, "stage": stage}

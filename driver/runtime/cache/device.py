@@ -39,7 +39,7 @@ _MOST_BYTES = 2**24  # of a placement
 _MOST_NAMES = 3
 
 
-class Outcome(NamedTuple):
+class CacheOutcome(NamedTuple):
     """What came of looking for a compilation."""
 
     kind: Literal["restored", "saved", "compiled"]  #: out of the cache; anew, and kept; anew, and not kept
@@ -124,7 +124,7 @@ class CachedDevice:
         which = (device.name, device.version)
         token = token_of(cache.application, cache.structure, "part", operations, which, cache.how)
         self._token, self._entry = token, cache.folder.entry(token)
-        self.outcome = Outcome("compiled")
+        self.outcome = CacheOutcome("compiled")
 
     def prepare(self, deadline: float | None = None) -> RemotePreparedModel:
         """As `RemoteDevice.prepare`, of a valid model. The cache serves again when the device is started again."""
@@ -140,7 +140,7 @@ class CachedDevice:
     def _home(self, options: PrepareOptions) -> Home:
         counts = Counts(*self._device.number_of_cache_files_needed())
         if counts == Counts(0, 0):
-            self.outcome = Outcome("compiled", "the device keeps no compilations")
+            self.outcome = CacheOutcome("compiled", "the device keeps no compilations")
             return self._device.home_of(self._model, options)
         return self._restored(counts, options) or self._compiled(counts, options)
 
@@ -152,7 +152,7 @@ class CachedDevice:
                 self._miss(f"the cache folder cannot be read: {error}")
                 return None
             if files is None:
-                self.outcome = Outcome("compiled", "nothing is kept for it")
+                self.outcome = CacheOutcome("compiled", "nothing is kept for it")
                 return None
             try:
                 home = self._device.restored_home(options._replace(cache=Cache(self._token, *files)))
@@ -160,11 +160,11 @@ class CachedDevice:
                 self._miss(str(error))
                 return None
             self._entry.note_hit()
-            self.outcome = Outcome("restored")
+            self.outcome = CacheOutcome("restored")
             return home
 
     def _miss(self, reason: str) -> None:
-        self.outcome = Outcome("compiled", reason)
+        self.outcome = CacheOutcome("compiled", reason)
         _log.warning("device %r: a compilation was not restored, and is made anew: %s", self._device.address, reason)
 
     def _compiled(self, counts: Counts, options: PrepareOptions) -> Home:
@@ -196,14 +196,14 @@ class CachedDevice:
             return
         try:
             if draft.commit():
-                self.outcome = Outcome("saved", self.outcome.reason)
+                self.outcome = CacheOutcome("saved", self.outcome.reason)
             else:
                 self._not_kept("it is larger than what the folder may hold")
         except OSError as error:
             self._not_kept(str(error))
 
     def _not_kept(self, reason: str) -> None:
-        self.outcome = Outcome("compiled", reason)
+        self.outcome = CacheOutcome("compiled", reason)
         _log.warning("device %r: a compilation was not cached: %s", self._device.address, reason)
 
     def _about(self) -> About:

@@ -34,7 +34,7 @@ _SAFE = os.O_CLOEXEC | os.O_NOFOLLOW
 _NONE_THERE = {errno.ENOENT, errno.ELOOP, errno.ENXIO}  # no file, a link, a socket
 
 
-class Home(Protocol):
+class EntryFolder(Protocol):
     """What an entry needs to know of its folder."""
 
     path: Path
@@ -90,7 +90,7 @@ class Draft:
 class Entry:
     """Use `folder.entry`. Any number of threads and processes may have one for the same token."""
 
-    def __init__(self, home: Home, token: bytes) -> None:
+    def __init__(self, home: EntryFolder, token: bytes) -> None:
         self.home, self.token = home, token
         self._stem = stem_of(token)
         self._locked = False

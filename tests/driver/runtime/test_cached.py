@@ -144,8 +144,8 @@ def test_damage_costs_a_compilation(compiled, folder, caplog):
         again = compiled(adder())
     (step,) = again.stats()["compilations"]
     assert step["outcome"] == "saved"
-    assert "changed since they were written" in step["reason"]
-    assert "changed since they were written" in caplog.text
+    assert "changed since the device wrote them" in step["reason"]
+    assert "changed since the device wrote them" in caplog.text
     np.testing.assert_array_equal(again.run(X)[0], X + 1)
     assert outcomes(compiled(adder())) == ["restored"]
 

@@ -527,7 +527,7 @@ def test_a_device_loads_what_it_has_written_for_that_account(members, for_group)
     assert other.do("fds = files()", keep) == ""
     assert other.do(read) == contents  # the same model: what the device does not accept is the account
     assert other.do("os.pwrite(fds[0], b'!', 3)") is None
-    assert "changed since they were written" in other.do(RESTORED)
+    assert "changed since the device wrote them" in other.do(RESTORED)
     assert friend.do(RESTORED) == [[2.0] * 4]
     state = Path(for_group).parents[1] / ".local/state/burst"
     assert state.stat().st_uid == SERVER
