@@ -7,6 +7,15 @@ from driver.demos.boxes import Agreement, Box, overlap
 from driver.demos.scene import CEILING, FLOOR, NAMES, NOISE_LIMIT, OUTLINES, Scene, Thing
 
 
+def put(scene, *things):
+    """These are what moves in it, and nothing else."""
+    scene._things = list(things)
+
+
+def things_of(scene):
+    return scene._things
+
+
 def picture(scene):
     frame = np.empty((scene.height, scene.width, 3), np.uint8)
     return frame, scene.render(frame)
@@ -22,7 +31,7 @@ def thing(name, **changes):
 def empty():
     """Return a small scene without objects."""
     scene = Scene(3, width=320, height=240)
-    scene._things = []
+    put(scene)
     return scene
 
 
@@ -53,9 +62,9 @@ def test_advance_moves_objects_without_drawing():
 @pytest.mark.parametrize("name", NAMES)
 def test_box_covers_exactly_the_drawn_pixels(empty, name):
     """The true box of each shape is the smallest one around the pixels that the shape changed by at least half."""
-    empty._things = [thing(name)]
+    put(empty, thing(name))
     truth = picture(empty)[1]
-    rows, columns, opaque = empty._things[0].cover(empty.width, empty.height)
+    rows, columns, opaque = things_of(empty)[0].cover(empty.width, empty.height)
     inked = np.zeros((240, 320), bool)
     inked[rows, columns] = opaque > 0.5
     y, x = np.nonzero(inked)
@@ -66,8 +75,8 @@ def test_box_covers_exactly_the_drawn_pixels(empty, name):
 def test_shape_is_drawn_within_its_box(empty, name):
     """A frame with an object differs from the same frame without it just within the object's box."""
     bare = Scene(3, width=320, height=240)
-    bare._things = []
-    empty._things = [thing(name)]
+    put(bare)
+    put(empty, thing(name))
     frame, (box,) = picture(empty)
     y, x = np.nonzero(np.abs(frame.astype(int) - picture(bare)[0]).max(axis=2) > 60)
     assert x.size > 300
@@ -76,13 +85,13 @@ def test_shape_is_drawn_within_its_box(empty, name):
 
 def test_hidden_object_is_not_part_of_the_truth(empty):
     """An object behind a larger one has no box; the one in front has."""
-    empty._things = [thing("star", radius=30.0), thing("square", radius=60.0)]
+    put(empty, thing("star", radius=30.0), thing("square", radius=60.0))
     assert [box.name for box in picture(empty)[1]] == ["square"]
 
 
 def test_box_is_cut_at_the_frame(empty):
     """Of an object that leaves the frame, the box covers what is left."""
-    empty._things = [thing("disc", x=32.0)]
+    put(empty, thing("disc", x=32.0))
     (box,) = picture(empty)[1]
     assert box.x0 == 0
     assert box.x1 < 32 + 40 + 2
