@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from driver.cli.answers import classes
 from driver.cli.arrays import write_arrays
 from driver.cli.inputs import feeds
 from driver.cli.ports import Port, inputs_of, outputs_of
+from driver.cli.run import classes
 from driver.cli.timing import estimate
 from driver.importers import load
 from driver.nn import Operand

@@ -23,7 +23,7 @@ import driver
 from driver.cli.command import burst as command
 from driver.engine.process import Engine
 from driver.service import health, metrics_server, probe
-from driver.service.metrics import StageHistogram
+from driver.service.metrics_server import StageHistogram
 
 X = np.ones((1, 4), np.float32)
 
