@@ -19,7 +19,7 @@ from driver.recording import replay as play
 from driver.recording.replay import TOLERANCE
 
 if TYPE_CHECKING:
-    from driver.recording import Report
+    from driver.recording import ReplayReport
     from driver.recording.replay import Pace
 
 
@@ -66,7 +66,7 @@ def replay(file: str, device: str | None, pace: Pace, compare: bool, tolerance: 
     sys.exit(bool(report.different or report.failed))
 
 
-def _played(recording: Recording, device: str | None, pace: Pace, tolerance: float | None) -> Report:
+def _played(recording: Recording, device: str | None, pace: Pace, tolerance: float | None) -> ReplayReport:
     """Replays with a progress bar, if stderr is a terminal."""
     console = Console(stderr=True)
     columns = TextColumn("requests"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
@@ -75,7 +75,7 @@ def _played(recording: Recording, device: str | None, pace: Pace, tolerance: flo
         return play(recording, device, pace, tolerance, lambda: progress.advance(task))
 
 
-def _plain(report: Report) -> dict[str, Any]:
+def _plain(report: ReplayReport) -> dict[str, Any]:
     return {
         "requests": {name: dict(counts) for name, counts in report.statuses.items()},
         "seconds": report.seconds,
@@ -87,7 +87,7 @@ def _plain(report: Report) -> dict[str, Any]:
     }
 
 
-def _show(report: Report, compare: bool) -> None:
+def _show(report: ReplayReport, compare: bool) -> None:
     table = Table("latency", "p50", "p90", "p99", "max", "answers")
     for column in table.columns[1:]:
         column.justify, column.no_wrap = "right", True

@@ -42,7 +42,7 @@ _PERCENTILES = (50, 90, 99, 100)
 
 
 @dataclass
-class Report:
+class ReplayReport:
     """The result of a replay. Times are seconds, of requests that were answered both times."""
 
     recorded: array[float] = field(default_factory=lambda: array("d"))
@@ -78,7 +78,7 @@ def replay(
     pace: Pace = "recorded",
     tolerance: float | None = None,
     tell: Callable[[], object] = lambda: None,
-) -> Report:
+) -> ReplayReport:
     """Prepares the models of a recording and executes its requests.
 
     Args:
@@ -136,7 +136,7 @@ class _Play:
 
     def __init__(self, recording: Recording, pace: Pace, tolerance: float | None, tell: Callable[[], object]) -> None:
         self.recording, self.pace, self.tolerance = recording, pace, tolerance
-        self.report, self._tell, self._lock = Report(), tell, threading.Lock()
+        self.report, self._tell, self._lock = ReplayReport(), tell, threading.Lock()
         self._error: BaseException | None = None
         self.is_over = False
         self._began = 0
