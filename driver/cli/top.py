@@ -1,4 +1,7 @@
-"""`burst top`: live figures of devices and bursts, read from memory that they write anyway."""
+"""`burst top`: live figures of devices and bursts, read from memory that they write anyway.
+
+A few lines for each device, and a table of bursts that fits the terminal.
+"""
 
 from __future__ import annotations
 
@@ -6,21 +9,181 @@ import json
 import sys
 from contextlib import nullcontext
 from dataclasses import asdict
+from functools import partial
 from itertools import count as forever
 from typing import TYPE_CHECKING, Any
 
 import click
+import numpy as np
+from rich.cells import cell_len, set_cell_size
 from rich.console import Console, Group
 from rich.live import Live
+from rich.text import Text
 
+from burst.trace import STAGES
 from burst.turns import give_way
 from driver.cli.output import examples
-from driver.cli.top_view import COLUMNS, view
+from driver.client.discovery import runtime_dir
 from driver.errors import DriverError
 from driver.watching import Sample, Watcher
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator, Mapping
+
+    from rich.console import RenderableType
+
+    from driver.watching import BurstFigures, DeviceFigures, Spread
+
+_MANY = 3  # with more devices, each gets only one line
+_WIDE, _WIDEST = 100, 140  # width of a terminal with room for the priority, and for the stages
+_WORDS = {"program", "device", "model"}
+_NONE, _LEAST = "-", 4
+
+COLUMNS: Mapping[str, Callable[[BurstFigures], Any]] = {
+    "rate": lambda burst: -burst.rate,
+    "p50": lambda burst: -(burst.latency.p50 if burst.latency else 0),
+    "p99": lambda burst: -(burst.latency.p99 if burst.latency else 0),
+    "queued": lambda burst: -burst.queued,
+    "flight": lambda burst: -burst.in_flight,
+    "lost": lambda burst: -(burst.drops + burst.timeouts),
+    "cpu": lambda burst: -(burst.client_cpu + (burst.device_cpu or 0)),
+    "pid": lambda burst: burst.pid,
+    "program": lambda burst: burst.program,
+}
+"""Sort keys of --sort. Bursts with equal keys keep the order in which they were first seen."""
+
+
+def view(sample: Sample, sort: str, width: int, height: int | None) -> Iterator[RenderableType]:
+    """Renders a sample from top to bottom. `height` None: all bursts, however many."""
+    lines = list(_above(sample))
+    yield from lines
+    if not sample.bursts:
+        return
+    bursts = sorted(sample.bursts, key=COLUMNS[sort])
+    room = len(bursts) if height is None else max(1, height - len(lines) - 1)  # less the head
+    shown = bursts if len(bursts) <= room else bursts[: max(1, room - 1)]
+    yield _table(shown, width, len(sample.devices) > 1)
+    if len(shown) < len(bursts):
+        yield _line(f"… {len(bursts) - len(shown)} more", "dim")
+
+
+def _above(sample: Sample) -> Iterator[Text]:
+    for name, why in sample.absent.items():
+        yield _line(f"{name}: {why}", "yellow")
+    if not sample.devices and not sample.absent:
+        yield _line(f"No device of this account is running in {runtime_dir()}.", "yellow")
+        yield _line("A device starts when a program calls driver.connect() or driver.compile().")
+        yield _line("To see a served device, pass its socket: burst top /run/burst/litert.sock")
+    for device in sample.devices:
+        yield _head(device)
+        if len(sample.devices) <= _MANY:
+            yield _line(f"  run queue  {_run_queue(device)}")
+            yield from _stages(sample, device)
+    yield Text()
+
+
+def _line(words: str, style: str = "") -> Text:
+    """One line, cut at the terminal's width."""
+    return Text(words, style, no_wrap=True, overflow="ellipsis")
+
+
+def _head(device: DeviceFigures) -> Text:
+    counts = f"{_plural(device.clients, 'client')}, {_plural(device.bursts, 'burst')}"
+    memory = f"RSS {_size(device.rss)}, PSS {_size(device.pss)}"
+    text = Text(device.address, "bold", no_wrap=True, overflow="ellipsis")
+    return text.append(f"  {counts}, CPU {_percent(device.cpu)} %, {memory}, pid {device.engine_pid}", "not bold")
+
+
+def _run_queue(device: DeviceFigures) -> str:
+    """The device's run queue, for each priority that a burst has."""
+    found = [
+        f"{name}: {_plural(queue.bursts, 'burst')}, {queue.waiting} waiting, {_number(queue.waits_per_s)} waits/s"
+        for name, queue in device.run_queue.items()
+        if queue.bursts
+    ]
+    return " · ".join(found) or "no bursts"
+
+
+def _stages(sample: Sample, device: DeviceFigures) -> Iterator[Text]:
+    """Times of each stage, as medians over the device's bursts; always two lines."""
+    found = [burst.stages for burst in sample.bursts if burst.device == device.address and burst.stages]
+    for n, name in enumerate(("p50 us", "p99 us")):
+        each = [f"{stage} {_number(np.median([stages[stage][n] for stages in found]))}" for stage in STAGES if found]
+        yield _line(f"  {name}  {'  '.join(each) or 'no results yet'}")
+
+
+def _table(bursts: list[BurstFigures], width: int, is_of_many: bool) -> Text:
+    """The table of bursts. Cuts words to fit, never figures. One Text, because a rich.Table takes 20 ms of CPU time."""
+    cells = _cells(width, is_of_many)
+    columns = {name: [name, *(cell(burst) for burst in bursts)] for name, cell in cells.items()}
+    widths = {name: max(map(cell_len, column)) for name, column in columns.items()}
+    words = [name for name in columns if name in _WORDS]
+    spare = width - len(columns) - sum(widths[name] for name in columns if name not in words)
+    for left, name in zip(range(len(words), 0, -1), sorted(words, key=lambda name: widths[name]), strict=True):
+        widths[name] = max(_LEAST, min(widths[name], spare // left))
+        spare -= widths[name]
+    padded = ([_fitted(cell, widths[name], name in words) for cell in column] for name, column in columns.items())
+    head, *lines = (" ".join(line).rstrip() for line in zip(*padded, strict=True))
+    return Text("\n", no_wrap=True, overflow="crop").join([Text(head, "bold"), *map(Text, lines)])
+
+
+def _fitted(cell: str, width: int, is_words: bool) -> str:
+    """Pads a cell: words align left, figures right."""
+    if cell_len(cell) > width:
+        cell = set_cell_size(cell, width - 1) + "…"
+    space = " " * (width - cell_len(cell))
+    return cell + space if is_words else space + cell
+
+
+def _cells(width: int, is_of_many: bool) -> dict[str, Callable[[BurstFigures], str]]:
+    """The columns that fit."""
+    cells: dict[str, Callable[[BurstFigures], str]] = {
+        "number": lambda burst: str(burst.number),
+        "pid": lambda burst: str(burst.pid),
+        "program": lambda burst: burst.program or _NONE,
+        "device": lambda burst: burst.device,
+        "model": lambda burst: burst.model or _NONE,
+        "priority": lambda burst: burst.priority or _NONE,
+        "rate/s": lambda burst: _number(burst.rate),
+        "p50 us": lambda burst: _number(burst.latency and burst.latency.p50),
+        "p99 us": lambda burst: _number(burst.latency and burst.latency.p99),
+        **{stage: partial(_stage, stage) for stage in STAGES},
+        "queued": lambda burst: str(burst.queued),
+        "flight": lambda burst: f"{burst.in_flight}/{burst.depth}",
+        "lost": lambda burst: f"{burst.drops}/{burst.timeouts}",
+        "path": lambda burst: burst.path or _NONE,
+        "cpu %": lambda burst: f"{_percent(burst.client_cpu)}/{_percent(burst.device_cpu)}",
+    }
+    absent = {*(STAGES if width < _WIDEST else ()), *(() if width >= _WIDE else ("priority",))}
+    absent |= set() if is_of_many else {"device"}
+    return {name: cell for name, cell in cells.items() if name not in absent}
+
+
+def _stage(name: str, burst: BurstFigures) -> str:
+    found: Spread | None = burst.stages.get(name)
+    return f"{_number(found.p50)}/{_number(found.p99)}" if found else _NONE
+
+
+def _number(value: float | None) -> str:
+    """Formats a number in at most six characters."""
+    if not value:
+        return _NONE if value is None else "0"
+    for most, unit, divisor in ((99.95, "", 1), (99_999.5, "", 1), (9_999_500, "k", 1e3), (float("inf"), "M", 1e6)):
+        if abs(value) < most:
+            return f"{value / divisor:.{1 if most < 100 else 0}f}{unit}"
+    return _NONE
+
+
+def _plural(count: int, thing: str) -> str:
+    return f"{count} {thing}{'s' * (count != 1)}"
+
+
+def _percent(share: float | None) -> str:
+    return _NONE if share is None else f"{100 * share:.0f}"
+
+
+def _size(nbytes: int | None) -> str:
+    return _NONE if nbytes is None else f"{nbytes / 1e6:.0f} MB"
 
 
 @click.command(

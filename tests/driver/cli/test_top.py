@@ -21,7 +21,7 @@ import driver
 from burst import Timeout
 from burst.trace import STAGES
 from driver.cli.command import burst as command
-from driver.cli.top_view import COLUMNS, view
+from driver.cli.top import COLUMNS, view
 from driver.client import discovery
 from driver.watching import Watcher
 
