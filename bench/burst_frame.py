@@ -4,8 +4,8 @@
 
 The model takes four values out of a uint8 frame (STRIDED_SLICE) and adds (ADD). The same model on a frame of 4x4 pixels
 stands beside it. In place: the frame is in the burst's input already, as a camera or a decoder would have put it there,
-and iceoryx2 loans and sends what nobody writes. Written: before each execution the client copies 6.2 MB from an array
-of its own; iceoryx2 copies them into its loan, and the others send them. A peer's server does no more than its
+and iceoryx2 loans and sends memory that is not written. Written: before each execution the client copies 6.2 MB from an
+array of its own; iceoryx2 copies them into its loan, and the others send them. A peer's server does no more than its
 transport needs to have them, looks at the first byte in iceoryx2's case, and answers 64 bytes. While a frame is written
 a device that spins for 50 us goes to sleep; iceoryx2 polls for ever, and so stands against a burst that spins for 1 ms.
 Client on CPU 0, device on CPU 1.
@@ -118,7 +118,7 @@ def peers(names: list[str], counts: tuple[int, int], ask: Ask) -> list[Subject]:
 
 
 def budgets(runs: Runs, names: list[str]) -> list[Budget]:
-    """In place, the size does not matter; written, nobody is faster."""
+    """In place, the size does not matter; written, no peer is faster."""
 
     def against(name: str, reference: str) -> Estimate | None:
         return ratio(runs, name, reference) if runs.has(name, reference) else None

@@ -3,7 +3,7 @@
     python bench/burst_interference.py [--other-cpu N] [--json FILE] [--plot FILE] [--markdown]
 
 The burst runs ADD on four floats, client on CPU 0 and device on CPU 1: back to back; and once a millisecond, where each
-call finds both sides asleep and takes its chance against whoever has the CPU or an interpreter. In each round: nothing
+call finds both sides asleep and competes with the thread that has the CPU or an interpreter. In each round: nothing
 else happens; a second process computes in Python (the control: what any busy program costs on a machine with these
 cores); a burst of the second process runs a model of one operation back to back, and one of 60 operations, each a numpy
 call that the engine makes in Python; a thread of the client computes in Python. The second process may run wherever the

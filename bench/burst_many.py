@@ -5,8 +5,9 @@
 Sixteen client processes have four bursts each, on a connection and a prepared model of their own, and run each burst in
 a thread of its own, ADD on four floats back to back. Every block begins and ends at the same moment for all. Least to
 most is the count of the burst that got the least divided by that of the one that got the most; and the same of whole
-processes, in which four threads also share an interpreter. One burst of one of the processes stands beside them. Nobody
-is pinned: on two CPUs 64 clients and 64 listeners wait for each other, and who spins takes the CPU from who could work.
+processes, in which four threads also share an interpreter. One burst of one of the processes stands beside them. No
+process is pinned: on two CPUs 64 clients and 64 listeners wait for each other, and a thread that spins takes the CPU
+from a thread with work to do.
 
 What a burst costs is what its processes have more with all bursts open and idle than before, divided by the number of
 bursts; each process had opened and closed one before.

@@ -5,8 +5,9 @@
 Each round starts three Python processes (cache_result.py) for each model and device, on a device that is running. Each
 calls `driver.compile`, opens a burst and runs it once; importing and making the model are not counted. "Off": without a
 cache. "Cold": with an empty one, so that the compilation is kept, too. "Warm": with what the cold one has kept. `large`
-is 105 MB of fully connected layers. Files are in the page cache, and nobody is pinned. What hashing costs is measured
-apart, on the bytes of each model: SHA-256 is the client's, for the token; reading and keyed BLAKE3 are the device's.
+is 105 MB of fully connected layers. Files are in the page cache, and no process is pinned. What hashing costs is
+measured apart, on the bytes of each model: SHA-256 is the client's, for the token; reading and keyed BLAKE3 are the
+device's.
 """
 
 from __future__ import annotations

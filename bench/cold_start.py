@@ -5,7 +5,7 @@
 Each round starts a Python process (first_result.py) for each row: it imports `driver`, loads MobileNetV1 from a .tflite
 file, connects to a device, prepares the model there, opens a burst and runs it twice. "Started": the device was not
 running, so connecting starts its processes, which are ended afterwards. "Running": it was, and has run this model for
-others before. Files are in the page cache, and nobody is pinned.
+others before. Files are in the page cache, and no process is pinned.
 """
 
 from __future__ import annotations

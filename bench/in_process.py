@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class _Alone(Compiled):
-    """Nobody ends its runs, so it asks nobody."""
+    """Nothing ends its runs early, so it does not look for a request to end."""
 
     def ask(self, *_: Any) -> None:
         pass
@@ -35,7 +35,7 @@ class InProcess:
 
     def __init__(self, model: Model, threads: Callable[[int], int]) -> None:
         """`threads`: as `LiteRtDevice.threads_for`, how many for so much work. Raises LibraryMissing, LibraryFailed."""
-        cuts.SEGMENT = 1 << 60  # in one piece, as anybody would call it; the device is another process
+        cuts.SEGMENT = 1 << 60  # in one piece, as a program calls LiteRT; the device is another process
         graph = model.main
         tensors = {**constants(graph), **{i: Tensor.of(graph.operands[i]) for i in graph.inputs}}
         program = LiteRtProgram(*lowered(model, prepared(graph), tensors, lambda: None), threads, _Alone)

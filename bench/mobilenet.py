@@ -10,8 +10,9 @@ device is still awake when the client has woken up; the plain path, its input in
 and back (`run`); and a server that speaks the Open Inference Protocol over gRPC (peers/inference.py), to which the
 client sends an array. ADD of 4 floats stands beside peers/limit.c.
 
---threads 1 (the default): whoever executes does so on CPU 1. The client is on CPU 0, all threads of the device and of
-the server are on CPU 1, and so is this process while it runs LiteRT itself. --threads 2: nobody is pinned.
+--threads 1 (the default): the process that executes does so on CPU 1. The client is on CPU 0, all threads of the
+device and of the server are on CPU 1, and so is this process while it runs LiteRT itself. --threads 2: no process is
+pinned.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A device of the bench's own: nobody else's work is in the figures, and nobody else's device is pinned."""
+"""A device of the bench's own: no other program's work is in the figures, and no other program's device is pinned."""
 
 from __future__ import annotations
 

@@ -3,9 +3,9 @@
     python bench/queue_cost.py [--pairs 9] [--counts 1 10 100 1000] [--json FILE] [--plot FILE] [--markdown]
 
 One process makes that many queues of 64 elements of 64 bytes and takes the writer of each; another attaches them and
-takes the readers; then nobody does anything. Both say what they have more than before: resident memory, and how much of
-it the two share (smaps_rollup), file descriptors, mappings, threads, all divided by the number of queues; and how long
-making and attaching the median queue took. Every round starts both processes anew. A memory each, and, where this
+takes the readers; then neither does anything. Both say what they have more than before: resident memory, and how much
+of it the two share (smaps_rollup), file descriptors, mappings, threads, all divided by the number of queues; and how
+long making and attaching the median queue took. Every round starts both processes anew. A memory each, and, where this
 version has it, all queues in one region.
 """
 

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 QUESTION = "What does a waiting reader cost?"
 MAIN, OTHER = "main thread", "other thread"
-QUEUES = 8  # for who waits for several
+QUEUES = 8  # for the process that waits for several
 SETTLE = 0.5  # seconds between "I am about to wait" and the first look
 HEAD = ("a process that waits in", "where", "wake-ups per s", "CPU us per s")
 

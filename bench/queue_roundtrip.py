@@ -77,7 +77,7 @@ def echo(there: fmq.Descriptor, back: fmq.Descriptor, spin: float) -> None:
 
 @contextmanager
 def exchange_with_echo(spin: float, nbytes: int = NBYTES) -> Iterator[fmq.Exchange]:
-    """Two queues and somebody at their other ends."""
+    """Two queues, and an echo at their other ends."""
     queues = [fmq.MessageQueue.create("u1", max(LEAST, nbytes)) for _ in range(2)]
     there, back = queues
     process = multiprocessing.get_context("spawn").Process(

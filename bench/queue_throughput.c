@@ -3,7 +3,7 @@
  *   queue_throughput copy|place|overwrite ELEMENTS BYTES BATCH
  *
  * One writer and one reader, pinned to CPUs 0 and 1, that never sleep. `copy`: fmq_write and fmq_read. `place`:
- * fmq_reserve and fmq_commit at both ends. `overwrite`: the writer of an unsynchronized queue, which waits for nobody,
+ * fmq_reserve and fmq_commit at both ends. `overwrite`: the writer of an unsynchronized queue, which waits for no reader,
  * beside a reader that takes what it can get; the writer measures, and `seen` is the part that the reader got whole.
  * Prints one JSON line: percentiles over parts of nanoseconds per element.
  */

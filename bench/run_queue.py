@@ -1,4 +1,4 @@
-"""What does the run queue of a device cost when nobody waits?
+"""What does the run queue of a device cost when no execution waits?
 
     python bench/run_queue.py [--pairs 9] [--json FILE] [--plot FILE] [--markdown]
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-QUESTION = "What does the run queue of a device cost when nobody waits? Nanoseconds an execution"
+QUESTION = "What does the run queue of a device cost when no execution waits? Nanoseconds an execution"
 FLOOR, ALONE, CHECKPOINT, BESIDE = ROWS = (
     "floor: two compare-and-exchanges",
     "enter and leave",

@@ -4,9 +4,9 @@
 
 Bursts of the litert device on as many threads as --threads says and on as many as the device chooses by itself, one
 right after the other in each round: ADD of 4 floats, where there is nothing to share, and MobileNetV1 from its smallest
-to its largest. Nobody is pinned. While "a processor is busy", another process computes without end, as a client does
-that decodes the next frame: then threads wait for each other. What is chosen is right when it is no slower than the
-best of the others.
+to its largest. No process is pinned. While "a processor is busy", another process computes without end, as a client
+does that decodes the next frame: then threads wait for each other. What is chosen is right when it is no slower than
+the best of the others.
 """
 
 from __future__ import annotations

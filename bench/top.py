@@ -118,7 +118,7 @@ def shown() -> Iterator[int]:
 
 
 def drain(terminal: int) -> None:
-    """Until nobody writes to it any more."""
+    """Reads until no process writes to it any more."""
     with suppress(OSError):
         while os.read(terminal, 65536):
             pass

@@ -85,7 +85,7 @@ _told: list[str] = []
 
 
 def progress(stage: str, step: str = "") -> None:
-    """One line that rewrites itself; a line per stage when nobody watches. "" ends it."""
+    """One line that rewrites itself; a line per stage when stderr is no terminal. "" ends it."""
     if sys.stderr.isatty():
         print(f"\r{f'{stage}: {step}' if step else stage:<78}", end="" if stage else "\n", file=sys.stderr, flush=True)
     elif stage and _told != [stage]:

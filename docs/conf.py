@@ -38,7 +38,7 @@ def signature(_app: Sphinx, what: str, name: str, *_: object) -> tuple[str, str]
 
 
 def docstring(_app: Sphinx, what: str, name: str, obj: object, options: object, lines: list[str]) -> None:
-    """What Python says about a field of a named tuple, where nobody says more, is nothing."""
+    """Drops the docstring that Python gives to a field of a named tuple: it says nothing."""
     if lines and lines[0].startswith("Alias for field number"):
         lines.clear()
 

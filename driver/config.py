@@ -1,4 +1,4 @@
-"""Files of the user's with options, as TOML: `~/.config/burst/….toml`."""
+"""Reads the user's option files, which are TOML: `~/.config/burst/….toml`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def configured(path: Path) -> dict[str, Any]:
-    """What a file says; nothing when there is none. Raises ValueError with its path."""
+    """Returns a file's options; empty when the file is missing. Raises ValueError with its path."""
     try:
         return tomllib.loads(path.read_text())
     except FileNotFoundError:

@@ -9,8 +9,8 @@
     ├── OutputInsufficientSize         an output's memory was too small (inside a device)
     ├── ImportFailed (ValueError)      a model file is damaged, or holds what the HAL cannot say; the operator is named
     ├── DeviceNotFound (LookupError)   no device of that name is installed, or none is served at that path
-    ├── DeviceFailed                   its process did not start, or ended while starting; its log is named. One that
-    │                                  is served cannot be connected to, or is not to be trusted
+    ├── DeviceFailed                   its process did not start, or ended while starting; its log is named. Or a
+    │                                  served device cannot be connected to, or must not be trusted
     └── NotPlaced                      no device that was asked for may execute an operation
 
 An execution's own errors are burst's (`burst.StatusError` and its classes, `burst.PeerDied`, `burst.Timeout`).
@@ -44,7 +44,7 @@ class DeviceFailed(DriverError):
 
 
 class NotPlaced(DriverError):
-    """None of the devices asked for can have an operation, or not the one that `require_device` demands.
+    """None of the devices asked for can execute an operation, or the one that `require_device` names cannot.
 
     Nothing was prepared; the message names the operations.
     """

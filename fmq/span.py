@@ -1,4 +1,4 @@
-"""Elements in place in the ring, for as long as they are ours."""
+"""Elements in place in the ring, for as long as this side owns their memory."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Lease:
-    """Says whether the memory behind a span's arrays is still ours."""
+    """Says whether this side still owns the memory behind a span's arrays."""
 
     __slots__ = ("is_over",)
 
@@ -73,7 +73,7 @@ def _check(array: SpanArray) -> None:
 
 
 def _guard_methods() -> None:
-    """Every public method and attribute of an ndarray looks at the lease first; what ufuncs do is guarded above."""
+    """Makes all public methods and attributes of an ndarray check the lease first; __array_ufunc__ guards ufuncs."""
     for name in dir(np.ndarray):
         if name.startswith("_") or name in _HARMLESS:
             continue
@@ -91,7 +91,7 @@ _HARMLESS = {
     "size",
     "strides",
     "base",
-}  # touch none
+}  # none of these touches the elements
 
 
 def _guarded(method: Any) -> Any:
@@ -148,5 +148,5 @@ class Span:
         return np.concatenate(parts).astype(dtype or self.first.dtype, copy=False)
 
     def end(self) -> None:
-        """From here on the memory is not ours."""
+        """From here on the memory belongs to the other side."""
         self._lease.is_over = True

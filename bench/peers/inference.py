@@ -107,7 +107,7 @@ class Service(grpc.GenericRpcHandler):
 
 
 def main() -> None:
-    """Serves until nobody holds the other end of its standard input."""
+    """Serves until the other end of its standard input is closed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("path", type=Path)
     parser.add_argument("--threads", type=int, required=True)

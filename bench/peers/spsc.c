@@ -4,7 +4,7 @@
  *
  * One producer, one consumer, pinned to CPUs 0 and 1. Head and tail on lines of their own, each side's copy of the
  * other's counter private, release and acquire, a power of two for a capacity and batches that never wrap, memcpy;
- * nothing is checked, nobody sleeps, a death goes unnoticed. `copy` and `place` stream elements of BYTES in batches, and
+ * nothing is checked, neither side sleeps, a death goes unnoticed. `copy` and `place` stream elements of BYTES in batches, and
  * print nanoseconds per element; `roundtrip` is limit.c's exchange for messages of any size, through two such queues of
  * one slot, and prints percentiles of round trips in nanoseconds.
  */

@@ -52,7 +52,7 @@ def ring_bytes(nbytes: int) -> int:
 
 
 def looking(take: Callable[[], Any]) -> tuple[Take, Look]:
-    """For whoever returns bytes."""
+    """For a `take` that returns bytes."""
 
     def look() -> tuple[int, int]:
         message = take()

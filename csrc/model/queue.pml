@@ -2,7 +2,7 @@
  *
  * Proves, for every interleaving of the steps below and within the bounds of the configuration: no element is lost,
  * doubled, torn or reordered; 0 <= head - tail <= capacity; what was published before a death or a release is read
- * before it is told; a stopped end rests; no wake-up is lost, whoever is killed where (a process that sleeps for
+ * before it is told; a stopped end rests; no wake-up is lost, whichever process is killed where (a process that sleeps for
  * ever is an invalid end state); the watcher of a life word is told; the bell of the bridge rings when there is
  * reason to, and nothing of a bell that was taken back is touched any more.
  *
@@ -33,7 +33,7 @@
 #define DEATHS 1 /* of either side, at most */
 #endif
 #ifndef MORTAL
-#define MORTAL 3 /* whom a death may hit: the writer (1), the reader (2), either (3) */
+#define MORTAL 3 /* the side that a death may hit: the writer (1), the reader (2), either (3) */
 #endif
 #ifndef HEIRS
 #define HEIRS 1 /* processes that take over a role, at most */
@@ -98,11 +98,11 @@ byte bell_target;
 /* Not in any memory: what the model knows. */
 bit killed[2];          /* runs no more */
 bit dying[2];           /* the kernel is not yet through with it */
-bit closing[2];         /* somebody releases the role: the side itself or fmq_stop's caller */
+bit closing[2];         /* the role is being released, by the side itself or fmq_stop's caller */
 bit stopping[2];        /* fmq_stop's caller is at it, */
 bit patient;            /* and the other side does nothing in the meantime that could wake the one to be stopped */
 bit rests[2];           /* fmq_stop has returned */
-bit gone[2];            /* nobody has the role, or ever will */
+bit gone[2];            /* no process has the role, or ever will */
 bit told[2];            /* the first death or release of the role was announced, */
 byte last_words[2];     /* and this was the counter then */
 bit reader_died, closer_runs;
@@ -349,7 +349,7 @@ proctype kernel() {
 
 /* ---- bells (bridge.c) ------------------------------------------------------------------------------------------- */
 
-/* What is done to the table under its mutex is one step: nobody else sees it half done. */
+/* What is done to the table under its mutex is one step: no other process sees it half done. */
 inline change_table(hangs) {
     bell_hangs = hangs;
     doorbell++;
@@ -567,6 +567,6 @@ init {
 }
 
 #ifdef LIVENESS
-/* Under weak fairness, which is that whoever can go on for ever does go on. */
+/* Under weak fairness, which is that a process that can go on for ever does go on. */
 ltl ends { <> (gone[WRITER] && gone[READER]) }
 #endif

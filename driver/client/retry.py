@@ -1,4 +1,4 @@
-"""Calling again what failed for the moment. Nothing does so by itself: who wants it says how often, or for how long."""
+"""Retries calls that fail with a transient error. Nothing retries by itself: the caller says how often or how long."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def retry(
     """What `function()` returns, calling it again while it raises an error that passes.
 
     Before a call it waits as long as the error's `retry_after` says, twice as long after each further failure up to 64
-    times, and up to as much again at random, so that those who failed together do not come back together.
+    times, and up to as much again at random, so that callers that failed together do not come back together.
 
     Args:
         function: is called without arguments. Its own deadline is its own business: give it what is left, or `until`.

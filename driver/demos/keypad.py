@@ -1,7 +1,7 @@
 """A telephone keypad in a noisy room: what `burst demo audio` hears without a sound of yours, and the truth about it.
 
 A key is two tones at once, one for its row and one for its column. Sections of four seconds each have a loudness of the
-tones against everything else: hiss, and somebody who talks, or at least hums vowels at the pace of speech.
+tones against everything else: hiss, and a person who talks, or at least hums vowels at the pace of speech.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def keystrokes(random: np.random.Generator) -> tuple[np.ndarray, list[Press]]:
 
 
 def voice(random: np.random.Generator) -> np.ndarray:
-    """A section of somebody's voice: the harmonics of a gliding pitch, coloured by vowels, a syllable at a time."""
+    """A section of a person's voice: the harmonics of a gliding pitch, coloured by vowels, a syllable at a time."""
     steps = SECTION * BLOCK // _STEP
     spoken = np.repeat(random.integers(len(_VOWELS), size=steps), random.integers(12, 35, steps))[:steps]
     pitch = random.uniform(90, 230) * np.exp(0.2 * _smooth(random.standard_normal(steps), 25))
@@ -113,7 +113,7 @@ def labels(presses: Sequence[Press]) -> np.ndarray:
 
 
 class Event(NamedTuple):
-    """At sample `at` a key was heard, which was that press or else nobody's; or, without a key, a press was missed."""
+    """At sample `at` a key was heard: that press, or else no key was pressed. Without a key, a press was missed."""
 
     at: int
     key: str | None
@@ -121,7 +121,7 @@ class Event(NamedTuple):
 
 
 class Ear:
-    """Makes keys of what somebody says about block after block, and compares them with the keys that were pressed.
+    """Makes keys of what a classifier says about block after block, and compares them with the keys that were pressed.
 
     A key is new when two blocks in a row say it; the same one again once two blocks in a row said something else. Each
     press can be heard once, from its start until LATE after its end.

@@ -2,7 +2,7 @@
 
 The block goes in as it is: 320 samples as float32. A bank of 32 pairs of filters that training has found measures the
 power in as many bands; its logarithms enter an LSTM, which has seen all the sound before. What it remembers, its output
-state and its cell state, are inputs and outputs of the model: whoever runs it hands them from call to call. The answer
+state and its cell state, are inputs and outputs of the model: the caller hands them from call to call. The answer
 is how likely it is for each key, and for none, that it was held during the block *before* this one.
 """
 

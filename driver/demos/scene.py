@@ -131,7 +131,7 @@ class Scene:
         self._things = [self._thing(first=True) for _ in range(self._random.integers(5, 9))]
 
     def advance(self, frames: int = 1) -> None:
-        """Let time pass without drawing: what a camera does while nobody reads it."""
+        """Let time pass without drawing: what a camera does while no program reads it."""
         for _ in range(frames):
             self.frame += 1
             for i, thing in enumerate(self._things):

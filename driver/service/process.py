@@ -56,7 +56,7 @@ _GREETING = 1.0  # seconds that a refused client may take to say hello
 
 
 class ServiceOptions(NamedTuple):
-    """How long a service stays, and whom it serves."""
+    """How long a service stays, and which accounts it serves."""
 
     linger: float | None = LINGER  #: seconds without a client until it ends; None: it stays
     any_uid: bool = False  #: serves every account that may open its socket, not only its own

@@ -157,7 +157,7 @@ class Hearing:
         }
 
     def _told(self, event: Event) -> dict[str, Any]:
-        """A key that was heard or missed. Nobody knows what was pressed in a recording."""
+        """A key that was heard or missed. Of a recording it is unknown what was pressed."""
         pressed, is_checked = event.press.key if event.press else None, self._source.presses is not None
         return {"key": event.key, "pressed": pressed, "verdict": verdict(event) if is_checked else None}
 

@@ -80,7 +80,7 @@ class Server:
     async def _guard(
         self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
     ) -> web.StreamResponse:
-        """Refuse names that others' pages could come by, other pages, and whoever does not know the token."""
+        """Refuse names that others' pages could come by, other pages, and requests without the token."""
         if request.headers.getall("Host", []) not in [[host] for host in self._hosts]:
             raise web.HTTPMisdirectedRequest(text=f"this server answers only to {HOST}:{self._port}\n")
         origins = request.headers.getall("Origin", [])

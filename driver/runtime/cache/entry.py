@@ -1,6 +1,6 @@
 """One entry of the cache folder: the files that a device wrote for one token, replaced as a whole.
 
-Who wants to write takes the entry's lock, makes files of a new generation beside the old ones, and renames a manifest
+A writer takes the entry's lock, makes files of a new generation beside the old ones, and renames a manifest
 that names them into place. A process that is killed anywhere on this way leaves the old entry or the new one, and
 perhaps files that no manifest names; the next draft removes those. Readers take no lock: files that are removed
 under an open descriptor stay usable, and a reader that finds them gone looks at the manifest again.

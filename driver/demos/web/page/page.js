@@ -1,4 +1,4 @@
-// Shows a stream and how long its calls take, and says what somebody wants of it. The server is in server.py.
+// Shows a stream and how long its calls take, and sends what the user sets. The server is in server.py.
 
 const SPAN = 10;  // seconds of the plots
 const PATHS = ["burst", "plain RPC"];
@@ -43,7 +43,7 @@ async function take(data) {
   }
 }
 
-// An update is drawn when the browser draws, and then the server is told, which sends the next one. Nobody looks at a
+// An update is drawn when the browser draws, and then the server is told, which sends the next one. No user looks at a
 // hidden page, whose browser draws nothing: there it takes a second, as it does for those who like it calm.
 function drawn(bitmap) {
   const slow = CALM.matches || document.hidden;
