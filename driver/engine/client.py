@@ -18,6 +18,7 @@ from burst import (
     ResourceExhaustedTransient,
     StatusError,
     Terms,
+    Trace,
 )
 from burst.channel import Channel, Message, close_all
 from burst.turns import Flow, Ticket, waiters
@@ -28,7 +29,6 @@ from driver.engine.cache.compilations import CacheOwner, Declined
 from driver.engine.device_memory import LoadedModel, ManagedBuffers
 from driver.engine.fenced import FencedServer, check_outputs
 from driver.engine.plain import PlainServer
-from driver.engine.trace_memory import to_read, trace_memory, trace_of
 from driver.options import PRIORITIES
 from driver.protocol.prepare_arguments import PrepareArguments
 from driver.protocol.rpc import Reply, take_fd
@@ -45,6 +45,32 @@ if TYPE_CHECKING:
 
 
 _log = logging.getLogger(__name__)
+
+
+def trace_memory(fds: list[int]) -> Memory | None:
+    """Memory for a trace, if the client sent some. Its descriptor stays open, for `traces`. Raises Malformed."""
+    try:
+        return Memory.adopt(fds.pop(), Trace.nbytes) if fds else None
+    except (FmqError, OSError) as error:
+        raise Malformed(f"the trace cannot be used: {error}") from error
+
+
+def trace_of(fds: list[int], others: int) -> Trace | None:
+    """The trace in the descriptor that follows `others` others, if there is one. Raises Malformed."""
+    memory = trace_memory([fds.pop()]) if fds and len(fds) == others + 1 else None
+    if memory:
+        memory.close()  # the mapping stays
+    return Trace(memory) if memory else None
+
+
+def to_read(memory: Memory) -> int:
+    """A descriptor to send, read-only unless its owner, of another account, has denied us to open the memory again."""
+    try:
+        return os.open(f"/proc/self/fd/{memory.fd}", os.O_RDONLY | os.O_CLOEXEC)
+    except PermissionError:
+        return os.dup(memory.fd)
+
+
 _MOST_ROLES = 256  # per buffer
 _WORTH = 2**20  # bytes of temporaries that are worth binding a request again for
 _FEW = 4  # plans that stay bound: a burst of depth 1 alternates between fewer requests than this

@@ -17,14 +17,17 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
-from burst import Busy, ErrorStatus, GeneralFailure, Result, Timeout
+from burst import Busy, ErrorStatus, GeneralFailure, PeerDied, Result, Timeout
+from driver.client.burst import Burst
 from driver.client.future import Future
+from driver.client.pipeline import Pipeline
+from driver.client.prepared_model import RemotePreparedModel
 from driver.client.session import FAILURES
 from driver.deadlines import nanoseconds
 from driver.errors import DriverError
 from driver.runtime.fallback import is_retryable
-from driver.runtime.places import ChainMemory
-from driver.runtime.step_burst import StepBurst
+from driver.runtime.local import LocalBurst
+from driver.runtime.places import ChainMemory, StepBuffers
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable
@@ -32,12 +35,54 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from burst import Memory, Request
-    from driver.client.burst import Burst
     from driver.client.future import ResultSource
     from driver.options import Options
-    from driver.runtime.local import LocalBurst
-    from driver.runtime.places import ChainFrame
-    from driver.runtime.plan import PlannedModel
+    from driver.runtime.places import ChainFrame, StepInputs, StepOutputs
+    from driver.runtime.plan import PlannedModel, PreparedStep
+
+
+class StepBurst:
+    """A step's burst, and what takes its place."""
+
+    def __init__(self, prepared: PreparedStep, options: Options) -> None:
+        self.prepared, self._options, self.buffers = prepared, options._replace(policy="block"), StepBuffers()
+        model = prepared.model.prepared
+        self.burst: Burst | LocalBurst
+        self._pipeline: Pipeline | None = None
+        if isinstance(model, RemotePreparedModel):
+            model.check_quarantine()
+            self._pipeline = Pipeline(model, self._options, self.buffers)
+            self.burst = Burst(self._pipeline)
+        else:
+            self.burst = LocalBurst(model, self._options, self.buffers)
+
+    @property
+    def device(self) -> str:
+        """Where the step is executed now."""
+        return "cpu" if isinstance(self.burst, LocalBurst) else self.prepared.device
+
+    def look(self) -> None:
+        """Takes the results that have arrived, and calls back."""
+        if self._pipeline:
+            self._pipeline.look()
+
+    def fell_back(self, error: BaseException, reads: StepInputs, writes: StepOutputs) -> bool:
+        """Execute the step on the CPU, unless it failed there. From now on, if its device has died."""
+        model = self.prepared.model
+        if model.fallback is None or isinstance(self.burst, LocalBurst):
+            return False
+        local, buffers = model.burst_replacement(error), StepBuffers()
+        buffers.aim(reads, writes)
+        burst = LocalBurst(local, self._options, buffers)
+        if isinstance(error, PeerDied):
+            old, self.burst = self.burst, LocalBurst(local, self._options, self.buffers)
+            old.close()
+            self._pipeline = None
+        try:
+            burst.run()
+        except FAILURES:
+            return False
+        return True
 
 
 class FrameFuture(Future):

@@ -1,11 +1,14 @@
 """Watches a served device: its self test, systemd's watchdog, and whether it answers.
 
-It uses the device as a client does, over a connection of the service's own.
+Status messages go to systemd as sd_notify(3) says: datagrams to the socket that NOTIFY_SOCKET names. The health check
+uses the device as a client does, over a connection of the service's own.
 """
 
 from __future__ import annotations
 
 import logging
+import os
+import socket
 import threading
 import time
 from contextlib import suppress
@@ -18,10 +21,32 @@ from driver.client.connection import Connection
 from driver.client.device import RemoteDevice
 from driver.errors import DeviceFailed, DriverError
 from driver.nn import ModelBuilder
-from driver.service.sd_notify import notify, watchdog_seconds
 
 if TYPE_CHECKING:
     from driver.service.process import Service
+
+
+VARIABLES = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID")
+"""The variables by which systemd configures this."""
+
+
+def notify(**fields: object) -> None:
+    """For example `notify(READY=1, STATUS="…")`. Does nothing without systemd, and ignores errors."""
+    address = os.environ.get("NOTIFY_SOCKET", "")
+    if not address.startswith(("/", "@")):
+        return
+    words = "\n".join(f"{name}={' '.join(str(value).split())}" for name, value in fields.items())
+    with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sock:
+        sock.connect("\0" + address[1:] if address.startswith("@") else address)
+        sock.send(words.encode())
+
+
+def watchdog_seconds() -> float | None:
+    """The longest interval between two WATCHDOG=1 messages that systemd accepts; None if it wants none."""
+    usec = os.environ.get("WATCHDOG_USEC", "")
+    is_ours = os.environ.get("WATCHDOG_PID", str(os.getpid())) == str(os.getpid())
+    return int(usec) / 1e6 if is_ours and usec.isdecimal() and int(usec) else None
+
 
 _log = logging.getLogger(__name__)
 WITHIN = 2.0

@@ -22,9 +22,8 @@ from driver.client import discovery
 from driver.client.served import owner_of
 from driver.devices import device_class
 from driver.errors import DeviceFailed
-from driver.service.health import begin_monitoring
+from driver.service.health import VARIABLES, begin_monitoring
 from driver.service.process import ServiceOptions, run
-from driver.service.sd_notify import VARIABLES
 
 if TYPE_CHECKING:
     import socket

@@ -12,14 +12,14 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
 import secrets
 import stat
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, BinaryIO, NamedTuple, Protocol, TypeVar
 
-from driver.runtime.cache import lock
 from driver.runtime.cache.manifest import MOST_MANIFEST_BYTES, Manifest, parsed_manifest, parsed_name, stem_of
 
 if TYPE_CHECKING:
@@ -29,6 +29,66 @@ if TYPE_CHECKING:
     from driver.runtime.cache.manifest import About, Counts
 
     Found = TypeVar("Found")
+
+
+_LOOK_AGAIN = 0.05  # seconds; a wait that sleeps in the kernel could miss a Ctrl-C that comes just before it
+
+
+@contextlib.contextmanager
+def _locked(path: str, on_wait: Callable[[], object], timeout: float | None) -> Iterator[None]:
+    """Waits for it, after one call of on_wait. timeout: seconds; None waits for ever. Raises TimeoutError, OSError."""
+    deadline = None if timeout is None else time.monotonic() + timeout
+    lock = _try_lock(path)
+    if lock is None:
+        on_wait()
+    while lock is None:
+        left = _LOOK_AGAIN if deadline is None else min(_LOOK_AGAIN, deadline - time.monotonic())
+        if left <= 0:
+            raise TimeoutError(f"timeout={timeout}: another process still compiles this model; allow more seconds")
+        time.sleep(left)
+        lock = _try_lock(path)
+    with _releasing(lock):
+        yield
+
+
+@contextlib.contextmanager
+def _taken(path: str) -> Iterator[bool]:
+    """Yields whether the lock is ours; does not wait. Raises OSError."""
+    lock = _try_lock(path)
+    with _releasing(lock) if lock else contextlib.nullcontext():
+        yield lock is not None
+
+
+def _private(path: str, flags: int) -> int:
+    """An opener for `open`: what it makes is ours alone, and no link is followed."""
+    return os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+
+
+def _try_lock(path: str) -> BinaryIO | None:
+    """A file that holds the lock; None when another one does."""
+    while True:
+        with contextlib.ExitStack() as stack:
+            lock = stack.enter_context(open(path, "ab", opener=_private))
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if os.path.samestat(os.fstat(lock.fileno()), os.lstat(path)):
+                    stack.pop_all()
+                    return lock
+            except BlockingIOError:
+                return None
+            except FileNotFoundError:
+                pass  # as when it is another file by now: it was removed, with its entry, after we had opened it
+
+
+@contextlib.contextmanager
+def _releasing(lock: BinaryIO) -> Iterator[None]:
+    """At once, even if the process has forked meanwhile: a child's copy of the descriptor would keep the lock."""
+    with lock:
+        try:
+            yield
+        finally:
+            fcntl.flock(lock, fcntl.LOCK_UN)
+
 
 _SAFE = os.O_CLOEXEC | os.O_NOFOLLOW
 _NONE_THERE = {errno.ENOENT, errno.ELOOP, errno.ENXIO}  # no file, a link, a socket
@@ -113,7 +173,7 @@ class Entry:
         Raises TimeoutError; another OSError when the folder is gone, not writable, not ours alone any more, or full.
         """
         self.home.check()
-        with lock.locked(self._path(".lock"), on_wait, timeout):
+        with _locked(self._path(".lock"), on_wait, timeout):
             self._locked = True
             try:
                 yield
@@ -140,9 +200,9 @@ class Entry:
     def publish(self, manifest: Manifest) -> None:
         """The last step of a draft. The file of hits is there whenever a manifest is, and is not made later."""
         new = self._path(f".json.{manifest.generation}")
-        with open(new, "xb", opener=lock.private) as file:
+        with open(new, "xb", opener=_private) as file:
             file.write(manifest.as_bytes())
-        with open(self._path(".hits"), "ab", opener=lock.private):
+        with open(self._path(".hits"), "ab", opener=_private):
             pass
         _touch(new)
         os.replace(new, self._path(".json"))
@@ -164,14 +224,14 @@ class Entry:
 
     def remove(self) -> bool:
         """False: a process has it locked, so it is being made anew, and stays. Raises OSError."""
-        with lock.taken(self._path(".lock")) as ours:
+        with _taken(self._path(".lock")) as ours:
             if ours:
                 self._erase()
         return ours
 
     def tidy(self) -> None:
         """Removes what no manifest names, unless a process has the entry locked. Raises OSError."""
-        with lock.taken(self._path(".lock")) as ours:
+        with _taken(self._path(".lock")) as ours:
             if ours and self._manifest():
                 self._sweep()
             elif ours:

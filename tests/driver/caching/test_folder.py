@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from marked_sets import COUNTS, NAMES, TOKEN, WHOLE, fill, lying, mark_of, replace, wait_never
 
-from driver.runtime.cache import lock
+from driver.runtime.cache import entry as entries
 from driver.runtime.cache import manifest as manifests
 from driver.runtime.cache.folder import About, Counts, Folder, default_folder
 
@@ -381,7 +381,7 @@ def test_a_wait_looks_twenty_times_a_second_at_most(folder, monkeypatch):
         if sum(naps) >= 60:
             holder.close()
 
-    monkeypatch.setattr(lock, "time", SimpleNamespace(sleep=nap, monotonic=time.monotonic))
+    monkeypatch.setattr(entries, "time", SimpleNamespace(sleep=nap, monotonic=time.monotonic))
     holder.enter_context(folder.entry(TOKEN).locked(wait_never, None))
     with folder.entry(TOKEN).locked(lambda: None, None):
         assert len(naps) <= 60 * 20 + 1
@@ -389,7 +389,7 @@ def test_a_wait_looks_twenty_times_a_second_at_most(folder, monkeypatch):
 
 def test_a_lock_that_was_removed_with_its_entry_is_none(folder, monkeypatch):
     """Who had opened its file before locks the new one: otherwise two could be in."""
-    real, path = lock.fcntl.flock, folder.path / (manifests.stem_of(TOKEN) + ".lock")
+    real, path = entries.fcntl.flock, folder.path / (manifests.stem_of(TOKEN) + ".lock")
     seen = []
 
     def flock(file, operation):
@@ -398,7 +398,7 @@ def test_a_lock_that_was_removed_with_its_entry_is_none(folder, monkeypatch):
             path.unlink()
         seen.append(os.fstat(file.fileno()).st_ino)
 
-    monkeypatch.setattr(lock.fcntl, "flock", flock)
+    monkeypatch.setattr(entries.fcntl, "flock", flock)
     with folder.entry(TOKEN).locked(wait_never, 0):
         assert len(seen) == 2
         assert path.stat().st_ino == seen[1]

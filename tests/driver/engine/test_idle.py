@@ -15,8 +15,8 @@ from burst.turns import RunQueue, Share
 from driver.devices.litert import LiteRtDevice
 from driver.engine.client import EngineClient
 from driver.engine.device_memory import Quota
-from driver.engine.idle import IdleMonitor
 from driver.engine.limits import limits
+from driver.engine.process import IdleMonitor
 
 SIDE = 1 << 22
 SECONDS = 0.2

@@ -13,7 +13,6 @@ import pytest
 import driver
 from driver.client.device import RemoteDevice
 from driver.runtime.cache import device as cached
-from driver.runtime.cache import token as tokens
 from driver.runtime.cache.folder import Folder
 from driver.runtime.cache.manifest import Counts
 from driver.runtime.cache.verify import PLACEMENT, verify
@@ -116,7 +115,7 @@ def test_what_is_another_compilation_is_not_restored(compiled, monkeypatch, chan
     model = change.pop("model", adder())
     for name, value in change.items():
         if name in {"processor", "release"}:
-            monkeypatch.setattr(tokens, name if name == "processor" else "_release", lambda value=value: value)
+            monkeypatch.setattr(cached, name if name == "processor" else "_release", lambda value=value: value)
     if version := change.pop("version", None):
         monkeypatch.setattr(RemoteDevice, "version", version)
     options = {name: value for name, value in change.items() if name not in {"processor", "release"}}

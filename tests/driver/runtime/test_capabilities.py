@@ -9,7 +9,7 @@ import pytest
 
 import driver
 from driver.nn import Interpreter
-from driver.runtime import capabilities, workloads
+from driver.runtime import capabilities
 
 FAST = driver.Performance(0.5, 0.25)
 
@@ -91,7 +91,7 @@ def test_power_is_read_where_the_kernel_tells(tmp_path):
     assert not capabilities.has_power(driver.Capabilities({"A": FAST}, driver.Performance(1.0)))
 
 
-@pytest.mark.parametrize("workload", workloads.WORKLOADS, ids=lambda workload: workload.figures[-1])
+@pytest.mark.parametrize("workload", capabilities.WORKLOADS, ids=lambda workload: workload.figures[-1])
 def test_a_workload_runs(workload):
     """On the reference, deterministically."""
     results = []

@@ -16,7 +16,7 @@ from click.testing import CliRunner
 
 import driver
 from driver.cli.command import burst as command
-from driver.service.sd_notify import notify, watchdog_seconds
+from driver.service.health import notify, watchdog_seconds
 
 
 def unit(*words):
