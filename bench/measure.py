@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from driver.cli.conditions import conditions as machine_conditions
 from driver.cli.timing import Estimate, estimate, order_of_round, time_calls
+from driver.cli.timing import conditions as machine_conditions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from measure import Runs, Subject, over_floor, times_floor
 
-from driver.cli.conditions import in_words
-from driver.cli.timing import Estimate
+from driver.cli.timing import Estimate, in_words
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 import click
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
-from driver.cli.output import examples, json_option, print_json, print_table
+from driver.cli.output import examples, json_option, print_json, print_table, with_options
 from driver.runtime.cache.folder import Folder, default_folder
 from driver.runtime.cache.verify import verify
 
@@ -35,19 +35,16 @@ def _seconds(_context: click.Context, _option: click.Parameter, value: str | Non
     return float(match[1]) * _SECONDS[match[2]]
 
 
-def _options(function: Callable[..., None]) -> Callable[..., None]:
-    for option in (
-        json_option,
-        click.option(
-            "--dir",
-            "path",
-            type=click.Path(exists=True, file_okay=False, path_type=Path),
-            metavar="FOLDER",
-            help="Folder of the compilations. [default: ~/.cache/burst/compiled]",
-        ),
-    ):
-        function = option(function)
-    return function
+_options = with_options(
+    click.option(
+        "--dir",
+        "path",
+        type=click.Path(exists=True, file_okay=False, path_type=Path),
+        metavar="FOLDER",
+        help="Folder of the compilations. [default: ~/.cache/burst/compiled]",
+    ),
+    json_option,
+)
 
 
 @click.group(
@@ -126,9 +123,8 @@ def _tell(pruned: Pruned, as_json: bool) -> None:
 
 
 def _show(found: list[Compilation], folder: Folder, console: Console) -> None:
-    table = Table("model", "device", "size", "age", "used", "hits")
-    for column in table.columns[2:]:
-        column.justify, column.no_wrap = "right", True
+    figures = (Column(heading, justify="right", no_wrap=True) for heading in ("size", "age", "used", "hits"))
+    table = Table("model", "device", *figures)
     now = time.time()
     for compilation in found:
         version = f", version {compilation.version}" if compilation.version else ""

@@ -17,7 +17,7 @@ from rich.text import Text
 
 import burst
 import driver
-from driver.cli.output import examples
+from driver.cli.output import examples, with_options
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -35,35 +35,24 @@ class _Number(click.FloatRange):
         return self.fail(f"{value} is not a number.", param, ctx) if math.isnan(number) else number
 
 
-def _options(device: str, seeds: int) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def _options(device: str, seeds: int) -> Callable[[Any], Any]:
     """Adds the options that both demos have."""
     folder: Any = click.Path(file_okay=False, path_type=Path)
-
-    def add(function: Callable[..., None]) -> Callable[..., None]:
-        for option in (
-            click.option("--json", "as_json", is_flag=True, help="Print only the summary, as JSON."),
-            click.option("--out", type=folder, default="burst-demo", help="Folder for the results."),
-            click.option("--device", default=device, help="Device that runs the network."),
-            click.option("--seed", type=click.IntRange(0, seeds), default=0, help="Seed of the generated input."),
-        ):
-            function = option(function)
-        return function
-
-    return add
+    return with_options(
+        click.option("--seed", type=click.IntRange(0, seeds), default=0, help="Seed of the generated input."),
+        click.option("--device", default=device, help="Device that runs the network."),
+        click.option("--out", type=folder, default="burst-demo", help="Folder for the results."),
+        click.option("--json", "as_json", is_flag=True, help="Print only the summary, as JSON."),
+    )
 
 
-def _web_options(function: Callable[..., None]) -> Callable[..., None]:
-    """Adds the options of the live page."""
-    for option in (
-        click.option("--open", "opens", is_flag=True, help="With --web: open the page in the browser."),
-        click.option(
-            "--port", type=click.IntRange(0, 65535), default=0, help="With --web: port of the page; 0 takes a free one."
-        ),
-        click.option("--web", is_flag=True, help="Show it live on a local web page, until Ctrl-C."),
-    ):
-        function = option(function)
-    return function
-
+_web_options = with_options(
+    click.option("--web", is_flag=True, help="Show it live on a local web page, until Ctrl-C."),
+    click.option(
+        "--port", type=click.IntRange(0, 65535), default=0, help="With --web: port of the page; 0 takes a free one."
+    ),
+    click.option("--open", "opens", is_flag=True, help="With --web: open the page in the browser."),
+)
 
 _NOT_WITH_WEB = {"frames", "seconds", "fast", "no_video", "as_json"}
 
@@ -89,7 +78,7 @@ def _is_web(given: dict[str, Any], fps: float = 30) -> bool:
 
 def _show(show: Any, web: bool, port: int, opens: bool) -> None:
     """Serves the live page until Ctrl-C."""
-    from driver.demos.web.serving import serve
+    from driver.demos.web.server import serve
 
     assert web
     serve(show, port, opens, click.echo)

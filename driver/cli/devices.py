@@ -11,9 +11,9 @@ import click
 import numpy as np
 
 from burst import BurstError
+from driver.cli.comparison import WAYS, Work, add_model
 from driver.cli.output import examples, json_option, print_json, print_line, print_table, progress, spelled
 from driver.cli.timing import count_for, seconds_of, time_calls
-from driver.cli.work import WAYS, Work, add_model
 from driver.client import discovery
 from driver.client.device import connect
 from driver.devices import device_class, names

@@ -1,27 +1,28 @@
-"""Inputs for `burst run`: each from a file or random, with a note of how it was converted to fit."""
+"""Inputs for `burst run`: each from an array, sound or image file, or random. Notes how each was converted to fit."""
 
 from __future__ import annotations
 
 import math
 import re
 import wave
+import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 import numpy as np
 
-from driver.cli import arrays
-from driver.cli.image import read_image
 from driver.cli.ports import shape_words
 from driver.nn.errors import did_you_mean
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from numpy.typing import NDArray
+    from PIL.Image import Image
 
     from driver.cli.ports import Port
+
 
 RANDOM = "random"
 
@@ -55,7 +56,7 @@ def _sources(ports: Sequence[Port], given: Sequence[str]) -> dict[str, str]:
     words = list(given)
     archives = [word for word in words if word.endswith(".npz") and Path(word).is_file()]
     for archive in archives:
-        inside = arrays.names(archive)
+        inside = _names_in(archive)
         if known := [port.name for port in ports if port.name in inside]:
             at = words.index(archive)
             words[at : at + 1] = [f"{name}={archive}" for name in known]
@@ -127,7 +128,7 @@ def _read(port: Port, shape: tuple[int, ...], source: str, pixels: str | None) -
         raise click.UsageError(f"{where}: no such file; pass a path, or the word {RANDOM!r}")
     match Path(source).suffix.lower():
         case ".npy" | ".npz":
-            array, done = arrays.read_array(port, shape, source, where)
+            array, done = read_array(port, shape, source, where)
         case ".wav":
             array, done = read_sound(port, shape, source, where)
         case _:
@@ -192,3 +193,171 @@ def _filled(port: Port, shape: tuple[int, ...], found: tuple[int, int], where: s
             "compute its features and pass them as an array (.npy)"
         )
     return (*(size or count for size in rest), *((channels,) if channels > 1 else ()))
+
+
+_DAMAGED = OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile, zipfile.LargeZipFile
+
+
+def _names_in(path: str) -> list[str]:
+    """Names of the arrays in an .npz. Raises UsageError."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return [name.removesuffix(".npy") for name in archive.namelist()]
+    except _DAMAGED as error:
+        raise click.UsageError(f"--input {path}: not an .npz file: {error}; write it with numpy.savez") from error
+
+
+def read_array(port: Port, shape: tuple[int, ...], path: str, where: str) -> tuple[NDArray[Any], str]:
+    """Reads an array for an input; returns it and how it was converted to fit. Raises UsageError."""
+    found = _array_of(port, path, where)
+    done = []
+    if len(found.shape) + 1 == len(shape) and shape[0] in (0, 1):
+        found = found[np.newaxis]
+        done.append("batch dimension added")
+    if shape and (found.ndim != len(shape) or any(s not in (0, f) for s, f in zip(shape, found.shape, strict=True))):
+        raise click.UsageError(
+            f"{where}: the array has shape {shape_words(found.shape)}, but input {port.name!r} takes "
+            f"{shape_words(shape)}; reshape it"
+        )
+    array, words = _converted(port, found, where)
+    return array, "; ".join(filter(None, (*done, words)))
+
+
+def _array_of(port: Port, path: str, where: str) -> NDArray[Any]:
+    try:
+        found = np.load(path, allow_pickle=False)
+        if isinstance(found, np.ndarray):
+            return found
+        with found:
+            names = list(found)
+            if port.name in names or len(names) == 1:
+                array: NDArray[Any] = found[port.name if port.name in names else names[0]]
+                return array
+    except _DAMAGED as error:
+        raise click.UsageError(f"{where}: not a readable array: {error}; write it with numpy.save") from error
+    raise click.UsageError(f"{where}: no array is named {port.name!r}; the file has {', '.join(names)}: rename one")
+
+
+def _converted(port: Port, found: NDArray[Any], where: str) -> tuple[NDArray[Any], str]:
+    """Converts to the input's type, if the model loses no information by it."""
+    dtype, kind = port.operand.type.dtype, port.operand.type
+    if found.dtype == dtype:
+        return found, ""
+    if found.dtype.kind == "f" and kind.is_quantised:
+        scale, zero = port.operand.scale, port.operand.zero_point
+        return port.stored(found), f"{found.dtype} quantised: scale {scale:g}, zero point {zero}"
+    if found.dtype.kind in "fiub" and dtype.kind == "f":
+        return found.astype(dtype), f"{found.dtype} converted to {dtype}"
+    if found.dtype.kind in "iub" and not kind.is_quantised and np.array_equal(found, cast := found.astype(dtype)):
+        return cast, f"{found.dtype} converted to {dtype}"
+    raise click.UsageError(
+        f"{where}: the array is {found.dtype}, but input {port.name!r} takes {dtype}; convert it with "
+        f".astype('{dtype}')"
+    )
+
+
+def write_arrays(path: Path, found: Mapping[str, NDArray[Any]]) -> None:
+    """Writes an .npz. Takes any names, which `numpy.savez` does not. Raises OSError."""
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, array in found.items():
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
+                np.lib.format.write_array(file, np.ascontiguousarray(array).reshape(array.shape), allow_pickle=False)
+
+
+RANGES = {"0..1": (0.0, 1.0), "-1..1": (-1.0, 1.0), "0..255": (0.0, 255.0)}
+IMAGENET = "imagenet"
+PIXELS = *RANGES, IMAGENET
+_MEAN, _DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet's pixels, in the range 0..1
+_MODES = {1: "L", 3: "RGB", 4: "RGBA"}
+
+
+class _Frame(NamedTuple):
+    """Size of the image that an input takes; 0 means open."""
+
+    height: int
+    width: int
+    channels: int
+    is_channels_first: bool
+
+
+def read_image(
+    port: Port, shape: tuple[int, ...], path: str, where: str, pixels: str | None
+) -> tuple[NDArray[Any], str]:
+    """Reads an image for an input; returns it and how it was converted. `pixels`: one of PIXELS. Raises UsageError."""
+    frame = _frame(port, shape, where)
+    image, done = _resized(_opened(path, where), frame)
+    bytes_ = np.asarray(image).reshape(image.height, image.width, frame.channels)
+    array, words = _from_pixels(port, bytes_, where, pixels)
+    if frame.is_channels_first:
+        array, words = array.transpose(2, 0, 1), f"{words}, channels first"
+    return array.reshape(_image_shape(shape, array.shape)), f"{done}; {words}"
+
+
+def _frame(port: Port, shape: tuple[int, ...], where: str) -> _Frame:
+    inner = shape[1:] if len(shape) == 4 and shape[0] in (0, 1) else shape
+    if len(inner) == 2:
+        return _Frame(*inner, 1, is_channels_first=False)
+    if len(inner) == 3 and inner[2] in _MODES:
+        return _Frame(*inner, is_channels_first=False)
+    if len(inner) == 3 and inner[0] in _MODES:
+        return _Frame(inner[1], inner[2], inner[0], is_channels_first=True)
+    raise click.UsageError(
+        f"{where}: input {port.name!r} takes {shape_words(shape)}, which is not an image of 1, 3 or 4 channels; "
+        "pass an array (.npy), or --shape"
+    )
+
+
+def _image_shape(shape: tuple[int, ...], found: tuple[int, ...]) -> tuple[int, ...]:
+    """The input's shape, with open dimensions filled in."""
+    if len(shape) == 2:
+        return found[:2]
+    return (1, *found) if len(shape) == 4 else found
+
+
+def _opened(path: str, where: str) -> Image:
+    try:
+        from PIL import Image, ImageOps
+    except ModuleNotFoundError as error:
+        raise click.UsageError(f"{where}: images need pillow: pip install 'burst-engine[cli]'") from error
+    try:
+        with Image.open(path) as file:
+            return ImageOps.exif_transpose(file)
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        known = "supported: .npy, .npz, .wav and images (PNG, JPEG, …)"
+        raise click.UsageError(f"{where}: not a readable image: {error}; {known}") from error
+
+
+def _resized(image: Image, frame: _Frame) -> tuple[Image, str]:
+    from PIL.Image import Resampling
+
+    done = f"{image.width} x {image.height} {image.mode}"
+    if image.mode != (mode := _MODES[frame.channels]):
+        image, done = image.convert(mode), f"{done}, converted to {mode}"
+    size = frame.width or image.width, frame.height or image.height
+    if size != image.size:
+        image, done = image.resize(size, Resampling.BILINEAR), f"{done}, resized to {size[0]} x {size[1]} (bilinear)"
+    return image, done
+
+
+def _from_pixels(port: Port, found: NDArray[np.uint8], where: str, pixels: str | None) -> tuple[NDArray[Any], str]:
+    """Converts pixels to the input's type."""
+    dtype = port.operand.type.dtype
+    if pixels is None and port.is_byte:
+        return (found.astype(np.int16) + np.iinfo(dtype).min).astype(dtype), "bytes used as quantised values"
+    if dtype.kind not in "fi" and not port.operand.type.is_quantised:
+        raise click.UsageError(
+            f"{where}: input {port.name!r} is {port.operand.type.name}, which no image fits; pass an array (.npy)"
+        )
+    pixels = pixels or ("0..1" if dtype.kind == "f" or port.operand.type.is_quantised else "0..255")
+    words = f"pixels as {pixels}" + (", quantised" if port.operand.type.is_quantised else "")
+    return port.stored(_scaled(found / np.float64(255), pixels, where)), words
+
+
+def _scaled(found: NDArray[np.float64], pixels: str, where: str) -> NDArray[np.float64]:
+    """Scales pixels from the range 0..1."""
+    if pixels != IMAGENET:
+        low, high = RANGES[pixels]
+        return found * (high - low) + low
+    if found.shape[2] != 3:
+        raise click.UsageError(f"{where}: --pixels {IMAGENET} needs 3 channels; the input has {found.shape[2]}")
+    return (found - _MEAN) / _DEVIATION

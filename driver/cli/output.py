@@ -24,6 +24,17 @@ def examples(*lines: str) -> str:
     return "\n  ".join(("\b\nExamples:", *lines))
 
 
+def with_options(*options: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Adds options to a command, which its help lists in this order."""
+
+    def add(function: Any) -> Any:
+        for option in reversed(options):
+            function = option(function)
+        return function
+
+    return add
+
+
 @contextmanager
 def progress() -> Iterator[Callable[[str], object]]:
     """Yields a function that shows what the command is doing: on standard error, and only if that is a terminal."""

@@ -11,11 +11,18 @@ import click
 import numpy as np
 
 from burst import BurstError
-from driver.cli.arrays import write_arrays
-from driver.cli.image import PIXELS
-from driver.cli.inputs import Feed, feeds
+from driver.cli.inputs import PIXELS, Feed, feeds, write_arrays
 from driver.cli.names import DeviceName, loaded
-from driver.cli.output import examples, json_option, print_json, print_line, print_table, progress, spelled
+from driver.cli.output import (
+    examples,
+    json_option,
+    print_json,
+    print_line,
+    print_table,
+    progress,
+    spelled,
+    with_options,
+)
 from driver.cli.ports import inputs_of, outputs_of, shape_words
 from driver.cli.timing import time_calls
 from driver.options import PREFERENCES, PRIORITIES
@@ -32,7 +39,7 @@ if TYPE_CHECKING:
     from driver.runtime.compiled import CompiledModel
 
 _PATH: Any = click.Path(path_type=Path)
-_OPTIONS = (
+_options = with_options(
     click.option(
         "--device",
         "devices",
@@ -111,12 +118,6 @@ class _Ran(NamedTuple):
     first: float  #: us of the first run, which includes all one-time work
     us: NDArray[np.float64]  #: of each timed run
     stages: list[tuple[str, dict[str, Any]]]  #: device, and the times of each stage
-
-
-def _options(function: Callable[..., None]) -> Callable[..., None]:
-    for option in reversed(_OPTIONS):
-        function = option(function)
-    return function
 
 
 @click.command(

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from burst import BurstError
 from driver.cli.names import DeviceName
-from driver.cli.output import examples, json_option, print_json
+from driver.cli.output import examples, json_option, print_json, with_options
 from driver.errors import DriverError
 from driver.vts import (
     ALL,
@@ -37,7 +37,7 @@ from driver.vts.report import KINDS
 from driver.vts.target import PATIENCE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
 _FILE: Any = click.Path(path_type=Path)
 _SCOPES = {"smoke": SMOKE, "usual": USUAL, "all": ALL}
@@ -50,42 +50,31 @@ def _names_of_tests(_context: Any, _option: Any, incomplete: str) -> list[str]:
     return [test.name for test in catalogue((), USUAL) if test.name.startswith(incomplete)]
 
 
-def _options(function: Callable[..., None]) -> Callable[..., None]:
-    for option in reversed(
-        (
-            click.option(
-                "--filter",
-                "glob",
-                metavar="GLOB",
-                default="*",
-                help="Only tests whose names match, for example 'burst/*'.",
-                shell_complete=_names_of_tests,
-            ),
-            click.option(
-                "--cases",
-                type=_FILE,
-                metavar="FILE",
-                help="Additional cases, as JSON lines (gzipped if FILE ends in .gz).",
-            ),
-            click.option(
-                "--smoke", "scope", flag_value="smoke", help="Run only a few tests of each kind; takes seconds."
-            ),
-            click.option(
-                "--all", "scope", flag_value="all", help="Run every mutation of every model, and every case in a burst."
-            ),
-            click.option("--list", "listing", is_flag=True, help="List the names of the tests and exit."),
-            json_option,
-            click.option("--junit", type=_FILE, metavar="FILE", help="Also write the results as JUnit XML."),
-            click.option(
-                "--known-failures", type=_FILE, metavar="FILE", help="TOML file of failures to count as skipped."
-            ),
-            click.option(
-                "--timeout", default=PATIENCE, show_default=True, help="Seconds after which a call counts as hung."
-            ),
-        )
-    ):
-        function = option(function)
-    return function
+_options = with_options(
+    click.option(
+        "--filter",
+        "glob",
+        metavar="GLOB",
+        default="*",
+        help="Only tests whose names match, for example 'burst/*'.",
+        shell_complete=_names_of_tests,
+    ),
+    click.option(
+        "--cases",
+        type=_FILE,
+        metavar="FILE",
+        help="Additional cases, as JSON lines (gzipped if FILE ends in .gz).",
+    ),
+    click.option("--smoke", "scope", flag_value="smoke", help="Run only a few tests of each kind; takes seconds."),
+    click.option(
+        "--all", "scope", flag_value="all", help="Run every mutation of every model, and every case in a burst."
+    ),
+    click.option("--list", "listing", is_flag=True, help="List the names of the tests and exit."),
+    json_option,
+    click.option("--junit", type=_FILE, metavar="FILE", help="Also write the results as JUnit XML."),
+    click.option("--known-failures", type=_FILE, metavar="FILE", help="TOML file of failures to count as skipped."),
+    click.option("--timeout", default=PATIENCE, show_default=True, help="Seconds after which a call counts as hung."),
+)
 
 
 @click.command(

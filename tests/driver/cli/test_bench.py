@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from driver.cli import scripts
+from driver.cli import bench
 
 WAYS = ["in this process", "burst, polling", "burst, sleeping", "plain path"]
 QUICK = ("--seconds", "0.1", "--device", "reference")
@@ -83,7 +83,7 @@ def test_runs_scripts(command, monkeypatch, tmp_path):
     folder = tmp_path / "bench"
     folder.mkdir()
     (tmp_path / "pyproject.toml").touch()
-    monkeypatch.setattr(scripts, "FOLDER", folder)
+    monkeypatch.setattr(bench, "FOLDER", folder)
     program = (
         '"""Does it work?"""\nimport json, pathlib, sys\nif __name__ == "__main__":\n    print("yes")\n'
         '    pathlib.Path(sys.argv[sys.argv.index("--json") + 1]).write_text(json.dumps(sys.argv[3:]))\n'
@@ -102,7 +102,7 @@ def test_a_wheel_has_no_scripts(command, monkeypatch, tmp_path):
     """It says where they are, and what works without them."""
     (tmp_path / "bench").mkdir()  # somebody else's, beside an installed package
     (tmp_path / "bench/measure.py").write_text('"""Whose?"""\n"__main__"')
-    monkeypatch.setattr(scripts, "FOLDER", tmp_path / "bench")
+    monkeypatch.setattr(bench, "FOLDER", tmp_path / "bench")
     for words in (["--list"], ["burst_roundtrip"]):
         told = command("bench", *words, ends=2).err
         assert "run this in a clone of the project" in told

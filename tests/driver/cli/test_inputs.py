@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from driver.cli.arrays import write_arrays
-from driver.cli.inputs import feeds
+from driver.cli.inputs import feeds, write_arrays
 from driver.cli.ports import Port, inputs_of, outputs_of
 from driver.cli.run import classes
 from driver.cli.timing import estimate
