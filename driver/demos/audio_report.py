@@ -7,15 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from matplotlib import pyplot as plt
-from rich.table import Table
-from rich.text import Text
+from rich.table import Column, Table
 
 from driver.demos.audio import WARM_UP
 from driver.demos.audio_sources import SECONDS
 from driver.demos.keypad import BLOCK, COLUMNS, KEYS, RATE, ROWS, SECTION, Ear, level_at
-from driver.demos.latencies import NAMES, Latencies, percentiles
+from driver.demos.latencies import NAMES, Latencies, percentiles, summary_table
 from driver.demos.listener import Goertzel
-from driver.demos.recordings import private, written
+from driver.demos.recordings import private
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -105,7 +104,7 @@ class AudioReport:
 
     def show(self, summary: dict[str, Any]) -> None:
         """Print the summary as tables."""
-        self._console.print(summary_table(summary))
+        self._console.print(summary_table(facts_of(summary), summary["files"]))
         if self._presses is not None:
             self._console.print(ear_table({name: ear.events for name, ear in self._ears.items()}))
         self._console.print(path_table(self._paths))
@@ -124,12 +123,13 @@ def real_time_factor(latencies: Latencies) -> float:
 
 def path_table(paths: dict[str, Latencies]) -> Table:
     """Tabulate how long the calls of every path took, in milliseconds, and what that means for sound."""
+    headings = "calls", *NAMES, f"over {1e3 * SECONDS:g} ms", "real-time factor"
     table = Table(
-        title=f"Milliseconds for a block of {1e3 * SECONDS:g} ms, same blocks, same device", title_justify="left"
+        "path",
+        *(Column(heading, justify="right") for heading in headings),
+        title=f"Milliseconds for a block of {1e3 * SECONDS:g} ms, same blocks, same device",
+        title_justify="left",
     )
-    table.add_column("path")
-    for heading in ("calls", *NAMES, f"over {1e3 * SECONDS:g} ms", "real-time factor"):
-        table.add_column(heading, justify="right")
     for path, latencies in paths.items():
         times = latencies.parts()["whole call"] / 1e3
         cells = [f"{value:.3f}" for value in percentiles(times)]
@@ -140,9 +140,9 @@ def path_table(paths: dict[str, Latencies]) -> Table:
 
 def ear_table(ears: dict[str, Sequence[Event]]) -> Table:
     """Tabulate what each ear made of the keys, by the loudness of the tones against the rest."""
-    table = Table(title="Keys by the loudness of the tones against voice and hiss", title_justify="left")
-    for heading in ("", "pressed", *(f"{ear}: {kind}" for ear in ears for kind in ("right", "wrong"))):
-        table.add_column(heading, justify="right")
+    headings = "", "pressed", *(f"{ear}: {kind}" for ear in ears for kind in ("right", "wrong"))
+    columns = (Column(heading, justify="right") for heading in headings)
+    table = Table(*columns, title="Keys by the loudness of the tones against voice and hiss", title_justify="left")
     levels = sorted({level_of(event) for events in ears.values() for event in events}, reverse=True)
     for level in [*levels, None]:
         counts = [[verdict(event) for event in events if level in {None, level_of(event)}] for events in ears.values()]
@@ -152,32 +152,22 @@ def ear_table(ears: dict[str, Sequence[Event]]) -> Table:
     return table
 
 
-def summary_table(summary: dict[str, Any]) -> Table:
-    """Tabulate what happened, and what was written."""
-    table = Table(show_header=False)
-    table.add_column(style="bold")
-    table.add_column()
+def facts_of(summary: dict[str, Any]) -> dict[str, str]:
+    """What happened, in words."""
     runs = summary["runs"]
     ran = f"{runs['burst']} runs in the burst ({runs['warm_up']} warm-up), {runs['plain']} fallbacks"
-    facts = {
+    return {
         "source": f"{summary['source']}; {summary['late_blocks']} blocks read late",
         "device": f"{summary['device']}; {ran}",
         "answers": f"{summary['blocks']} on each path; they differ by at most {summary['largest_difference']:g}",
         "heard": summary["heard"] or "nothing",
     }
-    for name, fact in facts.items():
-        table.add_row(name, Text(fact))
-    for path in summary["files"]:
-        table.add_row("written", Text(written(path)))
-    return table
 
 
 def write_sound(path: Path, sound: np.ndarray) -> None:
     """Write it as a WAV file that anything can play."""
     with wave.open(str(path), "wb") as file:
-        file.setnchannels(1)
-        file.setsampwidth(2)
-        file.setframerate(RATE)
+        file.setparams((1, 2, RATE, 0, "NONE", ""))
         file.writeframes(samples(sound))
 
 

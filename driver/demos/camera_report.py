@@ -7,14 +7,12 @@ from typing import TYPE_CHECKING, Any, Self
 from matplotlib import pyplot as plt
 from matplotlib.patches import Rectangle
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
-from rich.text import Text
 
 from driver.demos.boxes import Agreement
 from driver.demos.camera import WARM_UP
 from driver.demos.drawing import COLOURS, Film, annotate
-from driver.demos.latencies import Latencies, draw_latencies, latency_table
-from driver.demos.recordings import private, written
+from driver.demos.latencies import Latencies, draw_latencies, latency_table, summary_table
+from driver.demos.recordings import private
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -94,29 +92,26 @@ class CameraReport:
 
     def show(self, summary: dict[str, Any]) -> None:
         """Print the summary as tables."""
-        self._console.print(summary_table(summary))
+        self._console.print(summary_table(facts_of(summary), summary["files"]))
         self._console.print(latency_table(self._paths))
 
 
-def summary_table(summary: dict[str, Any]) -> Table:
-    """Tabulate what happened, how well the objects were found, and what was written."""
-    table = Table(show_header=False)
-    table.add_column(style="bold")
-    table.add_column()
+def facts_of(summary: dict[str, Any]) -> dict[str, str]:
+    """What happened, and how well the objects were found, in words."""
     runs, objects = summary["runs"], summary["objects"]
-    table.add_row("source", Text(summary["source"]))
-    table.add_row("device", Text(summary["device"]))
-    table.add_row("frames", f"{summary['frames']} processed, {summary['dropped']} dropped")
     copied = f"{runs['plain']} fallbacks, {summary['copied_frame_bytes']} frame bytes copied"
-    table.add_row("burst", f"{runs['burst']} runs ({runs['warm_up']} warm-up), {copied}")
-    if objects:
-        table.add_row("precision", f"{objects['precision']:.3f}  ({objects['false_alarms']} false alarms)")
-        table.add_row("recall", f"{objects['recall']:.3f}  ({objects['missed']} of {objects['true']} objects missed)")
-    else:
-        table.add_row("precision, recall", "unknown: this source has no true boxes")
-    for path in summary["files"]:
-        table.add_row("written", Text(written(path)))
-    return table
+    facts = {
+        "source": summary["source"],
+        "device": summary["device"],
+        "frames": f"{summary['frames']} processed, {summary['dropped']} dropped",
+        "burst": f"{runs['burst']} runs ({runs['warm_up']} warm-up), {copied}",
+    }
+    if not objects:
+        return facts | {"precision, recall": "unknown: this source has no true boxes"}
+    return facts | {
+        "precision": f"{objects['precision']:.3f}  ({objects['false_alarms']} false alarms)",
+        "recall": f"{objects['recall']:.3f}  ({objects['missed']} of {objects['true']} objects missed)",
+    }
 
 
 def draw_frame(path: Path, frame: np.ndarray, found: Sequence[Box], truth: Sequence[Box] | None) -> None:

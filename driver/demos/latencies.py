@@ -9,9 +9,13 @@ import numpy as np
 from matplotlib import pyplot as plt
 from matplotlib.patheffects import withStroke
 from matplotlib.ticker import LogLocator, NullFormatter
-from rich.table import Table
+from rich.table import Column, Table
+from rich.text import Text
+
+from driver.demos.recordings import written
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from matplotlib.axes import Axes
@@ -68,11 +72,10 @@ def percentiles(values: np.ndarray) -> np.ndarray:
 
 def latency_table(paths: dict[str, Latencies]) -> Table:
     """Tabulate the percentiles of every path, in milliseconds."""
-    table = Table(title="Latency in milliseconds, same frames, same device", title_justify="left")
-    table.add_column("path")
-    table.add_column("part")
-    for heading in ("calls", *NAMES):
-        table.add_column(heading, justify="right")
+    figures = (Column(heading, justify="right") for heading in ("calls", *NAMES))
+    table = Table(
+        "path", "part", *figures, title="Latency in milliseconds, same frames, same device", title_justify="left"
+    )
     for path, latencies in paths.items():
         measured = latencies.summary()
         for part in PARTS:
@@ -80,6 +83,14 @@ def latency_table(paths: dict[str, Latencies]) -> Table:
             cells = [f"{found[name]:.3f}" if found else "-" for name in NAMES]
             table.add_row(path if part == "whole call" else "", part, str(found.get("calls", 0)), *cells)
         table.add_section()
+    return table
+
+
+def summary_table(facts: dict[str, str], files: Sequence[str]) -> Table:
+    """Tabulate what happened, and the files that were written."""
+    table = Table(Column(style="bold"), Column(), show_header=False)
+    for name, fact in (*facts.items(), *(("written", written(path)) for path in files)):
+        table.add_row(name, Text(fact))
     return table
 
 

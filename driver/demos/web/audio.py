@@ -33,7 +33,6 @@ QUIET, LOUD = -95, -45  # dB, its darkest and its brightest
 class EndlessKeypad:
     """The generated keypad, section after section, as loud against the rest as `level` says, in dB."""
 
-    name = "generated keypad"
     is_live = False
     presses: Sequence[Press] = ()
 

@@ -1,26 +1,34 @@
-"""Serves the live page on loopback, only to browsers that know its secret address: it may show a camera."""
+"""Serves the live page on loopback until Ctrl-C, and only to browsers with its secret address: it may show a camera."""
 
 from __future__ import annotations
 
 import asyncio
 import hmac
 import json
+import os
 import secrets
+import signal
 import socket
-from contextlib import asynccontextmanager, suppress
+import tempfile
+import webbrowser
+from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
+from html import escape
 from importlib.resources import files
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from aiohttp import WSMsgType, web
 
+from driver.demos.recordings import private
 from driver.demos.web.board import Board, Viewer
 from driver.demos.web.settings import Values
 from driver.demos.web.stream import ShowThread
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 
     from driver.demos.web.stream import Show
+
 
 HOST = "127.0.0.1"
 MOST_VIEWERS = 8
@@ -185,3 +193,34 @@ async def _page(request: web.Request) -> web.StreamResponse:
 
 
 FILES = {file.name: file.read_bytes() for file in (files("driver.demos.web") / "page").iterdir()}
+
+
+def serve(show: Show, port: int, opens: bool, print_it: Callable[[str], None]) -> None:
+    """Serve the page on that port; 0 takes a free one. Raises ValueError if the port is taken."""
+    try:
+        server = Server(show, port)
+    except OSError as error:
+        raise ValueError(f"--port {port}: not available on {HOST} ({error.strerror}); pass another, or 0") from error
+    with ExitStack() as stack:
+        print_it(f"{show.kind}, live: {server.url}")
+        print_it("Anyone with this address can watch; keep it secret. Ctrl-C ends it.")
+        if opens:
+            webbrowser.open(stack.enter_context(leading_to(server.url)))
+        asyncio.run(_until_stopped(server))
+
+
+async def _until_stopped(server: Server) -> None:
+    stopped, loop = asyncio.Event(), asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stopped.set)
+    async with server.running():
+        await stopped.wait()
+
+
+@contextmanager
+def leading_to(url: str) -> Iterator[str]:
+    """A private file that redirects there, because every account can read a browser's command line."""
+    with tempfile.TemporaryDirectory(prefix="burst-page-") as folder:
+        file = private(Path(folder) / "page.html")
+        file.write_text(f'<!doctype html><meta http-equiv="refresh" content="0; url={escape(url)}">\n')
+        yield f"file://{os.fspath(file)}"

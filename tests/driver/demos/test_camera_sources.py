@@ -7,10 +7,10 @@ from rich.console import Console
 
 from driver.demos import camera_sources
 from driver.demos.boxes import Agreement, Box
-from driver.demos.camera_report import draw_frame, summary_table
+from driver.demos.camera_report import draw_frame, facts_of
 from driver.demos.camera_sources import Clock, open_source
 from driver.demos.drawing import Film, annotate
-from driver.demos.latencies import Latencies, TimedCall, draw_latencies, latency_table, percentiles
+from driver.demos.latencies import Latencies, TimedCall, draw_latencies, latency_table, percentiles, summary_table
 
 COLOURS = ((200, 30, 30), (30, 200, 30), (30, 30, 200))
 
@@ -166,7 +166,7 @@ def test_tables_split_the_time():
     runs = {"burst": 1020, "plain": 0, "warm_up": 20}
     console = Console(width=100)
     with console.capture() as capture:
-        console.print(summary_table({**facts, "runs": runs, "objects": agreement.summary(), "files": []}))
+        console.print(summary_table(facts_of({**facts, "runs": runs, "objects": agreement.summary()}), []))
         console.print(latency_table({"burst": latencies(1000), "plain RPC": latencies(1000)}))
     text = capture.get()
     assert "[/scene]" in text  # a name is not markup

@@ -4,10 +4,10 @@ from itertools import islice
 
 import pytest
 
-from driver.demos import in_flight
 from driver.demos.camera import connected
 from driver.demos.camera_sources import Clock, open_source
 from driver.demos.detector import build_model
+from driver.demos.web.camera import watch_several
 
 FRAMES = 12
 
@@ -22,7 +22,7 @@ def steps(depth, fps, size=(320, 240)):
     """What comes of the first frames of the scene, with the frames themselves."""
     with connected("reference", size, depth=depth) as detector:
         source = open_source("scene", 3, fps, size)
-        for step in islice(in_flight.watch(detector, source, Clock(fps), depth), FRAMES):
+        for step in islice(watch_several(detector, source, Clock(fps), depth), FRAMES):
             yield step.index, step.frame.copy(), step.found, step.truth, set(step.calls)
 
 

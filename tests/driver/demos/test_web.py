@@ -23,8 +23,7 @@ from driver.demos.keypad import BLOCK
 from driver.demos.web.audio import AudioShow
 from driver.demos.web.board import AHEAD, HISTORY, Board, Update, Viewer
 from driver.demos.web.camera import CameraShow
-from driver.demos.web.server import MOST_VIEWERS, Server
-from driver.demos.web.serving import leading_to
+from driver.demos.web.server import MOST_VIEWERS, Server, leading_to
 from driver.demos.web.settings import Setting, Values, common
 
 PATIENCE = 20.0
