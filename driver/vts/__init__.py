@@ -7,8 +7,7 @@ a file; `driver.vts.catalogue` lists all tests, and `driver.vts.kit` runs them.
 from driver.vts.cases import BadCase, Case, read_cases
 from driver.vts.catalogue import ALL, CATEGORIES, SMOKE, USUAL, Scope, catalogue
 from driver.vts.kit import Failed, Outcome, Skipped, Test, run
-from driver.vts.known import BadKnownFailures, KnownFailures
-from driver.vts.report import Report
+from driver.vts.report import BadKnownFailures, KnownFailures, Report
 from driver.vts.target import Target
 
 __all__ = [

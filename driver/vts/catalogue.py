@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from driver.vts import burst, caching, deadlines, device, fenced, graphs, memory, model, operations, qos, request
-from driver.vts.forms import generated
+from driver.vts import burst, caching, device, fenced, graphs, memory, model, operations, qos, request
+from driver.vts.samples import generated
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -53,7 +53,6 @@ def catalogue(cases: Iterable[Case] = (), scope: Scope = USUAL) -> Iterator[Test
         memory.tests(),
         caching.tests(scope.corruptions),
         qos.tests(),
-        deadlines.tests(),
         fenced.tests(scope.samples),
     ):
         names[test.name] += 1

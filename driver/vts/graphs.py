@@ -21,8 +21,7 @@ from burst import StatusError
 from driver.nn import OPERATIONS, Interpreter, Model, Operand, OperandLifeTime, OperandType, Operation, Subgraph
 from driver.vts.kit import Failed, Test, check, skip
 
-from .image_makers import IMAGE_MAKERS
-from .makers import MAKERS
+from .makers import IMAGE_MAKERS, MAKERS
 from .sketch import Array, Sketch
 
 if TYPE_CHECKING:
@@ -125,18 +124,6 @@ def _opened(model: Model, sketch: Sketch) -> Model:
         dimensions = tuple(0 if hidden >> k & 1 else d for k, d in enumerate(operand.dimensions))
         operands.append(replace(operand, dimensions=() if hidden >> rank else dimensions))
     return replace(model, main=replace(model.main, operands=tuple(operands)))
-
-
-def with_inputs_only(graph: RandomGraph) -> RandomGraph:
-    """The same graph with every constant fed as an input, so that nothing can be prepared ahead."""
-    main = graph.model.main
-    constants = [i for i, operand in enumerate(main.operands) if operand.lifetime.is_constant]
-    operands = [
-        replace(o, lifetime=_L.SUBGRAPH_INPUT, value=None) if o.lifetime.is_constant else o for o in main.operands
-    ]
-    values = [np.asarray(main.operands[i].value) for i in constants]
-    fed = replace(main, operands=tuple(operands), inputs=(*main.inputs, *constants))
-    return graph._replace(model=replace(graph.model, main=fed), feeds=(*graph.feeds, *values))
 
 
 def reference(graph: RandomGraph) -> list[Array]:

@@ -1,27 +1,33 @@
-"""qos: deadlines, endless loops, and the timings that a device reports."""
+"""qos: deadlines, priorities, endless loops, and the timings that a device reports."""
 
 from __future__ import annotations
 
 import time
+from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from burst import ErrorStatus, InvalidArgument
+from burst import Controller, ErrorStatus, InvalidArgument, Result, StatusError
+from burst.channel import Channel, pack
 from driver.nn import Model, Operand, Operation, Subgraph
-from driver.options import PREFERENCES
+from driver.options import PREFERENCES, PRIORITIES
+from driver.protocol.plain_codec import decode_answer, encode_request, with_deadline
 from driver.vts.bench import answer, refusal
 from driver.vts.cases import Case
 from driver.vts.kit import Failed, Test, check
 from driver.vts.operations import check_bare, prepared
 from driver.vts.request import valid
 from driver.vts.samples import sample
+from fmq import clock
+from fmq.clock import FOREVER
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
-    from driver.options import Preference
+    from burst import Request
+    from driver.client.prepared_model import RemotePreparedModel
     from driver.vts.bench import Answer
     from driver.vts.target import Target
 
@@ -30,6 +36,14 @@ _LONG = 3600.0
 _LOOP_TIMEOUT = 1e-3
 # Below and above the values of the HAL, and of another type.
 WRONG_PREFERENCES = {"low_power-1": -1, "sustained_speed+1": len(PREFERENCES), "no_word": "speed"}
+_PREFERENCE = "fast_single_answer"
+_SHORT = 5_000_000  # ns
+_DEADLINES: dict[str, Callable[[], int]] = {
+    "now": clock.now,
+    "short": lambda: clock.now() + _SHORT,
+    "unlimited": lambda: FOREVER,
+}
+WRONG_PRIORITIES = {"low-1": -1, "high+1": len(PRIORITIES)}
 
 
 def tests() -> Iterator[Test]:
@@ -38,11 +52,21 @@ def tests() -> Iterator[Test]:
     yield Test("qos/deadline_far", deadline_far)
     yield Test("qos/endless_loop", endless_loop)
     for preference in PREFERENCES:
-        yield Test(f"qos/preference/{preference}", partial(preferring, preference))
+        yield Test(f"qos/preference/{preference}", partial(preferring, f"for {preference}", (preference,)))
     for name, wrong in WRONG_PREFERENCES.items():
-        yield Test(f"qos/preference/{name}", partial(wrong_preference, wrong))
+        yield Test(f"qos/preference/{name}", partial(refused, f"preference {wrong!r}", (wrong,)))
     for way in ("plain", "burst"):
         yield Test(f"qos/timing/{way}", partial(timing, way))
+    for name in _DEADLINES:
+        yield Test(f"qos/deadline/prepare/{name}", partial(preparation, name))
+        for way in ("plain", "burst"):
+            yield Test(f"qos/deadline/{way}/{name}", partial(execution, way, name))
+    for number, priority in enumerate(PRIORITIES):
+        options = (_PREFERENCE, None, number)
+        yield Test(f"qos/priority/{priority}", partial(preferring, f"at priority {number}", options))
+    for name, number in WRONG_PRIORITIES.items():
+        options = (_PREFERENCE, None, number)
+        yield Test(f"qos/priority/{name}", partial(refused, f"priority {number}", options))
 
 
 def deadline_passed(target: Target) -> None:
@@ -69,27 +93,27 @@ def deadline_far(target: Target) -> None:
         check(not status, f"a request whose deadline is in an hour gets {status.name}")
 
 
-def preferring(preference: Preference, target: Target) -> None:
-    """A model with a preference gives the same result as without, on the plain path and in a burst."""
+def preferring(what: str, options: tuple[Any, ...], target: Target) -> None:
+    """A preference or a priority does not change the result, on the plain path and in a burst."""
     case = sample("add")
     with prepared(case, target) as model:
         expected = [output.tobytes() for output in model.run(*case.feeds, timeout=target.patience)]
-    with target.prepared(case.model, None, preference) as model, model.burst() as burst:
+    with target.prepared(case.model, None, *options) as model, model.burst() as burst:
         for outputs in (
             model.run(*case.feeds, timeout=target.patience),
             burst.run(*case.feeds, timeout=target.patience).outputs,
         ):
-            check([output.tobytes() for output in outputs] == expected, f"for {preference}, the result differs")
+            check([output.tobytes() for output in outputs] == expected, f"{what}, the result differs")
 
 
-def wrong_preference(wrong: object, target: Target) -> None:
-    """An unknown preference gets INVALID_ARGUMENT."""
+def refused(what: str, options: tuple[Any, ...], target: Target) -> None:
+    """An unknown preference or priority gets INVALID_ARGUMENT, and no prepared model."""
     try:
-        with target.prepared(sample("add").model, None, wrong):
+        with target.prepared(sample("add").model, None, *options):
             pass
     except InvalidArgument:
         return
-    raise Failed(f"the device prepares a model with the invalid preference {wrong!r}")
+    raise Failed(f"the device prepares a model with the invalid {what}")
 
 
 def endless_loop(target: Target) -> None:
@@ -138,3 +162,68 @@ def timing(way: str, target: Target) -> None:
         if known != sorted(known):
             raise Failed(f"{known[0]} us on the device are more than {known[1]} us in the driver")
         check(all(t <= ours for t in known), f"{known} us are more than the {ours:.0f} us that the client waited")
+
+
+# ---- deadlines and priorities as in Android's suite, sent directly, so that the device itself must judge them:
+# the usual client does not send a request whose deadline has passed.
+
+
+def preparation(name: str, target: Target) -> None:
+    """A preparation either finishes or misses its deadline; only in the first case there is a prepared model."""
+    try:
+        with target.prepared(sample("add").model, None, _PREFERENCE, _DEADLINES[name]()) as model:
+            _check_answer(model, target)
+    except StatusError as error:
+        _check_status(error.status, name)
+
+
+def execution(way: str, name: str, target: Target) -> None:
+    """An execution either finishes or misses its deadline; the next one is not affected."""
+    ask = _plain if way == "plain" else _burst
+    with prepared(sample("add"), target) as model:
+        for _ in range(2):
+            _check_status(ask(model, valid("add"), _DEADLINES[name](), target.patience), name)
+        _check_answer(model, target)
+
+
+def _check_status(status: ErrorStatus, name: str) -> None:
+    allowed = {ErrorStatus.NONE} | (set() if name == "unlimited" else _MISSED)
+    check(status in allowed, f"with the deadline {name!r}, the status is {status.name}")
+
+
+def _check_answer(model: RemotePreparedModel, target: Target) -> None:
+    status = model.execute(valid("add"), timeout=target.patience).status
+    check(not status, f"afterwards a request without a deadline gets {status.name}")
+
+
+def _plain(model: RemotePreparedModel, request: Request, deadline: int, patience: float) -> ErrorStatus:
+    with plain_path(model, request) as execute:
+        return execute(deadline, patience).status
+
+
+@contextmanager
+def plain_path(model: RemotePreparedModel, request: Request) -> Iterator[Callable[[int | None, float], Result]]:
+    """Open a connection for one request; returns a function of deadline and patience.
+
+    The function returns the device's own answer, however late; `PlainClient` would stop waiting at the deadline. Raises
+    PeerDied, Timeout.
+    """
+    _, (fd, life_fd) = model.device.call("channel")
+    with Channel.from_fd(fd) as channel:
+        channel.watch(life_fd)
+        for slot, pool in enumerate(request.pools):
+            channel.send(["memory", slot, pool.to_wire()], [pool.fd])
+        slots = list(range(len(request.pools)))
+        raw = pack(["execute", *encode_request(model.home.number, request, slots, measure=False)])
+
+        def execute(deadline: int | None, patience: float) -> Result:
+            channel.send_raw(raw if deadline is None else with_deadline(raw, deadline))
+            return Result(*decode_answer(channel.receive(patience).raw))
+
+        yield execute
+
+
+def _burst(model: RemotePreparedModel, request: Request, deadline: int, patience: float) -> ErrorStatus:
+    with Controller(model.configure_burst(0.0), spin=0.0) as controller:
+        controller.start(controller.packet(request), deadline)
+        return ErrorStatus(controller.receive(patience).status)

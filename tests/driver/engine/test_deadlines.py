@@ -15,7 +15,7 @@ import driver
 from burst import ErrorStatus, MissedDeadlinePersistent, MissedDeadlineTransient, Timeout
 from burst._core import lib
 from driver import deadlines
-from driver.vts.deadlines import plain_path
+from driver.vts.qos import plain_path
 from fmq import clock
 
 MISSED = {ErrorStatus.MISSED_DEADLINE_TRANSIENT, ErrorStatus.MISSED_DEADLINE_PERSISTENT}

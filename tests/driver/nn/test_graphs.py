@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, seed, settings
 
-from driver.nn import OPERATIONS, OperandType, validate
+from driver.nn import OPERATIONS, OperandLifeTime, OperandType, validate
 from driver.nn.ops import window
 from driver.vts.graphs import (
     compare,
@@ -15,11 +15,9 @@ from driver.vts.graphs import (
     graphs,
     reference,
     smallest_difference,
-    with_inputs_only,
     without,
 )
-from driver.vts.image_makers import IMAGE_MAKERS
-from driver.vts.makers import MAKERS
+from driver.vts.makers import IMAGE_MAKERS, MAKERS
 
 F, H, Q, I, B = (OperandType[f"TENSOR_{n}"] for n in ("FLOAT32", "FLOAT16", "QUANT8_ASYMM", "INT32", "BOOL8"))
 
@@ -32,6 +30,19 @@ def examples(count):
         return quiet(seed(count)(given(graphs())(test)))
 
     return decorate
+
+
+def with_inputs_only(graph):
+    """The same graph with every constant fed as an input, so that nothing can be prepared ahead."""
+    main = graph.model.main
+    constants = [i for i, operand in enumerate(main.operands) if operand.lifetime.is_constant]
+    operands = [
+        replace(o, lifetime=OperandLifeTime.SUBGRAPH_INPUT, value=None) if o.lifetime.is_constant else o
+        for o in main.operands
+    ]
+    values = [np.asarray(main.operands[i].value) for i in constants]
+    fed = replace(main, operands=tuple(operands), inputs=(*main.inputs, *constants))
+    return graph._replace(model=replace(graph.model, main=fed), feeds=(*graph.feeds, *values))
 
 
 def check_graph(graph):

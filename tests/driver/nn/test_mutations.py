@@ -12,8 +12,7 @@ from burst import ErrorStatus, Memory, Request, RequestArgument
 from driver.nn import OPERATIONS, InvalidModel, ModelBuilder, validate
 from driver.protocol.model_codec import encode
 from driver.vts.graphs import graphs
-from driver.vts.image_makers import IMAGE_MAKERS
-from driver.vts.makers import MAKERS
+from driver.vts.makers import IMAGE_MAKERS, MAKERS
 from driver.vts.mutations import model_mutations, request_mutations
 
 F, Q = "float32", "quant8_asymm"

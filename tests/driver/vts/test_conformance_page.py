@@ -11,7 +11,7 @@ import pytest
 
 from driver.cli.vts import vts
 from driver.vts import CATEGORIES
-from driver.vts.known import KnownFailure
+from driver.vts.report import KnownFailure
 
 PAGE = Path(__file__).parents[3].joinpath("docs/conformance.md")
 

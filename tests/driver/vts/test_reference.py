@@ -5,9 +5,8 @@ import pytest
 
 from driver.nn import OPERATIONS
 from driver.vts import ALL, CATEGORIES, SMOKE, USUAL, Target, catalogue, run
-from driver.vts.forms import generated
 from driver.vts.qos import endless
-from driver.vts.samples import SAMPLES, sample
+from driver.vts.samples import SAMPLES, generated, sample
 
 
 @pytest.fixture(scope="module")
