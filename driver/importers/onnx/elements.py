@@ -54,30 +54,16 @@ def formula(build: Callable[[OnnxCall, Value], Any]) -> Convert:
     return convert
 
 
-def arithmetic(kind: str) -> Convert:
-    """ADD, SUB, MUL, DIV: two inputs and an activation."""
+def binary(kind: str, *, fuses: bool = False) -> Convert:
+    """An operation with two inputs and no attributes. fuses: it takes the code of an activation too."""
 
     def convert(call: OnnxCall) -> None:
         if kind == "DIV" and call.entry(0).type in INTEGERS:
             raise ImportFailed("the HAL rounds integer division towards minus infinity, ONNX towards zero")
-        (x, y), is_image = _pair(call)
-        _give(call, call.emit(kind, x, y, call.code), is_image, 0, 1)
-
-    return convert
-
-
-def _pair(call: OnnxCall) -> tuple[list[Value], bool]:
-    if len(call) != 2:
-        raise ImportFailed(f"{len(call)} inputs; expected 2")
-    return call.inputs_in_one_layout()
-
-
-def binary(kind: str) -> Convert:
-    """An operation with two inputs and no attributes."""
-
-    def convert(call: OnnxCall) -> None:
-        (x, y), is_image = _pair(call)
-        _give(call, call.emit(kind, x, y), is_image, 0, 1)
+        if len(call) != 2:
+            raise ImportFailed(f"{len(call)} inputs; expected 2")
+        (x, y), is_image = call.inputs_in_one_layout()
+        _give(call, call.emit(kind, x, y, *((call.code,) if fuses else ())), is_image, 0, 1)
 
     return convert
 
@@ -198,19 +184,15 @@ def erf(call: OnnxCall, x: Value) -> Any:
     """The formula of ERF for |x|, times the sign of x: x scaled up, then clipped to -1..1."""
     size = call.emit("ABS", x)
     t = call.emit(
-        "DIV", call.scalar(1.0), call.emit("ADD", call.emit("MUL", size, call.scalar(P), 0), _one(call), 0), 0
+        "DIV", call.scalar(1.0), call.emit("ADD", call.emit("MUL", size, call.scalar(P), 0), call.scalar(1.0), 0), 0
     )
     total = call.emit("MUL", t, call.scalar(ERF[4]), 0)
     for factor in ERF[3::-1]:
         total = call.emit("MUL", call.emit("ADD", total, call.scalar(factor), 0), t, 0)
     decay = call.emit("EXP", call.emit("NEG", call.emit("MUL", x, x, 0)))
-    rest = call.emit("SUB", _one(call), call.emit("MUL", total, decay, 0), 0)
+    rest = call.emit("SUB", call.scalar(1.0), call.emit("MUL", total, decay, 0), 0)
     large = 1e30 if x.operand.type == OperandType.TENSOR_FLOAT32 else 6e4
     return call.emit("MUL", call.emit("RELU1", call.emit("MUL", x, call.scalar(large), 0)), rest, 0)
-
-
-def _one(call: OnnxCall) -> Any:
-    return call.scalar(1.0)
 
 
 def gelu(call: OnnxCall, x: Value) -> Any:
@@ -222,7 +204,7 @@ def gelu(call: OnnxCall, x: Value) -> Any:
     else:
         part = erf(call, call.emit("MUL", x, call.scalar(math.sqrt(0.5)), 0))
     half = call.emit("MUL", x, call.scalar(0.5), 0)
-    return call.emit("MUL", half, call.emit("ADD", part, _one(call), 0), 0)
+    return call.emit("MUL", half, call.emit("ADD", part, call.scalar(1.0), 0), 0)
 
 
 def reciprocal(call: OnnxCall, x: Value) -> Any:

@@ -146,8 +146,7 @@ class OnnxNode:
 
     def reals(self, name: str) -> list[float]:
         """An attribute as a list of floats."""
-        found = self._attributes[name].reals(_ATTRIBUTE["floats"]).tolist() if name in self._attributes else []
-        return [float(value) for value in found]
+        return self._attributes[name].reals(_ATTRIBUTE["floats"]).tolist() if name in self._attributes else []
 
     def tensor(self, name: str) -> OnnxTensor | None:
         """An attribute as a constant."""

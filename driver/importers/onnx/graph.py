@@ -105,9 +105,7 @@ class OnnxGraph:
 
     def bind(self, entry: ValueEntry) -> None:
         """Add a value that an operator computes."""
-        if entry.name in self.entries:
-            raise ImportFailed(f"{entry.name[:64]!r} has a value already")
-        self.entries[entry.name] = entry
+        self.alias(entry.name, entry)
         for value in (entry.plain, entry.image):
             if value is not None:
                 self._names.setdefault(value.index, entry.name)

@@ -10,11 +10,10 @@ from driver.errors import ImportFailed
 from driver.importers.file_bytes import Array
 from driver.nn.builder import Value
 
-from .call import OnnxCall, axis_of, broadcast
+from .call import OnnxCall, axis_of, bias, broadcast, filters
 from .elements import require_floats
 from .graph import Shape, ValueEntry
 from .shapes import IMAGE_AXES, spread
-from .weights import bias, filters
 
 Convert = Callable[[OnnxCall], None]
 _MOST_PRODUCTS = 256

@@ -26,13 +26,12 @@ from driver.errors import ImportFailed, InvalidModel
 from driver.importers.file_bytes import map_file
 from driver.nn import Model
 
-from .call import OnnxCall, QuantTarget, axis_of
+from .call import MIDDLE, OnnxCall, QuantTarget, axis_of
 from .elements import bounds
 from .file import OnnxFile, OnnxNode, OnnxTensor
 from .fold import fold
 from .graph import BYTES, FLOATS, OnnxGraph, ValueEntry
 from .table import TABLE, OnnxRule
-from .weights import MIDDLE
 
 _OWN = ("", "ai.onnx")
 _EARLIEST = 7

@@ -6,7 +6,7 @@ An operator that is not listed has no counterpart in HAL 1.3, unless all of its 
 from dataclasses import dataclass
 
 from . import elements, products, recurrent, shapes, windows
-from .elements import Convert, arithmetic, binary, formula, unary, variadic
+from .elements import Convert, binary, formula, unary, variadic
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ def _moves(convert: Convert) -> OnnxRule:
 
 TABLE: dict[str, OnnxRule] = {
     "Abs": OnnxRule(unary("ABS")),
-    "Add": OnnxRule(arithmetic("ADD"), fuses=True, quantised=True),
+    "Add": OnnxRule(binary("ADD", fuses=True), fuses=True, quantised=True),
     "And": OnnxRule(binary("LOGICAL_AND")),
     "ArgMax": OnnxRule(products.arg("ARGMAX")),
     "ArgMin": OnnxRule(products.arg("ARGMIN")),
@@ -44,7 +44,7 @@ TABLE: dict[str, OnnxRule] = {
     "ConvTranspose": OnnxRule(windows.conv_transpose, fuses=True, quantised=True, weights=1),
     "Cos": OnnxRule(formula(elements.cos)),
     "DepthToSpace": _moves(windows.blocks("DEPTH_TO_SPACE")),
-    "Div": OnnxRule(arithmetic("DIV"), fuses=True),
+    "Div": OnnxRule(binary("DIV", fuses=True), fuses=True),
     "Dropout": OnnxRule(shapes.identity),
     "Elu": OnnxRule(elements.elu),
     "Equal": OnnxRule(binary("EQUAL")),
@@ -80,7 +80,7 @@ TABLE: dict[str, OnnxRule] = {
     "Mean": OnnxRule(variadic("ADD", 0, mean=True)),
     "Min": OnnxRule(variadic("MINIMUM")),
     "Mish": OnnxRule(formula(elements.mish)),
-    "Mul": OnnxRule(arithmetic("MUL"), fuses=True, quantised=True),
+    "Mul": OnnxRule(binary("MUL", fuses=True), fuses=True, quantised=True),
     "Neg": OnnxRule(unary("NEG")),
     "Not": OnnxRule(unary("LOGICAL_NOT")),
     "Or": OnnxRule(binary("LOGICAL_OR")),
@@ -112,7 +112,7 @@ TABLE: dict[str, OnnxRule] = {
     "Split": OnnxRule(shapes.split),
     "Sqrt": OnnxRule(unary("SQRT")),
     "Squeeze": _moves(shapes.squeeze),
-    "Sub": OnnxRule(arithmetic("SUB"), fuses=True, quantised=True),
+    "Sub": OnnxRule(binary("SUB", fuses=True), fuses=True, quantised=True),
     "Sum": OnnxRule(variadic("ADD", 0)),
     "Tanh": OnnxRule(unary("TANH"), quantised=True),
     "Tile": _moves(shapes.tile),

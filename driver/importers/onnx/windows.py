@@ -14,8 +14,7 @@ from driver.errors import ImportFailed
 from driver.importers.file_bytes import Array
 from driver.nn.builder import Value
 
-from .call import OnnxCall
-from .weights import bias, filters, pair
+from .call import OnnxCall, bias, filters, pair
 
 Pair = tuple[int, int]
 Convert = Callable[[OnnxCall], None]

@@ -110,6 +110,13 @@ class TfliteCall:
             raise ImportFailed(f"input {position}, {info}, must be a constant")
         return np.zeros(0, np.int32) if info.data is None else info.data
 
+    def value(self, position: int) -> Any:
+        """A constant input as one number."""
+        values = self.values(position)
+        if values.size != 1:
+            raise ImportFailed(f"input {position} has {values.size} values; expected one")
+        return values.reshape(-1)[0].item()
+
     def integers(self, position: int) -> list[int]:
         """A constant input, or one computed from known dimensions, as a list of integers."""
         sizes = self.graph.sizes.get(self.number(position), (None,))

@@ -1,5 +1,6 @@
 """The content of a .tflite file as plain records; every index and size is checked before it is used."""
 
+import math
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -195,10 +196,8 @@ def _shape(table: Any, where: str, *, is_constant: bool) -> tuple[int, ...] | No
 
 
 def _values(data: Array, kind: str, shape: tuple[int, ...] | None, where: str) -> Array:
-    dtype, size = np.dtype(_DTYPES[kind]), 1
-    for d in shape or ():
-        size *= d
-    if data.nbytes != size * dtype.itemsize:
+    dtype = np.dtype(_DTYPES[kind])
+    if data.nbytes != math.prod(shape or ()) * dtype.itemsize:
         raise ImportFailed(f"{where}: {data.nbytes} bytes do not fit dimensions {list(shape or ())}")
     return data.view(dtype).reshape(shape or ())
 

@@ -111,11 +111,9 @@ class TfliteGraph:
     def write(self, tensor: int, *, fits: bool = False) -> Ref:
         """The operand of a tensor that an operator writes. fits: its values fit 32 bits."""
         info = self.source.tensor(tensor)
-        is_long = info.type == "INT64" and not fits
-        is_there = tensor in self._places or tensor in self.wide or tensor in self.sizes
-        if is_there or info.data is not None or is_long:
-            reason = "the HAL computes no 64-bit integers" if is_long else "it has a value already"
-            raise ImportFailed(f"cannot write {info}: {reason}")
+        if info.type == "INT64" and not fits:
+            raise ImportFailed(f"cannot write {info}: the HAL computes no 64-bit integers")
+        self._only_once(tensor)
         self._places[tensor] = self.add(declared(info))
         return self._places[tensor]
 

@@ -166,10 +166,8 @@ def reverse(call: TfliteCall) -> None:
 
 def pad_v2(call: TfliteCall) -> None:
     """PAD_V2."""
-    fill = call.values(2)
-    if fill.size != 1:
-        raise ImportFailed(f"input 2 has {fill.size} values; expected one")
-    call.emit("PAD_V2", call.input(0), call.input(1), fill.reshape(-1)[0].item())
+    fill = call.value(2)
+    call.emit("PAD_V2", call.input(0), call.input(1), fill)
 
 
 def gather(call: TfliteCall) -> None:
@@ -210,10 +208,8 @@ def blocks(kind: str) -> Callable[[TfliteCall], None]:
 
 def fill(call: TfliteCall) -> None:
     """FILL."""
-    value = call.values(1)
-    if value.size != 1:
-        raise ImportFailed(f"input 1 has {value.size} values; expected one")
-    call.emit("FILL", call.input(0), value.reshape(-1)[0].item())
+    value = call.value(1)
+    call.emit("FILL", call.input(0), value)
 
 
 Sizes = tuple[int | None, ...]
