@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from driver.client.device import RemoteDevice
+    from driver.client.prepared_model import RemotePreparedModel
     from driver.nn import Model
 
     Calls = dict[str, Callable[[], object]]
@@ -43,50 +44,41 @@ def add_model() -> Model:
     return builder.build()
 
 
-class Work:
-    """One prepared model and two open bursts on it. Inputs are in place: no call copies them. Idle bursts sleep."""
+@contextmanager
+def remote_calls(device: RemoteDevice, model: Model, arrays: Sequence[Any] | None = None) -> Iterator[Calls]:
+    """Prepares a model and opens two bursts on it; yields the call of each way, by its name. Idle bursts sleep.
 
-    def __init__(self, device: RemoteDevice, model: Model, arrays: Sequence[Any] | None = None) -> None:
-        """`arrays`: the inputs; by default ones, if the model declares all shapes. Raises as `device.prepare` does."""
-        operands = [model.main.operands[i] for i in model.main.inputs]
-        self._arrays = arrays or [np.ones(o.dimensions, o.type.dtype) for o in operands]
-        self._shapes = tuple(array.shape for array in self._arrays)
-        self._stack = ExitStack()
-        with self._stack as stack:
-            self._prepared = stack.enter_context(device.prepare(model))
-            self._stack = stack.pop_all()
+    `arrays`: the inputs; by default ones, if the model declares all shapes. They are in place: no call copies them.
+    Raises as `device.prepare` does.
+    """
+    operands = [model.main.operands[i] for i in model.main.inputs]
+    inputs = arrays or [np.ones(o.dimensions, o.type.dtype) for o in operands]
+    with device.prepare(model) as prepared, ExitStack() as stack:
+        polling, sleeping = (_burst(stack, prepared, inputs, **options) for options in ({}, {"spin": 0}))
+        yield {POLLING: polling, SLEEPING: sleeping, PLAIN: _plain_path(prepared, inputs)}
 
-    def calls(self) -> dict[str, Callable[[], object]]:
-        """Opens the bursts; returns the call of each way, by its name."""
-        return {POLLING: self._burst(), SLEEPING: self._burst(spin=0), PLAIN: self._plain()}
 
-    def _burst(self, **options: Any) -> Callable[[], object]:
-        burst = self._stack.enter_context(self._prepared.burst(input_shapes=self._shapes, **options))
-        for place, array in zip(burst.inputs, self._arrays, strict=True):
-            assert place is not None
-            place[...] = array
-        burst.run()
-        return burst.run
+def _burst(
+    stack: ExitStack, prepared: RemotePreparedModel, arrays: Sequence[Any], **options: Any
+) -> Callable[[], object]:
+    burst = stack.enter_context(prepared.burst(input_shapes=[array.shape for array in arrays], **options))
+    for place, array in zip(burst.inputs, arrays, strict=True):
+        assert place is not None
+        place[...] = array
+    burst.run()
+    return burst.run
 
-    def _plain(self) -> Callable[[], object]:
-        """Builds one request; its outputs have the size that a first execution reports."""
-        workspace = Workspace(InputSet(self._prepared.model, self._shapes), OutputSet(self._prepared.model))
-        workspace.inputs.fill(self._arrays)
-        result = self._prepared.execute(workspace.request)
-        if result.output_shapes and workspace.grow(result.output_shapes):
-            result = self._prepared.execute(workspace.request)
-        result.raise_for_status()
-        return partial(self._prepared.execute, workspace.request)
 
-    def close(self) -> None:
-        """Closes the bursts and frees the model."""
-        self._stack.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+def _plain_path(prepared: RemotePreparedModel, arrays: Sequence[Any]) -> Callable[[], object]:
+    """Builds one request; its outputs have the size that a first execution reports."""
+    shapes = tuple(array.shape for array in arrays)
+    workspace = Workspace(InputSet(prepared.model, shapes), OutputSet(prepared.model))
+    workspace.inputs.fill(arrays)
+    result = prepared.execute(workspace.request)
+    if result.output_shapes and workspace.grow(result.output_shapes):
+        result = prepared.execute(workspace.request)
+    result.raise_for_status()
+    return partial(prepared.execute, workspace.request)
 
 
 IN_PROCESS = "in this process"
@@ -137,11 +129,11 @@ def compared(device: str, name: str, model: Model, arrays: Sequence[Any], second
         with _own(device) as remote:
             if not all(remote.supported_operations(model)):
                 return Comparison(device, name, pin, reason="it does not take all operations of this model")
-            with Work(remote, model, arrays) as work:
-                calls: Calls = {}
-                with suppress(Exception):  # a device may need something that only its own process has
-                    calls[IN_PROCESS] = _here(device, model, arrays)
-                calls |= work.calls()
+            calls: Calls = {}
+            with suppress(Exception):  # a device may need something that only its own process has
+                calls[IN_PROCESS] = _here(device, model, arrays)
+            with remote_calls(remote, model, arrays) as others:
+                calls |= others
                 rounds = _rounds(calls, seconds, _pinned(remote) if pin else lambda _way: None)
                 return Comparison(device, name, pin, len(rounds[PLAIN]), _ways(rounds))
     except (BurstError, DriverError, OSError) as error:

@@ -11,7 +11,7 @@ import click
 import numpy as np
 
 from burst import BurstError
-from driver.cli.comparison import WAYS, Work, add_model
+from driver.cli.comparison import WAYS, add_model, remote_calls
 from driver.cli.output import examples, json_option, print_json, print_line, print_table, progress, spelled
 from driver.cli.timing import count_for, seconds_of, time_calls
 from driver.client import discovery
@@ -127,8 +127,8 @@ def _measure(found: _Row) -> None:
 
 def _round_trips(device: RemoteDevice) -> dict[str, Any]:
     """Times of ADD on four floats, each way."""
-    with Work(device, add_model()) as work:
-        return {name: _spread(call) for name, call in work.calls().items()}
+    with remote_calls(device, add_model()) as calls:
+        return {name: _spread(call) for name, call in calls.items()}
 
 
 def _spread(call: Callable[[], object]) -> dict[str, float]:

@@ -78,7 +78,13 @@ class CameraShow:
                 stage.noticed(detector.prepared, step.calls["burst"].seconds)
                 if film is not None:
                     film.add(annotate(step.frame, step.found, f"frame {step.index}"))
-                yield Update(stage.point(step.calls), self._facts(step, stage.rate()), jpeg(step.frame))
+                facts = {
+                    "found": [astuple(box) for box in step.found],
+                    "size": list(step.frame.shape[1::-1]),
+                    "fps": stage.rate(),
+                    "dropped": self._dropped,
+                }
+                yield Update(stage.point(step.calls), facts, jpeg(step.frame))
 
     @contextmanager
     def _film(self, size: tuple[int, int], values: Held, stage: Stage) -> Iterator[Film | None]:
@@ -100,11 +106,6 @@ class CameraShow:
         except (ValueError, av.FFmpegError) as error:
             self._close()
             raise ValueError(f"{self.name}: {error}") from error
-
-    def _facts(self, step: FrameResult, rate: float) -> dict[str, Any]:
-        rows, columns = step.frame.shape[:2]
-        found = [astuple(box) for box in step.found]
-        return {"found": found, "size": [columns, rows], "fps": rate, "dropped": self._dropped}
 
     def _source_for(self, size: str, fps: float) -> FrameSource:
         """The one that is open, where it fits."""

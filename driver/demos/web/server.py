@@ -12,6 +12,7 @@ import socket
 import tempfile
 import webbrowser
 from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
+from dataclasses import asdict
 from html import escape
 from importlib.resources import files
 from pathlib import Path
@@ -134,7 +135,7 @@ class Server:
         self._board.join(viewer)
         try:
             await page.prepare(request)
-            settings = [setting.described() for setting in self._show.settings]
+            settings = [asdict(setting) for setting in self._show.settings]
             await page.send_json({"type": "hello", "kind": self._show.kind, "settings": settings, **self._show.about()})
             feeding = asyncio.create_task(_feed(page, viewer))
             try:

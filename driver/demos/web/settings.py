@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import driver
@@ -42,10 +42,6 @@ class Setting:
         if not fits:
             raise ValueError(f"{self.name}={value!r:.{_SHOWN}}: {remedy}")
         return value
-
-    def described(self) -> dict[str, Any]:
-        """For the page."""
-        return asdict(self)
 
 
 def common(device: str) -> tuple[Setting, ...]:
