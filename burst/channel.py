@@ -18,12 +18,13 @@ import socket
 import struct
 import threading
 import weakref
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import msgpack
 
 from burst.errors import Malformed, PeerDied, Timeout
 from fmq import Watch
+from fmq.closing import Closing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -95,7 +96,7 @@ def pack(body: Sequence[object]) -> bytes:
     return raw
 
 
-class Channel:
+class Channel(Closing):
     """One end of a connection. Sending is safe from many threads; receiving belongs to one at a time."""
 
     def __init__(self, sock: socket.socket) -> None:
@@ -205,12 +206,6 @@ class Channel:
         if self._watch:
             self._watch.close()
         self.socket.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def _descriptors(ancillary: Iterable[tuple[int, int, bytes]]) -> Iterable[int]:

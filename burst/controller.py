@@ -13,7 +13,7 @@ import threading
 import weakref
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol
 
 import fmq
 from burst._core import ffi, lib
@@ -29,6 +29,7 @@ from burst.wire import NOT_MEASURED, VERSIONS, RequestPacket, ResultPacket, Toke
 from fmq import clock
 from fmq._hot import lib as hot
 from fmq.clock import FOREVER, deadline_of
+from fmq.closing import Closing
 from fmq.errors import raise_errno
 
 if TYPE_CHECKING:
@@ -111,7 +112,7 @@ def _forget(callback: Channel) -> None:
     callback.close()
 
 
-class Controller:
+class Controller(Closing):
     """The client's end of one burst. One thread at a time may send, and one receive; another one gets Busy."""
 
     def __init__(
@@ -390,9 +391,3 @@ class Controller:
         self._finalizer()
         for end in (self._writer, self._reader, self._context, self.trace.memory):
             end.close()  # the trace can still be read
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()

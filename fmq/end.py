@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import errno
 import weakref
-from typing import TYPE_CHECKING, Any, NoReturn, Self
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
 from fmq._core import ffi, lib
 from fmq.bell import Bell
 from fmq.clock import FOREVER, deadline_of
+from fmq.closing import Closing
 from fmq.errors import Busy, Closed, Overrun, Timeout, raise_errno
 from fmq.geometry import Flavour
 from fmq.life import Watch
@@ -42,7 +43,7 @@ def spin_ns(spin: float | str) -> int:
     return int(spin * 1e9)
 
 
-class _End:
+class _End(Closing):
     """What both ends share. One thread at a time may call an end; a second one gets Busy."""
 
     _which: int
@@ -167,12 +168,6 @@ class _End:
         self._bell = self._async_bell = None
         with descriptors:  # when two threads close an end, neither returns before the role is free
             self._finalizer()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def usable(self) -> Any:
         """The C core's end. Raises Closed."""

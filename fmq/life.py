@@ -6,9 +6,10 @@ import errno
 import fcntl
 import os
 import weakref
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 from fmq._core import lib
+from fmq.closing import Closing
 from fmq.region import Region
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ class LifePage:
         self._finalizer()
 
 
-class Watch:
+class Watch(Closing):
     """Shuts a socket down, for both directions, as soon as the process behind a life word dies."""
 
     def __init__(self, region: Region, offset: int, sock: socket.socket) -> None:
@@ -68,12 +69,6 @@ class Watch:
     def close(self) -> None:
         """Stops watching."""
         self._finalizer()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 _F_SEAL_FUTURE_WRITE = 0x10  # linux/fcntl.h, 5.1; not yet in Python's fcntl

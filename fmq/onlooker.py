@@ -14,11 +14,12 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from fmq._core import lib
+from fmq.closing import Closing
 from fmq.descriptor import AttachedQueue
 from fmq.errors import Corrupt
 from fmq.geometry import Flavour
@@ -41,7 +42,7 @@ class Sight:
     missed: int  #: how many elements before them came and went unseen
 
 
-class Onlooker:
+class Onlooker(Closing):
     """Follows a named queue at a position of its own. `with_taken`: also shows elements that the reader has taken."""
 
     def __init__(self, name: str, *, with_taken: bool = False) -> None:
@@ -100,9 +101,3 @@ class Onlooker:
     def close(self) -> None:
         """Closes the descriptor."""
         self._region.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()

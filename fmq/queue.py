@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import errno
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
+from fmq.closing import Closing
 from fmq.descriptor import AttachedQueue, Descriptor
 from fmq.end import MessageQueueReader, MessageQueueWriter
 from fmq.event import EventFlag
@@ -20,7 +21,7 @@ _PAGE = 4096
 _EVENT_AT = 640  # csrc/fmq/layout.h
 
 
-class MessageQueue:
+class MessageQueue(Closing):
     """An atomic circular FIFO in shared memory, between any two processes.
 
     Elements are a numpy dtype of a fixed size. Transfers are all or nothing: n elements become visible at once.
@@ -141,9 +142,3 @@ class MessageQueue:
         """Closes the file descriptors; ends that were taken go on. Regions that were passed in stay open."""
         for region in self._place.regions if self._owns else ():
             region.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()

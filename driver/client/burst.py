@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any, NoReturn, Self
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from burst import Busy, ErrorStatus, MissedDeadlineTransient, Request, Result, Timeout
 from burst.errors import status_error
 from driver.client.future import Future
 from driver.deadlines import WAITING, nanoseconds, passed
 from driver.options import ExecuteOptions
+from fmq.closing import Closing
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterable, AsyncIterator, Iterable
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 _NONE = ErrorStatus.NONE
 
 
-class Burst:
+class Burst(Closing):
     """Executions in quick succession. `run` from one thread; `submit` and futures from any.
 
     `inputs` are arrays in shared memory: the device reads what is written there, without a copy. They belong to the
@@ -173,9 +174,3 @@ class Burst:
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a burst cannot be pickled: pickle its prepared model, and open a burst on the unpickled one")
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()

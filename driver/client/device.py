@@ -7,7 +7,7 @@ import threading
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -25,6 +25,7 @@ from driver.nn import validate
 from driver.options import PRIORITIES, Preference, PrepareOptions, Priority, number_of
 from driver.protocol.model_codec import encode
 from driver.protocol.prepare_arguments import PrepareArguments
+from fmq.closing import Closing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -88,7 +89,7 @@ def _greeted(channel: Channel) -> Connection:
         raise
 
 
-class RemoteDevice:
+class RemoteDevice(Closing):
     """One connection to a device. Any thread may use it; what was made through it ends with it.
 
     When the device dies, so does all of that, except for bursts that recover: they connect this again, in place, and
@@ -350,12 +351,6 @@ class RemoteDevice:
             self._threads.shutdown()
         self._is_closed = True
         self.connection.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def _on_the_wire(options: PrepareOptions, deadline: int | None) -> tuple[Sequence[object], list[int]]:

@@ -9,11 +9,12 @@ is an input or an output of a request where a `Memory` could be, as a whole:
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from burst import BuffersLost, DeviceBuffer, Memory
+from fmq.closing import Closing
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -40,7 +41,7 @@ class BufferRole(NamedTuple):
     frequency: float = 1.0
 
 
-class Buffer(DeviceBuffer):
+class Buffer(DeviceBuffer, Closing):
     """A buffer on a device, made by `RemoteDevice.allocate`. It is released when it is closed, or let go.
 
     It belongs to one life of the device: after the device's death, using it raises BuffersLost.
@@ -95,12 +96,6 @@ class Buffer(DeviceBuffer):
             self._connection.release(self.token)
 
     def __del__(self) -> None:
-        self.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
         self.close()
 
 

@@ -18,17 +18,18 @@ import threading
 from collections import deque
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
 from burst import ErrorStatus, GeneralFailure, InvalidArgument, OutputShape, Result, Timeout, Timing
 from burst.channel import close_all
 from burst.messages import NO_TIMING
-from driver.client.slots import SlotRegistry
+from driver.client.plain import SlotRegistry
 from driver.deadlines import nanoseconds
 from driver.errors import DriverError
 from driver.nn import combine_dimensions
 from driver.protocol.fences import FenceState, look
 from driver.protocol.rpc import call
+from fmq.closing import Closing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Sequence
@@ -151,7 +152,7 @@ class FencesClient:
         self._channel.close()
 
 
-class FencedExecution:
+class FencedExecution(Closing):
     """An execution launched by `prepared.execute_fenced`. Any number of threads may wait for it.
 
     When this object is closed or garbage, the execution goes on; only its fence is closed here.
@@ -249,12 +250,6 @@ class FencedExecution:
                 self._path.forget(self._number)
 
     def __del__(self) -> None:
-        self.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
         self.close()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import stat
 from array import array
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from driver.options import PREFERENCES, PRIORITIES
 from driver.protocol.model_codec import decode
 from driver.recording.frames import MAGIC, VERSION, Damaged, FileFrame, bulk_of, read
 from driver.recording.tape import UNANSWERED
+from fmq.closing import Closing
 from fmq.end import spin_ns
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ class Run(NamedTuple):
     outputs: Sequence[Part | None]
 
 
-class Recording:
+class Recording(Closing):
     """A recording, open for reading by any thread.
 
     `trouble`: why the end of the file is missing; `left_out`: how many requests were not recorded, by reason.
@@ -178,12 +179,6 @@ class Recording:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def _spin(spin: object) -> float | str | None:

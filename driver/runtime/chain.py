@@ -15,7 +15,7 @@ from collections import deque
 from concurrent.futures import CancelledError
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, NoReturn, Self
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from burst import Busy, ErrorStatus, GeneralFailure, PeerDied, Result, Timeout
 from driver.client.burst import Burst
@@ -28,6 +28,7 @@ from driver.errors import DriverError
 from driver.runtime.fallback import is_retryable
 from driver.runtime.local import LocalBurst
 from driver.runtime.places import ChainMemory, StepBuffers
+from fmq.closing import Closing
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable
@@ -96,7 +97,7 @@ class FrameFuture(Future):
         self.request: Future | None = None  #: of the step that is being executed
 
 
-class Chain:
+class Chain(Closing):
     """As `driver.Burst`: `run` from one thread, `submit` and futures from any. Made by `prepared.burst()`.
 
     There is no policy "latest", and requests on pools of one's own go to `prepared.execute`.
@@ -389,12 +390,6 @@ class Chain:
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a burst cannot be pickled: pickle the model, and compile it where it is unpickled")
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 async def _settled(future: Future) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 from burst import PeerDied
 from driver.client.burst import Burst
@@ -14,6 +14,7 @@ from driver.options import options_of
 from driver.runtime.fallback import BurstFallback, CpuFallback, FallbackModel, Fallbacks
 from driver.runtime.local import NAME, LocalBurst, LocalPrepared
 from driver.runtime.plan import PlannedModel, PreparedStep
+from fmq.closing import Closing
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from driver.runtime.compilation import CompileOptions
 
 
-class CompiledModel(FallbackModel):
+class CompiledModel(FallbackModel, Closing):
     """A model on one or several devices. Any thread may use it, several at once. Made by `compile`.
 
     On one device it is what that device's `prepare` gives, and its burst is that device's burst.
@@ -112,9 +113,3 @@ class CompiledModel(FallbackModel):
             self.prepared.close()
         for device in self._devices:
             device.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()

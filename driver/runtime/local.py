@@ -10,7 +10,7 @@ import threading
 import time
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, NoReturn, Self
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
@@ -36,6 +36,7 @@ from driver.nn import validate
 from driver.options import ExecuteOptions, check_preference, options_of
 from driver.protocol.plain_codec import with_loop_timeout
 from fmq.clock import FOREVER
+from fmq.closing import Closing
 
 if TYPE_CHECKING:
     import asyncio
@@ -52,7 +53,7 @@ if TYPE_CHECKING:
 NAME = "cpu"
 
 
-class LocalDevice:
+class LocalDevice(Closing):
     """Runs models in this process, by default as the reference device does. Any thread may use it."""
 
     address = NAME
@@ -83,14 +84,8 @@ class LocalDevice:
     def close(self) -> None:
         """Nothing to close: prepared models go on."""
 
-    def __enter__(self) -> Self:
-        return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-
-class LocalPrepared:
+class LocalPrepared(Closing):
     """A model made ready to run in this process. Any thread may use it, several at once."""
 
     def __init__(self, device: LocalDevice, model: Model, preference: Preference, kernels: Device) -> None:
@@ -147,14 +142,8 @@ class LocalPrepared:
     def close(self) -> None:
         """Nothing to close: bursts go on."""
 
-    def __enter__(self) -> Self:
-        return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-
-class LocalBurst:
+class LocalBurst(Closing):
     """The surface of `driver.Burst`, where an execution is a call. Any thread may run; one does at a time."""
 
     def __init__(self, prepared: LocalPrepared, options: Options, buffers: RequestBuffers | None = None) -> None:
@@ -254,12 +243,6 @@ class LocalBurst:
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a burst cannot be pickled: pickle the model, and compile it where it is unpickled")
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     # ---- of futures, which are done
 

@@ -6,7 +6,7 @@ import os
 import socket
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from driver.vts.burst import plain
 from driver.vts.kit import Failed, check, skip
 from driver.vts.operations import prepared
 from driver.vts.samples import sample
+from fmq.closing import Closing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -30,7 +31,7 @@ TOKEN_BYTES = 32
 _JUNK = b"what was there before"
 
 
-class CacheFileSet:
+class CacheFileSet(Closing):
     """The files of one compilation, model files first, as memfds; and a token."""
 
     def __init__(self, counts: CacheFiles, token: bytes | None = None) -> None:
@@ -74,12 +75,6 @@ class CacheFileSet:
         """Close the descriptors, which frees the memory."""
         while self.fds:
             os.close(self.fds.pop())
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def overwrite(fd: int, content: bytes) -> None:
