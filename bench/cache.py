@@ -105,8 +105,7 @@ def hashing(model: driver.Model, rounds: int) -> dict[str, float]:
     from blake3 import blake3
 
     from driver.engine.cache.memory import PrivateMemory
-    from driver.protocol.model_codec import encode
-    from driver.protocol.model_memory import sealed
+    from driver.protocol.model_codec import encode, sealed
 
     fd, _ = encode(model)
     region = sealed(os.dup(fd))

@@ -5,18 +5,46 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from burst import Result, Timeout
+from burst import DeviceBuffer, Result, Timeout
 from burst.channel import pack
-from driver.client.slots import SlotRegistry
+from burst.slots import SlotTable
 from driver.deadlines import seconds_left
-from driver.protocol.plain_codec import decode_answer, with_deadline
+from driver.protocol.plain_codec import decode_answer, encode_request, with_deadline
 from fmq import clock
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from burst import Memory, Request
     from burst.channel import Channel
+
+
+class SlotRegistry:
+    """Which memory the device knows under which slot, on one connection."""
+
+    def __init__(self, send: Callable[..., object]) -> None:
+        """`send(method, *arguments, fds=())` tells the device of new and of freed memory."""
+        self._send, self._slots = send, SlotTable()
+        self._sent: set[int] = set()
+
+    def encode(self, model: int, request: Request, measure: bool) -> list[Any]:
+        """The request as plain values. Sends memory that the device does not know yet."""
+        pools = [[p.token] if isinstance(p, DeviceBuffer) else self._slot(p) for p in request.pools]
+        return encode_request(model, request, pools, measure)
+
+    def _slot(self, memory: Memory) -> int:
+        slot = self._slots.slot_of(memory)
+        if slot not in self._sent:
+            self._send("memory", slot, memory.to_wire(), fds=[memory.fd])
+            self._sent.add(slot)
+        return slot
+
+    def free_memory(self, memory: Memory) -> None:
+        """The device may unmap it."""
+        slot = self._slots.forget(memory)
+        if slot is not None:
+            self._sent.discard(slot)
+            self._send("free_memory", slot)
 
 
 class PlainClient:

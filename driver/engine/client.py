@@ -24,7 +24,7 @@ from burst.channel import Channel, Message, close_all
 from burst.turns import Flow, Ticket, waiters
 from burst.wire import VERSIONS
 from driver.deadlines import due
-from driver.engine.buffer_binding import execution
+from driver.engine.binding import execution
 from driver.engine.cache.compilations import CacheOwner, Declined
 from driver.engine.device_memory import LoadedModel, ManagedBuffers
 from driver.engine.fenced import FencedServer, check_outputs

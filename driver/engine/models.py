@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import logging
 import threading
+import weakref
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
 from weakref import WeakSet
 
@@ -19,8 +21,7 @@ from burst.turns import give_way
 from driver.deadlines import Rate
 from driver.engine.cache.compilations import Declined
 from driver.options import LOW
-from driver.protocol.model_codec import decode
-from driver.protocol.model_memory import same_memory, sealed
+from driver.protocol.model_codec import decode, same_memory, sealed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -30,8 +31,9 @@ if TYPE_CHECKING:
     from driver.interface import Device, PreparedModel, Saved
     from driver.nn import Model
     from driver.options import Preference
-    from driver.protocol.model_memory import ModelBytes
+    from driver.protocol.model_codec import ModelBytes
     from driver.protocol.prepare_arguments import PrepareArguments
+
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
@@ -210,3 +212,41 @@ class ModelStore:
         shared = SharedModel(region, where, model, prepared, use)
         self._shared.add(shared)
         return shared
+
+
+class ModelImprover:
+    """Improves the models of one device, one at a time: it serves a quick compilation first, and a better one later.
+
+    The better one is made in one thread while the quick one serves. Requests that are bound to the quick one finish on
+    it; later ones are bound anew. No request is lost, and none runs twice.
+    """
+
+    def __init__(self, forget_plans: Callable[[], None]) -> None:
+        """`forget_plans`: has all requests bound anew."""
+        self._forget_plans, self._lock = forget_plans, threading.Lock()
+        self._begun: weakref.WeakSet[SharedModel] = weakref.WeakSet()
+        self._threads: ThreadPoolExecutor | None = None
+
+    def begin(self, shared: SharedModel, pace: Callable[[], object]) -> None:
+        """In the background, unless it was done, or the device knows nothing better."""
+        if not shared.prepared.can_improve:
+            return
+        with self._lock:
+            if shared in self._begun:
+                return
+            self._begun.add(shared)
+            if self._threads is None:
+                self._threads = ThreadPoolExecutor(1, "improvement")
+        self._threads.submit(self._improve, weakref.ref(shared), pace)
+
+    def _improve(self, wanted: weakref.ref[SharedModel], pace: Callable[[], object]) -> None:
+        shared = wanted()
+        if shared is None:  # no client holds it any more
+            return
+        try:
+            better = shared.use.run(partial(shared.prepared.improved, pace))
+        except Exception:  # noqa: BLE001 (the thread must go on)
+            _log.exception("a model could not be improved; the first compilation stays in use")
+            return
+        if better is not None:
+            shared.improve(better, self._forget_plans)

@@ -29,11 +29,10 @@ from burst.turns import RunQueue, Share, waiters
 from driver.deadlines import check, check_entry, due, taking
 from driver.devices import device_class
 from driver.engine.cache.compilations import VerifiedCache
-from driver.engine.cache.improvements import ModelImprover
 from driver.engine.client import EngineClient
 from driver.engine.device_memory import Quota
 from driver.engine.limits import limits, weights
-from driver.engine.models import ModelStore, ModelUse, SharedModel
+from driver.engine.models import ModelImprover, ModelStore, ModelUse, SharedModel
 from driver.engine.totals import Totals, summed
 from driver.protocol.census import Census
 from driver.protocol.rpc import Reply, serve, take_fd

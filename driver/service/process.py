@@ -35,8 +35,7 @@ from driver.engine.cache.compilations import files_needed
 from driver.engine.limits import limits
 from driver.engine.process import main as run_engine
 from driver.nn import validate
-from driver.protocol.model_codec import decode
-from driver.protocol.model_memory import sealed
+from driver.protocol.model_codec import decode, sealed
 from driver.protocol.prepare_arguments import PrepareArguments
 from driver.protocol.rpc import PROTOCOL, Reply, call, serve, take_fd
 from fmq import LifePage

@@ -26,7 +26,7 @@ from burst.wire import (
     encode_result,
 )
 from driver.client import discovery
-from driver.engine import fence_schedule, fenced
+from driver.engine import fenced
 from driver.engine.limits import Limits
 from driver.nn.types import OperandLifeTime, OperandType
 from driver.protocol import model_codec, plain_codec, rpc
@@ -224,7 +224,7 @@ FIGURES = [
     f"one each, at most {MAX_FDS}",
     f"when {Limits.client_launched} executions are pending or {Limits.client_fences} fences of others are watched",
     f"One execution waits for {fenced.MOST_FENCES} fences at most",
-    f"keeps {fence_schedule._MOST_KEPT} answers",
+    f"keeps {fenced._MOST_KEPT} answers",
     f"`{plain_codec.EXECUTE.hex(' ')}`",
     f"`{plain_codec.EXECUTE_BY.hex(' ')}`",
 ]

@@ -13,7 +13,7 @@ import numpy as np
 from cffi import FFI
 
 from driver.devices.lowering.model import ALIGNMENT
-from driver.protocol.model_memory import same_bytes
+from driver.protocol.model_codec import same_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

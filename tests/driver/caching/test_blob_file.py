@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from driver.engine.cache import blob_file
+from driver.engine.cache import blobs
 from driver.engine.cache.blobs import BlobStore
 
 NEVER = float("inf")
@@ -166,8 +166,8 @@ def test_damaged_under_a_living_store(opened, path):
 
 def test_every_truncation(quick, monkeypatch):
     """A file that was cut off anywhere: no exception, the value that was set or none, and what is set then is kept."""
-    pragmas = ("page_size=512", *blob_file._PRAGMAS[1:])  # fewer places
-    monkeypatch.setattr(blob_file, "_PRAGMAS", pragmas)
+    pragmas = ("page_size=512", *blobs._PRAGMAS[1:])  # fewer places
+    monkeypatch.setattr(blobs, "_PRAGMAS", pragmas)
     path = quick / "b"
     saved(path, {b"k": b"value" * 9})
     content = path.read_bytes()
@@ -345,7 +345,7 @@ def test_another_users_file(opened, path, warnings, monkeypatch):
     """A file of another user is neither read nor removed."""
     saved(path, {b"k": b"v"})
     real = os.lstat
-    monkeypatch.setattr(blob_file.os, "lstat", lambda at: os.stat_result([*real(at)[:4], 12345, *real(at)[5:]]))
+    monkeypatch.setattr(blobs.os, "lstat", lambda at: os.stat_result([*real(at)[:4], 12345, *real(at)[5:]]))
     store = opened()
     assert store.get(b"k") is None
     works_in_memory(store)
@@ -407,7 +407,7 @@ def test_no_room_later(opened, path, warnings):
 
 def test_locked_for_long(opened, path, warnings, monkeypatch):
     """A process that keeps the file locked makes nobody wait for ever, and loses nothing."""
-    monkeypatch.setattr(blob_file, "_PATIENCE", 0.02)
+    monkeypatch.setattr(blobs, "_PATIENCE", 0.02)
     store = opened()
     store.set(b"k", b"v")
     with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as database:

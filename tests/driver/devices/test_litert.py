@@ -12,8 +12,7 @@ import pytest
 import driver
 from driver.errors import ExecutionFailed, OutputInsufficientSize
 from driver.nn import Interpreter
-from driver.protocol.model_codec import decode, encode
-from driver.protocol.model_memory import sealed
+from driver.protocol.model_codec import decode, encode, sealed
 
 pytest.importorskip("ai_edge_litert", reason="needs the extra 'litert'")
 

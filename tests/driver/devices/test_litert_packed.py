@@ -11,8 +11,7 @@ from inside import programs_of
 
 import driver
 from driver.nn import Interpreter
-from driver.protocol.model_codec import decode, encode
-from driver.protocol.model_memory import sealed
+from driver.protocol.model_codec import decode, encode, sealed
 
 pytest.importorskip("ai_edge_litert", reason="needs the extra 'litert'")
 

@@ -13,8 +13,7 @@ from inside import programs_of
 import driver
 from driver.errors import ExecutionFailed, OutputInsufficientSize
 from driver.nn import Interpreter
-from driver.protocol.model_codec import decode, encode
-from driver.protocol.model_memory import sealed
+from driver.protocol.model_codec import decode, encode, sealed
 
 pytest.importorskip("onnxruntime", reason="needs the extra 'onnxruntime'")
 

@@ -26,7 +26,7 @@ from burst import (
 )
 from driver import BufferDesc, BufferRole
 from driver.devices.reference import ReferenceModel
-from driver.engine.buffer_binding import execution
+from driver.engine.binding import execution
 from driver.engine.device_memory import LoadedModel, ManagedBuffers, Quota
 from driver.engine.limits import limits
 from driver.engine.models import SharedModel

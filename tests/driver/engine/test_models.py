@@ -13,8 +13,7 @@ from inside import model_number_of
 
 import driver
 from driver import Operand, Operation, Subgraph
-from driver.protocol.model_codec import decode, encode
-from driver.protocol.model_memory import sealed
+from driver.protocol.model_codec import decode, encode, sealed
 
 F_SEAL_FUTURE_WRITE = 0x10
 SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SEAL
