@@ -1,4 +1,4 @@
-"""The `burst` command: a sub-command is a file of its own, and `driver.cli.command` lists them."""
+"""The `burst` command: `driver.cli.command` lists the sub-commands and the modules that define them."""
 
 from driver.cli.entry import main
 

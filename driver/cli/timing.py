@@ -83,8 +83,10 @@ _GOVERNOR = Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")
 
 def conditions() -> dict[str, Any]:
     """What a figure depends on besides the code."""
+    lines = _text(Path("/proc/cpuinfo")).splitlines()
+    names = (line.partition(":")[2].strip() for line in lines if "model name" in line)
     return {
-        "processor": _processor(),
+        "processor": next(names, platform.machine()),
         "processors": len(os.sched_getaffinity(0)),
         "kernel": f"{platform.system()} {platform.release()}",
         "governor": _text(_GOVERNOR) or "not readable",
@@ -102,13 +104,6 @@ def in_words(found: dict[str, Any]) -> str:
         f"{found['processor']}, {found['processors']} usable, {found['kernel']}, "
         f"governor {found['governor']}, load {load}, Python {found['python']}, numpy {found['numpy']}, {found['at']}"
     )
-
-
-def _processor() -> str:
-    names = (
-        line.partition(":")[2].strip() for line in _text(Path("/proc/cpuinfo")).splitlines() if "model name" in line
-    )
-    return next(names, platform.machine())
 
 
 def _text(path: Path) -> str:

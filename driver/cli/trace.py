@@ -15,8 +15,6 @@ from driver.watching import Followed, Watcher, follow, write
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from driver.watching import WatchedBurst
-
 
 _SECONDS = click.FloatRange(min=0, min_open=True)
 _FILE = click.Path(dir_okay=False, writable=True, path_type=Path)
@@ -40,7 +38,7 @@ def trace(device: str | None, number: int | None, pid: int | None, seconds: floa
     """
     try:
         watcher = Watcher([device] if device else [])
-        followed = follow(watcher, seconds, lambda burst: _is_wanted(burst, number, pid))
+        followed = follow(watcher, seconds, lambda burst: number in {None, burst.number} and pid in {None, burst.pid})
     except DriverError as error:
         raise click.UsageError(str(error)) from error
     if not followed:
@@ -50,10 +48,6 @@ def trace(device: str | None, number: int | None, pid: int | None, seconds: floa
     except OSError as error:
         raise click.ClickException(f"-o {path}: {error}") from error
     click.echo(json.dumps({"file": str(path), "bursts": _plain(followed)}) if as_json else _told(path, followed))
-
-
-def _is_wanted(burst: WatchedBurst, number: int | None, pid: int | None) -> bool:
-    return number in {None, burst.number} and pid in {None, burst.pid}
 
 
 def _nothing(watcher: Watcher, number: int | None, pid: int | None) -> str:
