@@ -19,6 +19,10 @@ from .graph import DERIVED, UNKNOWN, Shape
 
 _MOST = 1 << 14
 """Limit of elements in a folded constant."""
+_KEEP_TYPE = frozenset(
+    ["Identity", "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Gather", "Slice", "Concat", "Expand"]
+)
+"""Operators whose result has the type of their first input."""
 _VIEWS = ("Identity", "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Cast")
 """Folded for larger constants too: they allocate nothing, or no more than the file holds."""
 Fold = Callable[[OnnxCall, list[Array]], Array]
@@ -42,28 +46,12 @@ def fold(call: OnnxCall) -> bool:
     except (ValueError, TypeError, IndexError, OverflowError, MemoryError, ZeroDivisionError) as error:
         raise ImportFailed(f"cannot be computed from these constants: {str(error)[:128]}") from None
     names = {np.dtype(dtype): name for name, dtype in DTYPES.items()}
-    kind = "BOOL" if result.dtype == np.bool_ or _is_boolean(call) else names[result.dtype]
+    is_boolean = result.dtype == np.bool_ or (node.kind in _KEEP_TYPE and call.entry(0).type == "BOOL")
+    kind = "BOOL" if is_boolean else names[result.dtype]
     if node.kind not in _VIEWS or node.kind == "Cast":
         call.graph.charge(result.nbytes)
     call.define(result.view(np.uint8) if result.dtype == np.bool_ else result, kind)
     return True
-
-
-def _is_boolean(call: OnnxCall) -> bool:
-    """Whether the first input is boolean, for operators that keep its type."""
-    keeps = (
-        "Identity",
-        "Reshape",
-        "Transpose",
-        "Squeeze",
-        "Unsqueeze",
-        "Flatten",
-        "Gather",
-        "Slice",
-        "Concat",
-        "Expand",
-    )
-    return call.node.kind in keeps and call.entry(0).type == "BOOL"
 
 
 def _shape(call: OnnxCall) -> bool:

@@ -1,7 +1,7 @@
 """Convert an .onnx file to a model.
 
     load(path) -> Model
-      OnnxFile               the content of the file, checked (file.py, which reads through protobuf.py)
+      OnnxFile               the content of the file, checked (file.py)
       OnnxGraph, OnnxCall    its values, and one operator, during conversion (graph.py, call.py)
       fold                   computes constant expressions, such as shapes, at load time (fold.py)
       TABLE                  one short function per operator (table.py and the modules that it lists)
@@ -17,7 +17,7 @@ mapped file where the HAL wants the same order, and the work that a file can cau
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -28,7 +28,7 @@ from driver.nn import Model
 
 from .call import MIDDLE, OnnxCall, QuantTarget, axis_of
 from .elements import bounds
-from .file import OnnxFile, OnnxNode, OnnxTensor
+from .file import DTYPES, OnnxFile, OnnxNode, OnnxTensor
 from .fold import fold
 from .graph import BYTES, FLOATS, OnnxGraph, ValueEntry
 from .table import TABLE, OnnxRule
@@ -110,16 +110,12 @@ class _Walk:
             name = following.outputs[0]
             following = self._only_reader(name, 1)
         if following is not None and following.kind == "QuantizeLinear" and following.domain in _OWN:
-            target = self._target(node, rule, following)
-            if target is not None:
+            wish = wanted(self._graph, following) if rule.quantised else None
+            if wish is not None and computes_on_integers(self._graph, node, rule, wish.type):
+                target = wish
                 self._fused.add(following.index)
                 name = following.outputs[0]
         return OnnxCall(self._graph, node, name, code, target)
-
-    def _target(self, node: OnnxNode, rule: OnnxRule, following: OnnxNode) -> QuantTarget | None:
-        target = wanted(self._graph, following) if rule.quantised else None
-        is_whole = target is not None and computes_on_integers(self._graph, node, rule, target.type)
-        return target if is_whole else None
 
     def _only_reader(self, name: str, results: int) -> OnnxNode | None:
         """The operator that reads a value, if it is the only one."""
@@ -146,14 +142,15 @@ def _constant(node: OnnxNode) -> OnnxTensor:
     found = node.tensor("value")
     if found is not None:
         return OnnxTensor(node.outputs[0], found.type, found.data, found.offset)
-    for word, kind in (("value_int", "INT64"), ("value_float", "FLOAT")):
+    readers: dict[str, tuple[Callable[[str], object], str]] = {
+        "value_int": (node.integer, "INT64"),
+        "value_float": (node.real, "FLOAT"),
+        "value_ints": (node.integers, "INT64"),
+        "value_floats": (node.reals, "FLOAT"),
+    }
+    for word, (read, kind) in readers.items():
         if node.has(word):
-            value = node.integer(word) if kind == "INT64" else node.real(word)
-            return OnnxTensor(node.outputs[0], kind, np.array(value, np.int64 if kind == "INT64" else np.float32), None)
-    if node.has("value_ints"):
-        return OnnxTensor(node.outputs[0], "INT64", np.array(node.integers("value_ints"), np.int64), None)
-    if node.has("value_floats"):
-        return OnnxTensor(node.outputs[0], "FLOAT", np.array(node.reals("value_floats"), np.float32), None)
+            return OnnxTensor(node.outputs[0], kind, np.array(read(word), DTYPES[kind]), None)
     raise ImportFailed("it holds neither a tensor nor numbers", node.name, node.index)
 
 

@@ -1,7 +1,7 @@
 """Convert a .tflite file to a model.
 
     read(data) -> Model
-      TfliteFile                 the content of the file, checked (file.py, which reads through flatbuffer.py)
+      TfliteFile                 the content of the file, checked (file.py)
       TfliteGraph, TfliteCall    a subgraph, and one operator, during conversion (graph.py, call.py)
       fold                       computes shapes at load time (shapes.py)
       TABLE                      one short function per builtin operator (table.py and the modules that it lists)

@@ -13,7 +13,7 @@ import numpy as np
 from driver.errors import ImportFailed
 
 from .call import TfliteCall, axis_of
-from .flatbuffer import integers
+from .file import integers
 
 _MOST_DIMENSIONS = 4
 
