@@ -11,7 +11,7 @@ An operator between DequantizeLinear and QuantizeLinear is computed on the integ
 and zero point of its result. `call.code` is the code of a fused activation.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -213,6 +213,8 @@ class OnnxCall:
         )
 
 
+Convert = Callable[[OnnxCall], None]
+"""Emits the operations of one operator, and binds its results."""
 _TYPE_NAMES = {kind: name for name, kind in HAL_TYPES.items() if name != "INT64"}
 
 

@@ -10,11 +10,10 @@ from driver.errors import ImportFailed
 from driver.nn import OperandType
 from driver.nn.builder import Value
 
-from .call import OnnxCall, broadcast
+from .call import Convert, OnnxCall, broadcast
 from .graph import FLOATS, INTEGERS, ValueEntry
 from .shapes import identity, spread
 
-Convert = Callable[[OnnxCall], None]
 ERF = (0.254829592, -0.284496736, 1.421413741, -1.453152027, 1.061405429)
 """Abramowitz and Stegun, 7.1.26: with P, erf x is within 1.5e-7 of 1 - (ERF[0] t + ... + ERF[4] t^5) e^(-x*x)."""
 P = 0.3275911

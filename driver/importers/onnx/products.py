@@ -1,7 +1,6 @@
 """Operators on matrices: dense layers, products of activations, softmax, normalisations, reductions."""
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -10,12 +9,11 @@ from driver.errors import ImportFailed
 from driver.importers.file_bytes import Array
 from driver.nn.builder import Value
 
-from .call import OnnxCall, axis_of, bias, broadcast, filters
+from .call import Convert, OnnxCall, axis_of, bias, broadcast, filters
 from .elements import require_floats
 from .graph import Shape, ValueEntry
 from .shapes import IMAGE_AXES, spread
 
-Convert = Callable[[OnnxCall], None]
 _MOST_PRODUCTS = 256
 """Limit of matrix products that one batched MatMul is split into."""
 

@@ -6,7 +6,8 @@ An operator that is not listed has no counterpart in HAL 1.3, unless all of its 
 from dataclasses import dataclass
 
 from . import elements, products, recurrent, shapes, windows
-from .elements import Convert, binary, formula, unary, variadic
+from .call import Convert
+from .elements import binary, formula, unary, variadic
 
 
 @dataclass(frozen=True, slots=True)

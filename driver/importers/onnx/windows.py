@@ -4,7 +4,6 @@ ONNX has many rules for the source of a resized pixel; the HAL has three of them
 """
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,10 +13,9 @@ from driver.errors import ImportFailed
 from driver.importers.file_bytes import Array
 from driver.nn.builder import Value
 
-from .call import OnnxCall, bias, filters, pair
+from .call import Convert, OnnxCall, bias, filters, pair
 
 Pair = tuple[int, int]
-Convert = Callable[[OnnxCall], None]
 
 
 @dataclass(frozen=True, slots=True)

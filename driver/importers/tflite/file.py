@@ -139,7 +139,6 @@ def text(owner: Any, field: str) -> str:
 # ---- the schema ------------------------------------------------------------------------------------------------------
 
 _IDENTIFIER = b"TFL3"
-_ROOT = struct.Struct("<I")
 _MOST_OPERATORS = 1 << 14
 _HIGHEST_RANK = 32
 _CUSTOM = 32
@@ -216,7 +215,7 @@ class TfliteFile:
         self.bytes = FileBytes(data)
         if bytes(data[4:8]) != _IDENTIFIER:
             raise ImportFailed("not a .tflite file: bytes 4 to 7 are not TFL3")
-        model = guarded(tflite.Model(), self.bytes, self.bytes.unpack(_ROOT, 0))
+        model = guarded(tflite.Model(), self.bytes, self.bytes.unpack(_U32, 0))
         if model.Version() != 3:
             raise ImportFailed(f"schema version {model.Version()}; only 3 is supported")
         self._codes = Tables(model, "OperatorCodes", "operator code")
