@@ -3,7 +3,7 @@
     python bench/mobilenet.py [--threads 1|2] [--only float32 quant8 per-channel] [--peers all|none|grpc] [--json FILE]
 
 MobileNetV1 1.0 for images of 224 x 224, in floats, in bytes with a scale for each tensor, and in bytes with a scale for
-each channel of the weights. LiteRT runs it for everybody, from the same flatbuffer and on as many threads. The floor is
+each channel of the weights. LiteRT runs it for them all, from the same flatbuffer and on as many threads. The floor is
 LiteRT in this process: one call of its C API on memory that is in place, with nothing of ours around it. Each of the
 others runs right after a block of it: a burst of the litert device, its input in place; the same with spin=1 ms, whose
 device is still awake when the client has woken up; the plain path, its input in place (`execute`) and with arrays there

@@ -151,7 +151,7 @@ def waiter(what: str, where: str) -> Iterator[Waiter]:
 
 
 def measure_all(waiters: Sequence[Waiter], seconds: float) -> list[dict[str, float]]:
-    """A block of everybody: what changed while we slept."""
+    """A block of every subject: what changed while this process slept."""
     before = [(w.switches(), w.cpu_seconds(), time.monotonic()) for w in waiters]
     time.sleep(seconds)
     after = [(w.switches(), w.cpu_seconds(), time.monotonic()) for w in waiters]
@@ -170,7 +170,7 @@ def name_of(what: str, where: str) -> str:
 
 
 def run(args: argparse.Namespace) -> Runs:
-    """All rounds; everybody is in each."""
+    """All rounds; every subject is in each."""
     runs = Runs()
     with ExitStack() as stack:
         waiters = []

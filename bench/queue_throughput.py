@@ -93,7 +93,7 @@ def message(cell: Cell, data: bytes) -> Any:
 
 
 def new_queue(cell: Cell) -> fmq.MessageQueue:
-    """As many bytes as everybody may have on the way; batches never wrap."""
+    """As many bytes as every subject may have in flight; batches never wrap."""
     return fmq.MessageQueue.create(dtype(cell), streams.ring_bytes(cell.nbytes * cell.batch) // cell.nbytes)
 
 
