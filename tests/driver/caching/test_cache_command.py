@@ -54,7 +54,7 @@ def test_list_says_what_there_is(cache, three):
     ]
     assert [row[4] for row in rows] == ["0 s", "1 h", "2 h"]
     assert rows[0][3] == f"{int(time.time() - 1) // 86400} d"
-    assert lines[-1].endswith(f"3 compilations, 6.0 MB in {three.path}, which may hold 2,147.5 MB")
+    assert lines[-1].endswith(f"3 compilations, 6.0 MB in {three.path} (limit 2,147.5 MB)")
 
 
 def test_list_as_json_is_json_alone(cache, three):
@@ -110,7 +110,10 @@ def test_who_is_being_made_anew_stays(cache, three):
         result = cache("prune", "--most-mb", "0", "--json")
         assert [entry["model"] for entry in json.loads(result.stdout)["removed"]] == ["MODEL_2", "MODEL_3"]
         assert json.loads(result.stdout)["in_use"] == 1
-        assert cache("clear", "--yes").stdout == "removed 0 compilations, 0.0 kB; left alone 1 being made anew\n"
+        assert (
+            cache("clear", "--yes").stdout
+            == "removed 0 compilations, 0.0 kB; kept 1 that other programs are compiling\n"
+        )
     assert models(three) == ["MODEL_1"]
 
 
@@ -136,7 +139,10 @@ def test_clear_does_not_ask_twice(cache, three):
     [
         (["prune", "--most-mb", "-1"], "--most-mb"),
         (["prune", "--most-mb", "x"], "'x' is not a valid"),
-        (["prune", "--older-than", "30"], "'--older-than': '30': a whole number and one of s, m, h, d and w"),
+        (
+            ["prune", "--older-than", "30"],
+            "'--older-than': '30': expected a whole number and a unit (s, m, h, d, w), for example 30d",
+        ),
         (["prune", "--older-than", "-3d"], "'-3d'"),
         (["prune", "--older-than", "1.5d"], "'1.5d'"),
         (["list", "--dir", "/nowhere/at/all"], "'--dir': Directory '/nowhere/at/all' does not exist"),
@@ -168,7 +174,7 @@ def test_what_cannot_be_removed_is_an_error(cache, three, monkeypatch):
     result = cache("clear", "--yes")
     assert result.exit_code == 2
     assert "Permission denied" in result.stderr
-    assert "choose another with --dir" in result.stderr
+    assert "pass another folder with --dir" in result.stderr
 
 
 def test_the_folder_is_the_users_own(monkeypatch, tmp_path):

@@ -307,7 +307,8 @@ def _failure(bound):
 
 CLIENT = """
 import sys
-sys.path.insert(0, sys.argv[1])
+from pathlib import Path
+sys.path[:0] = sys.argv[1], str(Path(sys.argv[1]).parent)  # this file, and what it imports
 import driver
 from test_litert_segments import LAYERS, image, long_chain
 with driver.connect("litert") as device, device.prepare(long_chain(LAYERS)) as prepared, prepared.burst() as burst:
