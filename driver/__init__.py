@@ -27,8 +27,10 @@ from driver.protocol.fences import FenceState
 from driver.recording import recorder as _recorder  # noqa: F401 (records what BURST_RECORD asks for)
 from driver.runtime.capabilities import devices
 from driver.runtime.chain import Chain
-from driver.runtime.compilation import compile  # noqa: A004 (the name that users look for)
-from driver.runtime.compiled import CompiledModel
+from driver.runtime.compilation import (
+    CompiledModel,
+    compile,  # noqa: A004 (the name that users look for)
+)
 
 __all__ = [
     "Buffer",

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from driver.cli.ports import Port
     from driver.nn import Model
-    from driver.runtime.compiled import CompiledModel
+    from driver.runtime.compilation import CompiledModel
 
 _PATH: Any = click.Path(path_type=Path)
 _options = with_options(

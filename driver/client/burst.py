@@ -158,7 +158,7 @@ class Burst(Closing):
         self._pipeline.free_memory(memory)
 
     def stats(self) -> dict[str, Any]:
-        """Counts since the beginning, and where the time went; `driver.client.statistics` says what each figure is.
+        """Counts since the beginning, and where the time went; `driver.client.session.Statistics` says what each is.
 
         `fallbacks`: those of the compiled model, if this is a burst of one.
         """

@@ -17,8 +17,7 @@ from driver.client import discovery, served
 from driver.client.connection import Connection
 from driver.client.device_buffers import Buffer
 from driver.client.prepared_model import Home, RemotePreparedModel
-from driver.client.quarantine import quarantine
-from driver.client.recovery import Revivals
+from driver.client.recovery import Revivals, quarantine
 from driver.deadlines import seconds_left, waiting
 from driver.errors import DeviceFailed, DeviceNotFound, DriverError
 from driver.nn import validate

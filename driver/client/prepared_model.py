@@ -13,7 +13,7 @@ from driver.client.burst import Burst
 from driver.client.device_buffers import check_buffers
 from driver.client.fenced import FencedExecution, FencedOptions, duplicates, output_shapes
 from driver.client.pipeline import Pipeline
-from driver.client.quarantine import Crash, Key, crash_in_preparation, describe, digest_of, quarantine
+from driver.client.recovery import Crash, Key, crash_in_preparation, describe, digest_of, quarantine
 from driver.client.workspace import InputSet, OutputSet, Workspace, input_shapes, output_views
 from driver.deadlines import WAITING, earlier, missed_in_waiting, nanoseconds, passed
 from driver.errors import DriverError

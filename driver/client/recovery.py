@@ -1,23 +1,164 @@
 """What a burst does when its device dies: the device is started again, a bounded number of times.
 
-A model that crashes the device again and again is the business of `driver.client.quarantine`.
+A model that crashes the device again and again is quarantined. A death is a crash of ours only when the device noted a
+fatal signal in a trace of ours, with a request of ours running or a model of ours being prepared. Every other death
+(kill -9, another client's crash) is bad luck, which `Recovery` bounds in time alone. Crashes are counted by device and
+model, in this process: another process may do better.
 """
 
 from __future__ import annotations
 
+import hashlib
+import os
+import signal
+import threading
 import time
+import weakref
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from burst import BuffersLost, DeviceBuffer, PeerDied
-from driver.client.quarantine import crash_of
+from burst import BuffersLost, DeviceBuffer, PeerDied, Quarantined
+from driver.protocol.model_codec import encode
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from burst import Controller, Request, Trace
     from driver.client.prepared_model import Home, RemotePreparedModel
+    from driver.nn import Model
     from driver.options import Options
+
+
+_MOST_CRASHES = 3  # in all; two by one request
+_MOST_NAMES = 8
+
+
+class Key(NamedTuple):
+    """Crashes are counted by device and model."""
+
+    device: str  #: as it was connected to
+    digest: str  #: of the model
+
+
+class Crash(NamedTuple):
+    """A death that a request or a preparation of this process caused."""
+
+    signal: int
+    during: str  #: which request, or the preparation
+    suspect: object  #: what crashes again when it is done again
+
+
+class QuarantineListener(Protocol):
+    """A burst, which ends when its model is quarantined."""
+
+    def quarantined(self) -> None:
+        """Called once, by the thread that noted the last crash."""
+
+
+class Quarantine:
+    """The crashes that models of this process caused, and the models that may not run any more. Any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._crashes: dict[Key, int] = {}
+        self._reasons: dict[Key, str] = {}
+        self._bursts: weakref.WeakKeyDictionary[QuarantineListener, Callable[[], Key]] = weakref.WeakKeyDictionary()
+
+    def watch(self, burst: QuarantineListener, key: Callable[[], Key]) -> None:
+        """Call `burst.quarantined()` when its model is quarantined."""
+        with self._lock:
+            self._bursts[burst] = key
+
+    def knows(self, device: str) -> bool:
+        """Whether any model is quarantined on that device: if not, no digest need be computed."""
+        return bool(self._reasons) and any(key.device == device for key in self._reasons)
+
+    def check(self, key: Key) -> None:
+        """Raises Quarantined."""
+        if reason := self._reasons.get(key):
+            raise Quarantined(reason)
+
+    def note(self, key: Key, model: Model, crash: Crash, *, again: bool) -> None:
+        """One more crash; `again`: of what crashed it before. Raises Quarantined when that was one too many."""
+        with self._lock:
+            self._crashes[key] = count = self._crashes.get(key, 0) + 1
+            if not again and count < _MOST_CRASHES:
+                return
+            self._reasons[key] = (
+                f"model {key.digest[:12]} ({describe(model)}) has crashed device {key.device!r} {count} times, last "
+                f"with {signal_name(crash.signal)} during {crash.during}; this process does not run it there any more: "
+                "correct the model or the device, and start a new process"
+            )
+            bursts = list(self._bursts.items())
+        for burst, key_of in bursts:
+            if key_of() == key:
+                burst.quarantined()
+        self.check(key)
+
+    def clear(self) -> None:
+        """Forgets all of it: for tests."""
+        with self._lock:
+            self._crashes.clear()
+            self._reasons.clear()
+
+
+quarantine = Quarantine()
+
+
+def crash_of(trace: Trace, requests: Sequence[tuple[object, Request | None]], model: Model) -> Crash | None:
+    """The crash that a dead device noted in this trace; `requests` as in `Recovery.successor`."""
+    device, results = trace.page.device, int(trace.page.client.results)
+    number, running = int(device.signal), int(device.running)
+    if not (number and running):
+        return None
+    place = running - results - 1  # results come in the order of requests
+    suspect, request = requests[place] if 0 <= place < len(requests) else (None, None)
+    return Crash(number, f"request {running}{_shapes(request, model) if request else ''}", suspect)
+
+
+def crash_in_preparation(trace: Trace) -> Crash | None:
+    """The same, of a model that was being prepared."""
+    number = int(trace.page.device.signal)
+    return Crash(number, "its preparation", None) if number else None
+
+
+def digest_of(model: Model) -> str:
+    """SHA-256 of its encoding."""
+    fd, _ = encode(model)
+    with open(fd, "rb") as file:
+        file.seek(0)
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def signal_name(number: int) -> str:
+    """SIGSEGV for 11."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def describe(model: Model) -> str:
+    """Its operations in short."""
+    names = [operation.type for operation in model.main.operations]
+    more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
+    return ", ".join(names[:_MOST_NAMES]) + more
+
+
+def _shapes(request: Request, model: Model) -> str:
+    sides = (request.inputs, model.main.inputs), (request.outputs, model.main.outputs)
+    found = [
+        ", ".join(
+            "omitted" if a.has_no_value else str(list(a.dimensions or model.main.operands[i].dimensions))
+            for a, i in zip(arguments, operands, strict=False)
+        )
+        for arguments, operands in sides
+    ]
+    return " (inputs {}; outputs {})".format(*found)
+
+
+os.register_at_fork(after_in_child=lambda: setattr(quarantine, "_lock", threading.Lock()))
+
 
 _MOST_REVIVALS, _WITHIN = 10, 10.0  # seconds
 _MOST_IN_A_ROW = 10  # deaths that one burst sees without an answer in between

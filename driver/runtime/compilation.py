@@ -5,24 +5,26 @@ from __future__ import annotations
 import time
 from contextlib import ExitStack, suppress
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
 from burst import MissedDeadlinePersistent, MissedDeadlineTransient, PeerDied, StatusError
 from burst.messages import Cause
+from driver.client.burst import Burst
 from driver.client.device import RemoteDevice, connect
+from driver.client.pipeline import Pipeline
 from driver.client.session import FAILURES
 from driver.devices import lacks_library
 from driver.devices import names as installed
-from driver.errors import DeviceNotFound, NotPlaced
+from driver.errors import DeviceNotFound, DriverError, NotPlaced
 from driver.nn import InvalidModel, validate
-from driver.options import Preference, PrepareOptions, Priority
+from driver.options import Preference, PrepareOptions, Priority, options_of
 from driver.runtime import capabilities as measures
 from driver.runtime.cache.device import CachedDevice, CompilationCache
-from driver.runtime.compiled import CompiledModel
-from driver.runtime.fallback import CpuFallback, FallbackModel, Fallbacks
-from driver.runtime.local import NAME, LocalDevice, LocalPrepared
+from driver.runtime.fallback import BurstFallback, CpuFallback, FallbackModel, Fallbacks
+from driver.runtime.local import NAME, LocalBurst, LocalDevice, LocalPrepared
 from driver.runtime.partition import Step, choose, partition
-from driver.runtime.plan import PreparedStep
+from driver.runtime.plan import PlannedModel, PreparedStep
+from fmq.closing import Closing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -31,6 +33,9 @@ if TYPE_CHECKING:
     from driver.client.prepared_model import RemotePreparedModel
     from driver.interface import Capabilities
     from driver.nn import Model
+    from driver.options import Options
+    from driver.runtime.chain import Chain
+
 
 _MISSED = MissedDeadlinePersistent, MissedDeadlineTransient
 _SAME_AS_CPU = "reference"  # in another process, and so never cheaper: used where it is named
@@ -339,3 +344,90 @@ def compile_again(options: CompileOptions) -> CompiledModel:
         cache_token=options.cache_token,
         require_device=options.required,
     )
+
+
+class CompiledModel(FallbackModel, Closing):
+    """A model on one or several devices. Any thread may use it, several at once. Made by `compile`.
+
+    On one device it is what that device's `prepare` gives, and its burst is that device's burst.
+    """
+
+    def __init__(
+        self,
+        options: CompileOptions,
+        steps: Sequence[PreparedStep],
+        devices: Sequence[RemoteDevice],
+        fallbacks: Fallbacks,
+    ) -> None:
+        """Use `compile`. `devices`: connections to be closed with it."""
+        self.model = options.model
+        self.preference, self.priority = options.prepare.preference, options.prepare.priority
+        self._steps, self._devices, self._fallbacks = steps, devices, fallbacks
+        self._is_closed, self._options = False, options
+        if len(steps) == 1:
+            super().__init__(steps[0].model.prepared, steps[0].model.fallback)
+        else:
+            fallback = None
+            if options.may_fall_back:
+                names = " + ".join(dict.fromkeys(step.device for step in steps))
+                fallback = CpuFallback(options.model, self.preference, "whole", names, fallbacks)
+            super().__init__(PlannedModel(options.model, steps, self.preference, fallback), fallback)
+
+    def placement(self) -> list[tuple[str, tuple[int, ...]]]:
+        """What runs where now: (device, indices of operations of the main subgraph) of each step, in order."""
+        if self.is_replaced:
+            return [(NAME, tuple(range(len(self.model.main.operations))))]
+        return [(NAME if p.model.is_replaced else p.device, p.step.operations) for p in self._steps]
+
+    def burst(self, **options: Any) -> Burst | Chain | LocalBurst:
+        """Opens a burst, with the options of `RemotePreparedModel.burst`.
+
+        On one device it is that device's, on several a chain of them. Raises StatusError, PeerDied, ValueError.
+        """
+        if self._is_closed:
+            raise ValueError("this compiled model is closed; compile it again")
+        its = options_of(self.preference, **options)
+        try:
+            return self._burst(its)
+        except FAILURES as error:
+            return LocalBurst(self.replacement(error), its)
+
+    def _burst(self, options: Options) -> Burst | Chain | LocalBurst:
+        prepared: RemotePreparedModel | LocalPrepared | PlannedModel = self.prepared
+        if isinstance(prepared, PlannedModel):
+            return prepared.burst(options)
+        if isinstance(prepared, LocalPrepared):
+            return LocalBurst(prepared, options)
+        if self.fallback is None:
+            return prepared.burst(**options._asdict())
+        prepared.check_quarantine()
+        return Burst(Pipeline(prepared, options, fallback=BurstFallback(self, self.fallback)))
+
+    def replacement(self, error: BaseException) -> LocalPrepared:
+        """As `FallbackModel.replacement`, unless it is closed."""
+        if self._is_closed:
+            raise ValueError("this compiled model is closed; compile it again") from error
+        return super().replacement(error)
+
+    def stats(self) -> dict[str, Any]:
+        """`placement`, and `fallbacks`: how often a device was dropped when compiling, and how often the whole model
+        was compiled for the CPU instead, or a step or the whole executed there; with the last reasons.
+
+        `compilations`: of each step, its device; whether it came out of the cache (`restored`), was made anew and is
+        kept (`saved`), or is not (`compiled`), and why; and its `stage`: how often the device has replaced it by
+        something better since.
+        """
+        compilations = [step.compilation() for step in self._steps]
+        return {"placement": self.placement(), "fallbacks": self._fallbacks.report(), "compilations": compilations}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A recipe: compiles the model again, for devices of the same names, wherever it is unpickled."""
+        return compile_again, (self._options,)
+
+    def close(self) -> None:
+        """Frees the model on its devices. Bursts end with the connections that `compile` made."""
+        self._is_closed = True
+        with suppress(PeerDied, DriverError):
+            self.prepared.close()
+        for device in self._devices:
+            device.close()

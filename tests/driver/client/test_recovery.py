@@ -16,7 +16,7 @@ from inside import controller_of, model_number_of
 import driver
 from burst import BuffersLost, DeviceBuffer, Memory, PeerDied, Quarantined, Request, RequestArgument
 from driver.client import recovery
-from driver.client.quarantine import Crash, digest_of, quarantine
+from driver.client.recovery import Crash, digest_of, quarantine
 from fmq import Closed
 
 BOUND = 5.0  # seconds for one slow frame, on a machine that is busy with other tests
