@@ -349,7 +349,7 @@ MAKERS: dict[str, Maker] = {
     "LOCAL_RESPONSE_NORMALIZATION": _local_response,
     "INSTANCE_NORMALIZATION": _instance,
 }
-"""The operations on tensors of any kind; those on images are in `image_makers`."""
+"""The operations on tensors of any kind; those on images are in `IMAGE_MAKERS`."""
 
 
 # ---- images, and the dense layer -------------------------------------------------------------------------------------
