@@ -276,8 +276,7 @@ class RemoteDevice(Closing):
         connection = self.connection
         with waiting(options.deadline) as by:
             arguments, fds = _on_the_wire(options, by)
-            answer = self._with_model(connection, "prepare", model, *arguments, fds=fds, deadline=by)
-            return Home(connection, *answer)
+            return Home(connection, *self._with_model(connection, "prepare", model, *arguments, fds=fds, deadline=by))
 
     def restored_home(self, options: PrepareOptions) -> Home:
         """The same of a model that the device has kept in cache files. Raises InvalidArgument, GeneralFailure."""
@@ -358,5 +357,4 @@ def _on_the_wire(options: PrepareOptions, deadline: int | None) -> tuple[Sequenc
     counts, token = ((len(cache.model_files), len(cache.data_files)), cache.token) if cache else (None, None)
     files = [*cache.model_files, *cache.data_files] if cache else []
     fds = [*files, trace.memory.fd] if trace else files
-    arguments = PrepareArguments(counts, token, options.preference, deadline, number_of(options.priority))
-    return arguments.to_wire(), fds
+    return PrepareArguments(counts, token, options.preference, deadline, number_of(options.priority)).to_wire(), fds

@@ -63,8 +63,7 @@ class FencedOptions(NamedTuple):
         for name, value in (("deadline", deadline), ("duration", duration)):
             if value is not None and not (math.isfinite(value) and value >= 0):
                 raise InvalidArgument(f"{name}={value!r}: must be seconds, 0 or more, or None for no limit")
-        times = (None if t is None else nanoseconds(t) for t in (deadline, duration))
-        return cls(bool(measure), *times)
+        return cls(bool(measure), *(None if t is None else nanoseconds(t) for t in (deadline, duration)))
 
 
 @contextmanager

@@ -139,7 +139,7 @@ class Replacement(Protocol):
 class Fallback(Protocol):
     """Executes requests that the device does not answer. It is asked only after an error."""
 
-    def replacement(self, error: BaseException) -> Replacement:
+    def replacement(self, error: BaseException, /) -> Replacement:
         """What executes the request after that error. Raises the error if the request would fail there, too."""
 
     def report(self) -> dict[str, Any]:
@@ -203,8 +203,7 @@ class BurstSession:
     def result_of(self, encoded: EncodedRequest, reply: ResultPacket) -> Result:
         """Of a request that succeeded. Raises GeneralFailure."""
         self.statistics.note(reply.timing)
-        arrays = encoded.outputs.arrays(reply.output_shapes)
-        return Result(ErrorStatus.NONE, arrays, reply.output_shapes, reply.timing)
+        return Result(ErrorStatus.NONE, encoded.outputs.arrays(reply.output_shapes), reply.output_shapes, reply.timing)
 
     def error_of(self, reply: ResultPacket, deadline: int | None) -> BurstError:
         """The exception for the last result, which has no outputs."""

@@ -166,8 +166,7 @@ class _Decoder:
         if max(n_operands, n_operations) > _MAX_COUNT:
             raise ValueError(f"{n_operands} operands and {n_operations} operations; at most {_MAX_COUNT} are allowed")
         operands = [self._operand(n, *self._next()) for n in range(n_operands)]
-        operations = [self._operation(*self._next()) for _ in range(n_operations)]
-        return Subgraph(operands, operations, inputs, outputs)
+        return Subgraph(operands, [self._operation(*self._next()) for _ in range(n_operations)], inputs, outputs)
 
     def _operand(
         self, n: int, kind: int, dims: Any, scale: float, zero: int, life: int, value: Any, quant: Any, uses: Any

@@ -208,8 +208,7 @@ def measured(device: RemoteDevice) -> Capabilities:
         with suppress(StatusError):  # what a device promised and does not do has no figure
             performance = _measured(device, workload, until)
             figures |= dict.fromkeys(workload.figures, performance) if performance else {}
-    others = {name: figures.pop(name, None) for name in _FIGURES}
-    return Capabilities(figures, **others)
+    return Capabilities(figures, **{name: figures.pop(name, None) for name in _FIGURES})
 
 
 def _measured(device: RemoteDevice, workload: Workload, until: float) -> Performance | None:

@@ -401,7 +401,7 @@ class CompiledModel(FallbackModel, Closing):
         if self.fallback is None:
             return prepared.burst(**options._asdict())
         prepared.check_quarantine()
-        return Burst(Pipeline(prepared, options, fallback=BurstFallback(self, self.fallback)))
+        return Burst(Pipeline(prepared, options, fallback=BurstFallback(self.burst_replacement, self.fallback.report)))
 
     def replacement(self, error: BaseException) -> LocalPrepared:
         """As `FallbackModel.replacement`, unless it is closed."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from burst import (
     BuffersLost,
@@ -27,6 +27,8 @@ from driver.runtime.local import LocalDevice, LocalPrepared
 from driver.runtime.places import check_shapes
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from numpy.typing import NDArray
 
     from burst import Request
@@ -172,16 +174,8 @@ class FallbackModel:
         return self.replacement(error)
 
 
-class BurstFallback:
+class BurstFallback(NamedTuple):
     """What a burst of a compiled model does about requests that its device does not answer."""
 
-    def __init__(self, model: FallbackModel, fallback: CpuFallback) -> None:
-        self._model, self._fallback = model, fallback
-
-    def replacement(self, error: BaseException) -> LocalPrepared:
-        """As `FallbackModel.burst_replacement`."""
-        return self._model.burst_replacement(error)
-
-    def report(self) -> dict[str, Any]:
-        """All fallbacks of the compiled model."""
-        return self._fallback.report()
+    replacement: Callable[[BaseException], LocalPrepared]  #: `FallbackModel.burst_replacement`
+    report: Callable[[], dict[str, Any]]  #: all fallbacks of the compiled model

@@ -68,8 +68,7 @@ def partition(model: Model, chosen: Sequence[int]) -> list[Step]:
     graph = model.main
     if len(set(chosen)) == 1:
         return [Step(chosen[0], tuple(range(len(chosen))), model, graph.inputs, graph.outputs)]
-    order = _order(graph, chosen)
-    return [_step(model, device, group, _ends(graph, group)) for device, group in order]
+    return [_step(model, device, group, _ends(graph, group)) for device, group in _order(graph, chosen)]
 
 
 def _order(graph: Subgraph, chosen: Sequence[int]) -> list[tuple[int, tuple[int, ...]]]:

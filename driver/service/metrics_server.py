@@ -227,8 +227,7 @@ class StageHistogram:
         is_new = (records["id"] > last) & (times["total"] <= _LONGEST)
         for name, ns in times.items():
             seconds = ns[is_new] / 1e9
-            where = np.searchsorted(_BOUNDS, seconds)
-            self._counts[name] += np.bincount(where, minlength=len(_BOUNDS) + 1)
+            self._counts[name] += np.bincount(np.searchsorted(_BOUNDS, seconds), minlength=len(_BOUNDS) + 1)
             self._seconds[name] += float(seconds.sum())
         return max(last, int(records["id"].max(initial=0)))
 

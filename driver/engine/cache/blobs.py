@@ -508,8 +508,7 @@ class BlobStore:
 
     def _keep_as_unsaved(self) -> None:
         """Marks all entries as unsaved: the file has lost them."""
-        unused = [key for key in self._entries if key not in self._used]
-        for key in reversed(unused):
+        for key in reversed([key for key in self._entries if key not in self._used]):
             self._used[key] = None
             self._used.move_to_end(key, last=False)
         self._unsaved.update(self._entries)

@@ -89,8 +89,7 @@ class CacheRecords:
 
 def build(device: Device) -> str:
     """Names everything that must be unchanged for a compilation to be usable."""
-    parts = (device.name, device.version, version("burst-engine"), processor())
-    return "\n".join(parts)
+    return "\n".join((device.name, device.version, version("burst-engine"), processor()))
 
 
 def _name(uid: int, token: bytes) -> bytes:

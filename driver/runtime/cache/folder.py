@@ -124,8 +124,7 @@ class Folder:
 
     def _tokens(self) -> set[bytes]:
         """Whose files lie here. Others' files are never touched. Raises OSError."""
-        found = map(parsed_name, os.listdir(self.path))
-        return {name[0] for name in found if name}
+        return {name[0] for name in map(parsed_name, os.listdir(self.path)) if name}
 
     def _fault(self) -> str | None:
         """Raises OSError when there is nothing."""
