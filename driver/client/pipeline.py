@@ -19,10 +19,11 @@ from typing import TYPE_CHECKING, Any
 from burst import Busy, ErrorStatus, GeneralFailure, NotSent, PeerDied, Result, ResultsHeld, StatusError, Timeout
 from driver import fork
 from driver.client.aio import Arrivals
-from driver.client.future import Future, InFlight
+from driver.client.buffers import buffers_for
+from driver.client.future import Future
+from driver.client.in_flight import InFlight
 from driver.client.recovery import quarantine
 from driver.client.session import FAILURES, BurstSession
-from driver.client.workspace import buffers_for
 from driver.deadlines import earlier, missed_in_waiting, nanoseconds, passed, seconds_left, unanswered
 from driver.protocol.plain_codec import with_loop_timeout
 from fmq import clock
@@ -34,9 +35,10 @@ if TYPE_CHECKING:
     from burst import Memory, Request
     from burst.controller import Packet
     from burst.wire import ResultPacket
+    from driver.client.buffers import EncodedRequest, RequestBuffers
     from driver.client.prepared_model import RemotePreparedModel
     from driver.client.session import Fallback
-    from driver.client.workspace import EncodedRequest, InputSet, RequestBuffers
+    from driver.client.workspace import InputSet
     from driver.options import ExecuteOptions, Options
 
 CLOSED = "this burst was closed before the result came"

@@ -25,8 +25,9 @@ from burst import (
     Timing,
 )
 from burst._core import lib
+from driver.client.buffers import buffers_for
 from driver.client.future import Future
-from driver.client.workspace import InputSet, OutputSet, Workspace, buffers_for, input_shapes, output_views
+from driver.client.workspace import InputSet, OutputSet, Workspace, input_shapes, output_views
 from driver.deadlines import WAITING, check, check_entry, due, nanoseconds, passed
 from driver.devices.reference import ReferenceDevice
 from driver.engine.binding import BoundRequest
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
     from burst import Memory, Request
-    from driver.client.workspace import RequestBuffers
+    from driver.client.buffers import RequestBuffers
     from driver.interface import Device
     from driver.nn import Model
     from driver.options import Options, Preference

@@ -9,7 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from burst import GeneralFailure, Request
-from driver.client.workspace import Buffers, InputSet, OutputSet
+from driver.client.buffers import Buffers
+from driver.client.workspace import InputSet, OutputSet
 from driver.nn import Model, Subgraph, combine_dimensions
 
 if TYPE_CHECKING:

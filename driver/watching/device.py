@@ -18,7 +18,7 @@ import psutil
 from burst import Memory, Trace
 from driver.client import discovery, served
 from driver.client.connection import Connection
-from driver.client.session import cpu_of_listener
+from driver.client.statistics import cpu_of_listener
 from driver.errors import DeviceNotFound
 from driver.options import PRIORITIES
 from driver.protocol.census import Census, CensusCounts

@@ -1,0 +1,146 @@
+"""The memory of a burst: input sets that take turns, and output sets that are free when no result is held on them."""
+
+from __future__ import annotations
+
+from collections import deque
+from itertools import count
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from burst import ResultsHeld
+from driver.client.workspace import InputSet, OutputSet, Shapes
+from driver.fork import unusable
+
+if TYPE_CHECKING:
+    from burst import Memory, OutputShape, Request
+    from burst.controller import Packet
+    from driver.nn import Model
+    from driver.options import Options
+
+_SPARE = 16  # output sets beyond the depth that results may hold
+
+
+class EncodedRequest(NamedTuple):
+    """A request on one input set and one output set, encoded."""
+
+    inputs: InputSet
+    outputs: OutputSet
+    request: Request
+    packet: Packet
+
+
+class RequestBuffers(Protocol):
+    """Where a burst's requests lie: what a pipeline needs of `Buffers`."""
+
+    inputs: InputSet  #: of the next request
+    lent: InputSet | None  #: of a `run` that gave up waiting: the next request may have them, too
+
+    def next_inputs(self) -> None:
+        """The present ones belong to a request now; until `give_back`."""
+
+    def give_back(self, inputs: InputSet) -> None:
+        """The request that they belonged to is done with them."""
+
+    def free_outputs(self) -> OutputSet:
+        """A set that the caller does not hold and no request writes to. Raises ResultsHeld when there is none."""
+
+    def outputs_for(self, inputs: InputSet) -> OutputSet:
+        """The same, and the one that these inputs had last if it is free: the device knows that pair."""
+
+    def grow(self, outputs: OutputSet, shapes: tuple[OutputShape, ...]) -> Memory | None:
+        """Makes room for outputs of these shapes; the old memory, or None when there was room already."""
+
+    def forget_requests(self) -> None:
+        """A new device knows none that was encoded."""
+
+    def close(self) -> None:
+        """No request gets any more."""
+
+
+class Buffers:
+    """As `RequestBuffers`, made as they are needed, and kept."""
+
+    def __init__(self, model: Model, shapes: Shapes, depth: int) -> None:
+        self._model, self._shapes, self._most = model, shapes, depth + _SPARE
+        self.inputs = InputSet(model, shapes)
+        self.lent: InputSet | None = None
+        self._free: deque[InputSet] = deque()
+        self._last = OutputSet(model)
+        self._last.next = self._last
+        self._outputs, self._numbers = [self._last], count(1)
+        self._partners: dict[InputSet, OutputSet] = {}
+
+    def next_inputs(self) -> None:
+        self.inputs = self._free.popleft() if self._free else InputSet(self._model, self._shapes)
+
+    def give_back(self, inputs: InputSet) -> None:
+        if inputs is self.lent:
+            self.lent = None
+        elif inputs is not self.inputs:
+            self._free.append(inputs)
+
+    def free_outputs(self) -> OutputSet:
+        found = self._last.next  # usually the one that was used longest ago
+        while found.is_busy or found.is_held():
+            if found is self._last:
+                found = self._new_outputs()
+                break
+            found = found.next
+        found.number = next(self._numbers)
+        self._last = found
+        return found
+
+    def outputs_for(self, inputs: InputSet) -> OutputSet:
+        found = self._partners.get(inputs)
+        if found is None or found.is_busy or found.is_held():
+            found = self._partners[inputs] = self.free_outputs()
+        else:
+            found.number = next(self._numbers)
+            self._last = found
+        return found
+
+    def _new_outputs(self) -> OutputSet:
+        if len(self._outputs) >= self._most:
+            raise ResultsHeld(
+                f"all {len(self._outputs)} output buffers are held by the results of requests "
+                f"{', '.join(str(number) for number in sorted(o.number for o in self._outputs))}: copy what you keep "
+                "(result.outputs[0].copy()) and let the results go"
+            )
+        new = OutputSet(self._model, max((o.sizes for o in self._outputs), key=sum))
+        new.next, self._last.next = self._last.next, new
+        self._outputs.append(new)
+        return new
+
+    def forget_requests(self) -> None:
+        for outputs in self._outputs:
+            outputs.encoded.clear()
+
+    def close(self) -> None:
+        # They refer to each other, and would stay until garbage is collected.
+        self.forget_requests()
+        self._partners.clear()
+        self._last = unusable(_closed)
+        for outputs in self._outputs:
+            outputs.next = self._last
+
+    def grow(self, outputs: OutputSet, shapes: tuple[OutputShape, ...]) -> Memory | None:
+        sizes = outputs.needed(shapes)
+        if sizes is None:
+            return None
+        old = outputs.memory
+        outputs.lay_out(sizes)
+        return old
+
+
+def buffers_for(model: Model, options: Options) -> Buffers:
+    """Of a burst with these options. Raises ValueError for an open shape that the options leave out."""
+    if options.input_shapes is not None:
+        return Buffers(model, tuple(options.input_shapes), options.depth)
+    operands = [model.main.operands[i] for i in model.main.inputs]
+    for n, operand in enumerate(operands):
+        if not operand.is_known:
+            raise ValueError(f"input {n} has the open shape {operand.dimensions}; give it with burst(input_shapes=…)")
+    return Buffers(model, tuple(operand.dimensions for operand in operands), options.depth)
+
+
+def _closed() -> None:
+    raise ValueError("this burst is closed; open another")

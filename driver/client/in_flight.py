@@ -1,0 +1,106 @@
+"""The requests of one burst that have no result yet, in the order of their numbers, and the locks that guard them."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from concurrent.futures import CancelledError
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from driver.client.buffers import EncodedRequest, RequestBuffers
+    from driver.client.future import Future
+    from driver.client.workspace import InputSet
+
+
+class PendingRequest(NamedTuple):
+    """A request whose result has not come."""
+
+    number: int  #: of its result, counted by the controller
+    encoded: EncodedRequest
+    future: Future
+
+
+class InFlight:
+    """Oldest first. Three locks, always taken in this order:
+
+    `submitting` is held by the thread that submits or runs, `receiving` by the thread that waits for results, and
+    `lock`, briefly, by a thread that changes what both of them use. No thread waits for room while it holds
+    `submitting`, and none calls back while it holds one of the others.
+    """
+
+    def __init__(self, buffers: RequestBuffers) -> None:
+        self._buffers = buffers
+        self.requests: deque[PendingRequest] = deque()
+        self.staged: tuple[InputSet, Future] | None = None  #: the newest frame, kept until there is room
+        self.finished: deque[Future] = deque()  #: futures whose callbacks are due
+        self.is_moving = False  #: a request is being taken out, and another may take its place
+        self.is_running = False  #: a `Burst.run` holds `submitting`, and its request is not among `requests`
+        self.new_locks()
+
+    def new_locks(self) -> None:
+        self.submitting, self.receiving, self.lock = threading.RLock(), threading.Lock(), threading.RLock()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no request is in flight or about to be. `Burst.run` reads the same three fields itself."""
+        return not (self.requests or self.staged or self.is_moving)
+
+    def as_receiver(self, wait: float, work: Callable[[], None]) -> bool:
+        """Run `work` holding `receiving`; False if not acquired within `wait` seconds (-1: no limit).
+
+        By `for`, because Ctrl-C comes after a call, and so between `acquire()` and `try`.
+        """
+        for is_mine in map(self.receiving.acquire, (True,), (wait,)):
+            try:
+                if is_mine:
+                    work()
+            finally:
+                if is_mine:
+                    self.receiving.release()
+        return is_mine
+
+    def append(self, encoded: EncodedRequest, future: Future, number: int) -> None:
+        """Under the lock: the newest request. Its outputs are in use from now on."""
+        encoded.outputs.is_busy = True
+        self.requests.append(PendingRequest(number, encoded, future))
+
+    def append_next(self, encoded: EncodedRequest, future: Future, sent: int) -> None:
+        """The same, for a request that is about to be sent after `sent` others."""
+        while self.requests and self.requests[-1].number > sent:
+            self.take_back()  # Ctrl-C came before it was sent
+        self.append(encoded, future, sent + 1)
+
+    def append_unsent(self, encoded: EncodedRequest, future: Future, sent: int) -> None:
+        """The same, for a request that waits for the device to be started again, behind others that do."""
+        last = self.requests[-1].number if self.requests else 0
+        self.append(encoded, future, max(last, sent) + 1)
+
+    def take_back(self) -> None:
+        """Under the lock: the newest request was not sent."""
+        self.release(self.requests.pop().encoded)
+
+    def release(self, encoded: EncodedRequest) -> None:
+        """Its memory is free for other requests."""
+        encoded.outputs.is_busy = False
+        self._buffers.give_back(encoded.inputs)
+
+    def stage(self, inputs: InputSet, future: Future) -> bool:
+        """Under the lock: keep the newest frame until there is room. True if an older frame was dropped for it."""
+        is_drop = False
+        if self.staged is not None:
+            old, dropped = self.staged
+            if is_drop := not dropped.done():
+                self.finished.append(dropped.fail(CancelledError("a newer frame took its place")))
+            self._buffers.give_back(old)
+        self.staged = inputs, future
+        return is_drop
+
+    def abandon(self) -> None:
+        """In a forked child: the requests are the parent's, and so were the threads that held the locks."""
+        self.new_locks()
+        self.requests.clear()
+        self.finished.clear()
+        self.staged = None
