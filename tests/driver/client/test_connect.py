@@ -41,20 +41,22 @@ def test_asking_starts_nothing(place):
 @pytest.mark.parametrize("count", [6, pytest.param(16, marks=pytest.mark.stress)])
 def test_many_at_once(place, kit, count):
     """Processes that connect at the same moment share one service and one engine."""
-    code = "import sys, driver\nsys.stdout.write('.'); sys.stdout.flush(); sys.stdin.read(1)\n" + CONNECT
-    code += "\nimport os; os.close(1)"
-    clients = [kit.python(code, stdin=subprocess.PIPE, stdout=subprocess.PIPE) for _ in range(count)]
+    code = "import os, sys, driver\nsys.stdout.write('.'); sys.stdout.flush(); sys.stdin.read(1)\n" + CONNECT
+    code += "; sys.stdout.flush(); os.close(1); sys.stdin.read()"  # connected until we close the pipe
+    clients = [kit.python(code, bufsize=0, stdin=subprocess.PIPE, stdout=subprocess.PIPE) for _ in range(count)]
     for client in clients:
         assert client.stdout.read(1) == b"."
     for client in clients:
-        client.stdin.close()
+        client.stdin.write(b"!")
     answers = {client.stdout.read() for client in clients}
-    for client in clients:
-        client.stdout.close()
-        assert client.wait(kit.patience) == 0
     assert len(answers) == 1
     pids = [int(pid) for pid in answers.pop().split()]
-    assert place.pids() in (pids, [])  # none, where the last client's end is longer ago than a service lingers
+    assert len(pids) == 2
+    assert pids == place.pids()
+    for client in clients:
+        client.stdin.close()
+        client.stdout.close()
+        assert client.wait(kit.patience) == 0
 
 
 def test_gone_when_nobody_needs_it(place, process, kit):
