@@ -83,8 +83,8 @@ class PreparedModel(ABC):
     serves_all: bool = False
     """Whether clients with equal models share it. By default each client has its own."""
 
-    can_improve: bool = False
-    """Whether `improved` may return a better model."""
+    improves_after: int = 0
+    """Number of executions after which the engine asks `improved` for a better model; 0: there is none."""
 
     @abstractmethod
     def bind(
@@ -118,8 +118,9 @@ class PreparedModel(ABC):
     def improved(self, pace: Callable[[], object]) -> PreparedModel | None:
         """A better model to replace this one, for devices that first make a quick one; None: there is nothing better.
 
-        Called once if `can_improve`, in a background thread of low priority, while this model serves. Later requests
-        run on the better model, which also replaces this one in the cache files.
+        Called once after `improves_after` executions, in a background thread of low priority, while this model serves.
+        Later requests run on the better model, which also replaces this one in the cache files. Until then the engine
+        counts executions in Python and does not use `BoundExecution.native`.
         """
         return None
 

@@ -13,6 +13,7 @@ import threading
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from itertools import count
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
 from weakref import WeakSet
 
@@ -20,15 +21,19 @@ from burst._core import ffi
 from burst.turns import give_way
 from driver.deadlines import Rate
 from driver.engine.cache.compilations import Declined
+from driver.interface import BoundExecution, PreparedModel
 from driver.options import LOW
 from driver.protocol.model_codec import decode, same_memory, sealed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    import numpy as np
+    from numpy.typing import NDArray
+
     from burst import Request
     from driver.engine.cache.compilations import CacheWriter, RestoredCompilation
-    from driver.interface import Device, PreparedModel, Saved
+    from driver.interface import Device, Saved
     from driver.nn import Model
     from driver.options import Preference
     from driver.protocol.model_codec import ModelBytes
@@ -119,7 +124,7 @@ class SharedModel:
         """Writes cache files now and, for the latest ones, again after an improvement. Raises Declined, OSError."""
         with self._lock:
             self._save(saving)
-            if self.prepared.can_improve:
+            if self.prepared.improves_after:
                 self._savings = [*self._savings[1 - _MOST_SAVINGS :], saving]
 
     def improve(self, better: PreparedModel, switched: Callable[[], None]) -> None:
@@ -214,39 +219,92 @@ class ModelStore:
         return shared
 
 
-class ModelImprover:
-    """Improves the models of one device, one at a time: it serves a quick compilation first, and a better one later.
+class CountedModel(PreparedModel):
+    """A quick compilation. After `improves_after` executions, on whatever path, it asks for the better one."""
 
-    The better one is made in one thread while the quick one serves. Requests that are bound to the quick one finish on
-    it; later ones are bound anew. No request is lost, and none runs twice.
+    def __init__(self, quick: PreparedModel, ask: Callable[[], object]) -> None:
+        self.quick, self._ask, self._runs = quick, ask, count(1)
+        self.is_static, self.serves_all, self.improves_after = quick.is_static, quick.serves_all, quick.improves_after
+
+    def bind(
+        self,
+        inputs: Sequence[NDArray[Any] | None],
+        outputs: Sequence[NDArray[Any]],
+        pace: Callable[[], object],
+        loop_timeout: float,
+    ) -> BoundExecution:
+        return _CountedExecution(self.quick.bind(inputs, outputs, pace, loop_timeout), self._count)
+
+    def _count(self) -> None:
+        if next(self._runs) == self.improves_after:
+            self._ask()
+
+    def saved(self, root: NDArray[np.uint8]) -> Saved | None:
+        return self.quick.saved(root)
+
+    def rest(self) -> None:
+        self.quick.rest()
+
+    def improved(self, pace: Callable[[], object]) -> PreparedModel | None:
+        return self.quick.improved(pace)
+
+
+class _CountedExecution(BoundExecution):
+    """Without `native`: C code would not count."""
+
+    def __init__(self, bound: BoundExecution, note: Callable[[], object]) -> None:
+        self._bound, self._note = bound, note
+        self.shapes, self.is_infallible = bound.shapes, bound.is_infallible
+        self.copied_bytes, self.checked_bytes = bound.copied_bytes, bound.checked_bytes
+
+    def run(self) -> None:
+        self._bound.run()
+        self.shapes = self._bound.shapes
+        self._note()
+
+    def cancel(self) -> None:
+        self._bound.cancel()
+
+
+class ModelImprover:
+    """Improves the models of one device, one at a time: a quick compilation serves first, a better one later.
+
+    A better one costs time and memory, so it is made only for a model that is used: once the quick one has run as often
+    as the device says. It is made in one thread while the quick one serves. Requests that are bound to the quick one
+    finish on it; later ones are bound anew. No request is lost, and none runs twice.
     """
 
     def __init__(self, forget_plans: Callable[[], None]) -> None:
         """`forget_plans`: has all requests bound anew."""
         self._forget_plans, self._lock = forget_plans, threading.Lock()
-        self._begun: weakref.WeakSet[SharedModel] = weakref.WeakSet()
+        self._watched: weakref.WeakSet[SharedModel] = weakref.WeakSet()
         self._threads: ThreadPoolExecutor | None = None
 
-    def begin(self, shared: SharedModel, pace: Callable[[], object]) -> None:
-        """In the background, unless it was done, or the device knows nothing better."""
-        if not shared.prepared.can_improve:
-            return
+    def watch(self, shared: SharedModel, pace: Callable[[], object]) -> None:
+        """Improves this model once it has run often enough, unless the device knows nothing better."""
         with self._lock:
-            if shared in self._begun:
+            if not shared.prepared.improves_after or shared in self._watched:
                 return
-            self._begun.add(shared)
+            self._watched.add(shared)
+            shared.prepared = CountedModel(shared.prepared, partial(self._begin, weakref.ref(shared), pace))
+
+    def _begin(self, wanted: weakref.ref[SharedModel], pace: Callable[[], object]) -> None:
+        with self._lock:
             if self._threads is None:
                 self._threads = ThreadPoolExecutor(1, "improvement")
-        self._threads.submit(self._improve, weakref.ref(shared), pace)
+        self._threads.submit(self._improve, wanted, pace)
 
     def _improve(self, wanted: weakref.ref[SharedModel], pace: Callable[[], object]) -> None:
         shared = wanted()
         if shared is None:  # no client holds it any more
             return
+        better: PreparedModel | None = None
         try:
             better = shared.use.run(partial(shared.prepared.improved, pace))
         except Exception:  # noqa: BLE001 (the thread must go on)
             _log.exception("a model could not be improved; the first compilation stays in use")
-            return
         if better is not None:
             shared.improve(better, self._forget_plans)
+        elif isinstance(shared.prepared, CountedModel):  # there is nothing to count for any more
+            shared.prepared = shared.prepared.quick
+            self._forget_plans()

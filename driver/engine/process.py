@@ -208,7 +208,7 @@ class Engine:
         with taking(self._preparing):
             shared = use.run(traced)
         check("preparing")
-        self._improver.begin(shared, self.pace)
+        self._improver.watch(shared, self.pace)
         return shared
 
     def _holders(self) -> list[BurstServer | PlainServer]:

@@ -165,7 +165,7 @@ class StagedModel(OnnxRuntimeModel):
     """A model that is prepared quickly, and made faster later."""
 
     is_quick = True
-    can_improve = True
+    improves_after = 32
 
     def improved(self, pace: Callable[[], object]) -> OnnxRuntimeModel | None:
         program = self.only_program

@@ -216,7 +216,7 @@ class _Plan(PreparedModel):
 
 
 class _Quick(_Plan):
-    can_improve = True
+    improves_after = 3
 
     def improved(self, _: object) -> PreparedModel:
         folder = Path(os.environ["BURST_RUNTIME_DIR"])

@@ -42,7 +42,7 @@ def test_a_device_that_defines_only_what_it_must_has_answers_to_all():
     assert device.slots >= 1
     assert device.quantum > 0
     assert isinstance(device.restore(None, driver.Saved(), None, None, "low_power"), PlainModel)
-    assert (prepared.is_static, prepared.serves_all, prepared.can_improve) == (True, False, False)
+    assert (prepared.is_static, prepared.serves_all, prepared.improves_after) == (True, False, 0)
     assert prepared.saved(None) is prepared.improved(None) is prepared.rest() is None
     assert (bound.native, bound.copied_bytes, bound.checked_bytes, bound.is_infallible) == (None, 0, 0, False)
     assert bound.cancel() is None
