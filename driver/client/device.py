@@ -15,7 +15,7 @@ from burst import InvalidArgument, Memory, PeerDied, Trace
 from burst.turns import FlowCounts
 from driver.client import discovery, served
 from driver.client.connection import Connection
-from driver.client.device_buffers import Buffer
+from driver.client.device_buffers import RemoteBuffer, kind_of
 from driver.client.prepared_model import Home, RemotePreparedModel
 from driver.client.recovery import Revivals, quarantine
 from driver.deadlines import seconds_left, waiting
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from burst import Result
     from burst.channel import Channel
-    from driver.client.device_buffers import BufferDesc, BufferRole
+    from driver.client.device_buffers import Buffer, BufferDesc, BufferRole
     from driver.client.plain import PlainClient
     from driver.interface import CacheFiles
     from driver.nn import Model
@@ -268,7 +268,8 @@ class RemoteDevice(Closing):
         (token,), _ = connection.call(
             "allocate", desc.dimensions, [home.number for home in homes], list(input_roles), list(output_roles)
         )
-        return Buffer(connection, token)
+        kind = kind_of([prepared.model for prepared in prepared_models], input_roles, output_roles)
+        return RemoteBuffer(connection, token, kind)
 
     def home_of(self, model: Model, options: PrepareOptions) -> Home:
         """Prepares a valid model, and keeps it in the cache files, if there are any."""

@@ -9,11 +9,14 @@ is an input or an output of a request where a `Memory` could be, as a whole:
 
 from __future__ import annotations
 
+import math
+from abc import abstractmethod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from burst import BuffersLost, DeviceBuffer, Memory
+from burst import BuffersLost, DeviceBuffer, InvalidArgument, Memory
+from driver.protocol.buffers import BufferKind, BufferState
 from fmq.closing import Closing
 
 if TYPE_CHECKING:
@@ -22,6 +25,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from driver.client.connection import Connection
+    from driver.nn import Model
 
 
 class BufferDesc(NamedTuple):
@@ -41,16 +45,110 @@ class BufferRole(NamedTuple):
     frequency: float = 1.0
 
 
-class Buffer(DeviceBuffer, Closing):
-    """A buffer on a device, made by `RemoteDevice.allocate`. It is released when it is closed, or let go.
+def kind_of(
+    models: Sequence[Model], input_roles: Sequence[BufferRole], output_roles: Sequence[BufferRole]
+) -> BufferKind:
+    """Of a buffer for these roles, which are valid."""
+    role = (*input_roles, *output_roles)[0]
+    graph = models[role.model_index].main
+    return BufferKind.of(graph.operands[(graph.inputs if input_roles else graph.outputs)[role.io_index]])
+
+
+class Buffer(Closing):
+    """Memory for inputs and outputs of models, which a request names as a whole. Made by `allocate`.
+
+    It has no value until an execution, or `copy_from`, has written one, nor after one of these has failed.
+    """
+
+    token: int  #: in messages
+    kind: BufferKind
+
+    @property
+    def dimensions(self) -> tuple[int, ...]:
+        """Of its value; while it has none, those that are fixed, 0 where open. Raises StatusError, PeerDied."""
+        return self.state().dimensions
+
+    @property
+    def is_fresh(self) -> bool:
+        """It has no value. Raises StatusError, PeerDied."""
+        return self.state().is_fresh
+
+    def copy_from(self, source: Buffer | Memory | NDArray[Any], dimensions: Sequence[int] = ()) -> None:
+        """Makes all of `source` its value. An array or a buffer says its own dimensions.
+
+        Between buffers of one device the value does not leave that device; otherwise it comes through this process.
+
+        Raises StatusError: INVALID_ARGUMENT where bytes or dimensions do not fit (then it has no value), or where
+        `source` is a buffer of another type or quantisation; GENERAL_FAILURE where `source` is a buffer without a
+        value. BuffersLost, ValueError for a buffer that is lost or closed; PeerDied.
+        """
+        if isinstance(source, Buffer):
+            self._copy(source)
+            return
+        memory, given = source, tuple(dimensions)
+        if not isinstance(memory, Memory):
+            array = np.ascontiguousarray(source)
+            memory, given = Memory.create(max(1, array.nbytes)), given or array.shape
+            memory.asarray(np.uint8, array.nbytes)[:] = array.reshape(-1).view(np.uint8)
+        self.write(memory, given)
+
+    def copy_to(self, target: Buffer | Memory | NDArray[Any]) -> None:
+        """Writes its value to all of `target`.
+
+        Raises StatusError (INVALID_ARGUMENT where the sizes differ, GENERAL_FAILURE when it has no value), PeerDied;
+        for a buffer what that one's `copy_from` raises.
+        """
+        if isinstance(target, Buffer):
+            target.copy_from(self)
+        elif isinstance(target, Memory):
+            self.read(target)
+        else:
+            memory = Memory.create(max(1, target.nbytes))
+            self.read(memory)
+            target[...] = memory.asarray(target.dtype, target.shape)
+
+    def _copy(self, source: Buffer) -> None:
+        if source is self or self.copied_inside(source):
+            return
+        if source.kind != self.kind:
+            raise InvalidArgument(f"source: a buffer of {source.kind}; buffer {self.token} takes {self.kind}")
+        state = source.state()
+        memory = Memory.create(max(1, math.prod(state.dimensions) * self.kind.type.element_size))
+        source.read(memory)
+        self.write(memory, state.dimensions)
+
+    @abstractmethod
+    def state(self) -> BufferState:
+        """As it is now. Raises StatusError, PeerDied."""
+
+    @abstractmethod
+    def write(self, memory: Memory, dimensions: tuple[int, ...]) -> None:
+        """Makes all of `memory` its value."""
+
+    @abstractmethod
+    def read(self, memory: Memory) -> None:
+        """Writes its value to all of `memory`."""
+
+    def copied_inside(self, source: Buffer) -> bool:
+        """Copies the value of `source` without bringing it to this process. False: not possible."""
+        del source
+        return False
+
+    @abstractmethod
+    def check(self, connection: Connection) -> None:
+        """Raises BuffersLost, ValueError, InvalidArgument unless a request over this connection can name it."""
+
+
+class RemoteBuffer(DeviceBuffer, Buffer):
+    """A buffer on a device. It is released when it is closed, or let go.
 
     It belongs to one life of the device: after the device's death, using it raises BuffersLost.
     """
 
-    def __init__(self, connection: Connection, token: int) -> None:
+    def __init__(self, connection: Connection, token: int, kind: BufferKind) -> None:
         """Use `device.allocate`."""
         super().__init__(token)
-        self._connection, self._is_closed = connection, False
+        self._connection, self.kind, self._is_closed = connection, kind, False
 
     def check(self, connection: Connection) -> None:
         """Raises BuffersLost, or ValueError, unless it can be used over this connection."""
@@ -61,33 +159,26 @@ class Buffer(DeviceBuffer, Closing):
                 f"buffer {self.token} belongs to a device that died, or to another connection; allocate it there"
             )
 
-    def copy_from(self, source: Memory | NDArray[Any], dimensions: Sequence[int] = ()) -> None:
-        """Makes all of `source` its value. An array says its own dimensions where they are open.
+    def state(self) -> BufferState:
+        dimensions, is_fresh = self._call("buffer_state", self.token)
+        return BufferState(tuple(dimensions), is_fresh)
 
-        Raises StatusError (INVALID_ARGUMENT where bytes or dimensions do not fit: then it has no value), PeerDied.
-        """
-        memory, given = source, tuple(dimensions)
-        if not isinstance(memory, Memory):
-            array = np.ascontiguousarray(source)
-            memory, given = Memory.create(max(1, array.nbytes)), given or array.shape
-            memory.asarray(np.uint8, array.nbytes)[:] = array.reshape(-1).view(np.uint8)
-        self._call("copy_from", self.token, list(given), memory=memory)
+    def write(self, memory: Memory, dimensions: tuple[int, ...]) -> None:
+        self._call("copy_from", self.token, list(dimensions), memory.to_wire(), fds=[memory.fd])
 
-    def copy_to(self, target: Memory | NDArray[Any]) -> None:
-        """Writes its value to all of `target`.
+    def read(self, memory: Memory) -> None:
+        self._call("copy_to", self.token, memory.to_wire(), fds=[memory.fd])
 
-        Raises StatusError (INVALID_ARGUMENT where the sizes differ, GENERAL_FAILURE when it has no value), PeerDied.
-        """
-        if isinstance(target, Memory):
-            self._call("copy_to", self.token, memory=target)
-            return
-        memory = Memory.create(max(1, target.nbytes))
-        self._call("copy_to", self.token, memory=memory)
-        target[...] = memory.asarray(target.dtype, target.shape)
+    def copied_inside(self, source: Buffer) -> bool:
+        if not (isinstance(source, RemoteBuffer) and source._connection is self._connection):
+            return False
+        source.check(self._connection)
+        self._call("copy", source.token, self.token)
+        return True
 
-    def _call(self, method: str, *arguments: object, memory: Memory) -> None:
+    def _call(self, method: str, *arguments: object, fds: Sequence[int] = ()) -> list[Any]:
         self.check(self._connection)
-        self._connection.call(method, *arguments, memory.to_wire(), fds=[memory.fd])
+        return self._connection.call(method, *arguments, fds=fds)[0]
 
     def close(self) -> None:
         """Frees its memory on the device. Harmless when done twice, and when the device is gone."""

@@ -27,18 +27,18 @@ from burst._core import ffi, lib
 from burst.memory_limits import check_available
 from burst.messages import Cause
 from burst.wire import Token
-from driver.engine.device_memory import OperandRole
+from driver.engine.named_buffers import NamedBuffers
 from driver.errors import ExecutionFailed, LoopTimeout, OutputInsufficientSize
 from driver.nn import LONGEST_LOOP_TIMEOUT, LOOP_TIMEOUT, arena, combine_dimensions
 from driver.nn.arena import memory
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
     from burst import Request, RequestArgument
-    from driver.engine.device_memory import LoadedModel, ManagedBuffer, ManagedBuffers
+    from driver.engine.device_memory import LoadedModel, ManagedBuffers
     from driver.interface import BoundExecution, PreparedModel
     from driver.nn import Model, Operand
 
@@ -320,7 +320,7 @@ class ManagedRequest:
         """Raises InvalidArgument, GeneralFailure."""
         self._loaded, self._request, self._buffers, self._pace = loaded, request, buffers, pace
         self._bind()
-        self.is_static = self._bound.is_static and all(b.is_fixed for b in self._named)
+        self.is_static = self._bound.is_static and self._named.are_fixed
         self.native = self._native() if self.is_static and self._bound.native else None
         self.estimate: Any = None
 
@@ -341,25 +341,21 @@ class ManagedRequest:
 
     def run(self) -> None:
         """Executes. Raises StatusError; the buffers that it should have written are fresh afterwards."""
-        if self._versions != [b.version for b in self._named]:
+        if self._named.have_changed:
             self._bind()
-        for buffer in self._read:
-            buffer.check_value()
-        for buffer, _ in self._written:
-            buffer.is_fresh = True
+        self._named.begin()
         try:
             self._bound.run()
         except InsufficientSize as error:
-            self._grow(error)
+            if not self._named.grow(error.result.output_shapes if error.result else ()):
+                raise
             self._bind()
             self._bound.run()
-        shapes = self._bound.shapes
-        for buffer, n in self._written:
-            buffer.settle(shapes[n].dimensions)
+        self._named.settle(self._bound.shapes)
 
     def _native(self) -> tuple[int, int]:
         """Does not check versions: a buffer of fixed size can only be released, and `release` drops the plans on it."""
-        words = [[b.fresh for b in self._read], [b.fresh for b, _ in self._written]]
+        words = [[b.fresh for b in self._named.read], [b.fresh for b, _ in self._named.written]]
         reads, writes = (ffi.new("uint32_t *[]", found or [ffi.NULL]) for found in words)
         function, inner = (ffi.cast(kind, n) for kind, n in zip(_NATIVE, self._bound.native or (), strict=True))
         context = ffi.new("burst_managed *", (function, inner, reads, writes, *map(len, words)))
@@ -371,68 +367,7 @@ class ManagedRequest:
         self._bound.cancel()
 
     def _bind(self) -> None:
-        pools = self._request.pools
-        found: Mapping[int, ManagedBuffer] = {
-            n: self._buffers[pool.token] for n, pool in enumerate(pools) if isinstance(pool, Token)
-        }
-        inputs = [self._argument(n, a, found, is_input=True) for n, a in enumerate(self._request.inputs)]
-        outputs = [self._argument(n, a, found, is_input=False) for n, a in enumerate(self._request.outputs)]
-        self._read = [found[a.pool] for a in inputs if not a.has_no_value and a.pool in found]
-        self._written = [(found[a.pool], n) for n, a in enumerate(outputs) if not a.has_no_value and a.pool in found]
-        _check_alone([b for b, _ in self._written], self._read)
-        for buffer in self._read:
-            if not buffer.is_fixed:  # the others are checked at each run: an execution may still write to them
-                buffer.check_value()
-        self._named = list(found.values())
-        self._versions = [b.version for b in self._named]
-        request = self._request._replace(
-            inputs=tuple(inputs), outputs=tuple(outputs), pools=tuple(found.get(n, p) for n, p in enumerate(pools))
-        )
-        self._bound = BoundRequest(self._loaded.model, self._loaded.prepared, request, self._pace)
-
-    def _argument(
-        self, n: int, argument: RequestArgument, found: Mapping[int, ManagedBuffer], *, is_input: bool
-    ) -> RequestArgument:
-        """The argument as it would be if the buffer were ordinary memory."""
-        buffer = None if argument.has_no_value else found.get(argument.pool)
-        if buffer is None:
-            return argument
-        where, given = f"{'input' if is_input else 'output'} {n}", argument.dimensions
-        if argument.offset or argument.length:
-            raise InvalidArgument(
-                f"{where}: {argument.length} bytes at offset {argument.offset} of a buffer; buffers are used whole: "
-                "give offset 0 and length 0"
-            )
-        if OperandRole(self._loaded.number, is_input, n) not in buffer.roles:
-            raise InvalidArgument(f"{where}: buffer {buffer.token} was not allocated for that role")
-        present = buffer.known if is_input and not buffer.is_fresh else buffer.dimensions
-        if given and combine_dimensions(present, given) is None:
-            raise InvalidArgument(f"{where}: dimensions {list(given)} contradict the buffer's {list(present)}")
-        length = buffer.size(buffer.known) if is_input and not buffer.is_fresh else buffer.nbytes
-        return argument._replace(length=length, dimensions=present if is_input else given)
-
-    def _grow(self, error: InsufficientSize) -> None:
-        """Grows the buffers to hold the outputs. Raises `error` if memory of the client is too small."""
-        shapes = error.result.output_shapes if error.result else ()
-        grown = {n for _, n in self._written}
-        for n, shape in enumerate(shapes):
-            if not shape.is_sufficient and n not in grown:
-                raise error
-        for buffer, n in self._written:
-            if shapes[n].is_sufficient:
-                continue
-            if buffer.is_fixed or not shapes[n].dimensions:
-                raise GeneralFailure(
-                    f"output {n} has dimensions {list(shapes[n].dimensions)}, but buffer {buffer.token} "
-                    f"{list(buffer.dimensions)}"
-                ) from error
-            buffer.grow(buffer.size(shapes[n].dimensions))
-
-
-def _check_alone(written: Sequence[ManagedBuffer], read: Sequence[ManagedBuffer]) -> None:
-    """Raises InvalidArgument if an execution would write a buffer twice, or one that it reads."""
-    for n, buffer in enumerate(written):
-        if any(buffer is other for other in (*written[:n], *read)):
-            raise InvalidArgument(
-                f"buffer {buffer.token} is an output and also an input or another output of this request"
-            )
+        pools = enumerate(self._request.pools)
+        found = {n: self._buffers[pool.token] for n, pool in pools if isinstance(pool, Token)}
+        self._named = NamedBuffers(self._request, found, self._loaded.number)
+        self._bound = BoundRequest(self._loaded.model, self._loaded.prepared, self._named.request, self._pace)

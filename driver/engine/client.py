@@ -107,6 +107,8 @@ class EngineClient:
             "release": self.release,
             "copy_from": self.copy_from,
             "copy_to": self.copy_to,
+            "copy": self.copy,
+            "buffer_state": self.buffer_state,
         }
 
     def load(self, message: Message, where: list[int], *plain: object) -> Reply:
@@ -254,6 +256,15 @@ class EngineClient:
         """Copies the value of a buffer into the memory in the descriptor."""
         self._buffers[token].copy_to(Memory.from_wire(plain, take_fd(message)))
         return Reply()
+
+    def copy(self, _: Message, source: int, target: int) -> Reply:
+        """Copies the value of a buffer into another one."""
+        self._buffers[target].copy(self._buffers[source])
+        return Reply()
+
+    def buffer_state(self, _: Message, token: int) -> Reply:
+        """The dimensions of a buffer, and whether it has no value."""
+        return Reply(list(self._buffers[token].state))
 
     def holders(self) -> list[BurstServer | PlainServer]:
         """Servers whose plans are worth dropping: many plans, or large temporaries."""

@@ -14,7 +14,7 @@ import mmap
 import threading
 import weakref
 from itertools import chain, count
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -28,6 +28,7 @@ from burst import (
 from burst._core import ffi
 from driver.engine.limits import no_room
 from driver.nn import combine_dimensions
+from driver.protocol.buffers import BufferKind, BufferState
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -36,28 +37,11 @@ if TYPE_CHECKING:
 
     from driver.engine.models import SharedModel
     from driver.interface import PreparedModel
-    from driver.nn import Model, Operand, OperandType
+    from driver.nn import Model, Operand
 
 _ALIGNMENT = 64
 _LARGE = 2**18
 _tokens = count(1)
-
-
-class BufferKind(NamedTuple):
-    """Type and quantisation: the same for all roles of a buffer."""
-
-    type: OperandType
-    scale: float
-    zero_point: int
-    channel_quant: Any
-
-    def __str__(self) -> str:
-        quantised = f" of scale {self.scale:g} and zero point {self.zero_point}" if self.scale else ""
-        return f"{self.type.name}{quantised}{' per channel' if self.channel_quant else ''}"
-
-    @classmethod
-    def of(cls, operand: Operand) -> BufferKind:
-        return cls(operand.type, operand.scale, operand.zero_point, operand.channel_quant)
 
 
 class OperandRole(NamedTuple):
@@ -69,6 +53,23 @@ class OperandRole(NamedTuple):
 
     def __str__(self) -> str:
         return f"{'input' if self.is_input else 'output'} {self.io_index} of prepared model {self.model}"
+
+    def operand(self, model: Model) -> Operand:
+        """The operand of that role. Raises InvalidArgument for an index that the model does not have."""
+        graph = model.main
+        side, what = (graph.inputs, "inputs") if self.is_input else (graph.outputs, "outputs")
+        if not 0 <= self.io_index < len(side):
+            raise InvalidArgument(f"io_index={self.io_index}: model {self.model} has {len(side)} {what}")
+        return graph.operands[side[self.io_index]]
+
+
+class RoleModel(Protocol):
+    """A model for whose inputs and outputs a buffer can be allocated."""
+
+    @property
+    def number(self) -> int: ...
+    @property
+    def model(self) -> Model: ...
 
 
 class LoadedModel(NamedTuple):
@@ -85,14 +86,6 @@ class LoadedModel(NamedTuple):
     @property
     def prepared(self) -> PreparedModel:
         return self.shared.prepared
-
-    def operand(self, role: OperandRole) -> Operand:
-        """The operand of that role. Raises InvalidArgument for an index that the model does not have."""
-        graph = self.model.main
-        side, what = (graph.inputs, "inputs") if role.is_input else (graph.outputs, "outputs")
-        if not 0 <= role.io_index < len(side):
-            raise InvalidArgument(f"io_index={role.io_index}: model {role.model} has {len(side)} {what}")
-        return graph.operands[side[role.io_index]]
 
 
 class Quota:
@@ -179,6 +172,16 @@ class ManagedBuffer:
         return math.prod(dimensions) * self.kind.type.element_size
 
     @property
+    def state(self) -> BufferState:
+        """As it is now."""
+        return BufferState(self.dimensions if self.is_fresh else self.known, self.is_fresh)
+
+    @property
+    def pool(self) -> Any:
+        """What stands in the pools of a bound request."""
+        return self
+
+    @property
     def nbytes(self) -> int:
         """Its present capacity."""
         return self._array.nbytes
@@ -217,6 +220,25 @@ class ManagedBuffer:
             self.is_fresh = True
             raise
         self._array[:nbytes] = memory.asarray()
+        self.settle(found)
+
+    def copy(self, source: ManagedBuffer) -> None:
+        """Copies the value of another buffer in. Raises InvalidArgument where that is of another kind, GeneralFailure
+        where it has none; InvalidArgument, and is fresh then, where the dimensions do not fit.
+        """
+        if source is self:
+            return
+        if source.kind != self.kind:
+            raise InvalidArgument(f"source: a buffer of {source.kind}; buffer {self.token} takes {self.kind}")
+        source.check_value()
+        try:
+            found = self._fixed_by(source.known)
+            nbytes = self.size(found)
+            self.grow(nbytes)
+        except Exception:
+            self.is_fresh = True
+            raise
+        self._array[:nbytes] = source._array[:nbytes]
         self.settle(found)
 
     def copy_to(self, memory: Memory) -> None:
@@ -273,23 +295,8 @@ class ManagedBuffers:
 
         Raises InvalidArgument, ResourceExhaustedTransient, ResourceExhaustedPersistent.
         """
-        roles = _roles(models, inputs, outputs)
-        by_number = {loaded.number: loaded for loaded in models}
-        operands = [by_number[role.model].operand(role) for role in roles]
-        kind = BufferKind.of(operands[0])
-        for role, operand in zip(roles, operands, strict=True):
-            if (other := BufferKind.of(operand)) != kind:
-                raise InvalidArgument(f"{role} is {other}, and {roles[0]} is {kind}: they cannot share a buffer")
-            combined = combine_dimensions(dimensions, operand.dimensions)
-            if combined is None:
-                raise InvalidArgument(
-                    f"{role} has dimensions {list(operand.dimensions)}, which contradict {list(dimensions)} from the "
-                    "description and the other roles"
-                )
-            dimensions = combined
-        if kind.type.is_scalar and dimensions:
-            raise InvalidArgument(f"dimensions={list(dimensions)}: {kind.type.name} is a scalar and has none")
-        buffer = ManagedBuffer(kind, dimensions, frozenset(roles), self.quota)
+        kind, dimensions, roles = describe(dimensions, models, inputs, outputs)
+        buffer = ManagedBuffer(kind, dimensions, roles, self.quota)
         self._buffers[buffer.token] = buffer
         return buffer
 
@@ -303,7 +310,33 @@ class ManagedBuffers:
         self._buffers.clear()
 
 
-def _roles(models: Sequence[LoadedModel], inputs: Sequence[Any], outputs: Sequence[Any]) -> list[OperandRole]:
+def describe(
+    dimensions: tuple[int, ...], models: Sequence[RoleModel], inputs: Sequence[Any], outputs: Sequence[Any]
+) -> tuple[BufferKind, tuple[int, ...], frozenset[OperandRole]]:
+    """What a buffer for these roles is: its kind, the dimensions that are fixed, its roles.
+
+    Raises InvalidArgument for roles that are given twice, do not exist or contradict each other.
+    """
+    roles = _roles(models, inputs, outputs)
+    by_number = {each.number: each.model for each in models}
+    operands = [role.operand(by_number[role.model]) for role in roles]
+    kind = BufferKind.of(operands[0])
+    for role, operand in zip(roles, operands, strict=True):
+        if (other := BufferKind.of(operand)) != kind:
+            raise InvalidArgument(f"{role} is {other}, and {roles[0]} is {kind}: they cannot share a buffer")
+        combined = combine_dimensions(dimensions, operand.dimensions)
+        if combined is None:
+            raise InvalidArgument(
+                f"{role} has dimensions {list(operand.dimensions)}, which contradict {list(dimensions)} from the "
+                "description and the other roles"
+            )
+        dimensions = combined
+    if kind.type.is_scalar and dimensions:
+        raise InvalidArgument(f"dimensions={list(dimensions)}: {kind.type.name} is a scalar and has none")
+    return kind, dimensions, frozenset(roles)
+
+
+def _roles(models: Sequence[RoleModel], inputs: Sequence[Any], outputs: Sequence[Any]) -> list[OperandRole]:
     roles: list[OperandRole] = []
     sides: Iterable[tuple[bool, Any]] = chain(((True, r) for r in inputs), ((False, r) for r in outputs))
     for is_input, (model, index, frequency) in sides:

@@ -256,6 +256,7 @@ class ServiceClient:
             "prepare": partial(self.noted, "prepared", "refused", self.prepare),
             **{method: partial(self.forward, method) for method in ("free", "channel", "fenced", "burst", "traces")},
             **{method: partial(self.forward, method) for method in ("allocate", "release", "copy_from", "copy_to")},
+            **{method: partial(self.forward, method) for method in ("copy", "buffer_state")},
             **{method: partial(self.forward, method) for method in ("stage", "turns", "figures", "census")},
             "restore": partial(self.noted, "restored", "not_restored", partial(self.forward, "restore")),
         }

@@ -15,6 +15,7 @@ import driver
 from burst import (
     BuffersLost,
     DeviceBuffer,
+    GeneralFailure,
     InvalidArgument,
     Memory,
     PeerDied,
@@ -178,6 +179,101 @@ class TestTheirLife:
                 os._exit(0)
             assert os.waitpid(pid, 0)[1] == 0
             assert prepared.execute(reading(buffer)).outputs[0].tolist() == (X + X).tolist()
+
+
+class TestCopies:
+    """From buffer to buffer: on one device without this process, else through its memory, by the same rules."""
+
+    @pytest.fixture(params=["one device", "two connections"])
+    def pair(self, request, prepared, connect):
+        """A function that allocates two buffers, the second one on the same device or through another connection."""
+        other = prepared if request.param == "one device" else connect().prepare(sum_model())
+
+        def pair(**options):
+            return buffer_of(prepared, **options), buffer_of(other, **options)
+
+        return pair
+
+    def test_a_value_and_its_dimensions_arrive(self, pair):
+        """By copy_from and by copy_to, again and again, and the source keeps its value."""
+        source, target = pair()
+        for n, copy in enumerate([lambda: target.copy_from(source), lambda: source.copy_to(target)] * 2):
+            source.copy_from(X + n)
+            copy()
+            for buffer in (source, target):
+                found = np.zeros_like(X)
+                buffer.copy_to(found)
+                assert found.tolist() == (X + n).tolist()
+                assert buffer.dimensions == X.shape
+                assert not buffer.is_fresh
+
+    def test_open_dimensions(self, connect):
+        """The target takes over the dimensions of the value, unless they contradict its own: then it has no value."""
+        device, other = connect(), connect()
+        open_model, wide = sum_model((0, 4)), sum_model((2, 4))
+        with device.prepare(open_model) as a, device.prepare(wide) as b, other.prepare(wide) as c:
+            source = buffer_of(a)
+            assert source.dimensions == (0, 4)
+            assert source.is_fresh
+            for target in (buffer_of(a), buffer_of(b), buffer_of(c)):
+                source.copy_from(np.ones((2, 4), np.float32))
+                target.copy_from(source)
+                assert target.dimensions == (2, 4)
+            for target in (buffer_of(b), buffer_of(c)):
+                target.copy_from(np.ones((2, 4), np.float32))
+                source.copy_from(np.ones((3, 4), np.float32))
+                with pytest.raises(InvalidArgument, match=r"dimensions=\[3, 4\] contradict the buffer's \[2, 4\]"):
+                    target.copy_from(source)
+                assert target.is_fresh
+
+    def test_what_cannot_be_copied(self, pair, prepared):
+        """No value, another type, and a closed buffer are refused; the target keeps its value."""
+        source, target = pair()
+        target.copy_from(X)
+        with pytest.raises(GeneralFailure, match=f"buffer {source.token} has no value"):
+            target.copy_from(source)
+        builder = driver.ModelBuilder()
+        builder.output(builder.operation("RELU", builder.input("quant8_asymm", (1, 4), scale=0.5, zero_point=3)))
+        with prepared.device.prepare(builder.build()) as other:
+            bytes_ = buffer_of(other)
+            bytes_.copy_from(np.zeros((1, 4), np.uint8))
+            with pytest.raises(
+                InvalidArgument, match=r"QUANT8_ASYMM of scale 0\.5 and zero point 3; .* TENSOR_FLOAT32"
+            ):
+                target.copy_from(bytes_)
+        source.close()
+        with pytest.raises(ValueError, match=f"buffer {source.token} is closed"):
+            target.copy_from(source)
+        found = np.zeros_like(X)
+        target.copy_to(found)
+        assert found.tolist() == X.tolist()
+
+    def test_itself(self, prepared):
+        """A buffer copied to itself stays what it is, with a value or without."""
+        with buffer_of(prepared) as buffer:
+            buffer.copy_from(buffer)
+            assert buffer.is_fresh
+            buffer.copy_from(X)
+            buffer.copy_to(buffer)
+            assert not buffer.is_fresh
+
+    def test_of_a_dead_device(self, place, kit):
+        """A buffer that died with its device cannot be copied, and the target, on another device, keeps its value."""
+        with (
+            driver.connect(kit.odd("Picky")) as other,
+            other.prepare(sum_model()) as prepared,
+            driver.connect() as device,
+            device.prepare(sum_model()) as doomed,
+            buffer_of(prepared) as target,
+        ):
+            target.copy_from(X)
+            source = buffer_of(doomed)
+            source.copy_from(X + 1)
+            os.kill(device.engine_pid, 9)
+            for copy in (lambda: target.copy_from(source), lambda: source.copy_to(target)):
+                with pytest.raises(PeerDied):
+                    copy()
+            assert not target.is_fresh
 
 
 class TestRaces:

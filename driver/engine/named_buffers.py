@@ -1,0 +1,106 @@
+"""The buffers that one request names: checked against their roles, and what an execution makes of their values."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from burst import GeneralFailure, InvalidArgument
+from driver.engine.device_memory import OperandRole
+from driver.nn import combine_dimensions
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from burst import OutputShape, Request, RequestArgument
+    from driver.engine.device_memory import ManagedBuffer
+
+
+class NamedBuffers:
+    """`request` is the given one as it would be if the buffers were ordinary memory."""
+
+    def __init__(self, request: Request, found: Mapping[int, ManagedBuffer], model: int) -> None:
+        """`found`: the buffers by the index of their pool. `model`: the number of the model in their roles.
+
+        Raises InvalidArgument, GeneralFailure.
+        """
+        inputs = [_argument(n, a, found, model, is_input=True) for n, a in enumerate(request.inputs)]
+        outputs = [_argument(n, a, found, model, is_input=False) for n, a in enumerate(request.outputs)]
+        self.read = [found[a.pool] for a in inputs if not a.has_no_value and a.pool in found]
+        self.written = [(found[a.pool], n) for n, a in enumerate(outputs) if not a.has_no_value and a.pool in found]
+        self._check_alone()
+        for buffer in self.read:
+            if not buffer.is_fixed:  # the others are checked at each run: an execution may still write to them
+                buffer.check_value()
+        self._named = list(found.values())
+        self._versions = [b.version for b in self._named]
+        pools = tuple(found[n].pool if n in found else pool for n, pool in enumerate(request.pools))
+        self.request = request._replace(inputs=tuple(inputs), outputs=tuple(outputs), pools=pools)
+
+    def _check_alone(self) -> None:
+        """Raises InvalidArgument if an execution would write a buffer twice, or one that it reads."""
+        written = [buffer for buffer, _ in self.written]
+        for n, buffer in enumerate(written):
+            if any(buffer is other for other in (*written[:n], *self.read)):
+                raise InvalidArgument(
+                    f"buffer {buffer.token} is an output and also an input or another output of this request"
+                )
+
+    @property
+    def are_fixed(self) -> bool:
+        """Whether their sizes cannot change."""
+        return all(buffer.is_fixed for buffer in self._named)
+
+    @property
+    def have_changed(self) -> bool:
+        """Whether `request` no longer holds: make another object."""
+        return self._versions != [b.version for b in self._named]
+
+    def begin(self) -> None:
+        """An execution begins: what it writes has no value until `settle`. Raises GeneralFailure."""
+        for buffer in self.read:
+            buffer.check_value()
+        for buffer, _ in self.written:
+            buffer.is_fresh = True
+
+    def settle(self, shapes: Sequence[OutputShape]) -> None:
+        """The execution has written outputs of these shapes."""
+        for buffer, n in self.written:
+            buffer.settle(shapes[n].dimensions)
+
+    def grow(self, shapes: Sequence[OutputShape]) -> bool:
+        """Makes room for outputs of these shapes. False: memory of the client is too small. Raises GeneralFailure."""
+        grown = {n for _, n in self.written}
+        if any(not shape.is_sufficient and n not in grown for n, shape in enumerate(shapes)):
+            return False
+        for buffer, n in self.written:
+            if shapes[n].is_sufficient:
+                continue
+            if buffer.is_fixed or not shapes[n].dimensions:
+                raise GeneralFailure(
+                    f"output {n} has dimensions {list(shapes[n].dimensions)}, but buffer {buffer.token} "
+                    f"{list(buffer.dimensions)}"
+                )
+            buffer.grow(buffer.size(shapes[n].dimensions))
+        return True
+
+
+def _argument(
+    n: int, argument: RequestArgument, found: Mapping[int, ManagedBuffer], model: int, *, is_input: bool
+) -> RequestArgument:
+    """The argument as it would be if its buffer were ordinary memory."""
+    buffer = None if argument.has_no_value else found.get(argument.pool)
+    if buffer is None:
+        return argument
+    where, given = f"{'input' if is_input else 'output'} {n}", argument.dimensions
+    if argument.offset or argument.length:
+        raise InvalidArgument(
+            f"{where}: {argument.length} bytes at offset {argument.offset} of a buffer; buffers are used whole: "
+            "give offset 0 and length 0"
+        )
+    if OperandRole(model, is_input, n) not in buffer.roles:
+        raise InvalidArgument(f"{where}: buffer {buffer.token} was not allocated for that role")
+    present = buffer.known if is_input and not buffer.is_fresh else buffer.dimensions
+    if given and combine_dimensions(present, given) is None:
+        raise InvalidArgument(f"{where}: dimensions {list(given)} contradict the buffer's {list(present)}")
+    length = buffer.size(buffer.known) if is_input and not buffer.is_fresh else buffer.nbytes
+    return argument._replace(length=length, dimensions=present if is_input else given)
