@@ -45,7 +45,7 @@ def own_device(name: str = "reference") -> Iterator[driver.RemoteDevice]:
 
 def installed(names: Sequence[str]) -> tuple[list[str], list[str]]:
     """Those devices that are, and those that are not."""
-    known = {device.name for device in driver.devices()}
+    known = {device.name for device in driver.devices() if not device.missing}
     return [name for name in names if name in known], [name for name in names if name not in known]
 
 

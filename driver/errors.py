@@ -9,7 +9,7 @@
     ├── OutputInsufficientSize         an output's memory was too small (inside a device)
     ├── ImportFailed (ValueError)      a model file is damaged, or holds what the HAL cannot say; the operator is named
     ├── DeviceNotFound (LookupError)   no device of that name is installed, or none is served at that path
-    ├── DeviceFailed                   its process did not start, or ended while starting; its log is named. Or a
+    ├── DeviceFailed                   its process did not start, or ended while starting; its log is shown. Or a
     │                                  served device cannot be connected to, or must not be trusted
     └── NotPlaced                      no device that was asked for may execute an operation
 
@@ -33,13 +33,16 @@ class ImportFailed(DriverError, ValueError):
 
 
 class DeviceNotFound(DriverError, LookupError):
-    """No device of that name is installed, or none is served at that path. Nothing was started."""
+    """No device of that name is installed, it lacks what it needs, or none is served at that path.
+
+    Nothing was started. Where a device lacks something, the message says what, and what installs it.
+    """
 
 
 class DeviceFailed(DriverError):
     """The device's process could not be started or, where it is served, connected to.
 
-    Nothing was left behind; trying again is allowed.
+    Nothing was left behind; trying again is allowed. The message has the last lines of the device's log.
     """
 
 

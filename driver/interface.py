@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
@@ -151,9 +152,16 @@ class Device(ABC):
     """
 
     library: str | None = None
-    """The module that the device is made of. Where it is not installed, `driver.compile` leaves the device out, unless
-    the caller names it.
-    """
+    """The module that the device is made of; None: it needs no other."""
+
+    @classmethod
+    def missing(cls) -> str | None:
+        """What the device needs and this machine lacks; None: nothing. By default it looks for `library`.
+
+        Called in the client, before a process is started. `driver.connect` raises DeviceNotFound with this text, and
+        `driver.compile` leaves the device out unless the caller names it. Load nothing here: it must be quick.
+        """
+        return None if cls.library is None or _is_there(cls.library) else f"the module {cls.library} is not installed"
 
     @abstractmethod
     def supported_operations(self, model: Model) -> list[bool]:
@@ -184,6 +192,14 @@ class Device(ABC):
         return self.prepare(model, pace, preference)
 
 
+def _is_there(module: str) -> bool:
+    """Whether a module could be imported, as far as can be told without loading it."""
+    try:
+        return find_spec(module) is not None
+    except (ImportError, ValueError):  # its package is missing, or it was made by hand
+        return False
+
+
 class Performance(NamedTuple):
     """What something takes on a device, relative to the CPU in the client's process: lower is better, 1.0 the same."""
 
@@ -209,3 +225,4 @@ class DeviceInfo:
     version: str
     type: str
     capabilities: Capabilities | None = None  #: None until `driver.compile` has measured it, once per version
+    missing: str = ""  #: what keeps it from being connected, and the remedy; "": nothing

@@ -33,7 +33,7 @@ from driver.cli.output import (
 )
 from driver.cli.ports import inputs_of
 from driver.cli.timing import conditions, in_words
-from driver.devices import names
+from driver.devices import missing, names
 from driver.nn.errors import did_you_mean
 
 if TYPE_CHECKING:
@@ -111,7 +111,8 @@ def bench(
     elif what and not any(map(is_model, what)):
         _run_scripts(what, plot, quick=quick, as_json=as_json)
     else:
-        _compare(_models(what), devices or tuple(names()), seconds, plot, pin=pin, as_json=as_json)
+        usable = devices or tuple(name for name in names() if not missing(name))
+        _compare(_models(what), usable, seconds, plot, pin=pin, as_json=as_json)
 
 
 def _models(what: Sequence[str]) -> dict[str, tuple[Model, Sequence[Any]]]:

@@ -16,7 +16,7 @@ from driver.cli.output import examples, json_option, print_json, print_line, pri
 from driver.cli.timing import count_for, seconds_of, time_calls
 from driver.client import discovery
 from driver.client.device import connect
-from driver.devices import device_class, names
+from driver.devices import device_class, missing, names
 from driver.errors import DriverError
 from driver.runtime import capabilities as measures
 from driver.service.serve import DEFAULT_DIR
@@ -44,6 +44,7 @@ class _Row:
     runs: bool = False
     capabilities: dict[str, Any] | None = None  #: None: not measured yet
     measured: dict[str, Any] | None = None
+    is_installed: bool = True  #: False: something that it needs is missing; `reason` names it and the remedy
     reason: str = ""  #: why it cannot be used
 
     def note(self, capabilities: Capabilities | None) -> None:
@@ -61,7 +62,8 @@ def devices(measure: bool, as_json: bool) -> None:
     """List devices: type, version, capabilities, speed.
 
     Covers installed devices and those that `burst serve` runs in /run/burst. Without --measure, no device is started
-    and capabilities come from the last measurement. Exits with 1 if a device to be measured does not work.
+    and capabilities come from the last measurement. Exits with 1 if a device to be measured does not work; one whose
+    extra is not installed is only listed.
     """
     found = [*map(_installed, names()), *_served()]
     with progress() as tell:
@@ -73,17 +75,20 @@ def devices(measure: bool, as_json: bool) -> None:
         print_json([asdict(device) for device in found])
     else:
         _show(found)
-    raise SystemExit(1 if measure and any(device.reason for device in found) else 0)
+    raise SystemExit(1 if measure and any(d.reason and d.is_installed for d in found) else 0)
 
 
 def _installed(name: str) -> _Row:
     try:
         kind = device_class(name)
+        if lacks := missing(name):
+            reason = f"not installed: {lacks.what}; {lacks.remedy}"
+            return _Row(name, kind.version, kind.type, is_installed=False, reason=reason)
         files = kind.cache_files
         found = _Row(name, kind.version, kind.type, cache_files=files and files._asdict(), runs=_is_running(name))
         found.note(measures.stored(name, kind.version))
     except Exception as error:  # noqa: BLE001 (a vendor's code may do anything when it is loaded)
-        return _Row(name, reason=f"cannot be loaded: {error}; try pip install 'burst-engine[{name}]'")
+        return _Row(name, reason=str(error))
     return found
 
 
@@ -139,7 +144,7 @@ def _spread(call: Callable[[], object]) -> dict[str, float]:
 
 def _show(found: list[_Row]) -> None:
     known = [device for device in found if device.type]
-    rows = [(d.name, d.type, d.version, "yes" if d.runs else "no", _files(d.cache_files)) for d in known]
+    rows = [(d.name, d.type, d.version, _running(d), _files(d.cache_files)) for d in known]
     print_table(("device", "type", "version", "running", "cache files"), rows)
     print_line(f"All devices accept models of the HAL 1.0 to 1.3 (feature level {FEATURE_LEVEL}).")
     _show_measured({device.name: device.measured for device in known if device.measured})
@@ -147,6 +152,12 @@ def _show(found: list[_Row]) -> None:
     for device in found:
         if device.reason:
             print_line(f"{device.name}: {device.reason}")
+
+
+def _running(device: _Row) -> str:
+    if not device.is_installed:
+        return "not installed"
+    return "yes" if device.runs else "no"
 
 
 def _files(files: dict[str, int] | None) -> str:

@@ -9,7 +9,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from driver.client.served import is_path
-from driver.devices import device_class, names
+from driver.devices import names, usable_class
 from driver.errors import DeviceNotFound
 from driver.importers.files import READERS, load
 
@@ -31,7 +31,7 @@ class DeviceName(click.ParamType):  # type: ignore[type-arg] # generic from clic
         if value in self._more or (self._served and is_path(value)):
             return value
         try:
-            device_class(value)
+            usable_class(value)
         except DeviceNotFound as error:
             self.fail(str(error), param, context)
         return value

@@ -57,8 +57,8 @@ def _own(name: str, attempts: int = _ATTEMPTS) -> Connection:
     for _ in range(attempts):
         with suppress(PeerDied):
             return _greeted(discovery.connect(name))
-    log = discovery.Place(discovery.runtime_dir(), name).log
-    raise DeviceFailed(f"device {name!r} ended while it started; its log is {log}")
+    log = discovery.Place(discovery.runtime_dir(), name).end_of_log()
+    raise DeviceFailed(f"device {name!r} ended while it started; {log}")
 
 
 def _served(address: str) -> Connection:

@@ -21,13 +21,14 @@ from typing import TYPE_CHECKING
 
 from burst import PeerDied
 from burst.channel import Channel
-from driver.devices import device_class
+from driver.devices import usable_class
 from driver.errors import DeviceFailed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _BACKLOG = 128
+_LOG_LINES, _LOG_BYTES = 6, 2000  # of a log in an error message
 # Forks before anything heavy is imported, so that the service is init's child and never our zombie.
 _LAUNCH = "import os; os.fork() and os._exit(0)\nfrom driver.service.process import main; main()"
 
@@ -69,6 +70,17 @@ class Place:
             else:
                 yield True
 
+    def end_of_log(self) -> str:
+        """Where the log lies, and its last lines, indented: for the message of a device that did not start."""
+        try:
+            with open(self.log, "rb") as file:
+                file.seek(max(0, file.seek(0, os.SEEK_END) - _LOG_BYTES))
+                lines = file.read().decode(errors="replace").splitlines()[-_LOG_LINES:]
+        except OSError:
+            lines = []
+        shown = "".join(f"\n    {line}" for line in lines)
+        return f"its log is {self.log}" + (f", and ends with{shown}" if shown else ", and is empty")
+
     def leave(self, listener: socket.socket) -> None:
         """Under the lock: stops listening, and takes the socket's name away unless it is a successor's by now."""
         listener.close()
@@ -89,7 +101,7 @@ def connect(name: str) -> Channel:
     place = Place(runtime_dir(), name)
     if found := find(place):
         return found
-    device_class(name)  # a wrong name is told here, and not in a log
+    usable_class(name)  # says what is not installed here, and not in a log
     with place.locked():
         if found := find(place):
             return found
@@ -152,4 +164,4 @@ def _start(name: str, place: Place, listener: socket.socket) -> None:
             stderr=log,
         )
     if launcher.wait():
-        raise DeviceFailed(f"device {name!r} did not start; its log is {place.log}")
+        raise DeviceFailed(f"device {name!r} did not start; {place.end_of_log()}")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib
 from importlib.metadata import EntryPoint, entry_points
-from importlib.util import find_spec
+from typing import NamedTuple
 
 from driver.errors import DeviceNotFound
 from driver.interface import Device
@@ -24,22 +24,54 @@ def names() -> list[str]:
 def device_class(name: str) -> type[Device]:
     """The class behind a device's name, or behind "module:Class". Raises DeviceNotFound."""
     installed = ", ".join(names()) or "none"
-    found = next((entry for entry in entry_points(group=GROUP) if entry.name == name), None)
+    found = _entry(name)
     if found is None and ":" not in name:
         raise DeviceNotFound(f"name={name!r}: no such device; installed are {installed}{did_you_mean(name, names())}")
     try:
         return load(found or EntryPoint(name, name, GROUP))
+    except ModuleNotFoundError as error:
+        raise DeviceNotFound(f"name={name!r} is not installed: {error}; {_remedy(name)}") from error
     except (ImportError, AttributeError) as error:
-        raise DeviceNotFound(f"name={name!r}: {error}; installed are {installed}") from error
+        raise DeviceNotFound(f"name={name!r} cannot be loaded: {error}; installed are {installed}") from error
 
 
-def lacks_library(name: str) -> bool:
-    """Whether a device of ours is installed without the library it needs: its extra was left out."""
+class Missing(NamedTuple):
+    """What a device needs and this machine lacks, and what installs it."""
+
+    what: str
+    remedy: str
+
+
+def missing(name: str) -> Missing | None:
+    """What an installed device lacks: its extra was left out. None: nothing, or its class cannot be loaded."""
     try:
-        needed = device_class(name).library
+        what = device_class(name).missing()
     except DeviceNotFound:
-        return False
-    return needed is not None and find_spec(needed) is None
+        return None
+    return Missing(what, _remedy(name)) if what else None
+
+
+def usable_class(name: str) -> type[Device]:
+    """As `device_class`, of a device that lacks nothing. Raises DeviceNotFound with the remedy."""
+    found = device_class(name)
+    if lacks := missing(name):
+        raise DeviceNotFound(f"name={name!r} is not installed: {lacks.what}; {lacks.remedy}")
+    return found
+
+
+def _entry(name: str) -> EntryPoint | None:
+    return next((entry for entry in entry_points(group=GROUP) if entry.name == name), None)
+
+
+def _remedy(name: str) -> str:
+    """What installs what a device needs: the extra of its name, if its distribution has one."""
+    entry = _entry(name)
+    if entry is None or entry.dist is None:
+        return "install it"
+    package = entry.dist.name
+    if name in (entry.dist.metadata.get_all("Provides-Extra") or ()):
+        return f"pip install '{package}[{name}]'"
+    return f"pip install it, or pip uninstall {package}, which provides the device"
 
 
 def load(entry: EntryPoint) -> type[Device]:

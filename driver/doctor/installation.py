@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from burst import BurstError
 from driver.client.device import connect
-from driver.devices import device_class, names
+from driver.devices import device_class, missing, names
 from driver.doctor.finding import Finding
 from driver.errors import DriverError
 
@@ -61,17 +61,20 @@ def installed() -> Iterator[Finding]:
         yield Finding("devices", "warning", "none", "no model can run in another process", "pip install burst-engine")
     for name in found:
         try:
-            kind = device_class(name)
+            kind, lacks = device_class(name), missing(name)
         except Exception as error:  # noqa: BLE001 (a vendor's code may do anything when it is loaded)
-            remedy = f"pip install 'burst-engine[{name}]', or uninstall the package that provides it"
+            remedy = "install what it lacks, or uninstall the package that provides it"
             yield Finding(f"device {name}", "warning", f"cannot be loaded: {error}", _NEEDS, remedy)
+            continue
+        if lacks:
+            yield Finding(f"device {name}", "note", f"not installed: {lacks.what}", _NEEDS, lacks.remedy)
         else:
             yield Finding(f"device {name}", "ok", f"version {kind.version}, {kind.type}")
 
 
 def started() -> Iterator[Finding]:
-    """Starts each device and reports how long it took."""
-    for name in names():
+    """Starts each device that lacks nothing, and reports how long it took."""
+    for name in (name for name in names() if not missing(name)):
         begin = time.monotonic()
         try:
             with connect(name) as device:

@@ -24,9 +24,9 @@ import numpy as np
 from burst import StatusError
 from driver.client.discovery import runtime_dir
 from driver.client.served import is_path
-from driver.devices import device_class, names
+from driver.devices import device_class, names, usable_class
 from driver.devices.reference import ReferenceDevice
-from driver.errors import DeviceFailed
+from driver.errors import DeviceFailed, DeviceNotFound
 from driver.interface import Capabilities, DeviceInfo, Performance
 from driver.nn import ModelBuilder
 from driver.runtime.local import LocalDevice
@@ -287,9 +287,23 @@ def digest(address: str) -> bytes:
 
 
 def devices() -> list[DeviceInfo]:
-    """Every installed device, with the capabilities that are stored. Nothing is started by asking."""
-    found = [(name, device_class(name)) for name in names()]
-    return [DeviceInfo(kind.name, kind.version, kind.type, stored(name, kind.version)) for name, kind in found]
+    """Every device that an entry point names, with the capabilities that are stored. Starts none.
+
+    `missing` says what keeps a device from being connected.
+    """
+    return [_info(name) for name in names()]
+
+
+def _info(name: str) -> DeviceInfo:
+    try:
+        kind = device_class(name)
+    except Exception as error:  # noqa: BLE001 (a vendor's code may do anything when it is loaded)
+        return DeviceInfo(name, "", "", missing=str(error))
+    try:
+        usable_class(name)
+    except DeviceNotFound as error:
+        return DeviceInfo(name, kind.version, kind.type, missing=str(error))
+    return DeviceInfo(kind.name, kind.version, kind.type, stored(name, kind.version))
 
 
 def stored(address: str, version: str) -> Capabilities | None:

@@ -13,7 +13,7 @@ from driver.client.burst import Burst
 from driver.client.device import RemoteDevice, connect
 from driver.client.pipeline import Pipeline
 from driver.client.session import FAILURES
-from driver.devices import lacks_library
+from driver.devices import missing
 from driver.devices import names as installed
 from driver.errors import DeviceNotFound, DriverError, NotPlaced
 from driver.nn import InvalidModel, validate
@@ -247,7 +247,7 @@ class _Compilation:
                 is_asked_for = isinstance(error, DeviceNotFound) and not self._options.takes_any
                 if is_asked_for or len(names) == 1 or self._options.required:
                     raise
-                if not (self._options.takes_any and lacks_library(_name(name))):
+                if not (self._options.takes_any and missing(_name(name))):
                     self._fallbacks.note("dropped", _name(name), error)
         if not found:
             raise NotPlaced(f"none of the devices {[_name(n) for n in names]} can be used: {self._fallbacks.report()}")

@@ -367,8 +367,11 @@ def run(name: str, fd: int, place: Place, options: ServiceOptions) -> NoReturn:
         service = Service(name, listener, place, options, *start_engine(name, listener))
         if options.on_start:
             options.on_start(service)
-    except BaseException:  # noqa: BLE001 (no client may wait for a service that failed)
-        _log.exception("device %r failed to start", name)
+    except BaseException as error:  # noqa: BLE001 (no client may wait for a service that failed)
+        if isinstance(error, PeerDied):
+            _log.error("device %r failed to start: its engine ended", name)
+        else:
+            _log.exception("device %r failed to start", name)
         with place.locked():
             place.leave(listener)  # clients see the failure now and read the log
         os._exit(1)

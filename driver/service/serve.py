@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from driver.client import discovery
 from driver.client.served import owner_of
-from driver.devices import device_class
+from driver.devices import usable_class
 from driver.errors import DeviceFailed
 from driver.service.health import VARIABLES, begin_monitoring
 from driver.service.process import ServiceOptions, run
@@ -52,7 +52,7 @@ def serve(
 
     Raises DeviceNotFound, DeviceFailed.
     """
-    device_class(name)  # raises DeviceNotFound for a wrong name
+    usable_class(name)  # raises DeviceNotFound
     gid = None if group is None else _gid(group)
     os.umask(0o077)
     place = discovery.Place(_checked(folder.absolute(), gid), name, "use a shorter --dir")

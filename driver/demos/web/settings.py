@@ -46,7 +46,7 @@ class Setting:
 
 def common(device: str) -> tuple[Setting, ...]:
     """What both demos have. `device`: the one to begin with."""
-    installed = [info.name for info in driver.devices()]
+    installed = [info.name for info in driver.devices() if not info.missing]
     devices = tuple(dict.fromkeys([*installed, device]))
     return (
         Setting("pause", "Pause", False, begins_anew=False),

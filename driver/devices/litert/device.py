@@ -18,6 +18,7 @@ from driver.devices.litert.library import (
     Compiled,
     TensorBuffers,
     library,
+    missing,
     status_text,
 )
 from driver.devices.litert.library import ffi as library_ffi
@@ -72,7 +73,6 @@ class LiteRtDevice(LoweringDevice[LiteRtProgram]):
     name = "litert"
     version = f"1 (LiteRT {VERSION})"
     type = "CPU"
-    library = "ai_edge_litert"
     cache_files = CacheFiles(2, 0)  #: the description of a program, and its flatbuffer
 
     def __init__(self, threads: int | None = None) -> None:
@@ -84,6 +84,10 @@ class LiteRtDevice(LoweringDevice[LiteRtProgram]):
         self._threads = options.get("threads") if threads is None else threads
         self._packing = Packing()
         _self_test()
+
+    @classmethod
+    def missing(cls) -> str | None:
+        return missing()
 
     def supported_operations(self, model: Model) -> list[bool]:
         """True for what TFLite computes exactly, with these types, layouts and constant parameters."""

@@ -64,17 +64,31 @@ ffi.cdef(
 )
 
 
-@cache
-def library() -> Any:
-    """LiteRT, as cffi shows it. Raises LibraryMissing."""
+def _folder() -> tuple[str, str | None]:
+    """The version of the installed wheel, or "none", and its folder if it has the pinned version."""
     try:
         found = importlib.metadata.version(WHEEL)
         spec = importlib.util.find_spec("ai_edge_litert")
     except (ImportError, importlib.metadata.PackageNotFoundError):
-        found, spec = "none", None
+        return "none", None
     if found != VERSION or spec is None or not spec.submodule_search_locations:
-        raise LibraryMissing(f"the device needs {WHEEL} {VERSION}, and {found} is installed; {_REMEDY}")
-    path = Path(spec.submodule_search_locations[0], "libLiteRt.so")
+        return found, None
+    return found, spec.submodule_search_locations[0]
+
+
+def missing() -> str | None:
+    """What the device needs and does not find; None: nothing."""
+    found, folder = _folder()
+    return None if folder else f"the device needs {WHEEL} {VERSION}, and {found} is installed"
+
+
+@cache
+def library() -> Any:
+    """LiteRT, as cffi shows it. Raises LibraryMissing."""
+    _, folder = _folder()
+    if folder is None:
+        raise LibraryMissing(f"{missing()}; {_REMEDY}")
+    path = Path(folder, "libLiteRt.so")
     try:
         return ffi.dlopen(str(path))
     except OSError as error:

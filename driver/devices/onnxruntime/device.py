@@ -21,6 +21,7 @@ from driver.devices.onnxruntime.library import (
     PROVIDERS,
     Session,
     library,
+    missing,
     require_provider,
     run_options,
     version,
@@ -80,7 +81,6 @@ class OnnxRuntimeDevice(LoweringDevice[OrtProgram]):
     name = "onnxruntime"
     version = f"1 (ONNX Runtime {version()})"
     type = "CPU"
-    library = "onnxruntime"
     cache_files = CacheFiles(1, 1)  #: graphs, and weights that are not laid out as in the model
 
     def __init__(self, threads: int | None = None, provider: str | None = None, staged: bool | None = None) -> None:
@@ -100,6 +100,10 @@ class OnnxRuntimeDevice(LoweringDevice[OrtProgram]):
         if self._provider == "cuda":
             self.type = "GPU"
         self_test(self._provider)
+
+    @classmethod
+    def missing(cls) -> str | None:
+        return missing()
 
     def supported_operations(self, model: Model) -> list[bool]:
         """True for what ONNX Runtime computes as the HAL says, with these types, layouts and constant parameters."""

@@ -43,18 +43,24 @@ def version() -> str:
     return "none"
 
 
+def missing() -> str | None:
+    """What the device needs and does not find; None: nothing."""
+    found = version()
+    if found == "none" or tuple(int(part) for part in found.split(".")[:2]) < OLDEST:
+        return f"the device needs onnxruntime {'.'.join(map(str, OLDEST))} or later, and {found} is installed"
+    return None
+
+
 @cache
 def library() -> Any:
     """ONNX Runtime's module. Raises LibraryMissing."""
-    found = version()
-    if found == "none" or tuple(int(part) for part in found.split(".")[:2]) < OLDEST:
-        needed = ".".join(map(str, OLDEST))
-        raise LibraryMissing(f"the device needs onnxruntime {needed} or later, and {found} is installed; {_REMEDY}")
+    if lacks := missing():
+        raise LibraryMissing(f"{lacks}; {_REMEDY}")
     os.environ["ORT_DISABLE_TELEMETRY"] = "1"  # read when the library is loaded
     try:
         return import_module("onnxruntime")
     except ImportError as error:
-        raise LibraryMissing(f"onnxruntime {found} cannot be loaded: {error}; {_REMEDY}") from error
+        raise LibraryMissing(f"onnxruntime {version()} cannot be loaded: {error}; {_REMEDY}") from error
 
 
 def require_provider(provider: str) -> None:

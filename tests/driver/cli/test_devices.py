@@ -6,6 +6,7 @@ from importlib.metadata import EntryPoint, EntryPoints
 import pytest
 
 import driver
+from driver.devices.litert import LiteRtDevice
 from driver.runtime import capabilities
 
 
@@ -42,7 +43,7 @@ def test_a_device_that_cannot_be_loaded_says_why(command, entries):
     found = {device["name"]: device for device in command("devices", "--json").json()}
     assert "No module named 'no_such_module'" in found["broken"]["reason"]
     assert found["reference"]["type"] == "CPU"
-    assert "broken: cannot be loaded" in command("devices").out
+    assert "broken: name='broken' is not installed: No module named 'no_such_module'" in command("devices").out
 
 
 def test_measures(command, entries, monkeypatch):
@@ -66,6 +67,18 @@ def test_a_device_that_does_not_start_is_told(command, entries):
     assert command("devices", "--json").json()[0]["reason"] == ""
     (found,) = command("devices", "--measure", "--json", ends=1).json()
     assert "ended while it started; its log is" in found["reason"]
+    assert "name='elsewhere': no such device" in found["reason"]  # the end of that log
+
+
+def test_a_device_that_is_not_installed_is_no_failure(command, entries, monkeypatch, place):
+    """It is listed with its extra; --measure starts no process for it, and does not end with 1 because of it."""
+    entries(litert="driver.devices.litert:LiteRtDevice")
+    monkeypatch.setattr(LiteRtDevice, "missing", lambda: "a part is missing")
+    (found,) = command("devices", "--measure", "--json").json()
+    assert (found["is_installed"], found["measured"]) == (False, None)
+    assert "not installed: a part is missing; " in found["reason"]
+    assert "not installed" in command("devices").out
+    assert place.pids() == []
 
 
 def test_lists_what_others_serve(command, entries, monkeypatch, tmp_path):

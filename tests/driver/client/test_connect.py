@@ -1,6 +1,7 @@
 """Finding a device, starting it, and leaving nothing behind."""
 
 import contextlib
+import importlib.metadata
 import os
 import resource
 import select
@@ -177,15 +178,73 @@ def test_unknown_name(place):
 
 @pytest.mark.parametrize("name", ["Broken", "Hollow"])
 def test_cannot_start(place, kit, name):
-    """A device that fails to start is told with its log, which says why; nothing but the log and the lock stays."""
+    """A device that fails to start is told with the end of its log; nothing but the log and the lock stays."""
     with pytest.raises(driver.DeviceFailed, match=r"ended while it started; its log is .*\.log") as caught:
         driver.connect(kit.odd(name))
-    log = Path(str(caught.value).rpartition(" ")[2])
-    assert "broken on purpose" in log.read_text()
+    assert "\n    RuntimeError: this" in str(caught.value)
+    assert "is broken on purpose" in str(caught.value)
+    assert len(str(caught.value).splitlines()) <= 7
     for found in place.held():
         with found:
             assert found.has_ended()
     assert {p.suffix for p in place.path.iterdir()} == {".lock", ".log"}
+
+
+def _absent(monkeypatch, *absent):
+    """As if these wheels were not installed."""
+    versions = importlib.metadata.version
+
+    def version(wheel):
+        if wheel in absent:
+            raise importlib.metadata.PackageNotFoundError(wheel)
+        return versions(wheel)
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
+
+
+@pytest.mark.parametrize(
+    ("name", "wheels"),
+    [("litert", ["ai-edge-litert"]), ("onnxruntime", ["onnxruntime", "onnxruntime-gpu"])],
+)
+def test_not_installed(place, monkeypatch, name, wheels):
+    """A device whose library is missing says so at once, with what installs it; no process is started, no log is."""
+    _absent(monkeypatch, *wheels)
+    remedy = rf"'{name}' is not installed: the device needs .*{wheels[0]} .*; pip install 'burst-engine\[{name}\]'"
+    with pytest.raises(driver.DeviceNotFound, match=remedy):
+        driver.connect(name)
+    (found,) = [info for info in driver.devices() if info.name == name]
+    assert f"pip install 'burst-engine[{name}]'" in found.missing
+    assert (place.pids(), place.files()) == ([], [])
+
+
+PLUGIN = """\
+from driver.devices.reference import ReferenceDevice
+{}
+class Plugged(ReferenceDevice):
+    library = "no_such_module.at_all"
+"""
+
+
+@pytest.mark.parametrize("imports", ["", "import no_such_module.at_all"], ids=["declared", "imported"])
+@pytest.mark.parametrize("extras", [[], ["plugged"]], ids=["plain", "extra"])
+def test_a_third_partys_device_that_is_not_installed(place, monkeypatch, tmp_path, imports, extras):
+    """The same for a device that an entry point of another package names: what is missing, the package, the remedy."""
+    (tmp_path / "plugged.py").write_text(PLUGIN.format(imports))
+    info = tmp_path / "some_plugin-1.0.dist-info"
+    info.mkdir()
+    provided = "".join(f"Provides-Extra: {name}\n" for name in extras)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: some-plugin\nVersion: 1.0\n{provided}")
+    (info / "entry_points.txt").write_text("[burst.devices]\nplugged = plugged:Plugged\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "plugged", raising=False)
+    with pytest.raises(driver.DeviceNotFound, match=r"'plugged' is not installed: .*no_such_module") as caught:
+        driver.connect("plugged")
+    monkeypatch.delitem(sys.modules, "plugged", raising=False)
+    assert ("pip install 'some-plugin[plugged]'" if extras else "pip uninstall some-plugin") in str(caught.value)
+    (found,) = [info for info in driver.devices() if info.name == "plugged"]
+    assert "no_such_module" in found.missing
+    monkeypatch.delitem(sys.modules, "plugged", raising=False)
+    assert (place.pids(), place.files()) == ([], [])
 
 
 @pytest.mark.parametrize("mode", [0o755, 0o710, 0o777])

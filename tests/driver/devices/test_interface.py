@@ -38,7 +38,7 @@ class PlainModel(driver.PreparedModel):
 def test_a_device_that_defines_only_what_it_must_has_answers_to_all():
     """Nothing is kept, shared, improved, cancelled or given back, and a restored model is a prepared one."""
     device, prepared, bound = Plain(), PlainModel(), BoundExecution()
-    assert (device.cache_files, device.library) == (None, None)
+    assert (device.cache_files, device.library, device.missing()) == (None, None, None)
     assert device.slots >= 1
     assert device.quantum > 0
     assert isinstance(device.restore(None, driver.Saved(), None, None, "low_power"), PlainModel)

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from driver import doctor
+from driver.devices.litert import LiteRtDevice
 from driver.doctor import examination, installation, machine
 from driver.doctor.finding import examined
 
@@ -218,6 +219,17 @@ class TestFolders:
         assert "not created yet" in findings["state folder"].found
         monkeypatch.setattr(os, "access", lambda *_: False)
         assert {finding.state for finding in found(machine.kept).values()} == {"note"}
+
+
+def test_a_device_that_is_not_installed(monkeypatch, place):
+    """An extra that was left out is a note with what installs it, and the device is not started."""
+    monkeypatch.setattr(LiteRtDevice, "missing", lambda: "a part is missing")
+    monkeypatch.setattr(installation, "names", lambda: ["litert"])
+    (finding,) = installation.installed()
+    assert (finding.state, finding.found) == ("note", "not installed: a part is missing")
+    assert finding.remedy == "pip install 'burst-engine[litert]'"
+    assert list(installation.started()) == []
+    assert place.pids() == []
 
 
 def test_a_device_that_cannot_be_loaded(monkeypatch):
