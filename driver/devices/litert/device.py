@@ -71,7 +71,7 @@ class LiteRtDevice(LoweringDevice[LiteRtProgram]):
     """Runs models on the CPU with LiteRT and XNNPACK, where their kernels compute exactly what the HAL says."""
 
     name = "litert"
-    version = f"1 (LiteRT {VERSION})"
+    version = f"2 (LiteRT {VERSION})"
     type = "CPU"
     cache_files = CacheFiles(2, 0)  #: the description of a program, and its flatbuffer
 

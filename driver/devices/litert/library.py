@@ -31,6 +31,7 @@ _CPU = 1  # of its hardware accelerators
 _OPTION_TYPE_INT, _LOG_SEVERITY, _REGISTERED, _ERRORS = 2, 25, 24, 3  # environment options
 _ELEMENTS = {"FLOAT32": 1, "INT32": 2, "UINT8": 3, "BOOL": 6, "INT16": 7, "INT8": 9, "FLOAT16": 10}
 _STATUSES = {1: "invalid argument", 2: "out of memory", 3: "runtime failure", 4: "missing argument", 5: "unsupported"}
+_QUANTISED, _FORCE_FP16 = 3, 4  # flags of XNNPACK's delegate
 _IDENTIFIERS = (b"xnnpack", b"cpu_delegate")  # read by the delegate, and by the interpreter's set-up
 
 ffi = FFI()
@@ -124,13 +125,14 @@ def _new(function: Any, *arguments: Any) -> Any:
     return handle[0]
 
 
-def _options(threads: int, packed: PackedMemory | None) -> Any:
-    """Options for a compiled model. XNNPACK is on unless they say otherwise."""
+def _options(threads: int, packed: PackedMemory | None, *, half: bool) -> Any:
+    """Options for a compiled model. XNNPACK is on unless they say otherwise. `half`: it computes float32 as float16."""
     api, libc = library(), _libc()
     options = _new(api.LiteRtCreateOptions)
     _check(api.LiteRtSetOptionsHardwareAccelerators(options, _CPU), "accelerators")
     where = f'weight_cache_file_path = "{packed.path}"\n' if packed else ""
-    text = f"num_threads = {threads}\n{where}".encode() + b"\0"
+    precision = f"flags = {_QUANTISED | _FORCE_FP16}\n" if half else ""
+    text = f"num_threads = {threads}\n{precision}{where}".encode() + b"\0"
     for identifier in _IDENTIFIERS:
         payload = libc.malloc(len(text))
         ffi.memmove(payload, text, len(text))
@@ -153,7 +155,7 @@ class Compiled:
         self._model = self.handle = ffi.NULL
         address = ffi.cast("void *", image.address)
         self._model = _new(api.LiteRtCreateModelFromBuffer, _environment(), address, image.nbytes)
-        options = _options(threads, packed)
+        options = _options(threads, packed, half=image.half)
         try:
             self.handle = _new(api.LiteRtCreateCompiledModel, _environment(), self._model, options)
         finally:

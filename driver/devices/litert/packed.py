@@ -7,7 +7,8 @@ because to verify packed weights takes longer than to pack them.
 
 XNNPACK identifies weights by the address of their first byte and ignores the zero points that it packs with them: of
 two layers with the same weights the second would use the zero points of the first (seen with LiteRT 2.3.0). Models that
-read weights twice therefore share nothing (`Image.shareable`).
+read weights twice therefore share nothing (`Image.shareable`). Neither do models in float16: XNNPACK crashes
+when it packs their weights into a file (seen with LiteRT 2.3.0).
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ class Packing:
 
     def compiled(self, image: Image, threads: int) -> Compiled:
         """The model, ready to run. Raises LibraryFailed."""
-        if image.shareable and image.nbytes >= SMALLEST:
+        if image.shareable and not image.half and image.nbytes >= SMALLEST:
             with suppress(OSError, LibraryFailed):  # no descriptor is left, say: then it packs weights of its own
                 return self._shared(image, threads)
         return Compiled(image, threads)

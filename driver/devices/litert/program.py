@@ -19,6 +19,7 @@ from driver.devices.litert.lower.control import looping
 from driver.devices.litert.lower.node import Crossing, LiteRtForm, stored_type
 from driver.devices.litert.weights import Image, aligned
 from driver.devices.lowering import placing
+from driver.devices.lowering.errors import LibraryFailed
 from driver.devices.lowering.node import draft, naming
 from driver.devices.lowering.placing import Tensors, place
 from driver.interface import Saved
@@ -34,6 +35,12 @@ if TYPE_CHECKING:
     from driver.nn import Model, Subgraph
     from driver.nn.operation import Call, Tensor
     from driver.nn.plan import Prepared
+
+
+LARGE_WEIGHTS, MOST_USES = 2**21, 4
+"""A relaxed model is computed in float16 if it has at least so many weights and uses each, on average, at most so often
+in an execution.
+"""
 
 
 def supported(model: Model) -> list[bool]:
@@ -107,9 +114,22 @@ def lowered(
         graph.writer.inputs, graph.writer.outputs = list(graph.takes.values()), list(graph.gives.values())
     is_plain = len(lowering.writer.sections) == 1
     image = lowering.writer.finish([] if is_plain else [graph.writer for graph in graphs], pace)
+    image.half = model.relaxed and _gains_by_half(model, lowering.products)
     shapes = [graphs[-1].tensor(i).shape for i in model.main.outputs]
     names = lowering.writer.names
     return LiteRtDescription(inputs, outputs, shapes, segments, between, block, names, lowering.products), image
+
+
+def _gains_by_half(model: Model, products: int) -> bool:
+    """Whether float16 makes the model faster on a processor that computes in float32 and only converts float16.
+
+    It does where weights are read from memory once or a few times in an execution and do not fit into a cache: half as
+    many bytes are read. Convolutions, which use each weight often, take three times as long.
+    """
+    weights = sum(
+        math.prod(o.dimensions) for o in model.main.operands if o.type.name == "TENSOR_FLOAT32" and o.value is not None
+    )
+    return weights >= LARGE_WEIGHTS and products <= MOST_USES * weights
 
 
 class LiteRtProgram:
@@ -136,7 +156,13 @@ class LiteRtProgram:
         self.between = TensorBuffers([(b.type, b.shape, block[b.offset :][: b.nbytes]) for b in description.between])
         self.turn = ffi.new("burst_turn *")
         lib.burst_turn_init(self.turn)
-        self.compiled = compiled(image, self.threads)
+        try:
+            self.compiled = compiled(image, self.threads)
+        except LibraryFailed:
+            if not image.half:
+                raise
+            image.half = False  # this processor, or one of the operations, has no float16
+            self.compiled = compiled(image, self.threads)
         self.compiled.ask(_address(ffi.addressof(lib, "burst_foreign_ends")), _address(self.turn))
 
     def saved(self, root: NDArray[np.uint8]) -> Saved | None:
@@ -144,15 +170,17 @@ class LiteRtProgram:
         image = self.image
         if image.root not in {0, root.nbytes} or (image.root and root.ctypes.data % mmap.PAGESIZE):
             return None
-        return Saved([msgpack.packb([self.description, bool(image.root), image.shareable]), image.bytes])
+        plain = msgpack.packb([self.description, bool(image.root), image.shareable, image.half])
+        return Saved([plain, image.bytes])
 
 
 def restored(saved: Saved, root: NDArray[np.uint8]) -> tuple[LiteRtDescription, Image]:
     """As `lowered`, of a program that was saved by this version of the device; `root` follows it in memory."""
     plain, front = saved.model
-    description, has_root, shareable = msgpack.unpackb(plain, use_list=False)
+    description, has_root, shareable, half = msgpack.unpackb(plain, use_list=False)
     assert isinstance(front, np.ndarray)
-    return LiteRtDescription.of(description), Image.of(front, root if has_root else None, shareable=shareable)
+    image = Image.of(front, root if has_root else None, shareable=shareable, half=half)
+    return LiteRtDescription.of(description), image
 
 
 def _address(pointer: Any) -> int:

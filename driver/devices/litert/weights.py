@@ -60,12 +60,12 @@ class Image:
     """`front` bytes to write into, and behind them, from the next page on, the pages of `root`.
 
     bytes: the front. nbytes: of everything. behind: where `root` begins. shareable: no two operations read the same
-    weights, so that XNNPACK can tell packed ones apart.
+    weights, so that XNNPACK can tell packed ones apart. half: float32 is to be computed as float16.
     """
 
     def __init__(self, front: int, root: NDArray[np.uint8] | None) -> None:
         """Raises OSError when those pages cannot be mapped twice: they are private, or there is no room."""
-        self.shareable = False
+        self.shareable = self.half = False
         if root is None:
             self.bytes, self.nbytes, self.behind = aligned(front), front, front
             self.bytes[:] = 0  # between constants, too: models are compared
@@ -78,9 +78,10 @@ class Image:
         self.bytes = np.frombuffer(memory, np.uint8)
 
     @classmethod
-    def of(cls, front: NDArray[np.uint8], root: NDArray[np.uint8] | None, *, shareable: bool) -> Image:
+    def of(cls, front: NDArray[np.uint8], root: NDArray[np.uint8] | None, *, shareable: bool, half: bool) -> Image:
         """An image that is in memory already: the front on a page, and `root` on the page after it."""
         image = cls.__new__(cls)
+        image.half = half
         image.bytes, image.shareable, image.behind, image.nbytes = front, shareable, front.nbytes, front.nbytes
         if root is not None:
             image.behind += -front.nbytes % mmap.PAGESIZE
