@@ -8,6 +8,7 @@ from burst._core import lib
 from burst.messages import NO_CAUSE, Cause, ErrorStatus
 
 if TYPE_CHECKING:
+    from burst.messages import Phase
     from burst.trace import Trace
 
 
@@ -22,6 +23,10 @@ def cause_of(status: ErrorStatus, deadline: int | None, trace: Trace, number: in
     if served.id != number:  # overwritten since, or the device writes no trace
         return NO_CAUSE
     late_by = (done - deadline) / 1e9 if done > deadline else None
-    if status is ErrorStatus.MISSED_DEADLINE_PERSISTENT:
-        return Cause("before start", late_by)
-    return Cause("executing" if started <= deadline < done else "queued", late_by)
+    is_transient = status is ErrorStatus.MISSED_DEADLINE_TRANSIENT
+    if started < done:
+        phase: Phase = "executing"
+    else:
+        phase = "queued" if is_transient else "before start"
+    usual = int(trace.page.device.usual_ns)
+    return Cause(phase, late_by, usual / 1e9 if is_transient and usual else None)

@@ -23,10 +23,11 @@ from burst.ends import handle_of
 from burst.errors import GeneralFailure, InvalidArgument, PeerDied, Timeout, status_error
 from burst.executor import CachedExecutor, Execution, Job, Plan, RequestCodec
 from burst.memory import Memory
+from burst.messages import Cause, ErrorStatus
 from burst.trace import Trace
 from burst.turns import give_way
 from burst.wire import VERSIONS, decode_request, encode_result
-from fmq import Flavour, FmqError, InvalidDescriptor, MessageQueue, clock
+from fmq import Flavour, FmqError, InvalidDescriptor, MessageQueue
 from fmq.clock import FOREVER
 from fmq.end import DEFAULT_SPIN
 from fmq.errors import raise_errno
@@ -208,7 +209,7 @@ class BurstServer:
                         continue
                     answer = plan.answer()
                 except Exception as error:  # noqa: BLE001 (one bad request must not end a process that serves many)
-                    answer = self._executor.refuse(error)
+                    answer = self._refuse(error)
                 plan = None
             elif code == -errno.ENOENT:
                 answer = self._bind_and_run()
@@ -225,20 +226,25 @@ class BurstServer:
                 plan = self._executor.plan(raw)
                 self._learn(plan)
             self._executor.free_when_idle()
-            self._check_time(plan.estimate)
+            if self._listener.deadline != FOREVER:
+                self._check_time(plan.estimate)
             self._listener.started, _ = plan.run_in_turn(self._listener.deadline)
             return plan.answer()
         except Exception as error:  # noqa: BLE001 (as in _serve)
             self._executor.free_when_idle()
-            return self._executor.refuse(error)
+            return self._refuse(error)
 
     def _check_time(self, estimate: Any) -> None:
         """Refuses a new plan when executions of its kind took longer than the time left. Raises MissedDeadline*."""
-        listener = self._listener
-        if estimate is not None and listener.deadline != FOREVER:
-            status = lib.burst_admit(estimate, listener.since, clock.now(), listener.deadline)
-            if status:
-                raise status_error(status)
+        status = lib.burst_may_begin(self._listener, ffi.NULL if estimate is None else estimate)
+        if status:
+            is_transient = status == ErrorStatus.MISSED_DEADLINE_TRANSIENT
+            raise status_error(status, cause=Cause("queued" if is_transient else "before start"))
+
+    def _refuse(self, error: Exception) -> bytes:
+        """The answer to a request that failed. The listener judges those that missed their deadline once begun."""
+        self._listener.is_refused = getattr(error, "phase", None) in {"queued", "before start"}
+        return self._executor.refuse(error)
 
     def _learn(self, plan: Plan) -> None:
         """Adds a plan, and drops the oldest when the table is full. The caller holds the executor's lock."""

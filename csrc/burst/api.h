@@ -9,16 +9,18 @@ int burst_fits(const void *process); /* 0; -EPROTO: that fmq_this_process() is o
  * elements. `framed`: a packet is as long as its first element says and carries an id (wire version 2); else all that has
  * arrived is one packet (version 1), and its id is its number. */
 typedef struct { uint64_t id, begin, sent, received; } burst_sent;   /* by the client; begin: before it encoded */
-typedef struct { uint64_t id, taken, started, done; } burst_served;  /* by the device; started: bound and admitted */
+typedef struct { uint64_t id, taken, started, done; } burst_served;  /* by the device; started: bound and admitted; if it was
+                                                                      * not begun, the same as done */
 typedef struct { uint64_t requests, results, total_ns, busy_ns, asleep_ns, pid, depth, timeouts, drops, plain, reserved[6]; } burst_client_counts;
-typedef struct { uint64_t answered, running, busy_ns, asleep_ns, signal, tid, pid, copied, checked, priority, begun, waits, waited_ns, reserved[3]; } burst_device_counts;
+typedef struct { uint64_t answered, running, busy_ns, asleep_ns, signal, tid, pid, copied, checked, priority, begun, waits, waited_ns, usual_ns, reserved[2]; } burst_device_counts;
 enum { BURST_RECORDS = 256 };
 typedef struct {
     uint64_t magic, version, records;
     char model[104]; /* UTF-8, as its client describes it */
     burst_client_counts client; /* a writer per 128-byte line; all times are CLOCK_MONOTONIC nanoseconds */
     burst_device_counts device; /* running: the request's id, or 0; begun: that one's, once it has its turn; waits: for
-                                 * turns; signal: that one crashed the device; priority: 1 to 3, 0 unknown;
+                                 * turns; signal: that one crashed the device; priority: 1 to 3, 0 unknown; usual: what
+                                 * executions like the last one that missed its deadline take, 0 unknown;
                                  * bytes copied because of where they lay, and to be looked at in private memory */
     burst_sent sent[256];       /* the last requests, by id modulo 256 */
     burst_served served[256];
@@ -57,9 +59,16 @@ typedef struct {
 uint64_t burst_due(void);             /* of what this thread executes or prepares */
 void burst_set_due(uint64_t deadline);
 void burst_took(burst_estimate *estimate, uint64_t ns, int was_done); /* was_done 0: it was given up after that time */
-/* 0: the time left is at least the shortest that an execution took; else an error status. A miss is transient if the time
- * since `since`, when the request began to wait, would have sufficed. `estimate` may be NULL. */
+uint64_t burst_needed(const burst_estimate *estimate); /* ns: the shortest that an execution took, less for each doubt; 0: not known */
+/* One rule says how a deadline is missed (README.md, "Deadlines"): transiently, if the execution would have been done but for
+ * other executions. `since`: when it could have begun without those, which is its begin less the time that it waited for them.
+ * `estimate` may be NULL.
+ *
+ * admit: before it begins. 0: the time left is what is needed, or more; else an error status. */
 int32_t burst_admit(burst_estimate *estimate, uint64_t since, uint64_t now, uint64_t deadline);
+/* Of one that has begun. took: ns, without the time that others took meanwhile; 0: it was given up, or was the first of its
+ * request. is_unsure: what to say of an execution that was never done yet; true if others took time, or it was the first. */
+int32_t burst_missed(const burst_estimate *estimate, uint64_t since, uint64_t deadline, uint64_t took, int is_unsure);
 
 typedef int32_t burst_function(void *context); /* executes; returns an error status, 0 to 8 */
 typedef struct burst_ticket burst_ticket;     /* of a run queue; below */
@@ -70,12 +79,15 @@ typedef struct {
     uint64_t buffer_bytes, bytes;
     uint64_t spin_ns;
     uint64_t id, deadline, taken, started, done; /* of that request */
-    uint64_t since, due; /* when the first one after a pause was taken; burst_due of this thread */
+    uint64_t before; /* when the request before it was answered */
+    uint64_t known;  /* when it was recognised, or bound: it could begin, but for the run queue */
+    uint64_t due;    /* burst_due of this thread */
     burst_ticket *ticket; /* for executions of plans, which wait for their turn with it; NULL: they do not */
     struct burst_plan *plans;
     uint32_t count, used, last;
     int32_t current; /* the index of the plan that runs, or -1 */
     int framed, in_python, is_first; /* first: it was bound for this run, which says little about others */
+    int is_refused; /* Python did not begin it */
 } burst_listener;
 
 /* Answers the last request (answer NULL: with the success that its plan has learnt), and serves until Python is needed.
@@ -87,6 +99,8 @@ void burst_drop_plans(burst_listener *listener);
 int burst_learn(burst_listener *listener, uint32_t i, const void *answer, uint64_t bytes, void *function, void *context, int measure,
                 uint64_t copied, uint64_t checked);
 int burst_expect(burst_listener *listener, uint32_t i, burst_estimate *estimate); /* as burst_learn: of plan i's executions */
+/* From the listener's thread: burst_admit for the request in `buffer`, which Python is about to begin. */
+int32_t burst_may_begin(burst_listener *listener, burst_estimate *estimate);
 int burst_forget(burst_listener *listener, uint32_t i); /* from any thread; true: it runs, and -ESTALE comes after it */
 /* foreign: a library's calls as a burst_function. Contexts that share a turn run one after the other. */
 typedef int foreign_function(void *object, uint64_t number, uint64_t n_inputs, void *inputs, uint64_t n_outputs, void *outputs);
@@ -151,6 +165,7 @@ void burst_ticket_free(burst_ticket *ticket);
  * recent fmq_now(). -ETIMEDOUT: with the estimate, the deadline cannot be met any more; or it passed after a yield. */
 int burst_enter(burst_ticket *ticket, uint64_t estimate_ns, uint64_t deadline, uint64_t now);
 void burst_leave(burst_ticket *ticket);
+uint64_t burst_waited(const burst_ticket *ticket); /* ns that others took from its last execution since that began; its thread */
 _Bool burst_must_yield(burst_ticket *ticket); /* at a checkpoint: whether another ticket comes before this execution */
 int burst_yield(burst_ticket *ticket);        /* if so, gives the slot up and waits for one again */
 /* Both, for the execution of this thread, so that a device need not know its ticket. Does nothing without a slot. */

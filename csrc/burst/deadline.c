@@ -9,6 +9,7 @@
 #include "burst/packet.h"
 
 #include <stdatomic.h>
+#include <stdbool.h>
 
 static _Thread_local uint64_t due = UINT64_MAX;
 
@@ -39,15 +40,24 @@ void burst_took(burst_estimate *e, uint64_t ns, int was_done) {
 }
 
 /* A refusal is a guess and measures nothing. So each further refusal asks for an eighth less time, until a run is tried. */
-static uint64_t needed(const burst_estimate *e) {
+uint64_t burst_needed(const burst_estimate *e) {
     uint64_t least = look(&e->least_ns), doubts = look(&e->doubts);
     return doubts < 8 ? least - least / 8 * doubts : 0;
 }
 
+static bool is_left(uint64_t ns, uint64_t since, uint64_t deadline) { return since <= deadline && deadline - since >= ns; }
+
 int32_t burst_admit(burst_estimate *e, uint64_t since, uint64_t now, uint64_t deadline) {
     if (deadline == UINT64_MAX) return 0;
-    uint64_t least = e ? needed(e) : 0;
-    if (now <= deadline && deadline - now >= least) return 0;
+    uint64_t needed = e ? burst_needed(e) : 0;
+    if (is_left(needed, now, deadline)) return 0;
     if (now <= deadline) put(&e->doubts, look(&e->doubts) + 1);
-    return deadline < since || deadline - since < least ? MISSED_DEADLINE_PERSISTENT : MISSED_DEADLINE_TRANSIENT;
+    return is_left(needed, since, deadline) ? MISSED_DEADLINE_TRANSIENT : MISSED_DEADLINE_PERSISTENT;
+}
+
+int32_t burst_missed(const burst_estimate *e, uint64_t since, uint64_t deadline, uint64_t took, int is_unsure) {
+    uint64_t least = e ? look(&e->least_ns) : 0;
+    if (!least) least = took;
+    bool could_be_done = least ? is_left(least, since, deadline) : is_unsure;
+    return could_be_done ? MISSED_DEADLINE_TRANSIENT : MISSED_DEADLINE_PERSISTENT;
 }

@@ -82,7 +82,7 @@ int burst_learn(burst_listener *l, uint32_t i, const void *answer, uint64_t answ
     p->checked = checked;
     if (l->used <= i) l->used = i + 1;
     l->current = (int32_t)i;
-    l->started = futex_now();
+    l->started = l->known = futex_now();
     l->is_first = 1;
     atomic_store(&p->state, VALID | RUNS);
     return 0;
@@ -157,8 +157,9 @@ static int put_success(burst_listener *l, unsigned char *packet, uint64_t bytes,
     return r == -EMSGSIZE ? put_status(l, GENERAL_FAILURE) : r;
 }
 
-static void note_done(burst_listener *l) {
+static void note_done(burst_listener *l, bool is_refused) {
     l->done = futex_now();
+    if (is_refused) l->started = l->done;
     burst_served *record = &l->trace->served[l->id % BURST_RECORDS];
     note(&record->id, 0);
     note(&record->taken, l->taken);
@@ -201,23 +202,41 @@ static void leave_slot(burst_listener *l) {
     if (l->ticket) burst_leave(l->ticket);
 }
 
+/* How long the request lay in the queue while earlier ones were executed: it came before those were answered. When it came is
+ * what its client says, as that decides what this client is told, and nothing else. */
+static uint64_t waited_in_queue(const burst_listener *l) {
+    const burst_sent *record = &l->trace->sent[l->id % BURST_RECORDS];
+    uint64_t sent = look(&record->sent);
+    return look(&record->id) == l->id && sent < l->before ? l->before - sent : 0;
+}
+
+static void note_usual(const burst_listener *l, const burst_estimate *e) { note(&l->trace->device.usual_ns, e ? e->usual_ns : 0); }
+
 /* Adds the time to the estimate. Returns the status: a success that comes after the deadline is a miss. */
 static uint32_t final_status(const burst_listener *l, const struct burst_plan *p, uint32_t status) {
-    bool is_miss = status == MISSED_DEADLINE_TRANSIENT;
-    if (p && p->estimate && !l->is_first && (!status || is_miss)) burst_took(p->estimate, l->done - l->started, !status);
-    return !status && l->done > l->deadline ? MISSED_DEADLINE_TRANSIENT : status;
+    bool is_given_up = status == MISSED_DEADLINE_TRANSIENT;
+    if (l->is_refused || (status && !is_given_up)) return status;
+    uint64_t others = l->ticket ? burst_waited(l->ticket) : 0, took = l->done - l->started - others;
+    burst_estimate *e = p ? p->estimate : NULL;
+    if (e && !l->is_first) burst_took(e, took, !is_given_up);
+    if (l->done <= l->deadline) return status; /* a loop may have taken too long */
+    uint64_t queued = waited_in_queue(l), since = l->known - queued;
+    note_usual(l, e);
+    others += queued + (l->started - l->known);
+    return (uint32_t)burst_missed(e, since, l->deadline, is_given_up || l->is_first ? 0 : took, l->is_first || others);
 }
 
 static int answer_python(burst_listener *l, const void *answer, uint64_t bytes) {
     if (!l->in_python) return 0;
     l->in_python = 0;
     leave_slot(l);
-    note_done(l);
+    note_done(l, l->is_refused);
     const struct burst_plan *p = current(l);
     if (p) note_copies(l, p);
     uint32_t said = answer && bytes >= DATUM ? load_u32((const unsigned char *)answer + RESULT_STATUS_AT) : 0;
-    bool is_late = final_status(l, p, said) != said;
-    int stale = leave_plan(l), r = is_late ? put_status(l, MISSED_DEADLINE_TRANSIENT) : put_outcome(l, p, answer, bytes);
+    uint32_t status = final_status(l, p, said);
+    l->is_refused = 0;
+    int stale = leave_plan(l), r = status != said ? put_status(l, status) : put_outcome(l, p, answer, bytes);
     return r ? r : stale;
 }
 
@@ -225,7 +244,7 @@ static int run_native(burst_listener *l) {
     struct burst_plan *p = &l->plans[l->current];
     int32_t found = p->function(p->context);
     leave_slot(l);
-    note_done(l);
+    note_done(l, false);
     uint32_t status = final_status(l, p, (uint32_t)found);
     note_copies(l, p);
     int stale = leave_plan(l);
@@ -276,14 +295,13 @@ static int wait_for_request(burst_listener *l) {
 static int take_request(burst_listener *l) {
     int r = end_enter_free(l->request);
     if (r) return r;
-    bool waited = !ring_need(l->request, 1); /* while others were executed */
+    l->before = l->done;
     r = wait_for_request(l);
     int64_t bytes = r ? r : packet_take(l->request, l->buffer, l->buffer_bytes, l->framed ? REQUEST_SIZE_AT : 0);
     end_leave(l->request);
     if (bytes < 0) return (int)bytes;
     l->bytes = (uint64_t)bytes;
     l->taken = futex_now();
-    if (!waited || !l->since) l->since = l->taken; /* before the first one nothing was executed */
     return 0;
 }
 
@@ -294,17 +312,26 @@ static void note_wait(burst_listener *l) {
     l->started = now;
 }
 
+int32_t burst_may_begin(burst_listener *l, burst_estimate *e) {
+    int32_t status = burst_admit(e, l->known - waited_in_queue(l), l->known, l->deadline);
+    if (status) note_usual(l, e);
+    return status;
+}
+
 /* 0, with a slot for a plan; the status of a request whose deadline cannot be met; or -ECANCELED. Python gets the slot for a
  * request that it has to bind first. */
 static int admitted(burst_listener *l) {
     if (l->due != l->deadline) burst_set_due(l->due = l->deadline);
     const struct burst_plan *p = current(l);
     l->is_first = 0;
-    int32_t status = burst_admit(p ? p->estimate : NULL, l->since, l->started, l->deadline);
+    int32_t status = l->deadline == UINT64_MAX ? 0 : burst_may_begin(l, p ? p->estimate : NULL);
     if (status || !p || !l->ticket) return status;
-    int r = burst_enter(l->ticket, 0, l->deadline, l->started);
+    uint64_t needed = p->estimate && l->deadline != UINT64_MAX ? burst_needed(p->estimate) : 0;
+    int r = burst_enter(l->ticket, needed, l->deadline, l->started);
     if (!r && l->ticket->number) note_wait(l);
-    return r == -ETIMEDOUT ? MISSED_DEADLINE_TRANSIENT : r;
+    if (r != -ETIMEDOUT) return r;
+    note_usual(l, p->estimate);
+    return MISSED_DEADLINE_TRANSIENT;
 }
 
 /* One request: 0 when it was answered here; else as burst_listen. */
@@ -312,11 +339,11 @@ static int64_t serve(burst_listener *l) {
     int r = take_request(l);
     if (r) return r;
     bool is_known = recognise(l, read_request(l));
-    l->started = futex_now();
+    l->started = l->known = futex_now();
     note(&l->trace->device.running, l->id);
     r = admitted(l);
     if (r) {
-        note_done(l);
+        note_done(l, true);
         int stale = leave_plan(l);
         if (r > 0) r = put_status(l, (uint32_t)r);
         return r ? r : stale;

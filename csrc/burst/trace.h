@@ -10,6 +10,10 @@ static inline void note(uint64_t *at, uint64_t value) {
     atomic_store_explicit((_Atomic uint64_t *)at, value, memory_order_relaxed);
 }
 
+static inline uint64_t look(const uint64_t *at) { /* the same, of what the other side writes */
+    return atomic_load_explicit((const _Atomic uint64_t *)at, memory_order_relaxed);
+}
+
 static inline void count(uint64_t *at, uint64_t more) { note(at, *at + more); } /* each word has one writer */
 
 #endif

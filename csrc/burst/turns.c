@@ -197,6 +197,7 @@ int burst_enter(burst_ticket *t, uint64_t estimate_ns, uint64_t deadline, uint64
     }
     t->deadline = deadline;
     int r = take_or_wait(t, latest);
+    t->waited = 0;
     /* Relaxed, because it is a figure that this thread alone writes. */
     if (!r) atomic_store_explicit(&t->past.executions, burst_executions_of(t) + 1, memory_order_relaxed);
     return r;
@@ -255,9 +256,12 @@ int burst_yield(burst_ticket *t) {
     if (is_closed) burst_leave(t);
     if (is_closed || !yields) return is_closed ? -ECANCELED : 0;
     int r = wait_for_slot(t, t->deadline);
+    t->waited += futex_now() - now;
     if (r) end(t);
     return r;
 }
+
+uint64_t burst_waited(const burst_ticket *t) { return t->waited; }
 
 void burst_ticket_close(burst_ticket *t) {
     burst_runqueue *q = burst_queue_of(t);
@@ -288,11 +292,18 @@ const uint32_t *burst_waiters(void) { return (const uint32_t *)&waiters; }
 
 burst_ticket *burst_pause(void) {
     burst_ticket *t = running;
-    if (t) burst_leave(t);
+    if (!t) return NULL;
+    t->paused = futex_now();
+    burst_leave(t);
     return t;
 }
 
-int burst_resume(burst_ticket *t) { return t ? take_or_wait(t, t->deadline) : 0; }
+int burst_resume(burst_ticket *t) {
+    if (!t) return 0;
+    int r = take_or_wait(t, t->deadline);
+    t->waited += futex_now() - t->paused;
+    return r;
+}
 
 /* ---- preemption ---------------------------------------------------------------------------------------------------- */
 
