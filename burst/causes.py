@@ -1,15 +1,49 @@
-"""Why a deadline was missed, as far as the trace tells: a result packet has room for the status alone."""
+"""How and why a deadline was missed: csrc/README.md, "Deadlines", has the rule, csrc/burst/deadline.c applies it.
+
+A result packet has room for the status alone, so `cause_of` reads the rest from the trace.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from burst._core import lib
+from burst._core import ffi, lib
+from burst.errors import status_error
 from burst.messages import NO_CAUSE, Cause, ErrorStatus
+from fmq import clock
+from fmq.clock import FOREVER
 
 if TYPE_CHECKING:
+    from typing import Any
+
+    from burst.errors import StatusError
     from burst.messages import Phase
     from burst.trace import Trace
+
+
+def admit(estimate: Any, since: int, deadline: int) -> None:
+    """Raises MissedDeadline* for an execution that cannot be done by then. `since`: when it could have begun, ns."""
+    if deadline != FOREVER:
+        status = lib.burst_admit(ffi.NULL if estimate is None else estimate, since, clock.now(), deadline)
+        if status:
+            is_transient = status == ErrorStatus.MISSED_DEADLINE_TRANSIENT
+            raise missed(status, "queued" if is_transient else "before start", deadline, estimate)
+
+
+def not_done(estimate: Any, since: int, deadline: int, took: int, *, is_unsure: bool) -> StatusError:
+    """The error of an execution that began and was not done by then; arguments as of `burst_missed`."""
+    known = ffi.NULL if estimate is None else estimate
+    return missed(lib.burst_missed(known, since, deadline, took, is_unsure), "executing", deadline, estimate)
+
+
+def missed(status: int, phase: Phase, deadline: int, estimate: Any = None) -> StatusError:
+    """The error of a missed deadline. The usual time of such executions is when to try again."""
+    late = clock.now() - deadline
+    usual = estimate.usual_ns / 1e9 if estimate is not None else 0.0
+    is_transient = status == ErrorStatus.MISSED_DEADLINE_TRANSIENT
+    return status_error(
+        status, cause=Cause(phase, late / 1e9 if late > 0 else None, usual or None if is_transient else None)
+    )
 
 
 def cause_of(status: ErrorStatus, deadline: int | None, trace: Trace, number: int) -> Cause:

@@ -96,9 +96,18 @@ class Ticket:
         self.gives_way = flow.gives_way
         self.handle = _owned(lib.burst_ticket_new(flow.handle), lib.burst_ticket_free)
 
-    def enter(self, deadline: int = FOREVER) -> None:
-        """Waits for a slot. Raises MissedDeadlineTransient, GeneralFailure; then the thread has none."""
-        _check(lib.burst_enter(self.handle, 0, deadline, clock.now()), "queued")
+    def enter(self, deadline: int = FOREVER, estimate: Any = None) -> None:
+        """Waits for a slot, as long as there is time for what the estimate says an execution needs.
+
+        Raises MissedDeadlineTransient, GeneralFailure; then the thread has none.
+        """
+        needed = 0 if estimate is None or deadline == FOREVER else lib.burst_needed(estimate)
+        _check(lib.burst_enter(self.handle, needed, deadline, clock.now()), "queued")
+
+    @property
+    def waited(self) -> int:
+        """Nanoseconds that its last execution has waited for others, before and since it began."""
+        return int(lib.burst_waited(self.handle))
 
     def leave(self) -> None:
         """Gives the slot up; does nothing without one."""

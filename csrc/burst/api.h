@@ -165,7 +165,7 @@ void burst_ticket_free(burst_ticket *ticket);
  * recent fmq_now(). -ETIMEDOUT: with the estimate, the deadline cannot be met any more; or it passed after a yield. */
 int burst_enter(burst_ticket *ticket, uint64_t estimate_ns, uint64_t deadline, uint64_t now);
 void burst_leave(burst_ticket *ticket);
-uint64_t burst_waited(const burst_ticket *ticket); /* ns that others took from its last execution since that began; its thread */
+uint64_t burst_waited(const burst_ticket *ticket); /* ns that its last execution has waited for others; its thread */
 _Bool burst_must_yield(burst_ticket *ticket); /* at a checkpoint: whether another ticket comes before this execution */
 int burst_yield(burst_ticket *ticket);        /* if so, gives the slot up and waits for one again */
 /* Both, for the execution of this thread, so that a device need not know its ticket. Does nothing without a slot. */

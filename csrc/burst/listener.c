@@ -216,14 +216,15 @@ static void note_usual(const burst_listener *l, const burst_estimate *e) { note(
 static uint32_t final_status(const burst_listener *l, const struct burst_plan *p, uint32_t status) {
     bool is_given_up = status == MISSED_DEADLINE_TRANSIENT;
     if (l->is_refused || (status && !is_given_up)) return status;
-    uint64_t others = l->ticket ? burst_waited(l->ticket) : 0, took = l->done - l->started - others;
+    uint64_t others = l->ticket ? burst_waited(l->ticket) : 0, before = l->started - l->known;
+    uint64_t took = l->done - l->started - (others > before ? others - before : 0);
     burst_estimate *e = p ? p->estimate : NULL;
     if (e && !l->is_first) burst_took(e, took, !is_given_up);
     if (l->done <= l->deadline) return status; /* a loop may have taken too long */
-    uint64_t queued = waited_in_queue(l), since = l->known - queued;
+    uint64_t queued = waited_in_queue(l);
     note_usual(l, e);
-    others += queued + (l->started - l->known);
-    return (uint32_t)burst_missed(e, since, l->deadline, is_given_up || l->is_first ? 0 : took, l->is_first || others);
+    if (is_given_up || l->is_first) took = 0;
+    return (uint32_t)burst_missed(e, l->known - queued, l->deadline, took, l->is_first || others || queued);
 }
 
 static int answer_python(burst_listener *l, const void *answer, uint64_t bytes) {

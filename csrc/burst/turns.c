@@ -197,7 +197,7 @@ int burst_enter(burst_ticket *t, uint64_t estimate_ns, uint64_t deadline, uint64
     }
     t->deadline = deadline;
     int r = take_or_wait(t, latest);
-    t->waited = 0;
+    t->waited = t->number ? futex_now() - now : 0;
     /* Relaxed, because it is a figure that this thread alone writes. */
     if (!r) atomic_store_explicit(&t->past.executions, burst_executions_of(t) + 1, memory_order_relaxed);
     return r;
