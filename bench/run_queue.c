@@ -83,7 +83,7 @@ int main(int argc, char **argv) {
     worker them[2];
     pthread_t thread;
     for (int i = 0; i < 2; i++) {
-        burst_flow *flow = burst_flow_new(burst_share_new(queue, 100), BURST_MEDIUM);
+        burst_flow *flow = burst_flow_new(burst_application_new(burst_share_new(queue, 100)), BURST_MEDIUM);
         them[i] = (worker){burst_ticket_new(flow), mode, strtoull(argv[2], NULL, 10) / PARTS + 1, {0}, i};
     }
     if (workers == 2 && pthread_create(&thread, NULL, accompany, &them[1])) abort();

@@ -133,8 +133,18 @@ class Channel(Closing):
     @property
     def peer_uid(self) -> int:
         """The user id of the process that connected, from the kernel."""
+        return self._peer_credentials[1]
+
+    @property
+    def peer_pid(self) -> int:
+        """The process that connected, from the kernel. It may have ended since, and its number be another process's."""
+        return self._peer_credentials[0]
+
+    @property
+    def _peer_credentials(self) -> tuple[int, int, int]:
         credentials = self.socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-        return int(struct.unpack("3i", credentials)[1])
+        pid, uid, gid = struct.unpack("3i", credentials)
+        return pid, uid, gid
 
     def watch(self, life_fd: int) -> None:
         """Ends every wait on this channel as soon as the owner of that LifePage dies. Owns the descriptor."""

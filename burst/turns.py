@@ -1,7 +1,8 @@
 """Turns: which execution of a device runs when. These are the objects of csrc/README.md, "Turns".
 
-A queue has a share for each uid, a share a flow for each priority of each of its clients, a flow a ticket for each
-thread that executes. All of them end with their last reference, in any order.
+A queue has a share for each account, a share an application for each program of the account, an application a flow for
+each priority of each of its clients, a flow a ticket for each thread that executes. All of them end with their last
+reference, in any order.
 
 A device need not know them: `checkpoint` and `stoppable` find the ticket of the thread that executes.
 """
@@ -54,12 +55,21 @@ class RunQueue:
 
 
 class Share:
-    """Fair-share scheduling group: all clients of one uid."""
+    """Fair-share scheduling group: all clients of one account."""
 
     def __init__(self, queue: RunQueue, weight: int) -> None:
         """`weight`: from 1 to 1000, against those of the others."""
         self.weight = weight
         self.handle = _owned(lib.burst_share_new(queue.handle, weight), lib.burst_share_free)
+
+
+class Application:
+    """All clients of one program of an account: priorities order its executions, and no others."""
+
+    def __init__(self, share: Share, name: str) -> None:
+        """`name`: within the account; for display."""
+        self.share, self.name = share, name
+        self.handle = _owned(lib.burst_application_new(share.handle), lib.burst_application_free)
 
 
 class FlowCounts(NamedTuple):
@@ -71,6 +81,7 @@ class FlowCounts(NamedTuple):
     waiting: int  #: now
     waited: float  #: by all its tickets, also by those that still wait
     used: float
+    used_by_application: float
     used_by_uid: float
     used_by_all: float
 
@@ -78,14 +89,15 @@ class FlowCounts(NamedTuple):
 class Flow:
     """The executions of one client at one priority: 0, 1 or 2 for low, medium, high."""
 
-    def __init__(self, share: Share, priority: int) -> None:
+    def __init__(self, application: Application, priority: int) -> None:
         self.gives_way = priority == 0
-        self.handle = _owned(lib.burst_flow_new(share.handle, priority), lib.burst_flow_free)
+        self.handle = _owned(lib.burst_flow_new(application.handle, priority), lib.burst_flow_free)
 
     def counts(self) -> FlowCounts:
         found = ffi.new("burst_flow_counts *")
         lib.burst_flow_count(self.handle, found)
-        times = (found.waited_ns, found.used_ns, found.share_used_ns, found.all_used_ns)
+        used = (found.used_ns, found.application_used_ns, found.share_used_ns, found.all_used_ns)
+        times = (found.waited_ns, *used)
         return FlowCounts(found.executions, found.waits, found.yields, found.waiting, *(ns / 1e9 for ns in times))
 
 
@@ -225,9 +237,9 @@ def _watch_for_preemption() -> None:
 
 
 def _stop_for_others() -> None:
-    """Stops as many executions of each account as higher ones wait; the latest first, for they lose the least work."""
+    """Stops as many executions of each application as higher ones wait; the latest first: they lose the least work."""
     for attempt in reversed(_attempts):
-        share = lib.burst_share_of(attempt.ticket)
-        stopping = sum(a.was_stopped and lib.burst_share_of(a.ticket) == share for a in _attempts)
+        application = lib.burst_application_of(attempt.ticket)
+        stopping = sum(a.was_stopped and lib.burst_application_of(a.ticket) == application for a in _attempts)
         if not attempt.was_stopped and lib.burst_outranking(attempt.ticket) > stopping:
             attempt.stop()

@@ -21,6 +21,7 @@ PRIORITIES: tuple[Priority, ...] = get_args(Priority)
 """In the order of their numbers, which travel."""
 
 _MOST_DEPTH = 64
+_MOST_APPLICATION = 100
 _SPINS: dict[Preference, float] = {"low_power": 0.0}
 _DEPTHS: dict[Preference, int] = {"sustained_speed": 4}
 
@@ -106,6 +107,15 @@ def number_of(priority: Priority) -> int:
     if priority not in PRIORITIES:
         raise ValueError(f"priority={priority!r}: one of {', '.join(map(repr, PRIORITIES))}")
     return PRIORITIES.index(priority)
+
+
+def check_application(name: object) -> None:
+    """Checks the name that a client declares for its application. Raises InvalidArgument."""
+    if not (isinstance(name, str) and 0 < len(name) <= _MOST_APPLICATION and name.isprintable() and name[0] != "/"):
+        raise InvalidArgument(
+            f"application={name!r:.120}: must be a str of 1 to {_MOST_APPLICATION} printable characters that does not "
+            "begin with / (such names are control groups)"
+        )
 
 
 def taken_priority(plain: object) -> int:

@@ -30,6 +30,7 @@ EXPECTED = {  # of each block, in order: lines of its output
         ["(array([1., 1., 1., 1.], dtype=float32),)"],
         ["ACTIVE GENERAL_FAILURE\n[[7. 7. 7. 7.]] SIGNALED\nTrue"],
         ["1"],
+        ["camera None"],
     ],
     "docs/serving.md": [["[1. 2. 3. 4.]"]],
     "docs/watching.md": [["ADD 100 burst True"]],

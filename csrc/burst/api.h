@@ -145,18 +145,22 @@ typedef struct {
 } burst_managed;
 int32_t burst_managed_run(void *managed); /* afterwards what it wrote has a value, or is fresh when the function failed */
 
-/* run queue: which execution of a device runs when. A share for each uid, a flow for each priority of each client, a ticket
- * for each thread that executes. NULL: no memory, or a number out of range. An object that is freed lives on until all that
- * was made for it is freed, too; free a ticket only when it has no slot and no thread waits with it. */
+/* run queue: which execution of a device runs when. A share for each account, an application for each program of it, a flow
+ * for each priority of each client, a ticket for each thread that executes. NULL: no memory, or a number out of range. An
+ * object that is freed lives on until all that was made for it is freed, too; free a ticket only when it has no slot and no
+ * thread waits with it. */
 typedef struct burst_runqueue burst_runqueue;
 typedef struct burst_share burst_share;
+typedef struct burst_application burst_application;
 typedef struct burst_flow burst_flow;
 enum { BURST_LOW = 0, BURST_MEDIUM = 1, BURST_HIGH = 2 };
 burst_runqueue *burst_runqueue_new(uint32_t slots, uint64_t quantum_ns); /* slots: that many executions at once */
 void burst_runqueue_free(burst_runqueue *queue);
 burst_share *burst_share_new(burst_runqueue *queue, uint32_t weight); /* 1 to 1000 */
 void burst_share_free(burst_share *share);
-burst_flow *burst_flow_new(burst_share *share, uint32_t priority);
+burst_application *burst_application_new(burst_share *share);
+void burst_application_free(burst_application *application);
+burst_flow *burst_flow_new(burst_application *application, uint32_t priority);
 void burst_flow_free(burst_flow *flow);
 burst_ticket *burst_ticket_new(burst_flow *flow);
 void burst_ticket_close(burst_ticket *ticket); /* threads that wait or yield with it, now or later, get -ECANCELED; any thread */
@@ -177,12 +181,12 @@ int burst_resume(burst_ticket *ticket); /* after that wait; as burst_yield. NULL
  * executions sleeps in burst_await_preemption. */
 burst_ticket *burst_set_preemptible(_Bool is_preemptible); /* of this thread's execution: its ticket, or NULL without a slot */
 uint32_t burst_await_preemption(uint32_t seen);    /* until a ticket begins to wait while an execution is preemptible */
-uint64_t burst_outranking(burst_ticket *ticket);   /* waiting tickets of its uid with a higher priority */
-burst_share *burst_share_of(burst_ticket *ticket); /* that uid's */
-/* What a flow has done, and what its uid and all uids have used of the time in which a ticket waited. */
+uint64_t burst_outranking(burst_ticket *ticket); /* waiting tickets of its application with a higher priority */
+burst_application *burst_application_of(burst_ticket *ticket);
+/* What a flow has done, and what its application, its account and all have used of the time in which a ticket waited. */
 typedef struct {
     uint64_t executions, waits, yields, waited_ns, used_ns, waiting; /* waited: also by those that wait now */
-    uint64_t share_used_ns, all_used_ns;
+    uint64_t application_used_ns, share_used_ns, all_used_ns;
 } burst_flow_counts;
 void burst_flow_count(burst_flow *flow, burst_flow_counts *counts);
 /* The scheduling policy behind those, without a clock or a lock, so that tests can run it on simulated time. A ticket begins

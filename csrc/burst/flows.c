@@ -1,4 +1,4 @@
-/* Run queues, shares, flows and tickets: how they come and go, in any order, and what is known about them. */
+/* Run queues, shares, applications, flows and tickets: how they come and go, in any order, and what is known about them. */
 #include <stdint.h>
 
 #include "burst/api.h"
@@ -24,17 +24,28 @@ void burst_runqueue_free(burst_runqueue *q) {
     free(q);
 }
 
+static void join_group(burst_runqueue *q, fair_group *group, fair_entity *member) {
+    pthread_mutex_lock(&q->lock);
+    member->next = group->members;
+    group->members = member;
+    pthread_mutex_unlock(&q->lock);
+}
+
+/* Under the lock. */
+static void leave_group(fair_group *group, fair_entity *member) {
+    fair_entity **at = &group->members;
+    while (*at != member) at = &(*at)->next;
+    *at = member->next;
+}
+
 burst_share *burst_share_new(burst_runqueue *q, uint32_t weight) {
     burst_share *s = weight && weight <= MOST_WEIGHT ? calloc(1, sizeof *s) : NULL;
     if (!s) return NULL;
     s->users = 1;
     s->queue = q;
-    s->weight = weight;
+    s->fair.weight = weight;
     atomic_fetch_add(&q->users, 1);
-    pthread_mutex_lock(&q->lock);
-    s->next = q->shares;
-    q->shares = s;
-    pthread_mutex_unlock(&q->lock);
+    join_group(q, &q->shares, &s->fair);
     return s;
 }
 
@@ -42,46 +53,67 @@ void burst_share_free(burst_share *s) {
     if (!was_last(&s->users)) return;
     burst_runqueue *q = s->queue;
     pthread_mutex_lock(&q->lock);
-    burst_share **at = &q->shares;
-    while (*at != s) at = &(*at)->next;
-    *at = s->next;
+    leave_group(&q->shares, &s->fair);
     pthread_mutex_unlock(&q->lock);
     free(s);
     burst_runqueue_free(q);
 }
 
-burst_flow *burst_flow_new(burst_share *s, uint32_t priority) {
+burst_application *burst_application_new(burst_share *s) {
+    burst_application *a = calloc(1, sizeof *a);
+    if (!a) return NULL;
+    a->users = 1;
+    a->share = s;
+    a->fair.weight = MOST_WEIGHT;
+    atomic_fetch_add(&s->users, 1);
+    join_group(s->queue, &s->applications, &a->fair);
+    return a;
+}
+
+void burst_application_free(burst_application *a) {
+    if (!was_last(&a->users)) return;
+    burst_share *s = a->share;
+    pthread_mutex_lock(&s->queue->lock);
+    leave_group(&s->applications, &a->fair);
+    if (s->turn == a) s->turn = NULL;
+    pthread_mutex_unlock(&s->queue->lock);
+    free(a);
+    burst_share_free(s);
+}
+
+burst_flow *burst_flow_new(burst_application *a, uint32_t priority) {
     burst_flow *f = priority < PRIORITIES ? calloc(1, sizeof *f) : NULL;
     if (!f) return NULL;
     f->users = 1;
-    f->share = s;
+    f->application = a;
     f->priority = priority;
-    atomic_fetch_add(&s->users, 1);
+    atomic_fetch_add(&a->users, 1);
     return f;
 }
 
 void burst_flow_free(burst_flow *f) {
     if (!was_last(&f->users)) return;
-    burst_share *s = f->share;
+    burst_application *a = f->application;
     free(f);
-    burst_share_free(s);
+    burst_application_free(a);
 }
 
 burst_ticket *burst_ticket_new(burst_flow *f) {
     burst_ticket *t = calloc(1, sizeof *t);
     if (!t) return NULL;
     t->flow = f;
+    t->queue = f->application->share->queue;
     atomic_fetch_add(&f->users, 1);
-    pthread_mutex_lock(&burst_queue_of(t)->lock);
+    pthread_mutex_lock(&t->queue->lock);
     t->sibling = f->tickets;
     f->tickets = t;
-    pthread_mutex_unlock(&burst_queue_of(t)->lock);
+    pthread_mutex_unlock(&t->queue->lock);
     return t;
 }
 
 void burst_ticket_free(burst_ticket *t) {
     burst_flow *f = t->flow;
-    pthread_mutex_lock(&burst_queue_of(t)->lock);
+    pthread_mutex_lock(&t->queue->lock);
     burst_ticket **at = &f->tickets;
     while (*at != t) at = &(*at)->sibling;
     *at = t->sibling;
@@ -89,7 +121,7 @@ void burst_ticket_free(burst_ticket *t) {
     f->past.waits += t->past.waits;
     f->past.yields += t->past.yields;
     f->past.waited_ns += t->past.waited_ns;
-    pthread_mutex_unlock(&burst_queue_of(t)->lock);
+    pthread_mutex_unlock(&t->queue->lock);
     free(t);
     burst_flow_free(f);
 }
@@ -105,10 +137,18 @@ static void add_counts(burst_flow_counts *sum, const burst_ticket *t, uint64_t n
 }
 
 void burst_flow_count(burst_flow *f, burst_flow_counts *counts) {
-    burst_share *s = f->share;
+    burst_application *a = f->application;
+    burst_share *s = a->share;
     pthread_mutex_lock(&s->queue->lock);
     const burst_waits *past = &f->past;
-    *counts = (burst_flow_counts){past->executions, past->waits, past->yields, past->waited_ns, f->used, 0, s->used, s->queue->used};
+    *counts = (burst_flow_counts){.executions = past->executions,
+                                  .waits = past->waits,
+                                  .yields = past->yields,
+                                  .waited_ns = past->waited_ns,
+                                  .used_ns = f->used,
+                                  .application_used_ns = a->fair.used,
+                                  .share_used_ns = s->fair.used,
+                                  .all_used_ns = s->queue->used};
     uint64_t now = futex_now();
     for (const burst_ticket *t = f->tickets; t; t = t->sibling) add_counts(counts, t, now);
     pthread_mutex_unlock(&s->queue->lock);

@@ -1,10 +1,11 @@
 /* The scheduling policy of a device: which ticket runs next, which has to yield, and what each is charged. No clock, no lock
  * and no futex: turns.c, which waits, passes the time in and calls this under its lock.
  *
- * Between uids: start-time fair queueing by the time that they used. Within a uid: strict priority. Within a priority:
- * deficit round robin between clients (flows). Within a flow: first come, first served. All of it counts *contended* time,
- * of a clock that stands still while no ticket waits: a client that runs while no other wants the device owes nothing to
- * clients that come later. README.md, "Turns", has the bounds.
+ * Between accounts (shares), and between the applications of an account: start-time fair queueing by the time that they
+ * used. Within an application: strict priority. Within a priority: deficit round robin between clients (flows). Within a
+ * flow: first come, first served. All of it counts *contended* time, of a clock that stands still while no ticket waits: a
+ * client that runs while no other wants the device owes nothing to clients that come later. README.md, "Turns", has the
+ * bounds.
  */
 #include <stdint.h>
 
@@ -20,18 +21,28 @@ static uint64_t contended(const burst_runqueue *q, uint64_t now) {
     return standing(q) + (q->waiting && now > q->since ? now - q->since : 0);
 }
 
-static void begin_waiting(burst_share *s, uint64_t now) {
-    burst_runqueue *q = s->queue;
-    s->waiting++;
+static burst_share *share_of(fair_entity *member) { return (burst_share *)member; }
+
+static burst_application *application_of(fair_entity *member) { return (burst_application *)member; }
+
+static void begin_waiting(burst_application *a, uint64_t now) {
+    burst_runqueue *q = a->share->queue;
+    a->fair.waiting++;
+    a->share->fair.waiting++;
     if (q->waiting++) return;
     q->since = now;
-    q->pace_since = q->pace;
+    q->shares.pace_since = q->shares.pace;
+    for (fair_entity *m = q->shares.members; m; m = m->next) {
+        fair_group *applications = &share_of(m)->applications;
+        applications->pace_since = applications->pace;
+    }
 }
 
-static void end_waiting(burst_share *s, uint64_t now) {
-    burst_runqueue *q = s->queue;
+static void end_waiting(burst_application *a, uint64_t now) {
+    burst_runqueue *q = a->share->queue;
     uint64_t clock = contended(q, now);
-    s->waiting--;
+    a->fair.waiting--;
+    a->share->fair.waiting--;
     if (!--q->waiting) atomic_store_explicit(&q->contended, clock, memory_order_relaxed); /* relaxed, because of that */
 }
 
@@ -39,7 +50,7 @@ static void end_waiting(burst_share *s, uint64_t now) {
 
 static bool is_less(uint64_t a, uint64_t b) { return (int64_t)(a - b) < 0; } /* of paces, which run freely */
 
-static uint64_t weighted(const burst_share *s, uint64_t ns) { return ns * MOST_WEIGHT / s->weight; }
+static uint64_t weighted(const fair_entity *e, uint64_t ns) { return ns * MOST_WEIGHT / e->weight; }
 
 /* Time away counts as used in a turn that was not over, and it pays a debt: a flow saves nothing up and pays all debts. */
 static void settle_flow(burst_flow *f, uint64_t now) {
@@ -49,48 +60,67 @@ static void settle_flow(burst_flow *f, uint64_t now) {
     else f->deficit = f->deficit + away < 0 ? f->deficit + away : 0;
 }
 
-/* A share that was away begins at the pace of the others. Its debt shrinks by the time that it was away. */
-static void settle_share(burst_share *s, uint64_t pace, uint64_t now) {
-    if (!s->present && is_less(pace, s->pace) && now > s->left) {
-        uint64_t owes = s->pace - pace, away = now - s->left;
-        s->pace = away < owes && weighted(s, away) < owes ? s->pace - weighted(s, away) : pace;
+/* An account or application that was away begins at the pace of the others. Its debt shrinks by the time that it was away. */
+static void settle_entity(fair_entity *e, uint64_t pace, uint64_t now) {
+    if (e->waiting) return;
+    if (!e->present && is_less(pace, e->pace) && now > e->left) {
+        uint64_t owes = e->pace - pace, away = now - e->left;
+        e->pace = away < owes && weighted(e, away) < owes ? e->pace - weighted(e, away) : pace;
     }
-    if (is_less(s->pace, pace)) s->pace = pace;
+    if (is_less(e->pace, pace)) e->pace = pace;
+}
+
+static void settle(burst_application *a, uint64_t now) {
+    settle_entity(&a->share->fair, a->share->queue->shares.pace, now);
+    settle_entity(&a->fair, a->share->applications.pace, now);
+}
+
+static void note_presence(fair_entity *e, uint64_t change, bool leaves, uint64_t now) {
+    e->present += change;
+    if (leaves) e->left = now;
 }
 
 static void set_present(burst_ticket *t, bool present, uint64_t now) {
     burst_flow *f = t->flow;
-    burst_share *s = f->share;
-    if (present && !t->present) f->present++, s->present++;
-    if (!present && t->present) f->present--, s->present--;
-    if (!present) f->left = s->left = now, t->number = 0;
+    uint64_t change = (uint64_t)present - (uint64_t)t->present; /* may be -1 */
+    f->present += change;
+    if (!present) f->left = now, t->number = 0;
+    note_presence(&f->application->fair, change, !present, now);
+    note_presence(&f->application->share->fair, change, !present, now);
     t->present = present;
 }
 
 /* A ticket that began while none waited is seen only now. It is charged from when the others began to wait. */
 static void meet(burst_ticket *t, uint64_t now) {
     burst_flow *f = t->flow;
-    if (!f->share->waiting) settle_share(f->share, f->share->queue->pace_since, now);
+    burst_share *s = f->application->share;
+    settle_entity(&s->fair, s->queue->shares.pace_since, now);
+    settle_entity(&f->application->fair, s->applications.pace_since, now);
     if (!f->first) settle_flow(f, now);
     set_present(t, true, now);
+}
+
+static void charge_entity(fair_entity *e, uint64_t used) {
+    e->used += used;
+    e->pace += weighted(e, used);
 }
 
 static void charge(burst_ticket *t, uint64_t now) {
     burst_flow *f = t->flow;
     if (!t->present) meet(t, now);
-    uint64_t clock = contended(f->share->queue, now), used = clock - t->charged;
+    uint64_t clock = contended(t->queue, now), used = clock - t->charged;
     t->charged = clock;
     t->served += used;
     f->used += used;
-    f->share->used += used;
-    f->share->queue->used += used;
     f->deficit -= (int64_t)used;
-    f->share->pace += weighted(f->share, used);
+    charge_entity(&f->application->fair, used);
+    charge_entity(&f->application->share->fair, used);
+    t->queue->used += used;
 }
 
 /* ---- rings and lines ----------------------------------------------------------------------------------------------- */
 
-static flow_ring *ring_of(burst_flow *f) { return &f->share->rings[f->priority]; }
+static flow_ring *ring_of(burst_flow *f) { return &f->application->rings[f->priority]; }
 
 static void join_last(burst_flow *f) {
     flow_ring *ring = ring_of(f);
@@ -139,23 +169,35 @@ static void leave_line(burst_ticket *t, uint64_t now) {
     *(before ? &before->next : &f->first) = t->next;
     if (f->last == t) f->last = before;
     if (!f->first) leave_ring(f);
-    end_waiting(f->share, now);
+    end_waiting(f->application, now);
 }
 
 /* ---- the next ticket ----------------------------------------------------------------------------------------------- */
 
-/* The uid that has used least of its share, of those that wait; except one. */
-static burst_share *least_used(const burst_runqueue *q, const burst_share *except) {
-    burst_share *least = NULL;
-    for (burst_share *s = q->shares; s; s = s->next)
-        if (s->waiting && s != except && (!least || is_less(s->pace, least->pace))) least = s;
+/* The member that has used least, of those that wait; except one. */
+static fair_entity *least_used(const fair_group *group, const fair_entity *except) {
+    fair_entity *least = NULL;
+    for (fair_entity *m = group->members; m; m = m->next)
+        if (m->waiting && m != except && (!least || is_less(m->pace, least->pace))) least = m;
     return least;
 }
 
+/* Whether an application's turn is over, because another one waits that has used less, by more than a quantum. */
+static bool is_ahead(const burst_application *a, const fair_entity *other) {
+    return other && is_less(other->pace + a->share->queue->quantum, a->fair.pace);
+}
+
+/* The application of a share in which a ticket waits that comes next; except one. NULL: there is none. */
+static burst_application *next_application(const burst_share *s, const burst_application *except) {
+    fair_entity *least = least_used(&s->applications, except ? &except->fair : NULL);
+    burst_application *turn = s->turn;
+    return turn && turn != except && turn->fair.waiting && !is_ahead(turn, least) ? turn : application_of(least);
+}
+
 /* The highest priority of those that wait, or -1. */
-static int most_urgent(const burst_share *s) {
+static int most_urgent(const burst_application *a) {
     int priority = PRIORITIES - 1;
-    while (priority >= 0 && !s->rings[priority].first) priority--;
+    while (priority >= 0 && !a->rings[priority].first) priority--;
     return priority;
 }
 
@@ -182,10 +224,13 @@ static burst_flow *first_in_turn(flow_ring *ring, int64_t quantum) {
 }
 
 burst_ticket *burst_policy_next(burst_runqueue *q, uint64_t now) {
-    burst_share *s = least_used(q, NULL);
+    burst_share *s = share_of(least_used(&q->shares, NULL));
     if (!s) return NULL;
-    q->pace = s->pace;
-    burst_ticket *t = first_in_turn(&s->rings[most_urgent(s)], (int64_t)q->quantum)->first;
+    burst_application *a = next_application(s, NULL);
+    q->shares.pace = s->fair.pace;
+    s->applications.pace = least_used(&s->applications, NULL)->pace;
+    s->turn = a;
+    burst_ticket *t = first_in_turn(&a->rings[most_urgent(a)], (int64_t)q->quantum)->first;
     leave_line(t, now);
     t->charged = contended(q, now);
     t->served = 0;
@@ -195,23 +240,23 @@ burst_ticket *burst_policy_next(burst_runqueue *q, uint64_t now) {
 /* ---- events -------------------------------------------------------------------------------------------------------- */
 
 void burst_policy_begin(burst_ticket *t) {
-    t->charged = standing(t->flow->share->queue);
+    t->charged = standing(t->queue);
     t->served = 0;
 }
 
-_Bool burst_policy_owes(const burst_ticket *t) { return t->present || t->charged != standing(t->flow->share->queue); }
+_Bool burst_policy_owes(const burst_ticket *t) { return t->present || t->charged != standing(t->queue); }
 
 void burst_policy_arrive(burst_ticket *t, uint64_t now) {
     burst_flow *f = t->flow;
-    if (!f->share->waiting) settle_share(f->share, f->share->queue->pace, now);
+    settle(f->application, now);
     if (!f->first) {
         settle_flow(f, now);
         join(f);
     }
-    t->number = ++f->share->queue->arrivals;
+    t->number = ++t->queue->arrivals;
     line_up(t);
     set_present(t, true, now);
-    begin_waiting(f->share, now);
+    begin_waiting(f->application, now);
 }
 
 void burst_policy_abandon(burst_ticket *t, uint64_t now) {
@@ -224,14 +269,20 @@ void burst_policy_finish(burst_ticket *t, uint64_t now) {
     set_present(t, false, now);
 }
 
+/* The first in line of an application, without giving any flow its turn. */
+static burst_ticket *first_waiting(const burst_application *a) { return a->rings[most_urgent(a)].first->first; }
+
 burst_ticket *burst_policy_standby(const burst_ticket *t) {
     const burst_flow *f = t->flow;
-    const burst_share *s = f->share, *other = least_used(s->queue, s);
-    if (f->first || (other && is_less(other->pace, s->pace))) return NULL;
-    int urgent = most_urgent(s), own = (int)f->priority;
+    const burst_application *a = f->application, *other = next_application(a->share, a);
+    fair_entity *account = least_used(&t->queue->shares, &a->share->fair);
+    if (f->first || (account && is_less(account->pace, a->share->fair.pace))) return NULL;
+    if (other && (a->share->turn != a || is_ahead(a, &other->fair))) return NULL;
+    int urgent = most_urgent(a), own = (int)f->priority;
     if (urgent > own || (urgent == own && (!f->has_turn || f->deficit <= 0))) return NULL;
-    if (urgent >= 0) return s->rings[urgent].first->first;
-    return other ? other->rings[most_urgent(other)].first->first : NULL;
+    if (urgent >= 0) return first_waiting(a);
+    if (other) return first_waiting(other);
+    return account ? first_waiting(next_application(share_of(account), NULL)) : NULL;
 }
 
 static uint64_t waiting_in(const flow_ring *ring) {
@@ -244,29 +295,30 @@ static uint64_t waiting_in(const flow_ring *ring) {
 uint64_t burst_policy_outranking(const burst_ticket *t) {
     const burst_flow *f = t->flow;
     uint64_t found = 0;
-    for (uint32_t p = f->priority + 1; p < PRIORITIES; p++) found += waiting_in(&f->share->rings[p]);
+    for (uint32_t p = f->priority + 1; p < PRIORITIES; p++) found += waiting_in(&f->application->rings[p]);
     return found;
 }
 
 _Bool burst_policy_yields(burst_ticket *t, uint64_t now) {
     burst_flow *f = t->flow;
-    burst_share *s = f->share;
-    if (!s->queue->waiting) return false;
+    burst_application *a = f->application;
+    if (!t->queue->waiting) return false;
     charge(t, now);
-    int urgent = most_urgent(s), own = (int)f->priority;
+    int urgent = most_urgent(a), own = (int)f->priority;
     if (urgent > own) return true;
     const flow_ring *ring = ring_of(f);
     bool has_rivals = ring->first && (ring->first != f || ring->last != f);
     if (urgent == own && has_rivals && f->deficit <= 0) return true;
-    const burst_share *other = least_used(s->queue, s);
-    return other && t->served >= s->queue->quantum && is_less(other->pace, s->pace);
+    if (is_ahead(a, least_used(&a->share->applications, &a->fair))) return true;
+    const fair_entity *account = least_used(&t->queue->shares, &a->share->fair);
+    return account && t->served >= t->queue->quantum && is_less(account->pace, a->share->fair.pace);
 }
 
 void burst_policy_yield(burst_ticket *t, uint64_t now) {
     burst_flow *f = t->flow;
     charge(t, now);
-    if (!f->share->waiting) settle_share(f->share, f->share->queue->pace, now);
+    settle(f->application, now);
     if (!f->first) join(f);
     line_up(t);
-    begin_waiting(f->share, now);
+    begin_waiting(f->application, now);
 }

@@ -1,4 +1,4 @@
-/* The run queue of a device: what it knows of uids, clients and executions. runqueue.c decides with it, turns.c waits. */
+/* The run queue of a device: what it knows of accounts, applications, clients and executions. runqueue.c decides with it, turns.c waits. */
 #ifndef BURST_RUNQUEUE_H
 #define BURST_RUNQUEUE_H
 
@@ -9,18 +9,37 @@
 
 enum { PRIORITIES = 3, MOST_WEIGHT = 1000 };
 
-/* Flows of one priority of one uid in which a ticket waits. The first has its turn, the others follow. */
+/* What is served by the time that it used: an account of the device, an application of its account. */
+typedef struct fair_entity {
+    struct fair_entity *next; /* in its group */
+    uint64_t weight, pace;    /* pace: contended time used, times MOST_WEIGHT / weight; only differences count */
+    uint64_t used;            /* contended ns */
+    uint64_t waiting, present, left; /* tickets that wait; that are `present`; when one of these went last */
+} fair_entity;
+
+/* All shares of the queue, or all applications of a share. */
+typedef struct {
+    fair_entity *members;
+    uint64_t pace, pace_since; /* the least of those that waited when a slot was given last; and when waiting began */
+} fair_group;
+
+/* Flows of one priority of an application in which a ticket waits. The first has its turn, the others follow. */
 typedef struct {
     burst_flow *first, *last;
 } flow_ring;
 
 struct burst_share {
-    _Atomic uint32_t users; /* its owner, and its flows */
+    fair_entity fair; /* first: a member of the queue's group is a share */
+    _Atomic uint32_t users; /* its owner, and its applications */
     burst_runqueue *queue;
-    burst_share *next; /* all shares of the queue */
-    uint64_t weight, pace;          /* pace: contended time used, times MOST_WEIGHT / weight; only differences count */
-    uint64_t used;                  /* contended ns */
-    uint64_t waiting, present, left; /* tickets that wait; that are `present`; when one of these went last */
+    fair_group applications;
+    burst_application *turn; /* that was given a slot last, or NULL */
+};
+
+struct burst_application {
+    fair_entity fair; /* first: a member of the share's group is an application */
+    _Atomic uint32_t users; /* its owner, and its flows */
+    burst_share *share;
     flow_ring rings[PRIORITIES];
 };
 
@@ -32,7 +51,7 @@ typedef struct {
 
 struct burst_flow {
     _Atomic uint32_t users; /* its owner, and its tickets */
-    burst_share *share;
+    burst_application *application;
     burst_flow *next; /* in its ring */
     burst_ticket *first, *last;
     burst_ticket *tickets; /* all */
@@ -46,6 +65,7 @@ struct burst_flow {
 
 struct burst_ticket {
     burst_flow *flow;
+    burst_runqueue *queue;
     burst_ticket *next;  /* that waits in its flow */
     burst_ticket *sibling; /* in its flow's `tickets` */
     uint64_t number;     /* of its arrival, which orders tickets within a flow; 0: it began at once */
@@ -66,23 +86,20 @@ struct burst_runqueue {
     _Atomic uint64_t contended;               /* the contended clock, where it stood still last */
     uint32_t slots;
     _Atomic uint32_t users; /* its owner, and its shares */
-    alignas(FMQ_LINE) pthread_mutex_t lock; /* around all that follows, and all of shares, flows and waiting tickets */
+    alignas(FMQ_LINE) pthread_mutex_t lock; /* around all that follows, and all of shares, applications, flows and waiting tickets */
     burst_ticket *called; /* it is being woken, and hands free slots on when it is awake */
-    burst_share *shares;
+    fair_group shares;
     uint64_t quantum;
     uint64_t used; /* contended ns */
-    uint64_t pace, pace_since;  /* of the share that was given a slot last, before that; and when waiting began */
     uint64_t waiting, arrivals; /* tickets; also those that have yielded */
     uint64_t since; /* when the contended clock began to run, because a ticket waits */
 };
-
-static inline burst_runqueue *burst_queue_of(const burst_ticket *t) { return t->flow->share->queue; }
 
 static inline uint64_t burst_executions_of(const burst_ticket *t) {
     return atomic_load_explicit(&t->past.executions, memory_order_relaxed); /* relaxed, because it is a figure */
 }
 
-uint64_t burst_policy_outranking(const burst_ticket *t); /* waiting tickets of its uid with a higher priority */
+uint64_t burst_policy_outranking(const burst_ticket *t); /* waiting tickets of its application with a higher priority */
 
 bool runqueue_has_waiters(void); /* Hint: any ticket queued in this process? Relaxed load. In turns.c */
 

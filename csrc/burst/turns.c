@@ -81,7 +81,7 @@ static void wake(burst_runqueue *q, const burst_ticket *self, burst_ticket *next
 
 /* Under the lock: it does not wait any more, and has no slot. */
 static void drop_out(burst_ticket *t, uint32_t word) {
-    burst_runqueue *q = burst_queue_of(t);
+    burst_runqueue *q = t->queue;
     uint64_t now = futex_now();
     burst_policy_abandon(t, now);
     note_end_of_wait(t, now);
@@ -93,7 +93,7 @@ static void drop_out(burst_ticket *t, uint32_t word) {
 static bool is_in_line(uint32_t word) { return word == WAITS || word == CALLED; }
 
 static int give_up(burst_ticket *t) {
-    burst_runqueue *q = burst_queue_of(t);
+    burst_runqueue *q = t->queue;
     pthread_mutex_lock(&q->lock);
     bool gives_up = is_in_line(atomic_load(&t->word));
     if (gives_up) drop_out(t, OUT);
@@ -104,7 +104,7 @@ static int give_up(burst_ticket *t) {
 
 /* The slot that was free when this ticket was called goes to the ticket that comes next, perhaps itself, if it is still free. */
 static void answer_call(burst_ticket *t) {
-    burst_runqueue *q = burst_queue_of(t);
+    burst_runqueue *q = t->queue;
     pthread_mutex_lock(&q->lock);
     if (q->called == t) {
         q->called = NULL;
@@ -142,14 +142,14 @@ static void request_preemption(const burst_ticket *t) {
 static burst_ticket *stand_in_line(burst_ticket *t, uint64_t change, uint64_t now) {
     atomic_store(&t->word, WAITS);
     note_wait(t, now);
-    atomic_fetch_add(&burst_queue_of(t)->turns, change);
-    burst_ticket *next = hand_on(burst_queue_of(t), now);
+    atomic_fetch_add(&t->queue->turns, change);
+    burst_ticket *next = hand_on(t->queue, now);
     if (next != t) request_preemption(t);
     return next;
 }
 
 static int enter_line(burst_ticket *t, uint64_t latest) {
-    burst_runqueue *q = burst_queue_of(t);
+    burst_runqueue *q = t->queue;
     burst_ticket *next = NULL;
     pthread_mutex_lock(&q->lock);
     bool is_closed = atomic_load(&t->closed);
@@ -179,7 +179,7 @@ static void end(burst_ticket *t) {
 static int take_or_wait(burst_ticket *t, uint64_t latest) {
     /* Relaxed, because a close that comes at this moment might as well come after. */
     if (atomic_load_explicit(&t->closed, memory_order_relaxed)) return -ECANCELED;
-    if (take_slot(burst_queue_of(t))) {
+    if (take_slot(t->queue)) {
         burst_policy_begin(t);
         begin(t);
         return 0;
@@ -212,7 +212,7 @@ static burst_ticket *call(burst_runqueue *q, burst_ticket *standby) {
 }
 
 static void give_up_slot(burst_ticket *t) {
-    burst_runqueue *q = burst_queue_of(t);
+    burst_runqueue *q = t->queue;
     if (!burst_policy_owes(t) && give_slot_back(q)) return;
     pthread_mutex_lock(&q->lock);
     uint64_t now = futex_now();
@@ -231,7 +231,7 @@ void burst_leave(burst_ticket *t) {
 }
 
 _Bool burst_must_yield(burst_ticket *t) {
-    burst_runqueue *q = burst_queue_of(t);
+    burst_runqueue *q = t->queue;
     /* Relaxed, because a ticket that begins to wait at this moment is seen at the next checkpoint. */
     if (atomic_load_explicit(&q->turns, memory_order_relaxed) < WAITER) return false;
     pthread_mutex_lock(&q->lock);
@@ -241,7 +241,7 @@ _Bool burst_must_yield(burst_ticket *t) {
 }
 
 int burst_yield(burst_ticket *t) {
-    burst_runqueue *q = burst_queue_of(t);
+    burst_runqueue *q = t->queue;
     burst_ticket *next = NULL;
     pthread_mutex_lock(&q->lock);
     uint64_t now = futex_now();
@@ -264,7 +264,7 @@ int burst_yield(burst_ticket *t) {
 uint64_t burst_waited(const burst_ticket *t) { return t->waited; }
 
 void burst_ticket_close(burst_ticket *t) {
-    burst_runqueue *q = burst_queue_of(t);
+    burst_runqueue *q = t->queue;
     pthread_mutex_lock(&q->lock);
     atomic_store(&t->closed, true);
     if (is_in_line(atomic_load(&t->word))) {
@@ -318,11 +318,11 @@ uint32_t burst_await_preemption(uint32_t seen) {
     return atomic_load(&preemption_requests);
 }
 
-burst_share *burst_share_of(burst_ticket *t) { return t->flow->share; }
+burst_application *burst_application_of(burst_ticket *t) { return t->flow->application; }
 
 uint64_t burst_outranking(burst_ticket *t) {
-    pthread_mutex_lock(&burst_queue_of(t)->lock);
+    pthread_mutex_lock(&t->queue->lock);
     uint64_t found = burst_policy_outranking(t);
-    pthread_mutex_unlock(&burst_queue_of(t)->lock);
+    pthread_mutex_unlock(&t->queue->lock);
     return found;
 }

@@ -28,12 +28,13 @@ _START_TIMEOUT = 60.0  # seconds for a service and its engine to come up
 class Connection:
     """Any thread may use it."""
 
-    def __init__(self, channel: Channel, timeout: float = _START_TIMEOUT) -> None:
+    def __init__(self, channel: Channel, application: str | None = None, timeout: float = _START_TIMEOUT) -> None:
         """Says hello. Raises StatusError, PeerDied, Timeout; the channel stays the caller's then."""
         self.channel, self._lock, self._pid = channel, threading.Lock(), os.getpid()
         self._released: deque[int] = deque()
         self._is_over = False
-        values, fds = self.call("hello", PROTOCOL, timeout=timeout)
+        declared = () if application is None else (application,)
+        values, fds = self.call("hello", PROTOCOL, *declared, timeout=timeout)
         channel.watch(fds[0])
         _, self.name, self.version, self.type, self.service_pid, self.engine_pid, *files = values
         self.cache_files = CacheFiles(*files)

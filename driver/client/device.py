@@ -7,6 +7,7 @@ import threading
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -21,7 +22,7 @@ from driver.client.recovery import Revivals, quarantine
 from driver.deadlines import seconds_left, waiting
 from driver.errors import DeviceFailed, DeviceNotFound, DriverError
 from driver.nn import validate
-from driver.options import PRIORITIES, Preference, PrepareOptions, Priority, number_of
+from driver.options import PRIORITIES, Preference, PrepareOptions, Priority, check_application, number_of
 from driver.protocol.model_codec import encode
 from driver.protocol.prepare_arguments import PrepareArguments
 from fmq.closing import Closing
@@ -45,44 +46,54 @@ _PATIENCE = 10.0  # seconds for the owner of a served device to start it again
 _AGAIN = 0.05
 
 
-def connect(name: str = "reference") -> RemoteDevice:
+def connect(name: str = "reference", *, application: str | None = None) -> RemoteDevice:
     """A device by name, its process started when there is none; or one that is served, by the path of its socket.
 
-    Raises DeviceNotFound, DeviceFailed; ResourceExhaustedTransient while it has as many clients as it may have.
+    Args:
+        name: of an installed device, or a path.
+        application: the name of the program within your account, of at most 100 characters. Priorities order the
+            executions of one application, and the applications of an account share its time evenly. None: all clients
+            in the process's control group are one application.
+
+    Raises InvalidArgument for such a name, DeviceNotFound, DeviceFailed; ResourceExhaustedTransient while it has as
+    many clients, or your account as many applications, as it may have.
     """
-    return RemoteDevice(_served(name) if served.is_path(name) else _own(name), name)
+    if application is not None:
+        check_application(application)
+    found = _served(name, application) if served.is_path(name) else _own(name, application)
+    return RemoteDevice(found, name, application)
 
 
-def _own(name: str, attempts: int = _ATTEMPTS) -> Connection:
+def _own(name: str, application: str | None, attempts: int = _ATTEMPTS) -> Connection:
     for _ in range(attempts):
         with suppress(PeerDied):
-            return _greeted(discovery.connect(name))
+            return _greeted(discovery.connect(name), application)
     log = discovery.Place(discovery.runtime_dir(), name).end_of_log()
     raise DeviceFailed(f"device {name!r} ended while it started; {log}")
 
 
-def _served(address: str) -> Connection:
+def _served(address: str, application: str | None) -> Connection:
     try:
-        return _greeted(served.connect(address))
+        return _greeted(served.connect(address), application)
     except PeerDied as error:
         raise DeviceFailed(f"{address}: it ended, or does not serve uid {os.getuid()}; its log says more") from error
 
 
-def _served_again(address: str) -> Connection:
+def _served_again(address: str, application: str | None) -> Connection:
     """Its owner starts it; this process can only wait."""
     end = time.monotonic() + _PATIENCE
     while True:
         try:
-            return _served(address)
+            return _served(address, application)
         except (DeviceNotFound, DeviceFailed) as error:
             if time.monotonic() > end:
                 raise DeviceFailed(f"the device did not come back within {_PATIENCE:g} s: {error}") from error
         time.sleep(_AGAIN)
 
 
-def _greeted(channel: Channel) -> Connection:
+def _greeted(channel: Channel, application: str | None) -> Connection:
     try:
-        return Connection(channel)
+        return Connection(channel, application)
     except BaseException:
         channel.close()
         raise
@@ -98,9 +109,10 @@ class RemoteDevice(Closing):
     new_prepared_model: ClassVar[Callable[..., RemotePreparedModel]] = RemotePreparedModel
     """Makes the prepared models of this process. `driver.recording` puts one in its place that records."""
 
-    def __init__(self, connection: Connection, address: str) -> None:
-        """Use `connect`."""
+    def __init__(self, connection: Connection, address: str, application: str | None = None) -> None:
+        """Use `connect`. `application`: as which it connects again."""
         self.connection, self.address, self._pid = connection, address, os.getpid()
+        self.application = application  #: the name that was declared, or None
         self._lock, self._reviving = threading.Lock(), threading.Lock()
         self._revivals, self._attempts = Revivals(), 0
         self._failure: Exception | None = None  # of the last attempt
@@ -166,9 +178,9 @@ class RemoteDevice(Closing):
             try:
                 self._revivals.count(self.address)
                 if served.is_path(self.address):
-                    self.connection = _served_again(self.address)
+                    self.connection = _served_again(self.address, self.application)
                 else:
-                    self.connection = _own(self.address, 2 * _ATTEMPTS)
+                    self.connection = _own(self.address, self.application, 2 * _ATTEMPTS)
             except Exception as error:
                 self._failure = error
                 raise
@@ -201,7 +213,7 @@ class RemoteDevice(Closing):
             model: is validated first.
             preference: "low_power" (no polling, and one thread for each execution), "fast_single_answer", or
                 "sustained_speed" (bursts of depth 4, and executions at the same time rather than threads of one).
-            priority: "low", "medium" or "high", of its executions among all of this account on the device.
+            priority: "low", "medium" or "high", of its executions among all of this application on the device.
             cache: files for the device to keep the compilation in. It may decline; `prepared.home.declined` says why.
             deadline: a time.monotonic() by which it has to be done. The device gives up what it cannot do by then, and
                 the wait ends there whatever it does, with MissedDeadlineTransient or MissedDeadlinePersistent.
@@ -325,13 +337,24 @@ class RemoteDevice(Closing):
 
         `slots`: executions that run at once. `waiting`: executions in the run queue, of all accounts. `weight`: of this
         account, against others'. `share`: the part of all contended time that this account has used since it came.
+        `application`: the name that was declared, or the control group's, or "" for what belongs to the account alone.
+        `application_share`: the part of the account's contended time that this application has used since it came.
         `priorities`: for "low", "medium" and "high" what `burst.turns.FlowCounts` says.
         """
-        (slots, waiting, weight, flows), _ = self.call("turns")
+        (slots, waiting, weight, application, flows), _ = self.call("turns")
         counts = [FlowCounts(*plain) for plain in flows]
-        share = counts[0].used_by_uid / counts[0].used_by_all if counts[0].used_by_all else None
+        _, *used = counts[0][-4:]
+        application_share, share = (part / whole if whole else None for part, whole in pairwise(used))
         priorities = {name: found._asdict() for name, found in zip(PRIORITIES, counts, strict=True)}
-        return {"slots": slots, "waiting": waiting, "weight": weight, "share": share, "priorities": priorities}
+        return {
+            "slots": slots,
+            "waiting": waiting,
+            "weight": weight,
+            "share": share,
+            "application": application,
+            "application_share": application_share,
+            "priorities": priorities,
+        }
 
     def traces(self) -> list[Trace]:
         """The notes of the bursts of all clients of this device that are of our account: to be read while they run, at

@@ -315,7 +315,7 @@ class RemotePreparedModel:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """A recipe: connects to the device by its name and prepares the model again, wherever it is unpickled."""
-        return _prepare_again, (self.device.address, self.model, self._options)
+        return _prepare_again, (self.device.address, self.model, self._options, self.device.application)
 
     def close(self) -> None:
         """Frees the model on the device; bursts on it go on until they are closed."""
@@ -335,11 +335,11 @@ class RemotePreparedModel:
             self.close()
 
 
-def _prepare_again(address: str, model: Model, options: PrepareOptions) -> RemotePreparedModel:
+def _prepare_again(address: str, model: Model, options: PrepareOptions, application: str | None) -> RemotePreparedModel:
     """What an unpickled prepared model is made by. Its connection is its own: `prepared.device`."""
     from driver.client.device import connect
 
-    device = connect(address)
+    device = connect(address, application=application)
     try:
         return device.prepare(model, preference=options.preference, priority=options.priority)
     except BaseException:

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
     from burst import Request
     from burst.executor import Execution
-    from burst.turns import FlowCounts
+    from burst.turns import Application, FlowCounts
     from driver.engine.models import SharedModel
     from driver.engine.process import Engine
 
@@ -86,13 +86,13 @@ class EngineClient:
         engine.note(uid)
         self._numbers = count(1)
         self._models: dict[int, LoadedModel] = {}
-        self._share = engine.share_of(uid)
-        self._flows = [Flow(self._share, priority) for priority in range(len(PRIORITIES))]
+        self._enter(engine.application(uid))
         self._buffers = ManagedBuffers(engine.new_quota())
         self._bursts: set[BurstServer] = set()
         self._plain: list[PlainServer] = []
         self._fenced: FencedServer | None = None
         self.handlers: dict[str, Callable[..., Reply]] = {
+            "join": self.join,
             "load": self.load,
             "restore": self.restore,
             "stage": self.stage,
@@ -110,6 +110,25 @@ class EngineClient:
             "copy": self.copy,
             "buffer_state": self.buffer_state,
         }
+
+    def join(self, _: Message, name: str, is_declared: bool) -> Reply:
+        """This client is of that application. The service calls it when the client says hello.
+
+        A name that is not declared is no reason to refuse a client: beyond the limit it stays in the account's own.
+        Raises InvalidArgument when the client has prepared a model, ResourceExhaustedTransient.
+        """
+        if self._models:
+            raise InvalidArgument("hello comes before prepare: a client stays in its application")
+        try:
+            self._enter(self._engine.application(self.uid, name))
+        except ResourceExhaustedTransient:
+            if is_declared:
+                raise
+        return Reply()
+
+    def _enter(self, application: Application) -> None:
+        self._application = application
+        self._flows = [Flow(application, priority) for priority in range(len(PRIORITIES))]
 
     def load(self, message: Message, where: list[int], *plain: object) -> Reply:
         """Prepares the model in the first descriptor; answers its number, and why it was not cached, if it was not.
@@ -204,8 +223,9 @@ class EngineClient:
         return self._flows[self._loaded(number).priority]
 
     def turns(self, _: Message) -> Reply:
-        """Slots, waiting executions, the weight of the client's account, and counts of its executions by priority."""
-        return Reply([self._engine.queue.slots, waiters(), self._share.weight, self.counts()])
+        """Slots, waiting executions, the account's weight, the application, and counts of executions by priority."""
+        weight, name = self._application.share.weight, self._application.name
+        return Reply([self._engine.queue.slots, waiters(), weight, name, self.counts()])
 
     def counts(self) -> list[FlowCounts]:
         """Counts of its executions, by priority."""

@@ -27,7 +27,8 @@ class Limits:
     client_bursts, client_models, client_connections: per client; a connection is a plain path, and a client has one for
     each concurrent call. client_launched, client_fences: pending fenced executions of one client, and the fences of
     others that they wait for. burst_elements: capacity of each of a burst's two queues, which limits the requests in
-    it. uid_clients, device_clients: connected clients, of one account and of all.
+    it. uid_clients, device_clients: connected clients, of one account and of all. uid_applications: applications of one
+    account that have connected clients.
 
     idle_seconds: an idle device frees what it can make again after so long.
     """
@@ -42,6 +43,7 @@ class Limits:
     burst_elements: int = 2**16
     uid_clients: int = 512
     device_clients: int = 1024
+    uid_applications: int = 128
     idle_seconds: float = 10.0
 
     def check(self, name: str, there: int, remedy: str, more: int = 1) -> None:

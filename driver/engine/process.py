@@ -25,7 +25,7 @@ from burst import (
 )
 from burst.channel import Channel, ChannelLoop
 from burst.trace import blamed, note_crashes
-from burst.turns import RunQueue, Share, waiters
+from burst.turns import Application, RunQueue, Share, waiters
 from driver.deadlines import check, check_entry, due, taking
 from driver.devices import device_class
 from driver.engine.cache.compilations import VerifiedCache
@@ -177,6 +177,7 @@ class Engine:
         self.contexts = ChannelLoop("burst-contexts")
         self.queue, self._weights = RunQueue(self.device.slots, self.device.quantum), weights()
         self._shares: WeakValueDictionary[int, Share] = WeakValueDictionary()
+        self._applications: WeakValueDictionary[tuple[int, str], Application] = WeakValueDictionary()
         self.traces: dict[BurstServer, tuple[int, Memory]] = {}  #: of all bursts, with their clients' uids
         self.clients: set[EngineClient] = set()
         self._censuses: dict[int | None, Census] = {}
@@ -227,13 +228,26 @@ class Engine:
         """The quota of a new client."""
         return Quota(self.limits.client_bytes, self._quota)
 
-    def share_of(self, uid: int) -> Share:
-        """The scheduling group of an account, shared by all its clients."""
+    def application(self, uid: int, name: str = "") -> Application:
+        """One application of an account, shared by all its clients; "" is the account's own, which no limit refuses.
+
+        Raises ResourceExhaustedTransient.
+        """
         with self._counting:
-            share = self._shares.get(uid)
-            if share is None:
-                share = self._shares[uid] = Share(self.queue, self._weights.get(uid, WEIGHT))
-            return share
+            found = self._applications.get((uid, name))
+            if found is None:
+                others = sum(of == uid and bool(other) for of, other in list(self._applications))
+                if name:
+                    self.limits.check("uid_applications", others, "close connections of other applications")
+                found = self._applications[uid, name] = Application(self._share(uid), name)
+            return found
+
+    def _share(self, uid: int) -> Share:
+        """The scheduling group of an account, shared by all its applications."""
+        share = self._shares.get(uid)
+        if share is None:
+            share = self._shares[uid] = Share(self.queue, self._weights.get(uid, WEIGHT))
+        return share
 
     def count_burst(self, change: int) -> None:
         """Counts a burst that opens (+1) or ends (-1). Collects garbage after the last: no collection ran before."""

@@ -17,7 +17,7 @@ from driver.devices import missing
 from driver.devices import names as installed
 from driver.errors import DeviceNotFound, DriverError, NotPlaced
 from driver.nn import InvalidModel, validate
-from driver.options import Preference, PrepareOptions, Priority, options_of
+from driver.options import Preference, PrepareOptions, Priority, check_application, options_of
 from driver.runtime import capabilities as measures
 from driver.runtime.cache.device import CachedDevice, CompilationCache
 from driver.runtime.fallback import BurstFallback, CpuFallback, FallbackModel, Fallbacks
@@ -51,6 +51,7 @@ def compile(  # noqa: A001 (the name that users look for)
     cache_token: bytes | None = None,
     progress: Callable[[str, float], object] | None = None,
     require_device: str | None = None,
+    application: str | None = None,
 ) -> CompiledModel:
     """Prepares a model on the best of several devices, each operation where it costs least.
 
@@ -60,12 +61,13 @@ def compile(  # noqa: A001 (the name that users look for)
             preference among equals. What they cannot do, or fail to do, falls back to "cpu" only if that is among
             them. By default all that are installed, and "cpu".
         preference: "low_power" chooses by power where all devices' power is known, the others by time.
-        priority: "low", "medium" or "high": of its executions, among all of this account on a device.
+        priority: "low", "medium" or "high": of its executions, among all of this application on a device.
         timeout: seconds. Each device is told what is left of it; when time is up, what it has begun is given up.
         cache_dir: a folder in which compilations are kept for the next time; None keeps none.
         cache_token: 32 bytes that stand for this model, and save the time to hash it; None: its SHA-256.
         progress: called with what is done next, and which part of the whole is done, from 0 to 1.
         require_device: where all of it has to run; nothing falls back then.
+        application: as in `driver.connect`, of the connections that this call makes.
 
     Raises InvalidModel, ValueError, DeviceNotFound, NotPlaced, MissedDeadline*, and what a device's `connect`
     or `prepare` raises where that may not fall back.
@@ -76,10 +78,12 @@ def compile(  # noqa: A001 (the name that users look for)
     if cache_token is not None and cache_dir is None:
         raise ValueError("cache_token needs a cache_dir; give both or neither")
     names = _candidates(devices, require_device)
+    _check_application(application, names)
     may_fall_back = NAME in names and require_device is None
     asked = tuple(map(_name, names))
     any_, prepare = devices is None, PrepareOptions(preference, priority)
-    options = CompileOptions(model, prepare, asked, require_device, may_fall_back, any_, cache_dir, cache_token)
+    cache = cache_dir, cache_token
+    options = CompileOptions(model, prepare, asked, require_device, may_fall_back, any_, *cache, application)
     clock = _Clock(timeout, progress)
     with ExitStack() as stack:
         compilation = _Compilation(options, stack, clock, options.cache(clock))
@@ -99,6 +103,18 @@ def _candidates(devices: Sequence[str | RemoteDevice] | None, required: str | No
     return found
 
 
+def _check_application(application: str | None, devices: Sequence[str | RemoteDevice]) -> None:
+    """Raises InvalidArgument, ValueError."""
+    if application is None:
+        return
+    check_application(application)
+    if connected := [device.address for device in devices if not isinstance(device, str)]:
+        raise ValueError(
+            f"application={application!r}: device {connected[0]!r} is connected already; give the application to "
+            "driver.connect, or name the device"
+        )
+
+
 def _name(device: str | RemoteDevice | LocalDevice) -> str:
     return device if isinstance(device, str) else device.address
 
@@ -114,6 +130,7 @@ class CompileOptions(NamedTuple):
     takes_any: bool  #: that is installed, and works
     cache_dir: str | Path | None
     cache_token: bytes | None
+    application: str | None
 
     def cache(self, clock: _Clock) -> CompilationCache | None:
         """Where compilations are kept. Raises ValueError."""
@@ -269,7 +286,7 @@ class _Compilation:
         if not isinstance(name, str):
             return name
         if name not in self._own:
-            self._own[name] = connect(name)
+            self._own[name] = connect(name, application=self._options.application)
             self._stack.callback(self._own[name].close)
         return self._own[name]
 
@@ -343,6 +360,7 @@ def compile_again(options: CompileOptions) -> CompiledModel:
         cache_dir=options.cache_dir,
         cache_token=options.cache_token,
         require_device=options.required,
+        application=options.application,
     )
 
 

@@ -38,6 +38,7 @@ from driver.nn import validate
 from driver.protocol.model_codec import decode, sealed
 from driver.protocol.prepare_arguments import PrepareArguments
 from driver.protocol.rpc import PROTOCOL, Reply, call, serve, take_fd
+from driver.service.applications import application_of
 from fmq import LifePage
 
 if TYPE_CHECKING:
@@ -268,15 +269,18 @@ class ServiceClient:
         self._engine.close()
         self._life.close()
 
-    def hello(self, _: Message, version: int) -> Reply:
-        """Describes the device. Raises InvalidArgument for another version of the protocol."""
+    def hello(self, _: Message, version: int, *declared: object) -> Reply:
+        """Describes the device. `declared`: the name of the client's application, or nothing.
+
+        Raises InvalidArgument for another version of the protocol, or a name that cannot be one;
+        ResourceExhaustedTransient while the account has as many applications as it may have.
+        """
         if version != PROTOCOL:
             raise InvalidArgument(
                 f"protocol {version}: this service speaks {PROTOCOL}; use the same release on both sides"
             )
-        call(
-            self._engine, "free", 0
-        )  # proves that the engine is alive: a client that reconnects after a death relies on it
+        # The answer proves that the engine is alive: a client that reconnects after a death relies on it.
+        call(self._engine, "join", application_of(self._channel, declared), bool(declared))
         return Reply(self._service.describe(), [os.dup(self._life.fd)])
 
     def supported(self, message: Message, where: object) -> Reply:

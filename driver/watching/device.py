@@ -130,7 +130,7 @@ def _connected(address: str) -> Iterator[Connection]:
     if channel is None:
         raise DeviceNotFound(f"name={address!r}: not running; it starts with its first client")
     try:
-        connection = Connection(channel, _PATIENCE)
+        connection = Connection(channel, timeout=_PATIENCE)
         yield connection
     finally:
         channel.close()

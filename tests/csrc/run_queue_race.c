@@ -23,7 +23,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-enum { THREADS = 8, SLOTS = 2, FLOWS = 12, MOST = 16 /* requests in a round */ };
+enum { THREADS = 8, SLOTS = 2, FLOWS = 12, APPLICATIONS = 4, MOST = 16 /* requests in a round */ };
 
 #define MUST(x)                                                                                                        \
     do {                                                                                                               \
@@ -44,6 +44,7 @@ typedef struct {
 
 static burst_runqueue *queue;
 static burst_share *shares[2];
+static burst_application *applications[APPLICATIONS]; /* every other one of the same share */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* around `clients` */
 static client *clients[FLOWS];
 static _Atomic int running;
@@ -59,7 +60,7 @@ static uint64_t random_of(uint64_t *state) {
 
 static client *new_client(unsigned n) {
     client *c = calloc(1, sizeof *c);
-    MUST(c && (c->flow = burst_flow_new(shares[n % 2], n % 3)));
+    MUST(c && (c->flow = burst_flow_new(applications[n % APPLICATIONS], n % 3)));
     pthread_mutex_init(&c->lock, NULL);
     c->users = 1;
     return c;
@@ -126,7 +127,8 @@ static void request(client *c, burst_ticket *t, uint64_t *seed) {
 static void look(client *c) {
     burst_flow_counts counts;
     burst_flow_count(c->flow, &counts);
-    MUST(counts.waiting <= THREADS && counts.used_ns <= counts.share_used_ns && counts.share_used_ns <= counts.all_used_ns);
+    MUST(counts.waiting <= THREADS && counts.used_ns <= counts.application_used_ns);
+    MUST(counts.application_used_ns <= counts.share_used_ns && counts.share_used_ns <= counts.all_used_ns);
 }
 
 static void *hammer(void *argument) {
@@ -165,6 +167,7 @@ int main(int argc, char **argv) {
     alarm((unsigned)(strtoull(argv[2], NULL, 10) / 1000 + 30)); /* somebody waits for ever */
     MUST((queue = burst_runqueue_new(SLOTS, 20000)));
     for (uint32_t n = 0; n < 2; n++) MUST((shares[n] = burst_share_new(queue, n ? 300 : 100)));
+    for (unsigned n = 0; n < APPLICATIONS; n++) MUST((applications[n] = burst_application_new(shares[n % 2])));
     for (unsigned n = 0; n < FLOWS; n++) clients[n] = new_client(n);
     MUST(!pthread_barrier_init(&end_of_round, NULL, THREADS + 1));
     for (int n = 0; n < THREADS; n++) MUST(!pthread_create(&threads[n], NULL, hammer, (void *)(uintptr_t)random_of(&seed)));
@@ -176,6 +179,7 @@ int main(int argc, char **argv) {
     }
     for (int n = 0; n < THREADS; n++) pthread_join(threads[n], NULL);
     for (unsigned n = 0; n < FLOWS; n++) let_go(clients[n]);
+    for (unsigned n = 0; n < APPLICATIONS; n++) burst_application_free(applications[n]);
     for (uint32_t n = 0; n < 2; n++) burst_share_free(shares[n]);
     burst_runqueue_free(queue);
     printf("served: %lu, yielded: %lu, missed: %lu, closed: %lu\n", (unsigned long)served, (unsigned long)yielded,

@@ -26,11 +26,12 @@ class Job(NamedTuple):
 
 
 class Client(NamedTuple):
-    """A flow: the uid that it belongs to, its priority, and the jobs of each of its threads."""
+    """A flow: the uid that it belongs to, its priority, the jobs of each of its threads, and its application."""
 
     uid: int
     priority: int
     threads: list
+    application: int = 0
 
 
 class World(NamedTuple):
@@ -55,10 +56,16 @@ class Thread:
 
 
 class Flow:
-    def __init__(self, share, client):
-        self.share, self.priority = share, client.priority
-        self.handle = ffi.gc(lib.burst_flow_new(share.handle, client.priority), lib.burst_flow_free)
+    def __init__(self, application, client):
+        self.application, self.share, self.priority = application, application.share, client.priority
+        self.handle = ffi.gc(lib.burst_flow_new(application.handle, client.priority), lib.burst_flow_free)
         self.used, self.line = 0, []  # line: threads whose job has not begun yet, in the order in which they asked
+
+
+class Application:
+    def __init__(self, share):
+        self.share, self.used = share, 0
+        self.handle = ffi.gc(lib.burst_application_new(share.handle), lib.burst_application_free)
 
 
 class Share:
@@ -96,7 +103,9 @@ class Device:
         self.world, self.now, self.events, self.order = world, 0, [], itertools.count()
         self.queue = ffi.gc(lib.burst_runqueue_new(world.slots, QUANTUM), lib.burst_runqueue_free)
         self.shares = [Share(self.queue, weight) for weight in world.weights]
-        self.flows = [Flow(self.shares[client.uid], client) for client in world.clients]
+        names = dict.fromkeys((client.uid, client.application) for client in world.clients)
+        self.applications = {(uid, name): Application(self.shares[uid]) for uid, name in names}
+        self.flows = [Flow(self.applications[client.uid, client.application], client) for client in world.clients]
         numbers = itertools.count()
         self.threads = [
             Thread(flow, next(numbers), jobs)
@@ -105,7 +114,7 @@ class Device:
         ]
         self.by_ticket = {thread.ticket: thread for thread in self.threads}
         self.running, self.waiting, self.called, self.abandoned = {}, set(), None, 0
-        self.pairs = [*self._pairs_of_flows(), *self._pairs_of_shares()]
+        self.pairs = [*self._pairs_of_flows(), *self._pairs_of_applications(), *self._pairs_of_shares()]
         for thread in self.threads:
             self.rest(thread)
 
@@ -115,7 +124,14 @@ class Device:
         """
         bound = 3 * QUANTUM + 2 * self.world.slots * self.world.longest
         for one, other in itertools.combinations(self.flows, 2):
-            if (one.share, one.priority) == (other.share, other.priority):
+            if (one.application, one.priority) == (other.application, other.priority):
+                yield Pair(one, other, bound)
+
+    def _pairs_of_applications(self):
+        """As between shares, and an application keeps its turn until it is ahead by a quantum."""
+        bound = 2 * QUANTUM + 4 * self.world.slots * self.world.longest
+        for one, other in itertools.combinations(self.applications.values(), 2):
+            if one.share is other.share:
                 yield Pair(one, other, bound)
 
     def _pairs_of_shares(self):
@@ -192,9 +208,9 @@ class Device:
         self.at(min(thread.job.checkpoints, thread.job.length - thread.done), self.checkpoint, thread)
 
     def more_urgent_than(self, thread):
-        """Those of the same uid that wait and come before it."""
+        """Those of the same application that wait and come before it."""
         flow = thread.flow
-        return [w for w in self.waiting if w.flow.share is flow.share and w.flow.priority > flow.priority]
+        return [w for w in self.waiting if w.flow.application is flow.application and w.flow.priority > flow.priority]
 
     def checkpoint(self, thread):
         self.account(thread)
@@ -225,16 +241,16 @@ class Device:
     def account(self, thread):
         ran, self.running[thread] = self.now - self.running[thread], self.now
         thread.done += ran
-        thread.flow.used += ran
-        thread.flow.share.used += ran
+        for one in (thread.flow, thread.flow.application, thread.flow.share):
+            one.used += ran
 
     def look_at_pairs(self):
         """What all have used up to now, also those that still run."""
-        used = {one: one.used for one in (*self.flows, *self.shares)}
+        used = {one: one.used for one in (*self.flows, *self.applications.values(), *self.shares)}
         for thread, since in self.running.items():
-            used[thread.flow] += self.now - since
-            used[thread.flow.share] += self.now - since
-        have_waiting = {w.flow for w in self.waiting} | {w.flow.share for w in self.waiting}
+            for one in (thread.flow, thread.flow.application, thread.flow.share):
+                used[one] += self.now - since
+        have_waiting = {one for w in self.waiting for one in (w.flow, w.flow.application, w.flow.share)}
         for pair in self.pairs:
             pair.look(used, have_waiting)
 

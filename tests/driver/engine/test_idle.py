@@ -11,7 +11,7 @@ import pytest
 from inside import programs_of
 
 import driver
-from burst.turns import RunQueue, Share
+from burst.turns import Application, RunQueue, Share
 from driver.devices.litert import LiteRtDevice
 from driver.engine.client import EngineClient
 from driver.engine.device_memory import Quota
@@ -132,9 +132,9 @@ def test_worth_it(monkeypatch, tmp_path):
     """A few small requests stay bound; many, and one with large temporaries, are worth giving back."""
     monkeypatch.setenv("HOME", str(tmp_path))
     quota = Quota(2**30)
-    share = Share(RunQueue(1, 1e-3), 1)
+    application = Application(Share(RunQueue(1, 1e-3), 1), "")
     engine = SimpleNamespace(
-        clients=set(), limits=limits(), new_quota=lambda: quota, share_of=lambda _: share, note=lambda _: None
+        clients=set(), limits=limits(), new_quota=lambda: quota, application=lambda _: application, note=lambda _: None
     )
     client = EngineClient(engine, 0)
     nothing, few, many = (SimpleNamespace(bound=n) for n in (0, 4, 5))

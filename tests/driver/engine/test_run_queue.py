@@ -34,7 +34,7 @@ def jobs(draw, patience):
 def worlds(draw, patience):
     weights = draw(st.lists(st.sampled_from([1, 100, 300, 1000]), min_size=1, max_size=3))
     threads = st.lists(st.lists(jobs(patience), min_size=1, max_size=8), min_size=1, max_size=3)
-    client = st.builds(Client, st.integers(0, len(weights) - 1), st.integers(0, 2), threads)
+    client = st.builds(Client, st.integers(0, len(weights) - 1), st.integers(0, 2), threads, st.integers(0, 2))
     return World(draw(st.integers(1, 3)), weights, draw(st.lists(client, min_size=1, max_size=6)))
 
 
@@ -56,8 +56,9 @@ def test_every_request_is_served_once_in_its_order(world):
 @HUNDREDS
 @given(worlds(patient))
 def test_random_clients_are_served_fairly_and_urgent_ones_first(world):
-    """At no start and after no checkpoint does a job run while a more urgent one of its uid waits; clients of one
-    priority, and uids by their weights, stay within their bounds while they wait for each other.
+    """At no start and after no checkpoint does a job run while a more urgent one of its application waits; clients of
+    one priority, applications of one uid, and uids by their weights, stay within their bounds while they wait for each
+    other.
     """
     Device(world).run()
 
@@ -65,9 +66,9 @@ def test_random_clients_are_served_fairly_and_urgent_ones_first(world):
 # ---- chosen clients --------------------------------------------------------------------------------------------------
 
 
-def saturating(uid=0, priority=MEDIUM, length=MS, checkpoints=100 * US, threads=2, rest=0):
+def saturating(uid=0, priority=MEDIUM, length=MS, checkpoints=100 * US, threads=2, rest=0, application=0):
     """A client that always has somebody waiting, unless it rests."""
-    return Client(uid, priority, [[Job(rest, length, checkpoints)] * 10_000] * threads)
+    return Client(uid, priority, [[Job(rest, length, checkpoints)] * 10_000] * threads, application)
 
 
 def used_after(milliseconds, *clients, weights=(100,), slots=1):
@@ -214,12 +215,61 @@ def test_an_urgent_request_waits_for_one_checkpoint():
 
 
 def test_only_ones_own_urgent_requests_starve():
-    """Low priority gets nothing beside saturating high priority of its uid, and its uid's share beside another's."""
+    """Low priority gets nothing beside saturating high priority of its application, half beside another application of
+    its uid, and its uid's share beside another uid.
+    """
     (high, low), _ = used_after(200, saturating(0, HIGH), saturating(0, LOW))
     assert high > 199
     assert low <= 0.1 + QUANTUM / MS
+    (high, low), _ = used_after(200, saturating(0, HIGH, application=0), saturating(0, LOW, application=1))
+    assert high == pytest.approx(low, abs=5)
     (high, low), _ = used_after(200, saturating(0, HIGH), saturating(1, LOW), weights=(100, 100))
     assert high == pytest.approx(low, abs=5)
+
+
+def test_the_share_of_an_account_bounds_the_sum_of_its_applications():
+    """A uid with nine applications gets as much as a uid with one, and its nine get the same."""
+    many = [saturating(0, HIGH, application=n) for n in range(9)]
+    used, _ = used_after(1800, *many, saturating(1, LOW), weights=(100, 100))
+    assert used == pytest.approx([100] * 9 + [900], abs=7)
+
+
+def test_an_application_without_work_leaves_its_part_to_the_others_of_its_account():
+    """One that asks for a tenth of the device gets it; the others share the rest evenly, and not with the other uid."""
+    rare = Client(0, LOW, [[Job(19 * MS, MS, 100 * US)] * 10_000], 0)
+    others = [saturating(0, MEDIUM, application=n) for n in (1, 2)]
+    (little, one, other, far), _ = used_after(1000, rare, *others, saturating(1), weights=(100, 100))
+    assert little == pytest.approx(1000 / 21, rel=0.1)
+    assert one == pytest.approx(other, rel=0.03)
+    assert little + one + other == pytest.approx(far, rel=0.02)
+
+
+@pytest.mark.parametrize("slots", [1, 2])
+def test_a_request_of_another_application_waits_for_a_quantum(slots):
+    """Whatever its priority beside saturating high priority of another application of its uid, which has no other work
+    for it to wait for: at most a quantum, and up to the next checkpoint.
+    """
+    rare = Client(0, LOW, [[Job(37 * MS, 100 * US, 100 * US)] * 100], 0)
+    busy = saturating(0, HIGH, length=20 * MS, checkpoints=200 * US, threads=3, application=1)
+    device = Device(World(slots, [100], [rare, busy]))
+    waited, start = [], device.start
+
+    def note_start(thread):
+        if thread.flow.priority == LOW:
+            waited.append(device.now - thread.asked_at)
+        start(thread)
+
+    ask = device.ask
+
+    def note_ask(thread):
+        thread.asked_at = device.now
+        ask(thread)
+
+    device.start, device.ask = note_start, note_ask
+    device.events = [(when, n, note_ask, about) for when, n, _, about in device.events]
+    device.run(until=1000 * MS)
+    assert len(waited) > 25
+    assert max(waited) <= QUANTUM + 200 * US
 
 
 # ---- real threads ----------------------------------------------------------------------------------------------------
@@ -231,9 +281,10 @@ class Queue:
     def __init__(self, slots=1):
         self.handle = ffi.gc(lib.burst_runqueue_new(slots, QUANTUM), lib.burst_runqueue_free)
         self.share = ffi.gc(lib.burst_share_new(self.handle, 100), lib.burst_share_free)
+        self.application = ffi.gc(lib.burst_application_new(self.share), lib.burst_application_free)
 
     def flow(self, priority=MEDIUM):
-        return ffi.gc(lib.burst_flow_new(self.share, priority), lib.burst_flow_free)
+        return ffi.gc(lib.burst_flow_new(self.application, priority), lib.burst_flow_free)
 
     def ticket(self, priority=MEDIUM, flow=None):
         flow = flow or self.flow(priority)
@@ -296,7 +347,7 @@ def test_numbers_that_are_none_are_refused():
     assert not lib.burst_runqueue_new(0, QUANTUM)
     assert not lib.burst_runqueue_new(1, 0)
     assert not any(lib.burst_share_new(queue.handle, weight) for weight in (0, 1001))
-    assert not any(lib.burst_flow_new(queue.share, priority) for priority in (3, 2**32 - 1))
+    assert not any(lib.burst_flow_new(queue.application, priority) for priority in (3, 2**32 - 1))
 
 
 def test_a_deadline_passes_in_the_queue():
@@ -462,7 +513,7 @@ def test_what_a_flow_has_waited_for_is_seen():
     del mine
     found = counts_of(low)
     assert (found.waiting, found.waits, found.executions, found.yields) == (0, 0, 1, 1)
-    assert MS <= found.used_ns <= found.share_used_ns == found.all_used_ns
+    assert MS <= found.used_ns <= found.application_used_ns == found.share_used_ns == found.all_used_ns
 
 
 def test_an_execution_that_can_be_broken_off_hears_of_urgent_ones():
