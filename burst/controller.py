@@ -278,6 +278,14 @@ class Controller(Closing):
         if code:
             self._refuse(code, packet.nbytes, None)
 
+    def abandon(self, number: int) -> None:
+        """The device need not begin that request any more. Its result comes all the same; call `settle` then."""
+        self.trace.page.abandoned |= 1 << number % 64
+
+    def settle(self, number: int) -> None:
+        """The result of a request that was abandoned has come."""
+        self.trace.page.abandoned &= ~(1 << number % 64)
+
     def receive(self, timeout: float | None = None, *, measure: bool = False) -> ResultPacket:
         """The next result, in the order of the requests. Raises Timeout, PeerDied, Busy."""
         code = self._wait(FOREVER if timeout is None else deadline_of(timeout))

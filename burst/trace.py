@@ -33,7 +33,7 @@ wake: until the listener had it. bind: until it was recognised, or checked and b
 result was there. return: until the client had that.
 """
 _MAGIC = 0x4543415254535242  # the bytes "BRSTRACE"
-_VERSION = 1
+_VERSION = 2
 _RECORD = np.dtype([(name, "u8") for name in ("id", "begin", "sent", "taken", "started", "done", "received")])
 
 

@@ -129,6 +129,11 @@ class BurstSession:
             self.controller.due(end)
         return end
 
+    def abandon(self, numbers: Sequence[int]) -> None:
+        """The device need not begin these requests any more."""
+        for number in numbers:
+            self.controller.abandon(number)
+
     def note_drop(self) -> None:
         """A request was cancelled, refused or replaced."""
         self.statistics.note_drop(self.controller.trace)
