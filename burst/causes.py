@@ -1,6 +1,6 @@
 """How and why a deadline was missed: csrc/README.md, "Deadlines", has the rule, csrc/burst/deadline.c applies it.
 
-A result packet has room for the status alone, so `cause_of` reads the rest from the trace.
+A result packet has room for the status alone, so `failure_of` reads the rest from the trace.
 """
 
 from __future__ import annotations
@@ -46,9 +46,21 @@ def missed(status: int, phase: Phase, deadline: int, estimate: Any = None) -> St
     )
 
 
+_MISSED = ErrorStatus.MISSED_DEADLINE_TRANSIENT, ErrorStatus.MISSED_DEADLINE_PERSISTENT
+
+
+def failure_of(status: ErrorStatus, deadline: int | None, trace: Trace, number: int) -> tuple[str, Cause]:
+    """What the plain path says about that failure: the device's text and cause, else what the times tell."""
+    text, cause = trace.failure(number, status) or ("", NO_CAUSE)
+    if not text or (status in _MISSED and not cause.phase):
+        cause = cause_of(status, deadline, trace, number)
+        text = str(status_error(status, cause=cause))
+    return text, cause
+
+
 def cause_of(status: ErrorStatus, deadline: int | None, trace: Trace, number: int) -> Cause:
     """The cause of a request's status, from the times in the trace. Without a `deadline` a loop took too long."""
-    if status not in {ErrorStatus.MISSED_DEADLINE_TRANSIENT, ErrorStatus.MISSED_DEADLINE_PERSISTENT}:
+    if status not in _MISSED:
         return NO_CAUSE
     if deadline is None:
         return Cause("executing")

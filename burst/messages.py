@@ -8,7 +8,7 @@ raises.
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -49,6 +49,7 @@ before start: nothing was done for it, because the time that was left when it ca
 done for it either, because others took the time. executing, preparing: it was given up on the way. waiting for the
 answer: we stopped waiting, and do not know what the device does.
 """
+PHASES: tuple[Phase, ...] = get_args(Phase)
 
 
 class Cause(NamedTuple):

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
     from burst.messages import Request
     from burst.turns import Ticket
+    from burst.wire import ResultPacket
     from fmq import Descriptor
 
 _log = logging.getLogger(__name__)
@@ -105,13 +106,19 @@ class BurstServer:
         version = terms.version
         codec = RequestCodec(
             lambda raw: Job(decode_request(raw, version), bind, ticket),
-            lambda result, *_: encode_result(result, version),  # a result packet has no room for a message
+            self._encode,
             self._fetch,
         )
         self._executor = CachedExecutor(codec, self._forget)
         self._starting, self._is_stopped = threading.Lock(), False
         self._is_ending = False
         self._thread = threading.Thread(target=self._listen, name="burst-listener", daemon=True)
+
+    def _encode(self, result: ResultPacket, text: str, cause: Cause) -> bytes:
+        """The answer. A result packet has no room for a text, so that goes into the trace."""
+        if text:
+            self.trace.note_failure(self._listener.id, result.status, text, cause)
+        return encode_result(result, self._version)
 
     def _new_listener(self, nbytes: int) -> Any:
         self._buffer = ffi.new("unsigned char[]", nbytes)
@@ -213,6 +220,8 @@ class BurstServer:
                 plan = None
             elif code == -errno.ENOENT:
                 answer = self._bind_and_run()
+            elif code == -errno.EREMOTEIO:
+                answer = self._explain()
             else:
                 self._handle_event(code)
                 answer = b""
@@ -233,6 +242,16 @@ class BurstServer:
         except Exception as error:  # noqa: BLE001 (as in _serve)
             self._executor.free_when_idle()
             return self._refuse(error)
+
+    def _explain(self) -> bytes:
+        """The answer to a request whose C function has failed."""
+        plan = self._plans[self._listener.current]
+        try:
+            status = ErrorStatus(self._listener.failed)
+            error = plan.failure(status) if plan else status_error(status)
+        except Exception as worse:  # noqa: BLE001 (as in _serve)
+            error = worse
+        return self._refuse(error)
 
     def _check_time(self, estimate: Any) -> None:
         """Refuses a new plan when executions of its kind took longer than the time left. Raises MissedDeadline*."""

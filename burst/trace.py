@@ -17,6 +17,7 @@ from burst import timeline
 from burst._core import ffi, lib
 from burst.errors import Malformed
 from burst.memory import Memory
+from burst.messages import PHASES, Cause
 from burst.timeline import Sides
 from fmq.region import guard
 
@@ -32,8 +33,9 @@ encode: until the request was in the queue, with the copying of arrays. queue: w
 wake: until the listener had it. bind: until it was recognised, or checked and bound, and admitted. execute: until its
 result was there. return: until the client had that.
 """
+_UNKNOWN = 2**64 - 1  # ns
 _MAGIC = 0x4543415254535242  # the bytes "BRSTRACE"
-_VERSION = 2
+_VERSION = 1
 _RECORD = np.dtype([(name, "u8") for name in ("id", "begin", "sent", "taken", "started", "done", "received")])
 
 
@@ -92,6 +94,27 @@ class Trace:
         stages = {name: b - a for name, a, b in zip(STAGES, marks[:-1], marks[1:], strict=True)}
         return stages | {"total": r["received"] - r["begin"]}
 
+    def note_failure(self, number: int, status: int, text: str, cause: Cause) -> None:
+        """Notes why a request failed. The device calls it before it answers; a longer text is cut."""
+        record = self.page.failures[number % lib.BURST_FAILURES]
+        record.id = 0
+        raw = text.encode()[: ffi.sizeof(record.text)].decode(errors="ignore").encode()
+        ffi.memmove(record.text, raw, len(raw))
+        record.status, record.nbytes = status, len(raw)
+        record.phase = 1 + PHASES.index(cause.phase) if cause.phase else 0
+        record.late_by, record.retry_after = _as_ns(cause.late_by), _as_ns(cause.retry_after)
+        record.id = number
+
+    def failure(self, number: int, status: int) -> tuple[str, Cause] | None:
+        """Why that request got that status, as the device says; None where it says nothing. It can write anything."""
+        record = self.page.failures[number % lib.BURST_FAILURES]
+        nbytes, phase = int(record.nbytes), int(record.phase)
+        if (record.id, record.status) != (number, status) or nbytes > ffi.sizeof(record.text) or phase > len(PHASES):
+            return None
+        text = ffi.buffer(record.text, nbytes)[:].decode(errors="replace")
+        times = _as_seconds(record.late_by), _as_seconds(record.retry_after)
+        return "".join(filter(str.isprintable, text)), Cause(PHASES[phase - 1] if phase else None, *times)
+
     def sides(self, first_lane: int = 0) -> Sides:
         """Where to draw this burst in a timeline."""
         client, device = self.page.client, self.page.device
@@ -120,6 +143,14 @@ def note_crashes() -> None:
     if code := lib.burst_blame():
         raise OSError(-code, f"cannot handle fatal signals: {os.strerror(-code)}")
     guard()  # after that, and so called first: memory that a client truncated is no crash
+
+
+def _as_ns(seconds: float | None) -> int:
+    return _UNKNOWN if seconds is None else min(_UNKNOWN, max(0, int(seconds * 1e9)))
+
+
+def _as_seconds(ns: int) -> float | None:
+    return None if ns == _UNKNOWN else ns / 1e9
 
 
 def _columns(records: NDArray[Any]) -> dict[str, NDArray[Any]]:

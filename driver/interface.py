@@ -12,12 +12,15 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from burst.errors import status_error
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     import numpy as np
     from numpy.typing import NDArray
 
+    from burst import ErrorStatus
     from driver.nn import Model
     from driver.options import Preference
 
@@ -52,6 +55,13 @@ class BoundExecution:
 
     is_infallible: bool = False
     """True: `run` of a static model raises nothing but StatusError once all outputs fit. The engine calls it bare."""
+
+    def failure(self, status: ErrorStatus) -> Exception:
+        """What `run` would have raised in the place of a run of `native` that has just returned `status`.
+
+        By default an error that says the status alone.
+        """
+        return status_error(status)
 
     def cancel(self) -> None:
         """Ends the run in progress, by `run` or `native`, and every later one, with ExecutionFailed or GENERAL_FAILURE.

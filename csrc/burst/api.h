@@ -11,9 +11,12 @@ int burst_fits(const void *process); /* 0; -EPROTO: that fmq_this_process() is o
 typedef struct { uint64_t id, begin, sent, received; } burst_sent;   /* by the client; begin: before it encoded */
 typedef struct { uint64_t id, taken, started, done; } burst_served;  /* by the device; started: bound and admitted; if it was
                                                                       * not begun, the same as done */
+/* By the device, before it answers with that status: what a result packet has no room for. phase: 1 + its place in Phase of
+ * burst.messages, or 0; times in ns, 2^64 - 1 where not known. */
+typedef struct { uint64_t id, status, phase, late_by, retry_after, nbytes; char text[464]; } burst_failure;
 typedef struct { uint64_t requests, results, total_ns, busy_ns, asleep_ns, pid, depth, timeouts, drops, plain, reserved[6]; } burst_client_counts;
 typedef struct { uint64_t answered, running, busy_ns, asleep_ns, signal, tid, pid, copied, checked, priority, begun, waits, waited_ns, usual_ns, reserved[2]; } burst_device_counts;
-enum { BURST_RECORDS = 256 };
+enum { BURST_RECORDS = 256, BURST_FAILURES = 64 }; /* failures: as many as requests may be in flight */
 typedef struct {
     uint64_t magic, version, records;
     char model[104]; /* UTF-8, as its client describes it */
@@ -22,10 +25,9 @@ typedef struct {
                                  * turns; signal: that one crashed the device; priority: 1 to 3, 0 unknown; usual: what
                                  * executions like the last one that missed its deadline take, 0 unknown;
                                  * bytes copied because of where they lay, and to be looked at in private memory */
-    uint64_t abandoned, reserved[15]; /* by the client, seldom: bit id % 64 is set while the client does not want that result any
-                                       * more. At most 64 requests are in flight, so each has a bit of its own */
     burst_sent sent[256];       /* the last requests, by id modulo 256 */
     burst_served served[256];
+    burst_failure failures[64]; /* by id modulo 64 */
 } burst_trace;
 
 typedef struct {
@@ -90,10 +92,12 @@ typedef struct {
     int32_t current; /* the index of the plan that runs, or -1 */
     int framed, in_python, is_first; /* first: it was bound for this run, which says little about others */
     int is_refused; /* Python did not begin it */
+    int32_t failed; /* what a plan's C function returned, which Python explains and answers */
 } burst_listener;
 
 /* Answers the last request (answer NULL: with the success that its plan has learnt), and serves until Python is needed.
- * Returns 1 + the plan to run, -ENOENT for a request that is none's, in `buffer`; -ESTALE: a plan was forgotten while it ran. */
+ * Returns 1 + the plan to run, -ENOENT for a request that is none's, in `buffer`; -ESTALE: a plan was forgotten while it ran;
+ * -EREMOTEIO: the C function of the plan `current` has `failed`. */
 int64_t burst_listen(burst_listener *listener, const void *answer, uint64_t bytes);
 int burst_plans(burst_listener *listener, uint32_t n);
 void burst_drop_plans(burst_listener *listener);

@@ -241,12 +241,17 @@ static int answer_python(burst_listener *l, const void *answer, uint64_t bytes) 
     return r ? r : stale;
 }
 
+/* A failure goes to Python, which knows the words for it. */
 static int run_native(burst_listener *l) {
     struct burst_plan *p = &l->plans[l->current];
-    int32_t found = p->function(p->context);
+    l->failed = p->function(p->context);
+    if (l->failed) {
+        l->in_python = 1;
+        return -EREMOTEIO;
+    }
     leave_slot(l);
     note_done(l, false);
-    uint32_t status = final_status(l, p, (uint32_t)found);
+    uint32_t status = final_status(l, p, 0);
     note_copies(l, p);
     int stale = leave_plan(l);
     int r = status ? put_status(l, status) : put_success(l, p->answer, p->answer_bytes, p->measure);
@@ -313,9 +318,6 @@ static void note_wait(burst_listener *l) {
     l->started = now;
 }
 
-/* Its client does not wait for the result any more. The word has a cache line of its own, which stays in our cache. */
-static bool is_abandoned(const burst_listener *l) { return look(&l->trace->abandoned) >> (l->id % 64) & 1; }
-
 int32_t burst_may_begin(burst_listener *l, burst_estimate *e) {
     int32_t status = burst_admit(e, l->known - waited_in_queue(l), l->known, l->deadline);
     if (status) note_usual(l, e);
@@ -328,17 +330,11 @@ static int admitted(burst_listener *l) {
     if (l->due != l->deadline) burst_set_due(l->due = l->deadline);
     const struct burst_plan *p = current(l);
     l->is_first = 0;
-    if (is_abandoned(l)) return GENERAL_FAILURE;
     int32_t status = l->deadline == UINT64_MAX ? 0 : burst_may_begin(l, p ? p->estimate : NULL);
     if (status || !p || !l->ticket) return status;
     uint64_t needed = p->estimate && l->deadline != UINT64_MAX ? burst_needed(p->estimate) : 0;
     int r = burst_enter(l->ticket, needed, l->deadline, l->started);
-    if (!r && l->ticket->number) {
-        note_wait(l);
-        if (!is_abandoned(l)) return 0;
-        leave_slot(l);
-        return GENERAL_FAILURE;
-    }
+    if (!r && l->ticket->number) note_wait(l);
     if (r != -ETIMEDOUT) return r;
     note_usual(l, p->estimate);
     return MISSED_DEADLINE_TRANSIENT;

@@ -8,8 +8,8 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol
 
-from burst import BurstError, ErrorStatus, PeerDied, Request, Result, StatusError
-from burst.causes import cause_of
+from burst import ErrorStatus, PeerDied, Request, Result, StatusError
+from burst.causes import failure_of
 from burst.controller import CHANNEL_LENGTH
 from burst.datum import DATUM
 from burst.errors import status_error
@@ -111,16 +111,17 @@ class BurstSession:
         self.statistics.note(reply.timing)
         return Result(ErrorStatus.NONE, encoded.outputs.arrays(reply.output_shapes), reply.output_shapes, reply.timing)
 
-    def error_of(self, reply: ResultPacket, deadline: int | None) -> BurstError:
+    def error_of(self, reply: ResultPacket, deadline: int | None) -> StatusError:
         """The exception for the last result, which has no outputs."""
-        error = status_error(reply.status, cause=self.cause_of(reply, deadline))
-        error.result = Result(reply.status, (), reply.output_shapes, reply.timing, cause=error.cause)
+        text, cause = self.failure_of(reply, deadline)
+        error = status_error(reply.status, text, cause)
+        error.result = Result(reply.status, (), reply.output_shapes, reply.timing, text, error.cause)
         return error
 
-    def cause_of(self, reply: ResultPacket, deadline: int | None) -> Cause:
-        """Of the last result, as far as a client can tell."""
+    def failure_of(self, reply: ResultPacket, deadline: int | None) -> tuple[str, Cause]:
+        """What is known about the last result, which is a failure: the text and the cause."""
         controller = self.controller
-        return cause_of(reply.status, deadline, controller.trace, controller.received)
+        return failure_of(reply.status, deadline, controller.trace, controller.received)
 
     def begin_by(self, timeout: float | None) -> int | None:
         """The next request has to be done by then, CLOCK_MONOTONIC ns; `controller.due(None)` ends that."""
@@ -128,11 +129,6 @@ class BurstSession:
         if end is not None:
             self.controller.due(end)
         return end
-
-    def abandon(self, numbers: Sequence[int]) -> None:
-        """The device need not begin these requests any more."""
-        for number in numbers:
-            self.controller.abandon(number)
 
     def note_drop(self) -> None:
         """A request was cancelled, refused or replaced."""

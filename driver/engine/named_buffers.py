@@ -55,10 +55,14 @@ class NamedBuffers:
         """Whether `request` no longer holds: make another object."""
         return self._versions != [b.version for b in self._named]
 
-    def begin(self) -> None:
-        """An execution begins: what it writes has no value until `settle`. Raises GeneralFailure."""
+    def check_values(self) -> None:
+        """Raises GeneralFailure when a buffer that is read has no value."""
         for buffer in self.read:
             buffer.check_value()
+
+    def begin(self) -> None:
+        """An execution begins: what it writes has no value until `settle`. Raises GeneralFailure."""
+        self.check_values()
         for buffer, _ in self.written:
             buffer.is_fresh = True
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from burst import ErrorStatus
 from burst._core import ffi, lib
 from driver.config import configured
 from driver.deadlines import overdue
@@ -209,9 +210,11 @@ class LiteRtExecution(BoundExecution):
         if self._context is None:
             raise OutputInsufficientSize(tuple(self.shapes))
         if lib.burst_foreign_run(self._context):
-            raise self._failure()
+            raise self.failure(ErrorStatus.GENERAL_FAILURE)
 
-    def _failure(self) -> LoopTimeout | ExecutionFailed | StatusError:
+    def failure(self, status: ErrorStatus) -> LoopTimeout | ExecutionFailed | StatusError:
+        """Why the last run of `native` failed. The context knows more than the status."""
+        del status
         if self._context.ended == lib.BURST_QUEUED:
             return overdue("queued", lib.burst_due())
         if self._context.ended == lib.BURST_OVERDUE:

@@ -1,6 +1,5 @@
 """Deadlines: waits end on time, devices do not do what nobody waits for, errors say where it was and how late."""
 
-import asyncio
 import contextlib
 import itertools
 import math
@@ -60,7 +59,7 @@ def asked_of_burst(burst, request, deadline):
     by = deadlines.nanoseconds(deadline)
     controller.start(controller.packet(request), by)
     reply = controller.receive(20)
-    return reply.status, session_of(burst).cause_of(reply, by)
+    return reply.status, session_of(burst).failure_of(reply, by)[1]
 
 
 def prepared_by(device, model, deadline):
@@ -229,47 +228,6 @@ class TestOnTheDevice:
             assert first.result().outputs[0].tolist()[0][1] == 2
         assert ran() == [1, 4]
 
-    def test_a_cancelled_request_is_not_executed(self, noting):
-        """Neither of a future nor of a task, if the device has not begun it; those around it are, and later ones."""
-        prepared, ran = noting
-
-        async def cancelled_in_flight():
-            first = burst.submit(x(0.2, 4))
-            task = asyncio.ensure_future(burst.run_async(x(0, 5)))
-            while burst.stats()["in_flight"] < 2:
-                await asyncio.sleep(0)
-            task.cancel()
-            last = burst.submit(x(0, 6))
-            with pytest.raises(asyncio.CancelledError):
-                await task
-            await first
-            await last
-
-        with prepared.burst(depth=3) as burst:
-            first, cancelled, last = burst.submit(x(0.2, 1)), burst.submit(x(0, 2)), burst.submit(x(0, 3))
-            assert cancelled.cancel()
-            assert last.result().outputs[0].tolist() == [[1, 4, 1, 1]]
-            assert first.result().outputs[0][0, 1] == 2
-            asyncio.run(cancelled_in_flight())
-            for mark in range(7, 77):  # each bit of the word that tells the device is in use again
-                burst.run(x(0, mark))
-        assert ran() == [1, 3, 4, 6, *range(7, 77)]
-
-    def test_a_cancelled_request_that_waits_for_a_slot_is_not_executed(self, connect, kit):
-        """Its turn in the run queue goes to the next one."""
-        device = connect("Single")
-        with device.prepare(kit.add_model()) as prepared, prepared.burst() as busy, prepared.burst() as burst:
-            for _ in range(3):
-                burst.run(x())  # with this input and output, it is recognised
-            long = busy.submit(x(0.3))
-            kit.until(lambda: controller_of(busy).trace.page.device.begun)
-            waiting = burst.submit(x(LONG))
-            kit.until(lambda: device.stats()["priorities"]["medium"]["waiting"])
-            assert waiting.cancel()
-            long.result()
-            took, _ = timed(lambda: burst.run(x()))
-        assert took < LONG / 2
-
     def test_queued_and_before_start_are_told_apart(self, slow, kit):
         """A deadline that passed while others were executed is transient; one that had passed before, persistent."""
         (long, (array,)), (short, _) = kit.request([x(LONG)], 16), kit.request([x()], 16)
@@ -285,7 +243,7 @@ class TestOnTheDevice:
             kit.until(lambda: clock.now() > by)
             array[...] = 0
             assert controller.receive(20).status is ErrorStatus.NONE
-            cause = session_of(burst).cause_of(reply := controller.receive(20), by)
+            cause = session_of(burst).failure_of(reply := controller.receive(20)[1], by)
             assert (reply.status, cause.phase) == (TRANSIENT, "queued")
             assert 0 < cause.late_by < PROMPT
 
@@ -317,7 +275,7 @@ class TestOnTheDevice:
             assert controller.receive(20).status is ErrorStatus.NONE
             for by in bys:
                 status = controller.receive(20)
-                found.append((status.status, session_of(burst).cause_of(status, by)))
+                found.append((status.status, session_of(burst).failure_of(status, by)[1]))
             (first, never), (second, later) = found
         assert (first, never.phase, never.retry_after) == (PERSISTENT, "before start", None)
         assert (second, later.phase) == (TRANSIENT, "queued")
