@@ -23,6 +23,7 @@ from burst.ends import handle_of
 from burst.errors import Busy, GeneralFailure, InvalidArgument, Malformed, PeerDied, Timeout
 from burst.memory import DeviceBuffer, Memory
 from burst.messages import NO_TIMING, ErrorStatus, Request, Timing
+from burst.request_checks import check_request
 from burst.slots import SlotTable
 from burst.trace import Trace
 from burst.wire import NOT_MEASURED, VERSIONS, RequestPacket, ResultPacket, Token, decode_result, encode_request
@@ -179,7 +180,13 @@ class Controller(Closing):
         return packet
 
     def encode(self, request: Request, *, measure: bool = False) -> Packet:
-        """The packet of a request whose pools are `Memory` or `DeviceBuffer`."""
+        """The packet of a request whose pools are `Memory` or `DeviceBuffer`.
+
+        Raises InvalidArgument, and NotSent for what the first version of the wire cannot say.
+        """
+        check_request(request.inputs, request.outputs, len(request.pools))
+        if self.version == 1 and (request.loop_timeout or any(isinstance(p, DeviceBuffer) for p in request.pools)):
+            raise NotSent("wire version 1 has no loop timeout, and no buffers of the device")
         with self._lock:
             slots = tuple(map(self._slot, request.pools))
         fields = tuple(request.inputs), tuple(request.outputs), slots, measure, request.loop_timeout
@@ -277,14 +284,6 @@ class Controller(Closing):
         self.due(None)
         if code:
             self._refuse(code, packet.nbytes, None)
-
-    def abandon(self, number: int) -> None:
-        """The device need not begin that request any more. Its result comes all the same; call `settle` then."""
-        self.trace.page.abandoned |= 1 << number % 64
-
-    def settle(self, number: int) -> None:
-        """The result of a request that was abandoned has come."""
-        self.trace.page.abandoned &= ~(1 << number % 64)
 
     def receive(self, timeout: float | None = None, *, measure: bool = False) -> ResultPacket:
         """The next result, in the order of the requests. Raises Timeout, PeerDied, Busy."""

@@ -114,7 +114,7 @@ class Result:
         outputs: one array per output, empty unless `status` is NONE; None where it is in a buffer of the device.
         output_shapes: one per output when `status` is OUTPUT_INSUFFICIENT_SIZE, and when it is NONE and the model
             leaves a shape open; may be empty when all shapes are known beforehand, and is for any other status.
-        message: what the device says about an error, for people; a burst has no room for it.
+        message: what the device says about an error, for people.
         timing: in microseconds; known only if asked for, and only when `status` is NONE.
         cause: what is known about an error.
     """
@@ -163,6 +163,10 @@ class StatusError(BurstError):
         self.phase, self.late_by = cause.phase, cause.late_by
         hint = cause.retry_after if self.retry_default is not None else None
         self.retry_after = self.retry_default if hint is None else hint
+
+    def as_result(self) -> Result:
+        """The answer that it stands for, as `execute` returns it."""
+        return self.result or Result(self.status, message=str(self), cause=self.cause)
 
     @property
     def cause(self) -> Cause:

@@ -15,8 +15,9 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol
 
-from burst.errors import InternalError, Malformed, StatusError
+from burst.errors import InternalError, Malformed, StatusError, status_error
 from burst.messages import NO_CAUSE, NO_TIMING, Cause, ErrorStatus, OutputShape, Request
+from burst.request_checks import check_request
 from burst.slots import MappingCache
 from burst.turns import FOREVER
 from burst.wire import ResultPacket, Token
@@ -37,7 +38,8 @@ class Execution(Protocol):
     It may have an attribute `native`: the addresses of a C function `int32_t f(void *context)` that does what `run`
     does, and of its context. If the shapes never change, the listener calls that function instead of `run`, without
     Python and without the GIL, one call at a time. It returns an ErrorStatus and lives as long as the execution. None
-    is the same as no attribute.
+    is the same as no attribute. An attribute `failure` is a function from that status to the error that `run` would
+    have raised; without one the error says the status alone.
 
     It may have an attribute `cancel`, which any thread may call when the client is gone: the run in progress ends as
     soon as it can, and later runs end at once. None is the same as no attribute.
@@ -145,6 +147,12 @@ class Plan:
             if ticket is not None:
                 ticket.leave()
 
+    def failure(self, status: ErrorStatus) -> Exception:
+        """Why the C function of its execution returned that status."""
+        failure = getattr(self.execution, "failure", None)
+        found: Exception = failure(status) if failure else status_error(status)
+        return found
+
     def answer(self) -> bytes:
         """The answer to the execution that has just succeeded, without its times."""
         return self.success or self._answer()
@@ -168,6 +176,7 @@ class CachedExecutor:
         """Checks and binds a request. Raises Malformed, StatusError, and anything that a device raises."""
         job = self._codec.decode(request)
         packet = job.packet
+        check_request(packet.inputs, packet.outputs, len(packet.slots))
         slots = [slot for slot in packet.slots if not isinstance(slot, Token)]
         memories = iter(self._mappings.resolve(slots, self._codec.fetch))
         pools = tuple(slot if isinstance(slot, Token) else next(memories) for slot in packet.slots)

@@ -152,6 +152,11 @@ class Region:
         return _has_seal(self.fd)
 
     @property
+    def is_closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._fd < 0
+
+    @property
     def fd(self) -> int:
         """The descriptor, for passing on. Raises ValueError after `close`."""
         if self._fd < 0:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from burst import BuffersLost, DeviceBuffer, InvalidArgument, Memory
+from burst.request_checks import check_pool
 from driver.protocol.buffers import BufferKind, BufferState
 from fmq.closing import Closing
 
@@ -191,7 +192,9 @@ class RemoteBuffer(DeviceBuffer, Buffer):
 
 
 def check_buffers(pools: Sequence[object], connection: Connection) -> None:
-    """Raises BuffersLost, ValueError for a buffer among `pools` that cannot be used there."""
-    for pool in pools:
+    """Raises TypeError, ValueError, BuffersLost for what cannot be a pool of a request there."""
+    for n, pool in enumerate(pools):
         if isinstance(pool, Buffer):
             pool.check(connection)
+        else:
+            check_pool(n, pool)

@@ -78,10 +78,6 @@ class InFlight:
         last = self.requests[-1].number if self.requests else 0
         self.append(encoded, future, max(last, sent) + 1)
 
-    def numbers_of(self, future: Future) -> list[int]:
-        """Under the lock: the number of its request, if it is in flight."""
-        return [pending.number for pending in self.requests if pending.future is future]
-
     def take_back(self) -> None:
         """Under the lock: the newest request was not sent."""
         self.release(self.requests.pop().encoded)

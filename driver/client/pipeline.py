@@ -244,10 +244,8 @@ class Pipeline:
         with in_flight.lock:
             if not in_flight.requests or in_flight.requests[0] is not oldest:
                 return
-            larger = None
-            if future.done():  # cancelled, or its deadline has passed
-                controller.settle(number)
-            elif (larger := session.with_larger_outputs(encoded, reply)) is None:
+            larger = None if future.done() else session.with_larger_outputs(encoded, reply)
+            if larger is None:
                 self._complete(encoded, future, reply)
             in_flight.is_moving = True  # not idle, although there may be no request for a moment
             in_flight.requests.popleft()
@@ -261,6 +259,8 @@ class Pipeline:
 
     def _complete(self, encoded: EncodedRequest, future: Future, reply: ResultPacket) -> None:
         """Gives a request its result."""
+        if future.done():  # cancelled
+            return
         if reply.status is _NONE:
             if future.deadline is not None and (late := clock.now() - future.deadline) > 0:
                 self.in_flight.finished.append(future.fail(unanswered(late)))
@@ -308,22 +308,20 @@ class Pipeline:
 
     def expire(self, future: Future) -> None:
         """At its deadline: it is done, whatever comes."""
-        self._give_back(future, unanswered(clock.now() - (future.deadline or 0)))
+        with self.in_flight.lock:
+            is_new = not future.done()
+            future.fail(unanswered(clock.now() - (future.deadline or 0)))  # its result is dropped when it comes
+        if is_new:
+            future.call_back()
 
     def drop(self, future: Future) -> bool:
         """Cancels it, unless it is done."""
         self.session.check_process()
-        return self._give_back(future, CancelledError())
-
-    def _give_back(self, future: Future, error: BaseException) -> bool:
-        """Unless it is done, it fails. The device does not begin its request any more; a result is dropped."""
         with self.in_flight.lock:
             if future.done():
                 return False
-            future.fail(error)
-            self.session.abandon(self.in_flight.numbers_of(future))
-            if isinstance(error, CancelledError):
-                self.session.note_drop()
+            future.fail(CancelledError())
+            self.session.note_drop()
         future.call_back()
         return True
 
@@ -491,6 +489,8 @@ class Pipeline:
         try:
             packet = session.controller.packet(request, measure=options.measure)
             reply = self._exchange(packet, options.timeout, deadline)
+        except StatusError as error:
+            return error.as_result()
         except NotSent:
             session.check()
             session.note_plain()
@@ -499,9 +499,9 @@ class Pipeline:
             if missed := missed_in_waiting(deadline):
                 return missed
             raise
-        outputs = session.prepared.outputs(request, reply.output_shapes) if reply.status == 0 else ()
-        cause = session.cause_of(reply, deadline)
-        return Result(reply.status, outputs, reply.output_shapes, reply.timing, "", cause)
+        if reply.status is not _NONE:
+            return session.error_of(reply, deadline).as_result()
+        return Result(_NONE, session.prepared.outputs(request, reply.output_shapes), reply.output_shapes, reply.timing)
 
     def _recover_request(self, error: PeerDied, request: Request) -> None:
         """After the device died over a request that may be sent again. Raises what cannot be recovered from."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from burst import DeviceBuffer, Result, Timeout
+from burst import DeviceBuffer, InvalidArgument, Result, Timeout
 from burst.channel import pack
+from burst.request_checks import check_request
 from burst.slots import SlotTable
 from driver.deadlines import seconds_left
 from driver.protocol.plain_codec import decode_answer, encode_request, with_deadline
@@ -28,7 +29,8 @@ class SlotRegistry:
         self._sent: set[int] = set()
 
     def encode(self, model: int, request: Request, measure: bool) -> list[Any]:
-        """The request as plain values. Sends memory that the device does not know yet."""
+        """The request as plain values. Sends memory that the device does not know yet. Raises InvalidArgument."""
+        check_request(request.inputs, request.outputs, len(request.pools))
         pools = [[p.token] if isinstance(p, DeviceBuffer) else self._slot(p) for p in request.pools]
         return encode_request(model, request, pools, measure)
 
@@ -57,7 +59,10 @@ class PlainClient:
 
     def execute(self, model: int, request: Request, *, measure: bool, deadline: int | None) -> Result:
         """Raises PeerDied, and Timeout at the deadline; the connection cannot be used afterwards."""
-        self._send(model, request, measure, deadline)
+        try:
+            self._send(model, request, measure, deadline)
+        except InvalidArgument as error:
+            return error.as_result()
         raw = self._channel.receive(seconds_left(deadline)).raw
         if deadline is not None and clock.now() > deadline:
             raise Timeout("the answer came after the deadline")

@@ -21,6 +21,7 @@ from burst import (
     MissedDeadlineTransient,
     OutputShape,
     Result,
+    StatusError,
 )
 from burst import OutputInsufficientSize as InsufficientSize
 from burst._core import ffi, lib
@@ -28,7 +29,7 @@ from burst.memory_limits import check_available
 from burst.messages import Cause
 from burst.wire import Token
 from driver.engine.named_buffers import NamedBuffers
-from driver.errors import ExecutionFailed, LoopTimeout, OutputInsufficientSize
+from driver.errors import DriverError, ExecutionFailed, LoopTimeout, OutputInsufficientSize
 from driver.nn import LONGEST_LOOP_TIMEOUT, LOOP_TIMEOUT, arena, combine_dimensions
 from driver.nn.arena import memory
 
@@ -194,6 +195,10 @@ class BoundRequest:
         """Shapes of the outputs, once it has run."""
         return _shapes(self._bound)
 
+    def failure(self, status: ErrorStatus) -> Exception:
+        """Why `native` has returned that status."""
+        return _as_answer(self._bound.failure(status))
+
 
 def _loop_timeout(request: Request) -> float:
     return LOOP_TIMEOUT if request.loop_timeout is None else min(request.loop_timeout / 1e9, LONGEST_LOOP_TIMEOUT)
@@ -203,13 +208,21 @@ def _run(request: Request, bound: BoundExecution) -> None:
     try:
         bound.run()
         _check_shapes(request, bound)
-    except OutputInsufficientSize as error:
-        status = ErrorStatus.OUTPUT_INSUFFICIENT_SIZE
-        raise InsufficientSize(str(error), Result(status, (), tuple(OutputShape(*s) for s in error.shapes))) from error
-    except LoopTimeout as error:
-        raise MissedDeadlineTransient(str(error), cause=Cause("executing")) from error
-    except ExecutionFailed as error:
-        raise GeneralFailure(str(error)) from error
+    except DriverError as error:
+        raise _as_answer(error) from error
+
+
+def _as_answer(error: Exception) -> Exception:
+    """The status that stands for what a device raises; other errors stay what they are."""
+    match error:
+        case OutputInsufficientSize():
+            shapes = tuple(OutputShape(*shape) for shape in error.shapes)
+            return InsufficientSize(str(error), Result(ErrorStatus.OUTPUT_INSUFFICIENT_SIZE, (), shapes))
+        case LoopTimeout():
+            return MissedDeadlineTransient(str(error), cause=Cause("executing"))
+        case ExecutionFailed():
+            return GeneralFailure(str(error))
+    return error
 
 
 def _check_shapes(request: Request, bound: BoundExecution) -> None:
@@ -239,7 +252,7 @@ def _input(
 ) -> NDArray[Any] | None:
     if argument.has_no_value:
         return None
-    pool = _pool(f"input {n}", argument, request)
+    pool = _pool(argument, request)
     access.uses(pool, writes=False)
     if isinstance(pool, HardwareBuffer):
         return access.input(f"input {n}", argument, operand, pool)
@@ -256,7 +269,7 @@ def _input(
 def _output(n: int, argument: RequestArgument, operand: Operand, request: Request, access: PoolAccess) -> NDArray[Any]:
     if argument.has_no_value:
         raise InvalidArgument(f"output {n}: only inputs may be omitted")
-    pool = _pool(f"output {n}", argument, request)
+    pool = _pool(argument, request)
     if not pool.writable:
         raise InvalidArgument(f"output {n}: pool {argument.pool} is read-only; put outputs into a writable pool")
     access.uses(pool, writes=True)
@@ -278,9 +291,7 @@ def _dimensions(where: str, argument: RequestArgument, operand: Operand) -> tupl
     return given
 
 
-def _pool(where: str, argument: RequestArgument, request: Request) -> Memory:
-    if argument.pool >= len(request.pools):
-        raise InvalidArgument(f"{where}: there is no pool {argument.pool}; the request has {len(request.pools)}")
+def _pool(argument: RequestArgument, request: Request) -> Memory:
     pool: Memory = request.pools[argument.pool]
     return pool
 
@@ -361,6 +372,14 @@ class ManagedRequest:
         context = ffi.new("burst_managed *", (function, inner, reads, writes, *map(len, words)))
         self._kept = context, reads, writes
         return int(ffi.cast("uintptr_t", _RUN)), int(ffi.cast("uintptr_t", context))
+
+    def failure(self, status: ErrorStatus) -> Exception:
+        """Why `native` has returned that status: a buffer that it reads has no value, or the execution failed."""
+        try:
+            self._named.check_values()
+        except StatusError as error:
+            return error
+        return self._bound.failure(status)
 
     def cancel(self) -> None:
         """Ends the run in progress as soon as the device can. It will not run again."""

@@ -6,6 +6,7 @@ executions carry requests in the same form.
 
 from __future__ import annotations
 
+from operator import index
 from typing import TYPE_CHECKING, Any
 
 from burst import ErrorStatus, Malformed, OutputShape, RequestArgument, Timing
@@ -93,10 +94,16 @@ def decode_request(plain: object) -> tuple[int, RequestPacket]:
 
 
 def with_loop_timeout(request: Request, seconds: float | None) -> Request:
-    """The request with that loop timeout; the request itself for None."""
-    return request if seconds is None else request._replace(loop_timeout=nanoseconds(seconds))
+    """The request with that loop timeout; the request itself for None. Raises ValueError."""
+    if seconds is None:
+        return request
+    if not seconds >= 0:
+        raise ValueError(f"loop_timeout={seconds!r}: seconds that a WHILE may take, 0 or more; None: the device's own")
+    return request._replace(loop_timeout=nanoseconds(seconds))
 
 
 def _plain_argument(a: RequestArgument) -> Any:
     """Encodes an argument."""
-    return None if a.has_no_value else [a.pool, a.offset, a.length, a.dimensions]
+    if a.has_no_value:
+        return None
+    return [index(a.pool), index(a.offset), index(a.length), [index(d) for d in a.dimensions]]

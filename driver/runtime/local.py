@@ -25,6 +25,7 @@ from burst import (
     Timing,
 )
 from burst._core import lib
+from burst.request_checks import check_pool, check_request
 from driver.client.buffers import buffers_for
 from driver.client.future import Future
 from driver.client.workspace import InputSet, OutputSet, Workspace, input_shapes, output_views
@@ -116,6 +117,8 @@ class LocalPrepared(Closing):
         return self._execute(request, ExecuteOptions(measure, timeout, loop_timeout, deadline))
 
     def _execute(self, request: Request, options: ExecuteOptions) -> Result:
+        for n, pool in enumerate(request.pools):
+            check_pool(n, pool)
         request = with_loop_timeout(request, options.loop_timeout)
         by = None if options.deadline is None else nanoseconds(options.deadline)
         if missed := passed(by):
@@ -127,12 +130,13 @@ class LocalPrepared(Closing):
                 run_here(execution)
                 check("executing", by)
         except StatusError as error:
-            return error.result or Result(error.status, message=str(error), cause=error.cause)
+            return error.as_result()
         shapes, timing = tuple(execution.shapes), timing_since(begin, measure=options.measure)
         return Result(ErrorStatus.NONE, output_views(self.model, request, shapes), shapes, timing)
 
     def bind(self, request: Request) -> BoundRequest:
         """Checks a request and binds it. Raises InvalidArgument, GeneralFailure."""
+        check_request(request.inputs, request.outputs, len(request.pools))
         return BoundRequest(self.model, self._prepared, request)
 
     def burst(self, **options: Any) -> LocalBurst:

@@ -6,7 +6,19 @@ import time
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from burst import ErrorStatus, HardwareBuffer, Memory, OutputShape, PeerDied, Request, Result, StatusError, Timeout
+from burst import (
+    ErrorStatus,
+    HardwareBuffer,
+    InvalidArgument,
+    Memory,
+    OutputShape,
+    PeerDied,
+    Request,
+    Result,
+    StatusError,
+    Timeout,
+)
+from burst.request_checks import check_request
 from driver.client.workspace import InputSet, OutputSet, Workspace, input_shapes, nbytes, output_views
 from driver.options import ExecuteOptions
 from driver.runtime.cache.device import CacheOutcome
@@ -130,6 +142,10 @@ class PlannedModel:
 
     def _refusal(self, request: Request) -> Result | None:
         """What no step could say as it should be said."""
+        try:
+            check_request(request.inputs, request.outputs, len(request.pools))
+        except InvalidArgument as error:
+            return error.as_result()
         graph = self.model.main
         sides = ("inputs", request.inputs, graph.inputs), ("outputs", request.outputs, graph.outputs)
         for what, given, expected in sides:
