@@ -1,0 +1,31 @@
+"""The same request has the same answer on every way in, at every site: status, outputs, cause and text."""
+
+from pathlib import Path
+
+import pytest
+from request_rows import rows
+from request_ways import WAYS, Site, fill, markdown, report
+
+DEVICES = "reference", "litert", "onnxruntime"
+PAGE = Path(__file__).parents[3] / "docs/one-request.md"
+
+
+@pytest.mark.parametrize("name", DEVICES)
+def test_on_a_device(connect, name):
+    """On a device, each row of the table says the same by every way, and again when it is asked again."""
+    if name != "reference":
+        pytest.importorskip({"litert": "ai_edge_litert", "onnxruntime": "onnxruntime"}[name])
+    device, other = connect(name), connect(name)
+    site = Site(name, lambda model, priority: device.prepare(model, priority=priority), [device], other)
+    cells = list(fill(site, rows()))
+    assert len(cells) > 250
+    assert not any(cell.wrong for cell in cells), report(cells)
+
+
+def test_page():
+    """docs/one-request.md has the table's rows and its ways."""
+    page = PAGE.read_text()
+    table = page.partition("<!-- the table: begin -->\n")[2].partition("\n<!-- the table: end -->")[0]
+    assert table == markdown(rows()), "put this into the page:\n" + markdown(rows())
+    for way in WAYS:
+        assert f"`{way.name.partition(',')[0]}`" in page
