@@ -243,7 +243,7 @@ class TestOnTheDevice:
             kit.until(lambda: clock.now() > by)
             array[...] = 0
             assert controller.receive(20).status is ErrorStatus.NONE
-            cause = session_of(burst).failure_of(reply := controller.receive(20)[1], by)
+            _, cause = session_of(burst).failure_of(reply := controller.receive(20), by)
             assert (reply.status, cause.phase) == (TRANSIENT, "queued")
             assert 0 < cause.late_by < PROMPT
 
