@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 import msgpack
 
 from burst.errors import Malformed, PeerDied, Timeout
+from burst.memory_limits import descriptors_text
 from fmq import Watch
 from fmq.closing import Closing
 
@@ -186,7 +187,10 @@ class Channel(Closing):
             raise PeerDied(f"the connection is gone: {error}") from error
         message = Message(raw, list(_descriptors(ancillary)) if ancillary else [])
         if flags & _TRUNCATED:
+            lost = flags & socket.MSG_CTRUNC and len(message.fds) < MAX_FDS
             message.close()
+            if lost:
+                raise Malformed(f"descriptors that came with a message are lost: {descriptors_text()}")
             raise Malformed("a message exceeds 64 KiB or 72 descriptors")
         if not raw:
             message.close()

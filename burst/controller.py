@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import errno
 import os
-import threading
 import weakref
 from dataclasses import dataclass
 from functools import partial
@@ -17,14 +16,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol
 
 import fmq
 from burst._core import ffi, lib
-from burst.channel import Channel, ChannelLoop, Message
+from burst.channel import MAX_FDS, Channel, ChannelLoop, Message
 from burst.datum import DATUM, DATUM_DTYPE
+from burst.dropped import DropList, later
 from burst.ends import handle_of
 from burst.errors import Busy, GeneralFailure, InvalidArgument, Malformed, PeerDied, Timeout
 from burst.memory import DeviceBuffer, Memory
 from burst.messages import NO_TIMING, ErrorStatus, Request, Timing
 from burst.request_checks import check_request
-from burst.slots import SlotTable
+from burst.slots import SlotTable, identity_of
 from burst.trace import Trace
 from burst.wire import NOT_MEASURED, VERSIONS, RequestPacket, ResultPacket, Token, decode_result, encode_request
 from fmq import clock
@@ -129,8 +129,9 @@ class Controller(Closing):
         Raises StatusError when the device refuses, PeerDied when it is gone.
         """
         self.counts, self.trace = ControllerCounts(), Trace.create()
-        self._slots, self._lock = SlotTable(), threading.Lock()
-        self._packets: dict[int, tuple[Request, Packet]] = {}
+        self._dropped = DropList(self._tell)
+        self._slots = SlotTable(self._dropped)
+        self._packets: dict[tuple[object, ...], tuple[Request, Packet]] = {}
         self._invalid: str | None = None
         self.last = ResultPacket(ErrorStatus.GENERAL_FAILURE, (), NO_TIMING)  #: the result that came last
         with (
@@ -143,7 +144,7 @@ class Controller(Closing):
             self._context, context = Channel.pair()
             self._caller = self._new_caller(length)
             hand_over = weakref.WeakMethod(self._hand_over)  # weak: a burst ends with its last reference
-            self._finalizer = weakref.finalize(self, _forget, self._callback)
+            self._finalizer = weakref.finalize(self, later, partial(_forget, self._callback))
             _callbacks.add(self._callback, lambda message: _ask(hand_over, message), self._callback.close)
             try:
                 with callback, context:
@@ -170,13 +171,14 @@ class Controller(Closing):
 
     def packet(self, request: Request, *, measure: bool = False) -> Packet:
         """As `encode`, but remembers the last few: requests cannot change, so they are not encoded again."""
-        known = self._packets.get(id(request))
-        if known and known[0] is request and known[1].measure == measure:
+        key = identity_of(request, measure)
+        if known := self._packets.get(key):
             return known[1]
-        if len(self._packets) >= _MOST_PACKETS:
-            self._packets.clear()
-        packet = self.encode(request, measure=measure)
-        self._packets[id(request)] = request, packet
+        with self._dropped:
+            if len(self._packets) >= _MOST_PACKETS:
+                self._packets.clear()
+            packet = self.encode(request, measure=measure)
+            self._packets[key] = request._replace(pools=()), packet
         return packet
 
     def encode(self, request: Request, *, measure: bool = False) -> Packet:
@@ -187,8 +189,7 @@ class Controller(Closing):
         check_request(request.inputs, request.outputs, len(request.pools))
         if self.version == 1 and (request.loop_timeout or any(isinstance(p, DeviceBuffer) for p in request.pools)):
             raise NotSent("wire version 1 has no loop timeout, and no buffers of the device")
-        with self._lock:
-            slots = tuple(map(self._slot, request.pools))
+        slots = tuple(map(self._slot, request.pools))
         fields = tuple(request.inputs), tuple(request.outputs), slots, measure, request.loop_timeout
         return Packet(encode_request(RequestPacket(*fields), self.version), measure, self._caller)
 
@@ -370,22 +371,22 @@ class Controller(Closing):
 
     def free_memory(self, memory: Memory) -> None:
         """Lets the device unmap it. Packets that name it are invalid from now on. Unknown memory is no error."""
-        with self._lock:
-            slot = self._slots.forget(memory)
+        self._slots.free_memory(memory)
+
+    def _tell(self, slots: list[int]) -> None:
+        self._slots.forget(slots)
         self._packets.clear()
-        if slot is not None:
-            self._context.send(["free_memory", slot])
+        self._context.send(["free_memory", *slots])
 
     def _hand_over(self, message: Message) -> None:
         """Answers the device, which asks for the memory behind slots: all of it or none."""
         match message.body:
-            case ["get_memories", list(slots)]:
+            case ["get_memories", list(slots)] if len(slots) <= MAX_FDS:
                 pass
             case _:
                 raise Malformed("the device sent a callback message that this version does not know")
         try:
-            with self._lock:
-                memories = self._slots.memories(slots)
+            memories = self._slots.memories(slots)
             answer, fds = [0, [m.to_wire() for m in memories]], [m.fd for m in memories]
         except (InvalidArgument, ValueError) as error:  # unknown, or closed by its owner
             self._callback.send([int(ErrorStatus.INVALID_ARGUMENT), str(error)])
@@ -395,6 +396,7 @@ class Controller(Closing):
 
     def close(self) -> None:
         """Ends the burst on both sides. A second call does nothing."""
-        self._finalizer()
+        if self._finalizer.detach():
+            _forget(self._callback)
         for end in (self._writer, self._reader, self._context, self.trace.memory):
             end.close()  # the trace can still be read

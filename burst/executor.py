@@ -23,7 +23,7 @@ from burst.turns import FOREVER
 from burst.wire import ResultPacket, Token
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from burst.memory import Memory
     from burst.turns import Ticket
@@ -93,7 +93,7 @@ def _ended(*_: object) -> NoReturn:
     raise InternalError("this executor was cleared")
 
 
-def _nothing(_: int | None) -> None:
+def _nothing(_: frozenset[int] | None) -> None:
     """Takes what a client frees after `close`."""
 
 
@@ -164,12 +164,14 @@ class Plan:
 class CachedExecutor:
     """Binds the requests of one client. The owner holds `lock` from binding until `forget` can find the new plan."""
 
-    def __init__(self, codec: RequestCodec, forget: Callable[[int | None], None]) -> None:
-        """`forget`: drops the plans that use a slot, or all (None). It is called under `lock`, in any thread."""
+    def __init__(self, codec: RequestCodec, forget: Callable[[frozenset[int] | None], None]) -> None:
+        """`forget`: drops the plans that use one of these slots, or all (None). It is called under `lock`, in any
+        thread.
+        """
         self._codec, self._forget = codec, forget
         self.lock = threading.Lock()
         self._mappings = MappingCache()
-        self._freed: list[int | None] = []
+        self._freed: list[frozenset[int] | None] = []
         self._complain = _log.exception
 
     def plan(self, request: Any) -> Plan:
@@ -199,9 +201,9 @@ class CachedExecutor:
         text = f"{type(error).__name__}: {error}"
         return encode(ResultPacket(ErrorStatus.GENERAL_FAILURE, (), NO_TIMING), text, NO_CAUSE)
 
-    def free_memory(self, slot: int) -> None:
-        """Frees a slot. Returns at once; memory in use is unmapped after the run."""
-        self._freed.append(slot)
+    def free_memory(self, slots: Iterable[int]) -> None:
+        """Frees slots. Returns at once; memory in use is unmapped after the run."""
+        self._freed.append(frozenset(slots))
         self.free_when_idle()
 
     def forget_plans(self) -> None:
@@ -214,10 +216,10 @@ class CachedExecutor:
         while self._freed and self.lock.acquire(blocking=False):
             try:
                 while self._freed:
-                    slot = self._freed.pop()
-                    if slot is not None:
-                        self._mappings.free(slot)
-                    self._forget(slot)
+                    slots = self._freed.pop()
+                    if slots is not None:
+                        self._mappings.free(slots)
+                    self._forget(slots)
             finally:
                 self.lock.release()
 

@@ -8,6 +8,7 @@ A new kind is a class and its place in `KINDS`.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import mmap
 import os
@@ -20,9 +21,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 import numpy as np
 
 from burst.dma_buf import END, READ, WRITE, is_dma_buf, sync_dma_buf
-from burst.errors import GeneralFailure, InvalidArgument, ResourceExhaustedPersistent
+from burst.errors import GeneralFailure, InvalidArgument, ResourceExhaustedPersistent, ResourceExhaustedTransient
 from burst.images import FORMATS, Plane, checked_format, checked_planes, end_of, packed_planes, plane_sizes
-from burst.memory_limits import available_text, check_available
+from burst.memory_limits import available_text, check_available, descriptors_text
 from fmq import Region
 from fmq._core import lib
 from fmq.errors import InvalidDescriptor, NoSpace, raise_errno
@@ -70,13 +71,19 @@ class Memory(Region):
         name: str | None = None,
         prepare: Callable[[Region], None] | None = None,
     ) -> Self:
-        """As `Region.create`. Raises ResourceExhaustedPersistent for more than there is."""
+        """As `Region.create`. Raises ResourceExhaustedPersistent for more memory than there is, and
+        ResourceExhaustedTransient when no descriptor is left.
+        """
         check_available(nbytes)
         try:
             return super().create(nbytes, kind, name, prepare)
         except NoSpace as error:
             raise ResourceExhaustedPersistent(str(error)) from error
-        except (OSError, MemoryError) as error:
+        except OSError as error:
+            if error.errno == errno.EMFILE:
+                raise ResourceExhaustedTransient(f"nbytes={nbytes}: {error.strerror}; {descriptors_text()}") from error
+            raise ResourceExhaustedPersistent(f"nbytes={nbytes}: {error}; {available_text()}") from error
+        except MemoryError as error:
             raise ResourceExhaustedPersistent(f"nbytes={nbytes}: {error}; {available_text()}") from error
 
     @classmethod

@@ -35,6 +35,12 @@ def available_text() -> str:
     return f"{available} bytes are available ({of})"
 
 
+def descriptors_text() -> str:
+    """Why no descriptor is left, and the remedy, for messages."""
+    most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return f"all {most} descriptors that this process may have are open (ulimit -n): close some, or raise the limit"
+
+
 def available_bytes() -> tuple[int, str]:
     """The tightest of all limits in bytes, and its name."""
     found = [(_machine(), "the machine's memory"), (_control_group(), "its control group")]

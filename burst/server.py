@@ -33,7 +33,7 @@ from fmq.end import DEFAULT_SPIN
 from fmq.errors import raise_errno
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from burst.messages import Request
     from burst.turns import Ticket
@@ -155,9 +155,9 @@ class BurstServer:
         if is_mine:
             self._end()
 
-    def free_memory(self, slot: int) -> None:
-        """Frees a slot. Returns at once; memory in use is unmapped after the run."""
-        self._executor.free_memory(slot)
+    def free_memory(self, slots: Iterable[int]) -> None:
+        """Frees slots. Returns at once; memory in use is unmapped after the run."""
+        self._executor.free_memory(slots)
 
     @property
     def answered(self) -> int:
@@ -290,10 +290,10 @@ class BurstServer:
         if self._is_ending:
             plan.cancel()
 
-    def _forget(self, slot: int | None) -> None:
-        """Drops the plans that use a slot, or all; one that runs is dropped after its run."""
+    def _forget(self, slots: frozenset[int] | None) -> None:
+        """Drops the plans that use one of these slots, or all; one that runs is dropped after its run."""
         for i, plan in enumerate(self._plans):
-            if plan is None or not (slot is None or slot in plan.slots):
+            if plan is None or not (slots is None or plan.slots & slots):
                 continue
             if lib.burst_forget(self._listener, i):
                 self._stale.add(i)
@@ -315,11 +315,11 @@ class BurstServer:
             raise_errno(code, "listen")
 
     def _fetch(self, slots: list[int]) -> list[Memory]:
-        """Asks the client for the memory of all these slots at once. Raises InvalidArgument for an unknown slot."""
-        if len(slots) > MAX_FDS:
-            raise InvalidArgument(
-                f"{len(slots)} new pools in one request; at most {MAX_FDS} can be handed over at once"
-            )
+        """Asks the client for the memory of all these slots. Raises InvalidArgument for an unknown slot."""
+        parts = [slots[n : n + MAX_FDS] for n in range(0, len(slots), MAX_FDS)]  # what one message can carry
+        return [memory for part in parts for memory in self._fetch_part(part)]
+
+    def _fetch_part(self, slots: list[int]) -> list[Memory]:
         try:
             # Watched only here: a process has few watches, and between requests the listener sleeps on the life word.
             with self._reader.watch(self._callback.socket):

@@ -174,7 +174,7 @@ class Region:
         count = math.prod(dims) if isinstance(dims, tuple) else int(dims)
         if count < 0 or count * dt.itemsize > self.nbytes - offset:
             raise ValueError(f"shape={shape} of {dt} at offset={offset}: outside the region's {self.nbytes} bytes")
-        return self._bytes[offset : offset + count * dt.itemsize].view(dt).reshape(dims)
+        return np.ndarray(dims, dt, self._bytes, offset)
 
     def close(self) -> None:
         """Closes the descriptor. The memory itself goes when the last view and the last other process are gone."""

@@ -115,12 +115,14 @@ class Buffers:
             outputs.encoded.clear()
 
     def close(self) -> None:
-        # They refer to each other, and would stay until garbage is collected.
+        # The output sets refer to each other, and would stay until garbage is collected.
         self.forget_requests()
         self._partners.clear()
         self._last = unusable(_closed)
         for outputs in self._outputs:
             outputs.next = self._last
+
+    __del__ = close
 
     def grow(self, outputs: OutputSet, shapes: tuple[OutputShape, ...]) -> Memory | None:
         sizes = outputs.needed(shapes)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
-from collections import deque
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
+from weakref import WeakSet
 
 from burst import PeerDied, StatusError, Timeout
 from burst.channel import Channel
+from burst.dropped import PATIENCE, DropList
 from driver.client.fenced import FencesClient
 from driver.client.plain import PlainClient
 from driver.deadlines import seconds_left
@@ -23,6 +23,15 @@ if TYPE_CHECKING:
     from burst import Memory
 
 _START_TIMEOUT = 60.0  # seconds for a service and its engine to come up
+Dropped = Literal["release", "free"]
+"""What the device frees: a buffer, or a prepared model. The method that takes their numbers."""
+
+
+class MemoryPath(Protocol):
+    """A way for requests into the device, which knows memory by slots."""
+
+    def free_memory(self, memory: Memory) -> None:
+        """The device unmaps it, after the executions that use it. Unknown memory is no error. Raises PeerDied."""
 
 
 class Connection:
@@ -30,9 +39,10 @@ class Connection:
 
     def __init__(self, channel: Channel, application: str | None = None, timeout: float = _START_TIMEOUT) -> None:
         """Says hello. Raises StatusError, PeerDied, Timeout; the channel stays the caller's then."""
-        self.channel, self._lock, self._pid = channel, threading.Lock(), os.getpid()
-        self._released: deque[int] = deque()
-        self._is_over = False
+        self.channel, self._is_over = channel, False
+        self._dropped = DropList(self._tell)
+        self._paths: WeakSet[MemoryPath] = WeakSet()
+        self._opening, self._listing = threading.Lock(), threading.Lock()
         declared = () if application is None else (application,)
         values, fds = self.call("hello", PROTOCOL, *declared, timeout=timeout)
         channel.watch(fds[0])
@@ -40,36 +50,35 @@ class Connection:
         self.cache_files = CacheFiles(*files)
         self._idle: list[PlainClient] = []
         self._fences: FencesClient | None = None
-        self._opening = threading.Lock()
 
     def call(
         self, method: str, *arguments: object, fds: Sequence[int] = (), timeout: float | None = None
     ) -> tuple[list[Any], list[int]]:
         """One call to the service. Raises StatusError, PeerDied, Timeout; then the answer is dropped when it comes."""
         end = None if timeout is None else time.monotonic() + timeout
-        if not self._lock.acquire(timeout=-1 if timeout is None else timeout):
+        lock = self._dropped.lock
+        if not lock.acquire(timeout=-1 if timeout is None else timeout):
             raise Timeout(f"another call to the device took longer than {timeout} s; nothing was sent")
         try:
-            if timeout is None:
-                self._release()
+            if timeout is None or timeout > PATIENCE:
+                self._dropped.tell()
             left = None if end is None else end - time.monotonic()
-            return call(self.channel, method, *arguments, fds=fds, timeout=left)
+            answer = call(self.channel, method, *arguments, fds=fds, timeout=left)
         finally:
-            self._lock.release()
+            lock.release()
+        self._dropped.tell_due()
+        return answer
 
-    def release(self, token: int) -> None:
-        """The device frees a buffer: now, or with the next call while another goes on. Finalizers may come here."""
-        self._released.append(token)
-        if self._lock.acquire(blocking=False):
-            try:
-                self._release()
-            finally:
-                self._lock.release()
+    def drop(self, what: Dropped, number: int) -> None:
+        """The device frees a buffer or a prepared model, soon. Finalizers may call this."""
+        self._dropped.add((what, number))
 
-    def _release(self) -> None:
-        with suppress(PeerDied, StatusError, ValueError):  # gone with the device, or with this connection
-            while self._released and not self._is_over and os.getpid() == self._pid:
-                call(self.channel, "release", self._released.popleft())
+    def _tell(self, dropped: list[tuple[Dropped, int]]) -> None:
+        with suppress(PeerDied, StatusError, Timeout):  # gone with the device, or with this connection; or on its way
+            for method in get_args(Dropped):
+                numbers = [number for what, number in dropped if what == method]
+                if numbers and not self._is_over:
+                    call(self.channel, method, *numbers, timeout=PATIENCE)
 
     @contextmanager
     def plain_path(self, deadline: int | None = None) -> Iterator[PlainClient]:
@@ -81,6 +90,7 @@ class Connection:
             client = self._idle.pop()
         except IndexError:
             client = PlainClient(self._to_engine("channel", timeout=seconds_left(deadline)))
+            self.add_path(client)
         try:
             yield client
         except BaseException:
@@ -101,15 +111,22 @@ class Connection:
         """For fenced executions, one connection for all of them. Raises StatusError, PeerDied."""
         with self._opening:
             if self._fences is None:
-                self._fences = FencesClient(self._to_engine("fenced"))
+                self._fences = fences = FencesClient(self._to_engine("fenced"))
+                self.add_path(fences)
             return self._fences
 
+    def add_path(self, path: MemoryPath) -> None:
+        """Requests name memory on this path, too: `free_memory` reaches it as long as it lives."""
+        with self._listing:
+            self._paths.add(path)
+
     def free_memory(self, memory: Memory) -> None:
-        """The device may unmap it on the plain path."""
-        for client in list(self._idle):
-            client.free_memory(memory)
-        if self._fences:
-            self._fences.free_memory(memory)
+        """The device unmaps it on all paths, bursts too: at once, or after the executions that use it."""
+        with self._listing:
+            paths = list(self._paths)
+        for path in paths:
+            with suppress(PeerDied):  # its memory is free
+                path.free_memory(memory)
 
     def close(self) -> None:
         """What was made through it ends. Harmless when done twice."""
@@ -122,7 +139,7 @@ class Connection:
     def abandon(self) -> None:
         """As `close`, while other threads may still wait in calls: those get PeerDied."""
         self.channel.shutdown()
-        with self._lock:
+        with self._dropped.lock:
             self.close()
 
     def _close_idle(self) -> None:

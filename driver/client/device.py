@@ -323,7 +323,9 @@ class RemoteDevice(Closing):
             yield path
 
     def free_memory(self, memory: Memory) -> None:
-        """The device may unmap it on the plain path; a burst has its own free_memory."""
+        """The device unmaps it on all paths, bursts too: at once, or after the executions that use it. Memory that the
+        application drops is freed without this.
+        """
         self.connection.free_memory(memory)
 
     def submit(self, function: Callable[[], Result]) -> Future[Result]:

@@ -14,14 +14,14 @@ import asyncio
 import math
 import os
 import select
-import threading
 from collections import deque
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
 from burst import ErrorStatus, GeneralFailure, InvalidArgument, OutputShape, Result, Timeout, Timing
 from burst.channel import close_all
+from burst.dropped import PATIENCE, DropList
 from burst.messages import NO_TIMING
 from driver.client.plain import SlotRegistry
 from driver.deadlines import nanoseconds
@@ -101,8 +101,9 @@ class FencesClient:
     """Launches executions over one connection to the engine. Any thread."""
 
     def __init__(self, channel: Channel) -> None:
-        self._channel, self._lock, self._pid = channel, threading.Lock(), os.getpid()
-        self._slots = SlotRegistry(partial(call, channel))
+        self._channel, self._pid = channel, os.getpid()
+        self._dropped = DropList(self._tell)
+        self._slots = SlotRegistry(partial(call, channel), self._dropped)
         self._forgotten: deque[int] = deque()
 
     def launch(
@@ -112,21 +113,21 @@ class FencesClient:
 
         Raises StatusError, PeerDied.
         """
-        with self._lock:
+        with self._dropped:
             plain = self._slots.encode(model, request, options.measure)
             times = options.deadline, options.duration
-            (number,), (fence,) = call(self._channel, "execute", plain, *times, count, self._dropped(), fds=fds)
+            (number,), (fence,) = call(self._channel, "execute", plain, *times, count, self._unasked(), fds=fds)
             return number, fence
 
-    def _dropped(self) -> list[int]:
+    def _unasked(self) -> list[int]:
         return [self._forgotten.popleft() for _ in range(len(self._forgotten))]
 
     def ask(self, number: int) -> tuple[ExecutionInfo, str]:
         """How an execution ended. Raises GeneralFailure while it is pending, PeerDied."""
         if os.getpid() != self._pid:
             raise DriverError("this execution was launched before a fork; use it in the process that launched it")
-        with self._lock:
-            values, _ = call(self._channel, "info", number, self._dropped())
+        with self._dropped:
+            values, _ = call(self._channel, "info", number, self._unasked())
         status, launched, fenced, text = values
         self.forget(number)
         return ExecutionInfo(ErrorStatus(status), Timing(*launched), Timing(*fenced)), text
@@ -136,9 +137,13 @@ class FencesClient:
         self._forgotten.append(number)
 
     def free_memory(self, memory: Memory) -> None:
-        """The device may unmap it."""
-        with self._lock:
-            self._slots.free_memory(memory)
+        """The device unmaps it after the executions that use it."""
+        self._slots.free_memory(memory)
+
+    def _tell(self, slots: list[int]) -> None:
+        self._slots.forget(slots)
+        with suppress(Timeout):  # the device has the message
+            call(self._channel, "free_memory", *slots, timeout=PATIENCE)
 
     def watch(self, poll: select.poll) -> None:
         """Makes `poll` return when the device dies or the connection ends."""

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from burst import DeviceBuffer, InvalidArgument, Result, Timeout
+from burst import DeviceBuffer, InvalidArgument, PeerDied, Result, Timeout
 from burst.channel import pack
+from burst.dropped import DropList
 from burst.request_checks import check_request
-from burst.slots import SlotTable
+from burst.slots import SlotTable, identity_of
 from driver.deadlines import seconds_left
 from driver.protocol.plain_codec import decode_answer, encode_request, with_deadline
 from fmq import clock
@@ -21,12 +23,13 @@ if TYPE_CHECKING:
 
 
 class SlotRegistry:
-    """Which memory the device knows under which slot, on one connection."""
+    """Which memory the device knows under which slot, on one connection. Used under the connection's lock."""
 
-    def __init__(self, send: Callable[..., object]) -> None:
-        """`send(method, *arguments, fds=())` tells the device of new and of freed memory."""
-        self._send, self._slots = send, SlotTable()
+    def __init__(self, send: Callable[..., object], dropped: DropList[int]) -> None:
+        """`send(method, *arguments, fds=())` tells the device of new memory; `dropped` of what is freed."""
+        self._send, self._slots = send, SlotTable(dropped)
         self._sent: set[int] = set()
+        self.free_memory = self._slots.free_memory  #: any thread, without the lock
 
     def encode(self, model: int, request: Request, measure: bool) -> list[Any]:
         """The request as plain values. Sends memory that the device does not know yet. Raises InvalidArgument."""
@@ -41,29 +44,33 @@ class SlotRegistry:
             self._sent.add(slot)
         return slot
 
-    def free_memory(self, memory: Memory) -> None:
-        """The device may unmap it."""
-        slot = self._slots.forget(memory)
-        if slot is not None:
-            self._sent.discard(slot)
-            self._send("free_memory", slot)
+    def forget(self, slots: list[int]) -> None:
+        """The device is told to unmap the memory of these slots."""
+        self._slots.forget(slots)
+        self._sent.difference_update(slots)
 
 
 class PlainClient:
-    """Executes requests over one connection. One thread at a time."""
+    """Executes requests over one connection. One thread at a time; `free_memory` from any."""
 
     def __init__(self, channel: Channel) -> None:
-        self._channel, self._slots = channel, SlotRegistry(partial(_send, channel))
-        self._last: tuple[int, Request, bool, bytes] | None = None
+        self._channel, self._dropped = channel, DropList(self._tell)
+        self._lock = self._dropped.lock
+        self._slots = SlotRegistry(partial(_send, channel), self._dropped)
+        self._last: tuple[tuple[object, ...], Request, bytes] | None = None
         self._answer: tuple[bytes, tuple[Any, ...]] = b"", ()
 
     def execute(self, model: int, request: Request, *, measure: bool, deadline: int | None) -> Result:
         """Raises PeerDied, and Timeout at the deadline; the connection cannot be used afterwards."""
-        try:
-            self._send(model, request, measure, deadline)
-        except InvalidArgument as error:
-            return error.as_result()
-        raw = self._channel.receive(seconds_left(deadline)).raw
+        with self._lock:
+            try:
+                self._send(model, request, measure, deadline)
+            except InvalidArgument as error:
+                return error.as_result()
+            raw = self._channel.receive(seconds_left(deadline)).raw
+        if self._dropped.is_due:
+            with suppress(PeerDied):  # this answer is there; the next request notices the death
+                self._dropped.tell_due()
         if deadline is not None and clock.now() > deadline:
             raise Timeout("the answer came after the deadline")
         if raw != self._answer[0]:
@@ -78,17 +85,21 @@ class PlainClient:
 
     def _encoded(self, model: int, request: Request, measure: bool) -> bytes:
         """The encoded request. Requests are immutable, so the last one is encoded only once."""
-        last = self._last
-        if last and last[1] is request and (last[0], last[2]) == (model, measure):
-            return last[3]
+        key, last = identity_of(request, model, measure), self._last
+        if last and last[0] == key:
+            return last[2]
         raw = pack(["execute", *self._slots.encode(model, request, measure)])
-        self._last = model, request, measure, raw
+        self._last = key, request._replace(pools=()), raw
         return raw
 
     def free_memory(self, memory: Memory) -> None:
-        """The device may unmap it."""
-        self._last = None
+        """The device unmaps it: now, or after the execution that another thread waits for."""
         self._slots.free_memory(memory)
+
+    def _tell(self, slots: list[int]) -> None:
+        self._last = None  # it may name one of them
+        self._slots.forget(slots)
+        _send(self._channel, "free_memory", *slots)
 
     def close(self) -> None:
         """Ends the connection; the device frees what belongs to it."""

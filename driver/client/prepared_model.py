@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
@@ -14,7 +14,7 @@ from driver.client.device_buffers import check_buffers
 from driver.client.fenced import FencedExecution, FencedOptions, duplicates, output_shapes
 from driver.client.pipeline import Pipeline
 from driver.client.recovery import Crash, Key, crash_in_preparation, describe, digest_of, quarantine
-from driver.client.workspace import InputSet, OutputSet, Workspace, input_shapes, output_views
+from driver.client.workspace import FreeList, Workspace, input_shapes, output_views
 from driver.deadlines import WAITING, earlier, missed_in_waiting, nanoseconds, passed
 from driver.errors import DriverError
 from driver.options import ExecuteOptions, Options, Policy, PrepareOptions, options_of
@@ -22,7 +22,7 @@ from driver.protocol.plain_codec import with_loop_timeout
 from fmq import clock
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
     from concurrent.futures import Future
 
     from numpy.typing import ArrayLike, NDArray
@@ -56,14 +56,14 @@ class RemotePreparedModel:
         prepare: Callable[[Trace], Home] | None = None,
     ) -> None:
         """Use `device.prepare`. `prepare`: prepares it again when the device was started again; by default as then."""
+        self._is_freed = True
         lasting = self._options = (options or PrepareOptions()).lasting()
         self.device, self.model = device, model
         self.preference, self.priority = lasting.preference, lasting.priority
-        self.home = Home(device.connection, number)
+        self.home, self._is_freed = Home(device.connection, number), False
         self._prepare = prepare or (lambda trace: device.home_of(model, lasting._replace(trace=trace)))
         self._preparing, self._crashed_in_preparation = threading.Lock(), False
-        self._workspaces: dict[Any, list[Workspace]] = {}
-        self._last: tuple[Any, Sequence[OutputShape], tuple[NDArray[Any], ...]] = None, (), ()
+        self._workspaces: FreeList[Workspace] = FreeList()
 
     def run(self, *arrays: ArrayLike | None, timeout: float | None = None) -> tuple[NDArray[Any], ...]:
         """Executes once on the plain path: an array per input (None: omitted), an array per output, which is yours.
@@ -72,29 +72,18 @@ class RemotePreparedModel:
         result does not come in `timeout` seconds. The device is told, and gives up what it cannot do by then.
         """
         end = None if timeout is None else time.monotonic() + timeout
-        with self._workspace(input_shapes(self.model, arrays)) as workspace:
-            workspace.inputs.fill(arrays)
-            result = self._execute(workspace.request, ExecuteOptions(timeout=timeout))
-            if result.status == ErrorStatus.OUTPUT_INSUFFICIENT_SIZE and (old := workspace.grow(result.output_shapes)):
-                self.device.free_memory(old)
-                left = None if end is None else max(0.0, end - time.monotonic())
-                result = self._execute(workspace.request, ExecuteOptions(timeout=left))
-            result.raise_for_status()
-            return tuple(output.copy() for output in result.outputs)
-
-    @contextmanager
-    def _workspace(self, shapes: tuple[tuple[int, ...] | None, ...]) -> Iterator[Workspace]:
-        """One that no other thread uses; kept for later, unless a device that was too slow may still write to it."""
-        free = self._workspaces.setdefault(shapes, [])
-        workspace = free.pop() if free else Workspace(InputSet(self.model, shapes), OutputSet(self.model))
-        try:
-            yield workspace
-        except (Timeout, PeerDied):
-            raise
-        except Exception:  # and not KeyboardInterrupt, after which it is still executing
-            free.append(workspace)
-            raise
-        free.append(workspace)
+        shapes = input_shapes(self.model, arrays)
+        workspace = self._workspaces.take(shapes) or Workspace.create(self.model, shapes)
+        workspace.inputs.fill(arrays)
+        result = self._execute(workspace.request, ExecuteOptions(timeout=timeout))
+        if result.status == ErrorStatus.OUTPUT_INSUFFICIENT_SIZE and workspace.grow(result.output_shapes):
+            left = None if end is None else max(0.0, end - time.monotonic())
+            result = self._execute(workspace.request, ExecuteOptions(timeout=left))
+        views = () if result.status else workspace.outputs.arrays(result.output_shapes)
+        outputs = tuple(view.copy() for view in views)
+        self._workspaces.put(shapes, workspace, workspace.nbytes)  # not after an error: it may be in use
+        result.raise_for_status()
+        return outputs
 
     def execute(
         self,
@@ -113,9 +102,16 @@ class RemotePreparedModel:
 
         Raises PeerDied, Timeout, and Malformed for a request that cannot be said.
         """
-        return self._execute(request, ExecuteOptions(measure, timeout, loop_timeout, deadline))
+        return self._executed(request, ExecuteOptions(measure, timeout, loop_timeout, deadline))
+
+    def _executed(self, request: Request, options: ExecuteOptions) -> Result:
+        result = self._execute(request, options)
+        if result.status == 0:
+            result.outputs = self.outputs(request, result.output_shapes)
+        return result
 
     def _execute(self, request: Request, options: ExecuteOptions) -> Result:
+        """The same without views of the outputs."""
         self.device.check_process()
         request = with_loop_timeout(request, options.loop_timeout)
         by = None if options.deadline is None else nanoseconds(options.deadline)
@@ -133,8 +129,6 @@ class RemotePreparedModel:
             late_by = max(0, clock.now() - (end or 0)) / 1e9
             message = f"no result within {options.timeout} s; it is dropped when it comes"
             raise Timeout(message, WAITING, late_by) from None
-        if result.status == 0:
-            result.outputs = self.outputs(request, result.output_shapes)
         return result
 
     def execute_async(
@@ -148,7 +142,7 @@ class RemotePreparedModel:
     ) -> Future[Result]:
         """The same in the background, several at once. `callback` gets the future when it is done."""
         options = ExecuteOptions(measure, timeout, deadline=deadline)
-        future = self.device.submit(lambda: self._execute(request, options))
+        future = self.device.submit(lambda: self._executed(request, options))
         if callback:
             future.add_done_callback(callback)
         return future
@@ -188,13 +182,8 @@ class RemotePreparedModel:
         return FencedExecution(home.connection.fences(), number, fence, lambda: self.outputs(request, shapes))
 
     def outputs(self, request: Request, shapes: Sequence[OutputShape]) -> tuple[NDArray[Any], ...]:
-        """Typed views of a request's outputs in its pools; of the last request and shapes, the same ones again."""
-        last = self._last
-        if last[0] is request and last[1] == shapes:
-            return last[2]
-        outputs = output_views(self.model, request, shapes)
-        self._last = request, shapes, outputs
-        return outputs
+        """Typed views of a request's outputs in its pools."""
+        return output_views(self.model, request, shapes)
 
     def burst(
         self,
@@ -283,6 +272,7 @@ class RemotePreparedModel:
     def new_controller(self, options: Options, home: Home) -> Controller:
         """A burst's queues and listener, where the model is prepared."""
         controller = Controller(self.configure_burst(options.spin, home), options.memory, options.spin)
+        home.connection.add_path(controller)
         controller.trace.describe(describe(self.model), options.depth)
         return controller
 
@@ -319,13 +309,15 @@ class RemotePreparedModel:
 
     def close(self) -> None:
         """Frees the model on the device; bursts on it go on until they are closed."""
-        for workspace in [w for free in self._workspaces.values() for w in free]:
-            self.device.free_memory(workspace.inputs.memory)
-            self.device.free_memory(workspace.outputs.memory)
         self._workspaces.clear()
         self.device.check_process()
         if self.home.connection is self.device.connection:  # else its device died, and the model with it
             self.home.connection.call("free", self.home.number)
+            self._is_freed = True
+
+    def __del__(self) -> None:
+        if not self._is_freed and self.home.number:
+            self.home.connection.drop("free", self.home.number)
 
     def __enter__(self) -> Self:
         return self

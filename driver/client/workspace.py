@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import threading
+from collections import deque
 from sys import getrefcount
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 import numpy as np
 
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
 _ALIGN = 64  # bytes: what the fast devices need, and a cache line
 _FIRST_GUESS = 4096  # bytes for an output whose size only its execution tells
 _INPUTS, _OUTPUTS = 0, 1  # pools of every request that is made here
+_MOST_FREE, _MOST_BYTES = 16, 2**27  # in one free list
+_T = TypeVar("_T")
 Shapes = tuple[tuple[int, ...] | None, ...]
 
 
@@ -147,19 +151,67 @@ class Workspace:
         self.inputs, self.outputs = inputs, outputs
         self._combine()
 
+    @classmethod
+    def create(cls, model: Model, shapes: Shapes) -> Self:
+        """A new one for inputs of these shapes. Raises ResourceExhaustedPersistent, ResourceExhaustedTransient."""
+        return cls(InputSet(model, shapes), OutputSet(model))
+
     def _combine(self) -> None:
         pools = self.inputs.memory, self.outputs.memory
         self.request = Request(self.inputs.arguments, self.outputs.arguments, pools)
 
-    def grow(self, shapes: Sequence[OutputShape]) -> Memory | None:
-        """Makes room for outputs of these shapes; the old memory, or None when there was room already."""
+    @property
+    def nbytes(self) -> int:
+        """Of its memory."""
+        return self.inputs.memory.nbytes + self.outputs.memory.nbytes
+
+    def grow(self, shapes: Sequence[OutputShape]) -> bool:
+        """Makes room for outputs of these shapes; False when there was room already."""
         sizes = self.outputs.needed(shapes)
         if sizes is None:
-            return None
-        old = self.outputs.memory
+            return False
         self.outputs.lay_out(sizes)
         self._combine()
-        return old
+        return True
+
+
+class FreeList(Generic[_T]):
+    """Memory that no execution uses, by a key, for the next execution with the same key. Any thread.
+
+    The least recently used is dropped when there are more than 16, or more than 128 MiB in all; the last one stays,
+    however large.
+    """
+
+    def __init__(self) -> None:
+        self._lock, self._nbytes = threading.Lock(), 0
+        self._free: deque[tuple[object, _T, int]] = deque()  # the last one was used last
+
+    def take(self, key: object) -> _T | None:
+        """What was put here under that key last; None when there is nothing."""
+        with self._lock:
+            for n in range(len(self._free) - 1, -1, -1):
+                found, item, nbytes = self._free[n]
+                if found == key:
+                    del self._free[n]
+                    self._nbytes -= nbytes
+                    return item
+        return None
+
+    def put(self, key: object, item: _T, nbytes: int) -> None:
+        """No execution uses it any more."""
+        dropped = []
+        with self._lock:
+            self._free.append((key, item, nbytes))
+            self._nbytes += nbytes
+            while len(self._free) > _MOST_FREE or (self._nbytes > _MOST_BYTES and len(self._free) > 1):
+                dropped.append(self._free.popleft())
+                self._nbytes -= dropped[-1][2]
+
+    def clear(self) -> None:
+        """Drops all."""
+        with self._lock:
+            free, self._free, self._nbytes = self._free, deque(), 0
+        free.clear()
 
 
 def output_views(model: Model, request: Request, shapes: Sequence[OutputShape]) -> tuple[NDArray[Any], ...]:

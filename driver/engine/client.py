@@ -21,6 +21,7 @@ from burst import (
     Trace,
 )
 from burst.channel import Channel, Message, close_all
+from burst.slots import checked_slots
 from burst.turns import Flow, Ticket, waiters
 from burst.wire import VERSIONS
 from driver.deadlines import due
@@ -183,9 +184,10 @@ class EngineClient:
         """How often an improved compilation has replaced a prepared model."""
         return Reply([self._loaded(number).shared.stage])
 
-    def free(self, _: Message, number: int) -> Reply:
-        """Drops a prepared model and the requests bound to it. An open burst keeps the model."""
-        self._models.pop(number, None)
+    def free(self, _: Message, *numbers: int) -> Reply:
+        """Drops prepared models and the requests bound to them. An open burst keeps its model."""
+        for number in numbers:
+            self._models.pop(number, None)
         self._forget_plain_plans()
         return Reply()
 
@@ -250,9 +252,10 @@ class EngineClient:
         models = [self._loaded(number) for number in numbers]
         return Reply([self._buffers.allocate(tuple(dimensions), models, inputs, outputs).token])
 
-    def release(self, _: Message, token: int) -> Reply:
-        """Frees a buffer and the plans bound to it."""
-        self._buffers.release(token)
+    def release(self, _: Message, *tokens: int) -> Reply:
+        """Frees buffers and the plans bound to them."""
+        for token in tokens:
+            self._buffers.release(token)
         self.forget_plans()
         return Reply()
 
@@ -419,10 +422,10 @@ class _Descriptors(list[int]):
 
 def _context_message(server: BurstServer, message: Message) -> None:
     match message.body:
-        case ["free_memory", int(slot)]:
-            server.free_memory(slot)
+        case ["free_memory", *slots]:
+            server.free_memory(checked_slots(slots))
         case _:
-            raise Malformed("the only message of a context is free_memory(slot)")
+            raise Malformed("the only message of a context is free_memory(slots)")
 
 
 def _handed_over(channel: Channel) -> int:

@@ -27,6 +27,7 @@ from burst import (
     Timing,
 )
 from burst.channel import Channel, Message, close_all, pack
+from burst.slots import checked_slots
 from driver.engine.request_worker import RequestWorker
 from driver.nn import combine_dimensions
 from driver.protocol.fences import FenceSignal, FenceState, kind_of, look
@@ -391,9 +392,9 @@ class FencedServer:
         self._worker.register(slot, Memory.from_wire(plain, take_fd(message)))
         return Reply()
 
-    def free_memory(self, _: Message, slot: int) -> Reply:
+    def free_memory(self, _: Message, *slots: int) -> Reply:
         """Forgets that memory."""
-        self._worker.free_memory(slot)
+        self._worker.free_memory(checked_slots(slots))
         return Reply()
 
     def execute(

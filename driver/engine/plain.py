@@ -10,6 +10,7 @@ from burst import ErrorStatus, Malformed, Memory, MissedDeadlineTransient, PeerD
 from burst._core import lib
 from burst.channel import Channel, Message
 from burst.messages import NO_CAUSE
+from burst.slots import checked_slots
 from burst.wire import ResultPacket
 from driver.deadlines import admit, check, due, usual
 from driver.engine.request_worker import RequestWorker
@@ -128,8 +129,8 @@ class PlainServer:
         match message.body:
             case ["memory", int(slot), list(plain)] if len(message.fds) == 1:
                 self._worker.register(slot, _mapped(plain, message.take_fds().pop()))
-            case ["free_memory", int(slot)]:
-                self._worker.free_memory(slot)
+            case ["free_memory", *slots]:
+                self._worker.free_memory(checked_slots(slots))
             case _:
                 raise Malformed("the plain path takes execute, memory and free_memory")
 

@@ -14,7 +14,7 @@ from burst.turns import Tickets
 from driver.protocol.plain_codec import decode_request
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from burst import Request
     from burst.executor import Encode, Execution, Plan
@@ -69,10 +69,11 @@ class RequestWorker:
         """Requests name this memory by `slot` from now on. An error is raised by each request that names the slot."""
         self._registered[slot] = memory
 
-    def free_memory(self, slot: int) -> None:
+    def free_memory(self, slots: Sequence[int]) -> None:
         """The client has freed this memory. It stays mapped until no execution uses it."""
-        self._registered.pop(slot, None)
-        self._executor.free_memory(slot)
+        for slot in slots:
+            self._registered.pop(slot, None)
+        self._executor.free_memory(slots)
 
     def stop(self) -> None:
         """Cancels running executions and ends waits for the run queue. From any thread."""
@@ -102,5 +103,5 @@ class RequestWorker:
             case error:
                 raise type(error)(f"the memory registered as {slot} cannot be used: {error}")
 
-    def _forget(self, slot: int | None) -> None:
-        self._plans = {key: p for key, p in self._plans.items() if slot is not None and slot not in p.slots}
+    def _forget(self, slots: frozenset[int] | None) -> None:
+        self._plans = {key: p for key, p in self._plans.items() if slots is not None and not p.slots & slots}

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
+    from burst import Memory
     from driver.client.prepared_model import RemotePreparedModel
     from driver.interface import Capabilities
     from driver.nn import Model
@@ -420,6 +421,11 @@ class CompiledModel(FallbackModel, Closing):
             return prepared.burst(**options._asdict())
         prepared.check_quarantine()
         return Burst(Pipeline(prepared, options, fallback=BurstFallback(self.burst_replacement, self.fallback.report)))
+
+    def free_memory(self, memory: Memory) -> None:
+        """As `RemoteDevice.free_memory`, on all its devices."""
+        for step in self._steps:
+            step.model.prepared.device.free_memory(memory)
 
     def replacement(self, error: BaseException) -> LocalPrepared:
         """As `FallbackModel.replacement`, unless it is closed."""

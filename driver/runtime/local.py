@@ -96,7 +96,7 @@ class LocalPrepared(Closing):
 
     def run(self, *arrays: ArrayLike | None, timeout: float | None = None) -> tuple[NDArray[Any], ...]:
         """As `RemotePreparedModel.run`."""
-        workspace = Workspace(InputSet(self.model, input_shapes(self.model, arrays)), OutputSet(self.model))
+        workspace = Workspace.create(self.model, input_shapes(self.model, arrays))
         workspace.inputs.fill(arrays)
         options = ExecuteOptions(timeout=timeout)
         result = self._execute(workspace.request, options)

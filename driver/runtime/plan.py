@@ -19,7 +19,7 @@ from burst import (
     Timeout,
 )
 from burst.request_checks import check_request
-from driver.client.workspace import InputSet, OutputSet, Workspace, input_shapes, nbytes, output_views
+from driver.client.workspace import FreeList, InputSet, Workspace, input_shapes, nbytes, output_views
 from driver.options import ExecuteOptions
 from driver.runtime.cache.device import CacheOutcome
 from driver.runtime.places import arguments, between, with_temporaries
@@ -65,8 +65,8 @@ class PlannedModel:
     ) -> None:
         self.model, self.steps, self.preference, self.fallback = model, tuple(steps), preference, fallback
         self.temporaries = between(model, [step.step for step in steps])
-        self._spaces: dict[Any, list[tuple[Workspace, Memory]]] = {}
-        self._rooms: list[Memory] = []
+        self._workspaces: FreeList[Workspace] = FreeList()
+        self._rooms: FreeList[Memory] = FreeList()
         # The layout alone: each execution has temporaries of its own.
         graph = with_temporaries(model, self.temporaries).main
         laid = InputSet(
@@ -78,22 +78,13 @@ class PlannedModel:
     def run(self, *arrays: ArrayLike | None, timeout: float | None = None) -> tuple[NDArray[Any], ...]:
         """As `RemotePreparedModel.run`."""
         shapes = input_shapes(self.model, arrays)
-        free = self._spaces.setdefault(shapes, [])
-        try:
-            workspace, room = free.pop()
-        except IndexError:
-            workspace, room = Workspace(InputSet(self.model, shapes), OutputSet(self.model)), Memory.create(self._room)
+        workspace = self._workspaces.take(shapes) or Workspace.create(self.model, shapes)
         workspace.inputs.fill(arrays)
-        try:
+        with self._temporary_room() as room:
             result = self._execute(workspace.request, room, ExecuteOptions(timeout=timeout))
-        except (Timeout, PeerDied):  # who was too slow may still write
-            raise
-        except Exception:
-            free.append((workspace, room))
-            raise
         outputs = tuple(output.copy() for output in result.outputs)
         result.outputs = ()
-        free.append((workspace, room))
+        self._workspaces.put(shapes, workspace, workspace.nbytes)  # not after an error: a device may still write to it
         result.raise_for_status()
         return outputs
 
@@ -113,12 +104,9 @@ class PlannedModel:
 
     @contextmanager
     def _temporary_room(self) -> Iterator[Memory]:
-        try:
-            room = self._rooms.pop()
-        except IndexError:
-            room = Memory.create(self._room)
+        room = self._rooms.take(None) or Memory.create(self._room)
         yield room
-        self._rooms.append(room)  # not after an error: who was too slow may still write there
+        self._rooms.put(None, room, room.nbytes)  # not after an error: a device may still write to it
 
     def _execute(self, request: Request, room: Memory, options: ExecuteOptions) -> Result:
         """Step by step; ends at the first that fails."""
@@ -172,14 +160,10 @@ class PlannedModel:
 
     def close(self) -> None:
         """Frees the steps on their devices; bursts go on until they are closed."""
-        spaces = [space for free in self._spaces.values() for space in free]
-        used = [m for w, room in spaces for m in (w.inputs.memory, w.outputs.memory, room)] + self._rooms
-        self._spaces.clear()
+        self._workspaces.clear()
         self._rooms.clear()
         for step in self.steps:
             with suppress(PeerDied):  # with its device, all of that is gone too
-                for memory in used:
-                    step.model.prepared.device.free_memory(memory)
                 step.model.prepared.close()
 
 

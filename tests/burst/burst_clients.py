@@ -9,6 +9,7 @@ import fmq
 from burst import InvalidArgument, Offer, PeerDied, Request, Trace
 from burst.channel import Channel
 from burst.datum import DATUM, DATUM_DTYPE
+from burst.dropped import DropList
 from burst.slots import SlotTable
 from burst.wire import RequestPacket, decode_result, encode_request
 from fmq.clock import deadline_of
@@ -79,7 +80,7 @@ class Lender(RawClient):
 
     def __init__(self, configure, version, **options):
         super().__init__(configure, version, **options)
-        self.slots, self.asked, self.answer, self.number = SlotTable(), [], None, 2**32
+        self.slots, self.asked, self.answer, self.number = SlotTable(DropList(self._tell)), [], None, 2**32
         self._thread = threading.Thread(target=self._lend)
         self._thread.start()
 
@@ -120,9 +121,10 @@ class Lender(RawClient):
         return results
 
     def free_memory(self, memory):
-        slot = self.slots.forget(memory)
-        if slot is not None:
-            self.context.send(["free_memory", slot])
+        self.slots.free_memory(memory)
+
+    def _tell(self, slots):
+        self.context.send(["free_memory", *slots])
 
     def close(self):
         self.callback.shutdown()

@@ -103,8 +103,9 @@ class Host:
         return terms.version
 
     def _on_message(self, server, message):
-        server.free_memory(message.body[1])
-        self.freed.release()
+        _, *slots = message.body
+        server.free_memory(slots)
+        self.freed.release(len(slots))
 
     def _on_end(self, context):
         _contexts.discard(context)

@@ -64,7 +64,7 @@ def test_what_comes_after_the_end(host, burst, memory):
     client.run(pool)
     device.server.stop()
     device.wait_ended()
-    device.server.free_memory(0)
+    device.server.free_memory([0])
 
 
 def test_bursts_end_one_by_one(host, burst, memory):

@@ -9,6 +9,7 @@ import pytest
 from burst import ErrorStatus, GeneralFailure, InvalidArgument, NotSent, PeerDied, Request, RequestArgument
 from burst import server as burst_server
 from burst.channel import MAX_FDS
+from burst.dropped import DropList
 from burst.slots import MappingCache, SlotTable
 from burst.wire import VERSIONS, RequestPacket, encode_request
 
@@ -64,15 +65,24 @@ def test_slots_are_asked_for_without_repetition(host, burst, memory):
     assert client.asked == [[0]]
 
 
-def test_as_many_pools_at_once_as_descriptors(host, burst, memory):
-    """As many new pools as a message carries descriptors can come with one request; one more is an INVALID_ARGUMENT."""
+def test_more_pools_than_descriptors_in_a_message(host, burst, memory):
+    """More new pools than a message carries descriptors are asked for in several messages."""
+    client, pools = burst(host()), [memory() for _ in range(2 * MAX_FDS + 1)]
+    request = Request((argument(),), (argument(offset=4),), tuple(pools))
+    assert client.send(client.encode(request)).status is NONE
+    slots = list(range(2 * MAX_FDS + 1))
+    assert client.asked == [slots[:MAX_FDS], slots[MAX_FDS : 2 * MAX_FDS], slots[2 * MAX_FDS :]]
+
+
+def test_many_pools_are_handed_over_all_or_none(host, burst, memory, mappings):
+    """When one pool of the last message is closed, the device keeps none of the others."""
     client, pools = burst(host()), [memory() for _ in range(MAX_FDS + 1)]
+    pools[-1].close()
     request = Request((argument(),), (argument(offset=4),), tuple(pools))
     assert client.send(client.encode(request)).status is INVALID_ARGUMENT
-    assert client.asked == []
-    assert client.send(client.encode(request._replace(pools=tuple(pools[:MAX_FDS])))).status is NONE
-    assert client.send(client.encode(request)).status is NONE
-    assert client.asked == [list(range(MAX_FDS)), [MAX_FDS]]
+    assert len(client.asked) == 2
+    assert {mappings(pool) for pool in pools[:-1]} == {1}
+    assert client.run(pools[0]).status is NONE
 
 
 def test_one_unknown_slot_spoils_the_request(host, burst, memory, mappings, wire):
@@ -289,27 +299,50 @@ def test_a_freed_slot_cannot_be_used(host, burst, memory):
     assert client.asked == [[0], [0], [0]]
 
 
+class Pool:
+    """What a table of slots may refer to weakly."""
+
+
+class Ends:
+    """A table of slots, and the slots of which a device was told."""
+
+    def __init__(self):
+        self.told = []
+        self.dropped = DropList(self.tell)
+        self.table = SlotTable(self.dropped)
+
+    def tell(self, slots):
+        self.table.forget(slots)
+        self.told += slots
+
+
 def test_slots_are_never_used_again():
-    """20 000 memories that come and go get 20 000 numbers, and the table does not grow."""
-    table = SlotTable()
+    """20 000 memories that come and go get 20 000 numbers, and the device is told of each once."""
+    ends = Ends()
     for n in range(20_000):
-        pool = object()
-        assert table.slot_of(pool) == table.slot_of(pool) == n
-        assert table.memories([n, n]) == [pool, pool]
-        assert table.forget(pool) == n
-        assert table.forget(pool) is None
-        with pytest.raises(InvalidArgument, match=f"slot {n}"):
-            table.memories([n])
-    assert (table._slots, table._memories) == ({}, {})
+        pool = Pool()
+        assert ends.table.slot_of(pool) == ends.table.slot_of(pool) == n
+        assert ends.table.memories([n, n]) == [pool, pool]
+        if n % 2:
+            ends.table.free_memory(pool)
+            ends.table.free_memory(pool)
+    del pool
+    ends.dropped.tell_now()
+    assert sorted(ends.told) == list(range(20_000))
+    assert not ends.table._slots
+    assert not ends.table._memories
+    with pytest.raises(InvalidArgument, match="slot 7"):
+        ends.table.memories([7])
 
 
 def test_the_last_slot():
     """A burst whose numbers are used up says so, and does not begin again at 0."""
-    table = SlotTable()
+    table = Ends().table
     table._next = 2**31 - 1
-    assert table.slot_of(object()) == 2**31 - 1
+    last = Pool()
+    assert table.slot_of(last) == 2**31 - 1
     with pytest.raises(OverflowError, match="open another"):
-        table.slot_of(object())
+        table.slot_of(Pool())
 
 
 def test_the_mapping_cache_is_all_or_nothing():

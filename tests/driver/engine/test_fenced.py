@@ -318,7 +318,7 @@ def test_nothing_is_left(fast, rows, kit):
     kit.until(lambda: all(len(os.listdir(side)) <= count for side, count in zip(sides, before, strict=True)))
     path = fast.home.connection.fences()
     with pytest.raises(StatusError, match="or was dropped"):
-        call(path._channel, "info", numbers[0], path._dropped())
+        call(path._channel, "info", numbers[0], path._unasked())
 
 
 class TestErrors:

@@ -1,0 +1,136 @@
+"""A client that drops what it makes and collects no garbage: `python dropping.py DESCRIPTORS WAY=COUNT…`.
+
+After each way it waits until both processes hold no more descriptors and mappings of shared memory than before.
+"""
+
+import gc
+import os
+import resource
+import sys
+import time
+from itertools import chain
+from operator import gt
+
+import numpy as np
+
+import driver
+from burst import ErrorStatus, Memory, Request, RequestArgument
+
+PATIENCE = 20.0
+WARM = 40  # rounds before the first look: connections are made, caches are full
+
+
+def add_model(shape=(1, 4)):
+    builder = driver.ModelBuilder()
+    x = builder.input("float32", shape)
+    builder.output(builder.operation("ADD", x, np.ones(4, np.float32), 0))
+    return builder.build()
+
+
+def holds(pid):
+    """Descriptors, and mappings of shared memory."""
+    with open(f"/proc/{pid}/maps") as lines:
+        shared = sum("/memfd:" in line or "/dev/shm" in line for line in lines)
+    return len(os.listdir(f"/proc/{pid}/fd")), shared
+
+
+def frame(n):
+    """A request on a pool of its own, and where its result will be."""
+    pool = Memory.create(4096)
+    pool.asarray(np.float32, (1, 4))[:] = n
+    place = RequestArgument(pool=0, length=16), RequestArgument(pool=0, offset=64, length=16)
+    return Request(place[:1], place[1:], (pool,)), pool.asarray(np.float32, (1, 4), 64)
+
+
+def frames(execute):
+    """One round for each frame: a pool, a request on it, its result."""
+
+    def round_(n):
+        request, output = frame(n)
+        result = execute(request)
+        assert result.status is ErrorStatus.NONE, result
+        assert output[0, 0] == n + 1
+
+    return round_
+
+
+def lengths(run):
+    """One round for each length of an open input."""
+
+    def round_(n):
+        (found,) = run(np.zeros((n + 1, 4), np.float32))
+        assert found.shape == (n + 1, 4)
+        assert found[n, 3] == 1
+
+    return round_
+
+
+def of_prepared(way, device):
+    """The round of a way through one device."""
+    model = add_model()
+    if way == "lengths":
+        return lengths(device.prepare(add_model((0, 4))).run)
+    if way == "models":
+        return lambda n: lengths(device.prepare(add_model((0, 4))).run)(n % 7)
+    if way == "bursts":
+        prepared = device.prepare(model)
+        return frames(lambda request: prepared.burst(spin=0).execute(request))
+    if way == "results":  # a burst that is dropped with a result on its memory
+        prepared = device.prepare(model)
+
+        def round_(n):
+            burst = prepared.burst(spin=0)
+            assert burst.submit(np.full((1, 4), n, np.float32)).result().outputs[0][0, 0] == n + 1
+
+        return round_
+    if way == "buffers":
+        prepared = device.prepare(model)
+        role = driver.BufferRole(0, 0)
+        return lambda _: device.allocate(driver.BufferDesc(), [prepared], [role])
+    prepared = device.prepare(model)
+    return frames(
+        {
+            "execute": prepared.execute,
+            "execute_async": lambda request: prepared.execute_async(request).result(),
+            "execute_fenced": lambda request: prepared.execute_fenced(request).result(),
+            "burst": prepared.burst(spin=0).execute,
+        }[way]
+    )
+
+
+def of_compiled(way, devices):
+    """The round of a way through a compiled model."""
+    if way == "compiled lengths":
+        return lengths(driver.compile(add_model((0, 4)), devices).run)
+    if way == "compiled models":
+        return lambda n: lengths(driver.compile(add_model((0, 4)), devices).run)(n % 7)
+    compiled = driver.compile(add_model(), devices)
+    return frames(compiled.execute if way == "compiled" else compiled.burst(spin=0).execute)
+
+
+def check(device, way, count):
+    """Goes a way so often, then drops that, too."""
+    pids = os.getpid(), device.engine_pid
+    round_ = of_compiled(way, ["reference"]) if way.startswith("compiled") else of_prepared(way, device)
+    for n in range(WARM):
+        round_(n)
+    before = [holds(pid) for pid in pids]
+    for n in range(count):
+        round_(n)
+    end = time.monotonic() + PATIENCE
+    while any(map(gt, chain(*(after := [holds(pid) for pid in pids])), chain(*before))):
+        if time.monotonic() > end:
+            sys.exit(f"{way}: before {before}, after {after} (descriptors, mappings of client and engine)")
+        device.call("free")  # a round trip, not a sleep
+
+
+def main(most, *ways):
+    gc.disable()
+    resource.setrlimit(resource.RLIMIT_NOFILE, (int(most), int(most)))
+    device = driver.connect("reference")
+    for way, count in (word.split("=") for word in ways):
+        check(device, way, int(count))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
