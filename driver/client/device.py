@@ -79,15 +79,15 @@ def _served(address: str, application: str | None) -> Connection:
         raise DeviceFailed(f"{address}: it ended, or does not serve uid {os.getuid()}; its log says more") from error
 
 
-def _served_again(address: str, application: str | None) -> Connection:
+def _served_again(address: str, application: str | None, patience: float) -> Connection:
     """Its owner starts it; this process can only wait."""
-    end = time.monotonic() + _PATIENCE
+    end = time.monotonic() + patience
     while True:
         try:
             return _served(address, application)
         except (DeviceNotFound, DeviceFailed) as error:
             if time.monotonic() > end:
-                raise DeviceFailed(f"the device did not come back within {_PATIENCE:g} s: {error}") from error
+                raise DeviceFailed(f"the device did not come back within {patience:g} s: {error}") from error
         time.sleep(_AGAIN)
 
 
@@ -117,7 +117,7 @@ class RemoteDevice(Closing):
         self._revivals, self._attempts = Revivals(), 0
         self._failure: Exception | None = None  # of the last attempt
         self._threads: ThreadPoolExecutor | None = None
-        self._is_closed = False
+        self._closed = threading.Event()
 
     @property
     def name(self) -> str:
@@ -145,6 +145,11 @@ class RemoteDevice(Closing):
         return int(self.connection.engine_pid)
 
     @property
+    def is_closed(self) -> bool:
+        """By `close`: nothing revives it."""
+        return self._closed.is_set()
+
+    @property
     def _channel(self) -> Channel:
         return self.connection.channel
 
@@ -160,8 +165,10 @@ class RemoteDevice(Closing):
         if os.getpid() != self._pid:
             raise DriverError("this device was connected before a fork; connect again in this process")
 
-    def revive(self, dead: Connection) -> None:
+    def revive(self, dead: Connection, patience: float = _PATIENCE) -> None:
         """Connects again, in place, unless another thread has replaced `dead` already. Threads share one attempt.
+
+        `patience`: seconds in which the owner of a served device may start it again.
 
         Raises DeviceNotFound, DeviceFailed; PeerDied when this device died too often lately, or was closed.
         """
@@ -172,15 +179,17 @@ class RemoteDevice(Closing):
                 return
             if self._attempts != seen and self._failure:  # while we waited
                 raise type(self._failure)(*self._failure.args) from self._failure
-            if self._is_closed:
+            if self.is_closed:
                 raise PeerDied(f"device {self.address!r} died, and its connection was closed")
             self._attempts += 1
             try:
                 self._revivals.count(self.address)
                 if served.is_path(self.address):
-                    self.connection = _served_again(self.address, self.application)
+                    self.connection = _served_again(self.address, self.application, patience)
                 else:
                     self.connection = _own(self.address, self.application, 2 * _ATTEMPTS)
+                if self._closed.is_set():  # meanwhile
+                    self.connection.close()
             except Exception as error:
                 self._failure = error
                 raise
@@ -373,7 +382,7 @@ class RemoteDevice(Closing):
         """Ends the connection: prepared models and bursts made through it end too. Harmless when done twice."""
         if self._threads:
             self._threads.shutdown()
-        self._is_closed = True
+        self._closed.set()
         self.connection.close()
 
 

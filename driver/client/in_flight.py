@@ -62,6 +62,16 @@ class InFlight:
                     self.receiving.release()
         return is_mine
 
+    def when_idle(self, work: Callable[[], None]) -> None:
+        """Run `work` holding `receiving` and `lock`, unless requests are in flight or another thread receives."""
+
+        def work_if_idle() -> None:
+            with self.lock:
+                if self.is_idle:
+                    work()
+
+        self.as_receiver(0, work_if_idle)
+
     def append(self, encoded: EncodedRequest, future: Future, number: int) -> None:
         """Under the lock: the newest request. Its outputs are in use from now on."""
         encoded.outputs.is_busy = True

@@ -93,8 +93,9 @@ class Pipeline:
             session.check()
             with self.in_flight.submitting:
                 self.collect()
-                is_full = not self.has_room
-                if is_full and self.options.policy != "latest":
+                if session.is_displaced:
+                    session.goes_back(self.in_flight)
+                if (is_full := not self.has_room) and self.options.policy != "latest":
                     return None
                 if arrays:
                     if not is_full:
@@ -338,8 +339,7 @@ class Pipeline:
 
     def watch_fd(self) -> int:
         """Readable when there is something to `look` at; -1 while a thread receives, which calls `rearm` afterwards."""
-        found = [-1]
-        session = self.session
+        found, session = [-1], self.session
         with suppress(Busy):  # in the C call of `Burst.run`, which does not take our locks
             self.in_flight.as_receiver(
                 0, lambda: found.append(-1 if session.is_closed else session.controller.arrival_fd())
@@ -379,11 +379,11 @@ class Pipeline:
 
     def recover_from(self, error: BaseException, encoded: EncodedRequest, timeout: float | None) -> Future:
         """Another way to the result of `run`: a future that is done. Raises what there is to raise."""
+        if isinstance(error, NotSent | PeerDied) and self.session.goes_back(self.in_flight):
+            return self._send_and_wait(self.session.encode(encoded.inputs, encoded.outputs), timeout)
         try:
             return self._recover_from(error, encoded, timeout)
         except FAILURES as failure:
-            if self.session.fallback is None:
-                raise
             return self._done(self.session.run_fallback(encoded, failure, timeout))
 
     def _recover_from(self, error: BaseException, encoded: EncodedRequest, timeout: float | None) -> Future:
@@ -418,8 +418,6 @@ class Pipeline:
                 raise self.session.error_of(reply, end)
             return self._send_and_wait(larger, None if end is None else max(1e-9, seconds_left(end) or 0.0))
         except FAILURES as failure:
-            if self.session.fallback is None:
-                raise
             return self._done(self.session.run_fallback(encoded, failure, timeout))
 
     def _send_and_wait(self, encoded: EncodedRequest, timeout: float | None) -> Future:
@@ -466,14 +464,13 @@ class Pipeline:
 
     def execute(self, request: Request, options: ExecuteOptions) -> Result:
         """As `Burst.execute`."""
-        deadline = None if options.deadline is None else nanoseconds(options.deadline)
-        if missed := passed(deadline):
+        if missed := passed(deadline := None if options.deadline is None else nanoseconds(options.deadline)):
             return missed
         request = with_loop_timeout(request, options.loop_timeout)
         self.session.check()
         while True:
             self.drain(options.timeout)
-            self.session.bind(request)
+            self.session.bind(request, self.in_flight)
             try:
                 with self.in_flight.submitting:
                     if self.in_flight.is_idle:

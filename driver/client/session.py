@@ -24,10 +24,12 @@ from fmq import Closed, FmqError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from burst import Controller
     from burst.messages import Cause
     from burst.wire import ResultPacket
     from driver.client.buffers import RequestBuffers
-    from driver.client.prepared_model import RemotePreparedModel
+    from driver.client.in_flight import InFlight
+    from driver.client.prepared_model import Home, RemotePreparedModel
     from driver.client.workspace import InputSet, OutputSet
     from driver.options import Options
 
@@ -45,8 +47,14 @@ class Replacement(Protocol):
 class Fallback(Protocol):
     """Executes requests that the device does not answer. It is asked only after an error."""
 
-    def replacement(self, error: BaseException, /) -> Replacement:
-        """What executes the request after that error. Raises the error if the request would fail there, too."""
+    def replacement(self, error: BaseException, home: Home, /) -> Replacement:
+        """What executes the request after that error of the device where the burst was at home.
+
+        Raises the error if the request would fail there, too.
+        """
+
+    def home(self) -> Home | None:
+        """Where the device has prepared the model; None while another device takes its place."""
 
     def report(self) -> dict[str, Any]:
         """Counts and reasons, for `Burst.stats`."""
@@ -63,6 +71,7 @@ class BurstSession:
         self.depth = options.depth
         self.statistics = Statistics()
         self.is_closed = False
+        self.is_displaced = False  #: its device died, and the fallback executes instead
         self._recovery = Recovery(prepared, options)
         self._home, self.controller = self._recovery.begin()
 
@@ -77,8 +86,9 @@ class BurstSession:
         """Raises DriverError in a forked child."""
         self.prepared.device.check_process()
 
-    def bind(self, request: Request) -> None:
+    def bind(self, request: Request, in_flight: InFlight) -> None:
         """The burst depends on the buffers that this request names. Raises BuffersLost, ValueError."""
+        self.goes_back(in_flight)
         check_buffers(request.pools, self._home.connection)
         self._recovery.bind(request)
 
@@ -173,7 +183,8 @@ class BurstSession:
         self.check_process()
         if self.fallback is None or self.is_closed:
             raise error
-        replacement, measure = self.fallback.replacement(error), self.options.measure
+        self.is_displaced = self.is_displaced or isinstance(error, PeerDied)
+        replacement, measure = self.fallback.replacement(error, self._home), self.options.measure
         result = replacement.execute(encoded.request, measure=measure, timeout=timeout)
         if result.status and self.buffers.grow(encoded.outputs, result.output_shapes):
             encoded = self.encode(encoded.inputs, encoded.outputs)
@@ -214,7 +225,28 @@ class BurstSession:
         """
         if self.is_closed:
             raise error
-        home, controller = self._recovery.successor(error, self._home, self.controller.trace, waiting)
+        self._go_on(*self._recovery.successor(error, self._home, self.controller.trace, waiting))
+
+    def goes_back(self, in_flight: InFlight) -> bool:
+        """Go back to the device after the fallback took its place, if the device is there again and has prepared the
+        model, and nothing is in flight. False: it does not, and the fallback goes on.
+        """
+        before = self.controller
+        if self.is_displaced:
+            in_flight.when_idle(self._go_back)
+        return self.controller is not before
+
+    def _go_back(self) -> None:
+        home = self.fallback.home() if self.fallback else None
+        if home is None or home is self._home:
+            return
+        with suppress(*FAILURES, ValueError):
+            self.check()
+            self._go_on(home, self.prepared.new_controller(self.options, home))
+            self.is_displaced = False
+
+    def _go_on(self, home: Home, controller: Controller) -> None:
+        """With another controller. Raises PeerDied, ValueError."""
         self.statistics.retire(self.controller)
         self.statistics.recoveries += 1
         self.controller.close()

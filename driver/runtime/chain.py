@@ -47,7 +47,7 @@ class StepBurst:
 
     def __init__(self, prepared: PreparedStep, options: Options) -> None:
         self.prepared, self._options, self.buffers = prepared, options._replace(policy="block"), StepBuffers()
-        model = prepared.model.prepared
+        self._life, model = prepared.model.life, prepared.model.prepared
         self.burst: Burst | LocalBurst
         self._pipeline: Pipeline | None = None
         if isinstance(model, RemotePreparedModel):
@@ -72,7 +72,7 @@ class StepBurst:
         model = self.prepared.model
         if model.fallback is None or isinstance(self.burst, LocalBurst):
             return False
-        local, buffers = model.burst_replacement(error), StepBuffers()
+        local, buffers = model.replacement(error, self._life), StepBuffers()
         buffers.aim(reads, writes)
         burst = LocalBurst(local, self._options, buffers)
         if isinstance(error, PeerDied):

@@ -406,10 +406,11 @@ class CompiledModel(FallbackModel, Closing):
         if self._is_closed:
             raise ValueError("this compiled model is closed; compile it again")
         its = options_of(self.preference, **options)
+        life = self.life
         try:
             return self._burst(its)
         except FAILURES as error:
-            return LocalBurst(self.replacement(error), its)
+            return LocalBurst(self.replacement(error, life), its)
 
     def _burst(self, options: Options) -> Burst | Chain | LocalBurst:
         prepared: RemotePreparedModel | LocalPrepared | PlannedModel = self.prepared
@@ -420,18 +421,18 @@ class CompiledModel(FallbackModel, Closing):
         if self.fallback is None:
             return prepared.burst(**options._asdict())
         prepared.check_quarantine()
-        return Burst(Pipeline(prepared, options, fallback=BurstFallback(self.burst_replacement, self.fallback.report)))
+        return Burst(Pipeline(prepared, options, fallback=BurstFallback(self, prepared)))
 
     def free_memory(self, memory: Memory) -> None:
         """As `RemoteDevice.free_memory`, on all its devices."""
         for step in self._steps:
             step.model.prepared.device.free_memory(memory)
 
-    def replacement(self, error: BaseException) -> LocalPrepared:
+    def replacement(self, error: BaseException, life: int) -> LocalPrepared:
         """As `FallbackModel.replacement`, unless it is closed."""
         if self._is_closed:
             raise ValueError("this compiled model is closed; compile it again") from error
-        return super().replacement(error)
+        return super().replacement(error, life)
 
     def stats(self) -> dict[str, Any]:
         """`placement`, and `fallbacks`: how often a device was dropped when compiling, and how often the whole model
@@ -451,6 +452,8 @@ class CompiledModel(FallbackModel, Closing):
     def close(self) -> None:
         """Frees the model on its devices. Bursts end with the connections that `compile` made."""
         self._is_closed = True
+        for displaced in (self, *(step.model for step in self._steps)):
+            displaced.stay()
         with suppress(PeerDied, DriverError):
             self.prepared.close()
         for device in self._devices:

@@ -17,25 +17,28 @@ from burst import (
     DeviceBuffer,
     ErrorStatus,
     PeerDied,
+    Quarantined,
     Result,
     StatusError,
 )
 from burst.errors import status_error
+from driver.client.prepared_model import RemotePreparedModel
 from driver.client.session import FAILURES
 from driver.options import ExecuteOptions
+from driver.runtime.comeback import Comeback
 from driver.runtime.local import LocalDevice, LocalPrepared
 from driver.runtime.places import check_shapes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from numpy.typing import NDArray
 
     from burst import Request
+    from driver.client.prepared_model import Home
     from driver.nn import Model
     from driver.options import Preference
 
 _log = logging.getLogger("driver.runtime")
+_PAST = -2  # a life of the device that is over
 _FINAL = frozenset(
     {
         ErrorStatus.NONE,
@@ -60,7 +63,7 @@ class Fallbacks:
     def __init__(self) -> None:
         self._counts: Counter[str] = Counter()
         self._last: dict[tuple[str, str], str] = {}
-        self._lock = threading.Lock()
+        self._lock, self._returns = threading.Lock(), 0
 
     def note(self, kind: str, device: str, error: BaseException) -> None:
         """One more."""
@@ -72,11 +75,18 @@ class Fallbacks:
         if is_first:
             _log.warning("device %r failed (%s); %s", device, reason, _WORDS[kind])
 
+    def note_return(self, device: str) -> None:
+        """A model is on its device again."""
+        with self._lock:
+            self._returns += 1
+        _log.warning("device %r is there again; its part of the model runs on it", device)
+
     def report(self) -> dict[str, Any]:
-        """How often, and why last."""
+        """How often, and why last; `returned`: how often a device was there again after it had died."""
         with self._lock:
             reasons = {f"{kind}, {device}": reason for (kind, device), reason in self._last.items()}
-            return {kind: self._counts[kind] for kind in _WORDS} | {"reasons": reasons}
+            counts = {kind: self._counts[kind] for kind in _WORDS} | {"returned": self._returns}
+            return counts | {"reasons": reasons}
 
 
 _WORDS = {
@@ -105,6 +115,10 @@ class CpuFallback:
         """All fallbacks of the compiled model."""
         return self._fallbacks.report()
 
+    def note_return(self) -> None:
+        """The device is there again."""
+        self._fallbacks.note_return(self._device)
+
     @property
     def prepared(self) -> LocalPrepared:
         """The model on the CPU."""
@@ -115,19 +129,33 @@ class CpuFallback:
 
 
 class FallbackModel:
-    """A prepared model on a device, with the CPU behind it. When the device has died, the CPU takes its place."""
+    """A prepared model on a device, with the CPU behind it.
+
+    When the device has died, the CPU takes its place, until the device is there again and has prepared the model.
+    """
 
     def __init__(self, prepared: Any, fallback: CpuFallback | None) -> None:
         """`prepared`: remote, local or in steps. `fallback`: None where nothing may fall back."""
         self.prepared, self.fallback = prepared, fallback
-        self.is_replaced = False
+        self.life = 0  #: counts deaths and returns: odd while the CPU is in the device's place
+        self._moving = threading.Lock()
+        self._on_device = prepared
+        self._comeback: Comeback | None = None
+        if fallback is not None and isinstance(prepared, RemotePreparedModel):
+            self._comeback = Comeback(self, prepared)
+
+    @property
+    def is_replaced(self) -> bool:
+        """Whether the CPU is in the place of its device."""
+        return bool(self.life % 2)
 
     def run(self, *arrays: Any, timeout: float | None = None) -> tuple[NDArray[Any], ...]:
         """As `RemotePreparedModel.run`."""
+        life = self.life
         try:
             return self.prepared.run(*arrays, timeout=timeout)  # type: ignore[no-any-return]
         except FAILURES as error:
-            return self.replacement(error).run(*arrays, timeout=timeout)
+            return self.replacement(error, life).run(*arrays, timeout=timeout)
 
     def execute(
         self,
@@ -141,41 +169,68 @@ class FallbackModel:
         options = ExecuteOptions(measure, timeout, loop_timeout, deadline)
         is_bound = any(isinstance(pool, DeviceBuffer) for pool in request.pools)
         failure: BaseException
+        life = self.life
         try:
             result: Result = self.prepared.execute(request, *options)
             graph = self.prepared.model.main
             check_shapes([graph.operands[i] for i in graph.outputs], result.output_shapes)
-            if not self._can_move or is_bound or result.status in _FINAL:
+            if self.fallback is None or life % 2 or is_bound or result.status in _FINAL:
                 return result
             failure = status_error(result.status, result.message)
         except FAILURES as error:
             if is_bound:
                 raise
             failure = error
-        return self.replacement(failure).execute(request, *options)
+        return self.replacement(failure, life).execute(request, *options)
 
-    @property
-    def _can_move(self) -> bool:
-        return self.fallback is not None and not self.is_replaced
+    def replacement(self, error: BaseException, life: int) -> LocalPrepared:
+        """What executes after that failure of a request that was made in that `life`.
 
-    def replacement(self, error: BaseException) -> LocalPrepared:
-        """What executes after that failure. Raises it when there is nothing, or it would only fail again."""
-        if self.fallback is None or not self._can_move or not is_retryable(error):
+        Raises it when there is nothing, or it would only fail again.
+        """
+        if self.fallback is None or life % 2 or not is_retryable(error):
             raise error
-        fallback = self.fallback.take_over(error)
-        if isinstance(error, PeerDied):
-            self.prepared, self.is_replaced = fallback, True
-        return fallback
+        local = self.fallback.take_over(error)
+        has_moved = isinstance(error, PeerDied) and self._comeback is not None and self._move(local, life)
+        if has_moved and self._comeback and not isinstance(error, Quarantined):
+            self._comeback.begin()
+        return local
 
-    def burst_replacement(self, error: BaseException) -> LocalPrepared:
-        """The same for a burst of the device, which may outlive its place here."""
-        if self.fallback and self.is_replaced and is_retryable(error):
-            return self.fallback.take_over(error)
-        return self.replacement(error)
+    def come_back(self) -> None:
+        """Its device is there again, and has prepared the model."""
+        if self._move(self._on_device, self.life) and self.fallback:
+            self.fallback.note_return()
+
+    def stay(self) -> None:
+        """It is closed: wherever it is, it does not move any more."""
+        if self._comeback:
+            self._comeback.end()
+
+    def _move(self, prepared: Any, life: int) -> bool:
+        """From now on `prepared` executes, unless another thread has moved it in that life."""
+        with self._moving:
+            if life != self.life:
+                return False
+            self.prepared = prepared
+            self.life += 1
+            return True
 
 
 class BurstFallback(NamedTuple):
     """What a burst of a compiled model does about requests that its device does not answer."""
 
-    replacement: Callable[[BaseException], LocalPrepared]  #: `FallbackModel.burst_replacement`
-    report: Callable[[], dict[str, Any]]  #: all fallbacks of the compiled model
+    model: FallbackModel
+    prepared: RemotePreparedModel
+
+    def replacement(self, error: BaseException, home: Home) -> LocalPrepared:
+        """As `FallbackModel.replacement`, after a failure of the device in the life in which the burst was opened."""
+        life = self.model.life
+        return self.model.replacement(error, life if self.home() is home else _PAST)
+
+    def home(self) -> Home | None:
+        """Where the model is prepared now; None while the CPU is in the device's place."""
+        return None if self.model.is_replaced else self.prepared.home
+
+    def report(self) -> dict[str, Any]:
+        """All fallbacks of the compiled model."""
+        return self.model.fallback.report() if self.model.fallback else {}

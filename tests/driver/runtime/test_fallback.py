@@ -10,6 +10,7 @@ import pytest
 import driver
 from burst import ErrorStatus, PeerDied
 from driver.devices import device_class
+from driver.runtime import comeback
 
 X = np.arange(1, 5, dtype=np.float32)
 
@@ -149,8 +150,14 @@ WAYS = {
 }
 
 
+@pytest.fixture
+def without_return(monkeypatch):
+    """A device that dies is not looked for again during this test."""
+    monkeypatch.setattr(comeback, "FIRST_WAIT", 60)
+
+
 @pytest.mark.parametrize("how", WAYS)
-def test_a_device_that_dies_is_replaced_for_good(settled, kit, how):
+def test_a_device_that_dies_is_replaced_at_once(settled, kit, how, without_return):
     """The execution that killed it gets its result, the next ones run here at once, and placement() says so."""
     x = np.ones((1, 4), np.float32)
     with driver.compile(kit.add_model(), [settled("Crashing"), "cpu"]) as compiled, compiled.burst() as burst:
@@ -164,7 +171,7 @@ def test_a_device_that_dies_is_replaced_for_good(settled, kit, how):
 
 
 @pytest.mark.parametrize("policy", ["block", "latest"])
-def test_frames_in_flight_on_a_device_that_dies_are_executed_here(settled, kit, policy):
+def test_frames_in_flight_on_a_device_that_dies_are_executed_here(settled, kit, policy, without_return):
     """Each future has the result of its own frame, those sent after the death too; with "latest", or was replaced."""
     x = np.ones((1, 4), np.float32)
     with (
@@ -252,7 +259,7 @@ def test_a_failing_step_is_done_here(in_steps, kit):
     assert compiled.placement()[1] == (kit.odd("Failing"), (1,))
 
 
-def test_a_step_whose_device_dies_moves_here_for_good(in_steps, kit):
+def test_a_step_whose_device_dies_moves_here(in_steps, kit, without_return):
     """The chain goes on with the step on the CPU; so do the plain path and later bursts, and placement() says so."""
     compiled = in_steps("Crashing", "cpu")
     with compiled.burst() as burst:
