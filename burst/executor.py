@@ -203,12 +203,12 @@ class Run:
     it is executed. begun, ended: of the run itself; 0 before.
     """
 
-    __slots__ = ("_others", "arrived", "begun", "deadline", "ended", "plan", "since")
+    __slots__ = ("_is_first", "_others", "arrived", "begun", "deadline", "ended", "plan", "since")
 
     def __init__(self, plan: Plan, arrived: int, deadline: int | None = None, since: int | None = None) -> None:
         self.plan, self.arrived, self.begun, self.ended = plan, arrived, 0, 0
         self.deadline = None if deadline == FOREVER else deadline
-        self.since, self._others = since, 0
+        self.since, self._others, self._is_first = since, 0, not plan.has_run
 
     def execute(self, ticket: Ticket | None) -> None:
         """Raises StatusError, and what the execution raises."""
@@ -225,8 +225,8 @@ class Run:
             except MissedDeadlineTransient as error:
                 if not self.begun:
                     raise missed(error.status, "queued", deadline, self.plan.estimate) from None
-                if time.monotonic_ns() <= deadline:  # a loop has taken too long
-                    raise
+                if error.phase != "executing" or time.monotonic_ns() <= deadline:
+                    raise  # it waited for others within the device, or a loop has taken too long
                 raise self.not_done() from error
         if self.ended > deadline:
             raise self.not_done()
@@ -244,7 +244,7 @@ class Run:
                 self._others = ticket.waited
                 ticket.leave()
         plan, before = self.plan, self.begun - entered
-        if plan.has_run and plan.estimate is not None:
+        if not self._is_first and plan.estimate is not None:
             lib.burst_took(plan.estimate, self.ended - self.begun - max(0, self._others - before), 1)
         plan.has_run = True
 
@@ -252,17 +252,16 @@ class Run:
         """The error of a run that began and was not done by its deadline, or was given up."""
         assert self.deadline is not None
         assert self.since is not None
-        is_first = not self.plan.has_run
-        took = 0 if is_first or not self.ended else self.ended - self.begun
-        is_unsure = is_first or self._others > 0
+        took = 0 if self._is_first or not self.ended else self.ended - self.begun
+        is_unsure = self._is_first or self._others > 0
         return not_done(self.plan.estimate, self.since, self.deadline, took, is_unsure=is_unsure)
 
     def fail(self, error: Exception) -> None:
         """Notes that it failed."""
         plan = self.plan
         plan.spoil()
-        was_given_up = self.begun and not self.ended and isinstance(error, MissedDeadlineTransient)
-        if was_given_up and plan.estimate is not None:
+        was_given_up = isinstance(error, StatusError) and error.phase == "executing" and not self.ended
+        if was_given_up and plan.estimate is not None and not self._is_first:
             lib.burst_took(plan.estimate, time.monotonic_ns() - self.begun, 0)
 
     @property
