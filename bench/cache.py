@@ -107,9 +107,8 @@ def hashing(model: driver.Model, rounds: int) -> dict[str, float]:
     from driver.engine.cache.memory import PrivateMemory
     from driver.protocol.model_codec import encode, sealed
 
-    fd, _ = encode(model)
-    region = sealed(os.dup(fd))
-    data = region.asarray()
+    encoded = encode(model, most_handles=0)
+    fd, data = encoded.fd, sealed([os.dup(encoded.fd)], encoded.where).asarray()
     memory = PrivateMemory([data.nbytes])
     ways: dict[str, Callable[[], object]] = {
         "SHA-256": lambda: hashlib.sha256(data.data),

@@ -15,8 +15,9 @@ import os
 import stat
 from dataclasses import dataclass
 from enum import KEEP, IntFlag
+from functools import partial
 from multiprocessing import reduction
-from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
+from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, Self, TypeVar
 
 import numpy as np
 
@@ -25,7 +26,7 @@ from burst.errors import GeneralFailure, InvalidArgument, ResourceExhaustedPersi
 from burst.images import FORMATS, Plane, checked_format, checked_planes, end_of, packed_planes, plane_sizes
 from burst.memory_limits import available_text, check_available, descriptors_text
 from fmq import Region
-from fmq._core import lib
+from fmq._core import ffi, lib
 from fmq.errors import InvalidDescriptor, NoSpace, raise_errno
 from fmq.region import checked_size, memfd
 
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
 
 _READ_ONLY, _READ_WRITE = mmap.PROT_READ, mmap.PROT_READ | mmap.PROT_WRITE
 _MAX_BYTES = 2**47  # what can be mapped at all
+FROZEN = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
+"""The seals of memory that no process can change any more."""
 
 
 class Usage(IntFlag, boundary=KEEP):
@@ -52,6 +55,39 @@ class Usage(IntFlag, boundary=KEEP):
     CAMERA_WRITE = 0x20000
 
 
+class FrozenMemory:
+    """A mapping that no process can write any more: the base of the arrays on it. It keeps a descriptor of its own."""
+
+    def __init__(self, memory: Memory, offset: int) -> None:
+        self.kind, self.offset, self.fd = memory.kind, offset, os.dup(memory.fd)
+        self._mapping, self.address = memory.base, int(ffi.cast("uintptr_t", memory.base))
+        shape, data = (memory.nbytes,), (self.address, True)
+        self.__array_interface__ = {"version": 3, "typestr": "|u1", "shape": shape, "data": data}
+
+    def close(self) -> None:
+        """Closes the descriptor: the memory cannot be sent any more. Arrays on it stay valid."""
+        fd, self.fd = self.fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+    def __del__(self) -> None:
+        self.close()
+
+
+def frozen_memory(array: object) -> FrozenMemory | None:
+    """The frozen memory in which an array lies, if it can be sent."""
+    while isinstance(array, np.ndarray):
+        array = array.base
+    return array if isinstance(array, FrozenMemory) and array.fd >= 0 else None
+
+
+def _is_frozen(fd: int) -> bool:
+    try:
+        return fcntl.fcntl(fd, fcntl.F_GET_SEALS) & FROZEN == FROZEN
+    except OSError:
+        return False  # this kind of memory has no seals
+
+
 class Memory(Region):
     """A memory pool: inputs and outputs of executions lie in it, at offsets.
 
@@ -62,6 +98,14 @@ class Memory(Region):
     kind: ClassVar[str] = "ashmem"  #: the HAL's name
     needs_sync = False  #: executions have to call `begin` and `end`
     needs_descriptor = False  #: also when it is mapped
+
+    def __init__(
+        self, fd: int, nbytes: int, *, writable: bool = True, name: str | None = None, offset: int = 0
+    ) -> None:
+        """As of `Region`."""
+        super().__init__(fd, nbytes, writable=writable, name=name, offset=offset)
+        if not writable and _is_frozen(fd):
+            self._bytes = np.asarray(FrozenMemory(self, offset))
 
     @classmethod
     def create(
@@ -85,6 +129,32 @@ class Memory(Region):
             raise ResourceExhaustedPersistent(f"nbytes={nbytes}: {error}; {available_text()}") from error
         except MemoryError as error:
             raise ResourceExhaustedPersistent(f"nbytes={nbytes}: {error}; {available_text()}") from error
+
+    @classmethod
+    def frozen(cls, source: bytes | NDArray[Any] | str | os.PathLike[str]) -> Memory:
+        """New memory with a copy of an array, of bytes or of a file (by its path), which no process can write any more.
+
+        Constants of a model in such a pool travel to devices as a handle and are not copied. Raises
+        ResourceExhaustedPersistent for more than there is, OSError, ValueError for no bytes at all.
+        """
+        if isinstance(source, str | os.PathLike):
+            with open(source, "rb") as file:
+                return _frozen(os.fstat(file.fileno()).st_size, partial(_read_into, file))
+        array = np.ascontiguousarray(np.frombuffer(source, np.uint8) if isinstance(source, bytes) else source)
+        return _frozen(array.nbytes, lambda room: np.copyto(room, array.reshape(-1).view(np.uint8)))
+
+    @classmethod
+    def frozen_by(cls, nbytes: int, fill: Callable[[NDArray[np.uint8]], object]) -> Memory:
+        """The same, of `nbytes` that `fill` writes in place: it gets them as an array of zeros, and may not keep it.
+
+        Raises ValueError when it did.
+        """
+        return _frozen(nbytes, fill)
+
+    @property
+    def is_frozen(self) -> bool:
+        """Whether no process can write it any more."""
+        return isinstance(self._bytes.base, FrozenMemory)
 
     @classmethod
     def adopt(cls, fd: int, nbytes: int | None = None, *, writable: bool = True, sealed: bool = True) -> Self:
@@ -136,7 +206,7 @@ class Memory(Region):
         """What to make one of, beside the descriptor. `fields` may be anything. Raises InvalidDescriptor."""
         match fields:
             case [int(nbytes), bool(sealed)] if type(nbytes) is int:
-                return {"nbytes": checked_size(fd, nbytes, sealed=sealed)}
+                return {"nbytes": checked_size(fd, nbytes, sealed=sealed), "writable": not _is_frozen(fd)}
         raise InvalidDescriptor(f"{fields!r:.80} does not describe memory: [bytes, is sealed]")
 
     @staticmethod
@@ -149,6 +219,8 @@ class Memory(Region):
         memory = _received(plain, fd)
         if not memory.needs_descriptor:
             memory.close()
+            if found := frozen_memory(memory.asarray()):
+                found.close()
         return memory
 
     def begin(self, *, writes: bool) -> None:
@@ -367,6 +439,36 @@ def adopted(kind: type[_M], fields: list[Any], fd: int) -> _M:
         os.close(fd)
         raise
     return kind(fd, **arguments)
+
+
+def _frozen(nbytes: int, fill: Callable[[NDArray[np.uint8]], object]) -> Memory:
+    if nbytes < 1:
+        raise ValueError(f"nbytes={nbytes}: shared memory has at least one byte")
+    check_available(nbytes)
+    fd = os.memfd_create("burst-constants", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        os.ftruncate(fd, nbytes)
+        pages = mmap.mmap(fd, nbytes)
+        room: NDArray[np.uint8] = np.frombuffer(pages, np.uint8)
+        fill(room)
+        del room
+        try:
+            pages.close()  # memory that is mapped for writing cannot be sealed against it
+        except BufferError:
+            raise ValueError("fill kept an array of the memory, which could still be written through it") from None
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, FROZEN | fcntl.F_SEAL_SEAL)
+    except BaseException:
+        os.close(fd)
+        raise
+    return Memory(fd, nbytes, writable=False)
+
+
+def _read_into(file: BinaryIO, room: NDArray[np.uint8]) -> None:
+    done = 0
+    while done < room.nbytes:
+        if not (count := os.preadv(file.fileno(), [room[done:].data], done)):
+            raise OSError(f"{file.name}: the file has become shorter")
+        done += count
 
 
 def _received(plain: object, fd: int) -> Memory:

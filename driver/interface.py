@@ -161,6 +161,12 @@ class Device(ABC):
     anyway. None: its compilations cannot be kept.
     """
 
+    memory_kinds: frozenset[str] | None = None
+    """The kinds of pools in which constants may lie that travel as handles: "ashmem" (`Memory.frozen`), "mmap_fd",
+    "hardware_buffer_blob", "hardware_buffer". An operation on a constant in another kind is answered as not supported.
+    None: all, as for every device that reads the arrays that it gets.
+    """
+
     library: str | None = None
     """The module that the device is made of; None: it needs no other."""
 

@@ -35,7 +35,12 @@ EXPECTED = {  # of each block, in order: lines of its output
     "docs/serving.md": [["[1. 2. 3. 4.]"]],
     "docs/watching.md": [["ADD 100 burst True"]],
     "docs/recording.md": [["3 3 0\n[4. 4. 4. 4.]"]],
-    "docs/memory.md": [["[2. 3. 4. 5.] NONE\n[2. 3. 4. 5.] 0"], ["(1, 720, 640, 1) 130 0"], ["[5. 5. 5. 5.]"]],
+    "docs/memory.md": [
+        ["[2. 3. 4. 5.] NONE\n[2. 3. 4. 5.] 0"],
+        ["True [[4. 4. 4. 4. 4. 4. 4. 4.]]"],
+        ["(1, 720, 640, 1) 130 0"],
+        ["[5. 5. 5. 5.]"],
+    ],
     "docs/howto/asyncio.md": [["[1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0]\n1.0 2.0 3.0 \n[1. 1. 1. 1.]\n[8. 8. 8. 8.]"]],
     "docs/howto/audio.md": [["0 0.040\n10 0.084\n20 0.088\n30 0.088\n40 0.088"]],
     "docs/howto/camera.md": [["0 bytes copied by the burst"], ["[89 89 89] True True"]],

@@ -13,17 +13,19 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from burst import InvalidArgument, Memory, PeerDied, Trace
+from burst.channel import MAX_FDS
 from burst.turns import FlowCounts
 from driver.client import discovery, served
 from driver.client.connection import Connection
 from driver.client.device_buffers import RemoteBuffer, kind_of
+from driver.client.encoded_models import latest
 from driver.client.prepared_model import Home, RemotePreparedModel
 from driver.client.recovery import Revivals, quarantine
 from driver.deadlines import seconds_left, waiting
 from driver.errors import DeviceFailed, DeviceNotFound, DriverError
 from driver.nn import validate
 from driver.options import PRIORITIES, Preference, PrepareOptions, Priority, check_application, number_of
-from driver.protocol.model_codec import encode
+from driver.protocol.model_memory import MOST_HANDLES
 from driver.protocol.prepare_arguments import PrepareArguments
 from fmq.closing import Closing
 
@@ -200,7 +202,8 @@ class RemoteDevice(Closing):
         """For each operation of the main subgraph: True is a promise. Raises InvalidModel."""
         validate(model)
         self.check_process()
-        n, bits = self._with_model(self.connection, "supported", model)
+        encoded = latest.asked(model, MOST_HANDLES)
+        (n, bits), _ = self.connection.call("supported", encoded.where, fds=encoded.fds)
         return [bool(bit) for bit in np.unpackbits(np.frombuffer(bits, np.uint8), count=n)]
 
     def number_of_cache_files_needed(self) -> CacheFiles:
@@ -298,7 +301,12 @@ class RemoteDevice(Closing):
         connection = self.connection
         with waiting(options.deadline) as by:
             arguments, fds = _on_the_wire(options, by)
-            return Home(connection, *self._with_model(connection, "prepare", model, *arguments, fds=fds, deadline=by))
+            encoded = latest.prepared(model, min(MOST_HANDLES, MAX_FDS - 1 - len(fds)))
+            arguments = encoded.where, *arguments
+            timeout = seconds_left(by)
+            said, _ = connection.call("prepare", *arguments, fds=[*encoded.fds, *fds], timeout=timeout)
+        latest.forget(model)
+        return Home(connection, *said)
 
     def restored_home(self, options: PrepareOptions) -> Home:
         """The same of a model that the device has kept in cache files. Raises InvalidArgument, GeneralFailure."""
@@ -308,21 +316,6 @@ class RemoteDevice(Closing):
             arguments, fds = _on_the_wire(options, by)
             (number,), _ = connection.call("restore", *arguments, fds=fds, timeout=seconds_left(by))
         return Home(connection, number)
-
-    def _with_model(
-        self,
-        connection: Connection,
-        method: str,
-        model: Model,
-        *terms: object,
-        fds: Sequence[int] = (),
-        deadline: int | None = None,
-    ) -> list[Any]:
-        fd, where = encode(model)
-        try:
-            return connection.call(method, where, *terms, fds=[fd, *fds], timeout=seconds_left(deadline))[0]
-        finally:
-            os.close(fd)
 
     @contextmanager
     def plain_path(self) -> Iterator[PlainClient]:

@@ -8,7 +8,6 @@ model, in this process: another process may do better.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import signal
 import threading
@@ -18,7 +17,7 @@ from collections import deque
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from burst import BuffersLost, DeviceBuffer, PeerDied, Quarantined
-from driver.protocol.model_codec import encode
+from driver.protocol.model_digest import model_digest, structure_digest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -123,11 +122,8 @@ def crash_in_preparation(trace: Trace) -> Crash | None:
 
 
 def digest_of(model: Model) -> str:
-    """SHA-256 of its encoding."""
-    fd, _ = encode(model)
-    with open(fd, "rb") as file:
-        file.seek(0)
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    """SHA-256 of the model, in hexadecimal digits."""
+    return model_digest(model, structure_digest(model)).hex()
 
 
 def signal_name(number: int) -> str:

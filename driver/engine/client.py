@@ -27,10 +27,11 @@ from burst.wire import VERSIONS
 from driver.deadlines import due
 from driver.engine.binding import execution
 from driver.engine.cache.compilations import CacheOwner, Declined
-from driver.engine.device_memory import LoadedModel, ManagedBuffers
-from driver.engine.launched import AsyncServer, FencedServer, LaunchOwner, check_outputs
+from driver.engine.device_memory import LoadedModel, ManagedBuffers, ModelCharge
+from driver.engine.fenced import FencedServer, check_outputs
 from driver.engine.plain import PlainServer
 from driver.options import PRIORITIES
+from driver.protocol.model_codec import handles_in
 from driver.protocol.prepare_arguments import PrepareArguments
 from driver.protocol.rpc import Reply, take_fd
 from fmq import Descriptor, FmqError, LifePage
@@ -41,7 +42,6 @@ if TYPE_CHECKING:
     from burst import Request
     from burst.executor import Execution
     from burst.turns import Application, FlowCounts
-    from driver.engine.launched import LaunchServer
     from driver.engine.models import SharedModel
     from driver.engine.process import Engine
 
@@ -93,7 +93,6 @@ class EngineClient:
         self._bursts: set[BurstServer] = set()
         self._plain: list[PlainServer] = []
         self._fenced: FencedServer | None = None
-        self._async: AsyncServer | None = None
         self.handlers: dict[str, Callable[..., Reply]] = {
             "join": self.join,
             "load": self.load,
@@ -102,7 +101,6 @@ class EngineClient:
             "free": self.free,
             "channel": self.channel,
             "fenced": self.fenced,
-            "async": self.asynchronous,
             "burst": self.burst,
             "traces": self.traces,
             "census": self.census,
@@ -134,18 +132,19 @@ class EngineClient:
         self._application = application
         self._flows = [Flow(application, priority) for priority in range(len(PRIORITIES))]
 
-    def load(self, message: Message, where: list[int], *plain: object) -> Reply:
-        """Prepares the model in the first descriptor; answers its number, and why it was not cached, if it was not.
+    def load(self, message: Message, where: list[Any], *plain: object) -> Reply:
+        """Prepares the model in the first descriptors; answers its number, and why it was not cached, if it was not.
 
         Cache files follow if the arguments say so, then memory for a trace if the client wants one.
         """
         self._check_models()
-        arguments = PrepareArguments.from_wire(*plain)
+        arguments, charge = PrepareArguments.from_wire(*plain), ModelCharge(self._buffers.quota)
         with _Descriptors(message.take_fds()) as fds, due(arguments.deadline):
-            arguments = arguments._replace(trace=trace_of(fds, 1 + max(0, sum(arguments.cache_counts or ()))))
-            shared = self._engine.prepare(fds, where, arguments)
+            own = 1 + len(handles_in(where))
+            arguments = arguments._replace(trace=trace_of(fds, own + max(0, sum(arguments.cache_counts or ()))))
+            shared = self._engine.prepare(fds, where, arguments, charge.take)
             declined = [self._save(shared, arguments, fds)] if arguments.cache_counts else []
-        return Reply([self._loaded_as(shared, arguments.priority), *declined])
+        return Reply([self._loaded_as(shared, arguments.priority, charge), *declined])
 
     def _save(self, shared: SharedModel, arguments: PrepareArguments, fds: list[int]) -> str:
         """Caches the model; returns why not, if that fails. A failure is no reason not to use the model."""
@@ -160,7 +159,7 @@ class EngineClient:
 
     def restore(self, message: Message, *plain: object) -> Reply:
         """Makes the model in these cache files ready; answers its number. A trace may follow them."""
-        arguments = PrepareArguments.from_wire(*plain)
+        arguments, charge = PrepareArguments.from_wire(*plain), ModelCharge(self._buffers.quota)
         self._check_models()
         with _Descriptors(message.take_fds()) as fds, due(arguments.deadline):
             arguments = arguments._replace(trace=trace_of(fds, sum(arguments.cache_counts or ())))
@@ -168,19 +167,19 @@ class EngineClient:
             owner = CacheOwner(self.uid, arguments.cache_token)
             restored = self._engine.compilations.restored(owner, given, fds)
             try:
-                shared = self._engine.restore(restored, arguments)
+                shared = self._engine.restore(restored, arguments, charge.take)
             except StatusError:
                 raise
             except Exception as error:
                 raise GeneralFailure(f"the device cannot restore the model: {error}") from error
-        return Reply([self._loaded_as(shared, arguments.priority)])
+        return Reply([self._loaded_as(shared, arguments.priority, charge)])
 
     def _check_models(self) -> None:
         self._limits.check("client_models", len(self._models), "close prepared models")
 
-    def _loaded_as(self, shared: SharedModel, priority: int) -> int:
+    def _loaded_as(self, shared: SharedModel, priority: int, charge: ModelCharge) -> int:
         number = next(self._numbers)
-        self._models[number] = LoadedModel(number, shared, priority)
+        self._models[number] = LoadedModel(number, shared, priority, charge)
         return number
 
     def stage(self, _: Message, number: int) -> Reply:
@@ -197,11 +196,8 @@ class EngineClient:
     def _forget_plain_plans(self) -> None:
         for plain in list(self._plain):
             plain.forget_plans()
-        for launched in self._launch_servers():
-            launched.forget_plans()
-
-    def _launch_servers(self) -> list[LaunchServer]:
-        return [server for server in (self._fenced, self._async) if server]
+        if self._fenced:
+            self._fenced.forget_plans()
 
     def model(self, number: int) -> Callable[[Request], Execution]:
         """A function that binds requests to a prepared model. Raises InvalidArgument."""
@@ -307,11 +303,11 @@ class EngineClient:
         """Opens a plain path. Each takes one call at a time, so a client opens one per call in flight."""
         self._plain = [server for server in self._plain if server.is_alive]
         self._limits.check("client_connections", len(self._plain), "make fewer calls at once")
-        near, life, reply = _new_connection()
+        (near, far), life = Channel.pair(), LifePage()
         server = PlainServer(near, self.model, self.flow, life.close)
         self._plain.append(server)
         server.start()
-        return reply
+        return Reply([], [_handed_over(far), os.dup(life.fd)])
 
     def fenced(self, _: Message) -> Reply:
         """Opens the connection for fenced executions; a client has at most one."""
@@ -319,24 +315,10 @@ class EngineClient:
             raise ResourceExhaustedTransient(
                 "this client already has a connection for fenced executions; close it first"
             )
-        near, life, reply = _new_connection()
-        self._fenced = FencedServer(near, self._launch_owner(self._fenced_model), life.close)
+        (near, far), life = Channel.pair(), LifePage()
+        self._fenced = FencedServer(near, self._fenced_model, self.flow, life.close, self._limits)
         self._fenced.start()
-        return reply
-
-    def asynchronous(self, _: Message) -> Reply:
-        """Opens the connection for asynchronous executions; a client has at most one."""
-        if self._async and self._async.is_alive:
-            raise ResourceExhaustedTransient(
-                "this client already has a connection for asynchronous executions; close it first"
-            )
-        near, life, reply = _new_connection()
-        self._async = AsyncServer(near, self._launch_owner(self.model), life.close)
-        self._async.start()
-        return reply
-
-    def _launch_owner(self, model: Callable[[int], Callable[[Request], Execution]]) -> LaunchOwner:
-        return LaunchOwner(model, self.flow, self._engine.queue.slots, self._limits)
+        return Reply([], [_handed_over(far), os.dup(life.fd)])
 
     def burst(
         self, message: Message, number: int, requests: object, results: object, spin: float | str, versions: list[int]
@@ -422,9 +404,9 @@ class EngineClient:
             burst.stop()
         for plain in self._plain:
             plain.stop()
-        for launched in self._launch_servers():
-            launched.stop()
-        self._fenced = self._async = None
+        if self._fenced:
+            self._fenced.stop()
+            self._fenced = None
         # The handlers refer to this object: break the cycle, as no garbage is collected while a burst is open.
         for held in (self._models, self._buffers, self._plain, self.handlers):
             held.clear()
@@ -446,12 +428,6 @@ def _context_message(server: BurstServer, message: Message) -> None:
             server.free_memory(checked_slots(slots))
         case _:
             raise Malformed("the only message of a context is free_memory(slots)")
-
-
-def _new_connection() -> tuple[Channel, LifePage, Reply]:
-    """A channel past the service, a life page for it, and the answer that hands both over."""
-    (near, far), life = Channel.pair(), LifePage()
-    return near, life, Reply([], [_handed_over(far), os.dup(life.fd)])
 
 
 def _handed_over(channel: Channel) -> int:

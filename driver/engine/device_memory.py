@@ -13,6 +13,7 @@ import math
 import mmap
 import threading
 import weakref
+from collections import Counter
 from itertools import chain, count
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -31,13 +32,14 @@ from driver.nn import combine_dimensions
 from driver.protocol.buffers import BufferKind, BufferState
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Hashable, Iterable, Sequence
 
     from numpy.typing import NDArray
 
     from driver.engine.models import SharedModel
     from driver.interface import PreparedModel
     from driver.nn import Model, Operand
+    from driver.protocol.model_memory import ModelBytes
 
 _ALIGNMENT = 64
 _LARGE = 2**18
@@ -78,6 +80,7 @@ class LoadedModel(NamedTuple):
     number: int
     shared: SharedModel
     priority: int  #: of its executions: LOW, MEDIUM or HIGH
+    charge: ModelCharge | None = None  #: for its memory; None: it is charged to no client
 
     @property
     def model(self) -> Model:
@@ -88,11 +91,31 @@ class LoadedModel(NamedTuple):
         return self.shared.prepared
 
 
+class ModelCharge:
+    """What one prepared model of a client keeps in memory, charged to the client. Given back when it is dropped."""
+
+    def __init__(self, quota: Quota) -> None:
+        self._quota = quota
+        self._held: dict[Hashable, int] = {}
+
+    def take(self, memory: ModelBytes) -> None:
+        """Charges the memory of a model. Raises ResourceExhausted*."""
+        for key, nbytes in memory.occupied.items():
+            self._quota.hold(key, nbytes)
+            self._held[key] = nbytes
+
+    def __del__(self) -> None:
+        for key, nbytes in self._held.items():
+            self._quota.let_go(key, nbytes)
+
+
 class Quota:
     """Limits the bytes of one client and, through `whole`, those of all clients together."""
 
     def __init__(self, nbytes: int, whole: Quota | None = None) -> None:
         self._free, self._limit, self._whole = nbytes, nbytes, whole
+        self._holds: Counter[Hashable] = Counter()
+        self._held = 0
         self._name = "client_bytes" if whole else "device_bytes"
         self._lock = threading.RLock()  # a finalizer may give back while this thread holds it
 
@@ -108,10 +131,45 @@ class Quota:
         start = -block.ctypes.data % _ALIGNMENT
         return block[start : start + nbytes]
 
+    def hold(self, key: Hashable, nbytes: int) -> None:
+        """Charges memory that is there already, once however often it is held. Raises ResourceExhausted*."""
+        with self._lock:
+            if not self._holds[key]:
+                if nbytes > self._free:
+                    raise no_room(nbytes, self._free, self._limit, self._name)
+                self._free -= nbytes
+                self._held += nbytes
+            self._holds[key] += 1
+        if self._whole:
+            try:
+                self._whole.hold(key, nbytes)
+            except BaseException:
+                self._drop(key, nbytes)
+                raise
+
+    def let_go(self, key: Hashable, nbytes: int) -> None:
+        """Ends one `hold`."""
+        if self._whole:
+            self._whole.let_go(key, nbytes)
+        self._drop(key, nbytes)
+
+    def _drop(self, key: Hashable, nbytes: int) -> None:
+        with self._lock:
+            self._holds[key] -= 1
+            if not self._holds[key]:
+                del self._holds[key]
+                self._free += nbytes
+                self._held -= nbytes
+
+    @property
+    def held(self) -> int:
+        """Bytes of models."""
+        return self._held
+
     @property
     def taken(self) -> int:
-        """Bytes in use."""
-        return self._limit - self._free
+        """Bytes of buffers and temporaries in use."""
+        return self._limit - self._free - self._held
 
     def _take(self, nbytes: int) -> None:
         if self._whole:

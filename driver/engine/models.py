@@ -23,7 +23,8 @@ from driver.deadlines import Rate
 from driver.engine.cache.compilations import Declined
 from driver.interface import BoundExecution, PreparedModel
 from driver.options import LOW
-from driver.protocol.model_codec import decode, same_memory, sealed
+from driver.protocol.model_codec import decode, sealed
+from driver.protocol.model_memory import same_memory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from driver.interface import Device, Saved
     from driver.nn import Model
     from driver.options import Preference
-    from driver.protocol.model_codec import ModelBytes
+    from driver.protocol.model_memory import ModelBytes
     from driver.protocol.prepare_arguments import PrepareArguments
 
 
@@ -165,35 +166,47 @@ class ModelStore:
 
     def prepare(
         self,
-        fd: int,
-        where: Sequence[int],
+        fds: list[int],
+        where: Sequence[Any],
         pace: Callable[[], object],
         use: ModelUse = USUAL,
+        charge: Callable[[ModelBytes], object] = lambda _: None,
     ) -> SharedModel:
-        """Prepares the model in a memfd, or shares an equal one. Owns `fd`.
+        """Prepares the model in these descriptors, or shares an equal one. Owns `fds`.
 
-        Raises InvalidModel, and what the device raises.
+        `charge`: called with the memory that the model will be in, before it is prepared.
+
+        Raises InvalidModel, and what `charge` and the device raise.
         """
-        region = sealed(fd)
+        region = sealed(fds, where)
+        where = where[:2]
         known = next((shared for shared in self._serving_first(use) if shared.is_of(region, where)), None)
+        source = known.region if known else region
+        charge(source)
         if known and known.serves(use):
             return known
-        source = known.region if known else region
         model = known.model if known else decode(region, where, pace)
         with self._preparing.preparing(len(model.main.operations), source.nbytes):
             prepared = self._device.prepare(model, pace, use.preference)
         return self._new(source, where, model, prepared, use)
 
-    def restore(self, restored: RestoredCompilation, pace: Callable[[], object], use: ModelUse = USUAL) -> SharedModel:
-        """Restores a model from cache files, or shares it if it is there.
+    def restore(
+        self,
+        restored: RestoredCompilation,
+        pace: Callable[[], object],
+        use: ModelUse = USUAL,
+        charge: Callable[[ModelBytes], object] = lambda _: None,
+    ) -> SharedModel:
+        """Restores a model from cache files, or shares it if it is there. `charge`: as of `prepare`.
 
-        Raises InvalidModel, and what the device raises.
+        Raises InvalidModel, and what `charge` and the device raise.
         """
         same = [shared for shared in self._serving_first(use) if shared.digest == restored.digest]
         known = next((shared for shared in same if shared.saved or shared.serves(use)), None)
+        source = known.region if known else restored.model
+        charge(source)
         if known and known.serves(use):
             return known
-        source = known.region if known else restored.model
         model = known.model if known else decode(source, restored.where, pace)
         saved = known.saved if known and known.saved else restored.saved
         with self._restoring.preparing(len(model.main.operations), source.nbytes):

@@ -35,6 +35,7 @@ from driver.engine.limits import limits, weights
 from driver.engine.models import ModelImprover, ModelStore, ModelUse, SharedModel
 from driver.engine.totals import Totals, summed
 from driver.protocol.census import Census
+from driver.protocol.model_codec import handles_in
 from driver.protocol.rpc import Reply, serve, take_fd
 from fmq import LifePage
 from fmq.region import guard
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from driver.engine.cache.compilations import RestoredCompilation
     from driver.engine.plain import PlainServer
     from driver.interface import Device
+    from driver.protocol.model_memory import ModelBytes
     from driver.protocol.prepare_arguments import PrepareArguments
 
 
@@ -184,16 +186,26 @@ class Engine:
         self._totals = Totals()
         self._preparing, self._counting = threading.Lock(), threading.Lock()
 
-    def prepare(self, fds: list[int], where: Sequence[int], arguments: PrepareArguments) -> SharedModel:
-        """The model in the first memfd, prepared; takes it out of `fds` once the preparation begins.
+    def prepare(
+        self, fds: list[int], where: Sequence[Any], arguments: PrepareArguments, charge: Callable[[ModelBytes], object]
+    ) -> SharedModel:
+        """The model in the first descriptors, prepared; takes them out of `fds` once the preparation begins.
 
-        Raises MissedDeadline*, and what the device raises.
+        Raises MissedDeadline*, and what `charge` and the device raise.
         """
-        return self._prepared(arguments, lambda use: self._models.prepare(fds.pop(0), where, self.pace, use))
 
-    def restore(self, restored: RestoredCompilation, arguments: PrepareArguments) -> SharedModel:
-        """The model of these cache files, prepared. Raises MissedDeadline*, and what the device raises."""
-        return self._prepared(arguments, lambda use: self._models.restore(restored, self.pace, use))
+        def make(use: ModelUse) -> SharedModel:
+            own = slice(1 + len(handles_in(where)))
+            model, fds[own] = fds[own], []
+            return self._models.prepare(model, where, self.pace, use, charge)
+
+        return self._prepared(arguments, make)
+
+    def restore(
+        self, restored: RestoredCompilation, arguments: PrepareArguments, charge: Callable[[ModelBytes], object]
+    ) -> SharedModel:
+        """The model of these cache files, prepared. Raises MissedDeadline*, and what `charge` and the device raise."""
+        return self._prepared(arguments, lambda use: self._models.restore(restored, self.pace, use, charge))
 
     def _prepared(self, arguments: PrepareArguments, make: Callable[[ModelUse], SharedModel]) -> SharedModel:
         """Prepares one model at a time, so that no other preparation fills the pauses. A model that is ready after the

@@ -1,7 +1,7 @@
 """ModelBuilder: write a model as a few lines of Python."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -83,14 +83,16 @@ class ModelBuilder:
         scale: float = 0.0,
         zero_point: int = 0,
         channel_quant: tuple[Sequence[float], int] | None = None,
+        by_reference: bool = False,
     ) -> Value:
         """Declare a constant tensor, or a scalar when `array` is a number or has no dimensions.
 
         dtype: as for `input`; when None it follows from the array. The array is not copied: leave it as it is.
-        channel_quant: (one scale per channel, dimension of the channels), for int8 convolution filters.
+        channel_quant: (one scale per channel, dimension of the channels), for int8 convolution filters. by_reference:
+        the lifetime is CONSTANT_REFERENCE; a constant in frozen memory then travels to devices as a handle.
         """
         operand = constant_operand(array, dtype, scale=scale, zero_point=zero_point, channel_quant=channel_quant)
-        return self._add(operand)
+        return self._add(replace(operand, lifetime=OperandLifeTime.CONSTANT_REFERENCE) if by_reference else operand)
 
     def operation(
         self,

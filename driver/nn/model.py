@@ -107,7 +107,7 @@ class Subgraph:
         _set(self, operands=tuple(operands), operations=tuple(operations), **listed)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True)
 class Model:
     """A main subgraph and those that its control flow refers to.
 

@@ -3,76 +3,36 @@
 A model travels as one sealed memfd: the constants, each on a 64-byte boundary, then the structure as a stream of small
 msgpack objects. It is sealed against writing, so what was checked stays true, and both processes of a device use the
 same pages as weights. The objects are small, so that the engine can pause after each while bursts run.
+
+Constants in pools that no process can write any more stay where they are: the pools' handles travel with the memfd.
+Their offsets, and those in the memfd, count from the start of the range of addresses that `SealedModel` describes.
 """
 
 from __future__ import annotations
 
 import fcntl
+import mmap
 import os
-from typing import TYPE_CHECKING, Any, Protocol
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
 
 import msgpack
 import numpy as np
-from cffi import FFI
 
+from burst.channel import close_all
+from burst.memory import FROZEN, frozen_memory
 from driver.nn import InvalidModel, Model, Operand, OperandLifeTime, OperandType, Operation, Subgraph
 from driver.nn.types import byte_size
-from fmq import InvalidDescriptor, Region
+from driver.protocol.model_memory import MOST_HANDLES, Handle, SealedModel, pages, same_bytes
+from fmq import InvalidDescriptor
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
-
-_ffi = FFI()
-_ffi.cdef("int memcmp(const void *one, const void *other, size_t nbytes);")
-_libc: Any = _ffi.dlopen(None)  # calls release the GIL
-
-FROZEN = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
-"""The seals that the memory of a model must have."""
-
-
-class ModelBytes(Protocol):
-    """The bytes of a model."""
-
-    @property
-    def nbytes(self) -> int:
-        """Length in bytes."""
-
-    def asarray(self) -> NDArray[np.uint8]:
-        """A view, which keeps the memory mapped."""
-
-
-def sealed(fd: int) -> Region:
-    """Maps the memory of a model that another process sent. Owns `fd`. Raises InvalidModel unless it is sealed."""
-    try:
-        seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
-    except OSError:
-        seals = 0
-    if seals & FROZEN != FROZEN:
-        os.close(fd)
-        raise InvalidModel("the model's memory is not sealed against writing, shrinking and growing")
-    try:
-        region = Region.from_fd(fd, os.fstat(fd).st_size, writable=False)
-    except (ValueError, OSError, InvalidDescriptor) as error:
-        raise InvalidModel(f"the model's memory cannot be used: {error}") from error
-    region.close()
-    return region
-
-
-def same_memory(one: ModelBytes, other: ModelBytes) -> bool:
-    """Whether two models of equal size have equal bytes."""
-    return same_bytes(_address(one), _address(other), one.nbytes)
-
-
-def _address(region: ModelBytes) -> int:
-    return region.asarray().ctypes.data
-
-
-def same_bytes(one: int, other: int, nbytes: int) -> bool:
-    """Whether two ranges of memory have equal bytes. Releases the GIL meanwhile."""
-    return not _libc.memcmp(_ffi.cast("void *", one), _ffi.cast("void *", other), nbytes)
+    from burst.memory import FrozenMemory
+    from driver.protocol.model_memory import ModelBytes
 
 
 _VERSION = 1
@@ -80,47 +40,169 @@ _ALIGN = 64
 _MAX_STRUCTURE = 64 * 2**20
 _MAX_COUNT = 2**18  # operands or operations of a subgraph: one bit for each fits into a message
 _MAX_NAME = 100
+_BY_REFERENCE = OperandLifeTime.CONSTANT_REFERENCE
 _UNREADABLE = (ValueError, TypeError, LookupError, ArithmeticError, msgpack.UnpackException, InvalidDescriptor)
 
 
-def encode(model: Model) -> tuple[int, list[int]]:
-    """A sealed memfd, which the caller closes, and the place of the structure in it: [offset, nbytes]."""
-    fd = os.memfd_create("burst-model", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    try:
+class EncodedModel:
+    """A model as it travels. It closes its memfd when it is dropped."""
+
+    def __init__(self, layout: _Layout) -> None:
+        """Raises OSError."""
+        self._layout = layout
+        self.fd = os.memfd_create("burst-model", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        layout.write(self.fd)
+        fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, FROZEN | fcntl.F_SEAL_SEAL)
+
+    @property
+    def fds(self) -> list[int]:
+        """The descriptors to send: the model's memfd, then the pools of its handles. They stay ours."""
+        return [self.fd, *(memory.fd for memory in self._layout.handles)]
+
+    @property
+    def where(self) -> list[Any]:
+        """[offset, bytes] of the structure; with handles also a list of [kind, offset, bytes] of each."""
+        return self._layout.where
+
+    def is_of(self, layout: _Layout) -> bool:
+        """Whether writing `layout` would give the same bytes: its model may have changed since this was encoded."""
+        ours = self._layout
+        if (ours.structure, ours.end, ours.handles) != (layout.structure, layout.end, layout.handles):
+            return False
+        with mmap.mmap(self.fd, 0, prot=mmap.PROT_READ) as memory:
+            begin = np.frombuffer(memory, np.uint8).ctypes.data
+            return all(same_bytes(begin + at, array.ctypes.data, array.nbytes) for at, array in layout.copied)
+
+    def __del__(self) -> None:
+        with suppress(AttributeError):  # none was made
+            os.close(self.fd)
+
+
+class _Layout:
+    """Where the constants of a model go.
+
+    copied: constants and their offsets in the memfd. end: of those, where the structure begins. handles: the parts of
+    pools that are not copied.
+    """
+
+    def __init__(self, model: Model, most_handles: int) -> None:
+        graphs = (model.main, *model.referenced)
+        given = [o.value for graph in graphs for o in graph.operands if o.lifetime == _BY_REFERENCE]
+        self.handles = _handles_of(given, most_handles)
+        self.copied: list[tuple[int, NDArray[Any]]] = []
+        self._starts, self._base = {}, 0
+        for memory, handle in self.handles.items():
+            self._starts[memory] = self._base - handle.offset
+            self._base += pages(handle.nbytes)
+        self.end = 0
+        packer, objects = msgpack.Packer(), []
+        for graph in graphs:
+            objects += [[len(graph.operands), len(graph.operations), graph.inputs, graph.outputs]]
+            objects += [self._operand(o) for o in graph.operands]
+            objects += [[o.type, o.inputs, o.outputs] for o in graph.operations]
+        header = [_VERSION, model.relaxed, 1 + len(model.referenced)]
+        self.structure = b"".join(packer.pack(o) for o in (header, *objects))
+
+    @property
+    def where(self) -> list[Any]:
+        """As of `EncodedModel`."""
+        there = [self._base + self.end, len(self.structure)]
+        return [*there, [list(handle) for handle in self.handles.values()]] if self.handles else there
+
+    def write(self, fd: int) -> None:
+        """Writes the memfd."""
         with open(fd, "wb", closefd=False) as file:
-            packer, objects = msgpack.Packer(), []
-            for graph in (model.main, *model.referenced):
-                objects += [[len(graph.operands), len(graph.operations), graph.inputs, graph.outputs]]
-                objects += [_operand(o, file) for o in graph.operands]
-                objects += [[o.type, o.inputs, o.outputs] for o in graph.operations]
-            header = [_VERSION, model.relaxed, 1 + len(model.referenced)]
-            structure = b"".join(packer.pack(o) for o in (header, *objects))
-            offset = file.tell()
-            file.write(structure)
-        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, FROZEN | fcntl.F_SEAL_SEAL)
-    except BaseException:
-        os.close(fd)
-        raise
-    return fd, [offset, len(structure)]
+            for start, array in self.copied:
+                file.write(bytes(start - file.tell()))
+                file.write(array.data)
+            file.write(self.structure)
+
+    def _operand(self, operand: Operand) -> list[Any]:
+        value = self._constant(operand) if operand.lifetime.is_constant else operand.value
+        return [
+            int(operand.type),
+            operand.dimensions,
+            operand.scale,
+            operand.zero_point,
+            int(operand.lifetime),
+            value,
+            operand.channel_quant,
+            operand.number_of_consumers,
+        ]
+
+    def _constant(self, operand: Operand) -> list[int]:
+        if operand.lifetime == _BY_REFERENCE and (found := _in_pool(operand.value)) and found[0] in self.handles:
+            return [self._starts[found[0]] + found[1], operand.value.nbytes]
+        array: NDArray[Any] = np.ascontiguousarray(operand.value).reshape(-1).view(np.uint8)
+        start = self.end + -self.end % _ALIGN
+        self.copied.append((start, array))
+        self.end = start + array.nbytes
+        return [self._base + start, array.nbytes]
 
 
-def _operand(operand: Operand, file: Any) -> list[Any]:
-    value: Any = operand.value
-    if operand.lifetime.is_constant:
-        array = np.ascontiguousarray(value)
-        file.write(bytes(-file.tell() % _ALIGN))
-        value = [file.tell(), array.nbytes]
-        file.write(array.reshape(-1).view(np.uint8).data)
-    return [
-        int(operand.type),
-        operand.dimensions,
-        operand.scale,
-        operand.zero_point,
-        int(operand.lifetime),
-        value,
-        operand.channel_quant,
-        operand.number_of_consumers,
-    ]
+def _in_pool(value: Any) -> tuple[FrozenMemory, int] | None:
+    """The frozen pool in which a constant lies and its offset in the pool's memory, if devices can use it there."""
+    memory = frozen_memory(value)
+    if memory is None or not value.nbytes or not value.flags.c_contiguous:
+        return None
+    offset = memory.offset + value.ctypes.data - memory.address
+    return (memory, offset) if offset % _ALIGN == 0 else None
+
+
+def _handles_of(values: Sequence[Any], most: int) -> dict[FrozenMemory, Handle]:
+    """The part of each frozen pool in which constants lie; of too many pools the largest parts."""
+    ends: dict[FrozenMemory, tuple[int, int]] = {}
+    for value in values:
+        if found := _in_pool(value):
+            memory, offset = found
+            first, last = ends.get(memory, (offset, 0))
+            ends[memory] = min(first, offset), max(last, offset + value.nbytes)
+    handles = {}
+    for memory, (first, last) in ends.items():
+        start = first // mmap.PAGESIZE * mmap.PAGESIZE
+        handles[memory] = Handle(memory.kind, start, last - start)
+    kept = sorted(handles, key=lambda memory: handles[memory].nbytes, reverse=True)[:most]
+    return {memory: handle for memory, handle in handles.items() if memory in kept}
+
+
+def encode(model: Model, most_handles: int = MOST_HANDLES, known: EncodedModel | None = None) -> EncodedModel:
+    """The model as it travels; `known` if that is still the same.
+
+    `most_handles`: how many pools may travel as handles; the constants in others are copied. 0: the memfd holds all.
+    """
+    layout = _Layout(model, most_handles)
+    return known if known is not None and known.is_of(layout) else EncodedModel(layout)
+
+
+def handles_in(where: object) -> list[Handle]:
+    """The handles that travel with a model, as another process describes them. Raises InvalidModel."""
+    match where:
+        case [_, _]:
+            return []
+        case [_, _, [*plain]] if len(plain) <= MOST_HANDLES:
+            return [_handle(one) for one in plain]
+    raise InvalidModel(f"{where!r:.80} is not [offset, bytes] of the structure, and at most {MOST_HANDLES} handles")
+
+
+def _handle(plain: object) -> Handle:
+    match plain:
+        case [str(kind), int(offset), int(nbytes)]:
+            return Handle(kind, offset, nbytes)
+    raise InvalidModel(f"{plain!r:.80} is no handle: [kind, offset, bytes]")
+
+
+def sealed(fds: list[int], where: object) -> SealedModel:
+    """Maps the memory of a model that another process sent. Owns `fds`.
+
+    Raises InvalidModel unless all of it is sealed against writing, shrinking and growing.
+    """
+    try:
+        handles = handles_in(where)
+        if len(fds) != 1 + len(handles):
+            raise InvalidModel(f"{len(fds)} descriptors came for a model with {len(handles)} handles")
+        return SealedModel(fds, handles)
+    finally:
+        close_all(fds)
 
 
 def decode(region: ModelBytes, where: object, pace: Callable[[], object] = lambda: None) -> Model:
@@ -134,10 +216,30 @@ def decode(region: ModelBytes, where: object, pace: Callable[[], object] = lambd
         raise InvalidModel(f"the model's bytes cannot be read: {error or type(error).__name__}") from error
 
 
+def operations_on(model: Model, is_meant: Callable[[Any], bool]) -> list[bool]:
+    """For each operation of the main subgraph: whether it, or a subgraph that it runs, reads a constant for whose value
+    `is_meant` is true. For valid models.
+    """
+    known: dict[int, bool] = {}
+
+    def reads(operand: Operand) -> bool:
+        if operand.lifetime.is_constant:
+            return is_meant(operand.value)
+        return operand.lifetime == OperandLifeTime.SUBGRAPH and runs(operand.value)
+
+    def runs(number: int) -> bool:
+        if number not in known:
+            graph = model.referenced[number]
+            known[number] = any(reads(graph.operands[i]) for op in graph.operations for i in op.inputs)
+        return known[number]
+
+    return [any(reads(model.main.operands[i]) for i in operation.inputs) for operation in model.main.operations]
+
+
 class _Decoder:
     def __init__(self, region: ModelBytes, where: object, pace: Callable[[], object]) -> None:
         match where:
-            case [int(offset), int(size)] if (
+            case [int(offset), int(size), *_] if (
                 offset >= 0 and 0 < size <= _MAX_STRUCTURE and offset + size <= region.nbytes
             ):
                 pass

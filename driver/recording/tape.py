@@ -75,10 +75,10 @@ class Tape:
             return known[0]
         number = len(self._models) + 1
         self._models[id(prepared)] = number, prepared  # which keeps the address its own
-        fd, where = encode(prepared.model)
-        with open(fd, "rb") as file:
+        model = encode(prepared.model, most_handles=0)
+        with open(model.fd, "rb", closefd=False) as file:
             file.seek(0)
-            words = ["model", number, prepared.device.address, prepared.preference, prepared.priority, where]
+            words = ["model", number, prepared.device.address, prepared.preference, prepared.priority, model.where]
             self._put(words, [file.read()])
         return number
 

@@ -35,9 +35,9 @@ from driver.engine.cache.compilations import files_needed
 from driver.engine.limits import limits
 from driver.engine.process import main as run_engine
 from driver.nn import validate
-from driver.protocol.model_codec import decode, sealed
+from driver.protocol.model_codec import decode, handles_in, operations_on, sealed
 from driver.protocol.prepare_arguments import PrepareArguments
-from driver.protocol.rpc import PROTOCOL, Reply, call, serve, take_fd
+from driver.protocol.rpc import PROTOCOL, Reply, call, serve
 from driver.service.applications import application_of
 from fmq import LifePage
 
@@ -222,26 +222,32 @@ class Service:
             self._engine.send(["client", uid], [far.fileno()])
         return near
 
-    def supported(self, fd: int, where: object, deadline: int | None = None) -> tuple[Model, list[bool]]:
-        """Decodes and validates a model in the low-priority thread. Owns `fd`.
+    def supported(self, fds: list[int], where: object, deadline: int | None = None) -> tuple[Model, list[bool]]:
+        """Decodes and validates a model in the low-priority thread. Owns `fds`.
 
         Raises MissedDeadline* if it is not done by the deadline.
         """
         if found := passed(deadline):
-            os.close(fd)
+            close_all(fds)
             found.raise_for_status()
-        future = self._heavy.submit(self._check, fd, where)
+        future = self._heavy.submit(self._check, fds, where)
         if wait([future], seconds_left(deadline)).done:
             return future.result()
         was_queued = future.cancel()
         if was_queued:
-            os.close(fd)
+            close_all(fds)
         raise overdue("queued" if was_queued else "preparing", deadline or 0)
 
-    def _check(self, fd: int, where: object) -> tuple[Model, list[bool]]:
-        model = decode(sealed(fd), where)
+    def _check(self, fds: list[int], where: object) -> tuple[Model, list[bool]]:
+        memory = sealed(fds, where)
+        self._limits.check_size("client_bytes", memory.nbytes, "prepare a smaller model")
+        model = decode(memory, where)
         validate(model)
-        return model, self._device.supported_operations(model)
+        promised = self._device.supported_operations(model)
+        if (kinds := self._device.memory_kinds) is None or len(promised) != len(model.main.operations):
+            return model, promised
+        refused = operations_on(model, lambda value: memory.kind_at(value.ctypes.data) not in {None, *kinds})
+        return model, [can and not is_refused for can, is_refused in zip(promised, refused, strict=True)]
 
 
 class ServiceClient:
@@ -255,10 +261,10 @@ class ServiceClient:
             "hello": self.hello,
             "supported": self.supported,
             "prepare": partial(self.noted, "prepared", "refused", self.prepare),
-            **{method: partial(self.forward, method) for method in ("free", "channel", "fenced", "async", "burst")},
+            **{method: partial(self.forward, method) for method in ("free", "channel", "fenced", "burst", "traces")},
             **{method: partial(self.forward, method) for method in ("allocate", "release", "copy_from", "copy_to")},
             **{method: partial(self.forward, method) for method in ("copy", "buffer_state")},
-            **{method: partial(self.forward, method) for method in ("stage", "turns", "traces", "figures", "census")},
+            **{method: partial(self.forward, method) for method in ("stage", "turns", "figures", "census")},
             "restore": partial(self.noted, "restored", "not_restored", partial(self.forward, "restore")),
         }
 
@@ -284,21 +290,22 @@ class ServiceClient:
         return Reply(self._service.describe(), [os.dup(self._life.fd)])
 
     def supported(self, message: Message, where: object) -> Reply:
-        """`supported_operations` of the model in the descriptor, one bit each."""
-        _, supported = self._service.supported(take_fd(message), where)
+        """`supported_operations` of the model in the descriptors, one bit each."""
+        _, supported = self._service.supported(message.take_fds(), where)
         return Reply([len(supported), np.packbits(supported).tobytes()])
 
     def prepare(self, message: Message, where: object, *plain: object) -> Reply:
         """Validates here, compiles in the engine; answers the prepared model's number.
 
-        Cache files may follow the model's descriptor, as many as the arguments say, and then memory for a trace.
+        Cache files may follow the model's descriptors, as many as the arguments say, and then memory for a trace.
         """
         arguments = PrepareArguments.from_wire(*plain)
-        if not message.fds:
-            raise Malformed("the model's descriptor is missing")
+        count = 1 + len(handles_in(where))
+        if len(message.fds) < count:
+            raise Malformed("a descriptor of the model is missing")
         fds = message.take_fds()
         try:
-            model, supported = self._service.supported(os.dup(fds[0]), where, arguments.deadline)
+            model, supported = self._service.supported([os.dup(fd) for fd in fds[:count]], where, arguments.deadline)
             if not all(supported):
                 first = supported.index(False)
                 raise InvalidArgument(

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import os
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Self
 
@@ -107,12 +106,9 @@ class Target:
 
     def _ask(self, method: str, model: Model, cache: Cache | None = None, *more: object) -> list[Any]:
         device, (terms, fds) = self.device, _call_arguments(cache)
-        fd, where = encode(model)
-        try:
-            said = (*(terms or (None, None)), *more) if terms or more else ()
-            return device.call(method, where, *said, fds=[fd, *fds], timeout=self.patience)[0]
-        finally:
-            os.close(fd)
+        encoded = encode(model)
+        said = (*(terms or (None, None)), *more) if terms or more else ()
+        return device.call(method, encoded.where, *said, fds=[*encoded.fds, *fds], timeout=self.patience)[0]
 
     def __enter__(self) -> Self:
         return self

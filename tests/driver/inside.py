@@ -39,8 +39,3 @@ def model_number_of(prepared):
 def programs_of(prepared):
     """What a fast device has lowered a model to, by the shapes of its inputs."""
     return prepared._programs
-
-
-def call_with_model(device, connection, *arguments):
-    """The device's own answer to a call that sends a model, on this connection."""
-    return device._with_model(connection, *arguments)

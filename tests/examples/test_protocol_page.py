@@ -26,7 +26,7 @@ from burst.wire import (
     encode_result,
 )
 from driver.client import discovery
-from driver.engine import launched
+from driver.engine import fenced
 from driver.engine.limits import Limits
 from driver.nn.types import OperandLifeTime, OperandType
 from driver.protocol import model_codec, plain_codec, rpc
@@ -49,12 +49,9 @@ def test_the_model_is_the_example_that_it_says_it_is():
     builder = driver.ModelBuilder()
     x, y = builder.input("float32", (1, 4)), builder.input("float32", (1, 4))
     builder.output(builder.operation("ADD", x, y, 0))
-    fd, where = model_codec.encode(builder.build())
-    lines = block("hex model")
-    try:
-        assert os.pread(fd, 2 * len(raw(lines)), 0) == raw(lines)
-    finally:
-        os.close(fd)
+    model = model_codec.encode(builder.build())
+    where, lines = model.where, block("hex model")
+    assert os.pread(model.fd, 2 * len(raw(lines)), 0) == raw(lines)
     assert b"".join(map(msgpack.packb, said(lines[1:]))) == raw(lines[1:])
     assert where == [4, len(raw(lines)) - 4] == said(block("hex messages"))[1][2]
     assert f"The structure is `{where}`" in PROSE
@@ -180,7 +177,7 @@ def test_the_methods_are_the_service_s():
 
 def test_the_calls_of_fenced_executions_are_the_engine_s():
     """All of them."""
-    handlers = inspect.getsource(launched.FencedServer.serve)
+    handlers = inspect.getsource(fenced.FencedServer._serve)
     assert {row[0] for row in table("call")} == set(re.findall(r'"(\w+)": self', handlers))
 
 
@@ -223,8 +220,8 @@ FIGURES = [
     f"from 0 to 2^{slots.MAX_SLOT.bit_length()} - 1",
     f"one each, at most {MAX_FDS}",
     f"when {Limits.client_launched} executions are pending or {Limits.client_fences} fences of others are watched",
-    f"One execution waits for {launched.MOST_FENCES} fences at most",
-    f"keeps {launched.MOST_KEPT} answers",
+    f"One execution waits for {fenced.MOST_FENCES} fences at most",
+    f"keeps {fenced._MOST_KEPT} answers",
     f"`{plain_codec.EXECUTE.hex(' ')}`",
     f"`{plain_codec.EXECUTE_BY.hex(' ')}`",
 ]

@@ -13,20 +13,17 @@ import numpy as np
 from cffi import FFI
 
 from driver.devices.lowering.model import ALIGNMENT
-from driver.protocol.model_codec import same_bytes
+from driver.protocol.model_memory import map_again, same_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
-_FIXED = 1 | 2  # MREMAP_MAYMOVE, MREMAP_FIXED
-
 _ffi = FFI()
 _ffi.cdef(
     """
     void *mmap(void *address, size_t bytes, int protection, int flags, int fd, long offset);
-    void *mremap(void *old, size_t old_bytes, size_t bytes, int flags, void *address);
     int munmap(void *address, size_t bytes);
     """
 )
@@ -73,7 +70,7 @@ class Image:
         skew = root.ctypes.data % mmap.PAGESIZE
         pages = -(-front // mmap.PAGESIZE) * mmap.PAGESIZE
         self.behind, self.nbytes = pages + skew, pages + skew + root.nbytes
-        self._mapping = _mapped_twice(pages, root.ctypes.data - skew, skew + root.nbytes)
+        self._mapping = _mapped_twice(pages, root, skew)
         memory: Any = _ffi.buffer(self._mapping, front)
         self.bytes = np.frombuffer(memory, np.uint8)
 
@@ -110,15 +107,13 @@ class Image:
         return same_bytes(self.address, other.address, self.nbytes)
 
 
-def _mapped_twice(front: int, address: int, nbytes: int) -> Any:
-    """`front` zeroed bytes, and behind them the shared pages from `address` on. Raises OSError."""
-    total = front + nbytes
+def _mapped_twice(front: int, root: NDArray[np.uint8], skew: int) -> Any:
+    """`front` zeroed bytes, and behind them the shared pages of `root`. Raises OSError."""
+    total = front + skew + root.nbytes
     private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
     base = _libc.mmap(_ffi.NULL, total, mmap.PROT_READ | mmap.PROT_WRITE, private, -1, 0)
     if int(_ffi.cast("uintptr_t", base)) == _FAILED:
         raise OSError(_ffi.errno, f"no room for {total} bytes of addresses")
     mapping = _ffi.gc(_ffi.cast("unsigned char *", base), lambda p: _libc.munmap(p, total))
-    target, source = mapping + front, _ffi.cast("void *", address)
-    if int(_ffi.cast("uintptr_t", _libc.mremap(source, 0, nbytes, _FIXED, target))) == _FAILED:
-        raise OSError(_ffi.errno, f"{nbytes} bytes of weights cannot be mapped twice")
+    map_again(root, skew, int(_ffi.cast("uintptr_t", base)) + front)
     return mapping

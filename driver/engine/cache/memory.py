@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Hashable, Iterable, Sequence
 
     from numpy.typing import NDArray
 
@@ -56,6 +56,11 @@ class ModelMemory:
     def nbytes(self) -> int:
         """Length in bytes."""
         return self._array.nbytes
+
+    @property
+    def occupied(self) -> dict[Hashable, int]:
+        """By its address: it is private."""
+        return {("private", self._array.ctypes.data): self._array.nbytes}
 
     def asarray(self) -> NDArray[np.uint8]:
         """A read-only view."""

@@ -17,11 +17,11 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import msgpack
-import numpy as np
 
 from burst import GeneralFailure, InvalidArgument
 from driver.engine.cache.processor import processor
 from driver.options import Cache
+from driver.protocol.model_digest import model_digest, structure_digest
 from driver.runtime.cache.folder import Folder
 from driver.runtime.cache.manifest import About, Counts
 from driver.runtime.cache.verify import PLACEMENT
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from burst import Trace
     from driver.client.device import RemoteDevice
     from driver.client.prepared_model import Home, RemotePreparedModel
-    from driver.nn import Model, Operand
+    from driver.nn import Model
     from driver.options import PrepareOptions
     from driver.runtime.cache.entry import Draft, Entry
     from driver.runtime.partition import Step
@@ -48,34 +48,6 @@ model's constants then, and save the time to hash those. The rest is what the HA
 the model run on the device, its name and version, preference and priority), and what ours does: the model's structure,
 this library's version, and the processor. So what is there under a token is what would be compiled now.
 """
-
-
-def structure_digest(model: Model) -> bytes:
-    """SHA-256 of everything in a model but the values of its constants."""
-    packer, parts = msgpack.Packer(), []
-    for graph in (model.main, *model.referenced):
-        operands = [_described(operand) for operand in graph.operands]
-        operations = [(operation.type, operation.inputs, operation.outputs) for operation in graph.operations]
-        parts.append(packer.pack((operands, operations, graph.inputs, graph.outputs)))
-    return hashlib.sha256(b"".join([packer.pack((model.relaxed, len(parts))), *parts])).digest()
-
-
-def _described(operand: Operand) -> tuple[object, ...]:
-    value = None if operand.lifetime.is_constant else operand.value
-    numbers = (operand.scale, operand.zero_point, operand.number_of_consumers)
-    return int(operand.type), operand.dimensions, *numbers, int(operand.lifetime), value, operand.channel_quant
-
-
-def model_digest(model: Model, structure: bytes) -> bytes:
-    """SHA-256 of a model whose structure has that digest."""
-    digest = hashlib.sha256(structure)
-    for graph in (model.main, *model.referenced):
-        for operand in graph.operands:
-            if operand.lifetime.is_constant:
-                array = np.ascontiguousarray(operand.value)
-                digest.update(array.nbytes.to_bytes(8, "little"))
-                digest.update(array.reshape(-1).view(np.uint8).data)
-    return digest.digest()
 
 
 def token_of(application: bytes, structure: bytes, *terms: object) -> bytes:

@@ -55,6 +55,12 @@ class Picky(ReferenceDevice):
         return [operation.type != "MUL" for operation in model.main.operations]
 
 
+class Copying(ReferenceDevice):
+    """Takes constants in no pool of a client but those of the kind "mmap_fd"."""
+
+    memory_kinds = frozenset({"mmap_fd"})
+
+
 class Refusing(ReferenceDevice):
     """Promises everything, and prepares no MUL."""
 

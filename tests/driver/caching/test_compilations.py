@@ -537,9 +537,9 @@ def test_any_arguments_of_prepare(fuzzed, kit, counts, token, kinds):
     """The model is prepared, or refused for what is said about it; what was kept before stays kept."""
     device, files = fuzzed
     with contextlib.ExitStack() as stack:
-        fd, where = encode(kit.add_model())
-        stack.callback(os.close, fd)
-        fds = [fd, *descriptors([kind for kind in kinds if kind != "file"], files, stack)]
+        model = encode(kit.add_model())
+        where = model.where
+        fds = [*model.fds, *descriptors([kind for kind in kinds if kind != "file"], files, stack)]
         with contextlib.suppress(InvalidArgument):
             (number, *_), _ = device.call("prepare", where, counts, token, fds=fds, timeout=10)
             device.call("free", number)

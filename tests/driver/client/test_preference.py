@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from inside import controller_of, pipeline_of
+from sent_models import sent
 
 import driver
 from burst import InvalidArgument
@@ -159,8 +160,7 @@ class TestModels:
         models = ModelStore(device)
 
         def prepare(preference):
-            fd, where = encode(model)
-            return models.prepare(fd, where, lambda: None, ModelUse(preference))
+            return models.prepare(*sent(model), lambda: None, ModelUse(preference))
 
         one, two, again = map(prepare, ("low_power", "sustained_speed", "low_power"))
         assert one is again
@@ -178,13 +178,12 @@ class Shared:
 @pytest.mark.parametrize("wrong", [-1, 3, "LOW_POWER", "", None, ["low_power"], 0])
 def test_refused(device, kit, wrong):
     """A client that sends another preference than the three gets INVALID_ARGUMENT, and the device goes on."""
-    fd, where = encode(kit.add_model())
-    with open(fd, "rb") as file:
-        with pytest.raises(InvalidArgument, match="preference="):
-            device.call("prepare", where, None, None, wrong, fds=[file.fileno()])
-        with pytest.raises(InvalidArgument, match="preference="):
-            device.call("restore", None, b"", wrong, fds=[file.fileno()])
-        assert device.call("prepare", where, None, None, "low_power", fds=[file.fileno()])[0]
-        assert device.call("prepare", where, fds=[file.fileno()])[0]
+    model = encode(kit.add_model())
+    with pytest.raises(InvalidArgument, match="preference="):
+        device.call("prepare", model.where, None, None, wrong, fds=model.fds)
+    with pytest.raises(InvalidArgument, match="preference="):
+        device.call("restore", None, b"", wrong, fds=model.fds)
+    assert device.call("prepare", model.where, None, None, "low_power", fds=model.fds)[0]
+    assert device.call("prepare", model.where, fds=model.fds)[0]
     with pytest.raises(ValueError, match="preference="):
         device.prepare(kit.add_model(), preference=wrong)

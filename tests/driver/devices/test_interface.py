@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from sent_models import sent
 
 import driver
 from driver.devices import device_class
@@ -12,7 +13,6 @@ from driver.engine.models import ModelStore
 from driver.errors import DeviceNotFound
 from driver.interface import BoundExecution
 from driver.nn import OperandType
-from driver.protocol.model_codec import encode
 
 SOURCES = Path(driver.__file__).parent
 BASES = (driver.Device, driver.PreparedModel, BoundExecution)
@@ -89,7 +89,7 @@ def model_with_constants():
 def test_constants_reach_a_device_as_arrays_of_their_operands():
     """Typed, shaped and read-only views of the model's memory, however the client gave the values."""
     device = Looking()
-    shared = ModelStore(device).prepare(*encode(model_with_constants()), lambda: None)
+    shared = ModelStore(device).prepare(*sent(model_with_constants()), lambda: None)
     begin = shared.region.asarray().ctypes.data
     for (kind, dimensions, _, value), found in zip(CONSTANTS, device.constants, strict=True):
         assert (found.dtype, found.shape) == (OperandType[kind].dtype, dimensions)

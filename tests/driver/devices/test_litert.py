@@ -8,11 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from sent_models import arrived
 
 import driver
 from driver.errors import ExecutionFailed, OutputInsufficientSize
 from driver.nn import Interpreter
-from driver.protocol.model_codec import decode, encode, sealed
 
 pytest.importorskip("ai_edge_litert", reason="needs the extra 'litert'")
 
@@ -318,8 +318,7 @@ def test_weights_stay_where_they_are(litert, kit):
     x, weights = builder.input("float32", (1, 200)), random.standard_normal((500, 200), np.float32)
     builder.output(builder.operation("FULLY_CONNECTED", x, weights, np.zeros(500, np.float32), 0))
     model = builder.build()
-    fd, where = encode(model)
-    sent = decode(sealed(fd), where)
+    sent = arrived(model)
     private, shared = prepare(litert, model), prepare(litert, sent)
     assert private.copied_weights > weights.nbytes
     assert shared.copied_weights < 10_000
@@ -333,8 +332,7 @@ def test_weights_stay_where_they_are(litert, kit):
 
 def test_weights_are_unmapped(litert, kit):
     """A prepared model that is gone leaves no mapping of its weights behind."""
-    fd, where = encode(kit.conv_model())
-    sent = decode(sealed(fd), where)
+    sent = arrived(kit.conv_model())
     before = _mappings()
     for _ in range(20):
         prepare(litert, sent)

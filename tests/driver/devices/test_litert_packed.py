@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from inside import programs_of
+from sent_models import arrived
 
 import driver
 from driver.nn import Interpreter
-from driver.protocol.model_codec import decode, encode, sealed
 
 pytest.importorskip("ai_edge_litert", reason="needs the extra 'litert'")
 
@@ -36,8 +36,7 @@ def litert(threads=1):
 
 def sent(model):
     """As it arrives."""
-    fd, where = encode(model)
-    return decode(sealed(fd), where)
+    return arrived(model)
 
 
 def dense(seed=0, size=40, changed=0.0):

@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
+from sent_models import arrived
 
 import driver
 from driver.nn import Interpreter
-from driver.protocol.model_codec import decode, encode, sealed
 from driver.vts.cache_files import CacheFileSet
 
 pytest.importorskip("ai_edge_litert", reason="needs the extra 'litert'")
@@ -36,8 +36,7 @@ def dense(*, relaxed, rows=1):
     builder = driver.ModelBuilder(relaxed=relaxed)
     x = builder.input("float32", (rows, SIZE))
     builder.output(builder.operation("FULLY_CONNECTED", x, weights, np.zeros(SIZE, np.float32), 0))
-    fd, where = encode(builder.build())
-    return decode(sealed(fd), where)
+    return arrived(builder.build())
 
 
 def frame(rows=1):

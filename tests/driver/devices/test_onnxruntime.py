@@ -9,11 +9,11 @@ import threading
 import numpy as np
 import pytest
 from inside import programs_of
+from sent_models import arrived
 
 import driver
 from driver.errors import ExecutionFailed, OutputInsufficientSize
 from driver.nn import Interpreter
-from driver.protocol.model_codec import decode, encode, sealed
 
 pytest.importorskip("onnxruntime", reason="needs the extra 'onnxruntime'")
 
@@ -329,8 +329,7 @@ def test_weights_stay_where_they_are(onnxruntime, monkeypatch):
     builder, random = driver.ModelBuilder(), np.random.default_rng(4)
     x, weights = builder.input("float32", (1, 200)), random.standard_normal((500, 200), np.float32)
     builder.output(builder.operation("FULLY_CONNECTED", x, weights, np.zeros(500, np.float32), 0))
-    fd, where = encode(builder.build())
-    sent = decode(sealed(fd), where)
+    sent = arrived(builder.build())
     places = {
         operand.value.ctypes.data
         for operand in sent.main.operands

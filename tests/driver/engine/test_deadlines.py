@@ -9,7 +9,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from inside import call_with_model, controller_of, session_of
+from inside import controller_of, session_of
+from sent_models import call_with_model
 
 import driver
 from burst import ErrorStatus, MissedDeadlinePersistent, MissedDeadlineTransient, Timeout
@@ -64,9 +65,7 @@ def asked_of_burst(burst, request, deadline):
 
 def prepared_by(device, model, deadline):
     """The device's own answer to a preparation, however late."""
-    return call_with_model(
-        device, device.connection, "prepare", model, None, None, PREFERENCE, deadlines.nanoseconds(deadline)
-    )
+    return call_with_model(device.connection, "prepare", model, None, None, PREFERENCE, deadlines.nanoseconds(deadline))
 
 
 @pytest.fixture
@@ -206,9 +205,7 @@ class TestTheHal:
             fast.execute(request, deadline=math.nan)
         for wrong in (-1, 2.5, "soon", True):
             with pytest.raises(driver.InvalidArgument, match="deadline"):
-                call_with_model(
-                    fast.device, fast.device.connection, "prepare", kit.add_model(), None, None, PREFERENCE, wrong
-                )
+                call_with_model(fast.device.connection, "prepare", kit.add_model(), None, None, PREFERENCE, wrong)
 
 
 class TestOnTheDevice:

@@ -10,6 +10,7 @@ import msgpack
 import numpy as np
 import pytest
 from inside import model_number_of
+from sent_models import arrived, sent
 
 import driver
 from driver import Operand, Operation, Subgraph
@@ -33,9 +34,8 @@ def send(device, method, data, where, seals=SEALS):
 
 def encoded(model):
     """The bytes of a model, and where its structure lies."""
-    fd, where = encode(model)
-    with open(fd, "rb") as file:
-        return os.pread(file.fileno(), 2**20, 0), where
+    found = encode(model)
+    return os.pread(found.fd, 2**20, 0), found.where
 
 
 def objects(data, where):
@@ -149,19 +149,18 @@ def branching_model():
 def test_there_and_back(kit, name):
     """Every model arrives as it was: constants, scales, channels, subgraphs and unknown shapes."""
     model = branching_model() if name == "branching_model" else getattr(kit, name)()
-    fd, where = encode(model)
-    same(decode(sealed(fd), where), model)
+    same(arrived(model), model)
 
 
 def test_constants_are_aligned_and_shared(kit):
     """Constants lie on 64-byte boundaries of the one sealed memory, and are used where they lie, never written."""
-    fd, where = encode(kit.conv_model())
-    model = decode(sealed(fd), where)
+    fds, where = sent(kit.conv_model())
+    model = decode(sealed(list(fds), where), where)
     constants = [o.value for o in model.main.operands if o.lifetime.is_constant]
     assert [c.ctypes.data % 64 for c in constants] == [0] * len(constants)
     assert not any(c.flags.writeable for c in constants)
     with pytest.raises(OSError, match="Bad file descriptor"):
-        os.fstat(fd)  # decode owns it, and an idle model costs no descriptor
+        os.fstat(fds[0])  # sealed owns it, and an idle model costs no descriptor
 
 
 def test_strided_constant_travels(device):

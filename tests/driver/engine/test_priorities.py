@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from inside import call_with_model
+from sent_models import call_with_model
 
 import driver
 from burst import InvalidArgument
@@ -85,7 +85,7 @@ def test_invalid_priorities_are_refused(priority, device, kit):
     connection = device.connection
     terms = None, None, "fast_single_answer", None, priority
     with pytest.raises(InvalidArgument, match="priority"):
-        call_with_model(device, connection, "prepare", kit.add_model(), *terms)
+        call_with_model(connection, "prepare", kit.add_model(), *terms)
     with pytest.raises(InvalidArgument, match="priority"):
         connection.call("restore", [0, 0], bytes(32), "fast_single_answer", None, priority)
 

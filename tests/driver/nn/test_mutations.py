@@ -195,9 +195,8 @@ def test_mutations_of_a_request():
 
 def sent(device, method, model):
     """Put a model to a device without looking at it first."""
-    fd, where = encode(model)
-    with open(fd, "rb"):
-        return device.call(method, where, fds=[fd])
+    encoded = encode(model)
+    return device.call(method, encoded.where, fds=encoded.fds)
 
 
 @pytest.mark.parametrize("build", [network, movement], ids=lambda b: b.__name__)

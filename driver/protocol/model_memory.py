@@ -1,0 +1,209 @@
+"""The memory of a model: what its client sent, mapped as one range of addresses that no process can change.
+
+A model's constants lie in its own memfd, or in pools of the client that are sealed against writing, as those made by
+`burst.Memory.frozen` are. Such pools travel as handles and are not copied: each follows the one before it, from the
+next page on, and the model's own memfd is the last. So every constant has one offset, whatever memory it lies in, and a
+device sees one array of bytes.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+import numpy as np
+from cffi import FFI
+
+from burst.memory import FROZEN, KINDS
+from driver.nn import InvalidModel
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Sequence
+
+    from numpy.typing import NDArray
+
+_FIXED, _NO_RESERVE = 0x10, 0x4000  # MAP_FIXED, MAP_NORESERVE
+_MAX_BYTES = 2**47  # what can be mapped at all
+_DUPLICATE = 1 | 2  # MREMAP_MAYMOVE, MREMAP_FIXED
+
+_ffi = FFI()
+_ffi.cdef(
+    """
+    int memcmp(const void *one, const void *other, size_t nbytes);
+    void *mmap(void *address, size_t bytes, int protection, int flags, int fd, long offset);
+    void *mremap(void *old, size_t old_bytes, size_t bytes, int flags, void *address);
+    int munmap(void *address, size_t bytes);
+    """
+)
+_libc: Any = _ffi.dlopen(None)  # calls release the GIL
+_FAILED = 2 ** (8 * _ffi.sizeof("void *")) - 1
+MOST_HANDLES = 32
+"""Pools of one model that travel as handles."""
+
+
+class ModelBytes(Protocol):
+    """The bytes of a model."""
+
+    @property
+    def nbytes(self) -> int:
+        """Length in bytes."""
+
+    @property
+    def occupied(self) -> dict[Hashable, int]:
+        """Bytes of memory that it keeps from being freed, by what tells this memory from other memory."""
+
+    def asarray(self) -> NDArray[np.uint8]:
+        """A view, which keeps the memory mapped."""
+
+
+class Handle(NamedTuple):
+    """A part of a pool, as it travels beside the pool's descriptor."""
+
+    kind: str  #: of the pool: a key of `burst.memory.KINDS`
+    offset: int  #: in the pool's memory: a multiple of the page size
+    nbytes: int
+
+
+class Part(NamedTuple):
+    """A part of a model's memory."""
+
+    start: int  #: in the model's range of addresses
+    nbytes: int
+    kind: str | None  #: of a client's pool; None: the model's own memfd
+    file: tuple[int, int, int]  #: device, inode and offset: which memory it is, while it is mapped
+    of: int  #: bytes of that memory, of which this is a part
+
+
+def pages(nbytes: int) -> int:
+    """`nbytes`, rounded up to whole pages."""
+    return -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
+
+
+def same_bytes(one: int, other: int, nbytes: int) -> bool:
+    """Whether two ranges of memory have equal bytes. Releases the GIL meanwhile."""
+    return not _libc.memcmp(_ffi.cast("void *", one), _ffi.cast("void *", other), nbytes)
+
+
+def same_memory(one: ModelBytes, other: ModelBytes) -> bool:
+    """Whether two models of equal size have equal bytes. Compares only bytes that are not in the same memory."""
+    if isinstance(one, SealedModel) and isinstance(other, SealedModel) and one.shape == other.shape:
+        rest = [ours for ours, theirs in zip(one.parts, other.parts, strict=True) if ours.file != theirs.file]
+        return all(same_bytes(one.address + part.start, other.address + part.start, part.nbytes) for part in rest)
+    return same_bytes(_address(one), _address(other), one.nbytes)
+
+
+def _address(memory: ModelBytes) -> int:
+    return memory.asarray().ctypes.data
+
+
+class SealedModel:
+    """The memory of a model that another process sent, mapped for reading. Keeps no descriptor.
+
+    parts: in the order of their addresses; the last is the model's own memfd.
+    """
+
+    def __init__(self, fds: Sequence[int], handles: Sequence[Handle]) -> None:
+        """`fds`: of the model's own memfd, then of each handle's pool. They stay the caller's. Raises InvalidModel."""
+        parts: list[Part] = []
+        for fd, handle in zip((*fds[1:], fds[0]), (*handles, None), strict=True):
+            start = parts[-1].start + pages(parts[-1].nbytes) if parts else 0
+            parts.append(_checked(fd, handle, start))
+        self.parts = tuple(parts)
+        self.nbytes = parts[-1].start + parts[-1].nbytes
+        self.address = _reserved(pages(self.nbytes) + mmap.PAGESIZE)  # vector kernels read beyond the end
+        pointer = _ffi.cast("unsigned char *", self.address)
+        unmapping: Any = _Unmapping(self.address, pages(self.nbytes) + mmap.PAGESIZE)
+        memory: Any = _ffi.gc(pointer, unmapping)
+        for fd, part in zip((*fds[1:], fds[0]), parts, strict=True):
+            place, flags = _ffi.cast("void *", self.address + part.start), mmap.MAP_SHARED | _FIXED
+            if _number(_libc.mmap(place, part.nbytes, mmap.PROT_READ, flags, fd, part.file[2])) == _FAILED:
+                raise InvalidModel(f"the model's memory cannot be mapped: {os.strerror(_ffi.errno)}")
+        everything: Any = _ffi.buffer(memory, self.nbytes)
+        self._bytes: NDArray[np.uint8] = np.frombuffer(everything, np.uint8)
+        self._bytes.flags.writeable = False
+        _mapped[self.address] = self.parts
+
+    @property
+    def shape(self) -> tuple[tuple[int, int], ...]:
+        """Where its parts lie."""
+        return tuple((part.start, part.nbytes) for part in self.parts)
+
+    def asarray(self) -> NDArray[np.uint8]:
+        """A read-only view, which keeps the memory mapped."""
+        return self._bytes
+
+    @property
+    def occupied(self) -> dict[Hashable, int]:
+        """By device and inode: the whole of a pool stays in memory while a part of it is mapped."""
+        return {part.file[:2]: part.of for part in self.parts}
+
+    def kind_at(self, address: int) -> str | None:
+        """The kind of the client's pool that has this address; None if the model's own memory has it."""
+        start = address - self.address
+        return next((part.kind for part in self.parts if part.start <= start < part.start + part.nbytes), None)
+
+
+_mapped: dict[int, tuple[Part, ...]] = {}  # by address, while it is mapped
+
+
+class _Unmapping(NamedTuple):
+    """Unmaps a range when the last array on it is gone."""
+
+    address: int
+    nbytes: int
+
+    def __call__(self, memory: Any) -> None:
+        _mapped.pop(self.address, None)
+        _libc.munmap(memory, self.nbytes)
+
+
+def _number(pointer: Any) -> int:
+    return int(_ffi.cast("uintptr_t", pointer))
+
+
+def _reserved(nbytes: int) -> int:
+    """Addresses for so many bytes, which read as zeros. Raises InvalidModel."""
+    if nbytes >= _MAX_BYTES:
+        raise InvalidModel(f"a model of {nbytes} bytes: at most {_MAX_BYTES} can be mapped")
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE
+    found = _number(_libc.mmap(_ffi.NULL, nbytes, mmap.PROT_READ, flags, -1, 0))
+    if found == _FAILED:
+        raise InvalidModel(f"there are no addresses for a model of {nbytes} bytes")
+    return found
+
+
+def _checked(fd: int, handle: Handle | None, start: int) -> Part:
+    """Raises InvalidModel for memory that another process could change, and for a part that is not in it."""
+    what = "the model's memory" if handle is None else f"the pool of kind {handle.kind!r:.40}"
+    try:
+        seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
+    except OSError:
+        seals = 0
+    if seals & FROZEN != FROZEN:
+        raise InvalidModel(f"{what} is not sealed against writing, shrinking and growing")
+    status = os.fstat(fd)  # after the look at the seals: the size cannot change
+    if handle is None:
+        handle = Handle("", 0, status.st_size)
+    elif handle.kind not in KINDS:
+        raise InvalidModel(f"{what} is unknown: this device knows {', '.join(KINDS)}")
+    offset, nbytes = handle.offset, handle.nbytes
+    if nbytes < 1 or offset < 0 or offset % mmap.PAGESIZE or offset + nbytes > status.st_size:
+        raise InvalidModel(f"{what}: {nbytes} bytes at {offset} are not whole pages of its {status.st_size} bytes")
+    return Part(start, nbytes, handle.kind or None, (status.st_dev, status.st_ino, offset), status.st_size)
+
+
+def map_again(root: NDArray[np.uint8], skew: int, target: Any) -> None:
+    """Maps the shared pages of `root` a second time, for reading, at the addresses from `target` on.
+
+    `root` begins `skew` bytes behind the start of a page; `target` is where that page comes. Raises OSError when the
+    pages are private, or there is no room.
+    """
+    address = root.ctypes.data
+    known = _mapped.get(address)
+    parts = [(part.start, part.nbytes) for part in known] if known else [(0, skew + root.nbytes)]
+    for start, nbytes in parts:
+        place, source = target + start, _ffi.cast("void *", address - skew + start)
+        if _number(_libc.mremap(source, 0, nbytes, _DUPLICATE, _ffi.cast("void *", place))) == _FAILED:
+            raise OSError(_ffi.errno, f"{nbytes} bytes of weights cannot be mapped twice")
