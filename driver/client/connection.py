@@ -73,6 +73,10 @@ class Connection:
         """The device frees a buffer or a prepared model, soon. Finalizers may call this."""
         self._dropped.add((what, number))
 
+    def free(self, what: Dropped, number: int) -> None:
+        """The device frees it now, or when the call of another thread has ended."""
+        self._dropped.tell_now((what, number))
+
     def _tell(self, dropped: list[tuple[Dropped, int]]) -> None:
         with suppress(PeerDied, StatusError, Timeout):  # gone with the device, or with this connection; or on its way
             for method in get_args(Dropped):

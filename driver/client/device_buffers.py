@@ -185,10 +185,11 @@ class RemoteBuffer(DeviceBuffer, Buffer):
         """Frees its memory on the device. Harmless when done twice, and when the device is gone."""
         if not self._is_closed:
             self._is_closed = True
-            self._connection.drop("release", self.token)
+            self._connection.free("release", self.token)
 
     def __del__(self) -> None:
-        self.close()
+        if not self._is_closed:
+            self._connection.drop("release", self.token)
 
 
 def check_buffers(pools: Sequence[object], connection: Connection) -> None:
