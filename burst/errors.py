@@ -166,7 +166,9 @@ class StatusError(BurstError):
 
     def as_result(self) -> Result:
         """The answer that it stands for, as `execute` returns it."""
-        return self.result or Result(self.status, message=str(self), cause=self.cause)
+        result = self.result or Result(self.status, cause=self.cause)
+        result.message = result.message or str(self)
+        return result
 
     @property
     def cause(self) -> Cause:

@@ -27,6 +27,7 @@ from burst import OutputInsufficientSize as InsufficientSize
 from burst._core import ffi, lib
 from burst.memory_limits import check_available
 from burst.messages import Cause
+from burst.request_checks import check_request
 from burst.wire import Token
 from driver.engine.named_buffers import NamedBuffers
 from driver.errors import DriverError, ExecutionFailed, LoopTimeout, OutputInsufficientSize
@@ -153,6 +154,30 @@ def _long(dimensions: tuple[int, ...]) -> list[int]:
     return [d for d in dimensions if d != 1]
 
 
+def check_arguments(model: Model, request: Request) -> None:
+    """As binding checks a request, without binding it; of buffers it knows nothing. Raises InvalidArgument."""
+    check_request(request.inputs, request.outputs, len(request.pools))
+    if all(isinstance(pool, Memory) for pool in request.pools):
+        _arrays(model, request, PoolAccess())
+    else:
+        _check_counts(model, request)
+
+
+def _arrays(model: Model, request: Request, access: PoolAccess) -> tuple[list[Array | None], list[Array]]:
+    """Inputs and outputs, in the request's pools. Raises InvalidArgument."""
+    _check_counts(model, request)
+    graph = model.main
+    inputs = [
+        _input(n, a, graph.operands[i], request, access)
+        for n, (a, i) in enumerate(zip(request.inputs, graph.inputs, strict=False))
+    ]
+    outputs = [
+        _output(n, a, graph.operands[i], request, access)
+        for n, (a, i) in enumerate(zip(request.outputs, graph.outputs, strict=False))
+    ]
+    return inputs, outputs
+
+
 class BoundRequest:
     """A burst.Execution: one request on one prepared model, checked, with its arrays in the pools."""
 
@@ -160,17 +185,8 @@ class BoundRequest:
         self, model: Model, prepared: PreparedModel, request: Request, pace: Callable[[], object] = lambda: None
     ) -> None:
         """Raises InvalidArgument for a request that does not fit, GeneralFailure for what cannot be computed."""
-        graph = model.main
-        _check_count("inputs", request.inputs, graph.inputs)
-        _check_count("outputs", request.outputs, graph.outputs)
-        access, operands = PoolAccess(), graph.operands
-        inputs = [
-            _input(n, a, operands[i], request, access) for n, (a, i) in enumerate(_pairs(request.inputs, graph.inputs))
-        ]
-        outputs = [
-            _output(n, a, operands[i], request, access)
-            for n, (a, i) in enumerate(_pairs(request.outputs, graph.outputs))
-        ]
+        access = PoolAccess()
+        inputs, outputs = _arrays(model, request, access)
         request = access.with_image_shapes(request)
         try:
             self._bound = prepared.bind(inputs, outputs, pace, _loop_timeout(request))
@@ -238,13 +254,14 @@ def _shapes(bound: BoundExecution) -> tuple[OutputShape, ...]:
     return tuple(OutputShape(*shape) for shape in bound.shapes)
 
 
-def _pairs(arguments: Sequence[RequestArgument], operands: Sequence[int]) -> Any:
-    return zip(arguments, operands, strict=True)
-
-
-def _check_count(what: str, given: Sequence[object], expected: Sequence[object]) -> None:
-    if len(given) != len(expected):
-        raise InvalidArgument(f"{len(given)} {what}; the model has {len(expected)}")
+def _check_counts(model: Model, request: Request) -> None:
+    graph = model.main
+    for what, given, expected in (
+        ("inputs", request.inputs, graph.inputs),
+        ("outputs", request.outputs, graph.outputs),
+    ):
+        if len(given) != len(expected):
+            raise InvalidArgument(f"{len(given)} {what}; the model has {len(expected)}")
 
 
 def _input(

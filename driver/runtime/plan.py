@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from burst import (
     ErrorStatus,
@@ -18,14 +18,15 @@ from burst import (
     StatusError,
     Timeout,
 )
-from burst.request_checks import check_request
 from driver.client.workspace import FreeList, InputSet, Workspace, input_shapes, nbytes, output_views
+from driver.engine.binding import check_arguments
+from driver.errors import OutputInsufficientSize
 from driver.options import ExecuteOptions
 from driver.runtime.cache.device import CacheOutcome
 from driver.runtime.places import arguments, between, with_temporaries
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from numpy.typing import ArrayLike, NDArray
 
@@ -36,10 +37,6 @@ if TYPE_CHECKING:
     from driver.runtime.chain import Chain
     from driver.runtime.fallback import CpuFallback, FallbackModel
     from driver.runtime.partition import Step
-
-
-Way: TypeAlias = "Callable[..., Result]"
-"""A step's `execute`."""
 
 
 class PreparedStep(NamedTuple):
@@ -85,8 +82,7 @@ class PlannedModel:
         workspace = self._workspaces.take(shapes) or Workspace.create(self.model, shapes)
         workspace.inputs.fill(arrays)
         with self._temporary_room() as room:
-            ways = [step.model.execute for step in self.steps]
-            result = self._execute(ways, workspace.request, room, ExecuteOptions(timeout=timeout))
+            result = self._execute(workspace.request, room, ExecuteOptions(timeout=timeout))
         outputs = tuple(output.copy() for output in result.outputs)
         result.outputs = ()
         self._workspaces.put(shapes, workspace, workspace.nbytes)  # not after an error: a device may still write to it
@@ -102,15 +98,10 @@ class PlannedModel:
         deadline: float | None = None,
     ) -> Result:
         """As `RemotePreparedModel.execute`; without timing, which no one device could tell."""
-        options = ExecuteOptions(measure, timeout, loop_timeout, deadline)
-        return self.execute_by([step.model.execute for step in self.steps], request, options)
-
-    def execute_by(self, ways: Sequence[Way], request: Request, options: ExecuteOptions) -> Result:
-        """The same, each step in its way."""
         if refusal := self._refusal(request):
             return refusal
         with self._temporary_room() as room:
-            return self._execute(ways, request, room, options)
+            return self._execute(request, room, ExecuteOptions(measure, timeout, loop_timeout, deadline))
 
     @contextmanager
     def _temporary_room(self) -> Iterator[Memory]:
@@ -118,14 +109,14 @@ class PlannedModel:
         yield room
         self._rooms.put(None, room, room.nbytes)  # not after an error: a device may still write to it
 
-    def _execute(self, ways: Sequence[Way], request: Request, room: Memory, options: ExecuteOptions) -> Result:
+    def _execute(self, request: Request, room: Memory, options: ExecuteOptions) -> Result:
         """Step by step; ends at the first that fails."""
         end = None if options.timeout is None else time.monotonic() + options.timeout
-        for step, execute, its in zip(self.steps, ways, self._requests(request, room), strict=True):
+        for step, its in zip(self.steps, self._requests(request, room), strict=True):
             left = None if end is None else end - time.monotonic()
             if left is not None and left <= 0:
                 raise Timeout(f"the steps before the one on {step.device!r} took longer than {options.timeout} s")
-            result = execute(its, *options._replace(timeout=left))
+            result = step.model.execute(its, *options._replace(timeout=left))
             if result.status:
                 words = f"operations {list(step.step.operations)}: {result.message}"
                 return Result(result.status, message=words, cause=result.cause)
@@ -139,21 +130,16 @@ class PlannedModel:
         return [Request(*arguments(step.step, where), pools, request.loop_timeout) for step in self.steps]
 
     def _refusal(self, request: Request) -> Result | None:
-        """What no step could say as it should be said."""
+        """What no step could say as it should be said: a step knows neither the model's inputs nor all outputs."""
         try:
-            check_request(request.inputs, request.outputs, len(request.pools))
+            check_arguments(self.model, request)
         except InvalidArgument as error:
             return error.as_result()
-        graph = self.model.main
-        sides = ("inputs", request.inputs, graph.inputs), ("outputs", request.outputs, graph.outputs)
-        for what, given, expected in sides:
-            if len(given) != len(expected):
-                message = f"{len(given)} {what}; the model has {len(expected)}"
-                return Result(ErrorStatus.INVALID_ARGUMENT, message=message)
         shapes = self._shapes(request)
         if all(shape.is_sufficient for shape in shapes):
             return None
-        return Result(ErrorStatus.OUTPUT_INSUFFICIENT_SIZE, output_shapes=shapes)
+        words = str(OutputInsufficientSize(shapes))
+        return Result(ErrorStatus.OUTPUT_INSUFFICIENT_SIZE, output_shapes=shapes, message=words)
 
     def _shapes(self, request: Request) -> tuple[OutputShape, ...]:
         operands = [self.model.main.operands[i] for i in self.model.main.outputs]

@@ -205,7 +205,7 @@ def pools():
     yield Row(kind, "a pool for each argument", lambda _: apart(X, X, output=16), ok(X + X), total)
     yield Row(kind, "one pool, at any offset", with_offsets, ok(X + 1))
     yield Row(kind, "a pool that no argument uses", with_spare, ok(X + 1))
-    for n in (71,):
+    for n in (72, 299):
         parts = [np.array([k], np.float32) for k in range(n)]
         make = lambda _, parts=parts: apart(*parts, output=4 * len(parts))  # noqa: E731
         yield Row(kind, f"{n + 1} pools", make, ok(np.arange(n, dtype="f4")), concatenation(n))

@@ -60,10 +60,13 @@ def _in_burst(depth, call):
 
 
 def _input_shapes(model, row):
-    """For the burst's own inputs: those of arrays; none are needed for a request on pools."""
-    if row is None:
-        return [None] * len(model.model.main.inputs)
-    return None if row.misuse else [None if array is None else array.shape for array in row.arrays]
+    """For the burst's own inputs, where they need some: those of arrays; a request on pools needs none."""
+    graph = model.model.main
+    arrays = [None] * len(graph.inputs) if row is None else row.arrays
+    is_fixed = all(graph.operands[i].is_known for i in graph.inputs)
+    if is_fixed and (row is None or row.misuse or not any(array is None for array in arrays)):
+        return None
+    return [None if array is None else array.shape for array in arrays]
 
 
 def _burst_execute(burst, request, **options):
@@ -158,12 +161,21 @@ def _text(words):
 class Site:
     """Where models run: on a device, or compiled."""
 
-    def __init__(self, name, prepare, devices, elsewhere):
-        """`prepare`: of a model and a priority. `devices`: that have to support it. `elsewhere`: another connection."""
+    def __init__(self, name, prepare, devices=(), elsewhere=None, without=(), device=None):
+        """`prepare`: of a model and a priority. `devices`: that have to support it. `elsewhere`: another connection.
+
+        `without`: names of ways that models here do not have. `device`: that allocates, if it is not the model's own.
+        """
         self.name, self._prepare, self._devices, self._elsewhere = name, prepare, devices, elsewhere
+        self.without, self._device = without, device
+
+    def can(self, row):
+        """Whether the site has what the row needs."""
+        return self._elsewhere is not None or row.kind != "device buffers"
 
     def supports(self, model):
-        return all(map(all, zip(*(device.supported_operations(model) for device in self._devices), strict=True)))
+        """Whether its devices, where they are known, execute all of it."""
+        return all(all(device.supported_operations(model)) for device in self._devices)
 
     @contextmanager
     def model(self, model, priority):
@@ -174,8 +186,8 @@ class Site:
 
     def allocate(self, inputs, outputs):
         """A buffer for these roles."""
-        device = self._prepared.device
-        return self._stack.enter_context(device.allocate(BufferDesc(), [self._prepared], inputs, outputs))
+        prepared = getattr(self._prepared, "prepared", self._prepared)
+        return self._stack.enter_context(prepared.device.allocate(BufferDesc(), [prepared], inputs, outputs))
 
     def allocate_elsewhere(self, inputs, outputs):
         """The same, of another connection to the device."""
@@ -225,8 +237,10 @@ def fill(site, rows, ways=WAYS):
         if not site.supports(built):
             continue
         with site.model(built, priority) as prepared:
-            for way in ways:
-                its = [r for r in rows if (r.model, r.priority) == (model, priority) and can_say(way, r)]
+            for way in (way for way in ways if way.name not in site.without):
+                its = [
+                    r for r in rows if (r.model, r.priority) == (model, priority) and site.can(r) and can_say(way, r)
+                ]
                 yield from _fill_way(site, prepared, way, its)
 
 
