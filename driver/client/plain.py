@@ -10,7 +10,7 @@ from burst import DeviceBuffer, InvalidArgument, PeerDied, Result, Timeout
 from burst.channel import pack
 from burst.dropped import DropList
 from burst.request_checks import check_request
-from burst.slots import SlotTable, identity_of
+from burst.slots import SlotTable
 from driver.deadlines import seconds_left
 from driver.protocol.plain_codec import decode_answer, encode_request, with_deadline
 from fmq import clock
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from burst import Memory, Request
     from burst.channel import Channel
+    from driver.client.workspace import KnownRequest
 
 
 class SlotRegistry:
@@ -57,14 +58,16 @@ class PlainClient:
         self._channel, self._dropped = channel, DropList(self._tell)
         self._lock = self._dropped.lock
         self._slots = SlotRegistry(partial(_send, channel), self._dropped)
-        self._last: tuple[tuple[object, ...], Request, bytes] | None = None
+        self._last: tuple[int, KnownRequest, bool, bytes] | None = None
         self._answer: tuple[bytes, tuple[Any, ...]] = b"", ()
 
-    def execute(self, model: int, request: Request, *, measure: bool, deadline: int | None) -> Result:
-        """Raises PeerDied, and Timeout at the deadline; the connection cannot be used afterwards."""
+    def execute(
+        self, model: int, request: Request, known: KnownRequest, *, measure: bool, deadline: int | None
+    ) -> Result:
+        """`known`: stands for this request. Raises PeerDied, and Timeout; then the connection is over."""
         with self._lock:
             try:
-                self._send(model, request, measure, deadline)
+                self._send(model, request, known, measure, deadline)
             except InvalidArgument as error:
                 return error.as_result()
             raw = self._channel.receive(seconds_left(deadline)).raw
@@ -77,19 +80,19 @@ class PlainClient:
             self._answer = raw, decode_answer(raw)
         return Result(*self._answer[1])
 
-    def _send(self, model: int, request: Request, measure: bool, deadline: int | None) -> None:
-        raw = self._encoded(model, request, measure)
+    def _send(self, model: int, request: Request, known: KnownRequest, measure: bool, deadline: int | None) -> None:
+        raw = self._encoded(model, request, known, measure)
         if deadline is not None:
             raw = with_deadline(raw, deadline)
         self._channel.send_raw(raw)
 
-    def _encoded(self, model: int, request: Request, measure: bool) -> bytes:
+    def _encoded(self, model: int, request: Request, known: KnownRequest, measure: bool) -> bytes:
         """The encoded request. Requests are immutable, so the last one is encoded only once."""
-        key, last = identity_of(request, model, measure), self._last
-        if last and last[0] == key:
-            return last[2]
+        last = self._last
+        if last and last[1] is known and (last[0], last[2]) == (model, measure):
+            return last[3]
         raw = pack(["execute", *self._slots.encode(model, request, measure)])
-        self._last = key, request._replace(pools=()), raw
+        self._last = model, known, measure, raw
         return raw
 
     def free_memory(self, memory: Memory) -> None:

@@ -14,7 +14,7 @@ from driver.client.device_buffers import check_buffers
 from driver.client.fenced import FencedExecution, FencedOptions, duplicates, output_shapes
 from driver.client.pipeline import Pipeline
 from driver.client.recovery import Crash, Key, crash_in_preparation, describe, digest_of, quarantine
-from driver.client.workspace import FreeList, Workspace, input_shapes, output_views
+from driver.client.workspace import FreeList, KnownRequest, Workspace, input_shapes
 from driver.deadlines import WAITING, earlier, missed_in_waiting, nanoseconds, passed
 from driver.errors import DriverError
 from driver.options import ExecuteOptions, Options, Policy, PrepareOptions, options_of
@@ -64,6 +64,7 @@ class RemotePreparedModel:
         self._prepare = prepare or (lambda trace: device.home_of(model, lasting._replace(trace=trace)))
         self._preparing, self._crashed_in_preparation = threading.Lock(), False
         self._workspaces: FreeList[Workspace] = FreeList()
+        self._recent: KnownRequest | None = None
 
     def run(self, *arrays: ArrayLike | None, timeout: float | None = None) -> tuple[NDArray[Any], ...]:
         """Executes once on the plain path: an array per input (None: omitted), an array per output, which is yours.
@@ -79,8 +80,7 @@ class RemotePreparedModel:
         if result.status == ErrorStatus.OUTPUT_INSUFFICIENT_SIZE and workspace.grow(result.output_shapes):
             left = None if end is None else max(0.0, end - time.monotonic())
             result = self._execute(workspace.request, ExecuteOptions(timeout=left))
-        views = () if result.status else workspace.outputs.arrays(result.output_shapes)
-        outputs = tuple(view.copy() for view in views)
+        outputs = tuple(view.copy() for view in result.outputs)
         self._workspaces.put(shapes, workspace, workspace.nbytes)  # not after an error: it may be in use
         result.raise_for_status()
         return outputs
@@ -102,16 +102,9 @@ class RemotePreparedModel:
 
         Raises PeerDied, Timeout, and Malformed for a request that cannot be said.
         """
-        return self._executed(request, ExecuteOptions(measure, timeout, loop_timeout, deadline))
-
-    def _executed(self, request: Request, options: ExecuteOptions) -> Result:
-        result = self._execute(request, options)
-        if result.status == 0:
-            result.outputs = self.outputs(request, result.output_shapes)
-        return result
+        return self._execute(request, ExecuteOptions(measure, timeout, loop_timeout, deadline))
 
     def _execute(self, request: Request, options: ExecuteOptions) -> Result:
-        """The same without views of the outputs."""
         self.device.check_process()
         request = with_loop_timeout(request, options.loop_timeout)
         by = None if options.deadline is None else nanoseconds(options.deadline)
@@ -120,16 +113,25 @@ class RemotePreparedModel:
         end = earlier(options.timeout, by)
         home = self.present_home()
         check_buffers(request.pools, home.connection)
+        known = self._recognised(request)
         try:
             with home.connection.plain_path(end) as path:
-                result = path.execute(home.number, request, measure=options.measure, deadline=end)
+                result = path.execute(home.number, request, known, measure=options.measure, deadline=end)
         except Timeout:
             if missed := missed_in_waiting(by):
                 return missed
             late_by = max(0, clock.now() - (end or 0)) / 1e9
             message = f"no result within {options.timeout} s; it is dropped when it comes"
             raise Timeout(message, WAITING, late_by) from None
+        if result.status == 0:
+            result.outputs = known.outputs(self.model, request, result.output_shapes)
         return result
+
+    def _recognised(self, request: Request) -> KnownRequest:
+        known = self._recent
+        if known is None or not known.is_of(request):
+            known = self._recent = KnownRequest(request)
+        return known
 
     def execute_async(
         self,
@@ -142,7 +144,7 @@ class RemotePreparedModel:
     ) -> Future[Result]:
         """The same in the background, several at once. `callback` gets the future when it is done."""
         options = ExecuteOptions(measure, timeout, deadline=deadline)
-        future = self.device.submit(lambda: self._executed(request, options))
+        future = self.device.submit(lambda: self._execute(request, options))
         if callback:
             future.add_done_callback(callback)
         return future
@@ -183,7 +185,7 @@ class RemotePreparedModel:
 
     def outputs(self, request: Request, shapes: Sequence[OutputShape]) -> tuple[NDArray[Any], ...]:
         """Typed views of a request's outputs in its pools."""
-        return output_views(self.model, request, shapes)
+        return self._recognised(request).outputs(self.model, request, shapes)
 
     def burst(
         self,

@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 import threading
 from collections import deque
+from functools import partial
 from sys import getrefcount
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
+from weakref import ref
 
 import numpy as np
 
@@ -212,6 +214,47 @@ class FreeList(Generic[_T]):
         with self._lock:
             free, self._free, self._nbytes = self._free, deque(), 0
         free.clear()
+
+
+class KnownRequest:
+    """The request that was sent last, with the views of its outputs. It does not keep the request's memory alive."""
+
+    def __init__(self, request: Request) -> None:
+        self._inputs, self._outputs, pools, self._loop_timeout = request
+        self._pools = tuple(map(ref, pools))
+        self._watched: list[ref[Any]] = []
+        self._views: tuple[Sequence[OutputShape], tuple[Any, ...]] | None = None
+
+    def is_of(self, request: Request) -> bool:
+        """Whether it is this one, or names the same arguments and pools."""
+        inputs, outputs, pools, loop_timeout = request
+        return (
+            inputs is self._inputs
+            and outputs is self._outputs
+            and loop_timeout == self._loop_timeout
+            and tuple(map(ref, pools)) == self._pools
+        )
+
+    def outputs(self, model: Model, request: Request, shapes: Sequence[OutputShape]) -> tuple[NDArray[Any], ...]:
+        """As `output_views`; for the same shapes the same ones again."""
+        known = self._views
+        if known and known[0] == shapes:
+            return known[1]
+        views = output_views(model, request, shapes)
+        if not any(isinstance(pool, HardwareBuffer) for pool in request.pools):  # some are copied with each look
+            forget = partial(_forget_views, ref(self))
+            self._watched = [ref(pool, forget) for pool in request.pools]
+            self._views = shapes, views
+        return views
+
+    def forget_views(self) -> None:
+        """They would keep memory mapped that the application has dropped."""
+        self._views = None
+
+
+def _forget_views(known: ref[KnownRequest], _: ref[Any]) -> None:
+    if found := known():
+        found.forget_views()
 
 
 def output_views(model: Model, request: Request, shapes: Sequence[OutputShape]) -> tuple[NDArray[Any], ...]:

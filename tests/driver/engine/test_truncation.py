@@ -8,6 +8,7 @@ from inside import controller_of, model_number_of, reader_of, writer_of
 
 import driver
 from burst import Memory, NotSent, Request, RequestArgument, StatusError
+from driver.client.workspace import KnownRequest
 
 A = np.ones((1, 4), np.float32)
 
@@ -42,7 +43,9 @@ def test_a_truncated_pool_reads_as_zeros_and_the_device_lives(adder, path):
             assert controller.send(controller.encode(request)).status == 0  # execute() would look at the outputs
         else:
             with adder.device.plain_path() as plain:
-                assert plain.execute(model_number_of(adder), request, measure=False, deadline=None).status == 0
+                known = KnownRequest(request)
+                result = plain.execute(model_number_of(adder), request, known, measure=False, deadline=None)
+                assert result.status == 0
     np.testing.assert_array_equal(adder.run(A, A)[0], A + A)
 
 
