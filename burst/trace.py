@@ -22,7 +22,7 @@ from burst.timeline import Sides
 from fmq.region import guard
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -68,6 +68,18 @@ class Trace:
         """The model's description, cleaned of unprintable characters: the client can write anything there."""
         raw: bytes = ffi.buffer(self.page.model)[:].partition(b"\0")[0]
         return "".join(filter(str.isprintable, raw.decode(errors="replace")))
+
+    def note(self, number: int, times: Sequence[int]) -> None:
+        """One request of a client that executes its requests itself; `times`: as `records` has them.
+
+        `number`: from 1 on. Readers in other threads drop a record that they see half written.
+        """
+        begin, sent, taken, started, done, received = times
+        page, at = self.page, number % lib.BURST_RECORDS
+        asked, served = page.sent[at], page.served[at]
+        asked.id, asked.begin, asked.sent, asked.received = number, begin, sent, received
+        served.id, served.taken, served.started, served.done = number, taken, started, done
+        page.client.requests = page.client.results = page.device.answered = number
 
     def records(self) -> NDArray[Any]:
         """The last requests whose results have come, oldest first: id, and ns of CLOCK_MONOTONIC for each step."""
@@ -120,9 +132,9 @@ class Trace:
         client, device = self.page.client, self.page.device
         return Sides(int(client.pid), int(device.pid), int(device.tid), first_lane)
 
-    def chrome_events(self, name: str) -> list[dict[str, Any]]:
+    def chrome_events(self, name: str, first_lane: int = 0) -> list[dict[str, Any]]:
         """The last requests as events of the Trace Event format (burst/timeline.py)."""
-        records, sides = self.records(), self.sides()
+        records, sides = self.records(), self.sides(first_lane)
         both = ((sides.client, "client"), (sides.device, "device"))
         labels = [timeline.label("process_name", pid, 0, f"{name}, {side}") for pid, side in both]
         return [*labels, *timeline.requests(name, sides, records, self.stages(records))]

@@ -20,7 +20,7 @@ Priority = Literal["low", "medium", "high"]
 PRIORITIES: tuple[Priority, ...] = get_args(Priority)
 """In the order of their numbers, which travel."""
 
-_MOST_DEPTH = 64
+MOST_DEPTH = 64
 _MOST_APPLICATION = 100
 _SPINS: dict[Preference, float] = {"low_power": 0.0}
 _DEPTHS: dict[Preference, int] = {"sustained_speed": 4}
@@ -77,8 +77,8 @@ class Options(NamedTuple):
     def checked(self) -> Options:
         """Raises ValueError naming what is wrong."""
         spin_ns(self.spin)
-        if not 1 <= self.depth <= _MOST_DEPTH:
-            raise ValueError(f"depth={self.depth!r}: from 1 to {_MOST_DEPTH} requests in flight")
+        if not 1 <= self.depth <= MOST_DEPTH:
+            raise ValueError(f"depth={self.depth!r}: from 1 to {MOST_DEPTH} requests in flight")
         if self.policy not in get_args(Policy):
             raise ValueError(f"policy={self.policy!r}: one of {', '.join(map(repr, get_args(Policy)))}")
         return self

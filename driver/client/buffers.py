@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 from burst import ResultsHeld
 from driver.client.workspace import InputSet, OutputSet, Shapes
 from driver.fork import unusable
+from driver.nn import combine_dimensions
 
 if TYPE_CHECKING:
     from burst import Memory, OutputShape, Request
@@ -134,14 +135,27 @@ class Buffers:
 
 
 def buffers_for(model: Model, options: Options) -> Buffers:
-    """Of a burst with these options. Raises ValueError for an open shape that the options leave out."""
-    if options.input_shapes is not None:
-        return Buffers(model, tuple(options.input_shapes), options.depth)
+    """Of a burst with these options. Raises ValueError for shapes that do not fit the model."""
+    return Buffers(model, shapes_of(model, options), options.depth)
+
+
+def shapes_of(model: Model, options: Options) -> Shapes:
+    """Of the inputs of a burst. Raises ValueError for a shape that the options leave open, or that contradicts."""
     operands = [model.main.operands[i] for i in model.main.inputs]
-    for n, operand in enumerate(operands):
-        if not operand.is_known:
-            raise ValueError(f"input {n} has the open shape {operand.dimensions}; give it with burst(input_shapes=…)")
-    return Buffers(model, tuple(operand.dimensions for operand in operands), options.depth)
+    if options.input_shapes is None:
+        for n, operand in enumerate(operands):
+            if not operand.is_known:
+                raise ValueError(
+                    f"input {n} has the open shape {operand.dimensions}; give it with burst(input_shapes=…)"
+                )
+        return tuple(operand.dimensions for operand in operands)
+    shapes = tuple(options.input_shapes)
+    if len(shapes) != len(operands):
+        raise ValueError(f"input_shapes: {len(shapes)} were given; the model has {len(operands)} inputs")
+    for n, (operand, shape) in enumerate(zip(operands, shapes, strict=True)):
+        if shape is not None and (combine_dimensions(operand.dimensions, shape) is None or 0 in shape):
+            raise ValueError(f"input_shapes[{n}] is {shape}; the model says {operand.dimensions}, 0 where it is open")
+    return shapes
 
 
 def _closed() -> None:

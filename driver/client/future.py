@@ -12,6 +12,9 @@ from concurrent.futures import CancelledError
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol
 
+from burst import Timeout
+from driver.deadlines import seconds_left
+
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable, Generator
@@ -38,11 +41,13 @@ class ResultSource(Protocol):
 class Future:
     """The result of one request, to come. Any thread may wait for it."""
 
-    __slots__ = ("_callbacks", "_error", "_is_done", "_result", "_source", "deadline")
+    __slots__ = ("_callbacks", "_error", "_is_done", "_result", "_source", "deadline", "told")
 
-    def __init__(self, source: ResultSource, deadline: int | None = None) -> None:
-        """Made by `burst.submit`. `deadline`: of its request, CLOCK_MONOTONIC ns."""
-        self.deadline = deadline
+    def __init__(self, source: ResultSource, deadline: int | None = None, told: int | None = None) -> None:
+        """Made by `burst.submit`. `deadline`: of its request, CLOCK_MONOTONIC ns; `told`: what the device is told, if
+        the wait does not end there.
+        """
+        self.deadline, self.told = deadline, deadline if told is None else told
         self._source = source
         self._result: Result | None = None
         self._error: BaseException | None = None
@@ -89,6 +94,11 @@ class Future:
         if self._is_done:
             self.call_back()
 
+    def attend(self) -> None:
+        """By a burst of several steps, in the thread of an event loop: the loop takes results until this is done."""
+        if not self._is_done:
+            self._source.arrival(self)
+
     def finish(self, result: Result) -> Future:
         """By the burst, which calls back later. No effect on a future that is done."""
         if not self._is_done:
@@ -121,3 +131,20 @@ class Future:
                 self.cancel()
                 raise
         return self.result(0)
+
+
+def wait_or_expire(
+    future: Future,
+    timeout: float | None,
+    wait: Callable[[float | None], object],
+    expire: Callable[[Future], object],
+) -> None:
+    """As `ResultSource.wait_for`: `wait` ends when the future is done, or raises Timeout after so many seconds."""
+    left = seconds_left(future.deadline)
+    if left is None or (timeout is not None and timeout <= left):
+        wait(timeout)
+        return
+    try:
+        wait(left)
+    except Timeout:
+        expire(future)

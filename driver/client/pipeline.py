@@ -20,7 +20,7 @@ from burst import Busy, ErrorStatus, GeneralFailure, NotSent, PeerDied, Result, 
 from driver import fork
 from driver.client.aio import Arrivals
 from driver.client.buffers import buffers_for
-from driver.client.future import Future
+from driver.client.future import Future, wait_or_expire
 from driver.client.in_flight import InFlight
 from driver.client.recovery import quarantine
 from driver.client.session import FAILURES, BurstSession
@@ -72,7 +72,12 @@ class Pipeline:
         """For one more request."""
         return len(self.in_flight.requests) < self.session.depth
 
-    def submit(self, arrays: tuple[Any, ...], timeout: float | None, deadline: int | None = None) -> Future:
+    @property
+    def depth(self) -> int:
+        """How many requests may be in flight: what was asked for, or as many as fit into the queue."""
+        return self.session.depth
+
+    def submit_by(self, arrays: tuple[Any, ...], timeout: float | None, deadline: int | None) -> Future:
         """As `Burst.submit`; `deadline`: CLOCK_MONOTONIC ns."""
         end = None if timeout is None else time.monotonic() + timeout
         while (future := self.try_submit(arrays, deadline)) is None:
@@ -86,9 +91,9 @@ class Pipeline:
                 raise Timeout(f"depth={depth} requests were in flight for {timeout} s; nothing was sent") from None
         return future
 
-    def try_submit(self, arrays: tuple[Any, ...], deadline: int | None = None) -> Future | None:
-        """Without waiting. None: there is no room."""
-        future, session = Future(self, deadline), self.session
+    def try_submit(self, arrays: tuple[Any, ...], deadline: int | None, told: int | None = None) -> Future | None:
+        """Without waiting; `told` as for `Future`. None: there is no room."""
+        future, session = Future(self, deadline, told), self.session
         try:
             session.check()
             with self.in_flight.submitting:
@@ -139,7 +144,7 @@ class Pipeline:
             return
         in_flight.append_next(encoded, future, controller.sent)
         try:
-            controller.start(encoded.packet, future.deadline)
+            controller.start(encoded.packet, future.told)
         except NotSent:
             self._send_plain(encoded, future)
         except BaseException:
@@ -150,7 +155,7 @@ class Pipeline:
     def _send_plain(self, encoded: EncodedRequest, future: Future) -> None:
         """The newest request did not go out by the queues."""
         try:
-            future.finish(self.session.run_plain(encoded, seconds_left(future.deadline)))
+            future.finish(self.session.run_plain(encoded, seconds_left(future.told)))
         except StatusError as error:
             future.fail(error)
         except PeerDied as error:
@@ -271,7 +276,7 @@ class Pipeline:
             except GeneralFailure as error:
                 self._give_up(encoded, future, error)
         else:
-            self._give_up(encoded, future, self.session.error_of(reply, future.deadline))
+            self._give_up(encoded, future, self.session.error_of(reply, future.told))
         self.in_flight.finished.append(future)
 
     def _give_up(self, encoded: EncodedRequest, future: Future, error: BaseException) -> None:
@@ -298,14 +303,7 @@ class Pipeline:
 
     def wait_for(self, future: Future, timeout: float | None) -> None:
         """Until it is done, whichever thread finds that out: at its deadline it is. Raises Timeout."""
-        left = seconds_left(future.deadline)
-        if left is None or (timeout is not None and timeout <= left):
-            self.advance(future.done, timeout)
-            return
-        try:
-            self.advance(future.done, left)
-        except Timeout:
-            self.expire(future)
+        wait_or_expire(future, timeout, partial(self.advance, future.done), self.expire)
 
     def expire(self, future: Future) -> None:
         """At its deadline: it is done, whatever comes."""
@@ -330,21 +328,16 @@ class Pipeline:
         """Done in the running loop when `future` is."""
         return self.arrivals.of(future)
 
+    def attend(self, loop: asyncio.AbstractEventLoop) -> None:
+        """In that loop's thread: it takes results until there is room."""
+        self.arrivals.watch(loop)
+
     # ---- for event loops
 
     @property
     def arrivals(self) -> Arrivals:
         self.loops = self.loops or Arrivals(self)
         return self.loops
-
-    def watch_fd(self) -> int:
-        """Readable when there is something to `look` at; -1 while a thread receives, which calls `rearm` afterwards."""
-        found, session = [-1], self.session
-        with suppress(Busy):  # in the C call of `Burst.run`, which does not take our locks
-            self.in_flight.as_receiver(
-                0, lambda: found.append(-1 if session.is_closed else session.controller.arrival_fd())
-            )
-        return found[-1]
 
     def look(self) -> None:
         """Takes what has arrived, and notices the device's death."""

@@ -154,10 +154,10 @@ class BurstSession:
         figures = self.statistics.report(self.controller, in_flight, self.options.measure)
         return figures if self.fallback is None else figures | {"fallbacks": self.fallback.report()}
 
-    def write_trace(self, path: str) -> int:
-        """As `Burst.trace`."""
+    def timeline(self, name: str, first_lane: int = 0) -> list[dict[str, Any]]:
+        """The last requests, for `Burst.trace`."""
         self.check_process()
-        return self.statistics.write_trace(self.controller.trace, path)
+        return self.controller.trace.chrome_events(name, first_lane)
 
     # ---- other ways to a result
 

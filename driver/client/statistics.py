@@ -66,16 +66,24 @@ class Statistics:
             "recoveries": self.recoveries,
             "memories_sent": sent,
             "copied_bytes": {"bulk": self.copied + copied, "control": control},
-            "stages": {name: _spread(ns) for name, ns in stages.items()},
+            "stages": {name: spread(ns) for name, ns in stages.items()},
             "cpu_seconds": {"client": busy_ns / 1e9, "device": cpu_of_listener(controller.trace)},
             "seconds": {"total": total_ns / 1e9, **seconds} if measure else None,
         }
 
-    def write_trace(self, trace: Trace, path: str) -> int:
-        """As `burst.trace(path)`."""
-        events = trace.chrome_events("burst")
-        Path(path).write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ns"}))
-        return sum(event["name"] == "request" for event in events)
+
+def write_timeline(path: str, events: list[dict[str, Any]]) -> int:
+    """As `burst.trace(path)`, of these events; returns how many requests they show."""
+    Path(path).write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ns"}))
+    return sum(event["name"] == "request" for event in events)
+
+
+def spread(ns: Any) -> dict[str, float] | None:
+    """Median and 99th percentile, in microseconds; None of nothing."""
+    if not len(ns):
+        return None
+    p50, p99 = np.percentile(ns, [50, 99]) / 1e3
+    return {"p50": float(p50), "p99": float(p99)}
 
 
 def _totals(controller: Controller) -> Any:
@@ -83,13 +91,6 @@ def _totals(controller: Controller) -> Any:
     busy = client.busy_ns - client.asleep_ns
     shared = [client.results, client.timeouts, counts.memories_sent, controller.control_bytes + device.checked]
     return np.array([*shared, device.copied, max(busy, 0), client.total_ns])
-
-
-def _spread(ns: Any) -> dict[str, float] | None:
-    if not len(ns):
-        return None
-    p50, p99 = np.percentile(ns, [50, 99]) / 1e3
-    return {"p50": float(p50), "p99": float(p99)}
 
 
 def cpu_of_listener(trace: Trace) -> float | None:

@@ -30,10 +30,13 @@ from driver.runtime.local import LocalDevice, LocalPrepared
 from driver.runtime.places import check_shapes
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from numpy.typing import NDArray
 
     from burst import Request
     from driver.client.prepared_model import Home
+    from driver.errors import DeviceFailed
     from driver.nn import Model
     from driver.options import Preference
 
@@ -128,6 +131,30 @@ class CpuFallback:
             return self._prepared
 
 
+def executed(
+    attempt: Callable[[], Result],
+    instead: Callable[[BaseException], LocalPrepared | None],
+    request: Request,
+    options: ExecuteOptions,
+) -> Result:
+    """What `attempt` gives; where another one may do better, what `instead` says executes, if it says so."""
+    result: Result | None = None
+    failure: StatusError | PeerDied | DeviceFailed
+    try:
+        result = attempt()
+        if result.status in _FINAL:
+            return result
+        failure = status_error(result.status, result.message)
+    except FAILURES as error:
+        failure = error
+    other = instead(failure)
+    if other is not None:
+        return other.execute(request, *options)
+    if result is None:
+        raise failure
+    return result
+
+
 class FallbackModel:
     """A prepared model on a device, with the CPU behind it.
 
@@ -168,20 +195,23 @@ class FallbackModel:
         """As `RemotePreparedModel.execute`. A request on buffers of the device does not fall back."""
         options = ExecuteOptions(measure, timeout, loop_timeout, deadline)
         is_bound = any(isinstance(pool, DeviceBuffer) for pool in request.pools)
-        failure: BaseException
         life = self.life
-        try:
-            result: Result = self.prepared.execute(request, *options)
-            graph = self.prepared.model.main
-            check_shapes([graph.operands[i] for i in graph.outputs], result.output_shapes)
-            if self.fallback is None or life % 2 or is_bound or result.status in _FINAL:
-                return result
-            failure = status_error(result.status, result.message)
-        except FAILURES as error:
-            if is_bound:
-                raise
-            failure = error
-        return self.replacement(failure, life).execute(request, *options)
+        return executed(
+            lambda: self._executed(request, options),
+            lambda error: None if is_bound else self._instead(error, life),
+            request,
+            options,
+        )
+
+    def _executed(self, request: Request, options: ExecuteOptions) -> Result:
+        result: Result = self.prepared.execute(request, *options)
+        graph = self.prepared.model.main
+        check_shapes([graph.operands[i] for i in graph.outputs], result.output_shapes)
+        return result
+
+    def _instead(self, error: BaseException, life: int) -> LocalPrepared | None:
+        may_move = self.fallback is not None and life % 2 == 0 and is_retryable(error)
+        return self.replacement(error, life) if may_move else None
 
     def replacement(self, error: BaseException, life: int) -> LocalPrepared:
         """What executes after that failure of a request that was made in that `life`.

@@ -6,16 +6,17 @@ when it comes too late. A request is checked and bound as a device process does 
 
 from __future__ import annotations
 
+import os
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from burst import (
-    BurstError,
     ErrorStatus,
     GeneralFailure,
     MissedDeadlineTransient,
@@ -23,11 +24,14 @@ from burst import (
     StatusError,
     Timeout,
     Timing,
+    Trace,
 )
 from burst._core import lib
 from burst.request_checks import check_pool, check_request
+from driver import fork
 from driver.client.buffers import buffers_for
-from driver.client.future import Future
+from driver.client.recovery import describe
+from driver.client.statistics import spread, write_timeline
 from driver.client.workspace import InputSet, OutputSet, Workspace, input_shapes, output_views
 from driver.deadlines import WAITING, check, check_entry, due, nanoseconds, passed
 from driver.devices.reference import ReferenceDevice
@@ -36,20 +40,22 @@ from driver.errors import ExecutionFailed
 from driver.nn import validate
 from driver.options import ExecuteOptions, check_preference, options_of
 from driver.protocol.plain_codec import with_loop_timeout
+from driver.runtime.frames import FrameBurst
+from fmq import clock
 from fmq.clock import FOREVER
 from fmq.closing import Closing
 
 if TYPE_CHECKING:
-    import asyncio
-    from collections.abc import AsyncIterator, Iterable, Iterator
+    from collections.abc import Iterator
 
     from numpy.typing import ArrayLike, NDArray
 
-    from burst import Memory, Request
+    from burst import Memory, OutputShape, Request
     from driver.client.buffers import RequestBuffers
     from driver.interface import Device
     from driver.nn import Model
     from driver.options import Options, Preference
+    from driver.runtime.frames import FrameFuture
 
 NAME = "cpu"
 
@@ -123,7 +129,7 @@ class LocalPrepared(Closing):
         by = None if options.deadline is None else nanoseconds(options.deadline)
         if missed := passed(by):
             return missed
-        begin = time.monotonic()
+        begin, since = time.monotonic(), clock.now()
         try:
             with in_time(begin, options.timeout, by):
                 execution = self.bind(request)
@@ -131,8 +137,8 @@ class LocalPrepared(Closing):
                 check("executing", by)
         except StatusError as error:
             return error.as_result()
-        shapes, timing = tuple(execution.shapes), timing_since(begin, measure=options.measure)
-        return Result(ErrorStatus.NONE, output_views(self.model, request, shapes), shapes, timing)
+        shapes, took = tuple(execution.shapes), timing(clock.now() - since, options.measure)
+        return Result(ErrorStatus.NONE, output_views(self.model, request, shapes), shapes, took)
 
     def bind(self, request: Request) -> BoundRequest:
         """Checks a request and binds it. Raises InvalidArgument, GeneralFailure."""
@@ -147,119 +153,177 @@ class LocalPrepared(Closing):
         """Nothing to close: bursts go on."""
 
 
-class LocalBurst(Closing):
-    """The surface of `driver.Burst`, where an execution is a call. Any thread may run; one does at a time."""
+class LocalFrame(NamedTuple):
+    """One execution's memory."""
 
-    def __init__(self, prepared: LocalPrepared, options: Options, buffers: RequestBuffers | None = None) -> None:
-        """Use `prepared.burst()`. `buffers`: in place of its own."""
-        self._prepared, self._measure = prepared, options.measure
-        self._buffers: RequestBuffers = buffers or buffers_for(prepared.model, options)
-        self._bound: dict[tuple[InputSet, OutputSet], tuple[Memory, BoundRequest]] = {}
-        self._lock = threading.RLock()
-        self._runs = self._copied = self._total_ns = 0
-        self._is_closed = False
+    inputs: InputSet
+    outputs: OutputSet
+
+
+class LocalMemory:
+    """As `FrameMemory`, of the buffers of a burst."""
+
+    def __init__(self, buffers: RequestBuffers) -> None:
+        self.buffers, self.copied = buffers, 0
 
     @property
     def inputs(self) -> tuple[NDArray[Any] | None, ...]:
-        """Arrays of the next request, to be written in place; None where an input is omitted."""
-        return self._buffers.inputs.arrays
+        return self.buffers.inputs.arrays
 
-    def run(self, *arrays: Any, timeout: float | None = None) -> Result:
-        """As `Burst.run`. Raises Timeout when the result comes later than in `timeout` seconds."""
-        with self._lock:
-            if self._is_closed:
-                raise ValueError("this burst is closed; open another")
-            begin = time.monotonic()
-            buffers = self._buffers
-            if arrays:
-                self._copied += buffers.inputs.fill(arrays)
-            outputs = buffers.free_outputs()
-            with in_time(begin, timeout):
-                execution = self._run(buffers.inputs, outputs)
-            self._runs += 1
-            self._total_ns += int((time.monotonic() - begin) * 1e9)
-            shapes = tuple(execution.shapes)
-            timing = timing_since(begin, measure=self._measure)
-            return Result(ErrorStatus.NONE, outputs.arrays(shapes), shapes, timing)
+    def frame(self, arrays: tuple[Any, ...]) -> LocalFrame:
+        inputs = self.buffers.inputs
+        if arrays:
+            self.copied += inputs.fill(arrays)
+        return LocalFrame(inputs, self.buffers.outputs_for(inputs))
 
-    def _run(self, inputs: InputSet, outputs: OutputSet) -> BoundRequest:
-        """Executes, once more if it lacked only room for its outputs. Raises StatusError."""
+    def lend(self, frame: LocalFrame) -> None:
+        self.buffers.next_inputs()
+        frame.outputs.is_busy = True
+
+    def take_back(self, frame: LocalFrame) -> None:
+        self.buffers.give_back(frame.inputs)
+        frame.outputs.is_busy = False
+
+    def close(self) -> None:
+        self.buffers.close()
+
+
+class LocalBurst(FrameBurst[LocalFrame]):
+    """As `driver.Burst`, where an execution is a call: of `run` in its caller, of `submit` in a thread of the burst.
+
+    The thread begins with the first `submit`, and ends with the burst.
+    """
+
+    def __init__(self, prepared: LocalPrepared, options: Options, buffers: RequestBuffers | None = None) -> None:
+        """Use `prepared.burst()`. `buffers`: in place of its own."""
+        memory = LocalMemory(buffers or buffers_for(prepared.model, options))
+        super().__init__(options, memory)
+        self._frames, self._prepared = memory, prepared
+        self._bound: dict[LocalFrame, tuple[Memory, BoundRequest]] = {}
+        self._trace, self._number, self._busy_ns, self._total_ns = Trace.create(), 0, 0, 0
+        self._trace.describe(describe(prepared.model), options.depth)
+        self._trace.page.client.pid = self._trace.page.device.pid = os.getpid()
+        self._news = threading.Condition(self._lock)
+        self._thread: ThreadPoolExecutor | None = None
+        fork.abandon_in_child(self)
+
+    def _run(self, arrays: tuple[Any, ...], timeout: float | None) -> Result:
+        begin, buffers = time.monotonic(), self._frames.buffers
+        since = clock.now()
+        if arrays:
+            self._frames.copied += buffers.inputs.fill(arrays)
+        with in_time(begin, timeout):
+            return self._executed(LocalFrame(buffers.inputs, buffers.free_outputs()), since, clock.now())
+
+    def _executed(self, frame: LocalFrame, begin: int, sent: int) -> Result:
+        """One execution in this thread, noted in the trace. Raises StatusError."""
+        outputs = frame.outputs
+        taken, busy = clock.now(), time.thread_time_ns()
+        execution = self._execution(frame)
+        started = clock.now()
         try:
-            execution = self._execution(inputs, outputs)
             run_here(execution)
         except StatusError as error:
-            if not (error.result and self._buffers.grow(outputs, error.result.output_shapes)):
+            if not (error.result and self._grow(outputs, error.result.output_shapes)):
                 raise
-            return self._run(inputs, outputs)
-        return execution
+            execution = self._execution(frame)
+            run_here(execution)
+        shapes, done = tuple(execution.shapes), clock.now()
+        result = Result(ErrorStatus.NONE, outputs.arrays(shapes), shapes, timing(done - taken, self.options.measure))
+        self._busy_ns += time.thread_time_ns() - busy
+        self._total_ns += done - begin
+        self._number += 1
+        self._trace.page.device.tid = threading.get_native_id()
+        self._trace.note(self._number, (begin, sent, taken, started, done, done))
+        return result
 
-    def _execution(self, inputs: InputSet, outputs: OutputSet) -> BoundRequest:
+    def _grow(self, outputs: OutputSet, shapes: tuple[OutputShape, ...]) -> bool:
+        with self._lock:
+            is_busy = outputs.is_busy
+            old = self._frames.buffers.grow(outputs, shapes)
+            outputs.is_busy = is_busy
+        return old is not None
+
+    def _execution(self, frame: LocalFrame) -> BoundRequest:
         """The request on that memory, bound once."""
-        memory, execution = self._bound.get((inputs, outputs), (None, None))
-        if execution is None or memory is not outputs.memory:
-            execution = self._prepared.bind(Workspace(inputs, outputs).request)
-            self._bound[inputs, outputs] = outputs.memory, execution
+        memory, execution = self._bound.get(frame, (None, None))
+        if execution is None or memory is not frame.outputs.memory:
+            execution = self._prepared.bind(Workspace(*frame).request)
+            self._bound[frame] = frame.outputs.memory, execution
         return execution
 
-    def submit(self, *arrays: Any, timeout: float | None = None, deadline: float | None = None) -> Future:
-        """As `Burst.submit`: the future is done."""
-        by = None if deadline is None else nanoseconds(deadline)
-        future = Future(self, by)
+    # ---- in its thread
+
+    def _launch(self, future: FrameFuture[LocalFrame]) -> None:
+        self._thread = self._thread or ThreadPoolExecutor(1, "burst-cpu")
+        self._thread.submit(self._work, future, clock.now())
+
+    def _work(self, future: FrameFuture[LocalFrame], sent: int) -> None:
+        result, failure = None, None
         try:
-            with in_time(time.monotonic(), None, by):
-                result = self.run(*arrays, timeout=timeout)
-                check("executing", by)
-            return future.finish(result)
-        except BurstError as error:
-            return future.fail(error)
+            if not (future.done() or self._is_closed):
+                check("queued", future.told)
+                with due(future.told):
+                    result = self._executed(future.frame, future.begin, sent)
+                check("executing", future.told)
+        except BaseException as error:  # noqa: BLE001 (it is what this request gets)
+            failure = error
+        with self._lock:
+            if failure is not None:
+                future.fail(failure)
+            self._finish(future, result if failure is None else None)
+            self._news.notify_all()
+        del result
+        self._call_back()
 
-    async def run_async(self, *arrays: Any) -> Result:
-        """As `run`, for asyncio: the loop stands still meanwhile."""
-        return self.run(*arrays)
+    def _advance(self, future: FrameFuture[LocalFrame], timeout: float | None) -> None:
+        with self._lock:
+            if future in self._in_flight and not future.done() and not self._news.wait(timeout):
+                raise Timeout(f"no result within {timeout} s; the burst stays usable")
 
-    async def stream(self, frames: Iterable[Any]) -> AsyncIterator[Result]:
-        """As `Burst.stream`, for an ordinary iterable."""
-        for frame in frames:
-            yield self.run(*(frame if isinstance(frame, tuple) else (frame,)))
+    def abandon(self) -> None:
+        """In a forked child: the frames in flight are the parent's, and so is the thread."""
+        self._lock = threading.RLock()
+        self._news, self._thread = threading.Condition(self._lock), None
+        self._in_flight.clear()
+        self._finished.clear()
+        self._staged = None
 
-    def execute(self, request: Request, **options: Any) -> Result:
-        """As `LocalPrepared.execute`."""
-        return self._prepared.execute(request, **options)
+    # ----
+
+    def execute_as(self, request: Request, options: ExecuteOptions) -> Result:
+        """As `execute`, in this thread."""
+        self._check()
+        return self._prepared.execute(request, *options)
 
     def free_memory(self, memory: Memory) -> None:
         """Nothing is kept of pools."""
 
     def stats(self) -> dict[str, Any]:
-        """The figures of `Burst.stats` that there are here."""
-        return {
-            "runs": {"burst": self._runs, "plain": 0},
-            "in_flight": 0,
-            "copied_bytes": {"bulk": self._copied, "control": 0},
-            "seconds": {"total": self._total_ns / 1e9},
+        """As `Burst.stats`: the client is the device, and its time is the device's."""
+        total = self._total_ns / 1e9
+        return self._counts() | {
+            "recoveries": 0,
+            "memories_sent": 0,
+            "copied_bytes": {"bulk": self._frames.copied, "control": 0},
+            "stages": {name: spread(ns) for name, ns in self._trace.stages().items()},
+            "cpu_seconds": {"client": self._busy_ns / 1e9, "device": self._busy_ns / 1e9},
+            "seconds": {"total": total, "in_driver": total, "on_device": total} if self.options.measure else None,
         }
 
-    def close(self) -> None:
-        """Ends the burst. Arrays stay readable."""
-        with self._lock:
-            self._is_closed = True
-            self._bound.clear()
-            self._buffers.close()
+    def timeline(self, name: str, first_lane: int = 0) -> list[dict[str, Any]]:
+        """The last requests, for `trace`."""
+        return self._trace.chrome_events(name, first_lane)
 
-    def __reduce__(self) -> NoReturn:
-        raise TypeError("a burst cannot be pickled: pickle the model, and compile it where it is unpickled")
+    def trace(self, path: str) -> int:
+        """As `Burst.trace`."""
+        return write_timeline(path, self.timeline("burst"))
 
-    # ---- of futures, which are done
-
-    def wait_for(self, future: Future, timeout: float | None) -> None:
-        """They are done."""
-
-    def drop(self, future: Future) -> bool:
-        """They are done."""
-        return False
-
-    def arrival(self, future: Future) -> asyncio.Future[None]:
-        """They are done."""
-        raise AssertionError(future)
+    def _end(self) -> None:
+        self._bound.clear()
+        if self._thread:
+            self._thread.shutdown(wait=False)
+        self._news.notify_all()
 
 
 def run_here(execution: BoundRequest) -> None:
@@ -288,7 +352,7 @@ def in_time(begin: float, timeout: float | None, deadline: int | None = None) ->
         raise Timeout(f"no result within {timeout} s; the result came later and is dropped", WAITING, late_by)
 
 
-def timing_since(begin: float, *, measure: bool) -> Timing:
+def timing(ns: int, measure: bool) -> Timing:
     """All of it on the device, which is us."""
-    microseconds = int((time.monotonic() - begin) * 1e6) if measure else None
+    microseconds = ns // 1000 if measure else None
     return Timing(microseconds, microseconds)

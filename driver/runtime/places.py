@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from burst import Memory, OutputShape, RequestArgument
+    from driver.client.workspace import Shapes
     from driver.nn import Operand
     from driver.runtime.partition import Step
 
@@ -149,12 +150,14 @@ class ChainMemory:
         temporaries: Sequence[int],
         steps: Sequence[Step],
         step_buffers: Sequence[StepBuffers],
+        shapes: Shapes,
         depth: int,
     ) -> None:
+        """`shapes`: of the model's inputs."""
         self._model, self._temporaries, self._steps, self._step_buffers = model, temporaries, steps, step_buffers
         laid_out = with_temporaries(model, temporaries)
-        shapes = tuple(laid_out.main.operands[i].dimensions for i in laid_out.main.inputs)
-        self._buffers = Buffers(laid_out, shapes, depth)
+        between = tuple(model.main.operands[i].dimensions for i in temporaries)
+        self._buffers = Buffers(laid_out, (*shapes, *between), depth)
         self._frames: dict[tuple[InputSet, OutputSet], ChainFrame] = {}
         self._late: list[ChainFrame] = []  # given up, and a device may still be writing to them
         self.copied = 0  #: bytes, by `frame`

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from burst import (
     ErrorStatus,
@@ -26,7 +26,7 @@ from driver.runtime.cache.device import CacheOutcome
 from driver.runtime.places import arguments, between, with_temporaries
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from numpy.typing import ArrayLike, NDArray
 
@@ -37,6 +37,10 @@ if TYPE_CHECKING:
     from driver.runtime.chain import Chain
     from driver.runtime.fallback import CpuFallback, FallbackModel
     from driver.runtime.partition import Step
+
+
+Way: TypeAlias = "Callable[..., Result]"
+"""A step's `execute`."""
 
 
 class PreparedStep(NamedTuple):
@@ -82,7 +86,8 @@ class PlannedModel:
         workspace = self._workspaces.take(shapes) or Workspace.create(self.model, shapes)
         workspace.inputs.fill(arrays)
         with self._temporary_room() as room:
-            result = self._execute(workspace.request, room, ExecuteOptions(timeout=timeout))
+            ways = [step.model.execute for step in self.steps]
+            result = self._execute(ways, workspace.request, room, ExecuteOptions(timeout=timeout))
         outputs = tuple(output.copy() for output in result.outputs)
         result.outputs = ()
         self._workspaces.put(shapes, workspace, workspace.nbytes)  # not after an error: a device may still write to it
@@ -98,10 +103,15 @@ class PlannedModel:
         deadline: float | None = None,
     ) -> Result:
         """As `RemotePreparedModel.execute`; without timing, which no one device could tell."""
+        options = ExecuteOptions(measure, timeout, loop_timeout, deadline)
+        return self.execute_by([step.model.execute for step in self.steps], request, options)
+
+    def execute_by(self, ways: Sequence[Way], request: Request, options: ExecuteOptions) -> Result:
+        """The same, each step in its way."""
         if refusal := self._refusal(request):
             return refusal
         with self._temporary_room() as room:
-            return self._execute(request, room, ExecuteOptions(measure, timeout, loop_timeout, deadline))
+            return self._execute(ways, request, room, options)
 
     @contextmanager
     def _temporary_room(self) -> Iterator[Memory]:
@@ -109,14 +119,14 @@ class PlannedModel:
         yield room
         self._rooms.put(None, room, room.nbytes)  # not after an error: a device may still write to it
 
-    def _execute(self, request: Request, room: Memory, options: ExecuteOptions) -> Result:
+    def _execute(self, ways: Sequence[Way], request: Request, room: Memory, options: ExecuteOptions) -> Result:
         """Step by step; ends at the first that fails."""
         end = None if options.timeout is None else time.monotonic() + options.timeout
-        for step, its in zip(self.steps, self._requests(request, room), strict=True):
+        for step, execute, its in zip(self.steps, ways, self._requests(request, room), strict=True):
             left = None if end is None else end - time.monotonic()
             if left is not None and left <= 0:
                 raise Timeout(f"the steps before the one on {step.device!r} took longer than {options.timeout} s")
-            result = step.model.execute(its, *options._replace(timeout=left))
+            result = execute(its, *options._replace(timeout=left))
             if result.status:
                 words = f"operations {list(step.step.operations)}: {result.message}"
                 return Result(result.status, message=words, cause=result.cause)

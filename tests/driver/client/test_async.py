@@ -169,7 +169,7 @@ class TestAwait:
             kit.until(is_looked_at)
             running = pool.submit(lambda: number_of(burst.run(frame(0.1, 1), timeout=kit.patience)))
             kit.until(lambda: in_flight_of(burst).is_running)
-            assert pipeline_of(burst).watch_fd() == -1
+            assert pipeline_of(burst).arrivals.watch_fd() == -1
             other = pool.submit(lambda: number_of(burst.submit(frame(0, 2)).result(kit.patience)))
             assert (running.result(), other.result(), looking.result()) == (1, 2, True)
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import driver
-from burst import Busy, PeerDied, Timeout
+from burst import PeerDied, Timeout
 from driver.devices import device_class
 from driver.runtime import capabilities
 
@@ -109,23 +109,6 @@ def test_devices_work_at_the_same_time(slow, runtime_kit, kit):
             equal(future.result(kit.patience).outputs, runtime_kit.mixed(frame))
 
 
-def test_the_policy_says_what_happens_when_all_are_in_flight(compiled, slow, kit):
-    """ "block" waits, at most so long; "reject" raises Busy and counts; "latest" is not for chains."""
-    with slow.burst() as burst:
-        future = burst.submit(np.full(4, -0.9, np.float32))
-        with pytest.raises(Timeout):
-            burst.submit(X, timeout=0.01)
-        future.result(kit.patience)
-    with slow.burst(policy="reject") as burst:
-        future = burst.submit(np.full(4, -0.9, np.float32))
-        with pytest.raises(Busy):
-            burst.submit(X)
-        assert burst.stats()["drops"] == 1
-        future.result(kit.patience)
-    with pytest.raises(ValueError, match="latest"):
-        compiled.burst(policy="latest")
-
-
 def test_who_stops_waiting_can_go_on(slow, runtime_kit):
     """A timeout leaves the burst usable; what comes late is dropped, and spoils nobody's result."""
     quick = np.full(4, -0.99, np.float32)
@@ -205,22 +188,6 @@ def test_threads_share_a_chain(compiled, runtime_kit, kit):
             thread.join()
         assert wrong == []
         assert burst.stats()["runs"]["burst"] == 120
-
-
-def test_what_a_chain_cannot_do_it_says(compiled, kit, tmp_path):
-    """Explicit requests, one trace of all and input shapes are refused with the way that there is instead."""
-    request, _ = kit.request([X], 16)
-    with compiled.burst() as burst:
-        with pytest.raises(driver.DriverError, match=r"prepared\.execute"):
-            burst.execute(request)
-        with pytest.raises(driver.DriverError, match=r"steps\[0\]"):
-            burst.trace("x")
-        burst.run(X)
-        assert burst.steps[0].trace(tmp_path / "trace.json") == 1
-    with pytest.raises(ValueError, match="input_shapes"):
-        compiled.burst(input_shapes=[(4,)])
-    with pytest.raises(TypeError, match="deep"):
-        compiled.burst(deep=2)
 
 
 def test_who_waits_when_it_is_closed_is_told(slow):

@@ -1,0 +1,200 @@
+"""What tasks of event loops do with a burst, whatever executes its requests: requests in turn, and streams."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, deque
+from collections.abc import AsyncIterable
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from burst import Busy, MissedDeadlineTransient, Timeout
+from driver.client.future import ResultSource
+from driver.deadlines import WAITING, earlier, nanoseconds, seconds_left, unanswered
+from fmq import clock
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Iterable
+
+    from burst import Result
+    from driver.client.future import Future
+    from driver.options import Options
+
+_Loop = asyncio.AbstractEventLoop
+_UNCLAIMED = 8  # results that tasks may be about to take; fewer than a burst lets be held
+
+
+class RequestSource(ResultSource, Protocol):
+    """A burst, as far as tasks know it."""
+
+    options: Options
+
+    @property
+    def depth(self) -> int:
+        """How many requests may be in flight."""
+
+    @property
+    def has_room(self) -> bool:
+        """For one more request."""
+
+    def submit_by(self, arrays: tuple[Any, ...], timeout: float | None, deadline: int | None) -> Future:
+        """As `Burst.submit`; `deadline`: CLOCK_MONOTONIC ns."""
+
+    def try_submit(self, arrays: tuple[Any, ...], deadline: int | None, told: int | None = None) -> Future | None:
+        """Without waiting; `told` as for `Future`. None: there is no room."""
+
+    def attend(self, loop: _Loop) -> None:
+        """In that loop's thread: it takes results until there is room. Then the burst calls `Tasks.tell`."""
+
+
+class Tasks:
+    """Of one burst. Any number of loops and tasks may wait, beside threads."""
+
+    def __init__(self, source: RequestSource) -> None:
+        self._source = source
+        self._queue: deque[_WaitingTask] = deque()  # of tasks that wait for room
+        self._unclaimed: Counter[_Loop] = Counter()  # results and requests of `run`
+
+    def tell(self) -> None:
+        """In any thread: there may be room for the first task in the queue, or the burst was closed."""
+        if self._queue and self._source.has_room:
+            with suppress(IndexError):  # it has just left
+                self._queue[0].ring()
+
+    async def run(self, arrays: tuple[Any, ...], timeout: float | None, deadline: float | None) -> Result:
+        """As `Burst.run_async`."""
+        loop, times = asyncio.get_running_loop(), TaskTimes.of(timeout, deadline)
+        while self._unclaimed[loop] >= self._source.depth + _UNCLAIMED:
+            await asyncio.sleep(0)  # tasks whose results are there hold them until they have had their turn
+        future = await self._submit(arrays, times)
+        self._unclaimed[loop] += 1
+        try:
+            return await future
+        except MissedDeadlineTransient as error:
+            raise times.error(error) from None
+        finally:
+            self._unclaimed[loop] -= 1
+            self._unclaimed += Counter()  # keeps no zeros, and no loops
+
+    async def _submit(self, arrays: tuple[Any, ...], times: TaskTimes) -> Future:
+        deadline = times.end
+        if self._source.options.policy != "block":
+            return self._source.submit_by(arrays, 0, deadline)
+        if not self._queue and (future := self._source.try_submit(arrays, deadline)):
+            return future
+        loop = asyncio.get_running_loop()
+        turn = _WaitingTask(loop)
+        self._queue.append(turn)
+        try:
+            async with asyncio.timeout(seconds_left(deadline)):
+                while True:
+                    turn.rung = loop.create_future()
+                    self._source.attend(loop)
+                    if self._queue[0] is turn and (future := self._source.try_submit(arrays, deadline)):
+                        return future
+                    await turn.rung
+        except TimeoutError:
+            raise times.error(unanswered(clock.now() - (deadline or 0))) from None
+        finally:
+            self._queue.remove(turn)
+            self.tell()
+
+    async def stream(
+        self, frames: Iterable[Any] | AsyncIterable[Any], timeout: float | None, deadline: float | None
+    ) -> AsyncIterator[Result]:
+        """As `Burst.stream`."""
+        source = aiter(frames) if isinstance(frames, AsyncIterable) else _each(frames)
+        pending: deque[tuple[Future, asyncio.Future[None]]] = deque()
+        times = TaskTimes.of(timeout, deadline)  # checks them
+        sending: asyncio.Future[Future | None] | None = asyncio.ensure_future(self._send(source, timeout, deadline))
+        try:
+            while sending or pending:
+                waits: list[asyncio.Future[Any]] = [pending[0][1]] if pending else []
+                if sending and not sending.done():
+                    waits.append(sending)
+                if waits:
+                    await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+                while pending and pending[0][0].done():
+                    if not pending[0][0].cancelled():
+                        try:
+                            yield pending.popleft()[0].result(0)  # only the caller holds it now
+                        except MissedDeadlineTransient as error:
+                            raise times.error(error) from None
+                    else:
+                        pending.popleft()
+                if sending and sending.done() and not (pending and sending.exception()):  # results first
+                    future = sending.result()
+                    sending = asyncio.ensure_future(self._send(source, timeout, deadline)) if future else None
+                    if future:
+                        pending.append((future, self._source.arrival(future)))
+                    del future
+        finally:
+            left = [future for future, _ in pending]
+            if sending and not sending.cancel() and not sending.exception():
+                left += [future] if (future := sending.result()) else []
+            for future in left:
+                future.cancel()
+
+    async def _send(self, source: AsyncIterator[Any], timeout: float | None, deadline: float | None) -> Future | None:
+        """The next frame that is not refused, sent; None at the end."""
+        while (given := await anext(source, _END)) is not _END:
+            with suppress(Busy):  # policy "reject", which has counted it
+                arrays = given if isinstance(given, tuple) else (given,)
+                return await self._submit(arrays, TaskTimes.of(timeout, deadline))
+        return None
+
+
+class TaskTimes(NamedTuple):
+    """When a wait ends, and what ends it."""
+
+    timeout: float | None
+    deadline: int | None  #: CLOCK_MONOTONIC ns
+    end: int | None  #: the earlier one
+
+    @classmethod
+    def of(cls, timeout: float | None, deadline: float | None) -> TaskTimes:
+        """From now on; `deadline`: a time.monotonic(). Raises ValueError."""
+        by = None if deadline is None else nanoseconds(deadline)
+        return cls(timeout, by, earlier(timeout, by))
+
+    def error(self, error: MissedDeadlineTransient) -> BaseException:
+        """What the caller gets when the wait has ended: Timeout, if it was the timeout that ended it."""
+        if error.phase != WAITING or self.timeout is None or (self.deadline and clock.now() > self.deadline):
+            return error
+        return Timeout(f"no result within {self.timeout} s; the burst stays usable", WAITING, error.late_by)
+
+
+class _WaitingTask:
+    """A task's place in the queue."""
+
+    def __init__(self, loop: _Loop) -> None:
+        self._loop = loop
+        self.rung: asyncio.Future[None] = loop.create_future()
+
+    def ring(self) -> None:
+        """In any thread: there is room for this task."""
+        call_in(self._loop, complete, self.rung)
+
+
+_END = object()
+
+
+async def _each(frames: Iterable[Any]) -> AsyncIterator[Any]:
+    for frame in frames:
+        yield frame
+        await asyncio.sleep(0)
+
+
+def call_in(loop: _Loop, function: Callable[..., None], *arguments: Any) -> bool:
+    """In the loop's thread; False when the loop is closed, and the tasks that waited there with it."""
+    try:
+        loop.call_soon_threadsafe(function, *arguments)
+    except RuntimeError:
+        return False
+    return True
+
+
+def complete(future: asyncio.Future[None]) -> None:
+    """Unless it is done, or was cancelled."""
+    if not future.done():
+        future.set_result(None)

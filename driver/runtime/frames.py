@@ -1,0 +1,346 @@
+"""Frames in flight, up to `depth`, in a burst whose requests do not go through one device's queues.
+
+What the burst of a model on several devices and the burst of a model in this process have in common: which frames are
+admitted, what becomes of the others, who is told of a result. Each of them says how a frame is executed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from abc import abstractmethod
+from collections import deque
+from concurrent.futures import CancelledError
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+
+from burst import Busy, GeneralFailure, MissedDeadlineTransient, Result, Timeout
+from driver.client.future import Future, wait_or_expire
+from driver.client.surface import AnyBurst
+from driver.client.tasks import Tasks, TaskTimes, call_in, complete
+from driver.deadlines import seconds_left, unanswered
+from fmq import clock
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from numpy.typing import NDArray
+
+    from driver.client.future import ResultSource
+    from driver.options import Options
+
+_Loop = asyncio.AbstractEventLoop
+_T = TypeVar("_T")
+
+
+class FrameMemory(Protocol[_T]):
+    """Where frames lie. The caller holds the burst's lock."""
+
+    @property
+    def inputs(self) -> tuple[NDArray[Any] | None, ...]:
+        """Arrays of the next frame."""
+
+    def frame(self, arrays: tuple[Any, ...]) -> _T:
+        """The next frame, with those arrays copied into its inputs. Raises ValueError, ResultsHeld."""
+
+    def lend(self, frame: _T) -> None:
+        """The frame keeps its memory until `take_back`; `inputs` are the next frame's."""
+
+    def take_back(self, frame: _T) -> None:
+        """The frame was executed, or given up."""
+
+    def close(self) -> None:
+        """There are no more frames."""
+
+
+class FrameFuture(Future, Generic[_T]):
+    """A frame on its way."""
+
+    __slots__ = ("at", "begin", "frame", "request")
+
+    def __init__(self, source: ResultSource, frame: _T, deadline: int | None, told: int | None = None) -> None:
+        super().__init__(source, deadline, told)
+        self.frame, self.begin = frame, clock.now()
+        self.at = 0  #: the number of its step
+        self.request: Future | None = None  #: of the step that is being executed
+
+
+class FrameBurst(AnyBurst, Generic[_T]):
+    """`submit`, futures, tasks and policies, as `driver.Burst` has them."""
+
+    def __init__(self, options: Options, memory: FrameMemory[_T]) -> None:
+        self.options, self._memory = options, memory
+        self._lock = threading.RLock()
+        self._in_flight: deque[FrameFuture[_T]] = deque()
+        self._staged: FrameFuture[_T] | None = None  # the newest frame, kept until there is room
+        self._finished: deque[FrameFuture[_T]] = deque()  # their callbacks are due
+        self._tasks = Tasks(self)
+        self._loops: set[_Loop] = set()  # that have awaited frames
+        self._runs = self._drops = self._timeouts = 0
+        self._is_running = self._is_closed = False
+
+    # ---- how a frame is executed
+
+    @abstractmethod
+    def _run(self, arrays: tuple[Any, ...], timeout: float | None) -> Result:
+        """Under the lock, with nothing in flight: one execution in this thread."""
+
+    def _runs_here(self, timeout: float | None) -> bool:
+        """Whether `_run` may execute with that timeout; else the request is submitted."""
+        del timeout
+        return True
+
+    @abstractmethod
+    def _launch(self, future: FrameFuture[_T]) -> None:
+        """Under the lock: sends a frame on its way, which ends with `_finish`."""
+
+    @abstractmethod
+    def _advance(self, future: FrameFuture[_T], timeout: float | None) -> None:
+        """Without the lock: waits for news of a frame that was in flight. Raises Timeout."""
+
+    def _collect(self) -> None:
+        """Under the lock: takes on the frames of which there is news."""
+
+    # ---- requests
+
+    @property
+    def inputs(self) -> tuple[NDArray[Any] | None, ...]:
+        return self._memory.inputs
+
+    @property
+    def source(self) -> FrameBurst[_T]:
+        return self
+
+    @property
+    def tasks(self) -> Tasks:
+        return self._tasks
+
+    @property
+    def depth(self) -> int:
+        """How many frames may be in flight."""
+        return self.options.depth
+
+    @property
+    def has_room(self) -> bool:
+        """For one more request; also when the burst is closed, so that it can say so."""
+        return self._is_closed or len(self._in_flight) < self.options.depth
+
+    def run(self, *arrays: Any, timeout: float | None = None) -> Result:
+        """As `Burst.run`; on several devices `timeout` is for all steps together."""
+        if self._is_running:
+            raise Busy("this burst is executing in another thread; wait for it, or open another burst")
+        with self._lock:
+            self._check()
+            if self._runs_here(timeout) and not (self._in_flight or self._staged):
+                self._is_running = True
+                try:
+                    result = self._run(arrays, timeout)
+                except Timeout:
+                    self._timeouts += 1
+                    raise
+                finally:
+                    self._is_running = False
+                self._runs += 1
+                return result
+        return self._run_behind_others(arrays, timeout)
+
+    def _run_behind_others(self, arrays: tuple[Any, ...], timeout: float | None) -> Result:
+        end = None if timeout is None else time.monotonic() + timeout
+        if self.options.depth == 1 and self.options.policy != "latest":
+            self._wait(lambda: not self._in_flight, None, timeout)
+            if self._runs_here(timeout):
+                return self.run(*arrays, timeout=time_left(end, timeout))
+        future = self.submit(*arrays, timeout=timeout, deadline=end)
+        try:
+            return future.result()
+        except MissedDeadlineTransient as error:
+            raise TaskTimes.of(timeout, None).error(error) from None
+
+    def submit_by(self, arrays: tuple[Any, ...], timeout: float | None, deadline: int | None) -> Future:
+        """As `submit`; `deadline`: CLOCK_MONOTONIC ns."""
+        end = None if timeout is None else time.monotonic() + timeout
+        while (future := self.try_submit(arrays, deadline)) is None:
+            depth = self.options.depth
+            if self.options.policy == "reject":
+                self._drops += 1
+                raise Busy(f"depth={depth} requests are in flight, and policy is 'reject'; wait for a result")
+            try:
+                self._wait(lambda: self.has_room, None, None if end is None else max(0.0, end - time.monotonic()))
+            except Timeout:
+                raise Timeout(f"depth={depth} requests were in flight for {timeout} s; nothing was sent") from None
+        return future
+
+    def try_submit(self, arrays: tuple[Any, ...], deadline: int | None, told: int | None = None) -> Future | None:
+        """Without waiting; `told` as for `Future`. None: there is no room."""
+        try:
+            with self._lock:
+                self._check()
+                self._collect()
+                if not self.has_room and self.options.policy != "latest":
+                    return None
+                frame = self._memory.frame(arrays)
+                self._memory.lend(frame)
+                future = FrameFuture(self, frame, deadline, told)
+                if self.has_room:
+                    self._in_flight.append(future)
+                    self._launch(future)
+                else:
+                    self._stage(future)
+        finally:
+            self._call_back()
+        return future
+
+    def _stage(self, future: FrameFuture[_T]) -> None:
+        """Keeps the newest frame until there is room."""
+        old, self._staged = self._staged, future
+        if old is not None:
+            if not old.done():
+                self._drops += 1
+            self._give_up(old, CancelledError("a newer frame took its place"))
+
+    def _give_up(self, future: FrameFuture[_T], error: BaseException) -> None:
+        self._memory.take_back(future.frame)
+        future.fail(error)
+        self._finished.append(future)
+
+    def _finish(self, future: FrameFuture[_T], result: Result | None) -> None:
+        """Under the lock: the frame was executed, or its future has failed already."""
+        if future not in self._in_flight:  # a callback has finished it, or the burst was closed
+            return
+        if result is not None and not future.done():
+            self._runs += 1
+            future.finish(result)
+        self._in_flight.remove(future)
+        self._memory.take_back(future.frame)
+        self._finished.append(future)
+        staged, self._staged = self._staged, None
+        if staged is not None and staged.done():
+            self._memory.take_back(staged.frame)
+        elif staged is not None:
+            self._in_flight.append(staged)
+            self._launch(staged)
+
+    def _call_back(self) -> None:
+        """Without the lock, as what futures call may come back to us."""
+        while self._finished:
+            with suppress(IndexError):  # another thread took the last one
+                self._finished.popleft().call_back()
+        self._tasks.tell()
+
+    def _check(self) -> None:
+        if self._is_closed:
+            raise ValueError("this burst is closed; open another")
+
+    # ---- what futures ask for
+
+    def _wait(self, until: Callable[[], bool], future: FrameFuture[_T] | None, timeout: float | None) -> None:
+        """Until that holds, by news of `future`, or of the oldest frame in flight. Raises Timeout."""
+        end = None if timeout is None else time.monotonic() + timeout
+        while not until():
+            with self._lock:
+                oldest = self._in_flight[0] if self._in_flight else None
+                target = future if future in self._in_flight else oldest
+            if target is not None:
+                self._advance(target, time_left(end, timeout))
+            self._call_back()
+
+    def wait_for(self, future: Future, timeout: float | None) -> None:
+        """Until it is done: at its deadline it is. Raises Timeout."""
+        assert isinstance(future, FrameFuture)
+        wait_or_expire(future, timeout, partial(self._wait, future.done, future), self.expire)
+
+    def expire(self, future: Future) -> None:
+        """At its deadline: it is done, whatever comes."""
+        with self._lock:
+            if future.done():
+                return
+            future.fail(unanswered(clock.now() - (future.deadline or 0)))
+            self._timeouts += 1
+        future.call_back()
+
+    def drop(self, future: Future) -> bool:
+        """Cancels it, unless it is done."""
+        with self._lock:
+            if future.done():
+                return False
+            future.fail(CancelledError())
+            self._drops += 1
+        future.call_back()
+        return True
+
+    # ---- for asyncio
+
+    def arrival(self, future: Future) -> asyncio.Future[None]:
+        """Done in the running loop when `future` is."""
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[None] = loop.create_future()
+        future.add_done_callback(lambda _: call_in(loop, complete, done))
+        if not future.done():
+            self.attend(loop)
+            if (left := seconds_left(future.deadline)) is not None:
+                timer = loop.call_later(left, self.expire, future)
+                done.add_done_callback(lambda _: timer.cancel())
+        return done
+
+    def attend(self, loop: _Loop) -> None:
+        """In that loop's thread: from now on it hears of the news of frames in flight."""
+        with self._lock:
+            self._loops.add(loop)
+            for future in self._in_flight:
+                if future.request is not None:
+                    hear(loop, future.request)
+
+    def _attended(self, request: Future) -> None:
+        """Under the lock: the loops that await frames hear of that one's news, too."""
+        for loop in list(self._loops):
+            if loop.is_running():
+                hear(loop, request)
+            else:
+                self._loops.discard(loop)
+
+    # ----
+
+    def _counts(self) -> dict[str, Any]:
+        return {
+            "runs": {"burst": self._runs, "plain": 0},
+            "in_flight": len(self._in_flight),
+            "timeouts": self._timeouts,
+            "drops": self._drops,
+        }
+
+    def close(self) -> None:
+        with self._lock:
+            self._is_closed = True
+            waiting, self._staged = [*self._in_flight, *filter(None, [self._staged])], None
+            for future in waiting:
+                future.fail(GeneralFailure("this burst was closed before the result came"))
+                self._finished.append(future)
+            self._in_flight.clear()
+            self._end()
+            self._memory.close()
+        self._call_back()
+
+    @abstractmethod
+    def _end(self) -> None:
+        """Under the lock: gives up what executes frames."""
+
+
+def hear(loop: _Loop, request: Future) -> None:
+    """The loop takes the result of a step's request, which calls back: that takes the frame on."""
+    with suppress(RuntimeError):
+        if asyncio.get_running_loop() is loop:
+            request.attend()
+            return
+    call_in(loop, request.attend)
+
+
+def time_left(end: float | None, timeout: float | None) -> float | None:
+    """Seconds until `end`; `timeout` is what was asked for. Raises Timeout when there are none."""
+    if end is None:
+        return None
+    left = end - time.monotonic()
+    if left <= 0 and timeout:
+        raise Timeout(f"no result within {timeout} s; the burst stays usable")
+    return max(0.0, left)
