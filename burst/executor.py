@@ -3,8 +3,10 @@
 A plan is a request that was checked and bound once, kept under its bytes. What was proved for those bytes still holds,
 because nothing can change what a slot stands for; freeing a slot drops every plan that uses it.
 
-Every request path binds here: the listener of a burst, which recognises packets in C, the plain path and fenced
-requests.
+Every request path binds and executes here: the listener of a burst, which recognises packets in C, the plain path,
+asynchronous and fenced requests. `CachedExecutor.execute` is the one place that admits a request, waits in the run
+queue, runs, judges the end by the deadline and says what came of it; a path decodes, and encodes the `Outcome`. For
+packets that it recognises, csrc/burst/listener.c does the same.
 """
 
 from __future__ import annotations
@@ -13,20 +15,23 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol
 
-from burst.errors import InternalError, Malformed, StatusError, status_error
-from burst.messages import NO_CAUSE, NO_TIMING, Cause, ErrorStatus, OutputShape, Request
+from burst._core import lib
+from burst.causes import admit, missed, not_done
+from burst.errors import InternalError, Malformed, MissedDeadlineTransient, StatusError, status_error
+from burst.messages import NO_CAUSE, NO_TIMING, Cause, ErrorStatus, OutputShape, Request, Timing
 from burst.request_checks import check_request
 from burst.slots import MappingCache
 from burst.turns import FOREVER
-from burst.wire import ResultPacket, Token
+from burst.wire import Token
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from burst.memory import Memory
-    from burst.turns import Ticket
+    from burst.turns import Flow, Ticket
     from burst.wire import RequestPacket
 
 _log = logging.getLogger(__name__)
@@ -45,6 +50,9 @@ class Execution(Protocol):
     soon as it can, and later runs end at once. None is the same as no attribute.
 
     It may have an attribute `estimate`: a burst_estimate of the time that executions of this kind take; runs update it.
+
+    It may have an attribute `written`: uint32_t words in C, one for each buffer of the device that it writes. They are
+    set to 1, no value, when an execution fails, also if it was not run.
 
     And attributes `copied_bytes`, the bytes of its arguments that each run copies, and `checked_bytes`, how many of
     these it copies only to check them in private memory; 0 where they are missing.
@@ -66,22 +74,32 @@ class Execution(Protocol):
 class Job(NamedTuple):
     """A decoded request and the model to bind it to. Its pools are `Memory`, and `Token` for buffers.
 
-    `ticket`: its executions wait for their turn with it; None: they do not wait.
+    `flow`: of the run queue, where a path serves several.
     """
 
     packet: RequestPacket
     bind: Callable[[Request], Execution]
-    ticket: Ticket | None = None
+    flow: Flow | None = None
 
 
-Encode = Callable[[ResultPacket, str, Cause], bytes]
+class Outcome(NamedTuple):
+    """What came of one execution, for its path to encode."""
+
+    status: ErrorStatus
+    shapes: tuple[OutputShape, ...] = ()
+    timing: Timing = NO_TIMING
+    text: str = ""
+    cause: Cause = NO_CAUSE
+
+
+Encode = Callable[[Outcome], bytes]
 
 
 class RequestCodec(NamedTuple):
     """Decode, encode and memory lookup for one request path.
 
-    decode: a request as its path received it -> Job; raises Malformed, StatusError. encode: result, text and cause ->
-    raw answer. fetch: slots that the device does not know yet -> their memory, all or nothing; raises StatusError.
+    decode: a request as its path received it -> Job; raises Malformed, StatusError. encode: outcome -> raw answer.
+    fetch: slots that the device does not know yet -> their memory, all or nothing; raises StatusError.
     """
 
     decode: Callable[[Any], Job]
@@ -101,29 +119,69 @@ _NONE = RequestCodec(_ended, _ended, _ended)
 
 
 class Plan:
-    """A request that was checked and bound: what to run, and the answer where it is known beforehand."""
+    """A request that was checked and bound: what to run, and the answer where it is known beforehand.
+
+    One thread at a time runs it. Several threads that have the same request to run `claim` it.
+    """
 
     __slots__ = (
-        "_encode",
+        "_bind",
+        "_claimed",
+        "_spares",
         "checked",
         "copied",
         "estimate",
         "execution",
+        "flow",
+        "has_run",
         "measure",
+        "outcome",
         "run",
         "slots",
         "success",
-        "ticket",
+        "written",
     )
 
-    def __init__(self, execution: Execution, job: Job, encode: Encode) -> None:
-        packet, self.ticket = job.packet, job.ticket
+    def __init__(self, job: Job, request: Request) -> None:
+        """Binds. Raises StatusError, and anything that a device raises."""
+        packet, self.flow = job.packet, job.flow
         self.slots = frozenset(slot for slot in packet.slots if not isinstance(slot, Token))
-        self.execution, self.run, self.measure, self._encode = execution, execution.run, packet.measure, encode
+        self._bind: Callable[[], Plan] = lambda: Plan(job, request)
+        self._claimed, self._spares = threading.Lock(), list[Plan]()
+        self.execution = execution = job.bind(request)
+        self.run, self.measure = execution.run, packet.measure
         self.copied: int = getattr(execution, "copied_bytes", 0)
         self.checked: int = getattr(execution, "checked_bytes", 0)
         self.estimate: Any = getattr(execution, "estimate", None)
-        self.success = self._answer() if execution.is_static else None
+        self.written: Any = getattr(execution, "written", ())
+        self.has_run = False  #: the first run takes longer than the others, so the estimate ignores it
+        #: of a success, without its times, where the shapes never change
+        self.outcome = Outcome(ErrorStatus.NONE, tuple(execution.shapes)) if execution.is_static else None
+        self.success: bytes | None = None  #: the same, encoded
+
+    def claim(self) -> Plan:
+        """This plan; one that was bound to the same request, if another thread has claimed this one.
+
+        Give it back with `release`. Raises what binding raises.
+        """
+        if self._claimed.acquire(blocking=False):
+            return self
+        try:
+            return self._spares.pop()
+        except IndexError:
+            return self._bind()
+
+    def release(self, claimed: Plan) -> None:
+        """Gives back what `claim` returned. A plan that was cancelled is not given back: it never runs again."""
+        if claimed is self:
+            self._claimed.release()
+        else:
+            self._spares.append(claimed)
+
+    def spoil(self) -> None:
+        """An execution failed, or was not run: the buffers that it writes have no value."""
+        for word in self.written:
+            word[0] = 1
 
     def cancel(self) -> None:
         """Ends its run as soon as possible, where the execution can be cancelled. The result is not needed any more."""
@@ -131,38 +189,102 @@ class Plan:
         if cancel is not None:
             cancel()
 
-    def run_in_turn(self, deadline: int | None = None) -> tuple[int, int]:
-        """Runs once its ticket has a slot. Returns when the run began and ended, in ns.
-
-        Raises what the execution raises, MissedDeadlineTransient, GeneralFailure.
-        """
-        ticket = self.ticket
-        if ticket is not None:
-            ticket.enter(FOREVER if deadline is None else deadline)
-        try:
-            begin = time.monotonic_ns()
-            self.run()
-            return begin, time.monotonic_ns()
-        finally:
-            if ticket is not None:
-                ticket.leave()
-
     def failure(self, status: ErrorStatus) -> Exception:
         """Why the C function of its execution returned that status."""
         failure = getattr(self.execution, "failure", None)
         found: Exception = failure(status) if failure else status_error(status)
         return found
 
-    def answer(self) -> bytes:
-        """The answer to the execution that has just succeeded, without its times."""
-        return self.success or self._answer()
 
-    def _answer(self) -> bytes:
-        return self._encode(ResultPacket(ErrorStatus.NONE, tuple(self.execution.shapes), NO_TIMING), "", NO_CAUSE)
+class Run:
+    """One execution of a plan. All times are CLOCK_MONOTONIC nanoseconds.
+
+    arrived: when the device received the request. since: when it could have begun, but for other executions; None: when
+    it is executed. begun, ended: of the run itself; 0 before.
+    """
+
+    __slots__ = ("_is_first", "_others", "arrived", "begun", "deadline", "ended", "plan", "since")
+
+    def __init__(self, plan: Plan, arrived: int, deadline: int | None = None, since: int | None = None) -> None:
+        self.plan, self.arrived, self.begun, self.ended = plan, arrived, 0, 0
+        self.deadline = None if deadline == FOREVER else deadline
+        self.since, self._others, self._is_first = since, 0, not plan.has_run
+
+    def execute(self, ticket: Ticket | None) -> None:
+        """Raises StatusError, and what the execution raises."""
+        deadline = self.deadline
+        if deadline is None:
+            self._in_turn(ticket, FOREVER)
+            return
+        if self.since is None:
+            self.since = time.monotonic_ns()
+        with _due(deadline):
+            admit(self.plan.estimate, self.since, deadline)
+            try:
+                self._in_turn(ticket, deadline)
+            except MissedDeadlineTransient as error:
+                if not self.begun:
+                    raise missed(error.status, "queued", deadline, self.plan.estimate) from None
+                if error.phase != "executing" or time.monotonic_ns() <= deadline:
+                    raise  # it waited for others within the device, or a loop has taken too long
+                raise self.not_done() from error
+        if self.ended > deadline:
+            raise self.not_done()
+
+    def _in_turn(self, ticket: Ticket | None, deadline: int) -> None:
+        entered = time.monotonic_ns()
+        if ticket is not None:
+            ticket.enter(deadline, self.plan.estimate)
+        try:
+            self.begun = time.monotonic_ns()
+            self.plan.run()
+            self.ended = time.monotonic_ns()
+        finally:
+            if ticket is not None:
+                self._others = ticket.waited
+                ticket.leave()
+        plan, before = self.plan, self.begun - entered
+        if not self._is_first and plan.estimate is not None:
+            lib.burst_took(plan.estimate, self.ended - self.begun - max(0, self._others - before), 1)
+        plan.has_run = True
+
+    def not_done(self) -> StatusError:
+        """The error of a run that began and was not done by its deadline, or was given up."""
+        assert self.deadline is not None
+        assert self.since is not None
+        took = 0 if self._is_first or not self.ended else self.ended - self.begun
+        is_unsure = self._is_first or self._others > 0
+        return not_done(self.plan.estimate, self.since, self.deadline, took, is_unsure=is_unsure)
+
+    def fail(self, error: Exception) -> None:
+        """Notes that it failed."""
+        plan = self.plan
+        plan.spoil()
+        was_given_up = isinstance(error, StatusError) and error.phase == "executing" and not self.ended
+        if was_given_up and plan.estimate is not None and not self._is_first:
+            lib.burst_took(plan.estimate, time.monotonic_ns() - self.begun, 0)
+
+    @property
+    def timing(self) -> Timing:
+        """Of a run that has ended."""
+        return Timing((self.ended - self.begun) // 1000, (self.ended - self.arrived) // 1000)
+
+
+@contextmanager
+def _due(deadline: int) -> Iterator[None]:
+    """Operations in the midst of the run look at it (csrc/burst/deadline.c)."""
+    before = lib.burst_due()
+    lib.burst_set_due(deadline)
+    try:
+        yield
+    finally:
+        lib.burst_set_due(before)
 
 
 class CachedExecutor:
-    """Binds the requests of one client. The owner holds `lock` from binding until `forget` can find the new plan."""
+    """Binds and executes the requests of one client. The owner holds `lock` from binding until `forget` can find the
+    new plan.
+    """
 
     def __init__(self, codec: RequestCodec, forget: Callable[[frozenset[int] | None], None]) -> None:
         """`forget`: drops the plans that use one of these slots, or all (None). It is called under `lock`, in any
@@ -182,24 +304,46 @@ class CachedExecutor:
         slots = [slot for slot in packet.slots if not isinstance(slot, Token)]
         memories = iter(self._mappings.resolve(slots, self._codec.fetch))
         pools = tuple(slot if isinstance(slot, Token) else next(memories) for slot in packet.slots)
-        bound = job.bind(Request(packet.inputs, packet.outputs, pools, packet.loop_timeout))
-        return Plan(bound, job, self._codec.encode)
+        bound = Plan(job, Request(packet.inputs, packet.outputs, pools, packet.loop_timeout))
+        if bound.outcome:
+            bound.success = self._codec.encode(bound.outcome)
+        return bound
 
-    def refuse(self, error: Exception) -> bytes:
-        """The answer to a request that failed. Never raises: every request gets an answer."""
-        encode = self._codec.encode
+    def execute(self, run: Run, ticket: Ticket | None) -> Outcome:
+        """Admits, waits for a slot, runs and judges, as for every request however it came. Never raises."""
+        try:
+            run.execute(ticket)
+            known, measure = run.plan.outcome, run.plan.measure
+            if known and not measure:
+                return known
+            return Outcome(ErrorStatus.NONE, tuple(run.plan.execution.shapes), run.timing if measure else NO_TIMING)
+        except Exception as error:  # noqa: BLE001 (one bad request must not end a process that serves many)
+            run.fail(error)
+            return self.failure(error)
+
+    def failure(self, error: Exception) -> Outcome:
+        """What came of a request that failed. Never raises."""
         if isinstance(error, StatusError):
             insufficient = error.status == ErrorStatus.OUTPUT_INSUFFICIENT_SIZE  # no other error has shapes
             shapes = error.result.output_shapes if insufficient and error.result else ()
-            try:
-                return encode(ResultPacket(error.status, shapes, NO_TIMING), str(error), error.cause)
-            except Exception as worse:  # noqa: BLE001 (shapes that cannot be encoded)
-                error = worse
+            return Outcome(error.status, shapes, NO_TIMING, str(error), error.cause)
         if not isinstance(error, Malformed):
             self._complain("an execution failed in an unforeseen way: %r", error)
             self._complain = _log.debug  # once per client, which could repeat this for ever
-        text = f"{type(error).__name__}: {error}"
-        return encode(ResultPacket(ErrorStatus.GENERAL_FAILURE, (), NO_TIMING), text, NO_CAUSE)
+        return Outcome(ErrorStatus.GENERAL_FAILURE, text=f"{type(error).__name__}: {error}")
+
+    def answer(self, outcome: Outcome, plan: Plan | None = None) -> bytes:
+        """The outcome, encoded. Never raises: every request gets an answer."""
+        if plan and plan.success and outcome is plan.outcome:
+            return plan.success
+        try:
+            return self._codec.encode(outcome)
+        except Exception as error:  # noqa: BLE001 (shapes that cannot be encoded)
+            return self._codec.encode(self.failure(error))
+
+    def refuse(self, error: Exception) -> bytes:
+        """The answer to a request that could not be bound. Never raises."""
+        return self.answer(self.failure(error))
 
     def free_memory(self, slots: Iterable[int]) -> None:
         """Frees slots. Returns at once; memory in use is unmapped after the run."""

@@ -21,14 +21,13 @@ from burst.channel import MAX_FDS, Channel, Message, close_all
 from burst.datum import DATUM, DATUM_DTYPE
 from burst.ends import handle_of
 from burst.errors import GeneralFailure, InvalidArgument, PeerDied, Timeout, status_error
-from burst.executor import CachedExecutor, Execution, Job, Plan, RequestCodec
+from burst.executor import CachedExecutor, Execution, Job, Outcome, Plan, RequestCodec, Run
 from burst.memory import Memory
-from burst.messages import Cause, ErrorStatus
+from burst.messages import NO_TIMING, ErrorStatus
 from burst.trace import Trace
 from burst.turns import give_way
-from burst.wire import VERSIONS, decode_request, encode_result
+from burst.wire import VERSIONS, ResultPacket, decode_request, encode_result
 from fmq import Flavour, FmqError, InvalidDescriptor, MessageQueue
-from fmq.clock import FOREVER
 from fmq.end import DEFAULT_SPIN
 from fmq.errors import raise_errno
 
@@ -37,7 +36,6 @@ if TYPE_CHECKING:
 
     from burst.messages import Request
     from burst.turns import Ticket
-    from burst.wire import ResultPacket
     from fmq import Descriptor
 
 _log = logging.getLogger(__name__)
@@ -105,7 +103,7 @@ class BurstServer:
         self._next, self._stale = 0, set[int]()
         version = terms.version
         codec = RequestCodec(
-            lambda raw: Job(decode_request(raw, version), bind, ticket),
+            lambda raw: Job(decode_request(raw, version), bind),
             self._encode,
             self._fetch,
         )
@@ -114,11 +112,12 @@ class BurstServer:
         self._is_ending = False
         self._thread = threading.Thread(target=self._listen, name="burst-listener", daemon=True)
 
-    def _encode(self, result: ResultPacket, text: str, cause: Cause) -> bytes:
-        """The answer. A result packet has no room for a text, so that goes into the trace."""
+    def _encode(self, outcome: Outcome) -> bytes:
+        """The answer. A result packet has no room for a text, which goes into the trace; the listener adds times."""
+        status, shapes, _, text, cause = outcome
         if text:
-            self.trace.note_failure(self._listener.id, result.status, text, cause)
-        return encode_result(result, self._version)
+            self.trace.note_failure(self._listener.id, status, text, cause)
+        return encode_result(ResultPacket(status, shapes, NO_TIMING), self._version)
 
     def _new_listener(self, nbytes: int) -> Any:
         self._buffer = ffi.new("unsigned char[]", nbytes)
@@ -214,7 +213,7 @@ class BurstServer:
                         plan = None  # while this thread waits it must not keep a plan alive that is freed
                         code = listen(listener, null, 0)
                         continue
-                    answer = plan.answer()
+                    answer = self._executor.answer(Outcome(ErrorStatus.NONE, tuple(plan.execution.shapes)))
                 except Exception as error:  # noqa: BLE001 (one bad request must not end a process that serves many)
                     answer = self._refuse(error)
                 plan = None
@@ -234,14 +233,15 @@ class BurstServer:
                 raw = bytes(ffi.buffer(self._buffer, self._listener.bytes))
                 plan = self._executor.plan(raw)
                 self._learn(plan)
-            self._executor.free_when_idle()
-            if self._listener.deadline != FOREVER:
-                self._check_time(plan.estimate)
-            self._listener.started, _ = plan.run_in_turn(self._listener.deadline)
-            return plan.answer()
         except Exception as error:  # noqa: BLE001 (as in _serve)
             self._executor.free_when_idle()
             return self._refuse(error)
+        self._executor.free_when_idle()
+        listener = self._listener
+        run = Run(plan, listener.taken, listener.deadline, lib.burst_could_begin(listener))
+        outcome = self._executor.execute(run, self._ticket)
+        listener.started = run.begun or listener.started
+        return self._said(outcome, plan)
 
     def _explain(self) -> bytes:
         """The answer to a request whose C function has failed."""
@@ -253,17 +253,14 @@ class BurstServer:
             error = worse
         return self._refuse(error)
 
-    def _check_time(self, estimate: Any) -> None:
-        """Refuses a new plan when executions of its kind took longer than the time left. Raises MissedDeadline*."""
-        status = lib.burst_may_begin(self._listener, ffi.NULL if estimate is None else estimate)
-        if status:
-            is_transient = status == ErrorStatus.MISSED_DEADLINE_TRANSIENT
-            raise status_error(status, cause=Cause("queued" if is_transient else "before start"))
-
     def _refuse(self, error: Exception) -> bytes:
-        """The answer to a request that failed. The listener judges those that missed their deadline once begun."""
-        self._listener.is_refused = getattr(error, "phase", None) in {"queued", "before start"}
-        return self._executor.refuse(error)
+        """The answer to a request that failed."""
+        return self._said(self._executor.failure(error))
+
+    def _said(self, outcome: Outcome, plan: Plan | None = None) -> bytes:
+        """The answer. The listener judges those that missed their deadline once begun."""
+        self._listener.is_refused = outcome.cause.phase in {"queued", "before start"}
+        return self._executor.answer(outcome, plan)
 
     def _learn(self, plan: Plan) -> None:
         """Adds a plan, and drops the oldest when the table is full. The caller holds the executor's lock."""
@@ -285,6 +282,7 @@ class BurstServer:
             raise_errno(code, "learn")
         if plan.estimate is not None:
             lib.burst_expect(self._listener, i, plan.estimate)
+        lib.burst_writes(self._listener, i, plan.written if len(plan.written) else ffi.NULL, len(plan.written))
         self._stale.discard(i)
         self._plans[i] = plan
         if self._is_ending:

@@ -21,14 +21,13 @@ from burst import (
     Result,
     Timeout,
 )
-from burst._core import ffi, lib
+from burst._core import lib
 from burst.messages import Cause, Phase
 from fmq import clock
 from fmq.clock import FOREVER, deadline_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from typing import Any
 
     from burst import StatusError
 
@@ -159,24 +158,10 @@ def taking(lock: threading.Lock) -> Iterator[None]:
         lock.release()
 
 
-def admit(estimate: Any, since: int, deadline: int) -> None:
-    """Raises MissedDeadline* for an execution that cannot be done by then. `since`: when it was asked for."""
-    now = clock.now()
-    status = lib.burst_admit(ffi.NULL if estimate is None else estimate, since, now, deadline)
-    if status:
-        phase: Phase = "queued" if status == ErrorStatus.MISSED_DEADLINE_TRANSIENT else "before start"
-        raise missed(ErrorStatus(status), phase, now, deadline, usual(estimate))
-
-
-def usual(estimate: Any) -> float | None:
-    """Seconds that executions take."""
-    return estimate.usual_ns / 1e9 or None if estimate is not None else None
-
-
-def missed(status: ErrorStatus, phase: Phase, now: int, deadline: int, retry_after: float | None = None) -> StatusError:
+def missed(status: ErrorStatus, phase: Phase, now: int, deadline: int) -> StatusError:
     """The error of a request that has missed its deadline, or will."""
     is_transient = status is ErrorStatus.MISSED_DEADLINE_TRANSIENT
-    cause = Cause(phase, _late(now, deadline), retry_after)
+    cause = Cause(phase, _late(now, deadline))
     return MissedDeadlineTransient(cause=cause) if is_transient else MissedDeadlinePersistent(cause=cause)
 
 

@@ -105,8 +105,9 @@ void burst_drop_plans(burst_listener *listener);
 int burst_learn(burst_listener *listener, uint32_t i, const void *answer, uint64_t bytes, void *function, void *context, int measure,
                 uint64_t copied, uint64_t checked);
 int burst_expect(burst_listener *listener, uint32_t i, burst_estimate *estimate); /* as burst_learn: of plan i's executions */
-/* From the listener's thread: burst_admit for the request in `buffer`, which Python is about to begin. */
-int32_t burst_may_begin(burst_listener *listener, burst_estimate *estimate);
+/* From the listener's thread: when the request in `buffer` could have begun, but for other executions. */
+uint64_t burst_could_begin(const burst_listener *listener);
+int burst_writes(burst_listener *listener, uint32_t i, uint32_t **writes, uint64_t n); /* words to set to 1 when plan i fails */
 int burst_forget(burst_listener *listener, uint32_t i); /* from any thread; true: it runs, and -ESTALE comes after it */
 /* foreign: a library's calls as a burst_function. Contexts that share a turn run one after the other. */
 typedef int foreign_function(void *object, uint64_t number, uint64_t n_inputs, void *inputs, uint64_t n_outputs, void *outputs);

@@ -31,6 +31,8 @@ struct burst_plan {
     void *context;
     uint64_t copied, checked; /* bytes, in each run */
     burst_estimate *estimate;  /* of its runs, or NULL */
+    uint32_t **writes; /* words of the buffers that it writes: 1, no value, after a failure; Python keeps them */
+    uint64_t n_writes;
     bool measure;
     _Atomic uint32_t state; /* of the two bits below; README.md, "Plans" */
 };
@@ -92,6 +94,19 @@ int burst_expect(burst_listener *l, uint32_t i, burst_estimate *estimate) {
     if (i >= l->count) return -EINVAL;
     l->plans[i].estimate = estimate;
     return 0;
+}
+
+int burst_writes(burst_listener *l, uint32_t i, uint32_t **writes, uint64_t n) {
+    if (i >= l->count) return -EINVAL;
+    l->plans[i].writes = writes;
+    l->plans[i].n_writes = n;
+    return 0;
+}
+
+/* Of an execution that failed, or was not run. Relaxed, because a word says nothing about memory that is being written. */
+static void spoil(const struct burst_plan *p) {
+    for (uint64_t i = 0; i < p->n_writes; i++)
+        atomic_store_explicit((_Atomic uint32_t *)p->writes[i], 1, memory_order_relaxed);
 }
 
 int burst_forget(burst_listener *l, uint32_t i) {
@@ -236,7 +251,9 @@ static int answer_python(burst_listener *l, const void *answer, uint64_t bytes) 
     if (p) note_copies(l, p);
     uint32_t said = answer && bytes >= DATUM ? load_u32((const unsigned char *)answer + RESULT_STATUS_AT) : 0;
     uint32_t status = final_status(l, p, said);
+    if (l->is_refused) note_usual(l, p ? p->estimate : NULL);
     l->is_refused = 0;
+    if (p && status) spoil(p);
     int stale = leave_plan(l), r = status != said ? put_status(l, status) : put_outcome(l, p, answer, bytes);
     return r ? r : stale;
 }
@@ -253,6 +270,7 @@ static int run_native(burst_listener *l) {
     note_done(l, false);
     uint32_t status = final_status(l, p, 0);
     note_copies(l, p);
+    if (status) spoil(p);
     int stale = leave_plan(l);
     int r = status ? put_status(l, status) : put_success(l, p->answer, p->answer_bytes, p->measure);
     return r ? r : stale;
@@ -318,8 +336,10 @@ static void note_wait(burst_listener *l) {
     l->started = now;
 }
 
-int32_t burst_may_begin(burst_listener *l, burst_estimate *e) {
-    int32_t status = burst_admit(e, l->known - waited_in_queue(l), l->known, l->deadline);
+uint64_t burst_could_begin(const burst_listener *l) { return l->known - waited_in_queue(l); }
+
+static int32_t may_begin(burst_listener *l, burst_estimate *e) {
+    int32_t status = burst_admit(e, burst_could_begin(l), l->known, l->deadline);
     if (status) note_usual(l, e);
     return status;
 }
@@ -330,7 +350,7 @@ static int admitted(burst_listener *l) {
     if (l->due != l->deadline) burst_set_due(l->due = l->deadline);
     const struct burst_plan *p = current(l);
     l->is_first = 0;
-    int32_t status = l->deadline == UINT64_MAX ? 0 : burst_may_begin(l, p ? p->estimate : NULL);
+    int32_t status = l->deadline == UINT64_MAX ? 0 : may_begin(l, p ? p->estimate : NULL);
     if (status || !p || !l->ticket) return status;
     uint64_t needed = p->estimate && l->deadline != UINT64_MAX ? burst_needed(p->estimate) : 0;
     int r = burst_enter(l->ticket, needed, l->deadline, l->started);
@@ -350,6 +370,7 @@ static int64_t serve(burst_listener *l) {
     r = admitted(l);
     if (r) {
         note_done(l, true);
+        if (is_known) spoil(current(l));
         int stale = leave_plan(l);
         if (r > 0) r = put_status(l, (uint32_t)r);
         return r ? r : stale;

@@ -22,13 +22,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 from burst import ErrorStatus, GeneralFailure, InvalidArgument, OutputShape, Result, Timeout, Timing
 from burst.channel import close_all
 from burst.dropped import PATIENCE, DropList
-from burst.messages import NO_TIMING
+from burst.messages import NO_CAUSE, NO_TIMING, Cause
 from driver.client.plain import SlotRegistry
 from driver.deadlines import nanoseconds
 from driver.errors import DriverError
 from driver.nn import combine_dimensions
 from driver.protocol.fences import FenceState, look
-from driver.protocol.rpc import call
+from driver.protocol.rpc import call, cause_in
 from fmq.closing import Closing
 
 if TYPE_CHECKING:
@@ -122,15 +122,15 @@ class FencesClient:
     def _unasked(self) -> list[int]:
         return [self._forgotten.popleft() for _ in range(len(self._forgotten))]
 
-    def ask(self, number: int) -> tuple[ExecutionInfo, str]:
+    def ask(self, number: int) -> tuple[ExecutionInfo, str, Cause]:
         """How an execution ended. Raises GeneralFailure while it is pending, PeerDied."""
         if os.getpid() != self._pid:
             raise DriverError("this execution was launched before a fork; use it in the process that launched it")
         with self._dropped:
             values, _ = call(self._channel, "info", number, self._unasked())
-        status, launched, fenced, text = values
+        status, launched, fenced, text, *more = values
         self.forget(number)
-        return ExecutionInfo(ErrorStatus(status), Timing(*launched), Timing(*fenced)), text
+        return ExecutionInfo(ErrorStatus(status), Timing(*launched), Timing(*fenced)), text, cause_in(more)
 
     def forget(self, number: int) -> None:
         """The device may drop the outcome; it is told with the next call. Finalizers may call this."""
@@ -167,7 +167,7 @@ class FencedExecution(Closing):
     ) -> None:
         """Use `prepared.execute_fenced`. Owns `fence`."""
         self._path, self._number, self._fence, self._outputs = path, number, fence, outputs
-        self._told: tuple[ExecutionInfo, str] | None = None
+        self._told: tuple[ExecutionInfo, str, Cause] | None = None
 
     @property
     def fence(self) -> int:
@@ -207,7 +207,7 @@ class FencedExecution(Closing):
         """
         return self._information()[0]
 
-    def _information(self) -> tuple[ExecutionInfo, str]:
+    def _information(self) -> tuple[ExecutionInfo, str, Cause]:
         if self._told is None:
             if not self.done():
                 return _failure(f"fenced execution {self._number} is still pending: wait for its fence")
@@ -225,9 +225,9 @@ class FencedExecution(Closing):
         """
         if self.wait(timeout) == FenceState.ACTIVE:
             raise Timeout(f"fenced execution {self._number} has not ended within {timeout} s")
-        info, text = self._information()
+        info, text, cause = self._information()
         outputs = () if info.status else self._outputs()
-        return Result(info.status, outputs, timing=info.launched, message=text)
+        return Result(info.status, outputs, timing=info.launched, message=text, cause=cause)
 
     def __await__(self) -> Generator[Any, None, Result]:
         """The result, as from `result`."""
@@ -271,5 +271,5 @@ def output_shapes(model: Model, request: Request) -> tuple[OutputShape, ...]:
     return tuple(OutputShape(dimensions or ()) for dimensions in found)
 
 
-def _failure(text: str) -> tuple[ExecutionInfo, str]:
-    return ExecutionInfo(ErrorStatus.GENERAL_FAILURE, NO_TIMING, NO_TIMING), text
+def _failure(text: str) -> tuple[ExecutionInfo, str, Cause]:
+    return ExecutionInfo(ErrorStatus.GENERAL_FAILURE, NO_TIMING, NO_TIMING), text, NO_CAUSE

@@ -340,54 +340,65 @@ def execution(loaded: LoadedModel, request: Request, buffers: ManagedBuffers, pa
 
 
 class ManagedRequest:
-    """A burst.Execution on buffers. Before each run it checks whether they have changed."""
+    """A burst.Execution on buffers. Before each run it checks whether they have changed.
+
+    The value of a buffer is demanded when a run begins, because an execution that is still to come may write it. While
+    a buffer of open dimensions has no value, only its role is checked, and the run binds the rest.
+    """
 
     def __init__(
         self, loaded: LoadedModel, request: Request, buffers: ManagedBuffers, pace: Callable[[], object] = lambda: None
     ) -> None:
         """Raises InvalidArgument, GeneralFailure."""
         self._loaded, self._request, self._buffers, self._pace = loaded, request, buffers, pace
-        self._bind()
-        self.is_static = self._bound.is_static and self._named.are_fixed
-        self.native = self._native() if self.is_static and self._bound.native else None
+        self._is_cancelled = False
+        bound = self._bind()
+        self.written = ffi.new("uint32_t *[]", [buffer.fresh for buffer, _ in self._named.written])
+        self.is_static = bound is not None and bound.is_static and self._named.are_fixed
+        self.native = self._native(bound.native) if bound and self.is_static and bound.native else None
         self.estimate: Any = None
 
     @property
     def shapes(self) -> Sequence[OutputShape]:
         """Shapes of the outputs, once it has run."""
-        return self._bound.shapes
+        return self._bound.shapes if self._bound else ()
 
     @property
     def copied_bytes(self) -> int:
         """Bytes of arguments that each run copies."""
-        return self._bound.copied_bytes
+        return self._bound.copied_bytes if self._bound else 0
 
     @property
     def checked_bytes(self) -> int:
         """How many of these it copies only to check them."""
-        return self._bound.checked_bytes
+        return self._bound.checked_bytes if self._bound else 0
 
     def run(self) -> None:
         """Executes. Raises StatusError; the buffers that it should have written are fresh afterwards."""
-        if self._named.have_changed:
-            self._bind()
+        bound = self._bound
+        if bound is None or self._named.have_changed:
+            bound = self._bind()
         self._named.begin()
+        if bound is None or self._is_cancelled:
+            raise GeneralFailure("it was cancelled, or another execution took the value of a buffer that it reads")
         try:
-            self._bound.run()
+            bound.run()
         except InsufficientSize as error:
             if not self._named.grow(error.result.output_shapes if error.result else ()):
                 raise
-            self._bind()
-            self._bound.run()
-        self._named.settle(self._bound.shapes)
+            bound = self._bind()
+            if bound is None:
+                raise
+            bound.run()
+        self._named.settle(bound.shapes)
 
-    def _native(self) -> tuple[int, int]:
+    def _native(self, inner: tuple[int, int]) -> tuple[int, int]:
         """Does not check versions: a buffer of fixed size can only be released, and `release` drops the plans on it."""
-        words = [[b.fresh for b in self._named.read], [b.fresh for b, _ in self._named.written]]
-        reads, writes = (ffi.new("uint32_t *[]", found or [ffi.NULL]) for found in words)
-        function, inner = (ffi.cast(kind, n) for kind, n in zip(_NATIVE, self._bound.native or (), strict=True))
-        context = ffi.new("burst_managed *", (function, inner, reads, writes, *map(len, words)))
-        self._kept = context, reads, writes
+        reads = ffi.new("uint32_t *[]", [b.fresh for b in self._named.read] or [ffi.NULL])
+        function, its = (ffi.cast(kind, n) for kind, n in zip(_NATIVE, inner, strict=True))
+        counts = len(self._named.read), len(self._named.written)
+        context = ffi.new("burst_managed *", (function, its, reads, self.written, *counts))
+        self._kept = context, reads
         return int(ffi.cast("uintptr_t", _RUN)), int(ffi.cast("uintptr_t", context))
 
     def failure(self, status: ErrorStatus) -> Exception:
@@ -396,14 +407,29 @@ class ManagedRequest:
             self._named.check_values()
         except StatusError as error:
             return error
+        assert self._bound
         return self._bound.failure(status)
 
     def cancel(self) -> None:
         """Ends the run in progress as soon as the device can. It will not run again."""
-        self._bound.cancel()
+        self._is_cancelled = True
+        if self._bound:
+            self._bound.cancel()
 
-    def _bind(self) -> None:
+    def _bind(self) -> BoundRequest | None:
+        """None while the size of a buffer that it reads is not known. Raises InvalidArgument, GeneralFailure; then the
+        buffers that it should have written are fresh.
+        """
+        self._bound: BoundRequest | None = None
         pools = enumerate(self._request.pools)
         found = {n: self._buffers[pool.token] for n, pool in pools if isinstance(pool, Token)}
-        self._named = NamedBuffers(self._request, found, self._loaded.number)
-        self._bound = BoundRequest(self._loaded.model, self._loaded.prepared, self._named.request, self._pace)
+        try:
+            named = self._named = NamedBuffers(self._request, found, self._loaded.number)
+            if named.are_known:
+                self._bound = BoundRequest(self._loaded.model, self._loaded.prepared, named.request, self._pace)
+        except Exception:
+            for argument in self._request.outputs:
+                if not argument.has_no_value and argument.pool in found:
+                    found[argument.pool].is_fresh = True
+            raise
+        return self._bound

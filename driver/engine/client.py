@@ -28,7 +28,7 @@ from driver.deadlines import due
 from driver.engine.binding import execution
 from driver.engine.cache.compilations import CacheOwner, Declined
 from driver.engine.device_memory import LoadedModel, ManagedBuffers, ModelCharge
-from driver.engine.fenced import FencedServer, check_outputs
+from driver.engine.launched import AsyncServer, FencedServer, LaunchOwner, check_outputs
 from driver.engine.plain import PlainServer
 from driver.options import PRIORITIES
 from driver.protocol.model_codec import handles_in
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from burst import Request
     from burst.executor import Execution
     from burst.turns import Application, FlowCounts
+    from driver.engine.launched import LaunchServer
     from driver.engine.models import SharedModel
     from driver.engine.process import Engine
 
@@ -93,6 +94,7 @@ class EngineClient:
         self._bursts: set[BurstServer] = set()
         self._plain: list[PlainServer] = []
         self._fenced: FencedServer | None = None
+        self._async: AsyncServer | None = None
         self.handlers: dict[str, Callable[..., Reply]] = {
             "join": self.join,
             "load": self.load,
@@ -101,6 +103,7 @@ class EngineClient:
             "free": self.free,
             "channel": self.channel,
             "fenced": self.fenced,
+            "async": self.asynchronous,
             "burst": self.burst,
             "traces": self.traces,
             "census": self.census,
@@ -196,8 +199,11 @@ class EngineClient:
     def _forget_plain_plans(self) -> None:
         for plain in list(self._plain):
             plain.forget_plans()
-        if self._fenced:
-            self._fenced.forget_plans()
+        for launched in self._launch_servers():
+            launched.forget_plans()
+
+    def _launch_servers(self) -> list[LaunchServer]:
+        return [server for server in (self._fenced, self._async) if server]
 
     def model(self, number: int) -> Callable[[Request], Execution]:
         """A function that binds requests to a prepared model. Raises InvalidArgument."""
@@ -303,11 +309,11 @@ class EngineClient:
         """Opens a plain path. Each takes one call at a time, so a client opens one per call in flight."""
         self._plain = [server for server in self._plain if server.is_alive]
         self._limits.check("client_connections", len(self._plain), "make fewer calls at once")
-        (near, far), life = Channel.pair(), LifePage()
+        near, life, reply = _new_connection()
         server = PlainServer(near, self.model, self.flow, life.close)
         self._plain.append(server)
         server.start()
-        return Reply([], [_handed_over(far), os.dup(life.fd)])
+        return reply
 
     def fenced(self, _: Message) -> Reply:
         """Opens the connection for fenced executions; a client has at most one."""
@@ -315,10 +321,24 @@ class EngineClient:
             raise ResourceExhaustedTransient(
                 "this client already has a connection for fenced executions; close it first"
             )
-        (near, far), life = Channel.pair(), LifePage()
-        self._fenced = FencedServer(near, self._fenced_model, self.flow, life.close, self._limits)
+        near, life, reply = _new_connection()
+        self._fenced = FencedServer(near, self._launch_owner(self._fenced_model), life.close)
         self._fenced.start()
-        return Reply([], [_handed_over(far), os.dup(life.fd)])
+        return reply
+
+    def asynchronous(self, _: Message) -> Reply:
+        """Opens the connection for asynchronous executions; a client has at most one."""
+        if self._async and self._async.is_alive:
+            raise ResourceExhaustedTransient(
+                "this client already has a connection for asynchronous executions; close it first"
+            )
+        near, life, reply = _new_connection()
+        self._async = AsyncServer(near, self._launch_owner(self.model), life.close)
+        self._async.start()
+        return reply
+
+    def _launch_owner(self, model: Callable[[int], Callable[[Request], Execution]]) -> LaunchOwner:
+        return LaunchOwner(model, self.flow, self._engine.queue.slots, self._limits)
 
     def burst(
         self, message: Message, number: int, requests: object, results: object, spin: float | str, versions: list[int]
@@ -404,9 +424,9 @@ class EngineClient:
             burst.stop()
         for plain in self._plain:
             plain.stop()
-        if self._fenced:
-            self._fenced.stop()
-            self._fenced = None
+        for launched in self._launch_servers():
+            launched.stop()
+        self._fenced = self._async = None
         # The handlers refer to this object: break the cycle, as no garbage is collected while a burst is open.
         for held in (self._models, self._buffers, self._plain, self.handlers):
             held.clear()
@@ -428,6 +448,12 @@ def _context_message(server: BurstServer, message: Message) -> None:
             server.free_memory(checked_slots(slots))
         case _:
             raise Malformed("the only message of a context is free_memory(slots)")
+
+
+def _new_connection() -> tuple[Channel, LifePage, Reply]:
+    """A channel past the service, a life page for it, and the answer that hands both over."""
+    (near, far), life = Channel.pair(), LifePage()
+    return near, life, Reply([], [_handed_over(far), os.dup(life.fd)])
 
 
 def _handed_over(channel: Channel) -> int:

@@ -25,10 +25,10 @@ class Limits:
     device_bytes: the same for all clients together.
 
     client_bursts, client_models, client_connections: per client; a connection is a plain path, and a client has one for
-    each concurrent call. client_launched, client_fences: pending fenced executions of one client, and the fences of
-    others that they wait for. burst_elements: capacity of each of a burst's two queues, which limits the requests in
-    it. uid_clients, device_clients: connected clients, of one account and of all. uid_applications: applications of one
-    account that have connected clients.
+    each concurrent call. client_async: pending asynchronous executions of one client. client_launched, client_fences:
+    its pending fenced executions, and the fences of others that they wait for. burst_elements: capacity of each of a
+    burst's two queues, which limits the requests in it. uid_clients, device_clients: connected clients, of one account
+    and of all. uid_applications: applications of one account that have connected clients.
 
     idle_seconds: an idle device frees what it can make again after so long.
     """
@@ -40,6 +40,7 @@ class Limits:
     client_connections: int = 128
     client_launched: int = 256
     client_fences: int = 1024
+    client_async: int = 4096
     burst_elements: int = 2**16
     uid_clients: int = 512
     device_clients: int = 1024

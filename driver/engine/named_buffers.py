@@ -21,16 +21,13 @@ class NamedBuffers:
     def __init__(self, request: Request, found: Mapping[int, ManagedBuffer], model: int) -> None:
         """`found`: the buffers by the index of their pool. `model`: the number of the model in their roles.
 
-        Raises InvalidArgument, GeneralFailure.
+        Raises InvalidArgument.
         """
         inputs = [_argument(n, a, found, model, is_input=True) for n, a in enumerate(request.inputs)]
         outputs = [_argument(n, a, found, model, is_input=False) for n, a in enumerate(request.outputs)]
         self.read = [found[a.pool] for a in inputs if not a.has_no_value and a.pool in found]
         self.written = [(found[a.pool], n) for n, a in enumerate(outputs) if not a.has_no_value and a.pool in found]
         self._check_alone()
-        for buffer in self.read:
-            if not buffer.is_fixed:  # the others are checked at each run: an execution may still write to them
-                buffer.check_value()
         self._named = list(found.values())
         self._versions = [b.version for b in self._named]
         pools = tuple(found[n].pool if n in found else pool for n, pool in enumerate(request.pools))
@@ -51,6 +48,11 @@ class NamedBuffers:
         return all(buffer.is_fixed for buffer in self._named)
 
     @property
+    def are_known(self) -> bool:
+        """Whether the sizes of all that it reads are known: an execution to come may write an open one."""
+        return not any(buffer.is_fresh and not buffer.is_fixed for buffer in self.read)
+
+    @property
     def have_changed(self) -> bool:
         """Whether `request` no longer holds: make another object."""
         return self._versions != [b.version for b in self._named]
@@ -62,9 +64,9 @@ class NamedBuffers:
 
     def begin(self) -> None:
         """An execution begins: what it writes has no value until `settle`. Raises GeneralFailure."""
-        self.check_values()
         for buffer, _ in self.written:
             buffer.is_fresh = True
+        self.check_values()
 
     def settle(self, shapes: Sequence[OutputShape]) -> None:
         """The execution has written outputs of these shapes."""

@@ -1,28 +1,29 @@
-"""The part that `PlainServer` and `FencedServer` have in common: from the bytes of a request to a bound plan.
+"""The part that `PlainServer` and `LaunchServer` have in common: from the bytes of a request to a bound plan.
 
 A plan is kept under the packed bytes of its request, so the same request is decoded, checked and bound once.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from burst import InvalidArgument, Memory, StatusError
+from burst import InvalidArgument, Malformed, Memory, StatusError
 from burst.executor import CachedExecutor, Job, RequestCodec
 from burst.server import MAX_PLANS
-from burst.turns import Tickets
+from burst.slots import checked_slots
 from driver.protocol.plain_codec import decode_request
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from burst import Request
+    from burst.channel import Message
     from burst.executor import Encode, Execution, Plan
     from burst.turns import Flow
 
 
 class RequestWorker:
-    """Registered memory, plans and tickets of one connection.
+    """Registered memory and plans of one connection.
 
     Callers hold `lock` while they look up, bind and use a plan, and call `free_when_idle` after they release it.
     """
@@ -31,13 +32,14 @@ class RequestWorker:
         self, model: Callable[[int], Callable[[Request], Execution]], flow: Callable[[int], Flow], encode: Encode
     ) -> None:
         """`model`: the binder of the prepared model with that number. `flow`: where its executions queue."""
-        self._model, self._flow, self._tickets = model, flow, Tickets()
+        self._model, self._flow = model, flow
         self._registered: dict[int, Memory | StatusError] = {}
         self._plans: dict[bytes, Plan] = {}
         self._is_ending = False
         self._executor = executor = CachedExecutor(RequestCodec(self._decode, encode, self._fetch), self._forget)
         self.lock, self.free_when_idle = executor.lock, executor.free_when_idle
-        self.refuse, self.forget_plans = executor.refuse, executor.forget_plans
+        self.execute, self.answer = executor.execute, executor.answer
+        self.failure, self.refuse, self.forget_plans = executor.failure, executor.refuse, executor.forget_plans
 
     @property
     def bound(self) -> int:
@@ -65,6 +67,16 @@ class RequestWorker:
             self._plans = {key: other for key, other in self._plans.items() if other is not plan}
         self.free_when_idle()
 
+    def manage(self, message: Message) -> None:
+        """Registers or frees memory, without an answer: requests that use it get the error. Raises Malformed."""
+        match message.body:
+            case ["memory", int(slot), list(plain)] if len(message.fds) == 1:
+                self.register(slot, _mapped(plain, message.take_fds().pop()))
+            case ["free_memory", *slots]:
+                self.free_memory(checked_slots(slots))
+            case _:
+                raise Malformed("a message is execute, memory or free_memory, as the protocol has them")
+
     def register(self, slot: int, memory: Memory | StatusError) -> None:
         """Requests name this memory by `slot` from now on. An error is raised by each request that names the slot."""
         self._registered[slot] = memory
@@ -76,11 +88,10 @@ class RequestWorker:
         self._executor.free_memory(slots)
 
     def stop(self) -> None:
-        """Cancels running executions and ends waits for the run queue. From any thread."""
+        """Cancels running executions. From any thread."""
         self._is_ending = True  # set first: a plan that another thread binds meanwhile is cancelled there
         for plan in list(self._plans.values()):
             plan.cancel()
-        self._tickets.close()
 
     def close(self) -> None:
         """Frees plans and memory. Nothing may run or be answered any more."""
@@ -89,7 +100,7 @@ class RequestWorker:
 
     def _decode(self, request: object) -> Job:
         number, packet = decode_request(request)
-        return Job(packet, self._model(number), self._tickets.of(self._flow(number)))
+        return Job(packet, self._model(number), self._flow(number))
 
     def _fetch(self, slots: list[int]) -> list[Memory]:
         return [self._memory(slot) for slot in slots]
@@ -105,3 +116,11 @@ class RequestWorker:
 
     def _forget(self, slots: frozenset[int] | None) -> None:
         self._plans = {key: p for key, p in self._plans.items() if slots is not None and not p.slots & slots}
+
+
+def _mapped(plain: list[Any], fd: int) -> Memory | StatusError:
+    """The memory, or the error that its users will get."""
+    try:
+        return Memory.from_wire(plain, fd)
+    except StatusError as error:
+        return type(error)(str(error))  # a fresh one, without its traceback

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 from burst import ErrorStatus, Malformed, OutputShape, RequestArgument, Timing
 from burst.channel import Message, pack
 from burst.messages import NO_CAUSE
-from burst.wire import RequestPacket, ResultPacket, Token
+from burst.wire import RequestPacket, Token
 from driver.deadlines import nanoseconds
 from driver.protocol.rpc import cause_in
 
 if TYPE_CHECKING:
     from burst import Request
-    from burst.messages import Cause
+    from burst.executor import Outcome
 
 EXECUTE, EXECUTE_BY = (
     pack(["execute", *[0] * n])[:9] for n in (6, 7)
@@ -62,15 +62,20 @@ def split_deadline(raw: bytes) -> tuple[bytes, int]:
     return EXECUTE[:1] + raw[1:-9], int.from_bytes(raw[-8:])
 
 
-def encode_answer(result: ResultPacket, text: str, cause: Cause) -> bytes:
+def encode_answer(outcome: Outcome) -> bytes:
     """Encodes an answer."""
-    more = [] if cause == NO_CAUSE else [cause]
-    return pack([int(result.status), result.output_shapes, result.timing, text[:1000], *more])
+    more = [] if outcome.cause == NO_CAUSE else [outcome.cause]
+    return pack([int(outcome.status), outcome.shapes, outcome.timing, outcome.text[:1000], *more])
 
 
 def decode_answer(raw: bytes) -> tuple[Any, ...]:
     """The fields of a Result. Raises Malformed."""
-    match Message(raw, []).body:
+    return fields_of(Message(raw, []).body)
+
+
+def fields_of(answer: Any) -> tuple[Any, ...]:
+    """The same of a decoded answer."""
+    match answer:
         case [int(status), list(shapes), [device, driver], str(text), *more] if 0 <= status <= max(ErrorStatus):
             found = tuple(OutputShape(tuple(dims), bool(enough)) for dims, enough in shapes)
             return ErrorStatus(status), (), found, Timing(device, driver), text, cause_in(more)

@@ -261,10 +261,10 @@ class ServiceClient:
             "hello": self.hello,
             "supported": self.supported,
             "prepare": partial(self.noted, "prepared", "refused", self.prepare),
-            **{method: partial(self.forward, method) for method in ("free", "channel", "fenced", "burst", "traces")},
+            **{method: partial(self.forward, method) for method in ("free", "channel", "fenced", "async", "burst")},
             **{method: partial(self.forward, method) for method in ("allocate", "release", "copy_from", "copy_to")},
             **{method: partial(self.forward, method) for method in ("copy", "buffer_state")},
-            **{method: partial(self.forward, method) for method in ("stage", "turns", "figures", "census")},
+            **{method: partial(self.forward, method) for method in ("stage", "turns", "traces", "figures", "census")},
             "restore": partial(self.noted, "restored", "not_restored", partial(self.forward, "restore")),
         }
 

@@ -26,7 +26,7 @@ from burst.wire import (
     encode_result,
 )
 from driver.client import discovery
-from driver.engine import fenced
+from driver.engine import launched
 from driver.engine.limits import Limits
 from driver.nn.types import OperandLifeTime, OperandType
 from driver.protocol import model_codec, plain_codec, rpc
@@ -177,7 +177,7 @@ def test_the_methods_are_the_service_s():
 
 def test_the_calls_of_fenced_executions_are_the_engine_s():
     """All of them."""
-    handlers = inspect.getsource(fenced.FencedServer._serve)
+    handlers = inspect.getsource(launched.FencedServer.serve)
     assert {row[0] for row in table("call")} == set(re.findall(r'"(\w+)": self', handlers))
 
 
@@ -220,8 +220,8 @@ FIGURES = [
     f"from 0 to 2^{slots.MAX_SLOT.bit_length()} - 1",
     f"one each, at most {MAX_FDS}",
     f"when {Limits.client_launched} executions are pending or {Limits.client_fences} fences of others are watched",
-    f"One execution waits for {fenced.MOST_FENCES} fences at most",
-    f"keeps {fenced._MOST_KEPT} answers",
+    f"One execution waits for {launched.MOST_FENCES} fences at most",
+    f"keeps {launched.MOST_KEPT} answers",
     f"`{plain_codec.EXECUTE.hex(' ')}`",
     f"`{plain_codec.EXECUTE_BY.hex(' ')}`",
 ]

@@ -1,0 +1,409 @@
+"""Which launched executions wait for what: for fences, for a thread, for their end.
+
+An execution is launched now and runs when its fences are signalled. Then it goes to the `ReadyQueue` of its flow, where
+a few threads take one after the other into the run queue of the device. Within one flow the run queue is first come,
+first served, so that equals all of them waiting in the run queue; and an execution that waits has no thread.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import threading
+import time
+from collections import deque
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
+
+from burst import ErrorStatus, GeneralFailure, InvalidArgument, MissedDeadlinePersistent, MissedDeadlineTransient
+from burst.causes import missed
+from burst.channel import close_all
+from burst.executor import Outcome, Run
+from burst.messages import Cause
+from driver.protocol.fences import FenceState, kind_of, look
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from burst.errors import StatusError
+    from burst.executor import Plan
+    from burst.turns import Flow, Ticket
+
+_NONE, _GENERAL_FAILURE = ErrorStatus.NONE, ErrorStatus.GENERAL_FAILURE
+_NEVER = 2**64 - 1
+_LONGEST = 1e6  # seconds that one poll may take
+_IDLE = 1.0  # seconds that a thread waits for another execution before it ends
+
+
+class TimeLimits(NamedTuple):
+    """In ns. deadline: of CLOCK_MONOTONIC. duration: counted from when all fences are signalled. None: no limit."""
+
+    deadline: int | None = None
+    duration: int | None = None
+
+
+class LaunchedExecution:
+    """One execution, from its launch to its end. A subclass says how the client learns of the end.
+
+    identity: of the fence that it owes, if it owes one. run: None before a thread has taken it.
+    """
+
+    identity: int | None = None
+
+    def __init__(self, number: int, plan: Plan, limits: TimeLimits) -> None:
+        self.number, self.plan, self._limits = number, plan, limits
+        self.begin = time.monotonic_ns()
+        self.fenced = 0  #: when its fences were signalled
+        self.end = limits.deadline  #: the effective deadline
+        self.missing = 0  #: number of fences that are not signalled yet
+        self.has_waited = False  #: for another execution: for its fence, or for a thread
+        self.fences: list[int] = []  #: those that the watching thread polls
+        self.followers: list[LaunchedExecution] = []
+        self.run: Run | None = None
+        self.ticket: Ticket | None = None
+
+    def conclude(self, outcome: Outcome) -> None:
+        """Tells the client how it ended. Called once, under the schedule's lock."""
+        raise NotImplementedError
+
+    def vanish(self) -> None:
+        """The client is gone, and the execution will not run. Called under the schedule's lock."""
+
+    def ready(self) -> None:
+        """All its fences are signalled: its duration begins."""
+        self.fenced = time.monotonic_ns()
+        duration = self._limits.duration
+        if duration is not None and (self.end is None or self.fenced + duration < self.end):
+            self.end, self.has_waited = self.fenced + duration, False
+
+    def begin_run(self, plan: Plan) -> Run:
+        """Its run, with a plan that was claimed for it."""
+        by_duration = self.end != self._limits.deadline
+        could_begin = self.fenced if by_duration else self.begin
+        self.run = Run(plan, self.begin, self.end, could_begin if self.has_waited else None)
+        return self.run
+
+    def give_up(self) -> None:
+        """Ends its wait in the run queue, and its run if the device can. The result is not needed any more."""
+        if self.ticket:
+            self.ticket.close()
+        if self.run:
+            self.run.plan.cancel()
+
+    def missed(self, now: int) -> Outcome | None:
+        """What to say of it if it is too late by now."""
+        if self.end is None or now < self.end:
+            return None
+        error: StatusError
+        if self.run and self.run.begun:
+            error = self.run.not_done()
+        elif self.missing:
+            late = (now - self.end) / 1e9
+            text = f"it missed its deadline by {late * 1e3:.1f} ms while it waited for fences"
+            error = MissedDeadlineTransient(text, cause=Cause("queued", late))
+        else:
+            error = missed(ErrorStatus.MISSED_DEADLINE_TRANSIENT, "queued", self.end, self.plan.estimate)
+        return Outcome(error.status, text=str(error), cause=error.cause)
+
+
+class ReadyQueue:
+    """The executions of one flow that are ready, and the threads that run them. Used under the schedule's lock.
+
+    Threads are made when they are needed, at most one for each slot of the device: more could not run at once.
+    """
+
+    def __init__(self, lock: threading.RLock, most: int, start: Callable[[ReadyQueue], None]) -> None:
+        """`most`: threads. `start`: starts one, which calls `take` until it returns None."""
+        self._most, self._start = most, start
+        self._changed = threading.Condition(lock)
+        self._items: deque[LaunchedExecution] = deque()
+        self._threads = self._idle = self._woken = 0
+        self.coming = 0  #: threads that are about to look, because they start, were woken or finish an execution
+        self._is_over = False
+
+    def put(self, launched: LaunchedExecution) -> None:
+        """Adds an execution, and sees to a thread for it."""
+        self._items.append(launched)
+        if len(self._items) <= self.coming:
+            return
+        if self._idle:
+            self._idle -= 1
+            self._woken += 1
+            self.coming += 1
+            self._changed.notify()
+        elif self._threads < self._most:
+            self._threads += 1
+            self.coming += 1
+            self._start(self)
+        else:
+            launched.has_waited = True
+
+    def remove(self, launched: LaunchedExecution) -> None:
+        """Takes it out, unless a thread has."""
+        with suppress(ValueError):
+            self._items.remove(launched)
+
+    def take(self) -> LaunchedExecution | None:
+        """The next execution, waiting for it. None: the calling thread has to end. The thread was `coming`."""
+        self.coming -= 1
+        while not self._is_over:
+            if self._items:
+                return self._items.popleft()
+            self._idle += 1
+            self._changed.wait(_IDLE)
+            if self._woken:  # perhaps in place of another thread, which then finds nothing
+                self._woken -= 1
+                self.coming -= 1
+            else:
+                self._idle -= 1
+                if not self._items:
+                    break
+        self._threads -= 1
+        return None
+
+    def stop(self) -> None:
+        """Nothing is run any more."""
+        self._is_over = True
+        self._items.clear()
+        self._changed.notify_all()
+
+
+class FenceSchedule:
+    """The executions that one connection has launched: which fences each waits for, until when, and in which queue.
+
+    A fence of another pending execution of this connection is recognised by its pipe. Its followers become ready
+    without a look at any descriptor, so a chain runs inside the device, whatever its client does meanwhile. One thread
+    watches all other fences and the deadlines. A fence that never comes costs that thread nothing.
+    """
+
+    def __init__(self, slots: int, start: Callable[..., None]) -> None:
+        """`slots`: of the device. `start`: starts a thread for a flow, as `ReadyQueue` has it."""
+        self.lock = threading.RLock()
+        self.pending: dict[int, LaunchedExecution] = {}
+        self._slots = slots
+        self._start: Callable[..., None] | None = start
+        self._queues: dict[Flow, ReadyQueue] = {}
+        self._by_fence: dict[int, LaunchedExecution] = {}
+        self._watched: dict[int, LaunchedExecution] = {}
+        self._is_over = False
+        self._next_end = _NEVER  # of those that the watching thread knows
+        self._epoll, self._wake = select.epoll(), os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._epoll.register(self._wake, select.EPOLLIN)
+
+    @property
+    def watched(self) -> int:
+        """Fences of others that executions wait for."""
+        return len(self._watched)
+
+    def launch(self, make: Callable[[], LaunchedExecution], fds: list[int]) -> LaunchedExecution:
+        """Adds the execution that `make` returns, to wait for these fences. Takes from `fds` those that it watches.
+
+        Raises InvalidArgument for a descriptor that is not a fence or is in error, and what `make` raises.
+        """
+        kinds = [kind_of(fd) for fd in fds]
+        if "" in kinds:
+            raise InvalidArgument(
+                f"wait_for: fence {kinds.index('')} is not a fence: fences are pipes, eventfds and sync files"
+            )
+        with self.lock:
+            if self._is_over:
+                raise GeneralFailure("the connection has ended")
+            leaders, watched = self._sorted(fds, kinds)
+            launched = make()
+            for fd in watched:
+                fds.remove(fd)
+            self._add(launched, leaders, watched)
+            return launched
+
+    def _sorted(self, fds: list[int], kinds: list[str]) -> tuple[list[LaunchedExecution], list[int]]:
+        """Executions that must run before, and fences to watch. Raises InvalidArgument."""
+        leaders, watched = [], []
+        for n, (fd, kind) in enumerate(zip(fds, kinds, strict=True)):
+            leader = self._by_fence.get(os.fstat(fd).st_ino) if kind == "pipe" else None
+            if leader:
+                leaders.append(leader)
+                continue
+            match look(fd):
+                case FenceState.ACTIVE:
+                    watched.append(fd)
+                case FenceState.ERROR | FenceState.UNKNOWN:
+                    raise InvalidArgument(f"wait_for: fence {n}, {kind}, is already in error")
+        return leaders, watched
+
+    def _add(self, launched: LaunchedExecution, leaders: list[LaunchedExecution], watched: list[int]) -> None:
+        self.pending[launched.number] = launched
+        if launched.identity is not None:
+            self._by_fence[launched.identity] = launched
+        launched.missing, launched.fences = len(leaders) + len(watched), list(watched)
+        launched.has_waited = bool(launched.missing)
+        for leader in leaders:
+            leader.followers.append(launched)
+        for fd in watched:
+            self._watched[fd] = launched
+        try:
+            for fd in watched:
+                self._epoll.register(fd, select.EPOLLIN)
+        except OSError as error:
+            self._fail(launched, f"the device cannot watch its fences: {error}")
+            return
+        if not launched.missing:
+            self._ready(launched)
+        else:
+            self._note_end(launched)
+
+    def _ready(self, launched: LaunchedExecution) -> None:
+        launched.ready()
+        self._queue_of(launched).put(launched)
+        self._note_end(launched)
+
+    def _queue_of(self, launched: LaunchedExecution) -> ReadyQueue:
+        flow = launched.plan.flow
+        assert flow is not None
+        queue = self._queues.get(flow)
+        if queue is None:
+            assert self._start
+            start = partial(self._start, flow=flow)
+            queue = self._queues[flow] = ReadyQueue(self.lock, self._slots, start)
+        return queue
+
+    def _note_end(self, launched: LaunchedExecution) -> None:
+        """Wakes the watching thread if this deadline is the next one."""
+        if launched.end is not None and launched.end < self._next_end:
+            self._next_end = launched.end
+            os.eventfd_write(self._wake, 1)
+
+    def take(self, queue: ReadyQueue, ticket: Ticket) -> LaunchedExecution | None:
+        """The next execution of that queue, for the calling thread to run with that ticket; None: it has to end."""
+        with self.lock:
+            launched = queue.take()
+            if launched:
+                launched.ticket = ticket
+            return launched
+
+    def finish(self, queue: ReadyQueue, launched: LaunchedExecution, outcome: Outcome) -> bool:
+        """Records how a run ended; the calling thread takes from `queue` next. False if its client was told before, or
+        is gone: the plan and the ticket cannot be used any more.
+        """
+        with self.lock:
+            queue.coming += 1
+            was_awaited = launched.number in self.pending
+            if was_awaited:
+                self._settle(launched, outcome)
+            else:
+                launched.plan.spoil()
+            launched.ticket = None
+            return was_awaited
+
+    def cancel(self, number: int) -> bool:
+        """Gives an execution up; its client does not want to know how it ended."""
+        with self.lock:
+            launched = self.pending.get(number)
+            if launched:
+                launched.give_up()
+                self._settle(launched, Outcome(_GENERAL_FAILURE, text="its client has cancelled it"))
+            return launched is not None
+
+    def _fail(self, launched: LaunchedExecution, text: str) -> None:
+        self._settle(launched, Outcome(_GENERAL_FAILURE, text=text))
+
+    def _settle(self, launched: LaunchedExecution, outcome: Outcome) -> None:
+        """Concludes it. After a failure concludes all its followers, which are not run."""
+        work = [(launched, outcome)]
+        while work:
+            done, outcome = work.pop()
+            if not self.pending.pop(done.number, None):
+                continue  # another of its leaders failed before
+            if done.identity is not None:
+                del self._by_fence[done.identity]
+            self._unwatch(list(done.fences))
+            if done.fenced and not done.ticket:
+                self._queue_of(done).remove(done)
+            if outcome.status != _NONE:
+                done.plan.spoil()
+            done.conclude(outcome)
+            if outcome.status == _NONE:
+                for follower in done.followers:
+                    self._one_less(follower)
+            else:
+                text = f"it waited for fenced execution {done.number}, which ended with {outcome.status.name}"
+                work += [(follower, Outcome(_GENERAL_FAILURE, text=text)) for follower in done.followers]
+
+    def _one_less(self, launched: LaunchedExecution) -> None:
+        launched.missing -= 1
+        if not launched.missing and launched.number in self.pending:
+            self._ready(launched)
+
+    def _unwatch(self, fds: list[int]) -> None:
+        for fd in fds:
+            self._watched.pop(fd).fences.remove(fd)
+            with suppress(FileNotFoundError):  # registering it failed
+                self._epoll.unregister(fd)  # closing is not enough: other processes hold copies
+        close_all(fds)
+
+    def watch(self, after: Callable[[], object]) -> None:
+        """The watching thread: polls fences and enforces deadlines until the end. `after`: called after each look."""
+        seconds: float | None = None
+        while True:
+            ready = self._epoll.poll(seconds)
+            with self.lock:
+                if self._is_over:
+                    break
+                for fd, _ in ready:
+                    self._look(fd)
+                seconds = self._expire(time.monotonic_ns())
+            after()
+        self._epoll.close()
+        os.close(self._wake)
+
+    def _look(self, fd: int) -> None:
+        if fd == self._wake:
+            os.eventfd_read(fd)
+        launched = self._watched.get(fd)
+        # Look again: the descriptor's number may stand for another fence by now.
+        state = look(fd) if launched else FenceState.ACTIVE
+        if launched is None or state == FenceState.ACTIVE:
+            return
+        self._unwatch([fd])
+        if state == FenceState.SIGNALED:
+            self._one_less(launched)
+        else:
+            self._fail(launched, "a fence that it waited for was set to error")
+
+    def _expire(self, now: int) -> float | None:
+        """Ends executions that are too late; returns the seconds left to the next deadline."""
+        for launched in list(self.pending.values()):
+            if outcome := launched.missed(now):
+                launched.give_up()
+                self._settle(launched, outcome)
+        ends = (launched.end for launched in self.pending.values() if launched.end is not None)
+        self._next_end = min(ends, default=_NEVER)
+        return None if self._next_end == _NEVER else min(max(0, self._next_end - now) / 1e9, _LONGEST)
+
+    def stop(self) -> None:
+        """The client is gone: sets all its fences to error and runs nothing more."""
+        with self.lock:
+            if self._is_over:
+                return
+            self._is_over = True
+            for launched in self.pending.values():
+                launched.vanish()
+                launched.give_up()
+            self._unwatch(list(self._watched))
+            for held in (self.pending, self._by_fence):
+                held.clear()
+            for queue in self._queues.values():
+                queue.stop()
+            # They refer to the server: break the cycle, as no garbage is collected while a burst is open.
+            self._queues.clear()
+            self._start = None
+            os.eventfd_write(self._wake, 1)
+
+
+def check_deadline(deadline: int | None) -> None:
+    """Raises MissedDeadlinePersistent for one that has passed."""
+    if deadline is not None and (late := time.monotonic_ns() - deadline) >= 0:
+        raise MissedDeadlinePersistent(
+            f"the deadline passed {late / 1e6:.1f} ms before the execution was launched",
+            cause=Cause("before start", late / 1e9),
+        )
