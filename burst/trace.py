@@ -66,8 +66,16 @@ class Trace:
     @property
     def model(self) -> str:
         """The model's description, cleaned of unprintable characters: the client can write anything there."""
-        raw: bytes = ffi.buffer(self.page.model)[:].partition(b"\0")[0]
-        return "".join(filter(str.isprintable, raw.decode(errors="replace")))
+        return _text(self.page.model)
+
+    def note_application(self, name: str) -> None:
+        """Notes whose the burst is. The device calls it. Keeps the end of a name that is too long."""
+        self.page.application = name.encode()[1 - ffi.sizeof(self.page.application) :]
+
+    @property
+    def application(self) -> str:
+        """The name of the client's application, cleaned as `model`; "" for none but its account."""
+        return _text(self.page.application)
 
     def note(self, number: int, times: Sequence[int]) -> None:
         """One request of a client that executes its requests itself; `times`: as `records` has them.
@@ -138,6 +146,11 @@ class Trace:
         both = ((sides.client, "client"), (sides.device, "device"))
         labels = [timeline.label("process_name", pid, 0, f"{name}, {side}") for pid, side in both]
         return [*labels, *timeline.requests(name, sides, records, self.stages(records))]
+
+
+def _text(field: Any) -> str:
+    raw: bytes = ffi.buffer(field)[:].partition(b"\0")[0]
+    return "".join(filter(str.isprintable, raw.decode(errors="replace")))
 
 
 @contextmanager

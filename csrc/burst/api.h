@@ -25,6 +25,7 @@ typedef struct {
                                  * turns; signal: that one crashed the device; priority: 1 to 3, 0 unknown; usual: what
                                  * executions like the last one that missed its deadline take, 0 unknown;
                                  * bytes copied because of where they lay, and to be looked at in private memory */
+    char application[128];      /* UTF-8: the last part of its client's application, by the device */
     burst_sent sent[256];       /* the last requests, by id modulo 256 */
     burst_served served[256];
     burst_failure failures[64]; /* by id modulo 64 */

@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from driver.watching import BurstFigures, DeviceFigures, Spread
 
 _MANY = 3  # with more devices, each gets only one line
-_WIDE, _WIDEST = 100, 140  # width of a terminal with room for the priority, and for the stages
-_WORDS = {"program", "device", "model"}
+_WIDE, _WIDEST = 100, 140  # width of a terminal with room for application and priority, and for the stages
+_WORDS = {"program", "device", "model", "application"}
 _NONE, _LEAST = "-", 4
 
 COLUMNS: Mapping[str, Callable[[BurstFigures], Any]] = {
@@ -143,6 +143,7 @@ def _cells(width: int, is_of_many: bool) -> dict[str, Callable[[BurstFigures], s
         "program": lambda burst: burst.program or _NONE,
         "device": lambda burst: burst.device,
         "model": lambda burst: burst.model or _NONE,
+        "application": lambda burst: burst.application.rpartition("/")[2] or _NONE,
         "priority": lambda burst: burst.priority or _NONE,
         "rate/s": lambda burst: _number(burst.rate),
         "p50 us": lambda burst: _number(burst.latency and burst.latency.p50),
@@ -154,7 +155,7 @@ def _cells(width: int, is_of_many: bool) -> dict[str, Callable[[BurstFigures], s
         "path": lambda burst: burst.path or _NONE,
         "cpu %": lambda burst: f"{_percent(burst.client_cpu)}/{_percent(burst.device_cpu)}",
     }
-    absent = {*(STAGES if width < _WIDEST else ()), *(() if width >= _WIDE else ("priority",))}
+    absent = {*(STAGES if width < _WIDEST else ()), *(() if width >= _WIDE else ("application", "priority"))}
     absent |= set() if is_of_many else {"device"}
     return {name: cell for name, cell in cells.items() if name not in absent}
 

@@ -370,6 +370,7 @@ class EngineClient:
                 raise GeneralFailure(f"the burst's queues cannot be used: {error}") from error
             undo.pop_all()
         server.trace.page.device.priority = 1 + self._loaded(number).priority
+        server.trace.note_application(self._application.name)
         self._start(server, context)
         return Reply([version])
 

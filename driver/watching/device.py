@@ -191,6 +191,7 @@ class WatchedBurst:
             pid=self.pid,
             program=self.program,
             model=self.model,
+            application=self.trace.application,
             priority=self.priority,
             depth=int(client.depth),
             rate=(results + plain) / seconds,

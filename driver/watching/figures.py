@@ -34,6 +34,7 @@ class BurstFigures:
     pid: int
     program: str  #: empty if it is not visible from here
     model: str
+    application: str  #: that it declares, or its control group; empty for none but its account
     priority: str  #: empty if unknown
     depth: int
     rate: float  #: results in a second, of both paths

@@ -67,6 +67,25 @@ def test_figures_agree_with_what_the_client_measured(place, client):
     assert found.device_cpu < 0.5 > found.client_cpu
 
 
+def test_the_application_of_a_burst_is_seen(place, kit):
+    """As it was declared, whole in the figures, and in the table of a wide terminal."""
+    name = "é" * 99 + "!"  # longer than the notes have room for
+    with (
+        driver.connect(application="camera") as one,
+        driver.connect(application=name) as other,
+        bursts_of(one, kit),
+        bursts_of(other, kit),
+    ):
+        sample = Watcher().sample()
+        first, second = sample.bursts
+        assert first.application == "camera"
+        assert name.endswith(second.application)
+        assert len(second.application) > 60
+        wide, narrow = (shown(sample, width=width) for width in (100, 80))
+        assert any(" camera " in line for line in wide)
+        assert not any(" camera " in line for line in narrow)
+
+
 def test_figures_are_of_the_time_between_two_looks(place, kit):
     """What came before the last look is in no figure but the totals; results of a fast burst are gathered meanwhile."""
     with driver.connect() as device, bursts_of(device, kit, spin=0) as (burst,):
