@@ -210,7 +210,7 @@ FIGURES = [
     f"at most {MAX_BYTES} bytes and {MAX_FDS} descriptors",
     f"unread for {struct.unpack('ll', channel._SEND_TIMEOUT)[0]} s is given up",
     f"ends {process.LINGER:.0f} s after its last client",
-    f"`hello` | protocol, which is {rpc.PROTOCOL} |",
+    f"`hello` | protocol, which is {rpc.PROTOCOL};",
     f"at most {model_codec._MAX_STRUCTURE >> 20} MiB",
     f"two counts of at most 2^{model_codec._MAX_COUNT.bit_length() - 1}",
     f"each at a multiple of {model_codec._ALIGN}",
