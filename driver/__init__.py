@@ -21,7 +21,16 @@ from driver.client.retry import retry
 from driver.client.surface import AnyBurst
 from driver.errors import DeviceFailed, DeviceNotFound, DriverError, ImportFailed, InvalidModel, NotPlaced
 from driver.importers import load
-from driver.interface import CacheFiles, Capabilities, Device, DeviceInfo, Performance, PreparedModel, Saved
+from driver.interface import (
+    CacheFiles,
+    Capabilities,
+    Device,
+    DeviceInfo,
+    DeviceStatus,
+    Performance,
+    PreparedModel,
+    Saved,
+)
 from driver.nn import Model, ModelBuilder, Operand, Operation, Subgraph
 from driver.options import Cache
 from driver.protocol.fences import FenceState
@@ -48,6 +57,7 @@ __all__ = [
     "DeviceFailed",
     "DeviceInfo",
     "DeviceNotFound",
+    "DeviceStatus",
     "DeviceUnavailable",
     "DriverError",
     "ExecutionInfo",

@@ -10,7 +10,7 @@ import os
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 from burst.errors import status_error
 
@@ -136,6 +136,30 @@ class PreparedModel(ABC):
         return None
 
 
+State = Literal["available", "busy", "offline", "unknown"]
+
+
+class DeviceStatus(NamedTuple):
+    """Whether a device takes work, and why it does not: "busy" for now, "offline" until something is done about it.
+
+    "unknown" is no refusal: a device that cannot tell is asked all the same, and so is one that does not run yet.
+    """
+
+    state: State = "available"
+    reason: str = ""  #: for people; "" where there is none
+
+    @property
+    def takes_work(self) -> bool:
+        """Whether it prepares and executes."""
+        return self.state in {"available", "unknown"}
+
+    def __str__(self) -> str:
+        return f"{self.state}: {self.reason}" if self.reason else self.state
+
+
+_UNKNOWN = DeviceStatus("unknown")
+
+
 class Device(ABC):
     """Runs models. One instance lives in the service and says what it supports; another one runs models in the engine.
 
@@ -169,6 +193,28 @@ class Device(ABC):
 
     library: str | None = None
     """The module that the device is made of; None: it needs no other."""
+
+    status: DeviceStatus = DeviceStatus()
+    """Whether it takes work now. `report` changes it."""
+
+    on_report: Callable[[], object] | None = None
+    """What `report` calls. The engine sets it."""
+
+    def report(self, state: State, reason: str = "") -> None:
+        """Tells the engine whether the device takes work from now on. Any thread, at any time; call it for each change.
+
+        While the state is "busy" or "offline", preparations and executions are refused with DEVICE_UNAVAILABLE and the
+        reason, on every path. An execution that has begun ends as the device ends it: its `run` may raise
+        `burst.DeviceUnavailable`, its `native` return 1. Nothing is lost: prepared models serve again once the device
+        is available.
+
+        Raises ValueError for another state.
+        """
+        if state not in get_args(State):
+            raise ValueError(f"state={state!r}: one of {', '.join(map(repr, get_args(State)))}")
+        self.status = DeviceStatus(state, reason)
+        if self.on_report is not None:
+            self.on_report()
 
     @classmethod
     def missing(cls) -> str | None:
@@ -242,3 +288,4 @@ class DeviceInfo:
     type: str
     capabilities: Capabilities | None = None  #: None until `driver.compile` has measured it, once per version
     missing: str = ""  #: what keeps it from being connected, and the remedy; "": nothing
+    status: DeviceStatus = _UNKNOWN  #: of one that runs; nothing is started by asking

@@ -15,7 +15,7 @@ from driver.cli.comparison import WAYS, add_model, remote_calls
 from driver.cli.output import examples, json_option, print_json, print_line, print_table, progress, spelled
 from driver.cli.timing import count_for, seconds_of, time_calls
 from driver.client import discovery
-from driver.client.device import connect
+from driver.client.device import connect, status_of
 from driver.devices import device_class, missing, names
 from driver.errors import DriverError
 from driver.runtime import capabilities as measures
@@ -44,6 +44,7 @@ class _Row:
     runs: bool = False
     capabilities: dict[str, Any] | None = None  #: None: not measured yet
     measured: dict[str, Any] | None = None
+    status: str = "unknown"  #: what a device that runs says: available, busy, offline or unknown, and why
     is_installed: bool = True  #: False: something that it needs is missing; `reason` names it and the remedy
     reason: str = ""  #: why it cannot be used
 
@@ -86,6 +87,7 @@ def _installed(name: str) -> _Row:
             return _Row(name, kind.version, kind.type, is_installed=False, reason=reason)
         files = kind.cache_files
         found = _Row(name, kind.version, kind.type, cache_files=files and files._asdict(), runs=_is_running(name))
+        found.status = str(status_of(name))
         found.note(measures.stored(name, kind.version))
     except Exception as error:  # noqa: BLE001 (a vendor's code may do anything when it is loaded)
         return _Row(name, reason=str(error))
@@ -108,6 +110,7 @@ def _served() -> Iterator[_Row]:
             with connect(str(path)) as device:
                 files = device.number_of_cache_files_needed()
                 found = _Row(str(path), device.version, device.type, cache_files=files._asdict(), runs=True)
+                found.status = str(device.status())
                 found.note(measures.stored(device.address, device.version))
         except (BurstError, DriverError, OSError) as error:
             found = _Row(str(path), reason=str(error))
@@ -150,14 +153,20 @@ def _show(found: list[_Row]) -> None:
     _show_measured({device.name: device.measured for device in known if device.measured})
     _show_capabilities({device.name: _figures(device.capabilities) for device in known if device.capabilities})
     for device in found:
-        if device.reason:
-            print_line(f"{device.name}: {device.reason}")
+        if device.reason or (device.runs and not _takes_work(device)):
+            print_line(f"{device.name}: {device.reason or device.status}")
 
 
 def _running(device: _Row) -> str:
     if not device.is_installed:
         return "not installed"
-    return "yes" if device.runs else "no"
+    if not device.runs:
+        return "no"
+    return "yes" if _takes_work(device) else f"yes, {device.status.partition(':')[0]}"
+
+
+def _takes_work(device: _Row) -> bool:
+    return device.status in {"available", "unknown"}
 
 
 def _files(files: dict[str, int] | None) -> str:

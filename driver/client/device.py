@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from burst import InvalidArgument, Memory, PeerDied, Trace
+from burst import InvalidArgument, Memory, PeerDied, StatusError, Timeout, Trace
 from burst.channel import MAX_FDS
 from burst.turns import FlowCounts
 from driver.client import discovery, served
@@ -23,6 +23,7 @@ from driver.client.prepared_model import Home, RemotePreparedModel
 from driver.client.recovery import Revivals, quarantine
 from driver.deadlines import seconds_left, waiting
 from driver.errors import DeviceFailed, DeviceNotFound, DriverError
+from driver.interface import DeviceStatus
 from driver.nn import validate
 from driver.options import PRIORITIES, Preference, PrepareOptions, Priority, check_application, number_of
 from driver.protocol.model_memory import MOST_HANDLES
@@ -46,6 +47,7 @@ _ATTEMPTS = (
 )
 _PATIENCE = 10.0  # seconds for the owner of a served device to start it again
 _AGAIN = 0.05
+_ANSWER = 1.0  # seconds that a device may take to say how it is
 
 
 def connect(name: str = "reference", *, application: str | None = None) -> RemoteDevice:
@@ -64,6 +66,15 @@ def connect(name: str = "reference", *, application: str | None = None) -> Remot
         check_application(application)
     found = _served(name, application) if served.is_path(name) else _own(name, application)
     return RemoteDevice(found, name, application)
+
+
+def status_of(name: str) -> DeviceStatus:
+    """The status of a device of this account. "unknown" while it does not run, and is not started by that."""
+    with suppress(DeviceFailed, PeerDied, StatusError, Timeout):
+        if channel := discovery.find(discovery.Place(discovery.runtime_dir(), name)):
+            with channel:
+                return DeviceStatus(*Connection(channel, timeout=_ANSWER).call("status", timeout=_ANSWER)[0])
+    return DeviceStatus("unknown")
 
 
 def _own(name: str, application: str | None, attempts: int = _ATTEMPTS) -> Connection:
@@ -335,6 +346,10 @@ class RemoteDevice(Closing):
         with self._lock:
             self._threads = self._threads or ThreadPoolExecutor(8, "execute")
         return self._threads.submit(function)
+
+    def status(self) -> DeviceStatus:
+        """Whether the device takes work, as it says itself. Raises PeerDied."""
+        return DeviceStatus(*self.call("status")[0])
 
     def stats(self) -> dict[str, Any]:
         """How executions through this connection have fared on the device, and what this account has used of it.

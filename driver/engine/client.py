@@ -75,6 +75,7 @@ def to_read(memory: Memory) -> int:
 
 
 _MOST_ROLES = 256  # per buffer
+_MOST_REASON = 1000  # characters
 _WORTH = 2**20  # bytes of temporaries that are worth binding a request again for
 _FEW = 4  # plans that stay bound: a burst of depth 1 alternates between fewer requests than this
 _TRACES_AT_ONCE = 32  # descriptors in one answer
@@ -108,6 +109,7 @@ class EngineClient:
             "traces": self.traces,
             "census": self.census,
             "turns": self.turns,
+            "status": self.status,
             "allocate": self.allocate,
             "release": self.release,
             "copy_from": self.copy_from,
@@ -210,6 +212,7 @@ class EngineClient:
         loaded = self._loaded(number)
 
         def bind(request: Request) -> Execution:
+            self._engine.check_available()
             bound: Execution = execution(loaded, request, self._buffers, self._engine.pace.for_others)
             if self._is_large() or any(worker.bound >= _FEW for worker in self.workers()):
                 self._engine.idle.begin()
@@ -236,6 +239,11 @@ class EngineClient:
         """Slots, waiting executions, the account's weight, the application, and counts of executions by priority."""
         weight, name = self._application.share.weight, self._application.name
         return Reply([self._engine.queue.slots, waiters(), weight, name, self.counts()])
+
+    def status(self, _: Message) -> Reply:
+        """The device's state and its reason."""
+        state, reason = self._engine.device.status
+        return Reply([state, str(reason)[:_MOST_REASON]])
 
     def counts(self) -> list[FlowCounts]:
         """Counts of its executions, by priority."""

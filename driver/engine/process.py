@@ -19,6 +19,7 @@ from cffi import FFI
 
 from burst import (
     BurstServer,
+    DeviceUnavailable,
     InvalidArgument,
     Memory,
     PeerDied,
@@ -171,6 +172,7 @@ class Engine:
 
     def __init__(self, name: str, service: Channel) -> None:
         self.device: Device = device_class(name)()
+        self.device.on_report = self.forget_plans  # a request that is bound anew meets `check_available`
         self._service, self.limits = service, limits()
         self._quota = Quota(self.limits.device_bytes)
         self.pace, self._models = Pacer(), ModelStore(self.device)
@@ -212,6 +214,7 @@ class Engine:
         deadline is dropped.
         """
         check_entry("before start")
+        self.check_available()
         use = ModelUse.of(arguments)
 
         def traced() -> SharedModel:
@@ -223,6 +226,12 @@ class Engine:
         check("preparing")
         self._improver.watch(shared, self.pace)
         return shared
+
+    def check_available(self) -> None:
+        """Raises DeviceUnavailable while the device takes no work."""
+        status = self.device.status
+        if not status.takes_work:
+            raise DeviceUnavailable(f"device {self.device.name!r} is {status}")
 
     def _holders(self) -> list[BurstServer | PlainServer]:
         return [holder for client in list(self.clients) for holder in client.holders()]

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from burst import StatusError
+from driver.client.device import status_of
 from driver.client.discovery import runtime_dir
 from driver.client.served import is_path
 from driver.devices import device_class, names, usable_class
@@ -289,7 +290,7 @@ def digest(address: str) -> bytes:
 def devices() -> list[DeviceInfo]:
     """Every device that an entry point names, with the capabilities that are stored. Starts none.
 
-    `missing` says what keeps a device from being connected.
+    `missing` says what keeps a device from being connected, `status` whether one that runs takes work.
     """
     return [_info(name) for name in names()]
 
@@ -303,7 +304,7 @@ def _info(name: str) -> DeviceInfo:
         usable_class(name)
     except DeviceNotFound as error:
         return DeviceInfo(name, kind.version, kind.type, missing=str(error))
-    return DeviceInfo(kind.name, kind.version, kind.type, stored(name, kind.version))
+    return DeviceInfo(kind.name, kind.version, kind.type, stored(name, kind.version), status=status_of(name))
 
 
 def stored(address: str, version: str) -> Capabilities | None:

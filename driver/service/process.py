@@ -264,7 +264,8 @@ class ServiceClient:
             **{method: partial(self.forward, method) for method in ("free", "channel", "fenced", "async", "burst")},
             **{method: partial(self.forward, method) for method in ("allocate", "release", "copy_from", "copy_to")},
             **{method: partial(self.forward, method) for method in ("copy", "buffer_state")},
-            **{method: partial(self.forward, method) for method in ("stage", "turns", "traces", "figures", "census")},
+            **{method: partial(self.forward, method) for method in ("stage", "turns", "status", "traces")},
+            **{method: partial(self.forward, method) for method in ("figures", "census")},
             "restore": partial(self.noted, "restored", "not_restored", partial(self.forward, "restore")),
         }
 

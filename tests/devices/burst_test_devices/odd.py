@@ -12,7 +12,7 @@ import os
 import signal
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from burst.turns import checkpoint
 from driver.devices.reference import ReferenceDevice
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from driver.interface import State
     from driver.nn import Model
     from driver.options import Preference
 
@@ -45,6 +46,17 @@ class Hollow(ReferenceDevice):
     def __init__(self) -> None:
         if not gc.isenabled():  # there garbage is collected between bursts alone
             raise RuntimeError("this engine is broken on purpose")
+
+
+class Moody(ReferenceDevice):
+    """Has the status that the file "status" in BURST_RUNTIME_DIR says, a state and a reason, once it gets SIGUSR1."""
+
+    def __init__(self) -> None:
+        signal.signal(signal.SIGUSR1, self._look)
+
+    def _look(self, *_: object) -> None:
+        state, reason = Path(os.environ["BURST_RUNTIME_DIR"], "status").read_text().split(" ", 1)
+        self.report(cast("State", state), reason)
 
 
 class Picky(ReferenceDevice):
