@@ -1,15 +1,16 @@
 """Does an important stream stay on time beside programs that saturate the same device?
 
-    python bench/qos.py [--pairs 9] [--seconds 10] [--only stream grpc fairness uids cost] [--others 1 4 16]
-                        [--json FILE] [--plot FILE] [--markdown]
+    python bench/qos.py [--pairs 9] [--seconds 10] [--only stream grpc fairness applications uids cost]
+                        [--others 1 4 16] [--json FILE] [--plot FILE] [--markdown]
 
 A stream of 30 frames a second with 5 ms of work each, of high priority, alone and beside clients of low priority that
 ask for 20 ms of work again and again, on one litert device, all of one account. A frame is late that is not done 15 ms
 after it was due. Of each frame the script also notes how late its own sleep ended: what the machine itself stalled.
 
 grpc: the same mix through a gRPC server with a pool of as many threads as there are processors, and the same models.
-fairness: two equal processes of one account; uids: of two accounts, with equal weights (only root can be others). Each
-has as many bursts as there are processors, and one more. cost: bench/run_queue.py.
+fairness: two equal processes of one account; applications: two of one account, one at high priority, one at low; uids:
+of two accounts, with equal weights (only root can be others). Each has as many bursts as there are processors, and one
+more. cost: bench/run_queue.py.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import threading
 import time
 from contextlib import ExitStack, contextmanager
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import run_queue
@@ -46,8 +47,13 @@ if TYPE_CHECKING:
 
     Call = Callable[[], object]
 
+PAIRS = (
+    ("fairness", "processes of one account"),
+    ("applications", "applications of one account, at high and at low priority"),
+    ("uids", "accounts"),
+)
 QUESTION = "Does an important stream stay on time beside programs that saturate the same device?"
-PARTS = ("stream", "grpc", "fairness", "uids", "cost")
+PARTS = ("stream", "grpc", "fairness", "applications", "uids", "cost")
 PERIOD, LIMIT = 1 / 30, 0.015  # seconds
 WORK = {"stream": 0.005, "other": 0.020}  # seconds, about
 STALL = 1e-3  # seconds by which a sleep ends late
@@ -252,25 +258,33 @@ def mixes(args: argparse.Namespace, layers: dict[str, int]) -> Runs:
 # ---- shares
 
 
-def share(address: str, layers: int, seconds: float) -> None:
-    """A process that asks for more than it can get, and says what it used. It begins when it is told to."""
+class Program(NamedTuple):
+    """A process that asks for more than it can get."""
+
+    account: dict[str, Any]  #: for Popen
+    priority: str = "medium"
+    application: str = ""  #: that it declares, if any
+
+
+def share(address: str, priority: Any, application: str, layers: int, seconds: float) -> None:
+    """Such a process, which says what it used. It begins when it is told to."""
     bursts = (os.cpu_count() or 1) + 1
     with ExitStack() as stack:
-        device = stack.enter_context(driver.connect(address))
-        prepared = [stack.enter_context(device.prepare(chain(layers))) for _ in range(bursts)]
+        device = stack.enter_context(driver.connect(address, application=application or None))
+        prepared = [stack.enter_context(device.prepare(chain(layers), priority=priority)) for _ in range(bursts)]
         calls = [stack.enter_context(one.burst()).run for one in prepared]
         for call in calls:
             call()
         print("ready", flush=True)
         sys.stdin.readline()
         end = time.monotonic() + seconds
-        before = device.stats()["priorities"]["medium"]["used"]
+        before = device.stats()["priorities"][priority]["used"]
         threads = [threading.Thread(target=_until, args=(call, end)) for call in calls]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-        print(device.stats()["priorities"]["medium"]["used"] - before, flush=True)
+        print(device.stats()["priorities"][priority]["used"] - before, flush=True)
 
 
 def _until(call: Call, end: float) -> None:
@@ -278,12 +292,15 @@ def _until(call: Call, end: float) -> None:
         call()
 
 
-def difference(address: str, accounts: Sequence[dict[str, Any]], layers: int, seconds: float) -> float:
-    """Percent by which two such processes differ in what they used."""
-    command = [sys.executable, __file__, "--share", address, str(layers), str(seconds)]
+def difference(address: str, programs: Sequence[Program], layers: int, seconds: float) -> float:
+    """Percent by which two programs differ in what they used."""
+    command = [sys.executable, __file__, "--share", address]
     pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "cwd": "/"}
     with ExitStack() as stack:
-        found = [stack.enter_context(subprocess.Popen(command, **pipes, **account)) for account in accounts]
+        found = []
+        for account, *words in programs:
+            popen = subprocess.Popen([*command, *words, str(layers), str(seconds)], **pipes, **account)
+            found.append(stack.enter_context(popen))
         for process in found:
             if process.stdout.readline() != "ready\n":
                 raise NotMeasured("another account may not read the sources, or the libraries of this Python")
@@ -326,18 +343,24 @@ def _account(uid: int) -> dict[str, Any]:
     return {"user": uid, "group": uid, "extra_groups": [GROUP]}
 
 
+ONE_ACCOUNT = {
+    "fairness": [Program({}), Program({})],
+    "applications": [Program({}, "high", "one"), Program({}, "low", "another")],
+}
+
+
 def differences(args: argparse.Namespace, layers: int, part: str) -> list[float]:
     """Of all rounds."""
     with ExitStack() as stack:
-        if part == "fairness":
-            stack.enter_context(own_device("litert"))
-            address, accounts = "litert", [{}, {}]
+        if part == "uids":
+            address, programs = stack.enter_context(served()), [Program(_account(uid)) for uid in ACCOUNTS]
         else:
-            address, accounts = stack.enter_context(served()), [_account(uid) for uid in ACCOUNTS]
+            stack.enter_context(own_device("litert"))
+            address, programs = "litert", ONE_ACCOUNT[part]
         found = []
         for n in range(args.pairs):
             progress(f"{part}: round {n + 1} of {args.pairs}")
-            found.append(difference(address, accounts, layers, args.seconds))
+            found.append(difference(address, programs, layers, args.seconds))
         progress("")
         return found
 
@@ -397,7 +420,7 @@ def main() -> None:
     runs, more, promises = mixes(args, layers), {}, []
     names = [name for subject in args.subjects for name in (subject.floor, subject.name)]
     promises += budgets(args, runs, checkpoint)
-    for part, who in (("fairness", "processes of one account"), ("uids", "accounts")):
+    for part, who in PAIRS:
         if part in args.only:
             try:
                 more[part] = differences(args, layers["stream"], part)
@@ -426,7 +449,7 @@ if __name__ == "__main__":
     match sys.argv[1:]:
         case ["--serve-grpc", path, layers]:
             serve_grpc(path, json.loads(layers))
-        case ["--share", address, layers, seconds]:
-            share(address, int(layers), float(seconds))
+        case ["--share", address, priority, application, layers, seconds]:
+            share(address, priority, application, int(layers), float(seconds))
         case _:
             main()

@@ -60,19 +60,24 @@ static void settle_flow(burst_flow *f, uint64_t now) {
     else f->deficit = f->deficit + away < 0 ? f->deficit + away : 0;
 }
 
-/* An account or application that was away begins at the pace of the others. Its debt shrinks by the time that it was away. */
-static void settle_entity(fair_entity *e, uint64_t pace, uint64_t now) {
+/* An account or application that was away begins at the pace of the others. Its debt shrinks by the time that it was away,
+ * but not while it has its turn: that time is a rest between two requests. */
+static void settle_entity(fair_entity *e, uint64_t pace, bool has_turn, uint64_t now) {
     if (e->waiting) return;
-    if (!e->present && is_less(pace, e->pace) && now > e->left) {
+    if (!e->present && !has_turn && is_less(pace, e->pace) && now > e->left) {
         uint64_t owes = e->pace - pace, away = now - e->left;
         e->pace = away < owes && weighted(e, away) < owes ? e->pace - weighted(e, away) : pace;
     }
     if (is_less(e->pace, pace)) e->pace = pace;
 }
 
-static void settle(burst_application *a, uint64_t now) {
-    settle_entity(&a->share->fair, a->share->queue->shares.pace, now);
-    settle_entity(&a->fair, a->share->applications.pace, now);
+static void settle(burst_application *a, uint64_t pace_of_accounts, uint64_t pace, uint64_t now) {
+    settle_entity(&a->share->fair, pace_of_accounts, false, now);
+    settle_entity(&a->fair, pace, a->share->turn == a, now);
+}
+
+static void settle_now(burst_application *a, uint64_t now) {
+    settle(a, a->share->queue->shares.pace, a->share->applications.pace, now);
 }
 
 static void note_presence(fair_entity *e, uint64_t change, bool leaves, uint64_t now) {
@@ -93,9 +98,7 @@ static void set_present(burst_ticket *t, bool present, uint64_t now) {
 /* A ticket that began while none waited is seen only now. It is charged from when the others began to wait. */
 static void meet(burst_ticket *t, uint64_t now) {
     burst_flow *f = t->flow;
-    burst_share *s = f->application->share;
-    settle_entity(&s->fair, s->queue->shares.pace_since, now);
-    settle_entity(&f->application->fair, s->applications.pace_since, now);
+    settle(f->application, t->queue->shares.pace_since, f->application->share->applications.pace_since, now);
     if (!f->first) settle_flow(f, now);
     set_present(t, true, now);
 }
@@ -182,9 +185,10 @@ static fair_entity *least_used(const fair_group *group, const fair_entity *excep
     return least;
 }
 
-/* Whether an application's turn is over, because another one waits that has used less, by more than a quantum. */
+/* Whether an application's turn is over: another one waits that has used less, by more than half a quantum. So two that take
+ * turns go from half a quantum behind to half a quantum ahead. */
 static bool is_ahead(const burst_application *a, const fair_entity *other) {
-    return other && is_less(other->pace + a->share->queue->quantum, a->fair.pace);
+    return other && is_less(other->pace + a->share->queue->quantum / 2, a->fair.pace);
 }
 
 /* The application of a share in which a ticket waits that comes next; except one. NULL: there is none. */
@@ -248,7 +252,7 @@ _Bool burst_policy_owes(const burst_ticket *t) { return t->present || t->charged
 
 void burst_policy_arrive(burst_ticket *t, uint64_t now) {
     burst_flow *f = t->flow;
-    settle(f->application, now);
+    settle_now(f->application, now);
     if (!f->first) {
         settle_flow(f, now);
         join(f);
@@ -317,7 +321,7 @@ _Bool burst_policy_yields(burst_ticket *t, uint64_t now) {
 void burst_policy_yield(burst_ticket *t, uint64_t now) {
     burst_flow *f = t->flow;
     charge(t, now);
-    settle(f->application, now);
+    settle_now(f->application, now);
     if (!f->first) join(f);
     line_up(t);
     begin_waiting(f->application, now);

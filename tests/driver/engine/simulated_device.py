@@ -128,8 +128,8 @@ class Device:
                 yield Pair(one, other, bound)
 
     def _pairs_of_applications(self):
-        """As between shares, and an application keeps its turn until it is ahead by a quantum."""
-        bound = 2 * QUANTUM + 4 * self.world.slots * self.world.longest
+        """As between shares, and an application keeps its turn until it is ahead by half a quantum."""
+        bound = QUANTUM + 4 * self.world.slots * self.world.longest
         for one, other in itertools.combinations(self.applications.values(), 2):
             if one.share is other.share:
                 yield Pair(one, other, bound)

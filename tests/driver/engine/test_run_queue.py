@@ -156,11 +156,13 @@ def test_a_debt_is_paid_by_staying_away():
     assert gained[0] / MS > 100
 
 
-def test_short_requests_are_not_handed_from_one_to_the_other():
+@pytest.mark.parametrize("applications", [(0, 0), (0, 1)], ids=["of one application", "of two applications"])
+def test_short_requests_are_not_handed_from_one_to_the_other(applications):
     """A client that comes back soon after its result goes on until its quantum is used up, so that waking the other one
     costs once a quantum, and not once a request; and both get the same.
     """
-    device = Device(World(1, [100], [saturating(length=5 * US, threads=1, rest=3 * US)] * 2))
+    clients = [saturating(length=5 * US, threads=1, rest=3 * US, application=n) for n in applications]
+    device = Device(World(1, [100], clients))
     starts, start = [], device.start
 
     def note_start(thread):
@@ -168,10 +170,10 @@ def test_short_requests_are_not_handed_from_one_to_the_other():
         start(thread)
 
     device.start = note_start
-    device.run(until=50 * MS)
+    device.run(until=100 * MS)
     changes = sum(one is not other for one, other in itertools.pairwise(starts))
-    assert len(starts) > 4000
-    assert changes < 120
+    assert len(starts) > 8000
+    assert changes < 240
     one, other = (flow.used for flow in device.flows)
     assert one == pytest.approx(other, rel=0.05)
 
@@ -247,7 +249,7 @@ def test_an_application_without_work_leaves_its_part_to_the_others_of_its_accoun
 @pytest.mark.parametrize("slots", [1, 2])
 def test_a_request_of_another_application_waits_for_a_quantum(slots):
     """Whatever its priority beside saturating high priority of another application of its uid, which has no other work
-    for it to wait for: at most a quantum, and up to the next checkpoint.
+    for it to wait for: at most half a quantum, and up to the next checkpoint.
     """
     rare = Client(0, LOW, [[Job(37 * MS, 100 * US, 100 * US)] * 100], 0)
     busy = saturating(0, HIGH, length=20 * MS, checkpoints=200 * US, threads=3, application=1)
@@ -269,7 +271,7 @@ def test_a_request_of_another_application_waits_for_a_quantum(slots):
     device.events = [(when, n, note_ask, about) for when, n, _, about in device.events]
     device.run(until=1000 * MS)
     assert len(waited) > 25
-    assert max(waited) <= QUANTUM + 200 * US
+    assert max(waited) <= QUANTUM / 2 + 200 * US
 
 
 # ---- real threads ----------------------------------------------------------------------------------------------------
