@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import msgpack
 
-from burst.errors import Malformed, PeerDied, Timeout
+from burst.errors import DEVICE_GONE, Malformed, PeerDied, Timeout
 from burst.memory_limits import descriptors_text
 from fmq import Watch
 from fmq.closing import Closing
@@ -156,6 +156,10 @@ class Channel(Closing):
         """Whether the owner of the watched LifePage is gone. True before any of its sockets ends."""
         return self._watch is not None and self._watch.has_died
 
+    def _gone(self, why: str) -> PeerDied:
+        """The end of the connection. Only a device is watched, and it ends none while it lives."""
+        return PeerDied(DEVICE_GONE if self._watch and self.fileno() >= 0 else why)
+
     def send(self, body: Sequence[object], fds: Sequence[int] = ()) -> None:
         """Raises PeerDied, and Malformed for a message that is too long."""
         self.send_raw(pack(body), fds)
@@ -171,7 +175,7 @@ class Channel(Closing):
         except BlockingIOError as error:
             raise PeerDied("the other side has not read its messages for 5 s") from error
         except OSError as error:
-            raise PeerDied(f"the connection is gone: {error}") from error
+            raise self._gone(f"the connection is gone: {error}") from error
 
     def receive(self, timeout: float | None = None) -> Message:
         """The next message. Raises PeerDied at the end of the connection, Timeout, Malformed."""
@@ -184,7 +188,7 @@ class Channel(Closing):
         except BlockingIOError as error:
             raise Timeout("another reader has taken the message") from error
         except OSError as error:
-            raise PeerDied(f"the connection is gone: {error}") from error
+            raise self._gone(f"the connection is gone: {error}") from error
         message = Message(raw, list(_descriptors(ancillary)) if ancillary else [])
         if flags & _TRUNCATED:
             lost = flags & socket.MSG_CTRUNC and len(message.fds) < MAX_FDS
@@ -194,7 +198,7 @@ class Channel(Closing):
             raise Malformed("a message exceeds 64 KiB or 72 descriptors")
         if not raw:
             message.close()
-            raise PeerDied("the other side closed the connection, or its process is gone")
+            raise self._gone("the other side closed the connection, or its process is gone")
         return message
 
     def call(self, body: Sequence[object], fds: Sequence[int] = (), timeout: float | None = None) -> Message:

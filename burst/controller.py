@@ -20,7 +20,7 @@ from burst.channel import MAX_FDS, Channel, ChannelLoop, Message
 from burst.datum import DATUM, DATUM_DTYPE
 from burst.dropped import DropList, later
 from burst.ends import handle_of
-from burst.errors import Busy, GeneralFailure, InvalidArgument, Malformed, PeerDied, Timeout
+from burst.errors import DEVICE_GONE, Busy, GeneralFailure, InvalidArgument, Malformed, PeerDied, Timeout
 from burst.memory import DeviceBuffer, Memory
 from burst.messages import NO_TIMING, ErrorStatus, Request, Timing
 from burst.request_checks import check_request
@@ -286,6 +286,14 @@ class Controller(Closing):
         if code:
             self._refuse(code, packet.nbytes, None)
 
+    def abandon(self, number: int) -> None:
+        """The device need not begin that request any more. Its result comes all the same; call `settle` then."""
+        self.trace.page.abandoned |= 1 << number % 64
+
+    def settle(self, number: int) -> None:
+        """The result of a request that was abandoned has come."""
+        self.trace.page.abandoned &= ~(1 << number % 64)
+
     def receive(self, timeout: float | None = None, *, measure: bool = False) -> ResultPacket:
         """The next result, in the order of the requests. Raises Timeout, PeerDied, Busy."""
         code = self._wait(FOREVER if timeout is None else deadline_of(timeout))
@@ -335,7 +343,7 @@ class Controller(Closing):
             raise Busy("this burst is executing in another thread; wait for it, or open another burst")
         if code == -errno.EPIPE:
             self._invalidate("the device died")
-            raise PeerDied("the device's process is gone")
+            raise PeerDied(DEVICE_GONE)
         try:
             raise_errno(code, "burst")
         except (fmq.Closed, fmq.Corrupt) as error:

@@ -51,6 +51,10 @@ class PeerDied(BurstError, _QueuePeerDied):
     """
 
 
+DEVICE_GONE = "the device's process is gone"
+"""What PeerDied says of a device that has died, in a call that waited and in later ones."""
+
+
 class Malformed(BurstError, ValueError):
     """A packet is not one that the encoder emits, or a request cannot be encoded; the message names the element.
 

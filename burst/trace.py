@@ -35,7 +35,7 @@ result was there. return: until the client had that.
 """
 _UNKNOWN = 2**64 - 1  # ns
 _MAGIC = 0x4543415254535242  # the bytes "BRSTRACE"
-_VERSION = 1
+_VERSION = 2
 _RECORD = np.dtype([(name, "u8") for name in ("id", "begin", "sent", "taken", "started", "done", "received")])
 
 

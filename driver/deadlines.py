@@ -6,7 +6,6 @@ of its preparation, can look at it.
 
 from __future__ import annotations
 
-import math
 import threading
 import time
 from contextlib import contextmanager
@@ -24,7 +23,7 @@ from burst import (
 from burst._core import lib
 from burst.messages import Cause, Phase
 from fmq import clock
-from fmq.clock import FOREVER, deadline_of
+from fmq.clock import FOREVER
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -32,16 +31,35 @@ if TYPE_CHECKING:
     from burst import StatusError
 
 WAITING: Phase = "waiting for the answer"
+_LONGEST_WAIT = 2e6  # seconds: what poll takes
 
 
-def nanoseconds(seconds: float) -> int:
-    """As times travel: what is before the beginning of time or after its end is there.
+def checked(name: str, seconds: float) -> int:
+    """Check a time that a caller gives as the argument `name`, on every path; as it travels, in nanoseconds.
 
-    Raises ValueError for NaN.
+    A `deadline` is a time.monotonic(); a `timeout`, a `duration` and a `loop_timeout` are seconds. All are 0 or more;
+    infinity, and what the clock never reaches, is no limit: FOREVER. Raises ValueError.
     """
-    if math.isnan(seconds):
-        raise ValueError(f"deadline={seconds!r}: a time.monotonic(), or None for none")
-    return FOREVER if seconds >= FOREVER / 1e9 else max(0, int(seconds * 1e9))
+    try:
+        is_time = seconds >= 0  # false for NaN
+    except TypeError:
+        is_time = False
+    if not is_time:
+        kind = "a time.monotonic()" if name == "deadline" else "seconds"
+        raise ValueError(f"{name}={seconds!r:.60}: {kind}, 0 or more; leave it out, or give None, for no limit")
+    return FOREVER if seconds >= FOREVER / 1e9 else int(seconds * 1e9)
+
+
+def check_times(**times: float | None) -> None:
+    """Check those that are given, by the names of the arguments. Raises ValueError."""
+    for name, seconds in times.items():
+        if seconds is not None:
+            checked(name, seconds)
+
+
+def nanoseconds(deadline: float) -> int:
+    """Of a deadline, checked. Raises ValueError."""
+    return checked("deadline", deadline)
 
 
 def taken(plain: object) -> int | None:
@@ -52,10 +70,18 @@ def taken(plain: object) -> int | None:
 
 
 def earlier(timeout: float | None, deadline: int | None) -> int | None:
-    """The deadline, or the end of so many seconds from now, whichever comes first; None without both."""
+    """The deadline, or the end of so many seconds from now, whichever comes first; None without both.
+
+    Raises ValueError, and Timeout after 0 seconds, in which nothing is done.
+    """
     if timeout is None:
         return deadline
-    end = max(1, deadline_of(timeout))
+    left = checked("timeout", timeout)
+    if not left:
+        raise Timeout(
+            f"timeout={timeout!r}: no result can come in that time, and nothing was sent", "before start", 0.0
+        )
+    end = min(FOREVER, clock.now() + left)
     return end if deadline is None else min(end, deadline)
 
 
@@ -63,7 +89,7 @@ def seconds_left(deadline: int | None) -> float | None:
     """Until then, 0 when it has passed; None without one."""
     if deadline is None or deadline == FOREVER:
         return None
-    return max(0, deadline - clock.now()) / 1e9
+    return min(max(0, deadline - clock.now()) / 1e9, _LONGEST_WAIT)
 
 
 def _late(now: int, deadline: int) -> float | None:

@@ -26,6 +26,8 @@ typedef struct {
                                  * executions like the last one that missed its deadline take, 0 unknown;
                                  * bytes copied because of where they lay, and to be looked at in private memory */
     char application[128];      /* UTF-8: the last part of its client's application, by the device */
+    uint64_t abandoned, reserved[15]; /* by the client, seldom: bit id % 64 is set while the client does not want that result any
+                                       * more. At most 64 requests are in flight, so each has a bit of its own */
     burst_sent sent[256];       /* the last requests, by id modulo 256 */
     burst_served served[256];
     burst_failure failures[64]; /* by id modulo 64 */

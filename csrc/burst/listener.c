@@ -338,6 +338,9 @@ static void note_wait(burst_listener *l) {
 
 uint64_t burst_could_begin(const burst_listener *l) { return l->known - waited_in_queue(l); }
 
+/* Its client does not wait for the result any more. The word has a cache line of its own, which stays in our cache. */
+static bool is_abandoned(const burst_listener *l) { return look(&l->trace->abandoned) >> (l->id % 64) & 1; }
+
 static int32_t may_begin(burst_listener *l, burst_estimate *e) {
     int32_t status = burst_admit(e, burst_could_begin(l), l->known, l->deadline);
     if (status) note_usual(l, e);
@@ -350,11 +353,17 @@ static int admitted(burst_listener *l) {
     if (l->due != l->deadline) burst_set_due(l->due = l->deadline);
     const struct burst_plan *p = current(l);
     l->is_first = 0;
+    if (is_abandoned(l)) return GENERAL_FAILURE;
     int32_t status = l->deadline == UINT64_MAX ? 0 : may_begin(l, p ? p->estimate : NULL);
     if (status || !p || !l->ticket) return status;
     uint64_t needed = p->estimate && l->deadline != UINT64_MAX ? burst_needed(p->estimate) : 0;
     int r = burst_enter(l->ticket, needed, l->deadline, l->started);
-    if (!r && l->ticket->number) note_wait(l);
+    if (!r && l->ticket->number) {
+        note_wait(l);
+        if (!is_abandoned(l)) return 0;
+        leave_slot(l);
+        return GENERAL_FAILURE;
+    }
     if (r != -ETIMEDOUT) return r;
     note_usual(l, p->estimate);
     return MISSED_DEADLINE_TRANSIENT;

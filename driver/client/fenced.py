@@ -11,7 +11,6 @@ kernel has closed its descriptors, about 80 ms later per GB of its memory; `wait
 from __future__ import annotations
 
 import asyncio
-import math
 import os
 import select
 from collections import deque
@@ -24,11 +23,12 @@ from burst.channel import close_all
 from burst.dropped import PATIENCE, DropList
 from burst.messages import NO_CAUSE, NO_TIMING, Cause
 from driver.client.plain import SlotRegistry
-from driver.deadlines import nanoseconds
+from driver.deadlines import checked, earlier, seconds_left
 from driver.errors import DriverError
 from driver.nn import combine_dimensions
 from driver.protocol.fences import FenceState, look
 from driver.protocol.rpc import call, cause_in
+from fmq.clock import FOREVER
 from fmq.closing import Closing
 
 if TYPE_CHECKING:
@@ -59,11 +59,10 @@ class FencedOptions(NamedTuple):
 
     @classmethod
     def of(cls, measure: bool, deadline: float | None, duration: float | None) -> FencedOptions:
-        """From seconds. Raises InvalidArgument."""
-        for name, value in (("deadline", deadline), ("duration", duration)):
-            if value is not None and not (math.isfinite(value) and value >= 0):
-                raise InvalidArgument(f"{name}={value!r}: must be seconds, 0 or more, or None for no limit")
-        return cls(bool(measure), *(None if t is None else nanoseconds(t) for t in (deadline, duration)))
+        """From seconds. Raises ValueError."""
+        by = None if deadline is None else checked("deadline", deadline)
+        limit = None if duration is None else checked("duration", duration)
+        return cls(bool(measure), *(None if time == FOREVER else time for time in (by, limit)))
 
 
 @contextmanager
@@ -181,8 +180,9 @@ class FencedExecution(Closing):
     def wait(self, timeout: float | None = None) -> FenceState:
         """Waits for the end: SIGNALED or ERROR; ACTIVE if it is still pending after `timeout` seconds.
 
-        ERROR also when the device has died.
+        ERROR also when the device has died. Raises ValueError for what is no timeout.
         """
+        end = earlier(timeout, None) if timeout else None
         if self._fence < 0:
             return FenceState.UNKNOWN
         state = look(self._fence)
@@ -191,7 +191,8 @@ class FencedExecution(Closing):
         poll = select.poll()
         poll.register(self._fence, select.POLLIN)
         self._path.watch(poll)
-        found = poll.poll(None if timeout is None else max(0.0, timeout) * 1e3)
+        left = seconds_left(end)
+        found = poll.poll(None if left is None else left * 1e3)
         state = look(self._fence)
         has_ended = any(fd != self._fence for fd, _ in found)
         return FenceState.ERROR if state == FenceState.ACTIVE and has_ended else state

@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol
 
 from burst import Timeout
-from driver.deadlines import seconds_left
+from driver.deadlines import check_times, checked, seconds_left
 
 if TYPE_CHECKING:
     import asyncio
@@ -54,24 +54,34 @@ class Future:
         self._is_done = False
         self._callbacks: deque[Callable[[Future], object]] = deque()
 
-    def result(self, timeout: float | None = None) -> Result:
+    def result(self, timeout: float | None = None, deadline: float | None = None) -> Result:
         """The result, waiting for it.
 
-        Raises StatusError for a request that failed or has missed its deadline, PeerDied, Timeout (the request goes on;
-        ask again), and CancelledError for one that was cancelled, or dropped for a newer one.
+        After `timeout` seconds raises Timeout: the request goes on; ask again. At the `deadline`, a time.monotonic(),
+        or at the one that it was submitted with, the request is over: it raises MissedDeadline*, now and later, and the
+        device does not begin it any more.
+
+        Raises StatusError for a request that failed, PeerDied, ValueError for what is no time, and CancelledError for
+        a request that was cancelled, or dropped for a newer one.
         """
-        if not self._is_done:
-            self._source.wait_for(self, timeout)
+        self._wait(timeout, deadline)
         if self._error is not None:
             raise self._error
         assert self._result is not None
         return self._result
 
-    def exception(self, timeout: float | None = None) -> BaseException | None:
-        """What `result` would raise, or None."""
+    def exception(self, timeout: float | None = None, deadline: float | None = None) -> BaseException | None:
+        """What `result` would raise, or None. Itself raises Timeout, ValueError."""
+        self._wait(timeout, deadline)
+        return self._error
+
+    def _wait(self, timeout: float | None, deadline: float | None) -> None:
+        check_times(timeout=timeout)
+        if deadline is not None:
+            by = checked("deadline", deadline)
+            self.deadline = by if self.deadline is None else min(by, self.deadline)
         if not self._is_done:
             self._source.wait_for(self, timeout)
-        return self._error
 
     def cancel(self) -> bool:
         """Gives the request up: it is not sent if it was not yet, and its result is dropped when it comes.

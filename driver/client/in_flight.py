@@ -53,7 +53,7 @@ class InFlight:
 
         By `for`, because Ctrl-C comes after a call, and so between `acquire()` and `try`.
         """
-        for is_mine in map(self.receiving.acquire, (True,), (wait,)):
+        for is_mine in map(self.receiving.acquire, (True,), (min(wait, threading.TIMEOUT_MAX),)):
             try:
                 if is_mine:
                     work()
@@ -87,6 +87,10 @@ class InFlight:
         """The same, for a request that waits for the device to be started again, behind others that do."""
         last = self.requests[-1].number if self.requests else 0
         self.append(encoded, future, max(last, sent) + 1)
+
+    def numbers_of(self, future: Future) -> list[int]:
+        """Under the lock: the number of its request, if it is in flight."""
+        return [pending.number for pending in self.requests if pending.future is future]
 
     def take_back(self) -> None:
         """Under the lock: the newest request was not sent."""

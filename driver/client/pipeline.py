@@ -250,8 +250,10 @@ class Pipeline:
         with in_flight.lock:
             if not in_flight.requests or in_flight.requests[0] is not oldest:
                 return
-            larger = None if future.done() else session.with_larger_outputs(encoded, reply)
-            if larger is None:
+            larger = None
+            if future.done():  # cancelled, or its deadline has passed
+                controller.settle(number)
+            elif (larger := session.with_larger_outputs(encoded, reply)) is None:
                 self._complete(encoded, future, reply)
             in_flight.is_moving = True  # not idle, although there may be no request for a moment
             in_flight.requests.popleft()
@@ -265,8 +267,6 @@ class Pipeline:
 
     def _complete(self, encoded: EncodedRequest, future: Future, reply: ResultPacket) -> None:
         """Gives a request its result."""
-        if future.done():  # cancelled
-            return
         if reply.status is _NONE:
             if future.deadline is not None and (late := clock.now() - future.deadline) > 0:
                 self.in_flight.finished.append(future.fail(unanswered(late)))
@@ -307,20 +307,22 @@ class Pipeline:
 
     def expire(self, future: Future) -> None:
         """At its deadline: it is done, whatever comes."""
-        with self.in_flight.lock:
-            is_new = not future.done()
-            future.fail(unanswered(clock.now() - (future.deadline or 0)))  # its result is dropped when it comes
-        if is_new:
-            future.call_back()
+        self._give_back(future, unanswered(clock.now() - (future.deadline or 0)))
 
     def drop(self, future: Future) -> bool:
         """Cancels it, unless it is done."""
         self.session.check_process()
+        return self._give_back(future, CancelledError())
+
+    def _give_back(self, future: Future, error: BaseException) -> bool:
+        """Unless it is done, it fails. The device does not begin its request any more; a result is dropped."""
         with self.in_flight.lock:
             if future.done():
                 return False
-            future.fail(CancelledError())
-            self.session.note_drop()
+            future.fail(error)
+            self.session.abandon(self.in_flight.numbers_of(future))
+            if isinstance(error, CancelledError):
+                self.session.note_drop()
         future.call_back()
         return True
 
@@ -377,14 +379,14 @@ class Pipeline:
         try:
             return self._recover_from(error, encoded, timeout)
         except FAILURES as failure:
-            return self._done(self.session.run_fallback(encoded, failure, timeout))
+            return Future(self).finish(self.session.run_fallback(encoded, failure, timeout))
 
     def _recover_from(self, error: BaseException, encoded: EncodedRequest, timeout: float | None) -> Future:
         if isinstance(error, Busy):  # an event loop watches the results
             return self._send_and_wait(encoded, timeout)
         if isinstance(error, NotSent):
             try:
-                return self._done(self.session.run_plain(encoded, timeout))
+                return Future(self).finish(self.session.run_plain(encoded, timeout))
             except PeerDied as died:
                 error = died
         if isinstance(error, GeneralFailure):
@@ -411,7 +413,7 @@ class Pipeline:
                 raise self.session.error_of(reply, end)
             return self._send_and_wait(larger, None if end is None else max(1e-9, seconds_left(end) or 0.0))
         except FAILURES as failure:
-            return self._done(self.session.run_fallback(encoded, failure, timeout))
+            return Future(self).finish(self.session.run_fallback(encoded, failure, timeout))
 
     def _send_and_wait(self, encoded: EncodedRequest, timeout: float | None) -> Future:
         """One execution holding `receiving`, so that no event loop looks at the results."""
@@ -422,10 +424,7 @@ class Pipeline:
             return self.recover_from(error, encoded, timeout)
         if reply.status is not _NONE:
             return self.retry_with_larger_outputs(encoded, reply, timeout, end)
-        return self._done(self.session.result_of(encoded, reply))
-
-    def _done(self, result: Result) -> Future:
-        return Future(self).finish(result)
+        return Future(self).finish(self.session.result_of(encoded, reply))
 
     def _exchange(self, packet: Packet, timeout: float | None, deadline: int | None = None) -> ResultPacket:
         """One execution, of which the device is told when the timeout ends, too."""
@@ -483,8 +482,9 @@ class Pipeline:
             return error.as_result()
         except NotSent:
             session.check()
+            result = session.prepared.execute(request, *options._replace(loop_timeout=None))
             session.note_plain()
-            return session.prepared.execute(request, *options._replace(loop_timeout=None))
+            return result
         except Timeout:
             if missed := missed_in_waiting(deadline):
                 return missed

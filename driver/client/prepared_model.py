@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from contextlib import suppress
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
@@ -15,7 +14,7 @@ from driver.client.fenced import FencedExecution, FencedOptions, duplicates, out
 from driver.client.pipeline import Pipeline
 from driver.client.recovery import Crash, Key, crash_in_preparation, describe, digest_of, quarantine
 from driver.client.workspace import FreeList, KnownRequest, Workspace, input_shapes
-from driver.deadlines import WAITING, earlier, missed_in_waiting, nanoseconds, passed
+from driver.deadlines import WAITING, check_times, earlier, missed_in_waiting, nanoseconds, passed, seconds_left
 from driver.errors import DriverError
 from driver.options import ExecuteOptions, Options, Policy, PrepareOptions, options_of
 from driver.protocol.plain_codec import with_loop_timeout
@@ -72,13 +71,13 @@ class RemotePreparedModel:
         Raises ValueError for a wrong dtype or shape (nothing was sent), StatusError, PeerDied, and Timeout when the
         result does not come in `timeout` seconds. The device is told, and gives up what it cannot do by then.
         """
-        end = None if timeout is None else time.monotonic() + timeout
+        end = earlier(timeout, None)
         shapes = input_shapes(self.model, arrays)
         workspace = self._workspaces.take(shapes) or Workspace.create(self.model, shapes)
         workspace.inputs.fill(arrays)
         result = self._execute(workspace.request, ExecuteOptions(timeout=timeout))
         if result.status == ErrorStatus.OUTPUT_INSUFFICIENT_SIZE and workspace.grow(result.output_shapes):
-            left = None if end is None else max(0.0, end - time.monotonic())
+            left = None if end is None else max(1e-9, seconds_left(end) or 0.0)
             result = self._execute(workspace.request, ExecuteOptions(timeout=left))
         outputs = tuple(view.copy() for view in result.outputs)
         self._workspaces.put(shapes, workspace, workspace.nbytes)  # not after an error: it may be in use
@@ -102,6 +101,7 @@ class RemotePreparedModel:
 
         Raises PeerDied, Timeout, and Malformed for a request that cannot be said.
         """
+        check_times(timeout=timeout, loop_timeout=loop_timeout, deadline=deadline)
         return self._execute(request, ExecuteOptions(measure, timeout, loop_timeout, deadline))
 
     def _execute(self, request: Request, options: ExecuteOptions) -> Result:
@@ -143,6 +143,7 @@ class RemotePreparedModel:
         deadline: float | None = None,
     ) -> Future[Result]:
         """The same in the background, several at once. `callback` gets the future when it is done."""
+        check_times(timeout=timeout, deadline=deadline)
         options = ExecuteOptions(measure, timeout, deadline=deadline)
         future = self.device.submit(lambda: self._execute(request, options))
         if callback:

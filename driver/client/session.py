@@ -140,12 +140,17 @@ class BurstSession:
             self.controller.due(end)
         return end
 
+    def abandon(self, numbers: Sequence[int]) -> None:
+        """The device need not begin these requests any more."""
+        for number in numbers:
+            self.controller.abandon(number)
+
     def note_drop(self) -> None:
         """A request was cancelled, refused or replaced."""
         self.statistics.note_drop(self.controller.trace)
 
     def note_plain(self) -> None:
-        """A request takes the plain path."""
+        """A request was executed on the plain path."""
         self.statistics.note_plain(self.controller.trace)
 
     def stats(self, in_flight: int) -> dict[str, Any]:
@@ -165,8 +170,8 @@ class BurstSession:
         """One execution on the plain path, or by the fallback. Raises StatusError, PeerDied."""
         try:
             self.check()
-            self.note_plain()
             result = self.prepared.execute(encoded.request, measure=self.options.measure, timeout=timeout)
+            self.note_plain()
             self._recovery.note_answer()
             return self._checked(encoded, result)
         except FAILURES as error:

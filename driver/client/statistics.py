@@ -40,7 +40,7 @@ class Statistics:
         self.tell(trace)
 
     def note_plain(self, trace: Trace) -> None:
-        """A request takes the plain path."""
+        """A request was executed on the plain path."""
         self.plain += 1
         self.tell(trace)
 

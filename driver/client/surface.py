@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from burst.errors import status_error
 from driver.client.future import Future
-from driver.deadlines import nanoseconds, passed
+from driver.deadlines import check_times, nanoseconds, passed
 from driver.options import ExecuteOptions
 from fmq.closing import Closing
 
@@ -59,6 +59,7 @@ class AnyBurst(Closing, ABC):
         `deadline`: a time.monotonic() by which it has to be done; then the future is, with MissedDeadline*.
         Raises as `run` does for what was not sent.
         """
+        check_times(timeout=timeout)
         by = None if deadline is None else nanoseconds(deadline)
         if missed := passed(by):
             return Future(self.source, by).fail(status_error(missed.status, missed.message, missed.cause))
@@ -102,6 +103,7 @@ class AnyBurst(Closing, ABC):
 
         Raises PeerDied, Timeout, Busy.
         """
+        check_times(timeout=timeout, loop_timeout=loop_timeout, deadline=deadline)
         return self.execute_as(request, ExecuteOptions(measure, timeout, loop_timeout, deadline))
 
     @abstractmethod

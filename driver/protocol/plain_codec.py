@@ -13,7 +13,7 @@ from burst import ErrorStatus, Malformed, OutputShape, RequestArgument, Timing
 from burst.channel import Message, pack
 from burst.messages import NO_CAUSE
 from burst.wire import RequestPacket, Token
-from driver.deadlines import nanoseconds
+from driver.deadlines import checked
 from driver.protocol.rpc import cause_in
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ EXECUTE, EXECUTE_BY = (
 )  # how requests begin, without and with a deadline: the array's head and the method's name
 _UINT64 = b"\xcf"  # msgpack: eight bytes follow, big-endian
 _NO_VALUE = RequestArgument(has_no_value=True)
+_LONGEST_LOOP = 2**63  # ns; what is not said is 2^64 - 1 on the wire
 
 
 def _pool(plain: object) -> int | Token:
@@ -102,9 +103,7 @@ def with_loop_timeout(request: Request, seconds: float | None) -> Request:
     """The request with that loop timeout; the request itself for None. Raises ValueError."""
     if seconds is None:
         return request
-    if not seconds >= 0:
-        raise ValueError(f"loop_timeout={seconds!r}: seconds that a WHILE may take, 0 or more; None: the device's own")
-    return request._replace(loop_timeout=nanoseconds(seconds))
+    return request._replace(loop_timeout=min(checked("loop_timeout", seconds), _LONGEST_LOOP))
 
 
 def _plain_argument(a: RequestArgument) -> Any:

@@ -1,5 +1,6 @@
 """Deadlines: waits end on time, devices do not do what nobody waits for, errors say where it was and how late."""
 
+import asyncio
 import contextlib
 import itertools
 import math
@@ -208,6 +209,99 @@ class TestTheHal:
                 call_with_model(fast.device.connection, "prepare", kit.add_model(), None, None, PREFERENCE, wrong)
 
 
+BAD = -1.0, -math.inf, math.nan, "soon"
+
+
+def ways(prepared, burst, request):
+    """Every way to execute, as a function of its limits."""
+
+    def awaited(**limits):
+        return asyncio.run(burst.run_async(x(), **limits))
+
+    def fenced(**limits):
+        return prepared.execute_fenced(request, **limits).result()
+
+    return {
+        "run": lambda **limits: prepared.run(x(), **limits),
+        "execute": lambda **limits: prepared.execute(request, **limits),
+        "execute_async": lambda **limits: prepared.execute_async(request, **limits).result(),
+        "execute_fenced": fenced,
+        "burst.run": lambda **limits: burst.run(x(), **limits),
+        "burst.submit": lambda **limits: burst.submit(x(), **limits).result(),
+        "burst.execute": lambda **limits: burst.execute(request, **limits),
+        "burst.run_async": awaited,
+        "future.result": lambda **limits: burst.submit(x()).result(**limits),
+    }
+
+
+TAKES = {
+    "timeout": ("run", "execute", "execute_async", "burst.run", "burst.submit", "burst.execute", "future.result"),
+    "deadline": ("execute", "execute_async", "execute_fenced", "burst.submit", "burst.execute", "future.result"),
+    "loop_timeout": ("execute", "execute_fenced", "burst.execute"),
+    "duration": ("execute_fenced",),
+}
+CASES = [(name, way) for name, takers in TAKES.items() for way in takers]
+
+
+class TestWhatIsNoTime:
+    """The same rule and the same words on every path: one function checks them all."""
+
+    @pytest.mark.parametrize(("name", "way"), CASES)
+    def test_it_is_refused(self, fast, kit, name, way):
+        """Negative, NaN, no number: ValueError with the argument, the value and the remedy."""
+        request, _ = kit.request([x()], 16)
+        kind = "a time.monotonic()" if name == "deadline" else "seconds"
+        with fast.burst(depth=2) as burst:
+            for bad in BAD:
+                with pytest.raises(ValueError, match=name) as caught:
+                    ways(fast, burst, request)[way](**{name: bad})
+                assert str(caught.value) == (
+                    f"{name}={bad!r}: {kind}, 0 or more; leave it out, or give None, for no limit"
+                )
+
+    @pytest.mark.parametrize(("name", "way"), CASES)
+    def test_infinity_is_no_limit(self, fast, kit, name, way):
+        """Nor is what no clock reaches, nor what is longer than a system call takes."""
+        request, _ = kit.request([x()], 16)
+        with fast.burst(depth=2) as burst:
+            for far in (math.inf, 1e300, 1e10, 1e8):
+                ways(fast, burst, request)[way](**{name: far})
+
+    @pytest.mark.parametrize("way", ["run", "execute", "execute_async", "burst.run", "burst.execute"])
+    def test_no_time_at_all(self, fast, kit, way):
+        """timeout=0: Timeout at once, late by nothing; the next one is right."""
+        request, _ = kit.request([x()], 16)
+        with fast.burst(depth=2) as burst:
+            execute = ways(fast, burst, request)[way]
+            execute()
+            with pytest.raises(Timeout, match="timeout=0") as caught:
+                execute(timeout=0)
+            assert 0 <= caught.value.late_by < EARLY
+            execute(timeout=LONG)
+
+    def test_submitting_and_asking_do_not_wait(self, slow):
+        """timeout=0 of `submit` asks for room, of `result` for a result that is there."""
+        with slow.burst() as burst:
+            future = burst.submit(x(0.1), timeout=0)
+            with pytest.raises(Timeout):
+                burst.submit(x(), timeout=0)
+            with pytest.raises(Timeout):
+                future.result(timeout=0)
+            assert future.result(timeout=LONG).outputs[0].tolist() == [[pytest.approx(1.1), 1, 1, 1]]
+
+    def test_a_deadline_for_the_result(self, noting):
+        """It ends the request: the device does not begin it, and to ask again does not help."""
+        prepared, ran = noting
+        with prepared.burst(depth=3) as burst:
+            first, second, third = burst.submit(x(0.2, 1)), burst.submit(x(0, 2)), burst.submit(x(0, 3))
+            for _ in range(2):
+                with pytest.raises(MissedDeadlineTransient):
+                    second.result(deadline=after(SOON))
+            assert third.result(deadline=after(LONG)).outputs[0][0, 1] == 4
+            first.result()
+        assert ran() == [1, 3]
+
+
 class TestOnTheDevice:
     """What it does about it, whether or not somebody still waits."""
 
@@ -225,6 +319,47 @@ class TestOnTheDevice:
             assert first.result().outputs[0].tolist()[0][1] == 2
         assert ran() == [1, 4]
 
+    def test_a_cancelled_request_is_not_executed(self, noting):
+        """Neither of a future nor of a task, if the device has not begun it; those around it are, and later ones."""
+        prepared, ran = noting
+
+        async def cancelled_in_flight():
+            first = burst.submit(x(0.2, 4))
+            task = asyncio.ensure_future(burst.run_async(x(0, 5)))
+            while burst.stats()["in_flight"] < 2:
+                await asyncio.sleep(0)
+            task.cancel()
+            last = burst.submit(x(0, 6))
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            await first
+            await last
+
+        with prepared.burst(depth=3) as burst:
+            first, cancelled, last = burst.submit(x(0.2, 1)), burst.submit(x(0, 2)), burst.submit(x(0, 3))
+            assert cancelled.cancel()
+            assert last.result().outputs[0].tolist() == [[1, 4, 1, 1]]
+            assert first.result().outputs[0][0, 1] == 2
+            asyncio.run(cancelled_in_flight())
+            for mark in range(7, 77):  # each bit of the word that tells the device is in use again
+                burst.run(x(0, mark))
+        assert ran() == [1, 3, 4, 6, *range(7, 77)]
+
+    def test_a_cancelled_request_that_waits_for_a_slot_is_not_executed(self, connect, kit):
+        """Its turn in the run queue goes to the next one."""
+        device = connect("Single")
+        with device.prepare(kit.add_model()) as prepared, prepared.burst() as busy, prepared.burst() as burst:
+            for _ in range(3):
+                burst.run(x())  # with this input and output, it is recognised
+            long = busy.submit(x(0.3))
+            kit.until(lambda: controller_of(busy).trace.page.device.begun)
+            waiting = burst.submit(x(LONG))
+            kit.until(lambda: device.stats()["priorities"]["medium"]["waiting"])
+            assert waiting.cancel()
+            long.result()
+            took, _ = timed(lambda: burst.run(x()))
+        assert took < LONG / 2
+
     def test_queued_and_before_start_are_told_apart(self, slow, kit):
         """A deadline that passed while others were executed is transient; one that had passed before, persistent."""
         (long, (array,)), (short, _) = kit.request([x(LONG)], 16), kit.request([x()], 16)
@@ -240,7 +375,8 @@ class TestOnTheDevice:
             kit.until(lambda: clock.now() > by)
             array[...] = 0
             assert controller.receive(20).status is ErrorStatus.NONE
-            _, cause = session_of(burst).failure_of(reply := controller.receive(20), by)
+            reply = controller.receive(20)
+            _, cause = session_of(burst).failure_of(reply, by)
             assert (reply.status, cause.phase) == (TRANSIENT, "queued")
             assert 0 < cause.late_by < PROMPT
 

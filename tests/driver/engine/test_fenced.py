@@ -457,14 +457,6 @@ class TestDeadlines:
         with pytest.raises(MissedDeadlinePersistent):
             fast.execute_fenced(rows.request(0, 1), deadline=time.monotonic() - 1)
 
-    @pytest.mark.parametrize("time_", [-1, float("nan"), float("inf")])
-    def test_that_make_no_sense(self, fast, rows, time_):
-        """Are refused, with their names."""
-        with pytest.raises(InvalidArgument, match="deadline="):
-            fast.execute_fenced(rows.request(0, 1), deadline=time_)
-        with pytest.raises(InvalidArgument, match="duration="):
-            fast.execute_fenced(rows.request(0, 1), duration=time_)
-
     def test_while_it_waits(self, fast, rows, gate):
         """Its fence is in error then, and not before; a later signal changes nothing."""
         begin = time.monotonic()

@@ -64,6 +64,8 @@ class TestToldAtOnce:
         with slow.prepare(kit.add_model()) as prepared, prepared.burst() as burst:
             burst.run(X * 0)
             self.check(kit, slow, side, lambda: burst.run(FOREVER))
+            with pytest.raises(PeerDied, match=r"^the device's process is gone$"):
+                burst.run(X)
 
     def test_a_plain_call(self, slow, kit, side):
         """run on the plain path."""
@@ -76,15 +78,19 @@ class TestToldAtOnce:
         self.check(kit, slow, side, lambda: slow.prepare(kit.add_model(relaxed=True)))
 
     def test_idle(self, slow, kit, side, process):
-        """Whoever comes back after a while in which the device died: burst, plain path and connection alike."""
+        """Whoever comes back after a while in which the device died: burst, plain path and connection alike. All say
+        the same, again and again, and what failed counts as no run.
+        """
         processes = [process(slow.service_pid), process(slow.engine_pid)]
         with slow.prepare(kit.add_model()) as prepared, prepared.burst() as burst:
             burst.run(X * 0), prepared.run(X * 0)
             killer(slow, side)()
             assert all(p.has_ended() for p in processes)
-            for use in (lambda: burst.run(X), lambda: prepared.run(X), prepared.burst, lambda: slow.call("free", 0)):
-                with pytest.raises(PeerDied):
+            uses = (lambda: burst.run(X), lambda: prepared.run(X), prepared.burst, lambda: slow.call("free", 0))
+            for use in uses * 2:
+                with pytest.raises(PeerDied, match=r"^the device's process is gone$"):
                     use()
+            assert burst.stats()["runs"] == {"burst": 1, "plain": 0}
 
 
 @pytest.mark.parametrize("path", ["burst", "plain", "prepare"])
