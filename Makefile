@@ -46,6 +46,7 @@ bench: $(VENV)/bench
 	$(BIN)/python bench/thread_count.py
 	$(BIN)/python bench/cold_start.py
 	$(BIN)/python bench/cache.py
+	$(BIN)/python bench/constants.py
 	$(BIN)/python bench/qos.py
 	$(BIN)/python bench/fenced.py
 	$(BIN)/python bench/idle_cost.py

@@ -121,7 +121,6 @@ def hashing(model: driver.Model, rounds: int) -> dict[str, float]:
             begin = time.perf_counter()
             way()
             times[name].append(time.perf_counter() - begin)
-    os.close(fd)
     return {name: data.nbytes / 1e9 / float(np.median(found)) for name, found in times.items()}
 
 

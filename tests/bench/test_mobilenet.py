@@ -127,6 +127,24 @@ def test_numbers_of_threads_are_compared(tmp_path, litert):
     assert all(text.count(f"| {name} |") == 2 for name in found["chosen"])
 
 
+def test_constants_are_told_by_device_operation_and_pool(tmp_path, litert):
+    """Both calls, hashing and a copy, each round; what is not installed is told."""
+    found, text = run("constants.py", tmp_path, "--devices", "reference", "absent", "--megabytes", "1", "--pairs", "1")
+    names = [
+        f"reference, {operation}, {pool}"
+        for pool in ("frozen", "written")
+        for operation in ("EMBEDDING_LOOKUP", "FULLY_CONNECTED")
+    ]
+    assert [row["name"] for row in found["subjects"]] == names
+    for row in found["subjects"]:
+        for block in row["rounds"]:
+            assert block.keys() == {"supported", "prepare", "both", "SHA-256", "copy"}
+            assert min(block.values()) > 0
+    assert len(found["budgets"]) == 4
+    assert found["missing"] == ["absent"]
+    assert all(text.count(name) >= 2 for name in names)
+
+
 def test_a_cold_start_is_told_stage_by_stage(tmp_path, litert):
     """The stages are there for a device that has to be started and for one that runs; connecting tells them apart."""
     found, text = run("cold_start.py", tmp_path, "--only", "quant8", "--devices", "litert", "absent", "--pairs", "1")

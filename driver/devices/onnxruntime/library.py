@@ -104,7 +104,9 @@ class Session:
         values = [ort.OrtValue.ortvalue_from_numpy(array) for _, array in weights]
         self._kept = weights, values  # which the session goes on reading
         if weights:
-            options.add_external_initializers([name for name, _ in weights], values)
+            options.add_external_initializers([name for name, _ in weights], values)  # which optimisers read
+            for (name, _), value in zip(weights, values, strict=True) if provider == "cpu" else ():
+                options.add_initializer(name, value)  # which kernels read in place: the session keeps no copy
         try:
             self._session = ort.InferenceSession(model, options, providers=_PROVIDERS[provider])
         except Exception as error:  # its errors share no other class

@@ -20,6 +20,9 @@ EXACT = 2**24
 LARGEST = 255
 """The largest magnitude of an 8-bit value without its zero point."""
 
+_LARGE = 2**22
+"""Bytes from which a matrix is not transposed."""
+
 
 def strips(batch: int, rows: int, row_bytes: int) -> Iterator[tuple[slice, slice]]:
     """Cut images of `rows` rows into slices of about STRIP_BYTES: several images, or several rows of one."""
@@ -46,9 +49,13 @@ def widen(tensor: Tensor, axes: tuple[int, ...]) -> Array:
 
 
 def weight_matrix(tensor: Tensor) -> Array:
-    """A filter [outputs, ...] as a matrix [terms of one product, outputs], in the order BLAS likes."""
+    """A filter [outputs, ...] as a matrix [terms of one product, outputs].
+
+    BLAS likes its terms in rows, but a large matrix is a view: to transpose it takes longer than to hash it.
+    """
     weights = widen(tensor, tuple(range(1, len(tensor.shape))))
-    return np.ascontiguousarray(weights.reshape(tensor.shape[0], -1).T)
+    matrix = weights.reshape(tensor.shape[0], -1).T
+    return matrix if matrix.nbytes >= _LARGE else np.ascontiguousarray(matrix)
 
 
 def bias_vector(tensor: Tensor) -> Array:

@@ -2,9 +2,11 @@
 
 import importlib.metadata
 import os
+import re
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ from inside import programs_of
 from sent_models import arrived
 
 import driver
+from burst import Memory
 from driver.errors import ExecutionFailed, OutputInsufficientSize
 from driver.nn import Interpreter
 
@@ -343,6 +346,24 @@ def test_weights_stay_where_they_are(onnxruntime, monkeypatch):
     x, found = random.standard_normal((1, 200), np.float32), np.zeros(2000, np.uint8)
     prepared.bind([x], [found]).run()
     np.testing.assert_allclose(found.view(np.float32), weights @ x[0], atol=1e-3)
+
+
+def test_a_table_is_not_copied(onnxruntime):
+    """The library reads a table of 64 MB where it lies; nothing of its size stays in private memory."""
+
+    def private():
+        return int(re.search(r"RssAnon:\s+(\d+) kB", Path("/proc/self/status").read_text())[1]) / 1024
+
+    builder, table = driver.ModelBuilder(), Memory.frozen_by(2**26, lambda room: room.view(np.float32).fill(3))
+    rows = builder.constant(table.asarray(np.float32, (2**14, 2**10)), by_reference=True)
+    builder.output(builder.operation("EMBEDDING_LOOKUP", builder.input("int32", (1,)), rows))
+    sent = arrived(builder.build())
+    before = private()
+    prepared = prepare(onnxruntime, sent)
+    found = np.zeros(2**12, np.uint8)
+    prepared.bind([np.ones(1, np.int32)], [found]).run()
+    assert private() - before < 30
+    assert (found.view(np.float32) == 3).all()
 
 
 def test_options(monkeypatch, tmp_path):

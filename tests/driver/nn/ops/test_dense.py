@@ -2,6 +2,9 @@ import numpy as np
 import pytest
 
 from driver.nn import ExecutionFailed, InvalidModel
+from driver.nn.operands import constant_operand
+from driver.nn.operation import Tensor
+from driver.nn.ops.sums import weight_matrix
 
 
 def dense(x, w, bias):
@@ -19,6 +22,16 @@ def test_fully_connected_of_floats(evaluate, shape, dtype):
     limit = 1e-5 if dtype == np.float32 else 5e-3
     y = evaluate("FULLY_CONNECTED", x, w, b, 1)
     np.testing.assert_allclose(y, np.maximum(dense(x, w, b), 0), rtol=limit, atol=limit)
+
+
+def test_large_weights_are_not_copied(evaluate):
+    """A matrix of 4 MB and more is read where it lies, however BLAS would like it; the products are the same."""
+    rng = np.random.default_rng(3)
+    x, w = (rng.standard_normal(shape, np.float32) for shape in ((2, 1024), (1024, 1024)))
+    y = evaluate("FULLY_CONNECTED", x, w, np.zeros(1024, np.float32), 0)
+    np.testing.assert_allclose(y, x.astype(np.float64) @ w.T, rtol=1e-4, atol=1e-4)
+    assert np.shares_memory(weight_matrix(Tensor.of(constant_operand(w))), w)
+    assert not np.shares_memory(weight_matrix(Tensor.of(constant_operand(w[:512]))), w)
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.int8])
