@@ -1,6 +1,6 @@
 """Does an important stream stay on time beside programs that saturate the same device?
 
-    python bench/qos.py [--pairs 9] [--seconds 10] [--only stream grpc fairness applications uids cost]
+    python bench/qos.py [--pairs 9] [--seconds 10] [--only stream grpc fairness applications uids behind cost]
                         [--others 1 4 16] [--json FILE] [--plot FILE] [--markdown]
 
 A stream of 30 frames a second with 5 ms of work each, of high priority, alone and beside clients of low priority that
@@ -10,7 +10,8 @@ after it was due. Of each frame the script also notes how late its own sleep end
 grpc: the same mix through a gRPC server with a pool of as many threads as there are processors, and the same models.
 fairness: two equal processes of one account; applications: two of one account, one at high priority, one at low; uids:
 of two accounts, with equal weights (only root can be others). Each has as many bursts as there are processors, and one
-more. cost: bench/run_queue.py.
+more. behind: a request at high priority behind 24 at low priority, of the same client, on every way (bench/behind.py).
+cost: bench/run_queue.py.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from contextlib import ExitStack, contextmanager
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import behind
 import numpy as np
 import run_queue
 from in_process import InProcess
@@ -53,7 +55,7 @@ PAIRS = (
     ("uids", "accounts"),
 )
 QUESTION = "Does an important stream stay on time beside programs that saturate the same device?"
-PARTS = ("stream", "grpc", "fairness", "applications", "uids", "cost")
+PARTS = ("stream", "grpc", "fairness", "applications", "uids", "behind", "cost")
 PERIOD, LIMIT = 1 / 30, 0.015  # seconds
 WORK = {"stream": 0.005, "other": 0.020}  # seconds, about
 STALL = 1e-3  # seconds by which a sleep ends late
@@ -427,13 +429,20 @@ def main() -> None:
             except (NotMeasured, OSError) as why:
                 print(f"{part}: {why}", file=sys.stderr)
             promises.append(Budget(f"two {who}: apart by", estimate(more[part]) if part in more else None, 5, "%"))
+    tables = []
+    if "behind" in args.only:
+        models = {"low": chain(layers["other"]), "high": chain(layers["stream"])}
+        found_behind = behind.run(args, models, SHAPE)
+        more["behind"] = found_behind.blocks
+        promises += behind.budgets(found_behind)
+        tables.append((behind.table(found_behind), behind.HEAD))
     if "cost" in args.only:
         promises += run_queue.budgets(run_queue.run(args))
     rows = [cells(runs, name, args.alone) for name in dict.fromkeys(names)]
     subjects = [{"name": name, "rounds": blocks} for name, blocks in runs.blocks.items()]
     body = {"layers": layers, "checkpoint_ms": checkpoint, "subjects": subjects, "alone": args.alone, **more}
     body["errors"] = runs.errors
-    publish(args, Report(QUESTION, found, rows, promises, body, HEAD))
+    publish(args, Report(QUESTION, found, rows, promises, body, HEAD, tables))
     if args.plot and runs.blocks:
         draw(args.plot, runs.blocks | args.alone)
 
