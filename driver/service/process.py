@@ -240,7 +240,7 @@ class Service:
 
     def _check(self, fds: list[int], where: object) -> tuple[Model, list[bool]]:
         memory = sealed(fds, where)
-        self._limits.check_size("client_bytes", memory.nbytes, "prepare a smaller model")
+        self._limits.check_size("client_bytes", sum(memory.occupied.values()), "prepare a smaller model")
         model = decode(memory, where)
         validate(model)
         promised = self._device.supported_operations(model)

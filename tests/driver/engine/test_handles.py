@@ -221,6 +221,18 @@ class TestHostile:
         with pytest.raises(InvalidArgument, match=words):
             device.call(method, [*encoded.where[:2], [handle]], fds=encoded.fds)
 
+    def test_memory_without_end_is_refused(self, device, method):
+        """A sparse pool of a terabyte: a few bytes for its client, and refused before the device reads any of it."""
+        fd = os.memfd_create("sparse", os.MFD_ALLOW_SEALING)
+        os.ftruncate(fd, 2**40)
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, ALL)
+        encoded = encode(product(Memory.frozen(weights())))
+        try:
+            with pytest.raises(ResourceExhaustedPersistent, match=r"109951162\d+ exceeds the limit client_bytes"):
+                device.call(method, [*encoded.where[:2], [["ashmem", 0, mmap.PAGESIZE]]], fds=[encoded.fd, fd])
+        finally:
+            os.close(fd)
+
     def test_counts_that_differ_are_refused(self, device, method):
         """Fewer descriptors than handles, more of them, and more handles than any model has."""
         encoded = encode(product(Memory.frozen(weights())))
