@@ -18,7 +18,17 @@ autodoc_member_order = "bysource"
 python_maximum_signature_line_length = 100
 napoleon_use_ivar = True
 MADE_BY_CALLS = {  # no program of one's own makes these, so that their constructors are no concern of its author
-    *("AnyBurst", "Buffer", "Burst", "Chain", "CompiledModel", "DeviceBuffer", "FencedExecution", "Future"),
+    *(
+        "AnyBurst",
+        "AnyPreparedModel",
+        "Buffer",
+        "Burst",
+        "Chain",
+        "CompiledModel",
+        "DeviceBuffer",
+        "FencedExecution",
+        "Future",
+    ),
     *("MessageQueue", "MessageQueueReader", "MessageQueueWriter", "Region", "RemoteDevice", "RemotePreparedModel"),
     *("Descriptor", "HardwareBuffer", "Memory"),
 }

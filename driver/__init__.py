@@ -18,7 +18,7 @@ from driver.client.device_buffers import Buffer, BufferDesc, BufferRole
 from driver.client.fenced import ExecutionInfo, FencedExecution
 from driver.client.prepared_model import RemotePreparedModel
 from driver.client.retry import retry
-from driver.client.surface import AnyBurst
+from driver.client.surface import AnyBurst, AnyPreparedModel
 from driver.errors import DeviceFailed, DeviceNotFound, DriverError, ImportFailed, InvalidModel, NotPlaced
 from driver.importers import load
 from driver.interface import (
@@ -44,6 +44,7 @@ from driver.runtime.compilation import (
 
 __all__ = [
     "AnyBurst",
+    "AnyPreparedModel",
     "Buffer",
     "BufferDesc",
     "BufferRole",

@@ -155,6 +155,19 @@ class FencesClient:
         self._channel.close()
 
 
+class LaunchPath(Protocol):
+    """Where an execution was launched, as far as its object knows it."""
+
+    def ask(self, number: int) -> tuple[ExecutionInfo, str, Cause]:
+        """How an execution ended. Raises GeneralFailure while it is pending, PeerDied."""
+
+    def forget(self, number: int) -> None:
+        """The outcome of an execution is not needed any more. Finalizers may call this."""
+
+    def watch(self, poll: select.poll) -> None:
+        """Makes `poll` return when the device dies or the connection ends."""
+
+
 class FencedExecution(Closing):
     """An execution launched by `prepared.execute_fenced`. Any number of threads may wait for it.
 
@@ -162,7 +175,7 @@ class FencedExecution(Closing):
     """
 
     def __init__(
-        self, path: FencesClient, number: int, fence: int, outputs: Callable[[], tuple[NDArray[Any], ...]]
+        self, path: LaunchPath, number: int, fence: int, outputs: Callable[[], tuple[NDArray[Any], ...]]
     ) -> None:
         """Use `prepared.execute_fenced`. Owns `fence`."""
         self._path, self._number, self._fence, self._outputs = path, number, fence, outputs
@@ -197,6 +210,10 @@ class FencedExecution(Closing):
         has_ended = any(fd != self._fence for fd, _ in found)
         return FenceState.ERROR if state == FenceState.ACTIVE and has_ended else state
 
+    def watch(self, poll: select.poll) -> None:
+        """Makes `poll` return when the device dies or the connection ends."""
+        self._path.watch(poll)
+
     def done(self) -> bool:
         """Whether it has ended, in success or failure."""
         return self.wait(0) != FenceState.ACTIVE
@@ -206,9 +223,10 @@ class FencedExecution(Closing):
 
         The status is GENERAL_FAILURE while it is pending. Raises PeerDied.
         """
-        return self._information()[0]
+        return self.details()[0]
 
-    def _information(self) -> tuple[ExecutionInfo, str, Cause]:
+    def details(self) -> tuple[ExecutionInfo, str, Cause]:
+        """The same with the message and the cause of a failure. Raises PeerDied."""
         if self._told is None:
             if not self.done():
                 return _failure(f"fenced execution {self._number} is still pending: wait for its fence")
@@ -226,7 +244,7 @@ class FencedExecution(Closing):
         """
         if self.wait(timeout) == FenceState.ACTIVE:
             raise Timeout(f"fenced execution {self._number} has not ended within {timeout} s")
-        info, text, cause = self._information()
+        info, text, cause = self.details()
         outputs = () if info.status else self._outputs()
         return Result(info.status, outputs, timing=info.launched, message=text, cause=cause)
 

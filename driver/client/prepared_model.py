@@ -13,6 +13,7 @@ from driver.client.device_buffers import check_buffers
 from driver.client.fenced import FencedExecution, FencedOptions, duplicates, output_shapes
 from driver.client.pipeline import Pipeline
 from driver.client.recovery import Crash, Key, crash_in_preparation, describe, digest_of, quarantine
+from driver.client.surface import AnyPreparedModel
 from driver.client.workspace import FreeList, KnownRequest, Workspace, input_shapes
 from driver.deadlines import WAITING, check_times, earlier, missed_in_waiting, nanoseconds, passed, seconds_left
 from driver.errors import DriverError
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import ArrayLike, NDArray
 
-    from burst import Offer, OutputShape, Request, Result
+    from burst import Memory, Offer, OutputShape, Request, Result
     from burst.controller import Configure
     from driver.client.connection import Connection
     from driver.client.device import RemoteDevice
@@ -43,7 +44,7 @@ class Home(NamedTuple):
     declined: str = ""  #: why it was not kept in cache files
 
 
-class RemotePreparedModel:
+class RemotePreparedModel(AnyPreparedModel):
     """A model made ready to run on a device. Any thread may use it, several at once."""
 
     def __init__(
@@ -140,11 +141,12 @@ class RemotePreparedModel:
         *,
         timeout: float | None = None,
         callback: Callable[[Future[Result]], object] | None = None,
+        loop_timeout: float | None = None,
         deadline: float | None = None,
     ) -> Future[Result]:
         """The same in the background, several at once. `callback` gets the future when it is done."""
         check_times(timeout=timeout, deadline=deadline)
-        options = ExecuteOptions(measure, timeout, deadline=deadline)
+        options = ExecuteOptions(measure, timeout, loop_timeout, deadline)
         future = self.device.submit(lambda: self._execute(request, options))
         if callback:
             future.add_done_callback(callback)
@@ -226,8 +228,12 @@ class RemotePreparedModel:
             policy=policy,
             recover=recover,
         )
+        return self.open_burst(its)
+
+    def open_burst(self, options: Options) -> Burst:
+        """As `burst`."""
         self.check_quarantine()
-        return Burst(Pipeline(self, its))
+        return Burst(Pipeline(self, options))
 
     @property
     def _number(self) -> int:
@@ -309,6 +315,10 @@ class RemotePreparedModel:
     def __reduce__(self) -> tuple[Any, ...]:
         """A recipe: connects to the device by its name and prepares the model again, wherever it is unpickled."""
         return _prepare_again, (self.device.address, self.model, self._options, self.device.application)
+
+    def free_memory(self, memory: Memory) -> None:
+        """As `RemoteDevice.free_memory`."""
+        self.device.free_memory(memory)
 
     def close(self) -> None:
         """Frees the model on the device; bursts on it go on until they are closed."""

@@ -2,22 +2,168 @@
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
+from asyncio import wrap_future
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from burst import ErrorStatus
 from burst.errors import status_error
 from driver.client.future import Future
+from driver.client.workspace import FreeList, Workspace, input_shapes
 from driver.deadlines import check_times, nanoseconds, passed
-from driver.options import ExecuteOptions
+from driver.options import ExecuteOptions, options_of
 from fmq.closing import Closing
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterable, AsyncIterator, Iterable
+    from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Sequence
+    from concurrent.futures import Future as ResultFuture
 
-    from numpy.typing import NDArray
+    from numpy.typing import ArrayLike, NDArray
 
     from burst import Memory, Request, Result
+    from driver.client.fenced import FencedExecution, Waitable
     from driver.client.tasks import RequestSource, Tasks
+    from driver.nn import Model
+    from driver.options import Options, Policy, Preference
+    from fmq.region import Kind
+
+
+class AnyPreparedModel(Closing, ABC):
+    """A model made ready to run: on one device, on several, or in this process. Any thread, several at once."""
+
+    model: Model
+    preference: Preference
+    _workspaces: FreeList[Workspace]
+
+    @abstractmethod
+    def run(self, *arrays: ArrayLike | None, timeout: float | None = None) -> tuple[NDArray[Any], ...]:
+        """Executes once: an array per input (None: omitted), an array per output, which is yours.
+
+        Raises ValueError for a wrong dtype or shape (nothing was sent), StatusError, PeerDied, and Timeout when the
+        result does not come in `timeout` seconds. The device is told, and gives up what it cannot do by then.
+        """
+
+    async def run_async(
+        self, *arrays: ArrayLike | None, timeout: float | None = None, deadline: float | None = None
+    ) -> tuple[NDArray[Any], ...]:
+        """As `run`, for asyncio. Cancelling the task gives the request up. `deadline`: a time.monotonic().
+
+        Raises MissedDeadline* at the deadline.
+        """
+        end = None if timeout is None else time.monotonic() + timeout
+        shapes = input_shapes(self.model, arrays)
+        workspace = self._workspaces.take(shapes) or Workspace.create(self.model, shapes)
+        workspace.inputs.fill(arrays)
+        result = await wrap_future(self.execute_async(workspace.request, timeout=timeout, deadline=deadline))
+        if result.status == ErrorStatus.OUTPUT_INSUFFICIENT_SIZE and workspace.grow(result.output_shapes):
+            left = None if end is None else max(0.0, end - time.monotonic())
+            result = await wrap_future(self.execute_async(workspace.request, timeout=left, deadline=deadline))
+        views = () if result.status else workspace.outputs.arrays(result.output_shapes)
+        outputs = tuple(view.copy() for view in views)
+        self._workspaces.put(shapes, workspace, workspace.nbytes)  # not after an error: a device may still write to it
+        result.raise_for_status()
+        return outputs
+
+    @abstractmethod
+    def execute(
+        self,
+        request: Request,
+        measure: bool = False,
+        timeout: float | None = None,
+        loop_timeout: float | None = None,
+        deadline: float | None = None,
+    ) -> Result:
+        """Executes an explicit request, with any status; outputs are views of its pools.
+
+        `timeout`: seconds from now, `deadline`: a time.monotonic(). The device is told the earlier one, and gives up
+        what it cannot do by then. The wait ends there whatever it does: at the deadline with a result of status
+        MISSED_DEADLINE_TRANSIENT, after the timeout by Timeout. `loop_timeout`: seconds that a WHILE may take; by
+        default 2, at most 15.
+
+        Raises PeerDied, Timeout, and Malformed for a request that cannot be said.
+        """
+
+    @abstractmethod
+    def execute_async(
+        self,
+        request: Request,
+        measure: bool = False,
+        *,
+        timeout: float | None = None,
+        callback: Callable[[ResultFuture[Result]], object] | None = None,
+        loop_timeout: float | None = None,
+        deadline: float | None = None,
+    ) -> ResultFuture[Result]:
+        """The same in the background, many at once. The future has what `execute` returns or raises.
+
+        `callback` gets the future when it is done, in the thread that completes it: it must not wait for another one.
+        """
+
+    @abstractmethod
+    def execute_fenced(
+        self,
+        request: Request,
+        wait_for: Sequence[Waitable | None] = (),
+        *,
+        measure: bool = False,
+        deadline: float | None = None,
+        loop_timeout: float | None = None,
+        duration: float | None = None,
+    ) -> FencedExecution:
+        """Launches an execution that runs when all of `wait_for` are signalled, and returns at once.
+
+        Args:
+            request: must say the shapes of outputs that the model leaves open.
+            wait_for: fences: descriptors, or whatever has a `fileno()`, as other fenced executions do. They stay yours.
+            measure: whether `info` has times.
+            deadline: of `time.monotonic()`; what is not done by then is missed.
+            loop_timeout: seconds that a WHILE may take.
+            duration: seconds that it may take from when the fences are signalled.
+
+        Raises InvalidArgument for a request that does not fit, for what is no fence and for fences in error;
+        MissedDeadlinePersistent for a deadline in the past; ResourceExhaustedTransient when too many are pending;
+        PeerDied.
+        """
+
+    def burst(
+        self,
+        *,
+        spin: float | str | None = None,
+        memory: Kind = "memfd",
+        measure: bool = False,
+        input_shapes: Sequence[tuple[int, ...] | None] | None = None,
+        depth: int | None = None,
+        policy: Policy = "block",
+        recover: bool = False,
+    ) -> AnyBurst:
+        """Opens a burst; `RemotePreparedModel.burst` says what the options do.
+
+        Raises StatusError, PeerDied, ValueError.
+        """
+        its = options_of(
+            self.preference,
+            spin=spin,
+            memory=memory,
+            measure=measure,
+            input_shapes=input_shapes,
+            depth=depth,
+            policy=policy,
+            recover=recover,
+        )
+        return self.open_burst(its)
+
+    @abstractmethod
+    def open_burst(self, options: Options) -> AnyBurst:
+        """As `burst`."""
+
+    @abstractmethod
+    def free_memory(self, memory: Memory) -> None:
+        """The device may unmap it. Unknown memory is no error."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Frees the model; bursts on it go on until they are closed."""
 
 
 class AnyBurst(Closing, ABC):

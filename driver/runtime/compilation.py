@@ -13,18 +13,19 @@ from driver.client.burst import Burst
 from driver.client.device import RemoteDevice, connect
 from driver.client.pipeline import Pipeline
 from driver.client.session import FAILURES
+from driver.client.surface import AnyPreparedModel
+from driver.client.workspace import FreeList, Workspace
 from driver.devices import missing
 from driver.devices import names as installed
 from driver.errors import DeviceNotFound, DriverError, NotPlaced
 from driver.nn import InvalidModel, validate
-from driver.options import Preference, PrepareOptions, Priority, check_application, options_of
+from driver.options import Preference, PrepareOptions, Priority, check_application
 from driver.runtime import capabilities as measures
 from driver.runtime.cache.device import CachedDevice, CompilationCache
 from driver.runtime.fallback import BurstFallback, CpuFallback, FallbackModel, Fallbacks
 from driver.runtime.local import NAME, LocalBurst, LocalDevice, LocalPrepared
 from driver.runtime.partition import Step, choose, partition
 from driver.runtime.plan import PlannedModel, PreparedStep
-from fmq.closing import Closing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -365,7 +366,7 @@ def compile_again(options: CompileOptions) -> CompiledModel:
     )
 
 
-class CompiledModel(FallbackModel, Closing):
+class CompiledModel(FallbackModel, AnyPreparedModel):
     """A model on one or several devices. Any thread may use it, several at once. Made by `compile`.
 
     On one device it is what that device's `prepare` gives, and its burst is that device's burst.
@@ -383,6 +384,7 @@ class CompiledModel(FallbackModel, Closing):
         self.preference, self.priority = options.prepare.preference, options.prepare.priority
         self._steps, self._devices, self._fallbacks = steps, devices, fallbacks
         self._is_closed, self._options = False, options
+        self._workspaces: FreeList[Workspace] = FreeList()
         if len(steps) == 1:
             super().__init__(steps[0].model.prepared, steps[0].model.fallback)
         else:
@@ -398,28 +400,20 @@ class CompiledModel(FallbackModel, Closing):
             return [(NAME, tuple(range(len(self.model.main.operations))))]
         return [(NAME if p.model.is_replaced else p.device, p.step.operations) for p in self._steps]
 
-    def burst(self, **options: Any) -> Burst | Chain | LocalBurst:
-        """Opens a burst, with the options of `RemotePreparedModel.burst`.
-
-        On one device it is that device's, on several a chain of them. Raises StatusError, PeerDied, ValueError.
-        """
+    def open_burst(self, options: Options) -> Burst | Chain | LocalBurst:
+        """On one device it is that device's, on several a chain of them."""
         if self._is_closed:
             raise ValueError("this compiled model is closed; compile it again")
-        its = options_of(self.preference, **options)
         life = self.life
         try:
-            return self._burst(its)
+            return self._burst(options)
         except FAILURES as error:
-            return LocalBurst(self.replacement(error, life), its)
+            return LocalBurst(self.replacement(error, life), options)
 
     def _burst(self, options: Options) -> Burst | Chain | LocalBurst:
         prepared: RemotePreparedModel | LocalPrepared | PlannedModel = self.prepared
-        if isinstance(prepared, PlannedModel):
-            return prepared.burst(options)
-        if isinstance(prepared, LocalPrepared):
-            return LocalBurst(prepared, options)
-        if self.fallback is None:
-            return prepared.burst(**options._asdict())
+        if isinstance(prepared, PlannedModel | LocalPrepared) or self.fallback is None:
+            return prepared.open_burst(options)
         prepared.check_quarantine()
         return Burst(Pipeline(prepared, options, fallback=BurstFallback(self, prepared)))
 
@@ -452,6 +446,7 @@ class CompiledModel(FallbackModel, Closing):
     def close(self) -> None:
         """Frees the model on its devices. Bursts end with the connections that `compile` made."""
         self._is_closed = True
+        self._workspaces.clear()
         for displaced in (self, *(step.model for step in self._steps)):
             displaced.stay()
         with suppress(PeerDied, DriverError):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import Counter
+from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from burst import (
@@ -22,19 +23,23 @@ from burst import (
     StatusError,
 )
 from burst.errors import status_error
+from driver.client.fenced import FencedOptions
 from driver.client.prepared_model import RemotePreparedModel
 from driver.client.session import FAILURES
 from driver.options import ExecuteOptions
 from driver.runtime.comeback import Comeback
-from driver.runtime.local import LocalDevice, LocalPrepared
+from driver.runtime.launched import launch_here
+from driver.runtime.local import BACKGROUND, LocalDevice, LocalPrepared
 from driver.runtime.places import check_shapes
+from driver.runtime.results import LaterResult
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
     from burst import Request
+    from driver.client.fenced import FencedExecution, Waitable
     from driver.client.prepared_model import Home
     from driver.errors import DeviceFailed
     from driver.nn import Model
@@ -155,6 +160,14 @@ def executed(
     return result
 
 
+def is_final(attempt: Callable[[], Result]) -> bool:
+    """Whether no other device may do better."""
+    try:
+        return attempt().status in _FINAL
+    except Exception as error:  # noqa: BLE001 (whatever it is)
+        return not is_retryable(error)
+
+
 class FallbackModel:
     """A prepared model on a device, with the CPU behind it.
 
@@ -204,10 +217,89 @@ class FallbackModel:
         )
 
     def _executed(self, request: Request, options: ExecuteOptions) -> Result:
-        result: Result = self.prepared.execute(request, *options)
+        return self._checked(self.prepared.execute(request, *options))
+
+    def _checked(self, result: Result) -> Result:
         graph = self.prepared.model.main
         check_shapes([graph.operands[i] for i in graph.outputs], result.output_shapes)
         return result
+
+    def execute_async(
+        self,
+        request: Request,
+        measure: bool = False,
+        *,
+        timeout: float | None = None,
+        callback: Callable[[Future[Result]], object] | None = None,
+        loop_timeout: float | None = None,
+        deadline: float | None = None,
+    ) -> Future[Result]:
+        """As `RemotePreparedModel.execute_async`; what falls back does so in another thread."""
+        options, life, whole = ExecuteOptions(measure, timeout, loop_timeout, deadline), self.life, LaterResult()
+        if callback:
+            whole.add_done_callback(callback)
+
+        def then(execution: Future[Result]) -> None:
+            def attempt() -> Result:
+                return self._checked(execution.result())
+
+            if is_final(attempt):
+                whole.settle(execution.result)
+            else:
+                BACKGROUND.submit(lambda: whole.settle(lambda: self._or_instead(attempt, request, options, life)))
+
+        whole.follow(self._launch_async(request, options), then)
+        return whole
+
+    def _launch_async(self, request: Request, options: ExecuteOptions) -> Future[Result]:
+        measure, timeout, loop_timeout, deadline = options
+        try:
+            return self.prepared.execute_async(  # type: ignore[no-any-return]
+                request, measure, timeout=timeout, loop_timeout=loop_timeout, deadline=deadline
+            )
+        except FAILURES as error:
+            failed: Future[Result] = Future()
+            failed.set_exception(error)
+            return failed
+
+    def _or_instead(
+        self, attempt: Callable[[], Result], request: Request, options: ExecuteOptions, life: int
+    ) -> Result:
+        is_bound = any(isinstance(pool, DeviceBuffer) for pool in request.pools)
+        return executed(attempt, lambda error: None if is_bound else self._instead(error, life), request, options)
+
+    def launch(self, request: Request, wait_for: Sequence[Waitable | None], **options: Any) -> FencedExecution:
+        """As `execute_fenced`; falls back when it cannot be launched, and not later."""
+        life = self.life
+        try:
+            return self.prepared.execute_fenced(request, wait_for, **options)  # type: ignore[no-any-return]
+        except FAILURES as error:
+            return self.replacement(error, life).execute_fenced(request, wait_for, **options)
+
+    def execute_fenced(
+        self,
+        request: Request,
+        wait_for: Sequence[Waitable | None] = (),
+        *,
+        measure: bool = False,
+        deadline: float | None = None,
+        loop_timeout: float | None = None,
+        duration: float | None = None,
+    ) -> FencedExecution:
+        """As `RemotePreparedModel.execute_fenced`; where it may fall back, this process signals its fence."""
+        life, model = self.life, self.prepared.model
+        launched = self.launch(
+            request, wait_for, measure=measure, deadline=deadline, loop_timeout=loop_timeout, duration=duration
+        )
+        if self.fallback is None or life != self.life or self.is_replaced:
+            return launched
+
+        def execute(end: int | None) -> Result:
+            options = ExecuteOptions(measure, None, loop_timeout, None if end is None else end / 1e9)
+            return self._or_instead(launched.result, request, options, life)
+
+        its = FencedOptions.of(measure, deadline, duration)
+        return launch_here(model, request, wait_for, its, execute, may_have_failed=True)
 
     def _instead(self, error: BaseException, life: int) -> LocalPrepared | None:
         may_move = self.fallback is not None and life % 2 == 0 and is_retryable(error)

@@ -12,7 +12,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -30,34 +30,61 @@ from burst._core import lib
 from burst.request_checks import check_pool, check_request
 from driver import fork
 from driver.client.buffers import buffers_for
+from driver.client.fenced import FencedOptions
 from driver.client.recovery import describe
 from driver.client.statistics import spread, write_timeline
-from driver.client.workspace import InputSet, OutputSet, Workspace, input_shapes, output_views
+from driver.client.surface import AnyPreparedModel
+from driver.client.workspace import FreeList, InputSet, OutputSet, Workspace, input_shapes, output_views
 from driver.deadlines import WAITING, check, check_entry, due, nanoseconds, passed
 from driver.devices.reference import ReferenceDevice
 from driver.engine.binding import BoundRequest
+from driver.engine.launched import check_outputs
 from driver.errors import ExecutionFailed
 from driver.nn import validate
-from driver.options import ExecuteOptions, check_preference, options_of
+from driver.options import ExecuteOptions, check_preference
 from driver.protocol.plain_codec import with_loop_timeout
 from driver.runtime.frames import FrameBurst
+from driver.runtime.launched import launch_here
 from fmq import clock
 from fmq.clock import FOREVER
 from fmq.closing import Closing
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator, Sequence
+    from concurrent.futures import Future
 
     from numpy.typing import ArrayLike, NDArray
 
     from burst import Memory, OutputShape, Request
     from driver.client.buffers import RequestBuffers
+    from driver.client.fenced import FencedExecution, Waitable
     from driver.interface import Device
     from driver.nn import Model
     from driver.options import Options, Preference
     from driver.runtime.frames import FrameFuture
 
+_T = TypeVar("_T")
 NAME = "cpu"
+
+
+class Background:
+    """Threads for executions in this process that no caller waits for: as many as it has processors."""
+
+    def __init__(self) -> None:
+        self._threads: ThreadPoolExecutor | None = None
+        fork.abandon_in_child(self)
+
+    def submit(self, work: Callable[[], _T]) -> Future[_T]:
+        """As `ThreadPoolExecutor.submit`. `work` waits for nothing that comes after it here."""
+        self._threads = self._threads or ThreadPoolExecutor(os.cpu_count(), "burst-cpu")
+        return self._threads.submit(work)
+
+    def abandon(self) -> None:
+        """In a forked child: the threads are the parent's."""
+        self._threads = None
+
+
+BACKGROUND = Background()
 
 
 class LocalDevice(Closing):
@@ -92,13 +119,14 @@ class LocalDevice(Closing):
         """Nothing to close: prepared models go on."""
 
 
-class LocalPrepared(Closing):
+class LocalPrepared(AnyPreparedModel):
     """A model made ready to run in this process. Any thread may use it, several at once."""
 
     def __init__(self, device: LocalDevice, model: Model, preference: Preference, kernels: Device) -> None:
         """Use `device.prepare`."""
         self.device, self.model, self.preference = device, model, preference
         self._prepared = kernels.prepare(model, partial(check, "preparing"), preference)
+        self._workspaces: FreeList[Workspace] = FreeList()
 
     def run(self, *arrays: ArrayLike | None, timeout: float | None = None) -> tuple[NDArray[Any], ...]:
         """As `RemotePreparedModel.run`."""
@@ -145,12 +173,79 @@ class LocalPrepared(Closing):
         check_request(request.inputs, request.outputs, len(request.pools))
         return BoundRequest(self.model, self._prepared, request)
 
-    def burst(self, **options: Any) -> LocalBurst:
-        """As `RemotePreparedModel.burst`; what says how to wait, how deep, and how to recover has nothing to say."""
-        return LocalBurst(self, options_of(self.preference, **options))
+    def execute_async(
+        self,
+        request: Request,
+        measure: bool = False,
+        *,
+        timeout: float | None = None,
+        callback: Callable[[Future[Result]], object] | None = None,
+        loop_timeout: float | None = None,
+        deadline: float | None = None,
+    ) -> Future[Result]:
+        """As `RemotePreparedModel.execute_async`, in threads of this process: as many at once as it has processors."""
+        end = None if timeout is None else time.monotonic() + timeout
+        by = None if deadline is None else nanoseconds(deadline)
+        missed = passed(by)
+
+        def work() -> Result:
+            try:
+                check("queued", by)
+            except StatusError as error:  # others were first, unless it was too late from the beginning
+                return missed or error.as_result()
+            left = None if end is None else max(0.0, end - time.monotonic())
+            return self.execute(request, measure, left, loop_timeout, deadline)
+
+        future = BACKGROUND.submit(work)
+        if callback:
+            future.add_done_callback(callback)
+        return future
+
+    def execute_fenced(
+        self,
+        request: Request,
+        wait_for: Sequence[Waitable | None] = (),
+        *,
+        measure: bool = False,
+        deadline: float | None = None,
+        loop_timeout: float | None = None,
+        duration: float | None = None,
+    ) -> FencedExecution:
+        """As `RemotePreparedModel.execute_fenced`, in a thread of its own."""
+        options = FencedOptions.of(measure, deadline, duration)
+        request = with_loop_timeout(request, loop_timeout)
+        for n, pool in enumerate(request.pools):
+            check_pool(n, pool)
+        bound = self.bind(request)
+        check_outputs(self.model, request)
+
+        def execute(end: int | None) -> Result:
+            check("queued", end)
+            with due(end):
+                run_here(bound)
+            check("executing", end)
+            return Result(ErrorStatus.NONE)
+
+        return launch_here(self.model, request, wait_for, options, execute)
+
+    def open_burst(self, options: Options) -> LocalBurst:
+        """What says how to wait and how to recover has nothing to say."""
+        return LocalBurst(self, options)
+
+    def free_memory(self, memory: Memory) -> None:
+        """Nothing is kept of pools."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A recipe: prepares the model again, wherever it is unpickled."""
+        return _prepare_again, (self.device, self.model, self.preference)
 
     def close(self) -> None:
-        """Nothing to close: bursts go on."""
+        """Nothing to free but memory: bursts go on."""
+        self._workspaces.clear()
+
+
+def _prepare_again(device: LocalDevice, model: Model, preference: Preference) -> LocalPrepared:
+    return device.prepare(model, preference=preference)
 
 
 class LocalFrame(NamedTuple):

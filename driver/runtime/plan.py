@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from burst import (
@@ -18,19 +20,26 @@ from burst import (
     StatusError,
     Timeout,
 )
+from driver.client.session import FAILURES
+from driver.client.surface import AnyPreparedModel
 from driver.client.workspace import FreeList, InputSet, Workspace, input_shapes, nbytes, output_views
 from driver.engine.binding import check_arguments
+from driver.engine.launched import check_outputs
 from driver.errors import OutputInsufficientSize
 from driver.options import ExecuteOptions
 from driver.runtime.cache.device import CacheOutcome
+from driver.runtime.launched import failed_here, follow_all
 from driver.runtime.places import arguments, between, with_temporaries
+from driver.runtime.results import LaterResult
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
+    from concurrent.futures import Future
 
     from numpy.typing import ArrayLike, NDArray
 
     from burst import RequestArgument
+    from driver.client.fenced import FencedExecution, Waitable
     from driver.nn import Model
     from driver.options import Options, Preference
     from driver.runtime.cache.device import CachedDevice
@@ -59,7 +68,7 @@ class PreparedStep(NamedTuple):
         return {"device": self.device, "outcome": outcome.kind, "reason": outcome.reason, "stage": stage}
 
 
-class PlannedModel:
+class PlannedModel(AnyPreparedModel):
     """As `RemotePreparedModel`, in steps. Any thread may use it, several at once.
 
     `fallback`: what `FallbackModel` has for the whole, for the bursts that are made here.
@@ -113,9 +122,89 @@ class PlannedModel:
         with self._temporary_room() as room:
             return self._execute(ways, request, room, options)
 
+    def execute_async(
+        self,
+        request: Request,
+        measure: bool = False,
+        *,
+        timeout: float | None = None,
+        callback: Callable[[Future[Result]], object] | None = None,
+        loop_timeout: float | None = None,
+        deadline: float | None = None,
+    ) -> Future[Result]:
+        """As `RemotePreparedModel.execute_async`: the thread that completes one step launches the next one."""
+        whole = LaterResult()
+        if callback:
+            whole.add_done_callback(callback)
+        if refusal := self._refusal(request):
+            whole.settle(lambda: refusal)
+            return whole
+        room, options = self._take_room(), ExecuteOptions(measure, timeout, loop_timeout, deadline)
+        end = None if timeout is None else time.monotonic() + timeout
+        waiting = deque(zip(self.steps, self._requests(request, room), strict=True))
+
+        def launch() -> None:
+            step, its = waiting.popleft()
+            left = self._left(step, end, options)
+            execution = step.model.execute_async(
+                its, measure, timeout=left, loop_timeout=loop_timeout, deadline=deadline
+            )
+            whole.follow(execution, partial(then, step))
+
+        def then(step: PreparedStep, execution: Future[Result]) -> None:
+            result = execution.result()
+            if result.status:
+                whole.settle(lambda: _failure_of(step, result))
+            elif waiting:
+                launch()
+            else:
+                self._rooms.put(None, room, room.nbytes)  # not after an error: a device may still write to it
+                whole.settle(lambda: self._success_of(request))
+
+        launch()
+        return whole
+
+    def execute_fenced(
+        self,
+        request: Request,
+        wait_for: Sequence[Waitable | None] = (),
+        *,
+        measure: bool = False,
+        deadline: float | None = None,
+        loop_timeout: float | None = None,
+        duration: float | None = None,
+    ) -> FencedExecution:
+        """As `RemotePreparedModel.execute_fenced`: each step waits for the fence of the one before, on its own device.
+
+        `duration`: of each step.
+        """
+        if refusal := self._refusal(request):
+            refusal.raise_for_status()
+        check_outputs(self.model, request)
+        room = self._take_room()
+        launched: list[FencedExecution] = []
+        fences: Sequence[Waitable | None] = wait_for
+        begin = delay = 0
+        for step, its in zip(self.steps, self._requests(request, room), strict=True):
+            try:
+                execution = step.model.launch(
+                    its, fences, measure=measure, deadline=deadline, loop_timeout=loop_timeout, duration=duration
+                )
+            except (*FAILURES, ValueError) as error:
+                if not launched:
+                    raise
+                execution = failed_here(error)  # the steps before it go on, and are to be waited for
+            launched.append(execution)
+            fences, begin = [execution], begin or time.monotonic_ns()
+            delay = (time.monotonic_ns() - begin) // 1000
+        return follow_all(launched, [step.step for step in self.steps], delay, lambda: self._views(request))
+
+    def _take_room(self) -> Memory:
+        return self._rooms.take(None) or Memory.create(self._room)
+
     @contextmanager
     def _temporary_room(self) -> Iterator[Memory]:
-        room = self._rooms.take(None) or Memory.create(self._room)
+        room = self._take_room()
         yield room
         self._rooms.put(None, room, room.nbytes)  # not after an error: a device may still write to it
 
@@ -123,14 +212,22 @@ class PlannedModel:
         """Step by step; ends at the first that fails."""
         end = None if options.timeout is None else time.monotonic() + options.timeout
         for step, execute, its in zip(self.steps, ways, self._requests(request, room), strict=True):
-            left = None if end is None else end - time.monotonic()
-            if left is not None and left <= 0:
-                raise Timeout(f"the steps before the one on {step.device!r} took longer than {options.timeout} s")
-            result = execute(its, *options._replace(timeout=left))
+            result = execute(its, *options._replace(timeout=self._left(step, end, options)))
             if result.status:
-                words = f"operations {list(step.step.operations)}: {result.message}"
-                return Result(result.status, message=words, cause=result.cause)
-        return Result(ErrorStatus.NONE, output_views(self.model, request, ()), self._shapes(request))
+                return _failure_of(step, result)
+        return self._success_of(request)
+
+    def _left(self, step: PreparedStep, end: float | None, options: ExecuteOptions) -> float | None:
+        left = None if end is None else end - time.monotonic()
+        if left is not None and left <= 0:
+            raise Timeout(f"the steps before the one on {step.device!r} took longer than {options.timeout} s")
+        return left
+
+    def _success_of(self, request: Request) -> Result:
+        return Result(ErrorStatus.NONE, self._views(request), self._shapes(request))
+
+    def _views(self, request: Request) -> tuple[NDArray[Any], ...]:
+        return output_views(self.model, request, ())
 
     def _requests(self, request: Request, room: Memory) -> list[Request]:
         graph, pools = self.model.main, (*request.pools, room)
@@ -158,11 +255,17 @@ class PlannedModel:
             for o, a in zip(operands, request.outputs, strict=True)
         )
 
-    def burst(self, options: Options) -> Chain:
+    def open_burst(self, options: Options) -> Chain:
         """A burst for each step, one after the other."""
         from driver.runtime.chain import Chain
 
         return Chain(self, options)
+
+    def free_memory(self, memory: Memory) -> None:
+        """The devices of all steps may unmap it."""
+        for step in self.steps:
+            with suppress(PeerDied):  # with its device, the mapping is gone too
+                step.model.prepared.free_memory(memory)
 
     def close(self) -> None:
         """Frees the steps on their devices; bursts go on until they are closed."""
@@ -171,6 +274,12 @@ class PlannedModel:
         for step in self.steps:
             with suppress(PeerDied):  # with its device, all of that is gone too
                 step.model.prepared.close()
+
+
+def _failure_of(step: PreparedStep, result: Result) -> Result:
+    """Of the whole, when a step has failed."""
+    words = f"operations {list(step.step.operations)}: {result.message}"
+    return Result(result.status, message=words, cause=result.cause)
 
 
 def _length(argument: RequestArgument, request: Request) -> int:

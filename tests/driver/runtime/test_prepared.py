@@ -1,0 +1,208 @@
+"""One surface: what a prepared model offers on one device, on several, with fall back, and in this process."""
+
+import asyncio
+import concurrent.futures
+import inspect
+import os
+import pickle
+import time
+
+import numpy as np
+import pytest
+
+import driver
+from burst import ErrorStatus, Request, RequestArgument
+from driver.protocol.fences import ERROR_COUNT
+from driver.runtime.local import LocalPrepared
+from driver.runtime.plan import PlannedModel
+
+X = np.arange(4, dtype=np.float32)
+KINDS = ("one device", "one device and this process", "several devices", "a device and this process", "this process")
+CLASSES = (driver.RemotePreparedModel, driver.CompiledModel, LocalPrepared, PlannedModel)
+
+
+def equal(found, expected):
+    for ours, theirs in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+@pytest.fixture(params=KINDS)
+def compiled(request, settled, runtime_kit):
+    devices = {
+        "one device": [settled("reference")],
+        "one device and this process": [settled("reference", 0.1), "cpu"],
+        "several devices": [settled("Picky", 0.5), settled("reference", 0.9)],
+        "a device and this process": [settled("Picky", 0.5), "cpu"],
+        "this process": ["cpu"],
+    }
+    with driver.compile(runtime_kit.mixed_model(), devices[request.param]) as found:
+        yield found
+
+
+class Frames:
+    """Requests on pools of the caller's own, for `mixed_model`."""
+
+    def __init__(self, x):
+        self.inputs, self.outputs = driver.Memory.create(16), driver.Memory.create(32)
+        self.array = self.inputs.asarray(np.float32, (4,))
+        self.array[:] = x
+        its = tuple(RequestArgument(pool=1, offset=16 * n, length=16) for n in range(2))
+        self.request = Request((RequestArgument(pool=0, length=16),), its, (self.inputs, self.outputs))
+
+
+def test_the_surface_is_one():
+    """Every public method has the same parameters, names and defaults in all of them."""
+    for kind in CLASSES:
+        assert issubclass(kind, driver.AnyPreparedModel)
+        for name in {name for name in dir(driver.AnyPreparedModel) if not name.startswith("_")}:
+            ours, theirs = (inspect.signature(getattr(found, name)) for found in (kind, driver.AnyPreparedModel))
+            named = [[(p.name, p.kind, p.default) for p in found.parameters.values()] for found in (ours, theirs)]
+            assert named[0] == named[1], (kind, name)
+
+
+def test_every_way_in_gives_the_same(compiled, runtime_kit, kit):
+    """`run`, `run_async`, `execute`, `execute_async` and `execute_fenced`, with the options that they share."""
+
+    async def asynchronously():
+        return await asyncio.gather(*(compiled.run_async(X + n, timeout=kit.patience) for n in range(12)))
+
+    times = {"measure": True, "loop_timeout": 1.0, "deadline": time.monotonic() + kit.patience}
+    frame = Frames(X + 1)
+    equal(compiled.run(X), runtime_kit.mixed(X))
+    equal(compiled.execute(frame.request, timeout=kit.patience, **times).outputs, runtime_kit.mixed(X + 1))
+    seen = []
+    future = compiled.execute_async(frame.request, timeout=kit.patience, callback=seen.append, **times)
+    equal(future.result(kit.patience).outputs, runtime_kit.mixed(X + 1))
+    kit.until(lambda: seen == [future])
+    with compiled.execute_fenced(frame.request, duration=kit.patience, **times) as fenced:
+        equal(fenced.result(kit.patience).outputs, runtime_kit.mixed(X + 1))
+        assert fenced.info().status == ErrorStatus.NONE
+        assert fenced.info().launched.time_in_driver >= fenced.info().fenced.time_in_driver >= 0
+    for n, outputs in enumerate(asyncio.run(asynchronously())):
+        equal(outputs, runtime_kit.mixed(X + n))
+    compiled.free_memory(frame.inputs)
+    equal(compiled.execute(frame.request).outputs, runtime_kit.mixed(X + 1))
+    assert not any(n for kind, n in compiled.stats()["fallbacks"].items() if kind != "reasons")
+
+
+def test_what_a_request_lacks_is_said_alike(compiled):
+    """By `execute`, `execute_async` and `execute_fenced`: a result, or an exception with the same status."""
+    good = Frames(X).request
+    cases = {
+        ErrorStatus.INVALID_ARGUMENT: (good._replace(inputs=()), {}),
+        ErrorStatus.MISSED_DEADLINE_PERSISTENT: (good, {"deadline": 1.0}),
+    }
+    for status, (request, options) in cases.items():
+        assert compiled.execute(request, **options).status == status
+        assert compiled.execute_async(request, **options).result(20).status == status
+        with pytest.raises(driver.StatusError) as raised:
+            compiled.execute_fenced(request, **options)
+        assert raised.value.status == status
+
+
+def test_many_at_once(compiled, runtime_kit, kit):
+    """Futures of many requests; each has its own result, and the caller was not held up by any."""
+    frames = [Frames(X + n) for n in range(40)]
+    futures = [compiled.execute_async(frame.request) for frame in frames]
+    concurrent.futures.wait(futures, kit.patience)
+    for n, future in enumerate(futures):
+        equal(future.result(0).outputs, runtime_kit.mixed(X + n))
+
+
+def test_fences_go_from_model_to_model(compiled, runtime_kit, kit):
+    """A launch waits for an eventfd, and a second model's for it; nothing runs before, all of it afterwards."""
+    gate, frame = os.eventfd(0, os.EFD_NONBLOCK), Frames(X)
+    after, room = driver.Memory.create(32), runtime_kit.mixed(X)[0]
+    its = tuple(RequestArgument(pool=1, offset=16 * n, length=16) for n in range(2))
+    second = Request((RequestArgument(pool=0, length=16),), its, (frame.outputs, after))
+    try:
+        with (
+            compiled.execute_fenced(frame.request, wait_for=[gate]) as first,
+            compiled.execute_fenced(second, wait_for=[first]) as last,
+        ):
+            assert not first.done()
+            assert not last.done()
+            assert first.info().status == ErrorStatus.GENERAL_FAILURE  # pending
+            os.eventfd_write(gate, 1)
+            equal(last.result(kit.patience).outputs, runtime_kit.mixed(room))
+            equal(first.result(0).outputs, runtime_kit.mixed(X))
+    finally:
+        os.close(gate)
+
+
+def test_a_fence_in_error_ends_those_that_wait_for_it(compiled, kit):
+    """Nothing is executed, here neither, and the fence of the launch is in error; a deadline ends the wait, too."""
+    frame = Frames(X)
+    for end in ("error", "deadline"):
+        gate = os.eventfd(0, os.EFD_NONBLOCK)
+        deadline = time.monotonic() + 0.05 if end == "deadline" else None
+        with compiled.execute_fenced(frame.request, wait_for=[gate], deadline=deadline) as launched:
+            if end == "error":
+                os.eventfd_write(gate, ERROR_COUNT)
+            result = launched.result(kit.patience)
+            assert launched.wait(0) == driver.FenceState.ERROR
+        os.close(gate)
+        late = ErrorStatus.MISSED_DEADLINE_TRANSIENT
+        assert result.status == (late if end == "deadline" else ErrorStatus.GENERAL_FAILURE)
+    assert not frame.outputs.asarray(np.uint8, 32).any()
+    with pytest.raises(driver.InvalidArgument, match="wait_for"):
+        compiled.execute_fenced(frame.request, wait_for=[-2 + 2**31 // 2])
+
+
+def test_a_pickled_model_is_prepared_where_it_is_unpickled(runtime_kit):
+    """Also the model in this process."""
+    with driver.compile(runtime_kit.mixed_model(), ["cpu"]) as compiled:
+        for model in (compiled, compiled.prepared):
+            with pickle.loads(pickle.dumps(model)) as copy:
+                equal(copy.run(X), runtime_kit.mixed(X))
+
+
+# ---- what a device does not do
+
+
+@pytest.fixture(params=["one device", "several devices"])
+def failing(request, settled, runtime_kit, kit):
+    """x + 1, or (x + 1)^2 and that plus x + 1: fails on its device where the operation that it has begins below 0."""
+    if request.param == "one device":
+        compiled = driver.compile(runtime_kit.mixed_model(), [settled("Failing"), "cpu"])
+    else:
+        compiled = driver.compile(runtime_kit.mixed_model(), [settled("Picky", 0.5), settled("Failing", 0.9), "cpu"])
+    with compiled:
+        yield compiled
+
+
+def test_every_way_in_falls_back(failing, runtime_kit, kit):
+    """A request that the device fails is executed here, and its result or its fence is as if the device had done it."""
+    bad = np.full(4, -3, np.float32)
+    frame = Frames(bad)
+    expected = runtime_kit.mixed(bad)
+    equal(failing.run(bad), expected)
+    equal(failing.execute(frame.request).outputs, expected)
+    frame.outputs.asarray(np.uint8, 32)[:] = 0
+    equal(failing.execute_async(frame.request).result(kit.patience).outputs, expected)
+    frame.outputs.asarray(np.uint8, 32)[:] = 0
+    with failing.execute_fenced(frame.request) as launched:
+        assert launched.wait(kit.patience) == driver.FenceState.SIGNALED
+        equal(launched.result(0).outputs, expected)
+    equal(asyncio.run(failing.run_async(bad)), expected)
+    assert sum(n for kind, n in failing.stats()["fallbacks"].items() if kind != "reasons") == 5
+
+
+@pytest.mark.parametrize("way", ["execute_async", "execute_fenced"])
+def test_a_device_that_dies_over_a_request_is_replaced(settled, runtime_kit, kit, way):
+    """The request gets its result, on one device and on several."""
+    for devices in ([settled("Crashing"), "cpu"], [settled("Picky", 0.5), settled("Crashing", 0.9), "cpu"]):
+        with driver.compile(runtime_kit.mixed_model(), devices) as compiled:
+            for n in range(2):
+                found = getattr(compiled, way)(Frames(X + n).request).result(kit.patience)
+                equal(found.outputs, runtime_kit.mixed(X + n))
+
+
+def test_a_cancelled_future_gives_up_its_steps(settled, runtime_kit, kit):
+    """The step that goes on may end; those after it are not begun."""
+    with driver.compile(runtime_kit.mixed_model(), [settled("Picky", 0.5), settled("Slow", 0.9)]) as compiled:
+        frame = Frames(np.full(4, -0.8, np.float32))  # + 1: for 0.2 s
+        future = compiled.execute_async(frame.request)
+        assert future.cancel()
+        assert future.cancelled()
+        equal(compiled.run(-X), runtime_kit.mixed(-X))
