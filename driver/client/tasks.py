@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from burst import Busy, MissedDeadlineTransient, Timeout
 from driver.client.future import ResultSource
-from driver.deadlines import WAITING, earlier, nanoseconds, seconds_left, unanswered
+from driver.deadlines import WAITING, check_times, earlier, nanoseconds, seconds_left, unanswered
 from fmq import clock
 
 if TYPE_CHECKING:
@@ -154,6 +154,7 @@ class TaskTimes(NamedTuple):
     @classmethod
     def of(cls, timeout: float | None, deadline: float | None) -> TaskTimes:
         """From now on; `deadline`: a time.monotonic(). Raises ValueError."""
+        check_times(timeout=timeout, deadline=deadline)
         by = None if deadline is None else nanoseconds(deadline)
         return cls(timeout, by, earlier(timeout, by))
 

@@ -35,7 +35,7 @@ from driver.client.recovery import describe
 from driver.client.statistics import spread, write_timeline
 from driver.client.surface import AnyPreparedModel
 from driver.client.workspace import FreeList, InputSet, OutputSet, Workspace, input_shapes, output_views
-from driver.deadlines import WAITING, check, check_entry, due, nanoseconds, passed
+from driver.deadlines import WAITING, check, check_entry, check_times, due, nanoseconds, passed
 from driver.devices.reference import ReferenceDevice
 from driver.engine.binding import BoundRequest
 from driver.engine.launched import check_outputs
@@ -151,6 +151,7 @@ class LocalPrepared(AnyPreparedModel):
         return self._execute(request, ExecuteOptions(measure, timeout, loop_timeout, deadline))
 
     def _execute(self, request: Request, options: ExecuteOptions) -> Result:
+        check_times(timeout=options.timeout, loop_timeout=options.loop_timeout, deadline=options.deadline)
         for n, pool in enumerate(request.pools):
             check_pool(n, pool)
         request = with_loop_timeout(request, options.loop_timeout)
@@ -184,6 +185,7 @@ class LocalPrepared(AnyPreparedModel):
         deadline: float | None = None,
     ) -> Future[Result]:
         """As `RemotePreparedModel.execute_async`, in threads of this process: as many at once as it has processors."""
+        check_times(timeout=timeout, loop_timeout=loop_timeout, deadline=deadline)
         end = None if timeout is None else time.monotonic() + timeout
         by = None if deadline is None else nanoseconds(deadline)
         missed = passed(by)
