@@ -178,10 +178,10 @@ class RemoteDevice(Closing):
         if os.getpid() != self._pid:
             raise DriverError("this device was connected before a fork; connect again in this process")
 
-    def revive(self, dead: Connection, patience: float = _PATIENCE) -> None:
+    def revive(self, dead: Connection, patience: float | None = None) -> None:
         """Connects again, in place, unless another thread has replaced `dead` already. Threads share one attempt.
 
-        `patience`: seconds in which the owner of a served device may start it again.
+        `patience`: seconds in which the owner of a served device may start it again; by default 10.
 
         Raises DeviceNotFound, DeviceFailed; PeerDied when this device died too often lately, or was closed.
         """
@@ -198,7 +198,8 @@ class RemoteDevice(Closing):
             try:
                 self._revivals.count(self.address)
                 if served.is_path(self.address):
-                    self.connection = _served_again(self.address, self.application, patience)
+                    wait = _PATIENCE if patience is None else patience
+                    self.connection = _served_again(self.address, self.application, wait)
                 else:
                     self.connection = _own(self.address, self.application, 2 * _ATTEMPTS)
                 if self._closed.is_set():  # meanwhile
