@@ -11,6 +11,7 @@ import os
 import threading
 from contextlib import suppress
 from typing import TYPE_CHECKING
+from weakref import ref
 
 from burst import Busy
 from driver.client.tasks import Tasks, call_in, complete
@@ -25,14 +26,24 @@ _Loop = asyncio.AbstractEventLoop
 
 
 class Arrivals:
-    """Of one pipeline. Any number of loops and tasks may wait, beside threads."""
+    """Of one pipeline. Any number of loops and tasks may wait, beside threads.
+
+    Loops that watch hold this object, which refers to the pipeline weakly: tasks that wait hold it.
+    """
 
     def __init__(self, pipeline: Pipeline) -> None:
-        self._pipeline = pipeline
+        self._weak = ref(pipeline)
         self._watched: dict[_Loop, tuple[Controller, int]] = {}
         self._refused: set[_Loop] = set()  # loops that watch as soon as another thread stops receiving
         self._looking = threading.RLock()
-        self.tasks = Tasks(pipeline)
+        self.tasks = Tasks()
+
+    @property
+    def _pipeline(self) -> Pipeline:
+        """Where it is the caller."""
+        pipeline = self._weak()
+        assert pipeline is not None
+        return pipeline
 
     # ---- what the pipeline calls, in any thread
 
@@ -50,7 +61,7 @@ class Arrivals:
 
     def tell(self) -> None:
         """Results may have been taken: there may be room for the first task in the queue, or another device."""
-        self.tasks.tell()
+        self.tasks.tell(self._pipeline)
         for loop, (controller, _) in list(self._watched.items()):
             if controller is not self._pipeline.session.controller:
                 call_in(loop, self._look, loop)
@@ -70,18 +81,19 @@ class Arrivals:
                 call_in(loop, self.watch, loop)
 
     def close(self) -> None:
-        """Nothing will come any more."""
+        """Nothing will come any more; the pipeline may be gone."""
         for loop in list(self._watched):
             if not call_in(loop, self._unwatch, loop):
                 self._unwatch(loop)
-        self.tell()
 
     # ---- what loops call, each in its thread
 
     def watch(self, loop: _Loop) -> None:
         """The loop takes results from now on."""
-        controller, (watched, _) = self._pipeline.session.controller, self._watched.get(loop, (None, -1))
-        if watched is controller or self._pipeline.session.is_closed:
+        if (pipeline := self._weak()) is None or pipeline.session.is_closed:
+            return
+        controller, (watched, _) = pipeline.session.controller, self._watched.get(loop, (None, -1))
+        if watched is controller:
             return
         self._unwatch(loop)
         for other in [other for other in list(self._watched) if other.is_closed()]:
@@ -112,11 +124,14 @@ class Arrivals:
             os.close(fd)
 
     def _look(self, loop: _Loop) -> None:
-        was_idle = not self._pipeline.in_flight.requests
-        self._pipeline.look()
-        if was_idle or self._pipeline.session.is_closed:
+        if (pipeline := self._weak()) is None:
+            self._unwatch(loop)
+            return
+        was_idle = not pipeline.in_flight.requests
+        pipeline.look()
+        if was_idle or pipeline.session.is_closed:
             self._unwatch(loop)  # with no request in flight, only an end makes it readable
         else:
-            if self._pipeline.is_recovering:
+            if pipeline.is_recovering:
                 self._unwatch(loop)  # until the recovering thread calls `rearm`: the descriptor would stay readable
             self.watch(loop)

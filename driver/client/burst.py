@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from burst import Busy, ErrorStatus, MissedDeadlineTransient, Request, Result
+from burst.dropped import later
 from driver.client.statistics import write_timeline
 from driver.client.surface import AnyBurst
 from driver.client.tasks import TaskTimes
@@ -117,3 +119,14 @@ class Burst(AnyBurst):
 
     def close(self) -> None:
         self._pipeline.close()
+
+    def __del__(self) -> None:
+        if self._in_flight.requests:
+            later(partial(_settle, self._pipeline))
+
+
+def _settle(pipeline: Pipeline) -> None:
+    """In the thread of `later`, after a burst was dropped: completes what is in flight, and the pipeline ends."""
+    pipeline.look()
+    if pipeline.in_flight.requests:
+        later(partial(_settle, pipeline))

@@ -17,6 +17,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from burst import Busy, ErrorStatus, GeneralFailure, NotSent, PeerDied, Result, ResultsHeld, StatusError, Timeout
+from burst.dropped import later
 from driver import fork
 from driver.client.aio import Arrivals
 from driver.client.buffers import buffers_for
@@ -48,6 +49,8 @@ _NONE = ErrorStatus.NONE
 class Pipeline:
     """At most `depth` requests in flight. Results come in the order of their requests; any thread may wait for them."""
 
+    loops: Arrivals | None = None  #: the event loops that await; made by the first one
+
     def __init__(
         self,
         prepared: RemotePreparedModel,
@@ -60,7 +63,6 @@ class Pipeline:
         self.buffers: RequestBuffers = buffers or buffers_for(prepared.model, options)
         self.in_flight = InFlight(self.buffers)
         self.session = BurstSession(prepared, options, self.buffers, fallback)
-        self.loops: Arrivals | None = None  #: the event loops that await; made by the first one
         self.is_recovering = False  #: in a thread of its own
         quarantine.watch(self, lambda: prepared.key)
         fork.abandon_in_child(self)
@@ -588,3 +590,8 @@ class Pipeline:
         self.call_back()
         if self.loops:
             self.loops.close()
+            self.loops.tell()
+
+    def __del__(self) -> None:
+        if self.loops:
+            later(self.loops.close)

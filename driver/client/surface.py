@@ -217,7 +217,7 @@ class AnyBurst(Closing, ABC):
         `timeout`: seconds from now, also for tasks before it; `deadline`: a time.monotonic(). The device is told the
         earlier one. Raises Timeout after the one, and MissedDeadline* at the other.
         """
-        return await self.tasks.run(arrays, timeout, deadline)
+        return await self.tasks.run(self.source, arrays, timeout, deadline)
 
     def stream(
         self,
@@ -231,7 +231,7 @@ class AnyBurst(Closing, ABC):
         device loses frames, and not time; with "reject", too, and the oldest stay. `timeout`: of each frame, from when
         it is taken; `deadline`: of all. What misses it ends the stream, as `run_async` would.
         """
-        return self.tasks.stream(frames, timeout, deadline)
+        return self.tasks.stream(self.source, frames, timeout, deadline)
 
     def execute(
         self,

@@ -6,6 +6,7 @@ import asyncio
 from collections import Counter, deque
 from collections.abc import AsyncIterable
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from burst import Busy, MissedDeadlineTransient, Timeout
@@ -48,25 +49,29 @@ class RequestSource(ResultSource, Protocol):
 
 
 class Tasks:
-    """Of one burst. Any number of loops and tasks may wait, beside threads."""
+    """Of one burst. Any number of loops and tasks may wait, beside threads.
 
-    def __init__(self, source: RequestSource) -> None:
-        self._source = source
+    It does not refer to the burst, which ends with the last reference of the application or of a task that waits.
+    """
+
+    def __init__(self) -> None:
         self._queue: deque[_WaitingTask] = deque()  # of tasks that wait for room
         self._unclaimed: Counter[_Loop] = Counter()  # results and requests of `run`
 
-    def tell(self) -> None:
+    def tell(self, source: RequestSource) -> None:
         """In any thread: there may be room for the first task in the queue, or the burst was closed."""
-        if self._queue and self._source.has_room:
+        if self._queue and source.has_room:
             with suppress(IndexError):  # it has just left
                 self._queue[0].ring()
 
-    async def run(self, arrays: tuple[Any, ...], timeout: float | None, deadline: float | None) -> Result:
+    async def run(
+        self, source: RequestSource, arrays: tuple[Any, ...], timeout: float | None, deadline: float | None
+    ) -> Result:
         """As `Burst.run_async`."""
         loop, times = asyncio.get_running_loop(), TaskTimes.of(timeout, deadline)
-        while self._unclaimed[loop] >= self._source.depth + _UNCLAIMED:
+        while self._unclaimed[loop] >= source.depth + _UNCLAIMED:
             await asyncio.sleep(0)  # tasks whose results are there hold them until they have had their turn
-        future = await self._submit(arrays, times)
+        future = await self._submit(source, arrays, times)
         self._unclaimed[loop] += 1
         try:
             return await future
@@ -76,11 +81,11 @@ class Tasks:
             self._unclaimed[loop] -= 1
             self._unclaimed += Counter()  # keeps no zeros, and no loops
 
-    async def _submit(self, arrays: tuple[Any, ...], times: TaskTimes) -> Future:
+    async def _submit(self, source: RequestSource, arrays: tuple[Any, ...], times: TaskTimes) -> Future:
         deadline = times.end
-        if self._source.options.policy != "block":
-            return self._source.submit_by(arrays, 0, deadline)
-        if not self._queue and (future := self._source.try_submit(arrays, deadline)):
+        if source.options.policy != "block":
+            return source.submit_by(arrays, 0, deadline)
+        if not self._queue and (future := source.try_submit(arrays, deadline)):
             return future
         loop = asyncio.get_running_loop()
         turn = _WaitingTask(loop)
@@ -89,24 +94,29 @@ class Tasks:
             async with asyncio.timeout(seconds_left(deadline)):
                 while True:
                     turn.rung = loop.create_future()
-                    self._source.attend(loop)
-                    if self._queue[0] is turn and (future := self._source.try_submit(arrays, deadline)):
+                    source.attend(loop)
+                    if self._queue[0] is turn and (future := source.try_submit(arrays, deadline)):
                         return future
                     await turn.rung
         except TimeoutError:
             raise times.error(unanswered(clock.now() - (deadline or 0))) from None
         finally:
             self._queue.remove(turn)
-            self.tell()
+            self.tell(source)
 
     async def stream(
-        self, frames: Iterable[Any] | AsyncIterable[Any], timeout: float | None, deadline: float | None
+        self,
+        source: RequestSource,
+        frames: Iterable[Any] | AsyncIterable[Any],
+        timeout: float | None,
+        deadline: float | None,
     ) -> AsyncIterator[Result]:
         """As `Burst.stream`."""
-        source = aiter(frames) if isinstance(frames, AsyncIterable) else _each(frames)
+        given = aiter(frames) if isinstance(frames, AsyncIterable) else _each(frames)
         pending: deque[tuple[Future, asyncio.Future[None]]] = deque()
         times = TaskTimes.of(timeout, deadline)  # checks them
-        sending: asyncio.Future[Future | None] | None = asyncio.ensure_future(self._send(source, timeout, deadline))
+        send = partial(self._send, source, given, timeout, deadline)
+        sending: asyncio.Future[Future | None] | None = asyncio.ensure_future(send())
         try:
             while sending or pending:
                 waits: list[asyncio.Future[Any]] = [pending[0][1]] if pending else []
@@ -124,9 +134,9 @@ class Tasks:
                         pending.popleft()
                 if sending and sending.done() and not (pending and sending.exception()):  # results first
                     future = sending.result()
-                    sending = asyncio.ensure_future(self._send(source, timeout, deadline)) if future else None
+                    sending = asyncio.ensure_future(send()) if future else None
                     if future:
-                        pending.append((future, self._source.arrival(future)))
+                        pending.append((future, source.arrival(future)))
                     del future
         finally:
             left = [future for future, _ in pending]
@@ -135,12 +145,14 @@ class Tasks:
             for future in left:
                 future.cancel()
 
-    async def _send(self, source: AsyncIterator[Any], timeout: float | None, deadline: float | None) -> Future | None:
+    async def _send(
+        self, source: RequestSource, frames: AsyncIterator[Any], timeout: float | None, deadline: float | None
+    ) -> Future | None:
         """The next frame that is not refused, sent; None at the end."""
-        while (given := await anext(source, _END)) is not _END:
+        while (given := await anext(frames, _END)) is not _END:
             with suppress(Busy):  # policy "reject", which has counted it
                 arrays = given if isinstance(given, tuple) else (given,)
-                return await self._submit(arrays, TaskTimes.of(timeout, deadline))
+                return await self._submit(source, arrays, TaskTimes.of(timeout, deadline))
         return None
 
 

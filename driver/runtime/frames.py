@@ -76,7 +76,7 @@ class FrameBurst(AnyBurst, Generic[_T]):
         self._in_flight: deque[FrameFuture[_T]] = deque()
         self._staged: FrameFuture[_T] | None = None  # the newest frame, kept until there is room
         self._finished: deque[FrameFuture[_T]] = deque()  # their callbacks are due
-        self._tasks = Tasks(self)
+        self._tasks = Tasks()
         self._loops: set[_Loop] = set()  # that have awaited frames
         self._runs = self._drops = self._timeouts = 0
         self._is_running = self._is_closed = False
@@ -228,7 +228,7 @@ class FrameBurst(AnyBurst, Generic[_T]):
         while self._finished:
             with suppress(IndexError):  # another thread took the last one
                 self._finished.popleft().call_back()
-        self._tasks.tell()
+        self._tasks.tell(self)
 
     def _check(self) -> None:
         if self._is_closed:

@@ -116,6 +116,8 @@ class StepBuffers:
         self.forget_requests()
         self._known.clear()
 
+    __del__ = close  # output sets and requests refer to each other
+
 
 class ChainFrame:
     """One execution's memory, and what every step reads and writes in it."""

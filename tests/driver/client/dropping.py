@@ -3,6 +3,7 @@
 After each way it waits until both processes hold no more descriptors and mappings of shared memory than before.
 """
 
+import asyncio
 import gc
 import os
 import resource
@@ -65,37 +66,55 @@ def lengths(run):
     return round_
 
 
+async def run_async(prepared, array):
+    burst = prepared.burst(spin=0)
+    results = await asyncio.gather(burst.run_async(array), burst.run_async(array))
+    assert [result.outputs[0][0, 0] for result in results] == [array[0, 0] + 1] * 2
+
+
+async def stream(prepared, array):
+    found = [r.outputs[0][0, 0] async for r in prepared.burst(spin=0, depth=2).stream([array] * 3)]
+    assert found == [array[0, 0] + 1] * 3
+
+
+def with_result(prepared, array):
+    """A burst that is dropped with a result on its memory."""
+    assert prepared.burst(spin=0).submit(array).result().outputs[0][0, 0] == array[0, 0] + 1
+
+
+def in_flight(prepared, array):
+    """A burst that is dropped before its results come."""
+    burst = prepared.burst(spin=0, depth=2)
+    burst.submit(array), burst.submit(array)
+
+
+BURSTS = {  # made and dropped
+    "results": with_result,
+    "in flight": in_flight,
+    "run_async": lambda *arguments: asyncio.run(run_async(*arguments)),
+    "stream": lambda *arguments: asyncio.run(stream(*arguments)),
+}
+EXECUTIONS = {
+    "execute": lambda prepared: prepared.execute,
+    "execute_async": lambda prepared: lambda request: prepared.execute_async(request).result(),
+    "execute_fenced": lambda prepared: lambda request: prepared.execute_fenced(request).result(),
+    "burst": lambda prepared: prepared.burst(spin=0).execute,
+    "bursts": lambda prepared: lambda request: prepared.burst(spin=0).execute(request),
+}
+
+
 def of_prepared(way, device):
     """The round of a way through one device."""
-    model = add_model()
     if way == "lengths":
         return lengths(device.prepare(add_model((0, 4))).run)
     if way == "models":
         return lambda n: lengths(device.prepare(add_model((0, 4))).run)(n % 7)
-    if way == "bursts":
-        prepared = device.prepare(model)
-        return frames(lambda request: prepared.burst(spin=0).execute(request))
-    if way == "results":  # a burst that is dropped with a result on its memory
-        prepared = device.prepare(model)
-
-        def round_(n):
-            burst = prepared.burst(spin=0)
-            assert burst.submit(np.full((1, 4), n, np.float32)).result().outputs[0][0, 0] == n + 1
-
-        return round_
+    prepared = device.prepare(add_model())
     if way == "buffers":
-        prepared = device.prepare(model)
-        role = driver.BufferRole(0, 0)
-        return lambda _: device.allocate(driver.BufferDesc(), [prepared], [role])
-    prepared = device.prepare(model)
-    return frames(
-        {
-            "execute": prepared.execute,
-            "execute_async": lambda request: prepared.execute_async(request).result(),
-            "execute_fenced": lambda request: prepared.execute_fenced(request).result(),
-            "burst": prepared.burst(spin=0).execute,
-        }[way]
-    )
+        return lambda _: device.allocate(driver.BufferDesc(), [prepared], [driver.BufferRole(0, 0)])
+    if way in BURSTS:
+        return lambda n: BURSTS[way](prepared, np.full((1, 4), n, np.float32))
+    return frames(EXECUTIONS[way](prepared))
 
 
 def of_compiled(way, devices):

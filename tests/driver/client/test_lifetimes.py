@@ -14,7 +14,7 @@ from burst import ErrorStatus, Memory, Request, RequestArgument
 
 PROGRAM = Path(__file__).with_name("dropping.py")
 FRAMES = ("execute", "execute_async", "execute_fenced", "burst", "lengths")
-OBJECTS = ("models", "bursts", "results", "buffers")
+OBJECTS = ("models", "bursts", "results", "in flight", "run_async", "stream", "buffers")
 COMPILED = ("compiled", "compiled burst", "compiled lengths")
 DESCRIPTORS = 120
 

@@ -1,7 +1,9 @@
 """The burst of a model on several devices: the surface of a burst, and data that stays in place."""
 
 import asyncio
+import gc
 import threading
+import weakref
 from concurrent.futures import CancelledError
 
 import numpy as np
@@ -224,3 +226,32 @@ def test_a_chain_recovers_like_its_bursts(place, runtime_kit, process, kit):
             process(pid).kill()
         equal(burst.run(X + 1).outputs, runtime_kit.mixed(X + 1))
         assert max(step["recoveries"] for step in burst.stats()["steps"]) >= 1
+
+
+def test_a_chain_that_is_dropped_is_gone(compiled):
+    """It ends with its last reference, and the bursts of its steps with it; the garbage collector is not needed."""
+    gc.disable()
+    try:
+        for use in (run, submit, run_async):
+            chain = compiled.burst()
+            use(chain)
+            gone = [weakref.ref(chain), *(weakref.ref(step) for step in chain.steps)]
+            del chain
+            assert [found() for found in gone] == [None] * len(gone)
+    finally:
+        gc.enable()
+
+
+def run(chain):
+    return chain.run(X)
+
+
+def submit(chain):
+    return chain.submit(X).result()
+
+
+def run_async(chain):
+    async def main():
+        return await chain.run_async(X)
+
+    return asyncio.run(main())
