@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Callable
 from contextlib import contextmanager
+from time import monotonic_ns
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol
 
 from burst._core import lib
@@ -139,6 +139,7 @@ class Plan:
         "run",
         "slots",
         "success",
+        "ticket",
         "written",
     )
 
@@ -154,6 +155,7 @@ class Plan:
         self.checked: int = getattr(execution, "checked_bytes", 0)
         self.estimate: Any = getattr(execution, "estimate", None)
         self.written: Any = getattr(execution, "written", ())
+        self.ticket: Ticket | None = None  #: of the thread that runs it, where that is always the same
         self.has_run = False  #: the first run takes longer than the others, so the estimate ignores it
         #: of a success, without its times, where the shapes never change
         self.outcome = Outcome(ErrorStatus.NONE, tuple(execution.shapes)) if execution.is_static else None
@@ -203,12 +205,11 @@ class Run:
     it is executed. begun, ended: of the run itself; 0 before.
     """
 
-    __slots__ = ("_is_first", "_others", "arrived", "begun", "deadline", "ended", "plan", "since")
+    begun = ended = _others = 0
 
     def __init__(self, plan: Plan, arrived: int, deadline: int | None = None, since: int | None = None) -> None:
-        self.plan, self.arrived, self.begun, self.ended = plan, arrived, 0, 0
+        self.plan, self.arrived, self.since, self._is_first = plan, arrived, since, not plan.has_run
         self.deadline = None if deadline == FOREVER else deadline
-        self.since, self._others, self._is_first = since, 0, not plan.has_run
 
     def execute(self, ticket: Ticket | None) -> None:
         """Raises StatusError, and what the execution raises."""
@@ -217,7 +218,7 @@ class Run:
             self._in_turn(ticket, FOREVER)
             return
         if self.since is None:
-            self.since = time.monotonic_ns()
+            self.since = monotonic_ns()
         with _due(deadline):
             admit(self.plan.estimate, self.since, deadline)
             try:
@@ -225,28 +226,28 @@ class Run:
             except MissedDeadlineTransient as error:
                 if not self.begun:
                     raise missed(error.status, "queued", deadline, self.plan.estimate) from None
-                if error.phase != "executing" or time.monotonic_ns() <= deadline:
+                if error.phase != "executing" or monotonic_ns() <= deadline:
                     raise  # it waited for others within the device, or a loop has taken too long
                 raise self.not_done() from error
         if self.ended > deadline:
             raise self.not_done()
 
     def _in_turn(self, ticket: Ticket | None, deadline: int) -> None:
-        entered = time.monotonic_ns()
+        plan, entered = self.plan, monotonic_ns()
         if ticket is not None:
-            ticket.enter(deadline, self.plan.estimate)
+            ticket.enter(deadline, plan.estimate)
         try:
-            self.begun = time.monotonic_ns()
-            self.plan.run()
-            self.ended = time.monotonic_ns()
+            self.begun = begun = monotonic_ns()
+            plan.run()
+            self.ended = monotonic_ns()
         finally:
             if ticket is not None:
-                self._others = ticket.waited
-                ticket.leave()
-        plan, before = self.plan, self.begun - entered
-        if not self._is_first and plan.estimate is not None:
-            lib.burst_took(plan.estimate, self.ended - self.begun - max(0, self._others - before), 1)
-        plan.has_run = True
+                self._others = ticket.leave()
+        if self._is_first:
+            plan.has_run = True
+        elif plan.estimate is not None:
+            others = max(0, self._others - (begun - entered)) if self._others else 0
+            lib.burst_took(plan.estimate, self.ended - begun - others, 1)
 
     def not_done(self) -> StatusError:
         """The error of a run that began and was not done by its deadline, or was given up."""
@@ -262,7 +263,7 @@ class Run:
         plan.spoil()
         was_given_up = isinstance(error, StatusError) and error.phase == "executing" and not self.ended
         if was_given_up and plan.estimate is not None and not self._is_first:
-            lib.burst_took(plan.estimate, time.monotonic_ns() - self.begun, 0)
+            lib.burst_took(plan.estimate, monotonic_ns() - self.begun, 0)
 
     @property
     def timing(self) -> Timing:

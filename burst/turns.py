@@ -13,12 +13,12 @@ import errno
 import os
 import threading
 from contextlib import contextmanager
+from time import monotonic_ns
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from burst._core import ffi, lib
 from burst.errors import GeneralFailure, MissedDeadlineTransient
 from burst.messages import Cause
-from fmq import clock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -114,16 +114,15 @@ class Ticket:
         Raises MissedDeadlineTransient, GeneralFailure; then the thread has none.
         """
         needed = 0 if estimate is None or deadline == FOREVER else lib.burst_needed(estimate)
-        _check(lib.burst_enter(self.handle, needed, deadline, clock.now()), "queued")
+        code = lib.burst_enter(self.handle, needed, deadline, monotonic_ns())
+        if code:
+            _check(code, "queued")
 
-    @property
-    def waited(self) -> int:
-        """Nanoseconds that its last execution has waited for others, before and since it began."""
-        return int(lib.burst_waited(self.handle))
-
-    def leave(self) -> None:
-        """Gives the slot up; does nothing without one."""
-        lib.burst_leave(self.handle)
+    def leave(self) -> int:
+        """Gives the slot up; does nothing without one. Returns the nanoseconds that its last execution has waited for
+        others, before and since it began.
+        """
+        return int(lib.burst_leave(self.handle))
 
     def close(self) -> None:
         """Ends the wait of the thread that waits with it, now or later: GeneralFailure."""

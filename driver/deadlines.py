@@ -10,7 +10,7 @@ import threading
 import time
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 from burst import (
     ErrorStatus,
@@ -113,6 +113,31 @@ def missed_in_waiting(deadline: int | None) -> Result | None:
         return None
     error = unanswered(now - deadline)
     return Result(error.status, message=str(error), cause=error.cause)
+
+
+class Wait(NamedTuple):
+    """For how long a client waits for an answer. In ns of CLOCK_MONOTONIC, but for `timeout`.
+
+    by: the deadline of the request. end: of the wait, which is the earlier one of that and `timeout` seconds from now.
+    """
+
+    by: int | None
+    timeout: float | None
+    end: int | None
+
+    @classmethod
+    def of(cls, timeout: float | None, deadline: float | None) -> Self:
+        """Begins now. Raises ValueError, and Timeout after 0 seconds, in which nothing is done."""
+        by = None if deadline is None else nanoseconds(deadline)
+        end = by if by is not None and by < clock.now() else earlier(timeout, by)
+        return cls(by, timeout, None if end == FOREVER else end)
+
+    def given_up(self) -> Result:
+        """What came of a request that was not answered by `end`. Raises Timeout, unless its deadline has passed."""
+        if missed := missed_in_waiting(self.by):
+            return missed
+        late_by = max(0, clock.now() - (self.end or 0)) / 1e9
+        raise Timeout(f"no result within {self.timeout} s; it is dropped when it comes", WAITING, late_by)
 
 
 def unanswered(late_ns: int) -> MissedDeadlineTransient:

@@ -224,10 +224,12 @@ static void give_up_slot(burst_ticket *t) {
     wake(q, NULL, next);
 }
 
-void burst_leave(burst_ticket *t) {
-    if (!t->holds) return;
+uint64_t burst_leave(burst_ticket *t) {
+    uint64_t waited = t->waited;
+    if (!t->holds) return waited;
     end(t);
     give_up_slot(t);
+    return waited;
 }
 
 _Bool burst_must_yield(burst_ticket *t) {

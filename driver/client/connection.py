@@ -12,6 +12,7 @@ from burst import PeerDied, StatusError, Timeout
 from burst.channel import Channel
 from burst.dropped import PATIENCE, DropList
 from driver.client.fenced import FencesClient
+from driver.client.launches import AsyncClient
 from driver.client.plain import PlainClient
 from driver.deadlines import seconds_left
 from driver.interface import CacheFiles
@@ -50,6 +51,7 @@ class Connection:
         self.cache_files = CacheFiles(*files)
         self._idle: list[PlainClient] = []
         self._fences: FencesClient | None = None
+        self._launches: AsyncClient | None = None
 
     def call(
         self, method: str, *arguments: object, fds: Sequence[int] = (), timeout: float | None = None
@@ -119,6 +121,17 @@ class Connection:
                 self.add_path(fences)
             return self._fences
 
+    def launches(self) -> AsyncClient:
+        """For asynchronous executions, one connection for all of them. Raises StatusError, PeerDied."""
+        launches = self._launches
+        if launches is None or launches.is_over:
+            with self._opening:
+                launches = self._launches
+                if launches is None or launches.is_over:
+                    self._launches = launches = AsyncClient(self._to_engine("async"))
+                    self.add_path(launches)
+        return launches
+
     def add_path(self, path: MemoryPath) -> None:
         """Requests name memory on this path, too: `free_memory` reaches it as long as it lives."""
         with self._listing:
@@ -138,6 +151,8 @@ class Connection:
         self._close_idle()
         if self._fences:
             self._fences.close()
+        if self._launches:
+            self._launches.close()
         self.channel.close()
 
     def abandon(self) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import threading
 import time
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -33,7 +32,6 @@ from fmq.closing import Closing
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from burst import Result
     from burst.channel import Channel
     from driver.client.device_buffers import Buffer, BufferDesc, BufferRole
     from driver.client.plain import PlainClient
@@ -129,7 +127,6 @@ class RemoteDevice(Closing):
         self._lock, self._reviving = threading.Lock(), threading.Lock()
         self._revivals, self._attempts = Revivals(), 0
         self._failure: Exception | None = None  # of the last attempt
-        self._threads: ThreadPoolExecutor | None = None
         self._closed = threading.Event()
 
     @property
@@ -342,12 +339,6 @@ class RemoteDevice(Closing):
         """
         self.connection.free_memory(memory)
 
-    def submit(self, function: Callable[[], Result]) -> Future[Result]:
-        """Runs an execution in a thread; eight at the same time."""
-        with self._lock:
-            self._threads = self._threads or ThreadPoolExecutor(8, "execute")
-        return self._threads.submit(function)
-
     def status(self) -> DeviceStatus:
         """Whether the device takes work, as it says itself. Raises PeerDied."""
         return DeviceStatus(*self.call("status")[0])
@@ -389,8 +380,6 @@ class RemoteDevice(Closing):
 
     def close(self) -> None:
         """Ends the connection: prepared models and bursts made through it end too. Harmless when done twice."""
-        if self._threads:
-            self._threads.shutdown()
         self._closed.set()
         self.connection.close()
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import Future
 from contextlib import suppress
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
-from burst import Controller, ErrorStatus, PeerDied, Quarantined, Timeout, Trace
+from burst import Controller, ErrorStatus, InvalidArgument, PeerDied, Quarantined, Timeout, Trace
 from driver.client.burst import Burst
 from driver.client.device_buffers import check_buffers
 from driver.client.fenced import FencedExecution, FencedOptions, duplicates, output_shapes
@@ -15,15 +16,13 @@ from driver.client.pipeline import Pipeline
 from driver.client.recovery import Crash, Key, crash_in_preparation, describe, digest_of, quarantine
 from driver.client.surface import AnyPreparedModel
 from driver.client.workspace import FreeList, KnownRequest, Workspace, input_shapes
-from driver.deadlines import WAITING, check_times, earlier, missed_in_waiting, nanoseconds, passed, seconds_left
+from driver.deadlines import Wait, check_times, earlier, passed, seconds_left
 from driver.errors import DriverError
 from driver.options import ExecuteOptions, Options, Policy, PrepareOptions, options_of
 from driver.protocol.plain_codec import with_loop_timeout
-from fmq import clock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from concurrent.futures import Future
 
     from numpy.typing import ArrayLike, NDArray
 
@@ -108,22 +107,17 @@ class RemotePreparedModel(AnyPreparedModel):
     def _execute(self, request: Request, options: ExecuteOptions) -> Result:
         self.device.check_process()
         request = with_loop_timeout(request, options.loop_timeout)
-        by = None if options.deadline is None else nanoseconds(options.deadline)
-        if missed := passed(by):
+        wait = Wait.of(options.timeout, options.deadline)
+        if missed := passed(wait.by):
             return missed
-        end = earlier(options.timeout, by)
         home = self.present_home()
         check_buffers(request.pools, home.connection)
         known = self._recognised(request)
         try:
-            with home.connection.plain_path(end) as path:
-                result = path.execute(home.number, request, known, measure=options.measure, deadline=end)
+            with home.connection.plain_path(wait.end) as path:
+                result = path.execute(home.number, request, known, measure=options.measure, deadline=wait.end)
         except Timeout:
-            if missed := missed_in_waiting(by):
-                return missed
-            late_by = max(0, clock.now() - (end or 0)) / 1e9
-            message = f"no result within {options.timeout} s; it is dropped when it comes"
-            raise Timeout(message, WAITING, late_by) from None
+            return wait.given_up()
         if result.status == 0:
             result.outputs = known.outputs(self.model, request, result.output_shapes)
         return result
@@ -144,13 +138,44 @@ class RemotePreparedModel(AnyPreparedModel):
         loop_timeout: float | None = None,
         deadline: float | None = None,
     ) -> Future[Result]:
-        """The same in the background, several at once. `callback` gets the future when it is done."""
-        check_times(timeout=timeout, deadline=deadline)
+        """The same in the background, thousands at once: all wait in the device's run queue, by priority.
+
+        The future has what `execute` returns or raises. `cancel()` gives the request up on the device, too. `callback`
+        gets the future when it is done, in a thread that completes all futures of this device: it must not wait for
+        another one. When the connection ends, what is pending raises PeerDied.
+
+        Raises ValueError for what is no time.
+        """
+        check_times(timeout=timeout, loop_timeout=loop_timeout, deadline=deadline)
         options = ExecuteOptions(measure, timeout, loop_timeout, deadline)
-        future = self.device.submit(lambda: self._execute(request, options))
+        try:
+            future = self._launch(request, options)
+        except Exception as error:  # noqa: BLE001 (it belongs to the future)
+            future = Future()
+            future.set_exception(error)
         if callback:
             future.add_done_callback(callback)
         return future
+
+    def _launch(self, request: Request, options: ExecuteOptions) -> Future[Result]:
+        self.device.check_process()
+        request = with_loop_timeout(request, options.loop_timeout)
+        wait = Wait.of(options.timeout, options.deadline)
+        if missed := passed(wait.by):
+            return _done(missed)
+        home = self.present_home()
+        check_buffers(request.pools, home.connection)
+
+        def finish(result: Result) -> Result:
+            if result.status == 0:
+                result.outputs = self.outputs(request, result.output_shapes)
+            return result
+
+        try:
+            launches = home.connection.launches()
+            return launches.launch(home.number, request, wait, finish, measure=options.measure)
+        except InvalidArgument as error:
+            return _done(error.as_result())
 
     def execute_fenced(
         self,
@@ -338,6 +363,12 @@ class RemotePreparedModel(AnyPreparedModel):
     def __exit__(self, *_: object) -> None:
         with suppress(PeerDied, DriverError):  # with the device, the model is gone too
             self.close()
+
+
+def _done(result: Result) -> Future[Result]:
+    future: Future[Result] = Future()
+    future.set_result(result)
+    return future
 
 
 def _prepare_again(address: str, model: Model, options: PrepareOptions, application: str | None) -> RemotePreparedModel:

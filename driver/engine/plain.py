@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from burst import Request
-    from burst.executor import Execution
+    from burst.executor import Execution, Plan
     from burst.turns import Flow
 
 
@@ -34,7 +34,6 @@ class PlainServer:
         """`model`: the binder of the prepared model with that number. `flow`: where its executions queue."""
         self._channel, self._on_end = channel, on_end
         self._worker, self._tickets = RequestWorker(model, flow, encode_answer), Tickets()
-        self._ticket = self._tickets.of
         self.answered = 0  #: number of requests so far
         self._thread = threading.Thread(target=self._serve, name="plain", daemon=True)
         self.start = self._thread.start
@@ -84,15 +83,19 @@ class PlainServer:
         self.answered += 1
         worker.lock.acquire()  # by hand: `with` costs twice as much
         try:
-            plan = worker.find(raw) or worker.bind(raw, Message(raw, []).body[1:])
-            assert plan.flow
-            outcome = worker.execute(Run(plan, arrived, deadline), self._ticket(plan.flow))
-            return worker.answer(outcome, plan)
+            plan = worker.find(raw) or self._bound(raw)
+            return worker.answer(worker.execute(Run(plan, arrived, deadline), plan.ticket), plan)
         except Exception as error:  # noqa: BLE001 (one bad request must not end a process that serves many)
             return worker.refuse(error)
         finally:
             worker.lock.release()
             worker.free_when_idle()
+
+    def _bound(self, raw: bytes) -> Plan:
+        plan = self._worker.bind(raw, Message(raw, []).body[1:])
+        assert plan.flow
+        plan.ticket = self._tickets.of(plan.flow)
+        return plan
 
     def _answer_by(self, raw: bytes) -> bytes:
         """The same for a request with a deadline. The deadline comes last and is cut off: a plan is for the rest."""

@@ -1,0 +1,214 @@
+"""Asynchronous executions: many in flight on one connection to the engine, which queues them by priority.
+
+One thread completes their futures, calls their callbacks, and ends the wait of those that the device does not answer in
+time. The first `execute_async` starts it, and it ends with the connection.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import threading
+import weakref
+from concurrent.futures import Future
+from contextlib import suppress
+from functools import partial
+from itertools import count
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from burst import Malformed, PeerDied, Result, Timeout
+from burst.channel import Channel
+from burst.dropped import DropList
+from driver.client.plain import SlotRegistry
+from driver.protocol.plain_codec import fields_of
+from fmq import clock
+from fmq.clock import FOREVER
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from burst import Memory, Request
+    from driver.deadlines import Wait
+
+_LONGEST = 10**6  # milliseconds that one poll may take
+
+
+class AsyncFuture(Future[Result]):
+    """The result of one asynchronous execution. `cancel` succeeds until it is done, and tells the device."""
+
+    def __init__(self, cancelled: Callable[[AsyncFuture], bool]) -> None:
+        """`cancelled`: tells the device; True unless another thread is about to complete it."""
+        super().__init__()
+        self._cancelled = cancelled
+
+    def cancel(self) -> bool:
+        """Gives it up: it is not begun if it was not yet, and told to stop if it was; then it may write to its outputs
+        until it does. False when it is done.
+        """
+        if not super().cancel():
+            return False
+        if self._cancelled(self):
+            self.set_running_or_notify_cancel()
+        return True
+
+
+class _Launched(NamedTuple):
+    future: AsyncFuture
+    request: Request  # keeps its pools
+    finish: Callable[[Result], Result]
+    wait: Wait
+
+    def complete(self, make: Callable[[], Result]) -> None:
+        """With what `make` returns or raises; nothing when it was cancelled."""
+        if not self.future.set_running_or_notify_cancel():
+            return
+        try:
+            self.future.set_result(self.finish(make()))
+        except Exception as error:  # noqa: BLE001 (it belongs to the future)
+            self.future.set_exception(error)
+
+
+class AsyncClient:
+    """Launches executions and completes their futures. Any thread."""
+
+    def __init__(self, channel: Channel) -> None:
+        """Starts the thread."""
+        self._channel, self._pid = channel, os.getpid()
+        self._dropped = DropList(self._tell)
+        self._slots = SlotRegistry(partial(_send, channel), self._dropped)
+        self._numbers = count()
+        self._pending: dict[int, _Launched] = {}
+        self.is_over = False  #: nothing can be launched any more
+        self._next_end = FOREVER  # that the thread knows
+        self._is_held = False  # the thread keeps this object while executions are pending
+        self._wake, far = Channel.pair()  # its other end ends with this object, and so does the thread
+        arguments = weakref.ref(self), channel.fileno(), far
+        threading.Thread(target=_complete, args=arguments, name="burst-async", daemon=True).start()
+
+    def launch(
+        self, model: int, request: Request, wait: Wait, finish: Callable[[Result], Result], *, measure: bool
+    ) -> Future[Result]:
+        """`finish` makes of the device's result the future's. Raises InvalidArgument, Malformed, PeerDied."""
+        number = next(self._numbers)
+        future = AsyncFuture(partial(self._cancel, number))
+        with self._dropped:
+            plain = self._slots.encode(model, request, measure)
+            self._pending[number] = _Launched(future, request, finish, wait)
+            try:
+                self._channel.send(["execute", number, plain, wait.end])
+            except BaseException:
+                self._pending.pop(number, None)
+                raise
+        end = FOREVER if wait.end is None else wait.end
+        if end < self._next_end or not self._is_held:
+            self._next_end = min(end, self._next_end)
+            self._wake.send([])
+        return future
+
+    def _cancel(self, number: int, _: AsyncFuture) -> bool:
+        launched = self._take(number)
+        if launched and os.getpid() == self._pid:
+            with suppress(PeerDied):
+                self._channel.send(["cancel", number])
+        return launched is not None
+
+    def _take(self, number: int) -> _Launched | None:
+        """For the thread that completes it: each gets it once."""
+        return self._pending.pop(number, None)
+
+    def free_memory(self, memory: Memory) -> None:
+        """The device unmaps it after the executions that use it."""
+        self._slots.free_memory(memory)
+
+    def _tell(self, slots: list[int]) -> None:
+        self._slots.forget(slots)
+        self._channel.send(["free_memory", *slots])
+
+    def close(self) -> None:
+        """Ends the connection: what is pending gets PeerDied."""
+        self._channel.shutdown()
+
+    # ---- the thread
+
+    def hold(self) -> bool:
+        """Whether executions are pending. Until `step` returns False the thread keeps this object then."""
+        self._is_held = False  # before looking: an execution that is launched meanwhile wakes the thread
+        self._is_held = bool(self._pending)
+        return self._is_held
+
+    def patience(self) -> int | None:
+        """Milliseconds to the next deadline, rounded up; None: there is none."""
+        self._next_end = FOREVER  # before looking, as above
+        ends = [launched.wait.end for launched in list(self._pending.values()) if launched.wait.end is not None]
+        self._next_end = min(ends, default=FOREVER)
+        if self._next_end == FOREVER:
+            return None
+        return min(max(0, -(-(self._next_end - clock.now()) // 1_000_000)), _LONGEST)
+
+    def step(self) -> bool:
+        """Completes what has been answered, and what is too late. False when the connection has ended."""
+        try:
+            while True:
+                message = self._channel.receive(0)
+                message.close()
+                self._answered(message.body)
+        except Timeout:
+            pass
+        except (PeerDied, Malformed) as error:
+            self._end(error)
+            return False
+        now = clock.now()
+        for number, launched in list(self._pending.items()):
+            if launched.wait.end is not None and now >= launched.wait.end and self._take(number):
+                with suppress(PeerDied):
+                    self._channel.send(["cancel", number])
+                launched.complete(launched.wait.given_up)
+        return True
+
+    def _answered(self, body: list[Any]) -> None:
+        match body:
+            case [int(number), list(answer)]:
+                fields = fields_of(answer)
+            case _:
+                raise Malformed("the device sent a malformed answer")
+        launched = self._take(number)
+        if launched is None:
+            return  # it was cancelled, or we have stopped waiting
+        if launched.wait.end is not None and clock.now() > launched.wait.end:
+            launched.complete(launched.wait.given_up)
+        else:
+            launched.complete(partial(Result, *fields))
+
+    def _end(self, error: Exception) -> None:
+        self.is_over = True  # before the pending ones end: what is launched after that cannot be sent
+        self._channel.shutdown()
+        while self._pending:
+            with suppress(KeyError):  # it was cancelled meanwhile
+                _, launched = self._pending.popitem()
+                launched.complete(partial(_raise, PeerDied(f"{error}; nothing is known of this execution")))
+
+
+def _complete(reference: weakref.ref[AsyncClient], channel: int, wake: Channel) -> None:
+    """The thread. It keeps the client alive while executions are pending."""
+    poll = select.poll()
+    poll.register(channel, select.POLLIN)
+    poll.register(wake, select.POLLIN)
+    goes_on = True
+    while goes_on and (client := reference()) is not None:
+        milliseconds = client.patience()
+        if not client.hold():
+            del client
+        poll.poll(milliseconds)
+        with suppress(Timeout, PeerDied):
+            wake.receive(0)
+        client = reference()
+        goes_on = client is not None and client.step()
+        del client
+
+
+def _raise(error: Exception) -> Result:
+    raise error
+
+
+def _send(channel: Channel, *message: object, fds: Any = ()) -> None:
+    channel.send(message, fds)
