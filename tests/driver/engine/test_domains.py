@@ -6,6 +6,7 @@ What executions and copies do with them is tested by the `memory` category of `b
 import os
 import subprocess
 import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -433,3 +434,74 @@ def test_errors_are_status_errors(prepared):
     with pytest.raises(StatusError, match="frequency=2"):
         prepared.device.allocate(BufferDesc(), [prepared], [BufferRole(0, 0, 2.0)], [])
     assert prepared.run(X, X)[0].tolist() == (X + X).tolist()
+
+
+def ways(prepared, patience):
+    """Every way to execute a request, by name; each returns its result. The burst ends with the test's device."""
+    burst = prepared.burst()
+    return {
+        "plain": prepared.execute,
+        "async": lambda request, **terms: prepared.execute_async(request, **terms).result(patience),
+        "fenced": lambda request, **terms: prepared.execute_fenced(request, **terms).result(patience),
+        "burst": burst.execute,
+    }
+
+
+class TestFailures:
+    """An output of an execution that failed has no value afterwards, whatever it was before, on every path."""
+
+    @pytest.mark.parametrize("way", ["plain", "async", "fenced", "burst"])
+    @pytest.mark.parametrize("why", ["it fails", "it is late", "it does not fit"])
+    def test_an_output_has_no_value(self, connect, kit, way, why):
+        """After an execution that failed on the device, was done too late, or could not be bound."""
+        device = connect("Slow" if why == "it is late" else "Failing")
+        with device.prepare(kit.add_model()) as prepared:
+            execute = ways(prepared, kit.patience)[way]
+            state = device.allocate(BufferDesc(), [prepared], [], [BufferRole(0, 0)])
+            memory = Memory.create(16)
+            request = Request((RequestArgument(length=16),), (RequestArgument(pool=1),), (memory, state))
+            assert execute(request).status == 0
+            state.copy_to(found := np.empty((1, 4), np.float32))
+            assert found.tolist() == [[1, 1, 1, 1]]
+            memory.asarray(np.float32, 4)[0] = {"it fails": -1, "it is late": 0.1, "it does not fit": 0}[why]
+            terms = {"deadline": time.monotonic() + 0.05} if why == "it is late" else {}
+            if why == "it does not fit":
+                request = request._replace(inputs=(RequestArgument(length=12),))
+                if way == "fenced":
+                    with pytest.raises(InvalidArgument):
+                        execute(request)
+                else:
+                    assert execute(request).status == InvalidArgument.status
+            else:
+                assert execute(request, **terms).status != 0
+            if why == "it is late":
+                kit.until(lambda: is_without_value(state))  # the client may stop waiting before the device ends
+            assert is_without_value(state)
+
+    def test_a_native_execution(self, connect):
+        """One that the listener refuses or runs in C."""
+        pytest.importorskip("ai_edge_litert")
+        device = connect("litert")
+        with device.prepare(sum_model()) as prepared, prepared.burst() as burst:
+            a = device.allocate(BufferDesc(), [prepared], [BufferRole(0, 0), BufferRole(0, 1)], [])
+            b = device.allocate(BufferDesc(), [prepared], [], [BufferRole(0, 0)])
+            request = Request((RequestArgument(pool=0),) * 2, (RequestArgument(pool=1),), (a, b))
+            a.copy_from(X)
+            for _ in range(3):
+                assert burst.execute(request).status == 0
+            with pytest.raises(InvalidArgument):
+                a.copy_from(np.zeros(5, np.float32))
+            assert burst.execute(request).status == GeneralFailure.status
+            assert is_without_value(b)
+            a.copy_from(X)
+            assert burst.execute(request).status == 0
+            assert not is_without_value(b)
+
+
+def is_without_value(buffer):
+    """Whether nothing can be copied from it."""
+    try:
+        buffer.copy_to(np.empty((1, 4), np.float32))
+    except GeneralFailure:
+        return True
+    return False

@@ -279,6 +279,22 @@ class TestChains:
             fresh = device.allocate(BufferDesc(), [prepared], [BufferRole(0, 0)])
             ended(prepared.execute_fenced(read._replace(pools=(rows.memory, fresh))), GENERAL_FAILURE)
 
+    def test_over_a_buffer_of_open_dimensions(self, device, kit, rows, gate):
+        """Its value and its size are demanded when the execution begins, so a chain is launched as a whole."""
+        with device.prepare(kit.open_model()) as prepared:
+            state = device.allocate(BufferDesc((0, 4)), [prepared], [BufferRole(0, 0)], [BufferRole(0, 0)])
+            source, target = (RequestArgument(offset=at, length=2 * ROW, dimensions=(2, 4)) for at in (0, 2 * ROW))
+            held = RequestArgument(pool=1, dimensions=(2, 4))
+            write = Request((source,), (held,), (rows.memory, state))
+            read = Request((RequestArgument(pool=1),), (target,), (rows.memory, state))
+            assert prepared.execute(read).status == GENERAL_FAILURE  # it has no value
+            first = prepared.execute_fenced(write, [gate])
+            second = prepared.execute_fenced(read, [first])
+            rows.array[0], rows.array[1] = 1, 5
+            os.eventfd_write(gate, 1)
+            assert second.result(PATIENCE).outputs[0].tolist() == [[3] * 4, [7] * 4]
+            assert prepared.execute(read).outputs[0].tolist() == [[3] * 4, [7] * 4]
+
 
 CLIENT = """
 import os, signal, socket, sys

@@ -9,7 +9,8 @@ import os
 import subprocess
 import sys
 import threading
-from concurrent.futures import ThreadPoolExecutor
+import time
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,7 @@ import pytest
 from sent_models import call_with_model
 
 import driver
-from burst import InvalidArgument
+from burst import ErrorStatus, InvalidArgument
 from driver.engine.limits import limits, weights
 from driver.options import PRIORITIES
 
@@ -194,6 +195,68 @@ def test_the_plain_path_has_turns_too(kit, steps):
             thread.join(kit.patience)
         assert steps.taken in ([0, 1, 1, 1, 1, 0, 0, 0], [0, 0, 1, 1, 1, 1, 0, 0])
         assert [results[p][0].tolist() for p in prepared] == [(frame(4, n) + 1).tolist() for n in range(2)]
+
+
+def launched(kit, way, prepared, x, **terms):
+    """A way to wait for the result of an execution that goes on in the background."""
+    asked = kit.request([x], x.nbytes)[0]
+    execution = (prepared.execute_async if way == "async" else prepared.execute_fenced)(asked, **terms)
+    return execution.result
+
+
+@pytest.mark.parametrize("way", ["async", "fenced"])
+def test_an_urgent_execution_does_not_stand_behind_others_of_its_client(kit, steps, way):
+    """Behind 24 of low priority it comes after the step that runs, and they come to their end in their order."""
+    with stepwise(kit) as device:
+        low, high = (device.prepare(kit.add_model(), priority=priority) for priority in (LOW, HIGH))
+        others = [launched(kit, way, low, frame(2, n)) for n in range(24)]
+        steps.allow(1)
+        kit.until(lambda: steps.taken == [0])
+        urgent = launched(kit, way, high, frame(2, 99))
+        kit.until(lambda: waiting(device, HIGH) == 1)
+        steps.allow(ANY)
+        assert urgent(kit.patience).status == 0
+        assert [other(kit.patience).status for other in others] == [0] * 24
+        assert steps.taken.index(99) <= 2
+        assert list(dict.fromkeys(steps.taken)) == [0, 99, *range(1, 24)]
+
+
+@pytest.mark.parametrize("way", ["async", "fenced"])
+def test_a_deadline_that_others_use_up_is_missed_in_time(kit, steps, way):
+    """While the others still run, and transiently: the same request would have succeeded without them."""
+    with stepwise(kit) as device:
+        prepared = device.prepare(kit.add_model())
+        other = launched(kit, way, prepared, frame(2, 1))
+        results = [launched(kit, way, prepared, frame(1, 2), deadline=time.monotonic() + 0.05) for _ in range(3)]
+        for result in results:
+            found = result(kit.patience)
+            assert found.status == ErrorStatus.MISSED_DEADLINE_TRANSIENT
+            assert found.cause.phase in {"queued", "waiting for the answer"}
+            assert 0 <= found.cause.late_by < kit.patience
+        steps.allow(ANY)
+        assert other(kit.patience).status == 0
+        assert steps.taken == [1, 1]
+
+
+def test_what_is_cancelled_is_not_begun(kit, steps):
+    """Futures are done at once, those that waited are not begun, and the next one comes when the first one ends."""
+    with stepwise(kit) as device:
+        prepared = device.prepare(kit.add_model())
+        requests = [kit.request([frame(3, n)], 16)[0] for n in range(3)]
+        requests.append(kit.request([frame(1, 3)], 16)[0])
+        running, *waiting_, last = [prepared.execute_async(asked) for asked in requests]
+        steps.allow(1)
+        kit.until(lambda: steps.taken == [0])
+        for future in (*waiting_, running):
+            assert future.cancel()
+            assert future.cancelled()
+        assert wait(waiting_, 0).not_done == set()
+        refused = requests[0]._replace(outputs=())  # is answered at once, and after the device has read the others
+        assert prepared.execute_async(refused).result(kit.patience).status == ErrorStatus.INVALID_ARGUMENT
+        steps.allow(ANY)
+        assert last.result(kit.patience).status == 0
+        assert set(steps.taken) == {0, 3}
+        assert not last.cancel()
 
 
 # ---- clients that go
