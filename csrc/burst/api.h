@@ -178,8 +178,7 @@ void burst_ticket_free(burst_ticket *ticket);
 /* One thread at a time on a ticket. After an error of enter or yield it has no slot, and leave does nothing. `now` is a
  * recent fmq_now(). -ETIMEDOUT: with the estimate, the deadline cannot be met any more; or it passed after a yield. */
 int burst_enter(burst_ticket *ticket, uint64_t estimate_ns, uint64_t deadline, uint64_t now);
-uint64_t burst_leave(burst_ticket *ticket); /* returns what burst_waited does */
-uint64_t burst_waited(const burst_ticket *ticket); /* ns that its last execution has waited for others; its thread */
+uint64_t burst_leave(burst_ticket *ticket); /* ns that its last execution has waited for others */
 _Bool burst_must_yield(burst_ticket *ticket); /* at a checkpoint: whether another ticket comes before this execution */
 int burst_yield(burst_ticket *ticket);        /* if so, gives the slot up and waits for one again */
 /* Both, for the execution of this thread, so that a device need not know its ticket. Does nothing without a slot. */

@@ -231,7 +231,7 @@ static void note_usual(const burst_listener *l, const burst_estimate *e) { note(
 static uint32_t final_status(const burst_listener *l, const struct burst_plan *p, uint32_t status) {
     bool is_given_up = status == MISSED_DEADLINE_TRANSIENT;
     if (l->is_refused || (status && !is_given_up)) return status;
-    uint64_t others = l->ticket ? burst_waited(l->ticket) : 0, before = l->started - l->known;
+    uint64_t others = l->ticket ? l->ticket->waited : 0, before = l->started - l->known;
     uint64_t took = l->done - l->started - (others > before ? others - before : 0);
     burst_estimate *e = p ? p->estimate : NULL;
     if (e && !l->is_first) burst_took(e, took, !is_given_up);

@@ -73,7 +73,7 @@ struct burst_ticket {
     uint64_t served;     /* contended ns since it was given its slot */
     uint64_t deadline;
     uint64_t since;      /* when it began to wait */
-    uint64_t paused, waited; /* when its thread paused; what burst_waited returns: its thread's own */
+    uint64_t paused, waited; /* when its thread paused; what burst_leave returns: its thread's own */
     burst_waits past;
     bool present;        /* it waits, or got its slot after a wait, or another ticket waited while it ran */
     bool holds;          /* it has a slot; its thread's own */

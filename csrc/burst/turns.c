@@ -263,8 +263,6 @@ int burst_yield(burst_ticket *t) {
     return r;
 }
 
-uint64_t burst_waited(const burst_ticket *t) { return t->waited; }
-
 void burst_ticket_close(burst_ticket *t) {
     burst_runqueue *q = t->queue;
     pthread_mutex_lock(&q->lock);

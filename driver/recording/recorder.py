@@ -28,6 +28,7 @@ from driver.recording.tape import UNANSWERED, Tape
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
+    from concurrent.futures import Future
 
     from burst import OutputShape, Request, RequestArgument, Result
     from burst.wire import ResultPacket
@@ -205,25 +206,46 @@ class TapedPreparedModel(RemotePreparedModel):
         super().__init__(*arguments)
         self._tape, self._streams = tape, threading.local()
         self._known: tuple[Request, Arguments] | None = None
+        self._idle_streams: list[int] = []  # of asynchronous requests
 
     def _execute(self, request: Request, options: ExecuteOptions) -> Result:
         """Forwards to the base class and records the request."""
-        go_on = partial(super()._execute, request, options)
+        note = self._note(request, options, self._stream)
+        try:
+            result = super()._execute(request, options)
+        except Exception:
+            if note:
+                note.end(UNANSWERED)
+            raise
+        if note:
+            note.end(result.status, result.output_shapes)
+        return result
+
+    def _launch(self, request: Request, options: ExecuteOptions) -> Future[Result]:
+        """The same. Requests that are in flight at once are in streams of their own."""
+        stream = self._idle_streams.pop() if self._idle_streams else self._tape.stream(self, "plain", 1, None)
+        note = self._note(request, options, lambda: stream)
+        future = super()._launch(request, options)
+
+        def end(future: Future[Result]) -> None:
+            has_failed = future.cancelled() or future.exception() is not None
+            if note:
+                note.end(UNANSWERED) if has_failed else note.end(future.result().status, future.result().output_shapes)
+            self._idle_streams.append(stream)
+
+        future.add_done_callback(end)
+        return future
+
+    def _note(self, request: Request, options: ExecuteOptions, stream: Callable[[], int]) -> Note | None:
+        """None for a request on memory that is not here."""
         known = self._known
         if known is None or known[0] is not request:
             known = self._known = request, Arguments(self.model, request)
         if not known[1].is_whole:
             self._tape.leave_out(_NOT_HERE)
-            return go_on()
+            return None
         deadline = None if options.deadline is None else nanoseconds(options.deadline)
-        note = Note(self._tape, self._stream(), known[1], earlier(options.timeout, deadline))
-        try:
-            result = go_on()
-        except Exception:
-            note.end(UNANSWERED)
-            raise
-        note.end(result.status, result.output_shapes)
-        return result
+        return Note(self._tape, stream(), known[1], earlier(options.timeout, deadline))
 
     def _stream(self) -> int:
         """The stream of this thread, whose requests follow one another."""
