@@ -8,8 +8,8 @@ ask for 20 ms of work again and again, on one litert device, all of one account.
 after it was due. Of each frame the script also notes how late its own sleep ended: what the machine itself stalled.
 
 grpc: the same mix through a gRPC server with a pool of as many threads as there are processors, and the same models.
-fairness: two equal processes of one account; applications: two of one account, one at high priority, one at low; uids:
-of two accounts, with equal weights (only root can be others). Each has as many bursts as there are processors, and one
+fairness: two equal processes of one account; applications: two of one account, at high and at medium priority; uids: of
+two accounts, with equal weights (only root can be others). Each has as many bursts as there are processors, and one
 more. behind: a request at high priority behind 24 at low priority, of the same client, on every way (bench/behind.py).
 cost: bench/run_queue.py.
 """
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
 PAIRS = (
     ("fairness", "processes of one account"),
-    ("applications", "applications of one account, at high and at low priority"),
+    ("applications", "applications of one account, at high and at medium priority"),
     ("uids", "accounts"),
 )
 QUESTION = "Does an important stream stay on time beside programs that saturate the same device?"
@@ -347,7 +347,7 @@ def _account(uid: int) -> dict[str, Any]:
 
 ONE_ACCOUNT = {
     "fairness": [Program({}), Program({})],
-    "applications": [Program({}, "high", "one"), Program({}, "low", "another")],
+    "applications": [Program({}, "high", "one"), Program({}, "medium", "another")],
 }
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from burst import InvalidArgument, Memory, PeerDied, StatusError, Timeout, Trace
+from burst import DeviceUnavailable, InvalidArgument, Memory, PeerDied, StatusError, Timeout, Trace
 from burst.channel import MAX_FDS
 from burst.turns import FlowCounts
 from driver.client import discovery, served
@@ -342,6 +342,12 @@ class RemoteDevice(Closing):
     def status(self) -> DeviceStatus:
         """Whether the device takes work, as it says itself. Raises PeerDied."""
         return DeviceStatus(*self.call("status")[0])
+
+    def check_available(self) -> None:
+        """Raises DeviceUnavailable while the device takes no work; PeerDied."""
+        status = self.status()
+        if not status.takes_work:
+            raise DeviceUnavailable(f"device {self.name!r} is {status}")
 
     def stats(self) -> dict[str, Any]:
         """How executions through this connection have fared on the device, and what this account has used of it.

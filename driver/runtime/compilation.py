@@ -274,6 +274,8 @@ class _Compilation:
 
     def _candidate(self, name: str | RemoteDevice, *, measure: bool) -> _Candidate:
         model, device = self._options.model, self._device(name)
+        if isinstance(device, RemoteDevice):
+            device.check_available()
         supported = device.supported_operations(model)
         if len(supported) != len(model.main.operations):
             supported = [False] * len(model.main.operations)

@@ -93,6 +93,9 @@ def test_a_compiled_model_falls_back_meanwhile(device, report, kit):
         assert compiled.stats()["fallbacks"]["whole"] == 2
         with driver.compile(kit.mul_model(), [device, "cpu"]) as other:
             assert "cpu" in str(other.placement())
+        with driver.compile(kit.mul_model(), [device, "reference"]) as other:
+            assert other.placement() == [("reference", (0,))]
+            assert "the cable is out" in other.stats()["fallbacks"]["reasons"][f"dropped, {MOODY}"]
         report(device, "available")
         before = device.stats()["priorities"]["medium"]["executions"]
         assert compiled.run(X)[0].tolist() == [[2, 2, 2, 2]]
