@@ -49,6 +49,7 @@ bench: $(VENV)/bench
 	$(BIN)/python bench/constants.py
 	$(BIN)/python bench/qos.py
 	$(BIN)/python bench/fenced.py
+	$(BIN)/python bench/goodput.py
 	$(BIN)/python bench/idle_cost.py
 
 docs: $(VENV)/docs

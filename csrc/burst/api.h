@@ -87,7 +87,7 @@ typedef struct {
     uint64_t spin_ns;
     uint64_t id, deadline, taken, started, done; /* of that request */
     uint64_t before; /* when the request before it was answered */
-    uint64_t known;  /* when it was recognised, or bound: it could begin, but for the run queue */
+    uint64_t known;  /* when it was recognised, or found to be none that is bound */
     uint64_t due;    /* burst_due of this thread */
     burst_ticket *ticket; /* for executions of plans, which wait for their turn with it; NULL: they do not */
     struct burst_plan *plans;

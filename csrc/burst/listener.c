@@ -84,7 +84,7 @@ int burst_learn(burst_listener *l, uint32_t i, const void *answer, uint64_t answ
     p->checked = checked;
     if (l->used <= i) l->used = i + 1;
     l->current = (int32_t)i;
-    l->started = l->known = futex_now();
+    l->started = futex_now();
     l->is_first = 1;
     atomic_store(&p->state, VALID | RUNS);
     return 0;

@@ -56,13 +56,18 @@ class Tasks:
 
     def __init__(self) -> None:
         self._queue: deque[_WaitingTask] = deque()  # of tasks that wait for room
+        self._is_late = False  # a task in the queue has given up, and there is one still
         self._unclaimed: Counter[_Loop] = Counter()  # results and requests of `run`
 
     def tell(self, source: RequestSource) -> None:
-        """In any thread: there may be room for the first task in the queue, or the burst was closed."""
+        """In any thread: there may be room for the next task in the queue, or the burst was closed."""
         if self._queue and source.has_room:
             with suppress(IndexError):  # it has just left
-                self._queue[0].ring()
+                self._next().ring()
+
+    def _next(self) -> _WaitingTask:
+        """The first task; the last one while tasks give up, as the first ones have no time left for the device."""
+        return self._queue[-1 if self._is_late else 0]
 
     async def run(
         self, source: RequestSource, arrays: tuple[Any, ...], timeout: float | None, deadline: float | None
@@ -95,13 +100,18 @@ class Tasks:
                 while True:
                     turn.rung = loop.create_future()
                     source.attend(loop)
-                    if self._queue[0] is turn and (future := source.try_submit(arrays, deadline)):
+                    if self._next() is turn and (future := source.try_submit(arrays, deadline)):
                         return future
                     await turn.rung
         except TimeoutError:
+            self._is_late = True
             raise times.error(unanswered(clock.now() - (deadline or 0))) from None
+        except asyncio.CancelledError:
+            self._is_late = True
+            raise
         finally:
             self._queue.remove(turn)
+            self._is_late = self._is_late and bool(self._queue)
             self.tell(source)
 
     async def stream(

@@ -156,8 +156,10 @@ class Pacer:
             self._pause()
 
     def for_others(self) -> None:
-        """The same while a burst's own request is bound: pauses only while another burst is open."""
-        check("before start")
+        """The same while a burst's own request is bound: pauses only while another burst is open.
+
+        A deadline does not end it. What is bound is kept, so that the next request like it can be done in time.
+        """
         if self.bursts > 1:
             self._pause()
 

@@ -132,6 +132,14 @@ class Noting(Slow):
         return _Before(super().prepare(model, pace, preference), _note_run)
 
 
+class Pondering(ReferenceDevice):
+    """Binds for a fifth of a second, and looks every millisecond whether it should go on."""
+
+    def prepare(self, model: Model, pace: Callable[[], object], preference: Preference) -> PreparedModel:
+        """As the reference device does."""
+        return _Pondered(super().prepare(model, pace, preference), lambda _: None)
+
+
 class Thorough(ReferenceDevice):
     """Prepares for half a second, and restores at once."""
 
@@ -367,6 +375,14 @@ class _Before(PreparedModel):
         self, inputs: Sequence[NDArray[Any] | None], outputs: Sequence[NDArray[Any]], *more: Any
     ) -> BoundExecution:
         return _BoundBefore(self._prepared.bind(inputs, outputs, *more), lambda: self._before(inputs), self._more)
+
+
+class _Pondered(_Before):
+    def bind(self, inputs: Any, outputs: Any, pace: Callable[[], object], *more: Any) -> BoundExecution:
+        for _ in range(200):
+            time.sleep(1e-3)
+            pace()
+        return super().bind(inputs, outputs, pace, *more)
 
 
 class _Unkept(_Before):

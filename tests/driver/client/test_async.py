@@ -127,6 +127,32 @@ class TestAwait:
         with slow.burst() as burst:
             asyncio.run(main())
 
+    def test_a_task_that_gives_up_lets_the_newest_go_first(self, slow):
+        """By then the oldest have no time left for the device. Once no task waits, turns go in order again."""
+
+        async def main():
+            order = []
+
+            async def ask(n, **limits):
+                try:
+                    order.append(number_of(await burst.run_async(frame(0, n), **limits)))
+                except TimeoutError:
+                    order.append(-n)
+
+            async def behind_a_long_one(*asks):
+                long = asyncio.ensure_future(burst.run_async(frame(0.2, 9)))
+                while not burst.stats()["in_flight"]:
+                    await asyncio.sleep(0)
+                await asyncio.gather(*asks, long)
+
+            await behind_a_long_one(ask(1, timeout=0.01), ask(2), ask(3), ask(4))
+            assert order == [-1, 4, 3, 2]
+            await behind_a_long_one(ask(5), ask(6))
+            assert order[4:] == [5, 6]
+
+        with slow.burst() as burst:
+            asyncio.run(main())
+
     def test_two_loops(self, fast, kit):
         """Loops in several threads, and a thread without one, share a burst."""
         wrong = []
