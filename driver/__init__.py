@@ -35,6 +35,7 @@ from driver.nn import Model, ModelBuilder, Operand, Operation, Subgraph
 from driver.options import Cache
 from driver.protocol.fences import FenceState
 from driver.recording import recorder as _recorder  # noqa: F401 (records what BURST_RECORD asks for)
+from driver.runtime.allocate import allocate
 from driver.runtime.capabilities import devices
 from driver.runtime.chain import Chain
 from driver.runtime.compilation import (
@@ -88,6 +89,7 @@ __all__ = [
     "StatusError",
     "Subgraph",
     "Usage",
+    "allocate",
     "compile",
     "connect",
     "devices",

@@ -106,7 +106,7 @@ class Burst(AnyBurst):
         return self._pipeline.arrivals.tasks
 
     def execute_as(self, request: Request, options: ExecuteOptions) -> Result:
-        return self._pipeline.execute(request, options)
+        return self._session.executed(partial(self._pipeline.execute, request, options), request, options)
 
     def free_memory(self, memory: Memory) -> None:
         self._pipeline.free_memory(memory)

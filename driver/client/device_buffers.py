@@ -63,6 +63,7 @@ class Buffer(Closing):
 
     token: int  #: in messages
     kind: BufferKind
+    is_on_device: bool  #: and not in shared memory
 
     @property
     def dimensions(self) -> tuple[int, ...]:
@@ -136,7 +137,7 @@ class Buffer(Closing):
         return False
 
     @abstractmethod
-    def check(self, connection: Connection) -> None:
+    def check(self, connection: Connection | None) -> None:
         """Raises BuffersLost, ValueError, InvalidArgument unless a request over this connection can name it."""
 
 
@@ -146,23 +147,25 @@ class RemoteBuffer(DeviceBuffer, Buffer):
     It belongs to one life of the device: after the device's death, using it raises BuffersLost.
     """
 
+    is_on_device = True
+
     def __init__(self, connection: Connection, token: int, kind: BufferKind) -> None:
         """Use `device.allocate`."""
         super().__init__(token)
         self._connection, self.kind, self._is_closed = connection, kind, False
 
-    def check(self, connection: Connection) -> None:
+    def check(self, connection: Connection | None) -> None:
         """Raises BuffersLost, or ValueError, unless it can be used over this connection."""
         if self._is_closed:
-            raise ValueError(f"buffer {self.token} is closed; allocate another")
+            raise closed(self.token)
         if connection is not self._connection:
             raise BuffersLost(
                 f"buffer {self.token} belongs to a device that died, or to another connection; allocate it there"
             )
 
     def state(self) -> BufferState:
-        dimensions, is_fresh = self._call("buffer_state", self.token)
-        return BufferState(tuple(dimensions), is_fresh)
+        dimensions, is_fresh, described = self._call("buffer_state", self.token)
+        return BufferState(tuple(dimensions), is_fresh, tuple(described))
 
     def write(self, memory: Memory, dimensions: tuple[int, ...]) -> None:
         self._call("copy_from", self.token, list(dimensions), memory.to_wire(), fds=[memory.fd])
@@ -192,8 +195,16 @@ class RemoteBuffer(DeviceBuffer, Buffer):
             self._connection.drop("release", self.token)
 
 
-def check_buffers(pools: Sequence[object], connection: Connection) -> None:
-    """Raises TypeError, ValueError, BuffersLost for what cannot be a pool of a request there."""
+def closed(token: int) -> ValueError:
+    """About a buffer that its owner has closed."""
+    return ValueError(f"buffer {token} is closed; allocate another")
+
+
+def check_buffers(pools: Sequence[object], connection: Connection | None) -> None:
+    """Raises TypeError, ValueError, BuffersLost for what cannot be a pool of a request there.
+
+    `connection`: to the device; None: to this process.
+    """
     for n, pool in enumerate(pools):
         if isinstance(pool, Buffer):
             pool.check(connection)

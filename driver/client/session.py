@@ -22,7 +22,7 @@ from driver.errors import DeviceFailed
 from fmq import Closed, FmqError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from burst import Controller
     from burst.messages import Cause
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from driver.client.in_flight import InFlight
     from driver.client.prepared_model import Home, RemotePreparedModel
     from driver.client.workspace import InputSet, OutputSet
-    from driver.options import Options
+    from driver.options import ExecuteOptions, Options
 
 
 FAILURES = (StatusError, PeerDied, DeviceFailed)
@@ -51,6 +51,19 @@ class Fallback(Protocol):
         """What executes the request after that error of the device where the burst was at home.
 
         Raises the error if the request would fail there, too.
+        """
+
+    def executed(
+        self,
+        attempt: Callable[[], Result],
+        request: Request,
+        options: ExecuteOptions,
+        home: Callable[[BaseException], Home],
+        /,
+    ) -> Result:
+        """What `attempt` gives, or the fallback where that may do better.
+
+        `home`: called after a failure, where the burst was at home.
         """
 
     def home(self) -> Home | None:
@@ -166,6 +179,15 @@ class BurstSession:
 
     # ---- other ways to a result
 
+    def executed(self, attempt: Callable[[], Result], request: Request, options: ExecuteOptions) -> Result:
+        """What `attempt` gives for a request on pools of the caller's own, or the fallback where it may do better."""
+        return self.fallback.executed(attempt, request, options, self._failed) if self.fallback else attempt()
+
+    def _failed(self, error: BaseException) -> Home:
+        """The fallback may take the device's place. Where the burst was at home."""
+        self.is_displaced = self.is_displaced or isinstance(error, PeerDied)
+        return self._home
+
     def run_plain(self, encoded: EncodedRequest, timeout: float | None) -> Result:
         """One execution on the plain path, or by the fallback. Raises StatusError, PeerDied."""
         try:
@@ -188,8 +210,7 @@ class BurstSession:
         self.check_process()
         if self.fallback is None or self.is_closed:
             raise error
-        self.is_displaced = self.is_displaced or isinstance(error, PeerDied)
-        replacement, measure = self.fallback.replacement(error, self._home), self.options.measure
+        replacement, measure = self.fallback.replacement(error, self._failed(error)), self.options.measure
         result = replacement.execute(encoded.request, measure=measure, timeout=timeout)
         if result.status and self.buffers.grow(encoded.outputs, result.output_shapes):
             encoded = self.encode(encoded.inputs, encoded.outputs)

@@ -174,6 +174,9 @@ class AnyBurst(Closing, ABC):
     yours as long as you hold them, or views of them.
     """
 
+    on_memory: Callable[[Request, Callable[[Request], Result]], Result] | None = None
+    """Of a compiled model's burst: executes with memory in the place of shared buffers that a request names."""
+
     @property
     @abstractmethod
     def inputs(self) -> tuple[NDArray[Any] | None, ...]:
@@ -250,7 +253,10 @@ class AnyBurst(Closing, ABC):
         Raises PeerDied, Timeout, Busy.
         """
         check_times(timeout=timeout, loop_timeout=loop_timeout, deadline=deadline)
-        return self.execute_as(request, ExecuteOptions(measure, timeout, loop_timeout, deadline))
+        options = ExecuteOptions(measure, timeout, loop_timeout, deadline)
+        if self.on_memory is None:
+            return self.execute_as(request, options)
+        return self.on_memory(request, lambda its: self.execute_as(its, options))
 
     @abstractmethod
     def execute_as(self, request: Request, options: ExecuteOptions) -> Result:

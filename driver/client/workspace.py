@@ -258,7 +258,7 @@ def _forget_views(known: ref[KnownRequest], _: ref[Any]) -> None:
 
 
 def output_views(model: Model, request: Request, shapes: Sequence[OutputShape]) -> tuple[NDArray[Any], ...]:
-    """Typed views of a request's outputs in its pools, None where that is a buffer of the device.
+    """Typed views of a request's outputs in its pools, None where that is a buffer.
 
     `shapes` may be empty when the model knows them all.
     """
@@ -270,7 +270,7 @@ def output_views(model: Model, request: Request, shapes: Sequence[OutputShape]) 
 
 
 def _view(pool: Memory | DeviceBuffer, dtype: Any, shape: tuple[int, ...], offset: int) -> Any:
-    if isinstance(pool, DeviceBuffer):
+    if not isinstance(pool, Memory):
         return None
     return pool.read().reshape(shape) if isinstance(pool, HardwareBuffer) else pool.asarray(dtype, shape, offset)
 

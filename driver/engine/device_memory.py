@@ -109,6 +109,13 @@ class ModelCharge:
             self._quota.let_go(key, nbytes)
 
 
+class MemorySource(Protocol):
+    """Where a buffer gets its memory from."""
+
+    def room(self, nbytes: int) -> NDArray[np.uint8]:
+        """New memory. Raises ResourceExhaustedTransient, ResourceExhaustedPersistent."""
+
+
 class Quota:
     """Limits the bytes of one client and, through `whole`, those of all clients together."""
 
@@ -206,7 +213,7 @@ class ManagedBuffer:
     writable = True
 
     def __init__(
-        self, kind: BufferKind, dimensions: tuple[int, ...], roles: frozenset[OperandRole], quota: Quota
+        self, kind: BufferKind, dimensions: tuple[int, ...], roles: frozenset[OperandRole], quota: MemorySource
     ) -> None:
         """Raises ResourceExhaustedTransient, ResourceExhaustedPersistent."""
         self.kind, self.dimensions, self.roles, self._quota = kind, dimensions, roles, quota
@@ -232,7 +239,7 @@ class ManagedBuffer:
     @property
     def state(self) -> BufferState:
         """As it is now."""
-        return BufferState(self.dimensions if self.is_fresh else self.known, self.is_fresh)
+        return BufferState(self.dimensions if self.is_fresh else self.known, self.is_fresh, self.dimensions)
 
     @property
     def pool(self) -> Any:

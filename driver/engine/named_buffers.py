@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from burst import GeneralFailure, InvalidArgument
 from driver.engine.device_memory import OperandRole
@@ -27,20 +27,11 @@ class NamedBuffers:
         outputs = [_argument(n, a, found, model, is_input=False) for n, a in enumerate(request.outputs)]
         self.read = [found[a.pool] for a in inputs if not a.has_no_value and a.pool in found]
         self.written = [(found[a.pool], n) for n, a in enumerate(outputs) if not a.has_no_value and a.pool in found]
-        self._check_alone()
+        check_alone([buffer for buffer, _ in self.written], self.read)
         self._named = list(found.values())
         self._versions = [b.version for b in self._named]
         pools = tuple(found[n].pool if n in found else pool for n, pool in enumerate(request.pools))
         self.request = request._replace(inputs=tuple(inputs), outputs=tuple(outputs), pools=pools)
-
-    def _check_alone(self) -> None:
-        """Raises InvalidArgument if an execution would write a buffer twice, or one that it reads."""
-        written = [buffer for buffer, _ in self.written]
-        for n, buffer in enumerate(written):
-            if any(buffer is other for other in (*written[:n], *self.read)):
-                raise InvalidArgument(
-                    f"buffer {buffer.token} is an output and also an input or another output of this request"
-                )
 
     @property
     def are_fixed(self) -> bool:
@@ -88,6 +79,19 @@ class NamedBuffers:
                 )
             buffer.grow(buffer.size(shapes[n].dimensions))
         return True
+
+
+class _HasToken(Protocol):
+    token: int
+
+
+def check_alone(written: Sequence[_HasToken], read: Sequence[_HasToken]) -> None:
+    """Raises InvalidArgument if an execution would write a buffer twice, or one that it reads."""
+    for n, buffer in enumerate(written):
+        if any(buffer is other for other in (*written[:n], *read)):
+            raise InvalidArgument(
+                f"buffer {buffer.token} is an output and also an input or another output of this request"
+            )
 
 
 def _argument(

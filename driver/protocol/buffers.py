@@ -26,7 +26,8 @@ class BufferKind(NamedTuple):
 
 
 class BufferState(NamedTuple):
-    """A buffer as it is now. `dimensions`: of its value; while it has none, what is fixed of them, 0 where open."""
+    """A buffer as it is now."""
 
-    dimensions: tuple[int, ...]
+    dimensions: tuple[int, ...]  #: of its value; `described` while it has none
     is_fresh: bool  #: it has no value
+    described: tuple[int, ...]  #: the dimensions that its description and its roles fix; 0 where open

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from burst import Memory
     from driver.client.future import Future
     from driver.options import Options
+    from driver.runtime.fallback import CpuFallback
     from driver.runtime.frames import FrameFuture
-    from driver.runtime.local import LocalPrepared
     from driver.runtime.places import StepInputs, StepOutputs
     from driver.runtime.plan import PlannedModel, PreparedStep
 
@@ -86,11 +86,8 @@ class StepBurst:
         its = ExecuteOptions(*options)
         return executed(lambda: self.burst.execute(request, *its), self._instead, request, its)
 
-    def _instead(self, error: BaseException) -> LocalPrepared | None:
-        model = self.prepared.model
-        if model.fallback is None or isinstance(self.burst, LocalBurst) or not is_retryable(error):
-            return None
-        return model.replacement(error, self._life)
+    def _instead(self, error: BaseException) -> CpuFallback | None:
+        return None if isinstance(self.burst, LocalBurst) else self.prepared.model.instead(error, self._life)
 
 
 class Chain(FrameBurst[ChainFrame]):
@@ -227,9 +224,8 @@ class Chain(FrameBurst[ChainFrame]):
                 lambda: self._planned.execute_by(ways, request, options), self._whole_instead, request, options
             )
 
-    def _whole_instead(self, error: BaseException) -> LocalPrepared | None:
-        fallback = self._planned.fallback
-        return fallback.take_over(error) if fallback and is_retryable(error) else None
+    def _whole_instead(self, error: BaseException) -> CpuFallback | None:
+        return self._planned.fallback if is_retryable(error) else None
 
     def free_memory(self, memory: Memory) -> None:
         """The devices of all steps may unmap a pool of `execute`. Unknown memory is no error."""

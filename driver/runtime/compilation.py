@@ -5,33 +5,42 @@ from __future__ import annotations
 import time
 from contextlib import ExitStack, suppress
 from functools import partial
+from itertools import count
 from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
 from burst import MissedDeadlinePersistent, MissedDeadlineTransient, PeerDied, StatusError
 from burst.messages import Cause
 from driver.client.burst import Burst
 from driver.client.device import RemoteDevice, connect
+from driver.client.fenced import FencedOptions
 from driver.client.pipeline import Pipeline
 from driver.client.session import FAILURES
 from driver.client.surface import AnyPreparedModel
 from driver.client.workspace import FreeList, Workspace
+from driver.deadlines import check_times
 from driver.devices import missing
 from driver.devices import names as installed
 from driver.errors import DeviceNotFound, DriverError, NotPlaced
 from driver.nn import InvalidModel, validate
-from driver.options import Preference, PrepareOptions, Priority, check_application
+from driver.options import ExecuteOptions, Preference, PrepareOptions, Priority, check_application
 from driver.runtime import capabilities as measures
+from driver.runtime.allocate import StepRole, allocate
 from driver.runtime.cache.device import CachedDevice, CompilationCache
 from driver.runtime.fallback import BurstFallback, CpuFallback, FallbackModel, Fallbacks
-from driver.runtime.local import NAME, LocalBurst, LocalDevice, LocalPrepared
+from driver.runtime.launched import launch_here
+from driver.runtime.local import BACKGROUND, NAME, LocalBurst, LocalDevice, LocalPrepared
 from driver.runtime.partition import Step, choose, partition
 from driver.runtime.plan import PlannedModel, PreparedStep
+from driver.runtime.shared_buffers import ModelRoles, names_shared, on_memory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from concurrent.futures import Future
     from pathlib import Path
 
-    from burst import Memory
+    from burst import Memory, Request, Result
+    from driver.client.device_buffers import Buffer, BufferDesc, BufferRole
+    from driver.client.fenced import FencedExecution, Waitable
     from driver.client.prepared_model import RemotePreparedModel
     from driver.interface import Capabilities
     from driver.nn import Model
@@ -39,6 +48,7 @@ if TYPE_CHECKING:
     from driver.runtime.chain import Chain
 
 
+_numbers = count(1)
 _MISSED = MissedDeadlinePersistent, MissedDeadlineTransient
 _SAME_AS_CPU = "reference"  # in another process, and so never cheaper: used where it is named
 
@@ -387,6 +397,7 @@ class CompiledModel(FallbackModel, AnyPreparedModel):
         self._steps, self._devices, self._fallbacks = steps, devices, fallbacks
         self._is_closed, self._options = False, options
         self._workspaces: FreeList[Workspace] = FreeList()
+        self._roles = ModelRoles(next(_numbers), options.model)
         if len(steps) == 1:
             super().__init__(steps[0].model.prepared, steps[0].model.fallback)
         else:
@@ -407,10 +418,13 @@ class CompiledModel(FallbackModel, AnyPreparedModel):
         if self._is_closed:
             raise ValueError("this compiled model is closed; compile it again")
         life = self.life
+        found: Burst | Chain | LocalBurst
         try:
-            return self._burst(options)
+            found = self._burst(options)
         except FAILURES as error:
-            return LocalBurst(self.replacement(error, life), options)
+            found = LocalBurst(self.replacement(error, life), options)
+        found.on_memory = partial(on_memory, self._roles)
+        return found
 
     def _burst(self, options: Options) -> Burst | Chain | LocalBurst:
         prepared: RemotePreparedModel | LocalPrepared | PlannedModel = self.prepared
@@ -424,11 +438,99 @@ class CompiledModel(FallbackModel, AnyPreparedModel):
         for step in self._steps:
             step.model.prepared.device.free_memory(memory)
 
-    def replacement(self, error: BaseException, life: int) -> LocalPrepared:
-        """As `FallbackModel.replacement`, unless it is closed."""
+    def execute(
+        self,
+        request: Request,
+        measure: bool = False,
+        timeout: float | None = None,
+        loop_timeout: float | None = None,
+        deadline: float | None = None,
+    ) -> Result:
+        """As `RemotePreparedModel.execute`; `request` may also name buffers that `allocate` has made."""
+        way, options = super().execute, ExecuteOptions(measure, timeout, loop_timeout, deadline)
+        return on_memory(self._roles, request, lambda its: way(its, *options))
+
+    def execute_async(
+        self,
+        request: Request,
+        measure: bool = False,
+        *,
+        timeout: float | None = None,
+        callback: Callable[[Future[Result]], object] | None = None,
+        loop_timeout: float | None = None,
+        deadline: float | None = None,
+    ) -> Future[Result]:
+        """As `RemotePreparedModel.execute_async`; a request on shared buffers takes a thread of this process."""
+        if not names_shared(request):
+            return super().execute_async(
+                request, measure, timeout=timeout, callback=callback, loop_timeout=loop_timeout, deadline=deadline
+            )
+        check_times(timeout=timeout, loop_timeout=loop_timeout, deadline=deadline)
+        end = None if timeout is None else time.monotonic() + timeout
+
+        def work() -> Result:
+            left = None if end is None else max(0.0, end - time.monotonic())
+            return self.execute(request, measure, left, loop_timeout, deadline)
+
+        future = BACKGROUND.submit(work)
+        if callback:
+            future.add_done_callback(callback)
+        return future
+
+    def execute_fenced(
+        self,
+        request: Request,
+        wait_for: Sequence[Waitable | None] = (),
+        *,
+        measure: bool = False,
+        deadline: float | None = None,
+        loop_timeout: float | None = None,
+        duration: float | None = None,
+    ) -> FencedExecution:
+        """As `RemotePreparedModel.execute_fenced`; for a request on shared buffers this process waits for the fences."""
+        if not names_shared(request):
+            return super().execute_fenced(
+                request, wait_for, measure=measure, deadline=deadline, loop_timeout=loop_timeout, duration=duration
+            )
+
+        def execute(end: int | None) -> Result:
+            return self.execute(request, measure, None, loop_timeout, None if end is None else end / 1e9)
+
+        return launch_here(self.model, request, wait_for, FencedOptions.of(measure, deadline, duration), execute)
+
+    def allocate(
+        self, desc: BufferDesc, input_roles: Sequence[BufferRole] = (), output_roles: Sequence[BufferRole] = ()
+    ) -> Buffer:
+        """As `driver.allocate` for this model alone: the `model_index` of each role is 0."""
+        return allocate(desc, [self], input_roles, output_roles)
+
+    @property
+    def number(self) -> int:
+        """By which the roles of buffers mean this model."""
+        return self._roles.number
+
+    def step_roles(self, io_index: int, *, is_input: bool) -> list[StepRole]:
+        """Which steps read and write that input or output. Raises ValueError."""
+        if self._is_closed:
+            raise ValueError("this compiled model is closed; compile it again")
+        operand = (self.model.main.inputs if is_input else self.model.main.outputs)[io_index]
+        found = []
+        for prepared, inputs, outputs in self._placed():
+            found += [StepRole(prepared, True, n) for n, i in enumerate(inputs) if i == operand]
+            found += [StepRole(prepared, False, n) for n, i in enumerate(outputs) if i == operand]
+        return found
+
+    def _placed(self) -> list[tuple[Any, Sequence[int], Sequence[int]]]:
+        """Of each step: what executes it now, and its inputs and outputs among the main subgraph's operands."""
+        if isinstance(self.prepared, PlannedModel):
+            return [(each.model.prepared, each.step.inputs, each.step.outputs) for each in self._steps]
+        return [(self.prepared, self.model.main.inputs, self.model.main.outputs)]
+
+    def instead(self, error: BaseException, life: int) -> CpuFallback | None:
+        """As `FallbackModel.instead`, unless it is closed."""
         if self._is_closed:
             raise ValueError("this compiled model is closed; compile it again") from error
-        return super().replacement(error, life)
+        return super().instead(error, life)
 
     def stats(self) -> dict[str, Any]:
         """`placement`, and `fallbacks`: how often a device was dropped when compiling, and how often the whole model

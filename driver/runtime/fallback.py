@@ -11,11 +11,11 @@ import logging
 import threading
 from collections import Counter
 from concurrent.futures import Future
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from burst import (
     BuffersLost,
-    DeviceBuffer,
     ErrorStatus,
     PeerDied,
     Quarantined,
@@ -32,6 +32,7 @@ from driver.runtime.launched import launch_here
 from driver.runtime.local import BACKGROUND, LocalDevice, LocalPrepared
 from driver.runtime.places import check_shapes
 from driver.runtime.results import LaterResult
+from driver.runtime.shared_buffers import Evacuated, lost, names_buffers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -109,7 +110,7 @@ class CpuFallback:
     """The CPU in the place of one device, for one model: made ready there when it is first needed."""
 
     def __init__(self, model: Model, preference: Preference, kind: str, device: str, fallbacks: Fallbacks) -> None:
-        self._model, self._preference = model, preference
+        self.model, self._preference = model, preference
         self._kind, self._device, self._fallbacks = kind, device, fallbacks
         self._lock = threading.Lock()
         self._prepared: LocalPrepared | None = None
@@ -132,17 +133,20 @@ class CpuFallback:
         """The model on the CPU."""
         with self._lock:
             if self._prepared is None:
-                self._prepared = LocalDevice().prepare(self._model, preference=self._preference)
+                self._prepared = LocalDevice().prepare(self.model, preference=self._preference)
             return self._prepared
 
 
 def executed(
     attempt: Callable[[], Result],
-    instead: Callable[[BaseException], LocalPrepared | None],
+    instead: Callable[[BaseException], CpuFallback | None],
     request: Request,
     options: ExecuteOptions,
 ) -> Result:
-    """What `attempt` gives; where another one may do better, what `instead` says executes, if it says so."""
+    """What `attempt` gives; where the CPU may do better, what it makes of the request, if `instead` says so.
+
+    Values of a device's buffers come to this process for that, and go back. Raises BuffersLost when it has died.
+    """
     result: Result | None = None
     failure: StatusError | PeerDied | DeviceFailed
     try:
@@ -152,12 +156,21 @@ def executed(
         failure = status_error(result.status, result.message)
     except FAILURES as error:
         failure = error
-    other = instead(failure)
-    if other is not None:
-        return other.execute(request, *options)
-    if result is None:
-        raise failure
-    return result
+    cpu = instead(failure)
+    if cpu is None:
+        if result is None:
+            raise failure
+        return result
+    if not names_buffers(request):
+        return cpu.take_over(failure).execute(request, *options)
+    if isinstance(failure, PeerDied):
+        raise lost(request) from failure
+    try:
+        evacuated = Evacuated(cpu.model, request)
+    except StatusError as error:  # an input without a value
+        return error.as_result()
+    local = cpu.take_over(failure)
+    return evacuated.executed(lambda its: local.execute(its, *options))
 
 
 def is_final(attempt: Callable[[], Result]) -> bool:
@@ -205,16 +218,9 @@ class FallbackModel:
         loop_timeout: float | None = None,
         deadline: float | None = None,
     ) -> Result:
-        """As `RemotePreparedModel.execute`. A request on buffers of the device does not fall back."""
-        options = ExecuteOptions(measure, timeout, loop_timeout, deadline)
-        is_bound = any(isinstance(pool, DeviceBuffer) for pool in request.pools)
-        life = self.life
-        return executed(
-            lambda: self._executed(request, options),
-            lambda error: None if is_bound else self._instead(error, life),
-            request,
-            options,
-        )
+        """As `RemotePreparedModel.execute`."""
+        options, life = ExecuteOptions(measure, timeout, loop_timeout, deadline), self.life
+        return self._or_instead(partial(self._executed, request, options), request, options, life)
 
     def _executed(self, request: Request, options: ExecuteOptions) -> Result:
         return self._checked(self.prepared.execute(request, *options))
@@ -265,8 +271,7 @@ class FallbackModel:
     def _or_instead(
         self, attempt: Callable[[], Result], request: Request, options: ExecuteOptions, life: int
     ) -> Result:
-        is_bound = any(isinstance(pool, DeviceBuffer) for pool in request.pools)
-        return executed(attempt, lambda error: None if is_bound else self._instead(error, life), request, options)
+        return executed(attempt, lambda error: self.instead(error, life), request, options)
 
     def launch(self, request: Request, wait_for: Sequence[Waitable | None], **options: Any) -> FencedExecution:
         """As `execute_fenced`; falls back when it cannot be launched, and not later."""
@@ -301,22 +306,26 @@ class FallbackModel:
         its = FencedOptions.of(measure, deadline, duration)
         return launch_here(model, request, wait_for, its, execute, may_have_failed=True)
 
-    def _instead(self, error: BaseException, life: int) -> LocalPrepared | None:
-        may_move = self.fallback is not None and life % 2 == 0 and is_retryable(error)
-        return self.replacement(error, life) if may_move else None
-
     def replacement(self, error: BaseException, life: int) -> LocalPrepared:
-        """What executes after that failure of a request that was made in that `life`.
+        """What executes after that failure, as `instead` says; raises it when there is nothing."""
+        cpu = self.instead(error, life)
+        if cpu is None:
+            raise error
+        return cpu.take_over(error)
 
-        Raises it when there is nothing, or it would only fail again.
+    def instead(self, error: BaseException, life: int) -> CpuFallback | None:
+        """What executes after that failure of a request that was made in that `life`; takes the place of a device that
+        has died.
+
+        None: there is nothing, or it would only fail again.
         """
         if self.fallback is None or life % 2 or not is_retryable(error):
-            raise error
-        local = self.fallback.take_over(error)
-        has_moved = isinstance(error, PeerDied) and self._comeback is not None and self._move(local, life)
-        if has_moved and self._comeback and not isinstance(error, Quarantined):
-            self._comeback.begin()
-        return local
+            return None
+        if self._comeback and isinstance(error, PeerDied):
+            has_moved = self._move(self.fallback.prepared, life)
+            if has_moved and not isinstance(error, Quarantined):
+                self._comeback.begin()
+        return self.fallback
 
     def come_back(self) -> None:
         """Its device is there again, and has prepared the model."""
@@ -348,6 +357,21 @@ class BurstFallback(NamedTuple):
         """As `FallbackModel.replacement`, after a failure of the device in the life in which the burst was opened."""
         life = self.model.life
         return self.model.replacement(error, life if self.home() is home else _PAST)
+
+    def executed(
+        self,
+        attempt: Callable[[], Result],
+        request: Request,
+        options: ExecuteOptions,
+        home: Callable[[BaseException], Home],
+    ) -> Result:
+        """As `executed`, with the burst at that `home` when it failed."""
+
+        def instead(error: BaseException) -> CpuFallback | None:
+            is_present = home(error) is self.home()
+            return self.model.instead(error, self.model.life if is_present else _PAST)
+
+        return executed(attempt, instead, request, options)
 
     def home(self) -> Home | None:
         """Where the model is prepared now; None while the CPU is in the device's place."""

@@ -17,8 +17,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import numpy as np
 
 from burst import (
+    DeviceBuffer,
     ErrorStatus,
     GeneralFailure,
+    InvalidArgument,
     MissedDeadlineTransient,
     Result,
     StatusError,
@@ -27,9 +29,10 @@ from burst import (
     Trace,
 )
 from burst._core import lib
-from burst.request_checks import check_pool, check_request
+from burst.request_checks import check_request
 from driver import fork
 from driver.client.buffers import buffers_for
+from driver.client.device_buffers import check_buffers
 from driver.client.fenced import FencedOptions
 from driver.client.recovery import describe
 from driver.client.statistics import spread, write_timeline
@@ -152,8 +155,7 @@ class LocalPrepared(AnyPreparedModel):
 
     def _execute(self, request: Request, options: ExecuteOptions) -> Result:
         check_times(timeout=options.timeout, loop_timeout=options.loop_timeout, deadline=options.deadline)
-        for n, pool in enumerate(request.pools):
-            check_pool(n, pool)
+        check_buffers(request.pools, None)
         request = with_loop_timeout(request, options.loop_timeout)
         by = None if options.deadline is None else nanoseconds(options.deadline)
         if missed := passed(by):
@@ -172,6 +174,9 @@ class LocalPrepared(AnyPreparedModel):
     def bind(self, request: Request) -> BoundRequest:
         """Checks a request and binds it. Raises InvalidArgument, GeneralFailure."""
         check_request(request.inputs, request.outputs, len(request.pools))
+        for pool in request.pools:
+            if isinstance(pool, DeviceBuffer):
+                raise InvalidArgument(f"token {pool.token}: no buffer of this process; it belongs to a device")
         return BoundRequest(self.model, self._prepared, request)
 
     def execute_async(
@@ -216,8 +221,7 @@ class LocalPrepared(AnyPreparedModel):
         """As `RemotePreparedModel.execute_fenced`, in a thread of its own."""
         options = FencedOptions.of(measure, deadline, duration)
         request = with_loop_timeout(request, loop_timeout)
-        for n, pool in enumerate(request.pools):
-            check_pool(n, pool)
+        check_buffers(request.pools, None)
         bound = self.bind(request)
         check_outputs(self.model, request)
 

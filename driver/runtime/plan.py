@@ -9,6 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from burst import (
+    DeviceBuffer,
     ErrorStatus,
     HardwareBuffer,
     InvalidArgument,
@@ -25,6 +26,7 @@ from driver.client.surface import AnyPreparedModel
 from driver.client.workspace import FreeList, InputSet, Workspace, input_shapes, nbytes, output_views
 from driver.engine.binding import check_arguments
 from driver.engine.launched import check_outputs
+from driver.engine.named_buffers import check_alone
 from driver.errors import OutputInsufficientSize
 from driver.options import ExecuteOptions
 from driver.runtime.cache.device import CacheOutcome
@@ -234,12 +236,14 @@ class PlannedModel(AnyPreparedModel):
         where = dict(zip(graph.inputs, request.inputs, strict=True))
         where |= {i: a._replace(pool=len(pools) - 1) for i, a in zip(self.temporaries, self._places, strict=True)}
         where |= zip(graph.outputs, request.outputs, strict=True)
-        return [Request(*arguments(step.step, where), pools, request.loop_timeout) for step in self.steps]
+        sides = [arguments(step.step, where) for step in self.steps]
+        return [Request(*its, _pools_of(its, pools), request.loop_timeout) for its in sides]
 
     def _refusal(self, request: Request) -> Result | None:
         """What no step could say as it should be said: a step knows neither the model's inputs nor all outputs."""
         try:
             check_arguments(self.model, request)
+            check_alone(_buffers_of(request.outputs, request), _buffers_of(request.inputs, request))
         except InvalidArgument as error:
             return error.as_result()
         shapes = self._shapes(request)
@@ -251,7 +255,7 @@ class PlannedModel(AnyPreparedModel):
     def _shapes(self, request: Request) -> tuple[OutputShape, ...]:
         operands = [self.model.main.operands[i] for i in self.model.main.outputs]
         return tuple(
-            OutputShape(o.dimensions, a.has_no_value or _length(a, request) >= nbytes(o, o.dimensions))
+            OutputShape(o.dimensions, a.has_no_value or _holds(a, request, nbytes(o, o.dimensions)))
             for o, a in zip(operands, request.outputs, strict=True)
         )
 
@@ -282,7 +286,21 @@ def _failure_of(step: PreparedStep, result: Result) -> Result:
     return Result(result.status, message=words, cause=result.cause)
 
 
-def _length(argument: RequestArgument, request: Request) -> int:
-    """Bytes of an output; an image is used whole."""
+def _pools_of(sides: tuple[Any, Any], pools: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Pools of a step's request: with other memory in the place of buffers that belong to other steps' devices."""
+    used = {argument.pool for side in sides for argument in side}
+    return tuple(pools[-1] if isinstance(p, DeviceBuffer) and n not in used else p for n, p in enumerate(pools))
+
+
+def _buffers_of(side: Sequence[RequestArgument], request: Request) -> list[DeviceBuffer]:
+    """A device's buffers among these arguments."""
+    pools = [request.pools[argument.pool] for argument in side if not argument.has_no_value]
+    return [pool for pool in pools if isinstance(pool, DeviceBuffer)]
+
+
+def _holds(argument: RequestArgument, request: Request, size: int) -> bool:
+    """Whether an output of that many bytes fits; an image is used whole, and of its own buffers a device knows it."""
     pool = request.pools[argument.pool] if argument.pool < len(request.pools) else None
-    return pool.nbytes if isinstance(pool, HardwareBuffer) else argument.length
+    if isinstance(pool, DeviceBuffer):
+        return True
+    return (pool.nbytes if isinstance(pool, HardwareBuffer) else argument.length) >= size

@@ -1,0 +1,87 @@
+"""Memory for inputs and outputs of compiled models: on their device if they have one and it allocates, else shared."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from burst import InvalidArgument, PeerDied, StatusError
+from driver.client.device_buffers import BufferDesc, BufferRole
+from driver.client.prepared_model import RemotePreparedModel
+from driver.engine.device_memory import describe
+from driver.runtime.shared_buffers import SharedBuffer
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from driver.client.device_buffers import Buffer
+    from driver.nn import Model
+    from driver.runtime.local import LocalPrepared
+
+_log = logging.getLogger("driver.runtime")
+
+
+class StepRole(NamedTuple):
+    """An input or output of what is prepared for one step of a model."""
+
+    prepared: RemotePreparedModel | LocalPrepared
+    is_input: bool
+    io_index: int
+
+
+class Allocatable(Protocol):
+    """A compiled model, as far as its buffers need to know it."""
+
+    model: Model
+
+    @property
+    def number(self) -> int: ...
+
+    def step_roles(self, io_index: int, *, is_input: bool) -> list[StepRole]:
+        """Which steps read and write that input or output. Raises ValueError when the model is closed."""
+
+
+def allocate(
+    desc: BufferDesc,
+    models: Sequence[Allocatable],
+    input_roles: Sequence[BufferRole] = (),
+    output_roles: Sequence[BufferRole] = (),
+) -> Buffer:
+    """Memory for inputs and outputs of compiled models, to be named in their requests and those of their bursts.
+
+    It is on the device if exactly one connected device is behind all roles, and it allocates; else it is shared memory,
+    which all devices and the CPU read and write in place. `buffer.is_on_device` says which. Models that are compiled
+    for the same connected device (`devices=[device, "cpu"]`) share a buffer there; those that connect by name do not.
+
+    Raises InvalidArgument for roles that are given twice, do not exist or contradict each other;
+    ResourceExhaustedPersistent when there is no memory; ValueError for a model that is closed.
+    """
+    dimensions = tuple(desc.dimensions)
+    if not all(type(d) is int and 0 <= d < 2**32 for d in dimensions):
+        raise InvalidArgument(f"dimensions={dimensions!r:.80}: each must be an integer of 32 bits, without a sign")
+    kind, dimensions, roles = describe(dimensions, models, input_roles, output_roles)
+    sides = (True, input_roles), (False, output_roles)
+    frequencies = {
+        step: role.frequency
+        for is_input, side in sides
+        for role in side
+        for step in models[role.model_index].step_roles(role.io_index, is_input=is_input)
+    }
+    return _on_device(dimensions, frequencies) or SharedBuffer(kind, dimensions, roles)
+
+
+def _on_device(dimensions: tuple[int, ...], frequencies: dict[StepRole, float]) -> Buffer | None:
+    """None where no device is behind the roles, or several are, or the device does not allocate."""
+    found = list(dict.fromkeys(role.prepared for role in frequencies))
+    remote = [prepared for prepared in found if isinstance(prepared, RemotePreparedModel)]
+    if not found or len(remote) < len(found) or len({prepared.device for prepared in found}) > 1:
+        return None
+    sides: tuple[list[BufferRole], list[BufferRole]] = [], []
+    for (prepared, is_input, io_index), frequency in frequencies.items():
+        sides[not is_input].append(BufferRole(found.index(prepared), io_index, frequency))
+    device = remote[0].device
+    try:
+        return device.allocate(BufferDesc(dimensions), remote, *sides)
+    except (StatusError, PeerDied) as error:
+        _log.info("device %r allocates no buffer (%s); it is in shared memory", device.address, error)
+        return None
