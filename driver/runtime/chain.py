@@ -42,15 +42,31 @@ class StepBurst:
 
     def __init__(self, prepared: PreparedStep, options: Options) -> None:
         self.prepared, self._options, self.buffers = prepared, options._replace(policy="block"), StepBuffers()
-        self._life, model = prepared.model.life, prepared.model.prepared
         self.burst: Burst | LocalBurst
         self._pipeline: Pipeline | None = None
-        if isinstance(model, RemotePreparedModel):
-            model.check_quarantine()
-            self._pipeline = Pipeline(model, self._options, self.buffers)
-            self.burst = Burst(self._pipeline)
+        if isinstance(prepared.model.prepared, RemotePreparedModel):
+            self._open(prepared.model.prepared)
         else:
-            self.burst = LocalBurst(model, self._options, self.buffers)
+            self._life, self.burst = (
+                prepared.model.life,
+                LocalBurst(prepared.model.prepared, self._options, self.buffers),
+            )
+
+    def _open(self, model: RemotePreparedModel) -> None:
+        """On the device. Raises StatusError, PeerDied."""
+        self._life = self.prepared.model.life
+        model.check_quarantine()
+        self._pipeline = Pipeline(model, self._options, self.buffers)
+        self.burst = Burst(self._pipeline)
+
+    def go_back(self) -> None:
+        """To the device, if the CPU took its place and the device is there again. No frame is in flight."""
+        model = self.prepared.model.prepared
+        if self._pipeline is None and isinstance(model, RemotePreparedModel):
+            old = self.burst
+            with suppress(*FAILURES):  # else the CPU goes on
+                self._open(model)
+                old.close()
 
     @property
     def device(self) -> str:
@@ -110,6 +126,7 @@ class Chain(FrameBurst[ChainFrame]):
         frame = self._frames.frame(arrays)
         try:
             for n, step in enumerate(self._steps):
+                step.go_back()
                 step.buffers.aim(*frame.steps[n])
                 try:
                     step.burst.run(timeout=timeout)
@@ -126,6 +143,9 @@ class Chain(FrameBurst[ChainFrame]):
     def _launch(self, future: FrameFuture[ChainFrame]) -> None:
         """As far as it gets without waiting."""
         self._launching += 1
+        if future.at == 0 and len(self._in_flight) == 1:
+            for step in self._steps:
+                step.go_back()
         try:
             if not self._is_on_its_way(future):
                 self._finish(future, None if future.done() else _result(future.frame))

@@ -113,8 +113,8 @@ class StepBuffers:
         """There is as much room as the model says, and a device that wants more is wrong."""
 
     def close(self) -> None:
+        """Another burst may serve them after this one."""
         self.forget_requests()
-        self._known.clear()
 
     __del__ = close  # output sets and requests refer to each other
 

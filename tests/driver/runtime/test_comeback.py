@@ -152,6 +152,33 @@ def test_a_quarantined_model_stays_on_the_cpu(store, kit):
     quarantine.clear()
 
 
+def test_a_chain_comes_back(store, kit, runtime_kit, process):
+    """The burst of a model on two devices, of which one is killed twice: each frame has its result, and the step is on
+    its device again when that is there.
+    """
+    names = [kit.odd("Picky"), "reference", kit.odd("Picky")]
+    with driver.compile(runtime_kit.mixed_model(), [*names[:2], "cpu"]) as compiled, compiled.burst(depth=2) as burst:
+        (step,) = [step for step in compiled.prepared.steps if step.device == "reference"]
+
+        def places():
+            return [each["device"] for each in burst.stats()["steps"]]
+
+        for n in range(2):
+            assert places() == names
+            kill(step.model.prepared.device, process)
+            futures = [burst.submit(X + k) for k in range(2)]
+            for k, future in enumerate(futures):
+                for ours, theirs in zip(future.result(kit.patience).outputs, runtime_kit.mixed(X + k), strict=True):
+                    np.testing.assert_array_equal(ours, theirs)
+            assert places() == [names[0], "cpu", names[0]]
+            kit.until(lambda n=n: compiled.stats()["fallbacks"]["returned"] == n + 1)
+            before = compiled.stats()["fallbacks"]
+            outputs = burst.run(X).outputs if n else burst.submit(X).result(kit.patience).outputs
+            for ours, theirs in zip(outputs, runtime_kit.mixed(X), strict=True):
+                np.testing.assert_array_equal(ours, theirs)
+            assert compiled.stats()["fallbacks"] == before
+
+
 def test_a_step_comes_back(store, kit, runtime_kit, process):
     """Of a model on two devices one is killed: its step moves to the CPU and back, and the other step stays."""
     names = kit.odd("Picky"), "reference"
