@@ -487,7 +487,7 @@ class CompiledModel(FallbackModel, AnyPreparedModel):
         loop_timeout: float | None = None,
         duration: float | None = None,
     ) -> FencedExecution:
-        """As `RemotePreparedModel.execute_fenced`; for a request on shared buffers this process waits for the fences."""
+        """As `RemotePreparedModel.execute_fenced`; for shared buffers this process waits for the fences."""
         if not names_shared(request):
             return super().execute_fenced(
                 request, wait_for, measure=measure, deadline=deadline, loop_timeout=loop_timeout, duration=duration

@@ -141,7 +141,7 @@ def test_the_same_rules_everywhere(compiled):
 
 @everywhere
 def test_in_the_background_and_behind_fences(compiled, kit):
-    """execute_async and execute_fenced take buffers, too; behind a fence the value is demanded when the execution begins,
+    """execute_async and execute_fenced take buffers, too; behind a fence a value is demanded when the execution begins,
     so that a launched execution reads what the one before it writes.
     """
     buffers = [compiled.allocate(BufferDesc(), *STATE) for _ in range(4)]
