@@ -40,6 +40,7 @@ EXPECTED = {  # of each block, in order: lines of its output
         ["True [[4. 4. 4. 4. 4. 4. 4. 4.]]"],
         ["(1, 720, 640, 1) 130 0"],
         ["[5. 5. 5. 5.]"],
+        ["False (4,) False"],
     ],
     "docs/howto/asyncio.md": [["[1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0]\n1.0 2.0 3.0 \n[1. 1. 1. 1.]\n[8. 8. 8. 8.]"]],
     "docs/howto/audio.md": [["0 0.040\n10 0.084\n20 0.088\n30 0.088\n40 0.088"]],
