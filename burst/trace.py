@@ -7,7 +7,9 @@ time and disturbs neither side. The last 256 requests are there one by one; of e
 from __future__ import annotations
 
 import os
+import struct
 from contextlib import contextmanager
+from functools import cached_property
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
 
@@ -36,6 +38,8 @@ result was there. return: until the client had that.
 _UNKNOWN = 2**64 - 1  # ns
 _MAGIC = 0x4543415254535242  # the bytes "BRSTRACE"
 _VERSION = 2
+_FOUR = struct.Struct("=4Q")  # of burst_sent and burst_served
+_SENT, _SERVED = ffi.offsetof("burst_trace", "sent"), ffi.offsetof("burst_trace", "served")
 _RECORD = np.dtype([(name, "u8") for name in ("id", "begin", "sent", "taken", "started", "done", "received")])
 
 
@@ -83,11 +87,13 @@ class Trace:
         `number`: from 1 on. Readers in other threads drop a record that they see half written.
         """
         begin, sent, taken, started, done, received = times
-        page, at = self.page, number % lib.BURST_RECORDS
-        asked, served = page.sent[at], page.served[at]
-        asked.id, asked.begin, asked.sent, asked.received = number, begin, sent, received
-        served.id, served.taken, served.started, served.done = number, taken, started, done
-        page.client.requests = page.client.results = page.device.answered = number
+        at = _FOUR.size * (number % lib.BURST_RECORDS)
+        _FOUR.pack_into(self._bytes, _SENT + at, number, begin, sent, received)
+        _FOUR.pack_into(self._bytes, _SERVED + at, number, taken, started, done)
+
+    @cached_property
+    def _bytes(self) -> memoryview:
+        return self.memory.asarray().data
 
     def records(self) -> NDArray[Any]:
         """The last requests whose results have come, oldest first: id, and ns of CLOCK_MONOTONIC for each step."""

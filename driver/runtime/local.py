@@ -319,7 +319,7 @@ class LocalBurst(FrameBurst[LocalFrame]):
     def _executed(self, frame: LocalFrame, begin: int, sent: int) -> Result:
         """One execution in this thread, noted in the trace. Raises StatusError."""
         outputs = frame.outputs
-        taken, busy = clock.now(), time.thread_time_ns()
+        taken, busy = clock.now(), time.thread_time_ns() if self.options.measure else 0
         execution = self._execution(frame)
         started = clock.now()
         try:
@@ -331,10 +331,10 @@ class LocalBurst(FrameBurst[LocalFrame]):
             run_here(execution)
         shapes, done = tuple(execution.shapes), clock.now()
         result = Result(ErrorStatus.NONE, outputs.arrays(shapes), shapes, timing(done - taken, self.options.measure))
-        self._busy_ns += time.thread_time_ns() - busy
+        if self.options.measure:
+            self._busy_ns += time.thread_time_ns() - busy
         self._total_ns += done - begin
         self._number += 1
-        self._trace.page.device.tid = threading.get_native_id()
         self._trace.note(self._number, (begin, sent, taken, started, done, done))
         return result
 
@@ -402,13 +402,13 @@ class LocalBurst(FrameBurst[LocalFrame]):
 
     def stats(self) -> dict[str, Any]:
         """As `Burst.stats`: the client is the device, and its time is the device's."""
-        total = self._total_ns / 1e9
+        total, busy = self._total_ns / 1e9, self._busy_ns / 1e9 if self.options.measure else None
         return self._counts() | {
             "recoveries": 0,
             "memories_sent": 0,
             "copied_bytes": {"bulk": self._frames.copied, "control": 0},
             "stages": {name: spread(ns) for name, ns in self._trace.stages().items()},
-            "cpu_seconds": {"client": self._busy_ns / 1e9, "device": self._busy_ns / 1e9},
+            "cpu_seconds": {"client": busy, "device": busy},
             "seconds": {"total": total, "in_driver": total, "on_device": total} if self.options.measure else None,
         }
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import driver
-from burst import ErrorStatus, Request, RequestArgument
+from burst import ErrorStatus, Request, RequestArgument, Timeout
 from driver.protocol.fences import ERROR_COUNT
 from driver.runtime.local import LocalPrepared
 from driver.runtime.plan import PlannedModel
@@ -186,6 +186,56 @@ def test_every_way_in_falls_back(failing, runtime_kit, kit):
         equal(launched.result(0).outputs, expected)
     equal(asyncio.run(failing.run_async(bad)), expected)
     assert sum(n for kind, n in failing.stats()["fallbacks"].items() if kind != "reasons") == 5
+
+
+def test_requests_in_a_burst_fall_back(failing, runtime_kit, kit):
+    """Those on pools of the caller's own, too, on one device and on several; the burst goes on."""
+    bad, frame = np.full(4, -3, np.float32), Frames(np.full(4, -3, np.float32))
+    with failing.burst() as burst:
+        for _ in range(2):
+            equal(burst.execute(frame.request, timeout=kit.patience).outputs, runtime_kit.mixed(bad))
+            equal(burst.run(X).outputs, runtime_kit.mixed(X))
+
+
+@pytest.mark.parametrize("device", ["one device", "several devices"])
+def test_run_async_ends_at_the_timeout_and_at_the_deadline(settled, runtime_kit, device):
+    """Timeout after the one, MissedDeadlineTransient at the other; the loop was not held up, and the model goes on."""
+    devices = {"one device": [settled("Slow")], "several devices": [settled("Picky", 0.5), settled("Slow", 0.9)]}
+    slow = {"one device": np.full(4, 0.3, np.float32), "several devices": np.full(4, -0.7, np.float32)}[device]
+
+    async def main(compiled):
+        with pytest.raises(Timeout):
+            await compiled.run_async(slow, timeout=0.03)
+        with pytest.raises(driver.MissedDeadlineTransient):
+            await compiled.run_async(slow, deadline=time.monotonic() + 0.03)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(compiled.run_async(slow), 0.03)
+        equal(await compiled.run_async(-X), runtime_kit.mixed(-X))
+
+    with driver.compile(runtime_kit.mixed_model(), devices[device]) as compiled:
+        asyncio.run(main(compiled))
+
+
+FORK = """
+import os, numpy as np, driver
+m = driver.ModelBuilder()
+m.output(m.operation("ADD", m.input("float32", (4,)), np.ones(4, np.float32), 0))
+x = np.zeros(4, np.float32)
+with driver.compile(m.build(), ["cpu"]) as compiled, compiled.burst() as burst:
+    assert burst.submit(x).result().outputs[0].sum() == 4
+    if not (child := os.fork()):
+        good = burst.submit(x).result(10).outputs[0].sum() == 4
+        import asyncio
+        good &= asyncio.run(compiled.run_async(x))[0].sum() == 4
+        os._exit(0 if good else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert burst.submit(x).result().outputs[0].sum() == 4
+"""
+
+
+def test_a_forked_child_has_threads_of_its_own(kit):
+    """In this process there is nothing that belongs to the parent alone: a child submits and awaits as the parent."""
+    kit.python(FORK)
 
 
 @pytest.mark.parametrize("way", ["execute_async", "execute_fenced"])
