@@ -48,7 +48,7 @@ with prepared.device, prepared, prepared.burst() as burst:
         """A burst is no recipe, and says what to do instead."""
         with device.prepare(kit.add_model()) as prepared, prepared.burst() as burst:
             for function in (pickle.dumps, copy.copy, copy.deepcopy):
-                with pytest.raises(TypeError, match="cannot be pickled: pickle its prepared model, and open a burst"):
+                with pytest.raises(TypeError, match="cannot be pickled: pickle its model, and open a burst"):
                     function(burst)
             assert burst.run(X).outputs[0].tolist() == (X + 1).tolist()
 

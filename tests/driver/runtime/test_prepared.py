@@ -188,8 +188,9 @@ def test_every_way_in_falls_back(failing, runtime_kit, kit):
     assert sum(n for kind, n in failing.stats()["fallbacks"].items() if kind != "reasons") == 5
 
 
-def test_requests_in_a_burst_fall_back(failing, runtime_kit, kit):
-    """Those on pools of the caller's own, too, on one device and on several; the burst goes on."""
+@pytest.mark.parametrize("failing", ["several devices"], indirect=True)
+def test_requests_in_a_chain_fall_back(failing, runtime_kit, kit):
+    """Those on pools of the caller's own, too; the burst goes on."""
     bad, frame = np.full(4, -3, np.float32), Frames(np.full(4, -3, np.float32))
     with failing.burst() as burst:
         for _ in range(2):
@@ -235,7 +236,8 @@ with driver.compile(m.build(), ["cpu"]) as compiled, compiled.burst() as burst:
 
 def test_a_forked_child_has_threads_of_its_own(kit):
     """In this process there is nothing that belongs to the parent alone: a child submits and awaits as the parent."""
-    kit.python(FORK)
+    with kit.python(FORK) as child:
+        assert child.wait(kit.patience) == 0
 
 
 @pytest.mark.parametrize("way", ["execute_async", "execute_fenced"])
