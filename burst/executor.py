@@ -211,28 +211,8 @@ class Run:
         self.plan, self.arrived, self.since, self._is_first = plan, arrived, since, not plan.has_run
         self.deadline = None if deadline == FOREVER else deadline
 
-    def execute(self, ticket: Ticket | None) -> None:
-        """Raises StatusError, and what the execution raises."""
-        deadline = self.deadline
-        if deadline is None:
-            self._in_turn(ticket, FOREVER)
-            return
-        if self.since is None:
-            self.since = monotonic_ns()
-        with _due(deadline):
-            admit(self.plan.estimate, self.since, deadline)
-            try:
-                self._in_turn(ticket, deadline)
-            except MissedDeadlineTransient as error:
-                if not self.begun:
-                    raise missed(error.status, "queued", deadline, self.plan.estimate) from None
-                if error.phase != "executing" or monotonic_ns() <= deadline:
-                    raise  # it waited for others within the device, or a loop has taken too long
-                raise self.not_done() from error
-        if self.ended > deadline:
-            raise self.not_done()
-
-    def _in_turn(self, ticket: Ticket | None, deadline: int) -> None:
+    def in_turn(self, ticket: Ticket | None, deadline: int = FOREVER) -> None:
+        """Waits for a slot and runs. Raises StatusError, and what the execution raises."""
         plan, entered = self.plan, monotonic_ns()
         if ticket is not None:
             ticket.enter(deadline, plan.estimate)
@@ -248,6 +228,23 @@ class Run:
         elif plan.estimate is not None:
             others = max(0, self._others - (begun - entered)) if self._others else 0
             lib.burst_took(plan.estimate, self.ended - begun - others, 1)
+
+    def in_time(self, ticket: Ticket | None, deadline: int) -> None:
+        """The same, if and as long as there is time until its deadline."""
+        if self.since is None:
+            self.since = monotonic_ns()
+        with _due(deadline):
+            admit(self.plan.estimate, self.since, deadline)
+            try:
+                self.in_turn(ticket, deadline)
+            except MissedDeadlineTransient as error:
+                if not self.begun:
+                    raise missed(error.status, "queued", deadline, self.plan.estimate) from None
+                if error.phase != "executing" or monotonic_ns() <= deadline:
+                    raise  # it waited for others within the device, or a loop has taken too long
+                raise self.not_done() from error
+        if self.ended > deadline:
+            raise self.not_done()
 
     def not_done(self) -> StatusError:
         """The error of a run that began and was not done by its deadline, or was given up."""
@@ -313,7 +310,10 @@ class CachedExecutor:
     def execute(self, run: Run, ticket: Ticket | None) -> Outcome:
         """Admits, waits for a slot, runs and judges, as for every request however it came. Never raises."""
         try:
-            run.execute(ticket)
+            if run.deadline is None:
+                run.in_turn(ticket)
+            else:
+                run.in_time(ticket, run.deadline)
             known, measure = run.plan.outcome, run.plan.measure
             if known and not measure:
                 return known

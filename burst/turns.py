@@ -122,7 +122,8 @@ class Ticket:
         """Gives the slot up; does nothing without one. Returns the nanoseconds that its last execution has waited for
         others, before and since it began.
         """
-        return int(lib.burst_leave(self.handle))
+        waited: int = lib.burst_leave(self.handle)
+        return waited
 
     def close(self) -> None:
         """Ends the wait of the thread that waits with it, now or later: GeneralFailure."""
