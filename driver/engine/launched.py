@@ -29,7 +29,7 @@ from burst import (
 from burst.channel import Channel, Message, close_all, pack
 from burst.messages import NO_CAUSE, NO_TIMING, Cause
 from burst.slots import checked_slots
-from burst.turns import Ticket, give_way
+from burst.turns import Ticket
 from driver.engine.request_worker import RequestWorker
 from driver.engine.schedule import FenceSchedule, LaunchedExecution, TimeLimits, check_deadline
 from driver.nn import combine_dimensions
@@ -134,12 +134,10 @@ class LaunchServer:
         assert self._context is not None
         context, arguments = self._context.copy(), (self._work, queue, flow)
         thread = threading.Thread(target=context.run, args=arguments, name=f"{self.name}-run", daemon=True)
-        self._threads.add(thread)
         thread.start()
+        self._threads.add(thread)  # it ends only with the schedule's lock, which the caller holds
 
     def _work(self, queue: ReadyQueue, flow: Flow) -> None:
-        if flow.gives_way:
-            give_way()
         ticket = Ticket(flow)
         while launched := self.schedule.take(queue, ticket):
             plan, outcome = self._executed(launched, ticket)

@@ -7,6 +7,7 @@ first served, so that equals all of them waiting in the run queue; and an execut
 
 from __future__ import annotations
 
+import logging
 import os
 import select
 import threading
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from burst.turns import Flow, Ticket
 
 _NONE, _GENERAL_FAILURE = ErrorStatus.NONE, ErrorStatus.GENERAL_FAILURE
+_log = logging.getLogger(__name__)
 _NEVER = 2**64 - 1
 _LONGEST = 1e6  # seconds that one poll may take
 _IDLE = 1.0  # seconds that a thread waits for another execution before it ends
@@ -133,11 +135,18 @@ class ReadyQueue:
             self.coming += 1
             self._changed.notify()
         elif self._threads < self._most:
-            self._threads += 1
-            self.coming += 1
-            self._start(self)
+            self._add_thread()
         else:
             launched.has_waited = True
+
+    def _add_thread(self) -> None:
+        try:
+            self._start(self)
+        except RuntimeError as error:  # the process has as many as it may have; the next execution tries again
+            _log.warning("no thread for executions that are ready: %s", error)
+        else:
+            self._threads += 1
+            self.coming += 1
 
     def remove(self, launched: LaunchedExecution) -> None:
         """Takes it out, unless a thread has."""
