@@ -92,7 +92,7 @@ class TestWaiting:
             assert prepared.execute_async(request).result(kit.patience).status == 0
             os.kill(device.engine_pid, signal.SIGSTOP)
             try:
-                result = prepared.execute_async(request, deadline=time.monotonic() + 0.05).result(kit.patience)
+                result = prepared.execute_async(request, deadline=time.monotonic() + 0.3).result(kit.patience)
             finally:
                 os.kill(device.engine_pid, signal.SIGCONT)
             assert result.status == ErrorStatus.MISSED_DEADLINE_TRANSIENT

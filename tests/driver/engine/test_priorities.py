@@ -227,7 +227,7 @@ def test_a_deadline_that_others_use_up_is_missed_in_time(kit, steps, way):
     with stepwise(kit) as device:
         prepared = device.prepare(kit.add_model())
         other = launched(kit, way, prepared, frame(2, 1))
-        results = [launched(kit, way, prepared, frame(1, 2), deadline=time.monotonic() + 0.05) for _ in range(3)]
+        results = [launched(kit, way, prepared, frame(1, 2), deadline=time.monotonic() + 0.3) for _ in range(3)]
         for result in results:
             found = result(kit.patience)
             assert found.status == ErrorStatus.MISSED_DEADLINE_TRANSIENT
