@@ -70,6 +70,17 @@ class PreparedStep(NamedTuple):
         return {"device": self.device, "outcome": outcome.kind, "reason": outcome.reason, "stage": stage}
 
 
+class AsyncSteps(NamedTuple):
+    """An asynchronous execution on its way. It refers to no execution of a step, whose callbacks refer to this."""
+
+    request: Request
+    room: Memory  #: for temporaries
+    options: ExecuteOptions
+    end: float | None  #: of the timeout, a time.monotonic()
+    waiting: deque[tuple[PreparedStep, Request]]
+    whole: LaterResult
+
+
 class PlannedModel(AnyPreparedModel):
     """As `RemotePreparedModel`, in steps. Any thread may use it, several at once.
 
@@ -140,31 +151,30 @@ class PlannedModel(AnyPreparedModel):
             whole.add_done_callback(callback)
         if refusal := self._refusal(request):
             whole.settle(lambda: refusal)
-            return whole
-        room, options = self._take_room(), ExecuteOptions(measure, timeout, loop_timeout, deadline)
-        end = None if timeout is None else time.monotonic() + timeout
-        waiting = deque(zip(self.steps, self._requests(request, room), strict=True))
-
-        def launch() -> None:
-            step, its = waiting.popleft()
-            left = self._left(step, end, options)
-            execution = step.model.execute_async(
-                its, measure, timeout=left, loop_timeout=loop_timeout, deadline=deadline
-            )
-            whole.follow(execution, partial(then, step))
-
-        def then(step: PreparedStep, execution: Future[Result]) -> None:
-            result = execution.result()
-            if result.status:
-                whole.settle(lambda: _failure_of(step, result))
-            elif waiting:
-                launch()
-            else:
-                self._rooms.put(None, room, room.nbytes)  # not after an error: a device may still write to it
-                whole.settle(lambda: self._success_of(request))
-
-        launch()
+        else:
+            room, options = self._take_room(), ExecuteOptions(measure, timeout, loop_timeout, deadline)
+            end = None if timeout is None else time.monotonic() + timeout
+            waiting = deque(zip(self.steps, self._requests(request, room), strict=True))
+            self._launch(AsyncSteps(request, room, options, end, waiting, whole))
         return whole
+
+    def _launch(self, at: AsyncSteps) -> None:
+        """The next step. Raises Timeout, and what the step's model raises."""
+        step, its = at.waiting.popleft()
+        measure, _, loop_timeout, deadline = at.options
+        left = self._left(step, at.end, at.options)
+        execution = step.model.execute_async(its, measure, timeout=left, loop_timeout=loop_timeout, deadline=deadline)
+        at.whole.follow(execution, partial(self._then, at, step))
+
+    def _then(self, at: AsyncSteps, step: PreparedStep, execution: Future[Result]) -> None:
+        result = execution.result()
+        if result.status:
+            at.whole.settle(lambda: _failure_of(step, result))
+        elif at.waiting:
+            self._launch(at)
+        else:
+            self._rooms.put(None, at.room, at.room.nbytes)  # not after an error: a device may still write to it
+            at.whole.settle(lambda: self._success_of(at.request))
 
     def execute_fenced(
         self,

@@ -40,13 +40,14 @@ class LaterResult(Future[Result]):
             self.set_result(make())
         except BaseException as error:  # noqa: BLE001 (it belongs to the future)
             self.set_exception(error)
+        self._present = None  # its callbacks refer to this
 
     def cancel(self) -> bool:
         """Gives it up: the execution that goes on, and those after it. False when it is done."""
         if not super().cancel():
             return False
-        if self._present is not None:
-            self._present.cancel()
+        if (present := self._present) is not None:
+            present.cancel()
         return True
 
 

@@ -139,21 +139,29 @@ def test_free_memory_of_a_compiled_model(connect, kit):
         kit.until(lambda: not is_mapped(pid, request.pools[0]))
 
 
-def test_no_descriptor_is_left(device, kit):
-    """Memory that cannot be made for lack of descriptors says so, with the figure and the remedy."""
+def test_no_descriptor_is_left(kit):
+    """Memory that cannot be made for lack of descriptors says so, with the figure and the remedy; and so does a message
+    whose descriptors cannot be taken.
+    """
     words = subprocess.run(
         [sys.executable, "-c", _RUN_OUT], capture_output=True, text=True, check=True, timeout=kit.patience
-    ).stdout
-    assert words.startswith("ResourceExhaustedTransient: nbytes=4096: Too many open files; all 40 descriptors")
-    assert "ulimit -n" in words
+    ).stdout.splitlines()
+    assert words[0].startswith("ResourceExhaustedTransient: nbytes=4096: Too many open files; all 40 descriptors")
+    assert words[1].startswith("Malformed: descriptors that came with a message are lost: all 40 descriptors")
+    assert all("ulimit -n" in line for line in words)
 
 
 _RUN_OUT = """
 import resource
 from burst import BurstError, Memory
+from burst.channel import Channel
 resource.setrlimit(resource.RLIMIT_NOFILE, (40, 40))
-try:
-    pools = [Memory.create(4096) for _ in range(50)]
-except BurstError as error:
-    print(f"{type(error).__name__}: {error}")
+near, far = Channel.pair()
+far.send([], [far.fileno()])
+pools = []
+for step in (lambda: pools.extend(Memory.create(4096) for _ in iter(int, 1)), near.receive):
+    try:
+        step()
+    except BurstError as error:
+        print(f"{type(error).__name__}: {error}")
 """
