@@ -20,7 +20,7 @@ from burst import Busy, GeneralFailure, MissedDeadlineTransient, Result, Timeout
 from driver.client.future import Future, wait_or_expire
 from driver.client.surface import AnyBurst
 from driver.client.tasks import Tasks, TaskTimes, call_in, complete
-from driver.deadlines import check_times, seconds_left, unanswered
+from driver.deadlines import earlier, seconds_left, unanswered
 from fmq import clock
 
 if TYPE_CHECKING:
@@ -129,7 +129,7 @@ class FrameBurst(AnyBurst, Generic[_T]):
 
     def run(self, *arrays: Any, timeout: float | None = None) -> Result:
         """As `Burst.run`; on several devices `timeout` is for all steps together."""
-        check_times(timeout=timeout)
+        earlier(timeout, None)  # checks it
         if self._is_running:
             raise Busy("this burst is executing in another thread; wait for it, or open another burst")
         with self._lock:

@@ -38,7 +38,7 @@ from driver.client.recovery import describe
 from driver.client.statistics import spread, write_timeline
 from driver.client.surface import AnyPreparedModel
 from driver.client.workspace import FreeList, InputSet, OutputSet, Workspace, input_shapes, output_views
-from driver.deadlines import WAITING, check, check_entry, check_times, due, nanoseconds, passed
+from driver.deadlines import WAITING, check, check_entry, check_times, due, earlier, nanoseconds, passed
 from driver.devices.reference import ReferenceDevice
 from driver.engine.binding import BoundRequest
 from driver.engine.launched import check_outputs
@@ -438,8 +438,11 @@ def run_here(execution: BoundRequest) -> None:
 
 @contextmanager
 def in_time(begin: float, timeout: float | None, deadline: int | None = None) -> Iterator[None]:
-    """An execution that has to end so many seconds after `begin`, or else raises Timeout, and by the deadline."""
-    end = FOREVER if timeout is None else nanoseconds(begin + timeout)
+    """An execution that has to end so many seconds after `begin`, or else raises Timeout, and by the deadline.
+
+    Raises ValueError for what is no timeout.
+    """
+    end = FOREVER if earlier(timeout, None) is None else nanoseconds(begin + (timeout or 0.0))
     earliest = min(end, lib.burst_due(), FOREVER if deadline is None else deadline)
     try:
         with due(earliest):

@@ -24,6 +24,7 @@ from burst import (
 from driver.client.session import FAILURES
 from driver.client.surface import AnyPreparedModel
 from driver.client.workspace import FreeList, InputSet, Workspace, input_shapes, nbytes, output_views
+from driver.deadlines import earlier
 from driver.engine.binding import check_arguments
 from driver.engine.launched import check_outputs
 from driver.engine.named_buffers import check_alone
@@ -222,6 +223,7 @@ class PlannedModel(AnyPreparedModel):
 
     def _execute(self, ways: Sequence[Way], request: Request, room: Memory, options: ExecuteOptions) -> Result:
         """Step by step; ends at the first that fails."""
+        earlier(options.timeout, None)  # checks it
         end = None if options.timeout is None else time.monotonic() + options.timeout
         for step, execute, its in zip(self.steps, ways, self._requests(request, room), strict=True):
             result = execute(its, *options._replace(timeout=self._left(step, end, options)))

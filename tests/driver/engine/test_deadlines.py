@@ -279,6 +279,19 @@ class TestWhatIsNoTime:
             assert 0 <= caught.value.late_by < EARLY
             execute(timeout=LONG)
 
+    def test_in_this_process(self, kit):
+        """The same of a model that runs here."""
+        request, _ = kit.request([x()], 16)
+        with driver.compile(kit.add_model(), ["cpu"]) as compiled, compiled.burst(depth=2) as burst:
+            executes = ways(compiled, burst, request)
+            for name, way in CASES:
+                with pytest.raises(ValueError, match=f"^{name}=nan: "):
+                    executes[way](**{name: math.nan})
+            for way in ("run", "execute", "burst.run", "burst.run_async", "burst.execute"):
+                with pytest.raises(Timeout) as caught:
+                    executes[way](timeout=0)
+                assert 0 <= caught.value.late_by < EARLY
+
     def test_submitting_and_asking_do_not_wait(self, slow):
         """timeout=0 of `submit` asks for room, of `result` for a result that is there."""
         with slow.burst() as burst:
