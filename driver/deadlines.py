@@ -128,6 +128,8 @@ class Wait(NamedTuple):
     @classmethod
     def of(cls, timeout: float | None, deadline: float | None) -> Self:
         """Begins now. Raises ValueError, and Timeout after 0 seconds, in which nothing is done."""
+        if timeout is None and deadline is None:
+            return _WITHOUT_END  # type: ignore[return-value]
         by = None if deadline is None else nanoseconds(deadline)
         end = by if by is not None and by < clock.now() else earlier(timeout, by)
         return cls(by, timeout, None if end == FOREVER else end)
@@ -138,6 +140,9 @@ class Wait(NamedTuple):
             return missed
         late_by = max(0, clock.now() - (self.end or 0)) / 1e9
         raise Timeout(f"no result within {self.timeout} s; it is dropped when it comes", WAITING, late_by)
+
+
+_WITHOUT_END = Wait(None, None, None)
 
 
 def unanswered(late_ns: int) -> MissedDeadlineTransient:
