@@ -245,9 +245,11 @@ def used_by(kit, *clients):
         return [[float(word) for word in process.communicate(timeout=kit.patience)[0].split()] for process in processes]
 
 
-def test_a_program_at_high_priority_leaves_another_one_half(kit, place):
-    """Two processes of one account that declare two applications: what they use is within 10 %."""
-    found = used_by(kit, ("high", "a"), ("low", "b"))
-    (one, its, share), (other, theirs, _) = found
-    assert one == pytest.approx(other, rel=0.1)
-    assert (its, theirs, share) == pytest.approx((0.5, 0.5, 1.0), rel=0.1)
+def test_a_program_at_high_priority_does_not_starve_another_one(kit, place):
+    """Two processes of one account that declare two applications: neither gets less than half of what the other one
+    gets, however busy the machine is. On simulated time both get the same (test_run_queue.py).
+    """
+    (one, its, share), (other, theirs, _) = used_by(kit, ("high", "a"), ("medium", "b"))
+    assert min(one, other) > 0.5 * max(one, other)
+    assert its + theirs == pytest.approx(1, rel=0.1)
+    assert share == pytest.approx(1, rel=0.1)
