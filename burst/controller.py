@@ -20,7 +20,7 @@ from burst.channel import MAX_FDS, Channel, ChannelLoop, Message
 from burst.datum import DATUM, DATUM_DTYPE
 from burst.dropped import DropList, later
 from burst.ends import handle_of
-from burst.errors import DEVICE_GONE, Busy, GeneralFailure, InvalidArgument, Malformed, PeerDied, Timeout
+from burst.errors import DEVICE_GONE, Busy, GeneralFailure, InvalidArgument, Malformed, PeerDied, Timeout, timed_out
 from burst.memory import DeviceBuffer, Memory
 from burst.messages import NO_TIMING, ErrorStatus, Request, Timing
 from burst.request_checks import check_request
@@ -338,7 +338,7 @@ class Controller(Closing):
             self.trace.page.client.timeouts += 1
             late = clock.now() - int(self._caller.deadline)
             late_by = late / 1e9 if late > 0 else None  # of a deadline
-            raise Timeout(f"no result {_within(timeout)}; the burst stays usable", "waiting for the answer", late_by)
+            raise timed_out(timeout, "waiting for the answer", late_by)
         if code == -errno.EBUSY:
             raise Busy("this burst is executing in another thread; wait for it, or open another burst")
         if code == -errno.EPIPE:

@@ -79,6 +79,12 @@ class Timeout(BurstError, TimeoutError):
         self.phase, self.late_by = phase, late_by
 
 
+def timed_out(timeout: float | None, phase: Phase | None = None, late_by: float | None = None) -> Timeout:
+    """The error of a call whose own timeout has passed, in the same words on every way. None: it was a deadline."""
+    within = "by its deadline" if timeout is None else f"within {timeout} s"
+    return Timeout(f"no result {within}; it is dropped when it comes", phase, late_by)
+
+
 class Busy(BurstError):
     """A second request was made while one is in flight. The first goes on undisturbed; ask again after its result."""
 

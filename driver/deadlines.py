@@ -21,6 +21,7 @@ from burst import (
     Timeout,
 )
 from burst._core import lib
+from burst.errors import timed_out
 from burst.messages import Cause, Phase
 from fmq import clock
 from fmq.clock import FOREVER
@@ -139,7 +140,7 @@ class Wait(NamedTuple):
         if missed := missed_in_waiting(self.by):
             return missed
         late_by = max(0, clock.now() - (self.end or 0)) / 1e9
-        raise Timeout(f"no result within {self.timeout} s; it is dropped when it comes", WAITING, late_by)
+        raise timed_out(self.timeout, WAITING, late_by)
 
 
 _WITHOUT_END = Wait(None, None, None)

@@ -6,8 +6,9 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from burst import Busy, ErrorStatus, MissedDeadlineTransient, Request, Result
+from burst import Busy, ErrorStatus, MissedDeadlineTransient, Request, Result, Timeout
 from burst.dropped import later
+from burst.errors import timed_out
 from driver.client.statistics import write_timeline
 from driver.client.surface import AnyBurst
 from driver.client.tasks import TaskTimes
@@ -88,7 +89,10 @@ class Burst(AnyBurst):
             return self._submit_and_wait(arrays, timeout, deadline)
         begin = time.monotonic()
         pipeline.drain(timeout)
-        return self.run(*arrays, timeout=None if timeout is None else max(0.0, begin + timeout - time.monotonic()))
+        try:
+            return self.run(*arrays, timeout=None if timeout is None else max(1e-9, begin + timeout - time.monotonic()))
+        except Timeout as error:
+            raise timed_out(timeout, error.phase, error.late_by) from None
 
     def _submit_and_wait(self, arrays: tuple[Any, ...], timeout: float | None, deadline: float | None) -> Result:
         future = self.submit(*arrays, timeout=timeout, deadline=deadline)

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from burst import Busy, ErrorStatus, GeneralFailure, NotSent, PeerDied, Result, ResultsHeld, StatusError, Timeout
 from burst.dropped import later
+from burst.errors import timed_out
 from driver import fork
 from driver.client.aio import Arrivals
 from driver.client.buffers import buffers_for
@@ -211,7 +212,7 @@ class Pipeline:
             left = None if end is None else max(0.0, end - time.monotonic())
             try:
                 if not self.in_flight.as_receiver(-1 if left is None else left, partial(self._take_for, until, left)):
-                    raise Timeout(f"no result within {timeout} s; the burst stays usable")
+                    raise timed_out(timeout)
             finally:
                 self.call_back()
 
@@ -421,17 +422,17 @@ class Pipeline:
         """One execution holding `receiving`, so that no event loop looks at the results."""
         try:
             end = None if timeout is None else clock.deadline_of(timeout)
-            reply = self._exchange(encoded.packet, timeout)
+            reply = self._exchange(encoded.packet, timeout, end)
         except BaseException as error:  # noqa: BLE001 (raised again, unless there is another way)
             return self.recover_from(error, encoded, timeout)
         if reply.status is not _NONE:
             return self.retry_with_larger_outputs(encoded, reply, timeout, end)
         return Future(self).finish(self.session.result_of(encoded, reply))
 
-    def _exchange(self, packet: Packet, timeout: float | None, deadline: int | None = None) -> ResultPacket:
-        """One execution, of which the device is told when the timeout ends, too."""
+    def _exchange(self, packet: Packet, timeout: float | None, end: int | None) -> ResultPacket:
+        """One execution. `end`: of the timeout or the deadline, of which the device is told."""
         replies: list[ResultPacket] = []
-        end, controller = earlier(timeout, deadline), self.session.controller
+        controller = self.session.controller
         self.in_flight.as_receiver(-1, lambda: replies.append(controller.send(packet, timeout, end)))
         return replies[0]
 
@@ -476,10 +477,10 @@ class Pipeline:
                     self.loops.rearm()
 
     def _execute(self, request: Request, options: ExecuteOptions, deadline: int | None) -> Result:
-        session = self.session
+        session, end = self.session, earlier(options.timeout, deadline)
         try:
             packet = session.controller.packet(request, measure=options.measure)
-            reply = self._exchange(packet, options.timeout, deadline)
+            reply = self._exchange(packet, options.timeout, end)
         except StatusError as error:
             return error.as_result()
         except NotSent:
@@ -492,7 +493,7 @@ class Pipeline:
                 return missed
             raise
         if reply.status is not _NONE:
-            return session.error_of(reply, deadline).as_result()
+            return session.error_of(reply, end).as_result()
         return Result(_NONE, session.prepared.outputs(request, reply.output_shapes), reply.output_shapes, reply.timing)
 
     def _recover_request(self, error: PeerDied, request: Request) -> None:

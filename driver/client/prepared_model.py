@@ -203,6 +203,8 @@ class RemotePreparedModel(AnyPreparedModel):
         """
         self.device.check_process()
         options = FencedOptions.of(measure, deadline, duration)
+        if missed := passed(options.deadline):
+            missed.raise_for_status()
         request = with_loop_timeout(request, loop_timeout)
         home = self.present_home()
         check_buffers(request.pools, home.connection)

@@ -9,9 +9,10 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from burst import Busy, MissedDeadlineTransient, Timeout
+from burst import Busy, MissedDeadlineTransient
+from burst.errors import timed_out
 from driver.client.future import ResultSource
-from driver.deadlines import WAITING, check_times, earlier, nanoseconds, seconds_left, unanswered
+from driver.deadlines import WAITING, check_times, earlier, nanoseconds, passed, seconds_left, unanswered
 from fmq import clock
 
 if TYPE_CHECKING:
@@ -175,16 +176,18 @@ class TaskTimes(NamedTuple):
 
     @classmethod
     def of(cls, timeout: float | None, deadline: float | None) -> TaskTimes:
-        """From now on; `deadline`: a time.monotonic(). Raises ValueError."""
+        """From now on; `deadline`: a time.monotonic(). Raises ValueError, MissedDeadlinePersistent."""
         check_times(timeout=timeout, deadline=deadline)
         by = None if deadline is None else nanoseconds(deadline)
+        if missed := passed(by):
+            missed.raise_for_status()
         return cls(timeout, by, earlier(timeout, by))
 
     def error(self, error: MissedDeadlineTransient) -> BaseException:
         """What the caller gets when the wait has ended: Timeout, if it was the timeout that ended it."""
         if error.phase != WAITING or self.timeout is None or (self.deadline and clock.now() > self.deadline):
             return error
-        return Timeout(f"no result within {self.timeout} s; the burst stays usable", WAITING, error.late_by)
+        return timed_out(self.timeout, WAITING, error.late_by)
 
 
 class _WaitingTask:

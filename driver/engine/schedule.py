@@ -17,7 +17,7 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
-from burst import ErrorStatus, GeneralFailure, InvalidArgument, MissedDeadlinePersistent, MissedDeadlineTransient
+from burst import ErrorStatus, GeneralFailure, InvalidArgument, MissedDeadlineTransient
 from burst.causes import missed
 from burst.channel import close_all
 from burst.executor import Outcome, Run
@@ -411,8 +411,5 @@ class FenceSchedule:
 
 def check_deadline(deadline: int | None) -> None:
     """Raises MissedDeadlinePersistent for one that has passed."""
-    if deadline is not None and (late := time.monotonic_ns() - deadline) >= 0:
-        raise MissedDeadlinePersistent(
-            f"the deadline passed {late / 1e6:.1f} ms before the execution was launched",
-            cause=Cause("before start", late / 1e9),
-        )
+    if deadline is not None and time.monotonic_ns() >= deadline:
+        raise missed(ErrorStatus.MISSED_DEADLINE_PERSISTENT, "before start", deadline)

@@ -21,6 +21,7 @@ from driver.client.pipeline import Pipeline
 from driver.client.prepared_model import RemotePreparedModel
 from driver.client.session import FAILURES
 from driver.client.statistics import write_timeline
+from driver.deadlines import earlier
 from driver.options import MOST_DEPTH, ExecuteOptions
 from driver.runtime.fallback import executed, is_retryable
 from driver.runtime.frames import FrameBurst, time_left
@@ -233,7 +234,8 @@ class Chain(FrameBurst[ChainFrame]):
         return tuple(step.burst for step in self._steps)
 
     def execute_as(self, request: Request, options: ExecuteOptions) -> Result:
-        """As `execute`, step by step; without timing, which no one device could tell."""
+        """As `execute`, step by step; its timing is the sum of the steps'."""
+        earlier(options.timeout, None)
         end = None if options.timeout is None else time.monotonic() + options.timeout
         self._wait(lambda: not self._in_flight, None, options.timeout)
         with self._lock:

@@ -17,6 +17,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from burst import Busy, GeneralFailure, MissedDeadlineTransient, Result, Timeout
+from burst.errors import timed_out
 from driver.client.future import Future, wait_or_expire
 from driver.client.surface import AnyBurst
 from driver.client.tasks import Tasks, TaskTimes, call_in, complete
@@ -343,5 +344,5 @@ def time_left(end: float | None, timeout: float | None) -> float | None:
         return None
     left = end - time.monotonic()
     if left <= 0 and timeout:
-        raise Timeout(f"no result within {timeout} s; the burst stays usable")
+        raise timed_out(timeout)
     return max(0.0, left)

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from burst import (
     ErrorStatus,
     InvalidArgument,
-    MissedDeadlinePersistent,
     MissedDeadlineTransient,
     ResourceExhaustedTransient,
     Result,
@@ -22,6 +21,7 @@ from burst.channel import close_all
 from burst.messages import NO_TIMING, Cause
 from driver.client.fenced import ExecutionInfo, FencedExecution, FencedOptions, duplicates, output_shapes
 from driver.client.workspace import output_views
+from driver.deadlines import passed
 from driver.protocol.fences import FenceSignal, FenceState, kind_of, look
 
 if TYPE_CHECKING:
@@ -219,11 +219,8 @@ def launch_here(
     `may_have_failed`: a device has looked at the fences already. Raises InvalidArgument, MissedDeadlinePersistent,
     ResourceExhaustedTransient.
     """
-    if options.deadline is not None and (late := time.monotonic_ns() - options.deadline) >= 0:
-        raise MissedDeadlinePersistent(
-            f"the deadline passed {late / 1e6:.1f} ms before the execution was launched",
-            cause=Cause("before start", late / 1e9),
-        )
+    if missed := passed(options.deadline):
+        missed.raise_for_status()
     with duplicates(wait_for) as fds:
         if len(fds) < len(wait_for):
             raise InvalidArgument(f"wait_for: {len(wait_for) - len(fds)} of {len(wait_for)} fences are null")

@@ -29,6 +29,7 @@ from burst import (
     Trace,
 )
 from burst._core import lib
+from burst.errors import timed_out
 from burst.request_checks import check_request
 from driver import fork
 from driver.client.buffers import buffers_for
@@ -193,6 +194,7 @@ class LocalPrepared(AnyPreparedModel):
         check_times(timeout=timeout, loop_timeout=loop_timeout, deadline=deadline)
         end = None if timeout is None else time.monotonic() + timeout
         by = None if deadline is None else nanoseconds(deadline)
+        earlier(timeout, by)
         missed = passed(by)
 
         def work() -> Result:
@@ -200,8 +202,11 @@ class LocalPrepared(AnyPreparedModel):
                 check("queued", by)
             except StatusError as error:  # others were first, unless it was too late from the beginning
                 return missed or error.as_result()
-            left = None if end is None else max(0.0, end - time.monotonic())
-            return self.execute(request, measure, left, loop_timeout, deadline)
+            left = None if end is None else max(1e-9, end - time.monotonic())
+            try:
+                return self.execute(request, measure, left, loop_timeout, deadline)
+            except Timeout as error:
+                raise timed_out(timeout, error.phase, error.late_by) from None
 
         future = BACKGROUND.submit(work)
         if callback:
@@ -380,7 +385,7 @@ class LocalBurst(FrameBurst[LocalFrame]):
     def _advance(self, future: FrameFuture[LocalFrame], timeout: float | None) -> None:
         with self._lock:
             if future in self._in_flight and not future.done() and not self._news.wait(timeout):
-                raise Timeout(f"no result within {timeout} s; the burst stays usable")
+                raise timed_out(timeout)
 
     def abandon(self) -> None:
         """In a forked child: the frames in flight are the parent's, and so is the thread."""
@@ -442,18 +447,18 @@ def in_time(begin: float, timeout: float | None, deadline: int | None = None) ->
 
     Raises ValueError for what is no timeout.
     """
-    end = FOREVER if earlier(timeout, None) is None else nanoseconds(begin + (timeout or 0.0))
+    end = earlier(timeout, None) or FOREVER
     earliest = min(end, lib.burst_due(), FOREVER if deadline is None else deadline)
     try:
         with due(earliest):
             yield
             late_by = time.monotonic() - begin - timeout if timeout is not None else 0.0
     except MissedDeadlineTransient as error:
-        if end != earliest:
+        if end != earliest or clock.now() <= end:  # a loop may have taken too long
             raise
-        raise Timeout(f"no result within {timeout} s; the execution was stopped", "executing", error.late_by) from None
+        raise timed_out(timeout, "executing", error.late_by) from None
     if late_by > 0:
-        raise Timeout(f"no result within {timeout} s; the result came later and is dropped", WAITING, late_by)
+        raise timed_out(timeout, WAITING, late_by)
 
 
 def timing(ns: int, measure: bool) -> Timing:

@@ -20,11 +20,13 @@ from burst import (
     Result,
     StatusError,
     Timeout,
+    Timing,
 )
+from burst.errors import timed_out
 from driver.client.session import FAILURES
 from driver.client.surface import AnyPreparedModel
 from driver.client.workspace import FreeList, InputSet, Workspace, input_shapes, nbytes, output_views
-from driver.deadlines import earlier
+from driver.deadlines import check_times, earlier, nanoseconds, passed
 from driver.engine.binding import check_arguments
 from driver.engine.launched import check_outputs
 from driver.engine.named_buffers import check_alone
@@ -80,6 +82,7 @@ class AsyncSteps(NamedTuple):
     end: float | None  #: of the timeout, a time.monotonic()
     waiting: deque[tuple[PreparedStep, Request]]
     whole: LaterResult
+    spent: list[Timing]  #: by the steps so far
 
 
 class PlannedModel(AnyPreparedModel):
@@ -105,6 +108,7 @@ class PlannedModel(AnyPreparedModel):
 
     def run(self, *arrays: ArrayLike | None, timeout: float | None = None) -> tuple[NDArray[Any], ...]:
         """As `RemotePreparedModel.run`."""
+        earlier(timeout, None)
         shapes = input_shapes(self.model, arrays)
         workspace = self._workspaces.take(shapes) or Workspace.create(self.model, shapes)
         workspace.inputs.fill(arrays)
@@ -125,13 +129,13 @@ class PlannedModel(AnyPreparedModel):
         loop_timeout: float | None = None,
         deadline: float | None = None,
     ) -> Result:
-        """As `RemotePreparedModel.execute`; without timing, which no one device could tell."""
+        """As `RemotePreparedModel.execute`; its timing is the sum of the steps'."""
         options = ExecuteOptions(measure, timeout, loop_timeout, deadline)
         return self.execute_by([step.model.execute for step in self.steps], request, options)
 
     def execute_by(self, ways: Sequence[Way], request: Request, options: ExecuteOptions) -> Result:
         """The same, each step in its way."""
-        if refusal := self._refusal(request):
+        if refusal := self._refusal(request, options):
             return refusal
         with self._temporary_room() as room:
             return self._execute(ways, request, room, options)
@@ -150,32 +154,34 @@ class PlannedModel(AnyPreparedModel):
         whole = LaterResult()
         if callback:
             whole.add_done_callback(callback)
-        if refusal := self._refusal(request):
+        options = ExecuteOptions(measure, timeout, loop_timeout, deadline)
+        if refusal := self._refusal(request, options):
             whole.settle(lambda: refusal)
         else:
-            room, options = self._take_room(), ExecuteOptions(measure, timeout, loop_timeout, deadline)
+            room = self._take_room()
             end = None if timeout is None else time.monotonic() + timeout
             waiting = deque(zip(self.steps, self._requests(request, room), strict=True))
-            self._launch(AsyncSteps(request, room, options, end, waiting, whole))
+            self._launch(AsyncSteps(request, room, options, end, waiting, whole, []))
         return whole
 
     def _launch(self, at: AsyncSteps) -> None:
         """The next step. Raises Timeout, and what the step's model raises."""
         step, its = at.waiting.popleft()
         measure, _, loop_timeout, deadline = at.options
-        left = self._left(step, at.end, at.options)
+        left = self._left(at.end, at.options)
         execution = step.model.execute_async(its, measure, timeout=left, loop_timeout=loop_timeout, deadline=deadline)
         at.whole.follow(execution, partial(self._then, at, step))
 
     def _then(self, at: AsyncSteps, step: PreparedStep, execution: Future[Result]) -> None:
         result = execution.result()
+        at.spent.append(result.timing)
         if result.status:
             at.whole.settle(lambda: _failure_of(step, result))
         elif at.waiting:
             self._launch(at)
         else:
             self._rooms.put(None, at.room, at.room.nbytes)  # not after an error: a device may still write to it
-            at.whole.settle(lambda: self._success_of(at.request))
+            at.whole.settle(lambda: self._success_of(at.request, at.spent))
 
     def execute_fenced(
         self,
@@ -191,7 +197,9 @@ class PlannedModel(AnyPreparedModel):
 
         `duration`: of each step.
         """
-        if refusal := self._refusal(request):
+        options = ExecuteOptions(measure, None, loop_timeout, deadline)
+        refusal = self._refusal(request, options)
+        if refusal and refusal.status != ErrorStatus.OUTPUT_INSUFFICIENT_SIZE:  # a fence has no room for that one
             refusal.raise_for_status()
         check_outputs(self.model, request)
         room = self._take_room()
@@ -223,22 +231,25 @@ class PlannedModel(AnyPreparedModel):
 
     def _execute(self, ways: Sequence[Way], request: Request, room: Memory, options: ExecuteOptions) -> Result:
         """Step by step; ends at the first that fails."""
-        earlier(options.timeout, None)  # checks it
-        end = None if options.timeout is None else time.monotonic() + options.timeout
+        end, spent = None if options.timeout is None else time.monotonic() + options.timeout, list[Timing]()
         for step, execute, its in zip(self.steps, ways, self._requests(request, room), strict=True):
-            result = execute(its, *options._replace(timeout=self._left(step, end, options)))
+            try:
+                result = execute(its, *options._replace(timeout=self._left(end, options)))
+            except Timeout as error:
+                raise timed_out(options.timeout, error.phase, error.late_by) from None
             if result.status:
                 return _failure_of(step, result)
-        return self._success_of(request)
+            spent.append(result.timing)
+        return self._success_of(request, spent)
 
-    def _left(self, step: PreparedStep, end: float | None, options: ExecuteOptions) -> float | None:
+    def _left(self, end: float | None, options: ExecuteOptions) -> float | None:
         left = None if end is None else end - time.monotonic()
         if left is not None and left <= 0:
-            raise Timeout(f"the steps before the one on {step.device!r} took longer than {options.timeout} s")
+            raise timed_out(options.timeout, "executing")
         return left
 
-    def _success_of(self, request: Request) -> Result:
-        return Result(ErrorStatus.NONE, self._views(request), self._shapes(request))
+    def _success_of(self, request: Request, spent: Sequence[Timing]) -> Result:
+        return Result(ErrorStatus.NONE, self._views(request), self._shapes(request), _total(spent))
 
     def _views(self, request: Request) -> tuple[NDArray[Any], ...]:
         return output_views(self.model, request, ())
@@ -251,8 +262,16 @@ class PlannedModel(AnyPreparedModel):
         sides = [arguments(step.step, where) for step in self.steps]
         return [Request(*its, _pools_of(its, pools), request.loop_timeout) for its in sides]
 
-    def _refusal(self, request: Request) -> Result | None:
-        """What no step could say as it should be said: a step knows neither the model's inputs nor all outputs."""
+    def _refusal(self, request: Request, options: ExecuteOptions) -> Result | None:
+        """What no step could say as it should be said: a step knows neither the model's inputs nor all outputs.
+
+        Raises ValueError, Timeout for times in which nothing can be done.
+        """
+        check_times(timeout=options.timeout, loop_timeout=options.loop_timeout, deadline=options.deadline)
+        by = None if options.deadline is None else nanoseconds(options.deadline)
+        earlier(options.timeout, by)
+        if missed := passed(by):
+            return missed
         try:
             check_arguments(self.model, request)
             check_alone(_buffers_of(request.outputs, request), _buffers_of(request.inputs, request))
@@ -290,6 +309,12 @@ class PlannedModel(AnyPreparedModel):
         for step in self.steps:
             with suppress(PeerDied):  # with its device, all of that is gone too
                 step.model.prepared.close()
+
+
+def _total(spent: Sequence[Timing]) -> Timing:
+    """Of all steps; None where one of them was not measured."""
+    columns = zip(*spent, strict=True)
+    return Timing(*(None if None in times else sum(filter(None, times)) for times in columns))
 
 
 def _failure_of(step: PreparedStep, result: Result) -> Result:

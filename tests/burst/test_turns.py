@@ -54,7 +54,7 @@ class TestOneAtATime:
         """A caller who stopped waiting leaves the burst usable, and the next one gets its own result."""
         client, pool = burst(host(slow), spin=spin), memory()
         for _ in range(3):
-            with pytest.raises(Timeout, match="stays usable"):
+            with pytest.raises(Timeout, match="is dropped"):
                 client.run(pool, timeout=timeout)
             assert gate.entered.acquire(timeout=20)
             gate.open.release()

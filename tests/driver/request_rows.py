@@ -6,6 +6,8 @@
 
 import mmap
 import os
+import time
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -45,6 +47,7 @@ class Row(NamedTuple):
     fenced: Answer | None = None  #: of a fenced execution, where the HAL has another rule
     misuse: Answer | None = None  #: of arrays that are refused before anything is sent
     priority: str = "medium"
+    others: frozenset[tuple[str, str]] = frozenset()  #: status and phase of other answers that are right, too
 
 
 # ---- models. Each has a MUL, which one of the two devices of a divided model does not know.
@@ -180,7 +183,7 @@ def too_small(*shape):
 
 def rows():
     """All of them."""
-    return [*sizes(), *pools(), *omitted(), *buffers(), *shapes(), *malformed(), *others()]
+    return [*sizes(), *pools(), *omitted(), *buffers(), *shapes(), *malformed(), *times(), *others()]
 
 
 def sizes():
@@ -355,6 +358,87 @@ def malformed():
     yield Row(kind, "an output that is too short", changed(output={"length": 12}), too_small(1, 4), fenced=few)
     yield Row(kind, "a closed pool", closed, misuse("pool 0 is closed; a pool stays open while requests use it"))
     yield Row(kind, "no pool", changed(pools=lambda _: (1, 2)), misuse(no_pool, "TypeError"))
+
+
+def slow():
+    """Some milliseconds of matrix products."""
+    builder = driver.ModelBuilder()
+    x = _times_one(builder, builder.input("float32", (64, 512)))
+    weights, bias = (builder.constant(np.zeros(shape, np.float32)) for shape in ((512, 512), (512,)))
+    for _ in range(24):
+        x = builder.operation("FULLY_CONNECTED", x, weights, bias, 0)
+    builder.output(x)
+    return builder.build()
+
+
+def counting():
+    """Adds 1 to the first input until it has reached the second."""
+
+    def graph(operation, *more):
+        builder = driver.ModelBuilder()
+        n, most = builder.input("float32", (1,)), builder.input("float32", (1,))
+        given = (n, most) if operation == "LESS" else (n, np.ones(1, np.float32), 0)
+        found = [builder.operation(operation, *given)]
+        found += [builder.operation("ADD", most, np.zeros(1, np.float32), 0) for _ in more]
+        builder.output(*found)
+        return builder.build()
+
+    builder = driver.ModelBuilder()
+    n, most = builder.input("float32", (1,)), builder.input("float32", (1,))
+    more = _times_one(builder, n)
+    n, _ = builder.operation("WHILE", graph("LESS"), graph("ADD", most), more, most)
+    builder.output(n)
+    return builder.build()
+
+
+def times():
+    good, kind, nan = ok(X + 1), "times", float("nan")
+
+    def late(seconds):
+        return lambda: time.monotonic() + seconds
+
+    def row(name, answer, **options):
+        return Row(kind, name, usual, answer, arrays=(X,), options=options)
+
+    def hopeless(late=""):
+        words = f"MISSED_DEADLINE_PERSISTENT (before start){late}; give it more time, or another device"
+        return Answer("MISSED_DEADLINE_PERSISTENT", phase="before start", text=words)
+
+    def wrong(name, what):
+        return misuse(f"{name}: {what}, 0 or more; leave it out, or give None, for no limit")
+
+    past = hopeless(", late by N ms")
+    yield row("a deadline that is far", good, deadline=late(3600))
+    yield row("a deadline at the end of time", good, deadline=lambda: float("inf"))
+    yield row("a deadline that has passed", past, deadline=late(-1))
+    yield row("a deadline before time began", wrong("deadline=-1.0", "a time.monotonic()"), deadline=lambda: -1.0)
+    yield row("a deadline that is no number", wrong("deadline=nan", "a time.monotonic()"), deadline=lambda: nan)
+    yield row("a timeout that is long", good, timeout=lambda: 3600.0)
+    yield row("an endless timeout", good, timeout=lambda: float("inf"))
+    words = "timeout=0: no result can come in that time, and nothing was sent"
+    yield row("a timeout of 0", Answer("Timeout", phase="before start", text=words), timeout=lambda: 0)
+    yield row("a negative timeout", wrong("timeout=-1.0", "seconds"), timeout=lambda: -1.0)
+    yield row("a timeout that is no number", wrong("timeout=nan", "seconds"), timeout=lambda: nan)
+    work = np.zeros((64, 512), np.float32)
+    short = partial(Row, kind, request=lambda _: place(work, outputs=[work.nbytes]), model=slow, arrays=(work,))
+    waiting, transient = "waiting for the answer", "MISSED_DEADLINE_TRANSIENT"
+    given_up = {("MISSED_DEADLINE_PERSISTENT", "executing"), (transient, "executing"), (transient, "before start")}
+    given_up |= {(transient, "queued")}
+    others = frozenset({*given_up, (transient, waiting)})
+    yield short("a deadline that is too short", answer=hopeless(), options={"deadline": late(1e-3)}, others=others)
+    others = frozenset({*given_up, ("Timeout", waiting), ("Timeout", "executing"), ("Timeout", None)})
+    yield short("a timeout that is too short", answer=hopeless(), options={"timeout": lambda: 1e-3}, others=others)
+
+    n, three, many = (np.full(1, value, np.float32) for value in (0, 3, 1e9))
+    endless = lambda _: place(n, many, outputs=[4])  # noqa: E731
+    words = "a WHILE took longer than its loop timeout of 0.001 s; try again, or give it more time"
+    looped = Answer("MISSED_DEADLINE_TRANSIENT", phase="executing", text=words)
+    yield Row(kind, "a WHILE that takes too long", endless, looped, counting, options={"loop_timeout": lambda: 1e-3})
+    in_time = lambda _: place(n, three, outputs=[4])  # noqa: E731
+    yield Row(kind, "a WHILE in time", in_time, ok(three), counting, (n, three))
+    yield Row(kind, "a WHILE in time, limited", in_time, ok(three), counting, options={"loop_timeout": lambda: 2.0})
+    negative = wrong("loop_timeout=-1.0", "seconds")
+    yield Row(kind, "a negative loop timeout", usual, negative, options={"loop_timeout": lambda: -1.0})
 
 
 def others():

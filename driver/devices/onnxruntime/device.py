@@ -192,7 +192,7 @@ class OnnxRuntimeExecution(BoundExecution):
             (port.shape, memory.nbytes >= port.nbytes) for memory, port in zip(outputs, program.outputs, strict=True)
         )
         self._binding: Any = None
-        self._timeout = loop_timeout * program.loops
+        self._loop_timeout, self._timeout = loop_timeout, loop_timeout * program.loops
         self._is_long = bool(program.loops) or program.work >= LARGE
         self._is_cancelled = False
         self._options: Any = None  # of the run in progress, if it can be terminated
@@ -261,7 +261,9 @@ class OnnxRuntimeExecution(BoundExecution):
         if fault and was_ended.is_set():
             if left == min(limits):
                 raise overdue("executing", deadline)
-            raise LoopTimeout(f"its loops took longer than the sum of their loop timeouts, {self._timeout} s")
+            is_one = self._timeout == self._loop_timeout
+            loops = "a WHILE took longer than its loop timeout of" if is_one else "its loops took longer than all of"
+            raise LoopTimeout(f"{loops} {self._timeout} s")
         return fault
 
     def _ended(self, options: Any) -> str | None:

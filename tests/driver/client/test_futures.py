@@ -20,7 +20,7 @@ class TestFuture:
         with slow.burst(depth=2) as burst:
             future, begin = burst.submit(frame(0.2, 1)), time.monotonic()
             for ask in (future.result, future.exception):
-                with pytest.raises(Timeout, match="stays usable"):
+                with pytest.raises(Timeout, match="is dropped"):
                     ask(timeout=0.01)
             with pytest.raises(Timeout):
                 future.result(0)

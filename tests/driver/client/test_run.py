@@ -387,7 +387,7 @@ class TestGivingUp:
     def test_timeout_of_a_burst(self, slow_add):
         """A burst's late result is dropped, and never taken for that of the next request."""
         with slow_add.burst() as burst:
-            with pytest.raises(Timeout, match=r"within 0\.05 s; the burst stays usable"):
+            with pytest.raises(Timeout, match=r"within 0\.05 s; it is dropped when it comes"):
                 burst.run(slow(0.3), timeout=0.05)
             with pytest.raises(Timeout):
                 burst.run(timeout=0)

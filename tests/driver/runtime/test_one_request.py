@@ -22,13 +22,20 @@ def test_on_a_device(connect, name):
     check(site)
 
 
-_ONLY_PREPARED = "execute_async", "execute_fenced", "burst.execute, wire version 1"
+_ONLY_PREPARED = ("burst.execute, wire version 1",)
 
 
 def test_compiled(connect):
     """A compiled model on one device says the same."""
     device, other = connect(), connect()
     site = Site("compiled", lambda m, p: driver.compile(m, [device], priority=p), [device], other, _ONLY_PREPARED)
+    check(site)
+
+
+def test_divided(settled, connect):
+    """A model that is divided between two devices says the same."""
+    devices = [settled("Picky", 0.5), settled("reference", 0.9)]
+    site = Site("divided", lambda m, p: driver.compile(m, devices, priority=p), without=_ONLY_PREPARED)
     check(site)
 
 
@@ -40,7 +47,7 @@ def test_in_this_process():
 
 def check(site):
     cells = list(fill(site, rows()))
-    assert len(cells) > 50
+    assert len(cells) > 300
     assert not any(cell.wrong for cell in cells), report(cells)
 
 
