@@ -187,8 +187,8 @@ class Evacuated:
 
 
 def names_shared(request: Request) -> bool:
-    """Whether it names buffers in shared memory."""
-    return any(isinstance(pool, SharedBuffer) for pool in request.pools)
+    """Whether it names buffers in shared memory. Raises ValueError for one that is closed."""
+    return any(isinstance(pool, SharedBuffer) and bool(pool.managed) for pool in request.pools)
 
 
 def names_buffers(request: Request) -> bool:

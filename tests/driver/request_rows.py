@@ -228,7 +228,7 @@ def omitted():
 
 
 def buffers():
-    roles, kind = ([BufferRole(0, 0)], [BufferRole(0, 0)]), "device buffers"
+    roles, kind = ([BufferRole(0, 0)], [BufferRole(0, 0)]), "buffers"
 
     def read(buffer):
         return Request((A(pool=1),), (A(length=16),), (Memory.create(16), buffer))
@@ -259,11 +259,11 @@ def buffers():
     yield Row(kind, "a fresh buffer as input", lambda site: read(site.allocate(*roles)), fresh)
     yield Row(kind, "part of a buffer", part, invalid(whole))
     elsewhere = lambda site: read(site.allocate_elsewhere(*roles))  # noqa: E731
-    yield Row(kind, "a buffer of another connection", elsewhere, misuse(other, "BuffersLost"))
+    yield Row("buffers of a device", "a buffer of another connection", elsewhere, misuse(other, "BuffersLost"))
     yield Row(kind, "a closed buffer", closed, misuse("buffer N is closed; allocate another"))
     unknown = lambda _: read(DeviceBuffer(99999))  # noqa: E731
     no_buffer = invalid("token N: no buffer of this client; it may have been released")
-    yield Row(kind, "a buffer that was never allocated", unknown, no_buffer)
+    yield Row("buffers of a device", "a buffer that was never allocated", unknown, no_buffer)
 
 
 def shapes():

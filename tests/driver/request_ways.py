@@ -14,6 +14,7 @@ import driver
 from burst import BurstError, Controller, ErrorStatus, StatusError
 from burst.errors import Result
 from driver import BufferDesc
+from driver.runtime.compilation import CompiledModel
 
 PATIENCE = 20  # seconds
 _NUMBERS = re.compile(r"(late by|by) [\d.e+-]+ (ms|s)\b")
@@ -172,7 +173,7 @@ class Site:
 
     def can(self, row):
         """Whether the site has what the row needs."""
-        return self._elsewhere is not None or row.kind != "device buffers"
+        return self._elsewhere is not None or not row.kind.endswith("of a device")
 
     def supports(self, model):
         """Whether its devices, where they are known, execute all of it."""
@@ -187,7 +188,8 @@ class Site:
 
     def allocate(self, inputs, outputs):
         """A buffer for these roles."""
-        prepared = getattr(self._prepared, "prepared", self._prepared)
+        if isinstance(prepared := self._prepared, CompiledModel):
+            return self._stack.enter_context(prepared.allocate(BufferDesc(), inputs, outputs))
         return self._stack.enter_context(prepared.device.allocate(BufferDesc(), [prepared], inputs, outputs))
 
     def allocate_elsewhere(self, inputs, outputs):
