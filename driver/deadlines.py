@@ -146,6 +146,9 @@ class Wait(NamedTuple):
 _WITHOUT_END = Wait(None, None, None)
 
 
+ENDLESS = Wait(None, None, None)
+
+
 def unanswered(late_ns: int) -> MissedDeadlineTransient:
     """When the wait ended at the deadline."""
     return MissedDeadlineTransient(cause=Cause(WAITING, max(0, late_ns) / 1e9))

@@ -206,7 +206,9 @@ def check_buffers(pools: Sequence[object], connection: Connection | None) -> Non
     `connection`: to the device; None: to this process.
     """
     for n, pool in enumerate(pools):
-        if isinstance(pool, Buffer):
+        if type(pool) is Memory:  # first, because an abstract class takes long to say whose instance something is
+            check_pool(n, pool)
+        elif isinstance(pool, Buffer):
             pool.check(connection)
         else:
             check_pool(n, pool)

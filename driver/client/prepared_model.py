@@ -16,7 +16,7 @@ from driver.client.pipeline import Pipeline
 from driver.client.recovery import Crash, Key, crash_in_preparation, describe, digest_of, quarantine
 from driver.client.surface import AnyPreparedModel
 from driver.client.workspace import FreeList, KnownRequest, Workspace, input_shapes
-from driver.deadlines import Wait, check_times, earlier, passed, seconds_left
+from driver.deadlines import ENDLESS, Wait, check_times, earlier, passed, seconds_left
 from driver.errors import DriverError
 from driver.options import ExecuteOptions, Options, Policy, PrepareOptions, options_of
 from driver.protocol.plain_codec import with_loop_timeout
@@ -33,6 +33,9 @@ if TYPE_CHECKING:
     from driver.client.fenced import Waitable
     from driver.nn import Model
     from fmq.region import Kind
+
+
+_NO_TIMES = None, None, None
 
 
 class Home(NamedTuple):
@@ -101,15 +104,19 @@ class RemotePreparedModel(AnyPreparedModel):
 
         Raises PeerDied, Timeout, and Malformed for a request that cannot be said.
         """
-        check_times(timeout=timeout, loop_timeout=loop_timeout, deadline=deadline)
-        return self._execute(request, ExecuteOptions(measure, timeout, loop_timeout, deadline))
+        options = ExecuteOptions(measure, timeout, loop_timeout, deadline)
+        if options[1:] != _NO_TIMES:
+            check_times(timeout=timeout, loop_timeout=loop_timeout, deadline=deadline)
+        return self._execute(request, options)
 
     def _execute(self, request: Request, options: ExecuteOptions) -> Result:
         self.device.check_process()
-        request = with_loop_timeout(request, options.loop_timeout)
-        wait = Wait.of(options.timeout, options.deadline)
-        if missed := passed(wait.by):
-            return missed
+        wait = ENDLESS
+        if options[1:] != _NO_TIMES:
+            request = with_loop_timeout(request, options.loop_timeout)
+            wait = Wait.of(options.timeout, options.deadline)
+            if missed := passed(wait.by):
+                return missed
         home = self.present_home()
         check_buffers(request.pools, home.connection)
         known = self._recognised(request)

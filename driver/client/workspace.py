@@ -221,8 +221,9 @@ class KnownRequest:
 
     def __init__(self, request: Request) -> None:
         self._inputs, self._outputs, pools, self._loop_timeout = request
-        self._pools = tuple(map(ref, pools))
-        self._watched: list[ref[Any]] = []
+        end = partial(_end, ref(self))
+        self._pools, self._watched = tuple(map(id, pools)), [ref(pool, end) for pool in pools]
+        self._lives = True  # all of its pools do, so that no other pool has the id of one
         self._views: tuple[Sequence[OutputShape], tuple[Any, ...]] | None = None
 
     def is_of(self, request: Request) -> bool:
@@ -232,7 +233,8 @@ class KnownRequest:
             inputs is self._inputs
             and outputs is self._outputs
             and loop_timeout == self._loop_timeout
-            and tuple(map(ref, pools)) == self._pools
+            and tuple(map(id, pools)) == self._pools
+            and self._lives
         )
 
     def outputs(self, model: Model, request: Request, shapes: Sequence[OutputShape]) -> tuple[NDArray[Any], ...]:
@@ -242,19 +244,17 @@ class KnownRequest:
             return known[1]
         views = output_views(model, request, shapes)
         if not any(isinstance(pool, HardwareBuffer) for pool in request.pools):  # some are copied with each look
-            forget = partial(_forget_views, ref(self))
-            self._watched = [ref(pool, forget) for pool in request.pools]
             self._views = shapes, views
         return views
 
-    def forget_views(self) -> None:
-        """They would keep memory mapped that the application has dropped."""
-        self._views = None
+    def end(self) -> None:
+        """The application has dropped one of its pools. The views would keep that mapped."""
+        self._lives, self._views = False, None
 
 
-def _forget_views(known: ref[KnownRequest], _: ref[Any]) -> None:
+def _end(known: ref[KnownRequest], _: ref[Any]) -> None:
     if found := known():
-        found.forget_views()
+        found.end()
 
 
 def output_views(model: Model, request: Request, shapes: Sequence[OutputShape]) -> tuple[NDArray[Any], ...]:
