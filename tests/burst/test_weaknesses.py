@@ -246,7 +246,7 @@ def test_a_slot_stands_for_one_memory_for_ever(service, burst, memory, increment
     client, first, second = burst(configure), memory(), memory()
     client.run(first)
     old = client.encode(increment.request(first))
-    client._slots.forget(first)  # and the message to the device is lost
+    client._slots.forget([client._slots.slot_of(first)])  # and the message to the device is lost
     first.asarray()[:], second.asarray(shape=4)[:] = 0, 9
     assert client.run(second).status is NONE
     assert list(second.asarray(shape=8)) == [9] * 4 + [10] * 4

@@ -85,7 +85,7 @@ class TestFuture:
         """Each is called once, in order, with the future, when it is done or at once, also when it is cancelled."""
         called = []
         with slow.burst(depth=3) as burst:
-            futures = [burst.submit(frame(0.001, n)) for n in range(3)]
+            futures = [burst.submit(frame(0.05, n)) for n in range(3)]
             for n, future in enumerate(futures):
                 future.add_done_callback(lambda f, n=n: called.append((n, f.done())))
                 future.add_done_callback(lambda f, n=n: called.append((n + 10, f.done())))

@@ -178,7 +178,7 @@ last = 0
 print("ready", flush=True)
 for line in sys.stdin:
     page = trace.page
-    assert bytes(trace.memory.asarray())[:8] == b"BRSTRACE" and page.version == 1
+    assert bytes(trace.memory.asarray())[:8] == b"BRSTRACE" and page.version == 2
     found = int(page.client.results)
     assert last <= found <= page.client.requests and page.device.answered >= found
     last = found
