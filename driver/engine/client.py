@@ -192,7 +192,12 @@ class EngineClient:
         return Reply([self._loaded(number).shared.stage])
 
     def free(self, _: Message, *numbers: int) -> Reply:
-        """Drops prepared models and the requests bound to them. An open burst keeps its model."""
+        """Drops prepared models and the requests bound to them. An open burst keeps its model.
+
+        Raises InvalidArgument for what is no number.
+        """
+        if not all(type(number) is int for number in numbers):
+            raise InvalidArgument(f"free{numbers!r:.80}: prepared models are named by numbers")
         for number in numbers:
             self._models.pop(number, None)
         self._forget_plain_plans()

@@ -333,8 +333,8 @@ def accepted(device, data, where):
 def test_wrong_arguments(device, arguments):
     """A call with arguments that its method does not take is an invalid argument."""
     for method in ("prepare", "supported", "free", "burst", "hello", "nonsense"):
-        if (method, len(arguments)) == ("free", 1):
-            continue
+        if method == "free" and all(type(number) is int for number in arguments):
+            continue  # any number of models
         with pytest.raises(driver.InvalidArgument):
             device.call(method, *arguments)
 
