@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
 from weakref import WeakSet
 
@@ -19,7 +19,7 @@ from driver.interface import CacheFiles
 from driver.protocol.rpc import PROTOCOL, call
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from burst import Memory
 
@@ -86,22 +86,21 @@ class Connection:
                 if numbers and not self._is_over:
                     call(self.channel, method, *numbers, timeout=PATIENCE)
 
-    @contextmanager
-    def plain_path(self, deadline: int | None = None) -> Iterator[PlainClient]:
-        """A connection for one call. Calls at the same time get connections of their own, which are kept.
+    def take_plain_path(self, deadline: int | None = None) -> PlainClient:
+        """A connection for one call: `put_plain_path` keeps it for the next one. Close it after an error, because an
+        answer may still be on its way. Calls at the same time get connections of their own.
 
         Raises Timeout when there is none by the deadline, CLOCK_MONOTONIC ns.
         """
         try:
-            client = self._idle.pop()
+            return self._idle.pop()
         except IndexError:
             client = PlainClient(self._to_engine("channel", timeout=seconds_left(deadline)))
             self.add_path(client)
-        try:
-            yield client
-        except BaseException:
-            client.close()  # an answer may still be on its way
-            raise
+            return client
+
+    def put_plain_path(self, client: PlainClient) -> None:
+        """Keeps a connection on which no answer is on its way."""
         self._idle.append(client)
         if self._is_over:  # closed meanwhile: no other thread closes this one
             self._close_idle()

@@ -330,8 +330,14 @@ class RemoteDevice(Closing):
     def plain_path(self) -> Iterator[PlainClient]:
         """A connection for one call. Calls at the same time get connections of their own, which are kept."""
         self.check_process()
-        with self.connection.plain_path() as path:
+        connection = self.connection
+        path = connection.take_plain_path()
+        try:
             yield path
+        except BaseException:
+            path.close()
+            raise
+        connection.put_plain_path(path)
 
     def free_memory(self, memory: Memory) -> None:
         """The device unmaps it on all paths, bursts too: at once, or after the executions that use it. Memory that the

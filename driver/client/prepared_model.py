@@ -121,10 +121,15 @@ class RemotePreparedModel(AnyPreparedModel):
         check_buffers(request.pools, home.connection)
         known = self._recognised(request)
         try:
-            with home.connection.plain_path(wait.end) as path:
+            path = home.connection.take_plain_path(wait.end)
+            try:
                 result = path.execute(home.number, request, known, measure=options.measure, deadline=wait.end)
+            except BaseException:
+                path.close()
+                raise
         except Timeout:
             return wait.given_up()
+        home.connection.put_plain_path(path)
         if result.status == 0:
             result.outputs = known.outputs(self.model, request, result.output_shapes)
         return result

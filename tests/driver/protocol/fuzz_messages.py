@@ -30,7 +30,7 @@ from burst import (
     memory,
 )
 from burst.channel import Message
-from burst.turns import Flow, RunQueue, Share
+from burst.turns import Application, Flow, RunQueue, Share
 from burst.wire import Token
 from driver.engine import plain
 from driver.protocol import plain_codec, rpc
@@ -126,7 +126,7 @@ class Plain:
 
     def __init__(self, seed):
         self._channel = OneMessage(None)
-        flow = Flow(Share(RunQueue(1, 1e-3), 1), 1)
+        flow = Flow(Application(Share(RunQueue(1, 1e-3), 1), "fuzz"), 1)
         self._server = plain.PlainServer(self._channel, self._model, lambda _: flow, lambda: None)
         for slot in (0, 1):
             memory = Memory.create(4096)
