@@ -25,6 +25,19 @@ if TYPE_CHECKING:
 _Loop = asyncio.AbstractEventLoop
 
 
+class _Watched:
+    """A copy of a controller's descriptor, closed with its last reference.
+
+    Nothing else would close it when a loop is closed between a call to it (`call_in`) and its next turn.
+    """
+
+    def __init__(self, controller: Controller, fd: int) -> None:
+        self.controller, self.fd = controller, os.dup(fd)
+
+    def __del__(self) -> None:
+        os.close(self.fd)
+
+
 class Arrivals:
     """Of one pipeline. Any number of loops and tasks may wait, beside threads.
 
@@ -33,7 +46,7 @@ class Arrivals:
 
     def __init__(self, pipeline: Pipeline) -> None:
         self._weak = ref(pipeline)
-        self._watched: dict[_Loop, tuple[Controller, int]] = {}
+        self._watched: dict[_Loop, _Watched] = {}
         self._refused: set[_Loop] = set()  # loops that watch as soon as another thread stops receiving
         self._looking = threading.RLock()
         self.tasks = Tasks()
@@ -62,8 +75,8 @@ class Arrivals:
     def tell(self) -> None:
         """Results may have been taken: there may be room for the first task in the queue, or another device."""
         self.tasks.tell(self._pipeline)
-        for loop, (controller, _) in list(self._watched.items()):
-            if controller is not self._pipeline.session.controller:
+        for loop, watched in list(self._watched.items()):
+            if watched.controller is not self._pipeline.session.controller:
                 call_in(loop, self._look, loop)
 
     def renew(self) -> None:
@@ -92,8 +105,8 @@ class Arrivals:
         """The loop takes results from now on."""
         if (pipeline := self._weak()) is None or pipeline.session.is_closed:
             return
-        controller, (watched, _) = pipeline.session.controller, self._watched.get(loop, (None, -1))
-        if watched is controller:
+        controller, watched = pipeline.session.controller, self._watched.get(loop)
+        if watched and watched.controller is controller:
             return
         self._unwatch(loop)
         for other in [other for other in list(self._watched) if other.is_closed()]:
@@ -102,8 +115,8 @@ class Arrivals:
         fd = self.watch_fd()
         if fd >= 0:
             self._refused.discard(loop)
-            self._watched[loop] = controller, os.dup(fd)
-            loop.add_reader(self._watched[loop][1], self._look, loop)
+            self._watched[loop] = _Watched(controller, fd)
+            loop.add_reader(self._watched[loop].fd, self._look, loop)
 
     def watch_fd(self) -> int:
         """Readable when there is something to `look` at; -1 while a thread receives, which calls `rearm` afterwards.
@@ -118,10 +131,9 @@ class Arrivals:
         return found[-1]
 
     def _unwatch(self, loop: _Loop) -> None:
-        _, fd = self._watched.pop(loop, (None, -1))
-        if fd >= 0:
-            loop.remove_reader(fd)
-            os.close(fd)
+        watched = self._watched.pop(loop, None)
+        if watched:
+            loop.remove_reader(watched.fd)
 
     def _look(self, loop: _Loop) -> None:
         if (pipeline := self._weak()) is None:

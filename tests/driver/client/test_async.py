@@ -16,6 +16,7 @@ from inside import controller_of, in_flight_of, pipeline_of, reader_of
 import driver
 import fmq
 from burst import MissedDeadlineTransient, PeerDied
+from burst.dropped import later
 
 
 @pytest.fixture(autouse=True)
@@ -232,6 +233,17 @@ class TestAwait:
                 assert number_of(burst.run(frame(0, 4))) == 4
                 assert asyncio.run(once()) == 3
             assert watched(burst) <= 1
+
+    def test_loop_that_is_closed_before_it_is_told(self, slow, kit):
+        """A loop that is closed after a dropped burst has sent for it, and before it comes, leaves no descriptor."""
+        for _ in range(5):
+            loop, burst, told = asyncio.new_event_loop(), slow.burst(), threading.Event()
+            loop.run_until_complete(burst.run_async(frame(0.05, 1)))
+            assert watched(burst) == 1
+            del burst
+            later(told.set)
+            assert told.wait(kit.patience)
+            loop.close()
 
     def test_idle_loop(self, slow):
         """While a request executes the loop sleeps, and it does not wake up for a burst that is idle."""
