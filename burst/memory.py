@@ -13,11 +13,12 @@ import fcntl
 import mmap
 import os
 import stat
+import time
 from dataclasses import dataclass
 from enum import KEEP, IntFlag
 from functools import partial
 from multiprocessing import reduction
-from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 
 import numpy as np
 
@@ -32,6 +33,7 @@ from fmq.region import checked_size, memfd
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from io import FileIO
 
     from numpy.typing import NDArray
 
@@ -39,6 +41,8 @@ if TYPE_CHECKING:
 
 _READ_ONLY, _READ_WRITE = mmap.PROT_READ, mmap.PROT_READ | mmap.PROT_WRITE
 _MAX_BYTES = 2**47  # what can be mapped at all
+_TICK = 20_000_000  # ns: within a tick of its clock, at most 10 ms, the kernel gives two writes to a file the same time
+_CHUNK = 1 << 18  # bytes of a file that are copied at a time: they stay in the cache of the processor
 FROZEN = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 """The seals of memory that no process can change any more."""
 
@@ -135,13 +139,27 @@ class Memory(Region):
         """New memory with a copy of an array, of bytes or of a file (by its path), which no process can write any more.
 
         Constants of a model in such a pool travel to devices as a handle and are not copied. Raises
-        ResourceExhaustedPersistent for more than there is, OSError, ValueError for no bytes at all.
+        ResourceExhaustedPersistent for more than there is, OSError, also for a file that changes while it is read, and
+        ValueError for no bytes at all.
         """
         if isinstance(source, str | os.PathLike):
-            with open(source, "rb") as file:
-                return _frozen(os.fstat(file.fileno()).st_size, partial(_read_into, file))
+            with open(source, "rb", buffering=0) as file:
+                return cls.frozen_file(file)
         array = np.ascontiguousarray(np.frombuffer(source, np.uint8) if isinstance(source, bytes) else source)
-        return _frozen(array.nbytes, lambda room: np.copyto(room, array.reshape(-1).view(np.uint8)))
+        return _frozen(array.nbytes, _filled(lambda room: np.copyto(room, array.reshape(-1).view(np.uint8))))
+
+    @classmethod
+    def frozen_file(cls, file: FileIO) -> Memory:
+        """The same, of a file that is open for reading, from its beginning. It stays the caller's. Raises the same."""
+        before = os.fstat(file.fileno())
+        age = time.time_ns() - before.st_mtime_ns
+        if age < _TICK:  # a write during the copy could not be told from the last one
+            time.sleep(min(_TICK, _TICK - age) / 1e9)
+        memory = _frozen(before.st_size, partial(_copy, file))
+        after = os.fstat(file.fileno())
+        if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
+            raise _changed(file)
+        return memory
 
     @classmethod
     def frozen_by(cls, nbytes: int, fill: Callable[[NDArray[np.uint8]], object]) -> Memory:
@@ -149,7 +167,7 @@ class Memory(Region):
 
         Raises ValueError when it did.
         """
-        return _frozen(nbytes, fill)
+        return _frozen(nbytes, _filled(fill))
 
     @property
     def is_frozen(self) -> bool:
@@ -441,21 +459,14 @@ def adopted(kind: type[_M], fields: list[Any], fd: int) -> _M:
     return kind(fd, **arguments)
 
 
-def _frozen(nbytes: int, fill: Callable[[NDArray[np.uint8]], object]) -> Memory:
+def _frozen(nbytes: int, write: Callable[[int, int], object]) -> Memory:
+    """write: gets the descriptor of the new memory, and `nbytes`."""
     if nbytes < 1:
         raise ValueError(f"nbytes={nbytes}: shared memory has at least one byte")
     check_available(nbytes)
     fd = os.memfd_create("burst-constants", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
-        os.ftruncate(fd, nbytes)
-        pages = mmap.mmap(fd, nbytes)
-        room: NDArray[np.uint8] = np.frombuffer(pages, np.uint8)
-        fill(room)
-        del room
-        try:
-            pages.close()  # memory that is mapped for writing cannot be sealed against it
-        except BufferError:
-            raise ValueError("fill kept an array of the memory, which could still be written through it") from None
+        write(fd, nbytes)
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, FROZEN | fcntl.F_SEAL_SEAL)
     except BaseException:
         os.close(fd)
@@ -463,12 +474,36 @@ def _frozen(nbytes: int, fill: Callable[[NDArray[np.uint8]], object]) -> Memory:
     return Memory(fd, nbytes, writable=False)
 
 
-def _read_into(file: BinaryIO, room: NDArray[np.uint8]) -> None:
-    done = 0
-    while done < room.nbytes:
-        if not (count := os.preadv(file.fileno(), [room[done:].data], done)):
-            raise OSError(f"{file.name}: the file has become shorter")
+def _filled(fill: Callable[[NDArray[np.uint8]], object]) -> Callable[[int, int], None]:
+    """Writes memory through a mapping, which it closes: the kernel refuses to seal memory that is mapped writable."""
+
+    def write(fd: int, nbytes: int) -> None:
+        os.ftruncate(fd, nbytes)
+        pages = mmap.mmap(fd, nbytes)
+        room: NDArray[np.uint8] = np.frombuffer(pages, np.uint8)
+        fill(room)
+        del room
+        try:
+            pages.close()
+        except BufferError:
+            raise ValueError("fill kept an array of the memory, which could still be written through it") from None
+
+    return write
+
+
+def _copy(file: FileIO, fd: int, nbytes: int) -> None:
+    """Copies a file through a small buffer: half the time of reading it into mapped pages, which fault one by one."""
+    room, done = memoryview(bytearray(min(nbytes, _CHUNK))), 0
+    while done < nbytes and (count := os.preadv(file.fileno(), [room], done)):
+        if os.pwrite(fd, room[:count], done) != count:
+            raise OSError(errno.ENOSPC, "no memory left for a copy", str(file.name))
         done += count
+    if done != nbytes:
+        raise _changed(file)
+
+
+def _changed(file: FileIO) -> OSError:
+    return OSError(errno.ESTALE, "the file has changed while it was read", file.name)
 
 
 def _received(plain: object, fd: int) -> Memory:

@@ -14,6 +14,7 @@ import fcntl
 import math
 import os
 import stat
+import sys
 import threading
 from multiprocessing import reduction
 from typing import TYPE_CHECKING, Any, Literal, Self
@@ -227,6 +228,8 @@ def _reserved(nbytes: int, mode: int = 0o600) -> int:
     `mode` says which users may open it, by its name or through a descriptor that they received. A peer, perhaps of
     another account, opens memory without a name again to hold its role.
     """
+    if nbytes > _free():  # told before any page is taken: the kernel would take them one by one, until none is left
+        raise _no_space(nbytes)
     fd = os.open(_SHM, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
     try:
         os.fchmod(fd, mode)  # the umask does not apply here
@@ -235,13 +238,21 @@ def _reserved(nbytes: int, mode: int = 0o600) -> int:
         os.close(fd)
         if error.errno != errno.ENOSPC:
             raise
-        free = os.statvfs(_SHM)
-        raise NoSpace(
-            error.errno,
-            f"{nbytes} bytes of shared memory are needed and {free.f_bavail * free.f_frsize} "
-            f"are free in {_SHM}; make it larger, or use anonymous memory",
-        ) from None
+        raise _no_space(nbytes) from None
     return fd
+
+
+def _free() -> int:
+    found = os.statvfs(_SHM)
+    return found.f_bavail * found.f_frsize if found.f_blocks else sys.maxsize  # mounted without a limit: 0 blocks
+
+
+def _no_space(nbytes: int) -> NoSpace:
+    return NoSpace(
+        errno.ENOSPC,
+        f"{nbytes} bytes of shared memory are needed and {_free()} are free in {_SHM}; make it larger, or use "
+        "anonymous memory",
+    )
 
 
 def checked_size(fd: int, nbytes: int | None, *, sealed: bool) -> int:

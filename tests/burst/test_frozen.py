@@ -63,6 +63,22 @@ def test_fill_may_keep_nothing():
     assert len(os.listdir("/proc/self/fd")) == before
 
 
+@pytest.mark.parametrize("change", [b"", DATA.tobytes() + b"more"], ids=["shorter", "longer"])
+def test_a_file_that_changes(tmp_path, monkeypatch, change):
+    """While it is copied: refused, and no descriptor is left."""
+    path, read, before = tmp_path / "data", os.preadv, len(os.listdir("/proc/self/fd"))
+    path.write_bytes(DATA.tobytes())
+
+    def preadv(*arguments):
+        path.write_bytes(change)
+        return read(*arguments)
+
+    monkeypatch.setattr(os, "preadv", preadv)
+    with pytest.raises(OSError, match="the file has changed while it was read"):
+        Memory.frozen(path)
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
 def test_it_travels():
     """As one's own memory through `multiprocessing`: it is frozen there, too."""
     again = pickle.loads(ForkingPickler.dumps(Memory.frozen(DATA)))

@@ -364,8 +364,8 @@ Memory.create(2**21).asarray()[:] = 1
 
     def test_posix_memory(self, monkeypatch):
         """A full /dev/shm is told in the same way."""
-        free = os.statvfs("/dev/shm")
-        nbytes = free.f_bavail * free.f_frsize + 2**20
+        have = os.statvfs("/dev/shm")
+        nbytes = have.f_blocks * have.f_frsize + 2**20
         monkeypatch.setattr("burst.memory.check_available", lambda _: None)
         with pytest.raises(ResourceExhaustedPersistent, match=f"{nbytes} bytes of shared memory are needed and"):
             Memory.create(nbytes, "posix")
