@@ -38,10 +38,9 @@ from driver.recording import recorder as _recorder  # noqa: F401 (records what B
 from driver.runtime.allocate import allocate
 from driver.runtime.capabilities import devices
 from driver.runtime.chain import Chain
-from driver.runtime.compilation import (
-    CompiledModel,
-    compile,  # noqa: A004 (the name that users look for)
-)
+from driver.runtime.compilation import compile  # noqa: A004 (the name that users look for)
+from driver.runtime.compiled import CompiledModel
+from driver.runtime.model_check import check
 
 __all__ = [
     "AnyBurst",
@@ -90,6 +89,7 @@ __all__ = [
     "Subgraph",
     "Usage",
     "allocate",
+    "check",
     "compile",
     "connect",
     "devices",

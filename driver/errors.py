@@ -25,11 +25,23 @@ class ImportFailed(DriverError, ValueError):
     """A model file is damaged, of an unknown format, or holds what the HAL cannot say. Nothing was kept of it.
 
     operator, index: which one could not be mapped and its place in the file; None when it is about the file itself.
+    reason, remedy: the parts of the message; remedy is None where nothing is known to help. others: how many further
+    obstacles the file has.
     """
 
-    def __init__(self, reason: str, operator: str | None = None, index: int | None = None) -> None:
-        super().__init__(reason if operator is None else f"operator {index} ({operator}): {reason}")
-        self.operator, self.index = operator, index
+    def __init__(
+        self,
+        reason: str,
+        operator: str | None = None,
+        index: int | None = None,
+        *,
+        remedy: str | None = None,
+        others: int = 0,
+    ) -> None:
+        where = "" if operator is None else f"operator {index} ({operator}): "
+        more = f" (and {others} more obstacle{'s' * (others > 1)})" if others else ""
+        super().__init__(where + reason + (f"; {remedy}" if remedy else "") + more)
+        self.operator, self.index, self.reason, self.remedy, self.others = operator, index, reason, remedy, others
 
 
 class DeviceNotFound(DriverError, LookupError):

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from burst import ErrorStatus
-    from driver.nn import Model
+    from driver.nn import Extension, Model
     from driver.options import Preference
 
 
@@ -191,6 +191,9 @@ class Device(ABC):
     None: all, as for every device that reads the arrays that it gets.
     """
 
+    extensions: tuple[Extension, ...] = ()
+    """The vendor extensions that it knows. It is asked about no operation that uses another one."""
+
     library: str | None = None
     """The module that the device is made of; None: it needs no other."""
 
@@ -228,6 +231,13 @@ class Device(ABC):
     @abstractmethod
     def supported_operations(self, model: Model) -> list[bool]:
         """For each operation of the main subgraph of a valid model: True is a promise."""
+
+    def explain(self, model: Model) -> Sequence[str | None]:
+        """For each of these operations why it is not supported, for people: the tensor, its shape, the remedy. None: it
+        is supported. By default from `supported_operations`, which then is all that is known.
+        """
+        reason = f"the device {self.name} does not support it"
+        return [None if can else reason for can in self.supported_operations(model)]
 
     @abstractmethod
     def prepare(self, model: Model, pace: Callable[[], object], preference: Preference) -> PreparedModel:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, get_args
 
 from burst import InvalidArgument
 from fmq.end import DEFAULT_SPIN, spin_ns
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from burst import Trace
     from fmq.region import Kind
 
+InputShapes: TypeAlias = "Sequence[tuple[int, ...] | None] | Mapping[str, tuple[int, ...] | None]"
+"""Of a model's inputs, by position or by name; None omits one."""
 Policy = Literal["block", "reject", "latest"]
 Preference = Literal["low_power", "fast_single_answer", "sustained_speed"]
 PREFERENCES: tuple[Preference, ...] = get_args(Preference)
@@ -69,7 +71,7 @@ class Options(NamedTuple):
     spin: float | str
     memory: Kind
     measure: bool
-    input_shapes: Sequence[tuple[int, ...] | None] | None
+    input_shapes: InputShapes | None
     depth: int
     policy: Policy
     recover: bool

@@ -25,7 +25,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-enum { PROTOCOL = 2, INVALID_ARGUMENT = 4 };
+enum { PROTOCOL = 3, INVALID_ARGUMENT = 4 };
 enum { CONTROL = 4096, DTYPE_AT = 1024, WRITER_LIFE_AT = 768, READER_LIFE_AT = 896 };
 enum { DATUM = 24, LENGTH = 1024, SLOT = 0, MOST_REQUESTS = 1000000 };
 enum { TENSOR_FLOAT32 = 3, INT32 = 1, MODEL_INPUT = 1, MODEL_OUTPUT = 2, CONSTANT = 3 };
@@ -86,7 +86,7 @@ static void greet(int device, message *m) {
     struct stat status;
     begin_call(m, "hello");
     put(m, "i", PROTOCOL);
-    if (call(device, m, 1) != 8 || m->n_fds != 1) die("hello was answered with %d descriptors", m->n_fds);
+    if (call(device, m, 1) != 9 || m->n_fds != 1) die("hello was answered with %d descriptors", m->n_fds);
     int seals = checked(fcntl(m->fds[0], F_GET_SEALS), "the life page's seals");
     if (!(seals & F_SEAL_SHRINK) || fstat(m->fds[0], &status) || status.st_size < CONTROL)
         die("the life page that came with hello is not sealed, or too small");

@@ -1,4 +1,5 @@
-"""`burst bench`: measures an execution in this process, through a burst, and on the plain path.
+"""`burst bench`: measures an execution in this process, through a burst, and on the plain path; of a model file, beside
+the same file in its own runtime.
 
 In a clone of the project it also runs the benchmark scripts in bench/, which are not part of a wheel.
 """
@@ -10,6 +11,7 @@ import json
 import subprocess
 import sys
 import tempfile
+from contextlib import closing
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -17,9 +19,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 import numpy as np
 
-from driver.cli.comparison import IN_PROCESS, Comparison, add_model, compared
-from driver.cli.inputs import feeds
-from driver.cli.names import DeviceName, is_model, loaded
+from driver.cli.comparison import Comparison, Subject, add_model, compared
+from driver.cli.inputs import FeedOptions
+from driver.cli.names import DeviceName, as_options, form_option, header_of, is_model
 from driver.cli.output import (
     digits,
     examples,
@@ -31,17 +33,20 @@ from driver.cli.output import (
     progress,
     spelled,
 )
-from driver.cli.ports import inputs_of
+from driver.cli.own_runtime import OwnRuntime, own_runtime
+from driver.cli.sizes import shape_option
 from driver.cli.timing import conditions, in_words
+from driver.cli.wiring import Wiring
 from driver.devices import missing, names
+from driver.devices.files import RUNTIMES
+from driver.errors import ImportFailed
+from driver.importers.files import Form, kind_of, load
 from driver.nn.errors import did_you_mean
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from matplotlib.axes import Axes
-
-    from driver.nn import Model
 
 _FILE: Any = click.Path(path_type=Path, dir_okay=False)
 ADD = "ADD of 4 floats"
@@ -64,6 +69,7 @@ class _ModelOrScript(click.ParamType):  # type: ignore[type-arg] # as DeviceName
     epilog=examples(
         "burst bench",
         "burst bench net.tflite --device litert --plot bench.png",
+        "burst bench yolo.onnx --shape images=1x3x320x320",
         "burst bench --list",
         "burst bench burst_roundtrip --json",
     )
@@ -75,8 +81,11 @@ class _ModelOrScript(click.ParamType):  # type: ignore[type-arg] # as DeviceName
     multiple=True,
     type=DeviceName(),
     metavar="NAME",
-    help="Device to measure; repeatable. [default: all installed devices]",
+    help="Device to measure; repeatable. [default: all that are installed; with MODEL without reference]",
 )
+@click.option("--input", "inputs", multiple=True, metavar="[NAME=]FILE", help="As of `burst run`. [default: random]")
+@shape_option
+@form_option
 @click.option(
     "--seconds",
     default=3.0,
@@ -92,6 +101,9 @@ class _ModelOrScript(click.ParamType):  # type: ignore[type-arg] # as DeviceName
 def bench(
     what: tuple[str, ...],
     devices: tuple[str, ...],
+    inputs: tuple[str, ...],
+    shapes: tuple[str, ...],
+    form: Form,
     seconds: float,
     pin: bool,
     plot: Path | None,
@@ -101,47 +113,86 @@ def bench(
 ) -> None:
     """Measure what a burst costs here, beside the alternatives.
 
-    Executes an addition of four floats, and MODEL (a .tflite or .onnx file, on random inputs) if given, in four ways:
-    with the device's code in this process, through a burst that polls, through a burst that sleeps, and on the plain
-    path. The four are interleaved, so that all meet the same conditions. With two CPUs or more, the client runs on one
-    and the execution on the others. SCRIPT is a benchmark script named by --list; these need a clone of the project.
+    Executes MODEL, a .tflite or .onnx file, in four ways: the file in the runtime that it was made for, in this process
+    and on one thread; through a burst that polls; through a burst that sleeps; and on the plain path. Each writes its
+    inputs. That is done for each form that the file has, on each device that takes it. Without MODEL, it is an
+    addition of four floats, with the device's own code in this process as the first way. The four are interleaved, so
+    that all meet the same conditions. With two CPUs or more, the client runs on one and the execution on the others.
+    SCRIPT is a benchmark script named by --list; these need a clone of the project.
     """
     if listing:
         _list(as_json)
     elif what and not any(map(is_model, what)):
         _run_scripts(what, plot, quick=quick, as_json=as_json)
     else:
-        usable = devices or tuple(name for name in names() if not missing(name))
-        _compare(_models(what), usable, seconds, plot, pin=pin, as_json=as_json)
+        if len(what) > 1:
+            raise click.UsageError(f"{' '.join(what)}: pass either one MODEL or any number of SCRIPTs")
+        if plot:
+            _check_plot(plot)
+        machine, usable = conditions(), devices or tuple(name for name in names() if not missing(name))
+        if what:
+            found = _of_file(_Trial(Path(what[0]), inputs, shapes, form, devices, seconds, pin))
+        else:
+            found = [compared(device, _addition(), seconds, pin=pin) for device in usable]
+        _tell(found, machine, plot, as_json=as_json)
 
 
-def _models(what: Sequence[str]) -> dict[str, tuple[Model, Sequence[Any]]]:
-    """Models and their inputs, by name."""
-    if len(what) > 1:
-        raise click.UsageError(f"{' '.join(what)}: pass either one MODEL or any number of SCRIPTs")
-    found = {ADD: add_model(), **{Path(name).name: loaded(Path(name)) for name in what}}
-    fed = {name: feeds(inputs_of(model), (), (), 0, None) for name, model in found.items()}
-    return {name: (model, [feed.array for feed in fed[name]]) for name, model in found.items()}
+def _addition() -> Subject:
+    return Subject(ADD, add_model(), [np.ones((1, 4), np.float32)] * 2)
 
 
-def _compare(
-    models: dict[str, tuple[Model, Sequence[Any]]],
-    devices: Sequence[str],
-    seconds: float,
-    plot: Path | None,
-    *,
-    pin: bool,
-    as_json: bool,
-) -> None:
-    if plot:
-        _check_plot(plot)
-    machine = conditions()
-    found = []
-    with progress() as tell:
-        for device in devices:
-            for name, (model, arrays) in models.items():
-                tell(f"{name} on {device}")
-                found.append(compared(device, name, model, arrays, seconds, pin=pin))
+class _Trial(NamedTuple):
+    """A model file, and how it is to be measured."""
+
+    path: Path
+    inputs: Sequence[str]
+    shapes: Sequence[str]
+    form: Form
+    devices: Sequence[str]  #: that were named; empty: those that are installed, without the reference
+    seconds: float
+    pin: bool
+
+    def forms(self) -> tuple[Form, ...]:
+        """All that may be measured."""
+        return ("file", "operations") if self.form == "auto" else (self.form,)
+
+
+def _of_file(trial: _Trial) -> list[Comparison]:
+    """Each form of the file on each device that takes it."""
+    kind, found = kind_of(trial.path), list[Comparison]()
+    installed = [name for name in names() if name != "reference" and not missing(name)]
+    with (
+        closing(Wiring.of(header_of(trial.path), trial.inputs, trial.shapes, (), FeedOptions())) as wiring,
+        progress() as tell,
+    ):
+        own = _own_runtime(trial.path, wiring)
+        for form in trial.forms():
+            try:
+                model = load(trial.path, wiring.shapes, form)
+            except ImportFailed as error:
+                found.append(Comparison("", trial.path.name, form, trial.pin, reason=as_options(str(error))))
+                continue
+            subject = Subject(
+                trial.path.name, model, [feed.array for feed in wiring.in_form_of(model).fed], own, is_from_file=True
+            )
+            for device in trial.devices or installed:
+                tell(f"{trial.path.name} on {device}, as {'it is' if form == 'file' else form}")
+                one = compared(device, subject, trial.seconds, pin=trial.pin)
+                if one.ways or form != "file" or trial.devices or device == RUNTIMES[kind]:
+                    found.append(one)
+    return found
+
+
+def _own_runtime(path: Path, wiring: Wiring) -> OwnRuntime | None:
+    """Raises ClickException for a file, or inputs, that it does not take."""
+    try:
+        return own_runtime(path, [feed.array for feed in wiring.fed])
+    except Exception as error:  # whatever the runtime raises
+        words = f"{path.name}: the runtime that it was made for refuses it: {error}"
+        raise click.ClickException(f"{words}{wiring.chosen_words}") from error
+
+
+def _tell(found: Sequence[Comparison], machine: dict[str, Any], plot: Path | None, *, as_json: bool) -> None:
     if plot:
         _draw(plot, found, in_words(machine))
     if as_json:
@@ -155,7 +206,7 @@ def _show(found: Sequence[Comparison], machine: str) -> None:
     print_line(machine)
     for one in found:
         if one.reason:
-            print_line(f"{one.model} on {one.device}: {one.reason}")
+            print_line(f"\n{one.title}: {one.reason}")
             continue
         rows = [
             (
@@ -167,8 +218,8 @@ def _show(found: Sequence[Comparison], machine: str) -> None:
             for way in one.ways
         ]
         where = "client and device on separate CPUs" if one.is_pinned else "not pinned"
-        print_line(f"\n{one.model} on {one.device}: {where}, {one.rounds} rounds; medians [95 % interval]")
-        print_table(("", "p50", "p99", f"x {one.ways[0].name}"), rows, (1, 2, 3))
+        print_line(f"\n{one.title}: {where}, {one.rounds} rounds; medians [95 % interval]")
+        print_table(("", "p50", "p99", "ratio to the first"), rows, (1, 2, 3))
 
 
 def _list(as_json: bool) -> None:
@@ -296,7 +347,7 @@ def _panel(axis: Axes, one: Comparison) -> None:
     from matplotlib.ticker import NullFormatter
 
     for y, way in enumerate(one.ways):
-        colour = _HERE if way.name == IN_PROCESS else _OURS
+        colour = _OURS if y else _HERE
         axis.plot([way.p50.median, way.p99], [y, y], color=colour, linewidth=1.2, marker="|", markevery=[1])
         axis.plot([way.p50.low, way.p50.high], [y, y], color=colour, linewidth=5, alpha=0.35, solid_capstyle="butt")
         axis.plot(way.p50.median, y, "o", color=colour)
@@ -308,6 +359,6 @@ def _panel(axis: Axes, one: Comparison) -> None:
     axis.set_xscale("log")
     axis.xaxis.set_major_formatter(lambda us, _: spelled(us))
     axis.xaxis.set_minor_formatter(NullFormatter())
-    axis.set_title(f"{one.model} on {one.device}{', not pinned' * (not one.is_pinned)}", loc="left", fontsize=10)
+    axis.set_title(f"{one.title}{', not pinned' * (not one.is_pinned)}", loc="left", fontsize=10)
     axis.grid(visible=True, axis="x", alpha=0.25)
     axis.spines[["top", "right"]].set_visible(False)

@@ -26,6 +26,7 @@ class _Entry(NamedTuple):
 COMMANDS = {
     "bench": _Entry("driver.cli.bench:bench", "Measure what a burst costs here, beside the alternatives."),
     "cache": _Entry("driver.cli.cache:cache", "List, verify and remove compilations kept on disk."),
+    "check": _Entry("driver.cli.check:check", "Find every obstacle of a model file, in every form."),
     "completion": _Entry("driver.cli.completion:completion", "Print the shell code that completes this command."),
     "demo": _Entry("driver.cli.demo:demo", "Run a demo: camera frames or sound through a burst."),
     "devices": _Entry("driver.cli.devices:devices", "List devices: type, version, capabilities, speed."),

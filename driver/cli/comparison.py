@@ -1,4 +1,8 @@
-"""Compares the ways to execute one model on one device: in this process, through a burst, on the plain path."""
+"""Compares the ways to execute one model on one device: in this process, through a burst, on the plain path.
+
+A model file is compared with the same file in its own runtime, and each call writes its inputs. Any other model is
+compared with the device's code in this process, and its inputs are in place.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,7 @@ import os
 import signal
 import tempfile
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -20,13 +24,15 @@ from driver.client.workspace import InputSet, OutputSet, Workspace
 from driver.devices import device_class
 from driver.errors import DeviceFailed, DriverError
 from driver.nn import ModelBuilder
+from driver.nn.file_form import is_file
 from driver.runtime.local import LocalDevice
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
+    from driver.cli.own_runtime import OwnRuntime
     from driver.client.device import RemoteDevice
     from driver.client.prepared_model import RemotePreparedModel
     from driver.nn import Model
@@ -45,28 +51,28 @@ def add_model() -> Model:
 
 
 @contextmanager
-def remote_calls(device: RemoteDevice, model: Model, arrays: Sequence[Any] | None = None) -> Iterator[Calls]:
+def remote_calls(
+    device: RemoteDevice, model: Model, arrays: Sequence[Any] | None = None, *, writes: bool = False
+) -> Iterator[Calls]:
     """Prepares a model and opens two bursts on it; yields the call of each way, by its name. Idle bursts sleep.
 
-    `arrays`: the inputs; by default ones, if the model declares all shapes. They are in place: no call copies them.
-    Raises as `device.prepare` does.
+    `arrays`: the inputs; by default ones, if the model declares all shapes. `writes`: each call copies them to the
+    device; else they are in place. Raises as `device.prepare` does.
     """
     operands = [model.main.operands[i] for i in model.main.inputs]
     inputs = arrays or [np.ones(o.dimensions, o.type.dtype) for o in operands]
     with device.prepare(model) as prepared, ExitStack() as stack:
-        polling, sleeping = (_burst(stack, prepared, inputs, **options) for options in ({}, {"spin": 0}))
-        yield {POLLING: polling, SLEEPING: sleeping, PLAIN: _plain_path(prepared, inputs)}
+        polling, sleeping = (_burst(stack, prepared, inputs, writes, **options) for options in ({}, {"spin": 0}))
+        plain = partial(prepared.run, *inputs) if writes else _plain_path(prepared, inputs)
+        yield {POLLING: polling, SLEEPING: sleeping, PLAIN: plain}
 
 
 def _burst(
-    stack: ExitStack, prepared: RemotePreparedModel, arrays: Sequence[Any], **options: Any
+    stack: ExitStack, prepared: RemotePreparedModel, arrays: Sequence[Any], writes: bool, **options: Any
 ) -> Callable[[], object]:
     burst = stack.enter_context(prepared.burst(input_shapes=[array.shape for array in arrays], **options))
-    for place, array in zip(burst.inputs, arrays, strict=True):
-        assert place is not None
-        place[...] = array
-    burst.run()
-    return burst.run
+    burst.run(*arrays)
+    return partial(burst.run, *arrays) if writes else burst.run
 
 
 def _plain_path(prepared: RemotePreparedModel, arrays: Sequence[Any]) -> Callable[[], object]:
@@ -101,6 +107,7 @@ class Comparison:
 
     device: str
     model: str
+    form: str  #: "file" or "operations"; "" of what is no file
     is_pinned: bool
     rounds: int = 0
     ways: tuple[Way, ...] = ()
@@ -111,33 +118,75 @@ class Comparison:
         ways = [
             {**way._asdict(), "p50": _plain(way.p50), "ratio": way.ratio and _plain(way.ratio)} for way in self.ways
         ]
-        plain = {"device": self.device, "model": self.model, "pinned": self.is_pinned, "rounds": self.rounds}
-        return {**plain, "us": ways, "reason": self.reason}
+        plain = {"device": self.device, "model": self.model, "form": self.form, "pinned": self.is_pinned}
+        return {**plain, "rounds": self.rounds, "us": ways, "reason": self.reason}
+
+    @property
+    def title(self) -> str:
+        """What was measured, in words."""
+        if not self.device:
+            return f"{self.model} as {'it is' if self.form == 'file' else 'operations of the HAL'}"
+        form = {"file": " as it is", "operations": " as operations", "": ""}[self.form]
+        return f"{self.model}{form} on {self.device}"
 
 
 def _plain(found: Estimate) -> dict[str, float]:
     return {"value": found.median, "low": found.low, "high": found.high, "confidence": found.confidence}
 
 
-def compared(device: str, name: str, model: Model, arrays: Sequence[Any], seconds: float, *, pin: bool) -> Comparison:
+class Subject(NamedTuple):
+    """What is measured: a model in one form, with its inputs. `own`: the file that it came from, in its own runtime."""
+
+    name: str
+    model: Model
+    arrays: Sequence[Any]
+    own: OwnRuntime | None = None
+    is_from_file: bool = False
+
+    @property
+    def form(self) -> str:
+        """What `Comparison.form` says."""
+        return "file" if is_file(self.model) else "operations" if self.is_from_file else ""
+
+
+def compared(device: str, subject: Subject, seconds: float, *, pin: bool) -> Comparison:
     """Measures for about `seconds`, after some preparation. If it cannot measure, the result holds the reason.
 
     `pin`: pins client and device to separate CPUs, if there are two.
     """
     pin = pin and len(os.sched_getaffinity(0)) > 1
+    found = Comparison(device, subject.name, subject.form, pin)
     try:
         with _own(device) as remote:
-            if not all(remote.supported_operations(model)):
-                return Comparison(device, name, pin, reason="it does not take all operations of this model")
-            calls: Calls = {}
-            with suppress(Exception):  # a device may need something that only its own process has
-                calls[IN_PROCESS] = _here(device, model, arrays)
-            with remote_calls(remote, model, arrays) as others:
-                calls |= others
-                rounds = _rounds(calls, seconds, _pinned(remote) if pin else lambda _way: None)
-                return Comparison(device, name, pin, len(rounds[PLAIN]), _ways(rounds))
+            if reason := _refusal(remote, subject.model):
+                return replace(found, reason=reason)
+            calls = _calls_here(device, subject)
+            with remote_calls(remote, subject.model, subject.arrays, writes=subject.own is not None) as others:
+                here = set(calls)
+                rounds = _rounds(calls | others, seconds, _pinned(remote, here) if pin else lambda _way: None)
+                return replace(found, rounds=len(rounds[PLAIN]), ways=_ways(rounds))
     except (BurstError, DriverError, OSError) as error:
-        return Comparison(device, name, pin, reason=str(error))
+        return replace(found, reason=str(error))
+
+
+def _refusal(device: RemoteDevice, model: Model) -> str:
+    """Why the device does not take the model; "" if it does."""
+    reasons = [(n, reason) for n, reason in enumerate(device.explain(model)) if reason is not None]
+    if not reasons:
+        return ""
+    number, reason = reasons[0]
+    where = "" if is_file(model) else f"operation {number} ({model.main.operations[number].type}): "
+    more = f", and {len(reasons) - 1} more" if len(reasons) > 1 else ""
+    return f"{where}{reason}{more}"
+
+
+def _calls_here(device: str, subject: Subject) -> Calls:
+    """The call in this process: of the file's own runtime, else of the device's code."""
+    if subject.own is not None:
+        return {subject.own.name: subject.own.call}
+    with suppress(Exception):  # a device may need something that only its own process has
+        return {IN_PROCESS: _here(device, subject.model, subject.arrays)}
+    return {}
 
 
 def _here(device: str, model: Model, arrays: Sequence[Any]) -> Callable[[], object]:
@@ -203,12 +252,12 @@ def _own(name: str) -> Iterator[RemoteDevice]:
                 os.kill(device.service_pid, signal.SIGTERM)  # the engine ends with it
 
 
-def _pinned(device: RemoteDevice) -> Callable[[str], None]:
-    """Pins the client to one CPU and the execution to the others, be it the device's or this process's own."""
+def _pinned(device: RemoteDevice, here: Collection[str]) -> Callable[[str], None]:
+    """Pins the client to one CPU and the execution to the others: the device's, and in ways `here` this process."""
     ours, *theirs = sorted(os.sched_getaffinity(0))
     for pid in (device.service_pid, device.engine_pid):
         _move(pid, theirs)
-    return lambda way: _move(os.getpid(), theirs if way == IN_PROCESS else [ours])
+    return lambda way: _move(os.getpid(), theirs if way in here else [ours])
 
 
 def _move(pid: int, processors: Iterable[int]) -> None:

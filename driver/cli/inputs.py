@@ -1,54 +1,96 @@
-"""Inputs for `burst run`: each from an array, sound or image file, or random. Notes how each was converted to fit."""
+"""Inputs for `burst run`: each from a file, a stream or a number, or random. Notes how each was converted to fit."""
 
 from __future__ import annotations
 
 import math
-import re
-import wave
 import zipfile
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 import numpy as np
 
+from driver.cli.images import LETTERBOX, ImageFit, opened
 from driver.cli.ports import shape_words
-from driver.nn.errors import did_you_mean
+from driver.cli.sizes import SizeTable, by_input
+from driver.cli.sounds import Blocks, read_recording
+from driver.cli.videos import Video, is_stream
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
-    from PIL.Image import Image
 
     from driver.cli.ports import Port
+    from driver.cli.sizes import Sizes
+
+RANDOM, ZEROS = "random", "zeros"
+FRAME, BLOCK = "frame", "block"
 
 
-RANDOM = "random"
+@dataclass(frozen=True, slots=True)
+class FeedOptions:
+    """How files become inputs.
+
+    seed: of random inputs. pixels: one of PIXELS; None: what the input's type suggests. fit: one of FITS. block, hop:
+    samples of a block of sound, and from the begin of one to the next; None: as long as the input, else the whole.
+    """
+
+    seed: int = 0
+    pixels: str | None = None
+    fit: str = LETTERBOX
+    block: int | None = None
+    hop: int | None = None
+
+
+class Later(NamedTuple):
+    """What follows the first value of an input: frames or blocks, each with the second at which it begins."""
+
+    unit: str  #: FRAME or BLOCK
+    values: Iterator[tuple[float, NDArray[Any]]]
+    close: Callable[[], object]  #: ends the stream
 
 
 class Feed(NamedTuple):
-    """The value of one input."""
+    """The value of one input, or the first of many."""
 
     array: NDArray[Any]
-    source: str  #: a file, "random" or "zeros"
+    source: str  #: a file, a number, "random" or "zeros"
     done: str  #: how it was converted to fit
+    later: Later | None = None
 
 
 def feeds(
-    ports: Sequence[Port], given: Sequence[str], shapes: Sequence[str], seed: int, pixels: str | None
+    ports: Sequence[Port],
+    given: Sequence[str],
+    sizes: Mapping[str, Sizes],
+    options: FeedOptions,
+    states: Collection[str] = (),
 ) -> list[Feed]:
-    """Returns one for each input. `given`: values of --input, `shapes`: values of --shape. Raises UsageError."""
-    sources, sizes = _sources(ports, given), _named(ports, shapes, "--shape")
-    generator, found = np.random.default_rng(seed), []
-    for port in ports:
-        shape = _shape(port, sizes.get(port.name))
-        source = sources.get(port.name, "zeros" if port.is_state else RANDOM)
-        if source in (RANDOM, "zeros"):
-            found.append(_made(port, shape, source, generator))
+    """Returns one for each input. Raises UsageError.
+
+    `given`: values of --input. `sizes`: of --shape, by input. `states`: inputs that begin with zeros; those of the
+    importer do, too.
+    """
+    sources, table = _sources(ports, given), SizeTable(ports, sizes)
+    if (options.block or options.hop) and not any(_is_sound(source) for source in sources.values()):
+        option = f"--block {options.block}" if options.block else f"--hop {options.hop}"
+        raise click.UsageError(f"{option}: no input is a .wav file; pass one with --input, or leave it out")
+    generator, found = np.random.default_rng(options.seed), dict[str, Feed]()
+    for port in sorted(ports, key=lambda port: sources.get(port.name, RANDOM) == RANDOM):  # files tell sizes
+        source = sources.get(port.name, RANDOM)
+        if source != RANDOM:
+            found[port.name] = _read(port, table.of(port), source, options)
         else:
-            found.append(_read(port, shape, source, pixels))
-    return found
+            is_state = port.name not in sources and (port.is_state or port.name in states)
+            found[port.name] = _made(port, table, generator, is_state=is_state)
+        table.settle(port, found[port.name].array.shape)
+    return [found[port.name] for port in ports]
+
+
+def _is_sound(source: str) -> bool:
+    return source.lower().endswith(".wav")
 
 
 def _sources(ports: Sequence[Port], given: Sequence[str]) -> dict[str, str]:
@@ -60,139 +102,102 @@ def _sources(ports: Sequence[Port], given: Sequence[str]) -> dict[str, str]:
         if known := [port.name for port in ports if port.name in inside]:
             at = words.index(archive)
             words[at : at + 1] = [f"{name}={archive}" for name in known]
-    return _named(ports, words, "--input")
+    return by_input(ports, words, "--input")
 
 
-def _named(ports: Sequence[Port], given: Iterable[str], option: str) -> dict[str, str]:
-    """Values by input name. Values without NAME= go to the remaining inputs, in order."""
-    found: dict[str, str] = {}
-    without, names = [], [port.name for port in ports]
-    for word in given:
-        name = next((name for name in names if word.startswith(f"{name}=")), None)
-        if name is None:
-            without.append(word)
-        elif name in found:
-            raise click.UsageError(f"{option} {word}: input {name!r} is given twice; remove one")
-        else:
-            found[name] = word[len(name) + 1 :]
-    free = [name for name in names if name not in found]
-    for word in without[len(free) :]:
-        raise click.UsageError(f"{option} {word}: too many; the model has {len(names)} inputs: {', '.join(names)}")
-    for word in without:
-        name, is_named, _ = word.partition("=")
-        if is_named and not Path(word).exists():
-            hint = did_you_mean(name, names)
-            raise click.UsageError(f"{option} {word}: no input is named {name!r}; inputs: {', '.join(names)}{hint}")
-    return {**found, **dict(zip(free, without, strict=False))}
-
-
-def _shape(port: Port, words: str | None) -> tuple[int, ...]:
-    """The shape of an input as far as it is known: the model's own, completed by --shape."""
-    declared = port.operand.dimensions
-    if words is None:
-        return declared
-    if not re.fullmatch(r"\d{1,9}(x\d{1,9})*", words, re.ASCII) or 0 in (given := tuple(map(int, words.split("x")))):
-        raise click.UsageError(f"--shape {words}: expected positive numbers separated by x, for example 1x224x224x3")
-    fits = not declared or (
-        len(given) == len(declared) and all(d in (0, g) for d, g in zip(declared, given, strict=True))
-    )
-    if not fits or port.operand.type.is_scalar:
-        raise click.UsageError(f"--shape {words}: input {port.name!r} is {port.words}; only a ? can be set")
-    return given
-
-
-def _made(port: Port, shape: tuple[int, ...], source: str, generator: np.random.Generator) -> Feed:
-    """Generates an input: random numbers or zeros."""
-    kind = port.operand.type
-    if not shape and not kind.is_scalar:
-        raise click.UsageError(f"input {port.name!r} has no known rank; pass --shape {port.name}=1x…")
-    chosen = tuple(size or 1 for size in shape)
-    done = f"? taken as 1; change it with --shape {port.name}=…" if chosen != shape else ""
-    if source == "zeros":
-        return Feed(np.zeros(chosen, kind.dtype), source, "the initial state")
+def _made(port: Port, table: SizeTable, generator: np.random.Generator, *, is_state: bool) -> Feed:
+    """Generates an input: random numbers, or the zeros of a state."""
+    kind, shape = port.operand.type, table.without_file(port, is_state=is_state)
+    taken = next((own for own, known in zip(shape, table.of(port), strict=True) if not known), 0)
+    done = f"? taken as {taken}; change it with --shape {port.name}=…" if taken else ""
+    if is_state:
+        return Feed(np.zeros(shape, kind.dtype), ZEROS, "the initial state")
     if kind.is_quantised:
         limits = np.iinfo(kind.dtype)
-        array = generator.integers(limits.min, limits.max, chosen, kind.dtype, endpoint=True)
+        array = generator.integers(limits.min, limits.max, shape, kind.dtype, endpoint=True)
         words = "the whole quantised range"
     elif kind.dtype.kind == "f":
-        array, words = generator.uniform(-1, 1, chosen), "-1 to 1"
+        array, words = generator.uniform(-1, 1, shape), "-1 to 1"
     else:
-        array, words = generator.integers(0, 2, chosen), "0 or 1"
-    return Feed(np.asarray(array, kind.dtype), source, "; ".join(filter(None, (words, done))))
+        array, words = generator.integers(0, 2, shape), "0 or 1"
+    return Feed(np.asarray(array, kind.dtype), RANDOM, "; ".join(filter(None, (words, done))))
 
 
-def _read(port: Port, shape: tuple[int, ...], source: str, pixels: str | None) -> Feed:
-    """Reads an input's file by its suffix: an array, a sound, or else an image."""
-    where = f"--input {source}"
+def _read(port: Port, shape: Sizes, source: str, options: FeedOptions) -> Feed:
+    """Reads an input's file by its suffix: an array, a sound; else by what the input takes: bytes, or an image."""
+    if is_stream(source):
+        return _of_video(port, shape, source, options)
     if not Path(source).is_file():
-        raise click.UsageError(f"{where}: no such file; pass a path, or the word {RANDOM!r}")
-    match Path(source).suffix.lower():
-        case ".npy" | ".npz":
-            array, done = read_array(port, shape, source, where)
-        case ".wav":
-            array, done = read_sound(port, shape, source, where)
-        case _:
-            array, done = read_image(port, shape, source, where, pixels)
-    return Feed(np.ascontiguousarray(array).reshape(array.shape), source, done)
+        return _number(port, shape, source)
+    if source.lower().endswith((".npy", ".npz")):
+        array, done = read_array(port, shape, source, f"--input {source}")
+        return Feed(np.ascontiguousarray(array).reshape(array.shape), source, done)
+    if _is_sound(source):
+        return _of_sound(port, shape, source, options)
+    is_text = not port.is_real and port.dtype != "bool" and 0 < len(shape) < 3
+    return (_of_bytes if is_text else _of_image)(port, shape, source, options)
 
 
-def read_sound(port: Port, shape: tuple[int, ...], path: str, where: str) -> tuple[NDArray[Any], str]:
-    """Reads a sound for an input; returns it and how it was converted. Raises UsageError."""
-    kind = port.operand.type
-    if kind.dtype.kind != "f" and not kind.is_quantised:
-        raise click.UsageError(
-            f"{where}: input {port.name!r} is {kind.name}, which no sound fits; pass an array (.npy)"
-        )
-    samples, rate = _samples(path, where)
-    count, channels = samples.shape
-    done = f"{count} samples at {rate} Hz"
-    is_kept = shape[-1:] == (channels,) and any(size != 1 for size in shape[:-1])
-    if channels > 1 and not is_kept:
-        samples, done = samples.mean(axis=1, keepdims=True), f"{done}, the mean of {channels} channels"
-    filled = _filled(port, shape, samples.shape, where)
-    room = math.prod(filled) // samples.shape[1]
-    if room < count:
-        done = f"{done}, cut to the first {room}"
-    elif room > count:
-        done = f"{done}, padded with {room - count} zeros"
-    fitted = np.zeros((room, samples.shape[1]))
-    fitted[:count] = samples[:room]
-    words = "-1 to 1, quantised" if kind.is_quantised else "-1 to 1"
-    return port.stored(fitted).reshape(filled), f"{done}; {words}"
+def _of_image(port: Port, shape: Sizes, source: str, options: FeedOptions) -> Feed:
+    image = opened(source)
+    if image is None:
+        return _of_video(port, shape, source, options)
+    fit = ImageFit(port, shape, image, f"--input {source}", pixels=options.pixels, fit=options.fit)
+    return Feed(fit(image), source, fit.done)
 
 
-def _samples(path: str, where: str) -> tuple[NDArray[np.float64], int]:
-    """Samples from -1 to 1, as [time, channels]; and the sample rate."""
+def _of_video(port: Port, shape: Sizes, source: str, options: FeedOptions) -> Feed:
+    video = Video(source)
+    frames = iter(video)
     try:
-        with wave.open(path) as file:
-            width, channels, rate = file.getsampwidth(), file.getnchannels(), file.getframerate()
-            raw = file.readframes(file.getnframes())
-    except (wave.Error, EOFError, OSError) as error:
-        raise click.UsageError(f"{where}: not a PCM WAV file: {error or 'it is truncated'}") from error
-    raw = raw[: len(raw) - len(raw) % (width * channels)]
-    if not raw:
-        raise click.UsageError(f"{where}: the file contains no samples")
-    if width == 1:
-        numbers = np.frombuffer(raw, np.uint8).astype(np.float64) - 128
-    else:  # the highest bytes of 32 bits
-        wide = np.zeros((len(raw) // width, 4), np.uint8)
-        wide[:, 4 - width :] = np.frombuffer(raw, np.uint8).reshape(-1, width)
-        numbers = wide.view("<i4")[:, 0] / 2.0 ** (32 - 8 * width)
-    return (numbers / 2.0 ** (8 * width - 1)).reshape(-1, channels), rate
+        _, first = next(frames)
+        fit = ImageFit(port, shape, first, f"--input {source}", pixels=options.pixels, fit=options.fit)
+    except click.UsageError:
+        video.close()
+        raise
+    later = Later(FRAME, ((second, fit(image)) for second, image in frames), video.close)
+    return Feed(fit(first), source, fit.done, later)
 
 
-def _filled(port: Port, shape: tuple[int, ...], found: tuple[int, int], where: str) -> tuple[int, ...]:
-    """The input's shape: one axis is time, the last may be channels, all others have size 1."""
-    count, channels = found
-    rest = list(shape or (0, channels))[: -1 if channels > 1 else None]
-    if len(rest) > 1 and not rest[0]:
-        rest[0] = 1  # a batch
-    if sum(size != 1 for size in rest) > 1:
+def _of_sound(port: Port, shape: Sizes, source: str, options: FeedOptions) -> Feed:
+    where = f"--input {source}"
+    blocks = Blocks(port, shape, read_recording(source, where), where, options.block, options.hop)
+    values = iter(blocks)
+    _, first = next(values)
+    return Feed(first, source, blocks.done, Later(BLOCK, values, lambda: None) if blocks.count > 1 else None)
+
+
+def _of_bytes(port: Port, shape: Sizes, source: str, _options: FeedOptions) -> Feed:
+    """The bytes of any file as a row of integers."""
+    found = np.fromfile(source, np.uint8)
+    chosen = tuple(size or (1 if axis < len(shape) - 1 else max(1, found.size)) for axis, size in enumerate(shape))
+    if math.prod(chosen[:-1]) != 1:
         raise click.UsageError(
-            f"{where}: input {port.name!r} takes {shape_words(shape)}, which is not a row of samples; "
-            "compute its features and pass them as an array (.npy)"
+            f"--input {source}: input {port.name!r} takes {shape_words(shape)}, which is not one row of bytes; pass an "
+            "array (.npy)"
         )
-    return (*(size or count for size in rest), *((channels,) if channels > 1 else ()))
+    row = np.zeros(chosen[-1], port.operand.type.dtype)
+    row[: found.size] = found[: row.size]
+    done = f"{found.size} bytes"
+    if found.size != row.size:
+        done += f", cut to the first {row.size}" if found.size > row.size else f", padded with zeros to {row.size}"
+    return Feed(row.reshape(chosen), source, done)
+
+
+def _number(port: Port, shape: Sizes, source: str) -> Feed:
+    """A number, for every element of the input. Raises UsageError for what is neither a number nor a file."""
+    where = f"--input {source}"
+    try:
+        number = float(source)
+    except ValueError:
+        remedy = f"pass a path, a number, the address of a stream, or the word {RANDOM!r}"
+        raise click.UsageError(f"{where}: no such file; {remedy}") from None
+    chosen = tuple(size or 1 for size in shape)
+    if port.is_real and port.dtype != "bfloat16":
+        return Feed(port.stored(np.full(chosen, number)), source, "the number")
+    exact = np.full(chosen, int(source) if source.lstrip("+-").isdecimal() else number)
+    array, _ = _converted(port, exact, where)
+    return Feed(array, source, "the number")
 
 
 _DAMAGED = OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile, zipfile.LargeZipFile
@@ -207,10 +212,12 @@ def _names_in(path: str) -> list[str]:
         raise click.UsageError(f"--input {path}: not an .npz file: {error}; write it with numpy.savez") from error
 
 
-def read_array(port: Port, shape: tuple[int, ...], path: str, where: str) -> tuple[NDArray[Any], str]:
+def read_array(port: Port, shape: Sizes, path: str, where: str) -> tuple[NDArray[Any], str]:
     """Reads an array for an input; returns it and how it was converted to fit. Raises UsageError."""
     found = _array_of(port, path, where)
     done = []
+    if found.size == 1 and port.operand.type.is_scalar:
+        found = found.reshape(())
     if len(found.shape) + 1 == len(shape) and shape[0] in (0, 1):
         found = found[np.newaxis]
         done.append("batch dimension added")
@@ -262,102 +269,3 @@ def write_arrays(path: Path, found: Mapping[str, NDArray[Any]]) -> None:
         for name, array in found.items():
             with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
                 np.lib.format.write_array(file, np.ascontiguousarray(array).reshape(array.shape), allow_pickle=False)
-
-
-RANGES = {"0..1": (0.0, 1.0), "-1..1": (-1.0, 1.0), "0..255": (0.0, 255.0)}
-IMAGENET = "imagenet"
-PIXELS = *RANGES, IMAGENET
-_MEAN, _DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet's pixels, in the range 0..1
-_MODES = {1: "L", 3: "RGB", 4: "RGBA"}
-
-
-class _Frame(NamedTuple):
-    """Size of the image that an input takes; 0 means open."""
-
-    height: int
-    width: int
-    channels: int
-    is_channels_first: bool
-
-
-def read_image(
-    port: Port, shape: tuple[int, ...], path: str, where: str, pixels: str | None
-) -> tuple[NDArray[Any], str]:
-    """Reads an image for an input; returns it and how it was converted. `pixels`: one of PIXELS. Raises UsageError."""
-    frame = _frame(port, shape, where)
-    image, done = _resized(_opened(path, where), frame)
-    bytes_ = np.asarray(image).reshape(image.height, image.width, frame.channels)
-    array, words = _from_pixels(port, bytes_, where, pixels)
-    if frame.is_channels_first:
-        array, words = array.transpose(2, 0, 1), f"{words}, channels first"
-    return array.reshape(_image_shape(shape, array.shape)), f"{done}; {words}"
-
-
-def _frame(port: Port, shape: tuple[int, ...], where: str) -> _Frame:
-    inner = shape[1:] if len(shape) == 4 and shape[0] in (0, 1) else shape
-    if len(inner) == 2:
-        return _Frame(*inner, 1, is_channels_first=False)
-    if len(inner) == 3 and inner[2] in _MODES:
-        return _Frame(*inner, is_channels_first=False)
-    if len(inner) == 3 and inner[0] in _MODES:
-        return _Frame(inner[1], inner[2], inner[0], is_channels_first=True)
-    raise click.UsageError(
-        f"{where}: input {port.name!r} takes {shape_words(shape)}, which is not an image of 1, 3 or 4 channels; "
-        "pass an array (.npy), or --shape"
-    )
-
-
-def _image_shape(shape: tuple[int, ...], found: tuple[int, ...]) -> tuple[int, ...]:
-    """The input's shape, with open dimensions filled in."""
-    if len(shape) == 2:
-        return found[:2]
-    return (1, *found) if len(shape) == 4 else found
-
-
-def _opened(path: str, where: str) -> Image:
-    try:
-        from PIL import Image, ImageOps
-    except ModuleNotFoundError as error:
-        raise click.UsageError(f"{where}: images need pillow: pip install 'burst-engine[cli]'") from error
-    try:
-        with Image.open(path) as file:
-            return ImageOps.exif_transpose(file)
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        known = "supported: .npy, .npz, .wav and images (PNG, JPEG, …)"
-        raise click.UsageError(f"{where}: not a readable image: {error}; {known}") from error
-
-
-def _resized(image: Image, frame: _Frame) -> tuple[Image, str]:
-    from PIL.Image import Resampling
-
-    done = f"{image.width} x {image.height} {image.mode}"
-    if image.mode != (mode := _MODES[frame.channels]):
-        image, done = image.convert(mode), f"{done}, converted to {mode}"
-    size = frame.width or image.width, frame.height or image.height
-    if size != image.size:
-        image, done = image.resize(size, Resampling.BILINEAR), f"{done}, resized to {size[0]} x {size[1]} (bilinear)"
-    return image, done
-
-
-def _from_pixels(port: Port, found: NDArray[np.uint8], where: str, pixels: str | None) -> tuple[NDArray[Any], str]:
-    """Converts pixels to the input's type."""
-    dtype = port.operand.type.dtype
-    if pixels is None and port.is_byte:
-        return (found.astype(np.int16) + np.iinfo(dtype).min).astype(dtype), "bytes used as quantised values"
-    if dtype.kind not in "fi" and not port.operand.type.is_quantised:
-        raise click.UsageError(
-            f"{where}: input {port.name!r} is {port.operand.type.name}, which no image fits; pass an array (.npy)"
-        )
-    pixels = pixels or ("0..1" if dtype.kind == "f" or port.operand.type.is_quantised else "0..255")
-    words = f"pixels as {pixels}" + (", quantised" if port.operand.type.is_quantised else "")
-    return port.stored(_scaled(found / np.float64(255), pixels, where)), words
-
-
-def _scaled(found: NDArray[np.float64], pixels: str, where: str) -> NDArray[np.float64]:
-    """Scales pixels from the range 0..1."""
-    if pixels != IMAGENET:
-        low, high = RANGES[pixels]
-        return found * (high - low) + low
-    if found.shape[2] != 3:
-        raise click.UsageError(f"{where}: --pixels {IMAGENET} needs 3 channels; the input has {found.shape[2]}")
-    return (found - _MEAN) / _DEVIATION

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import ast
+import re
+import shlex
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import click
 from click.shell_completion import CompletionItem
 
 from driver.client.served import is_path
 from driver.devices import names, usable_class
-from driver.errors import DeviceNotFound
-from driver.importers.files import READERS, load
+from driver.errors import DeviceNotFound, ImportFailed
+from driver.importers.files import READERS, Form, load, read_header
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from driver.importers.header import Header
+    from driver.importers.obstacle import Shapes
     from driver.nn import Model
 
 
@@ -45,12 +53,53 @@ class DeviceName(click.ParamType):  # type: ignore[type-arg] # generic from clic
 
 def is_model(name: str) -> bool:
     """True for a file name with a suffix that `driver.load` knows."""
-    return Path(name).suffix in READERS
+    return Path(name).suffix.lower() in READERS
 
 
-def loaded(path: Path) -> Model:
-    """Loads a model. Raises UsageError if the file cannot be read, ImportFailed if it holds no valid model."""
+def form_option(function: Callable[..., object]) -> Callable[..., object]:
+    """The option --form, as `form`."""
+    return click.option(
+        "--form",
+        type=click.Choice(get_args(Form)),
+        default="auto",
+        show_default=True,
+        help="The file as it is, in its own runtime; operations of the HAL; or what each device runs.",
+    )(function)
+
+
+def header_of(path: Path) -> Header:
+    """The header of a model file. Raises UsageError if it cannot be opened, ImportFailed if it holds no valid model."""
+    with _readable(path):
+        return read_header(path)
+
+
+def loaded(path: Path, shapes: Shapes | None = None, form: Form = "auto") -> Model:
+    """Loads a model. Raises as `header_of`."""
+    with _readable(path):
+        return load(path, shapes, form)
+
+
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
     try:
-        return load(path)
+        yield
     except OSError as error:
         raise click.UsageError(f"MODEL {str(path)!r}: {error.strerror}; pass the path of a model file") from error
+    except ImportFailed as error:
+        raise click.UsageError(f"MODEL {str(path)!r}: {as_options(str(error))}") from error
+
+
+_FIXED = re.compile(r"shapes=(\{'.*?\)\})")
+
+
+def as_options(words: str) -> str:
+    """The same text with --shape where it tells a program to pass shapes={…}."""
+    return _FIXED.sub(lambda found: _options(found[1], found[0]), words)
+
+
+def _options(written: str, instead: str) -> str:
+    try:
+        shapes = ast.literal_eval(written)
+        return " ".join(f"--shape {shlex.quote(name)}={'x'.join(map(str, sizes))}" for name, sizes in shapes.items())
+    except (ValueError, SyntaxError):
+        return instead

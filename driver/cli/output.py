@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+_JSON_LINE = 110
+"""Characters of a line of JSON."""
 _UNITS = ("s", 1e6), ("ms", 1e3), ("us", 1.0)
 json_option = click.option("--json", "as_json", is_flag=True, help="Print only JSON.")
 
@@ -47,8 +49,23 @@ def progress() -> Iterator[Callable[[str], object]]:
 
 
 def print_json(found: Any) -> None:
-    """Prints JSON on standard output. NaN and infinities become null."""
-    click.echo(json.dumps(_plain(found), indent=1, allow_nan=False))
+    """Prints JSON on standard output: what fits into a line is one. NaN and infinities become null."""
+    click.echo(_json(_plain(found), ""))
+
+
+def _json(found: Any, indent: str) -> str:
+    line = json.dumps(found, allow_nan=False)
+    inner = found.values() if isinstance(found, dict) else found if isinstance(found, list) else ()
+    is_row = isinstance(found, list) and not any(isinstance(value, dict | list) for value in inner)
+    if not inner or is_row or len(indent) + len(line) <= _JSON_LINE:
+        return line
+    deeper = indent + "  "
+    if isinstance(found, dict):
+        lines = [f"{json.dumps(str(key))}: {_json(value, deeper)}" for key, value in found.items()]
+    else:
+        lines = [_json(value, deeper) for value in inner]
+    left, right = "{}" if isinstance(found, dict) else "[]"
+    return f"{left}\n{deeper}" + f",\n{deeper}".join(lines) + f"\n{indent}{right}"
 
 
 def _plain(found: Any) -> Any:
@@ -59,12 +76,14 @@ def _plain(found: Any) -> Any:
     return None if isinstance(found, float) and not math.isfinite(found) else found
 
 
-def print_table(head: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> None:
-    """`right`: columns to align at the right."""
-    table = Table(*head)
-    table.columns[0].no_wrap = True
-    for column in right:
-        table.columns[column].justify, table.columns[column].no_wrap = "right", True
+def print_table(
+    head: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int] = (), *, folds: bool = False
+) -> None:
+    """`right`: columns to align at the right. `folds`: breaks long words; else the first column is never broken."""
+    table = Table(*(Column(word, overflow="fold" if folds else "ellipsis") for word in head))
+    table.columns[0].no_wrap = not folds
+    for number in right:
+        table.columns[number].justify, table.columns[number].no_wrap = "right", True
     for row in rows:
         table.add_row(*map(Text, row))
     Console().print(table)

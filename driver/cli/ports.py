@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from driver.nn.tensors import tensors_of
 from driver.nn.types import ZERO_POINTS
 
 if TYPE_CHECKING:
@@ -13,24 +14,48 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from driver.importers.header import Header
     from driver.nn import Model, Operand
 
 
 class Port(NamedTuple):
     """An input or output of a model."""
 
-    name: str  #: from the model file, else "input 0"
+    name: str  #: as in `model.inputs` and `model.outputs`
     operand: Operand
 
     @property
+    def _extra(self) -> dict[str, Any]:
+        return self.operand.extra if isinstance(self.operand.extra, dict) else {}
+
+    @property
     def is_state(self) -> bool:
-        """True for a state that passes from one execution to the next."""
-        return isinstance(self.operand.extra, dict) and "state" in self.operand.extra
+        """True for a state that the importer made an input and an output."""
+        return "state" in self._extra
+
+    @property
+    def labels(self) -> list[str]:
+        """What each class is called, where the file says it; else empty."""
+        return [str(label) for label in self._extra.get("labels") or ()]
+
+    @property
+    def symbols(self) -> tuple[str, ...]:
+        """The file's name of each open dimension; "" where it has none."""
+        given = tuple(word or "" for word in self._extra.get("dims") or ())
+        return given if len(given) == len(self.operand.dimensions) else ("",) * len(self.operand.dimensions)
+
+    @property
+    def dtype(self) -> str:
+        """The element type: numpy's name, "bool" or "bfloat16"."""
+        name = self.operand.type.name
+        return "bool" if "BOOL" in name else "bfloat16" if "BFLOAT16" in name else self.operand.type.dtype.name
 
     @property
     def words(self) -> str:
         """Type and shape, as text."""
-        return f"{self.operand.type.name} {shape_words(self.operand.dimensions)}"
+        quantised = "quantised " if self.operand.type.is_quantised else ""
+        is_unranked = not self.operand.dimensions and not self.operand.type.is_scalar
+        return f"{quantised}{self.dtype} {'of any rank' if is_unranked else shape_words(self.operand.dimensions)}"
 
     def stored(self, real: NDArray[Any]) -> NDArray[Any]:
         """Converts real numbers to the stored type; quantises to the nearest step."""
@@ -43,10 +68,17 @@ class Port(NamedTuple):
 
     def real(self, stored: NDArray[Any]) -> NDArray[Any]:
         """Converts stored numbers to real ones: dequantises."""
+        if self.dtype == "bfloat16":
+            return (stored.astype(np.uint32) << 16).view(np.float32)
         if not self.operand.type.is_quantised:
             return stored
         numbers: NDArray[Any] = (stored.astype(np.float64) - self.operand.zero_point) * self.operand.scale
         return numbers
+
+    @property
+    def is_real(self) -> bool:
+        """True if it holds real numbers."""
+        return self.operand.type.is_quantised or self.dtype.startswith(("float", "bfloat"))
 
     @property
     def is_byte(self) -> bool:
@@ -56,23 +88,23 @@ class Port(NamedTuple):
 
 def inputs_of(model: Model) -> list[Port]:
     """The model's inputs, in order."""
-    return _ports(model, model.main.inputs, "input")
+    return _ports([model.main.operands[i] for i in model.main.inputs], "input")
 
 
 def outputs_of(model: Model) -> list[Port]:
     """The model's outputs, in order."""
-    return _ports(model, model.main.outputs, "output")
+    return _ports([model.main.operands[i] for i in model.main.outputs], "output")
 
 
-def _ports(model: Model, numbers: Sequence[int], kind: str) -> list[Port]:
-    found, names = [], set[str]()
-    for n, number in enumerate(numbers):
-        operand = model.main.operands[number]
-        named = operand.extra.get("name") if isinstance(operand.extra, dict) else None
-        name = named if named and named not in names else f"{kind} {n}"
-        names.add(name)
-        found.append(Port(name, operand))
-    return found
+def declared(header: Header) -> tuple[list[Port], list[Port]]:
+    """The inputs and outputs that a file declares, in order. None of them may be refused."""
+    sides = (("input", header.inputs), ("output", header.outputs))
+    inputs, outputs = (_ports([tensor.operand() for tensor in tensors], word) for word, tensors in sides)
+    return inputs, outputs
+
+
+def _ports(operands: Sequence[Operand], word: str) -> list[Port]:
+    return [Port(info.name, operand) for info, operand in zip(tensors_of(operands, word), operands, strict=True)]
 
 
 def shape_words(shape: Sequence[int]) -> str:

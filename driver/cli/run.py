@@ -1,18 +1,21 @@
-"""`burst run`: runs a model file on this machine's devices, with inputs from files or random."""
+"""`burst run`: runs a model file on this machine's devices, with inputs from files, streams or random numbers."""
 
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import click
 import numpy as np
 
-from burst import BurstError
-from driver.cli.inputs import PIXELS, Feed, feeds, write_arrays
-from driver.cli.names import DeviceName, loaded
+from burst import BurstError, StatusError
+from driver.cli.images import FITS, LETTERBOX, PIXELS
+from driver.cli.inputs import FeedOptions, write_arrays
+from driver.cli.names import DeviceName, as_options, form_option, header_of, loaded
 from driver.cli.output import (
     examples,
     json_option,
@@ -23,20 +26,35 @@ from driver.cli.output import (
     spelled,
     with_options,
 )
-from driver.cli.ports import inputs_of, outputs_of, shape_words
-from driver.cli.timing import time_calls
+from driver.cli.ports import shape_words
+from driver.cli.sizes import shape_option
+from driver.cli.steps import execution, steps
+from driver.cli.summaries import (
+    brief,
+    brief_words,
+    classes,
+    range_text,
+    ranges,
+    read_labels,
+    readable,
+    summary,
+    summary_words,
+)
+from driver.cli.wiring import Wiring
+from driver.errors import NotPlaced
+from driver.nn.file_form import is_file
 from driver.options import PREFERENCES, PRIORITIES
 from driver.runtime.compilation import compile  # noqa: A004 (its name)
 from driver.runtime.local import NAME
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
-    from driver.cli.ports import Port
-    from driver.nn import Model
-    from driver.runtime.compilation import CompiledModel
+    from driver.cli.steps import Stages, Step
+    from driver.importers.files import Form
+    from driver.runtime.compiled import CompiledModel
 
 _PATH: Any = click.Path(path_type=Path)
 _options = with_options(
@@ -53,22 +71,45 @@ _options = with_options(
         "inputs",
         multiple=True,
         metavar="[NAME=]FILE",
-        help="Input file: an image, .wav, .npy or .npz, or the word random. [default: random]",
+        help="Image, video, camera, stream, .wav, .npy or .npz; a number; or the word random. [default: random]",
     ),
-    click.option(
-        "--shape", "shapes", multiple=True, metavar="[NAME=]1x224x…", help="Shape of an input whose shape is open."
-    ),
+    shape_option,
+    form_option,
     click.option(
         "--pixels",
         type=click.Choice(PIXELS),
         help="Range of pixel values. [default: 0..1; for 8-bit inputs the bytes themselves]",
     ),
+    click.option(
+        "--fit",
+        type=click.Choice(FITS),
+        default=LETTERBOX,
+        show_default=True,
+        help="How an image gets its size: with grey bars, or stretched.",
+    ),
+    click.option("--frames", type=click.IntRange(1), metavar="N", help="Stop after N frames or blocks."),
+    click.option("--block", type=click.IntRange(1), metavar="N", help="Samples in a block of sound."),
+    click.option(
+        "--hop", type=click.IntRange(1), metavar="N", help="Samples from one block to the next. [default: a block]"
+    ),
+    click.option(
+        "--state",
+        "states",
+        multiple=True,
+        metavar="OUTPUT=INPUT",
+        help="Output that is the input of the next execution; repeatable. 'none': do not look for any.",
+    ),
     click.option("--seed", default=0, show_default=True, help="Seed for random inputs."),
     click.option("--runs", default=20, show_default=True, type=click.IntRange(1), help="Number of timed runs."),
     click.option("--plain", is_flag=True, help="Use the plain path instead of a burst."),
     click.option("--top", default=5, show_default=True, type=click.IntRange(0), help="Number of classes to show."),
-    click.option("--labels", type=_PATH, metavar="FILE", help="Text file with one class name per line."),
-    click.option("--output", type=_PATH, metavar="FILE.npz", help="Write the outputs to this file."),
+    click.option(
+        "--labels",
+        type=_PATH,
+        metavar="FILE",
+        help="Text file, a class name per line. [default: the model's own]",
+    ),
+    click.option("--output", type=_PATH, metavar="FILE.npz", help="Write all values of the outputs to this file."),
     click.option("--cache-dir", type=_PATH, metavar="FOLDER", help="Cache the compiled model in this folder."),
     click.option(
         "--preference",
@@ -97,7 +138,13 @@ class _Arguments:
     devices: tuple[str, ...]
     inputs: tuple[str, ...]
     shapes: tuple[str, ...]
+    form: Form
     pixels: str | None
+    fit: str
+    frames: int | None
+    block: int | None
+    hop: int | None
+    states: tuple[str, ...]
     seed: int
     runs: int
     plain: bool
@@ -110,21 +157,33 @@ class _Arguments:
     deadline: float | None
     as_json: bool
 
+    def check(self) -> None:
+        """Raises UsageError for what needs no file to be seen."""
+        if self.output and self.output.suffix != ".npz":
+            raise click.UsageError(f"--output {self.output}: outputs are written as .npz; use {self.output.stem}.npz")
+        if self.output and not self.output.parent.is_dir():
+            raise click.UsageError(f"--output {self.output}: there is no folder {self.output.parent}; make it first")
 
-class _Ran(NamedTuple):
-    """Outputs and times of all runs."""
 
-    outputs: Sequence[NDArray[Any]]
-    first: float  #: us of the first run, which includes all one-time work
-    us: NDArray[np.float64]  #: of each timed run
-    stages: list[tuple[str, dict[str, Any]]]  #: device, and the times of each stage
+@dataclass(slots=True)
+class _Ran:
+    """Outputs and times of all executions."""
+
+    outputs: Sequence[NDArray[Any]] = ()  #: of the first; of frames or blocks, of the last one
+    first: float = 0.0  #: us of the first, which includes all one-time work
+    us: list[float] = field(default_factory=list)  #: of the others
+    rows: list[dict[str, Any]] = field(default_factory=list)  #: what --json prints of each frame or block
+    kept: list[list[NDArray[Any]]] = field(default_factory=list)  #: outputs for --output
+    stages: list[Stages] = field(default_factory=list)
 
 
 @click.command(
     epilog=examples(
         "burst run net.tflite",
-        "burst run net.onnx --device onnxruntime --input photo.jpg --labels labels.txt",
-        "burst run net.tflite --input image=photo.jpg --input state=random --output out.npz",
+        "burst run yolo.onnx --input photo.jpg --shape 1x3x320x320 --top 3",
+        "burst run yolo.onnx --input clip.mp4 --frames 100 --output out.npz",
+        "burst run vad.onnx --input input=speech.wav --block 512 --input sr=16000",
+        "burst run net.tflite --input image=photo.jpg --input state=random --device litert",
     )
 )
 @click.argument("model", type=_PATH)
@@ -133,30 +192,47 @@ def run(**given: Any) -> None:
     """Run a model file and report placement, outputs and times.
 
     MODEL is a .tflite or .onnx file. Inputs are random unless --input names a file; how a file was converted to fit the
-    input is printed. With one --device, the whole model runs there or the command fails. With several, each operation
-    runs on the fastest one. Times are measured by the client and cover whole requests, including writing the inputs.
+    input is printed. Sizes that the model leaves open are those of the file, or of --shape. A video, a stream or a long
+    sound is executed frame by frame or block by block, and outputs that are states go from one to the next. With one
+    --device, the whole model runs there or the command fails. With several, it runs where it is fastest. Times are
+    measured by the client and cover whole requests, including writing the inputs.
     """
     wish = _Arguments(**given)
-    model = loaded(wish.model)
-    ports, labels = inputs_of(model), read_labels(wish.labels)
-    fed = feeds(ports, wish.inputs, wish.shapes, wish.seed, wish.pixels)
-    if wish.output and wish.output.suffix != ".npz":
-        raise click.UsageError(f"--output {wish.output}: outputs are written as .npz; use {wish.output.stem}.npz")
-    begin = time.monotonic()
-    with progress() as tell, _compiled(wish, model, tell) as compiled:
-        seconds = time.monotonic() - begin
-        tell(f"run {wish.runs} times")
-        ran = _run(wish, compiled, [feed.array for feed in fed])
-        found = _report(wish, compiled, fed, ran, labels) | {"seconds_to_compile": seconds}
+    wish.check()
+    labels, options = read_labels(wish.labels), FeedOptions(wish.seed, wish.pixels, wish.fit, wish.block, wish.hop)
+    wiring = Wiring.of(header_of(wish.model), wish.inputs, wish.shapes, wish.states, options)
+    with closing(wiring), _with_remedy(wiring), progress() as tell:
+        begin = time.monotonic()
+        with _compiled(wish, wiring, tell) as compiled:
+            wiring = wiring.in_form_of(compiled.model)
+            found = _head(wish, compiled, wiring) | {"seconds_to_compile": time.monotonic() - begin}
+            tell("run")
+            if not wish.as_json:
+                _show_head(found)
+            ran = _run(wish, compiled, wiring, labels)
+            found |= _report(wish, compiled, wiring, ran, labels)
     if wish.output:
-        _write(wish.output, dict(zip([port.name for port in outputs_of(model)], ran.outputs, strict=True)))
+        _write(wish.output, wiring, ran.kept)
     if wish.as_json:
-        print_json(found)
+        print_json(readable(found))
     else:
-        _show(found, len(model.main.operations))
+        _show(found)
 
 
-def _compiled(wish: _Arguments, model: Model, tell: Callable[[str], object]) -> CompiledModel:
+@contextmanager
+def _with_remedy(wiring: Wiring) -> Iterator[None]:
+    """If an execution fails, says which sizes were chosen for it, and how to choose others."""
+    try:
+        yield
+    except StatusError as error:
+        raise click.ClickException(as_options(str(error)) + wiring.chosen_words) from error
+    except NotPlaced as error:
+        raise click.ClickException(as_options(str(error))) from error
+
+
+def _compiled(wish: _Arguments, wiring: Wiring, tell: Callable[[str], object]) -> CompiledModel:
+    """Loads the file with the sizes that its inputs have, and compiles it."""
+    model = loaded(wish.model, wiring.shapes, wish.form)
     try:
         return compile(
             model,
@@ -169,145 +245,144 @@ def _compiled(wish: _Arguments, model: Model, tell: Callable[[str], object]) -> 
     except BurstError:
         raise
     except ValueError as error:  # a device that is named twice, a folder that cannot be used
-        raise click.UsageError(str(error)) from error
+        raise click.UsageError(as_options(str(error))) from error
 
 
-def _run(wish: _Arguments, compiled: CompiledModel, arrays: Sequence[Any]) -> _Ran:
-    """One untimed run, then the timed ones."""
-    if wish.plain:
-        return _timed(lambda: compiled.run(*arrays, timeout=wish.deadline), wish.runs, dict)
-    is_open = not all(port.operand.is_known for port in inputs_of(compiled.model))
-    with compiled.burst(input_shapes=[array.shape for array in arrays] if is_open else None) as burst:
-        return _timed(lambda: burst.run(*arrays, timeout=wish.deadline).outputs, wish.runs, burst.stats)
+def _head(wish: _Arguments, compiled: CompiledModel, wiring: Wiring) -> dict[str, Any]:
+    """What is known before the first execution, as --json prints it."""
+    placement, pairs = compiled.placement(), zip(wiring.inputs, wiring.fed, strict=True)
+    return {
+        "model": str(wish.model),
+        "form": "file" if is_file(compiled.model) else "operations",
+        "placement": [
+            {"device": device, "operations": len(numbers), "ranges": ranges(numbers)} for device, numbers in placement
+        ],
+        "measured": placement.figures.seconds,
+        "compilations": compiled.stats()["compilations"],
+        "inputs": [
+            {"name": p.name, "dtype": p.dtype, "shape": f.array.shape, "source": f.source, "done": f.done}
+            for p, f in pairs
+        ],
+        "states": {wiring.outputs[o].name: wiring.inputs[i].name for o, i in wiring.states.items()},
+        "path": "plain" if wish.plain else "burst",
+    }
 
 
-def _timed(call: Callable[[], Sequence[Any]], runs: int, stats: Callable[[], dict[str, Any]]) -> _Ran:
-    begin = time.perf_counter()
-    outputs = [np.array(output) for output in call()]
-    first = 1e6 * (time.perf_counter() - begin)
-    us, figures = time_calls(call, runs) / 1e3, stats()
-    steps = figures.get("steps", [{"device": "", **figures}])
-    return _Ran(outputs, first, us, [(step["device"], step["stages"]) for step in steps if "stages" in step])
+def _run(wish: _Arguments, compiled: CompiledModel, wiring: Wiring, labels: Sequence[str]) -> _Ran:
+    """All executions: of each frame or block; else a first one and those that are timed."""
+    ran, limit = _Ran(), wish.frames if wiring.unit else 1 + wish.runs
+    with (
+        execution(compiled, [feed.array for feed in wiring.fed], wish.deadline, plain=wish.plain) as its,
+        suppress(KeyboardInterrupt),  # a stream has no end
+    ):
+        for step in islice(steps(its.call, wiring.fed, wiring.states if wiring.unit else {}), limit):
+            _note(wish, ran, step)
+            if wiring.unit:
+                ran.outputs = step.outputs
+                ran.rows.append(_row(wish, wiring, step, labels))
+                if not wish.as_json:
+                    print_line(_row_words(wiring.unit, ran.rows[-1]))
+        ran.stages = its.stages()
+    return ran
+
+
+def _note(wish: _Arguments, ran: _Ran, step: Step) -> None:
+    """Keeps the times, and the outputs that --output needs."""
+    if step.number == 0:
+        ran.first, ran.outputs = step.us, [np.array(output) for output in step.outputs]
+    else:
+        ran.us.append(step.us)
+    if wish.output and (step.number == 0 or ran.rows):
+        ran.kept.append([np.array(output) for output in step.outputs])
+
+
+def _row(wish: _Arguments, wiring: Wiring, step: Step, labels: Sequence[str]) -> dict[str, Any]:
+    """One frame or block, as --json prints it: the outputs without states."""
+    outputs = {}
+    for n, (port, array) in enumerate(zip(wiring.outputs, step.outputs, strict=True)):
+        if n not in wiring.states:
+            top = [one._asdict() for one in classes(port, array, wish.top, labels)]
+            outputs[port.name] = brief(summary(port, array), top)
+    return {wiring.unit: step.number, "second": step.second, "us": step.us, **outputs}
+
+
+def _row_words(unit: str, row: dict[str, Any]) -> str:
+    outputs = (brief_words(name, found) for name, found in row.items() if name not in (unit, "second", "us"))
+    return f"{unit} {row[unit]} at {row['second']:.3f} s: {', '.join(outputs)}; {spelled(row['us'])}"
 
 
 def _report(
-    wish: _Arguments, compiled: CompiledModel, fed: Sequence[Feed], ran: _Ran, labels: Sequence[str]
+    wish: _Arguments, compiled: CompiledModel, wiring: Wiring, ran: _Ran, labels: Sequence[str]
 ) -> dict[str, Any]:
-    """The report, as --json prints it."""
-    ports, model = outputs_of(compiled.model), compiled.model
-    given = [
-        {"name": p.name, "type": p.operand.type.name, "shape": f.array.shape, "source": f.source, "done": f.done}
-        for p, f in zip(inputs_of(model), fed, strict=True)
-    ]
-    outputs = [summary(port, array) for port, array in zip(ports, ran.outputs, strict=True)]
-    for port, array, found in zip(ports, ran.outputs, outputs, strict=True):
+    """What is known after the last execution, as --json prints it."""
+    outputs = [summary(port, array) for port, array in zip(wiring.outputs, ran.outputs, strict=True)]
+    for port, array, found in zip(wiring.outputs, ran.outputs, outputs, strict=True):
         found["top"] = [one._asdict() for one in classes(port, array, wish.top, labels)]
     if labels and not any(found["top"] for found in outputs) and wish.top:
         raise click.UsageError(f"--labels {wish.labels}: no output of this model is a row of class scores")
-    placement, stats = compiled.placement(), compiled.stats()
-    p50, p99 = np.percentile(ran.us, [50, 99])
+    stats, us = compiled.stats(), ran.us or [ran.first]
+    p50, p99 = np.percentile(us, [50, 99])
     return {
-        "model": str(wish.model),
-        "placement": [{"device": device, "operations": list(numbers)} for device, numbers in placement],
-        "compilations": stats["compilations"],
-        "inputs": given,
         "outputs": outputs,
-        "path": "plain" if wish.plain else "burst",
-        "runs": len(ran.us),
-        "us": {"first": ran.first, "p50": float(p50), "p99": float(p99), "least": ran.us.min(), "most": ran.us.max()},
-        "stages": [{"device": device or placement[0][0], "us": stages} for device, stages in ran.stages],
+        **({"unit": wiring.unit, "steps": ran.rows} if wiring.unit else {}),
+        "runs": len(us),
+        "us": {"first": ran.first, "p50": float(p50), "p99": float(p99), "least": min(us), "most": max(us)},
+        "stages": [{"device": one.device or compiled.placement()[0][0], "us": one.us} for one in ran.stages],
         "fallbacks": stats["fallbacks"],
     }
 
 
-def _write(path: Path, arrays: dict[str, NDArray[Any]]) -> None:
+def _write(path: Path, wiring: Wiring, kept: Sequence[Sequence[NDArray[Any]]]) -> None:
+    """Writes the outputs: of frames or blocks one after the other, along a new first axis, if all have one shape."""
+    found: dict[str, NDArray[Any]] = {}
+    for port, arrays in zip(wiring.outputs, zip(*kept, strict=True), strict=True):
+        if not wiring.unit:
+            found[port.name] = arrays[0]
+        elif len({array.shape for array in arrays}) == 1:
+            found[port.name] = np.stack(arrays)
+        else:
+            found |= {f"{port.name}.{n}": array for n, array in enumerate(arrays)}
     try:
-        write_arrays(path, arrays)
+        write_arrays(path, found)
     except OSError as error:
         raise click.UsageError(f"--output {path}: cannot be written: {error.strerror}") from error
 
 
-def _show(found: dict[str, Any], operations: int) -> None:
-    print_line(f"{found['model']}: {operations} operations, compiled in {spelled(1e6 * found['seconds_to_compile'])}")
+def _show_head(found: dict[str, Any]) -> None:
+    operations = sum(step["operations"] for step in found["placement"])
+    form = "the file as it is" if found["form"] == "file" else f"{operations} operations"
+    print_line(f"{found['model']}: {form}, compiled in {spelled(1e6 * found['seconds_to_compile'])}")
     for step in found["placement"]:
-        print_line(f"on {step['device']}: {_numbers(step['operations'])}")
+        what = "" if found["form"] == "file" else f": operations {', '.join(map(range_text, step['ranges']))}"
+        print_line(f"on {step['device']}{what}")
+    if len(found["measured"]) > 1:
+        compared = sorted(found["measured"].items(), key=lambda pair: pair[1])
+        print_line(f"measured: {', '.join(f'{name} {spelled(1e6 * seconds)}' for name, seconds in compared)}")
     for given in found["inputs"]:
         done = f" ({given['done']})" if given["done"] else ""
-        print_line(f"input {given['name']}: {given['type']} {shape_words(given['shape'])}, {given['source']}{done}")
-    for output in found["outputs"]:
+        print_line(f"input {given['name']}: {given['dtype']} {shape_words(given['shape'])}, {given['source']}{done}")
+    for output, its in found["states"].items():
+        print_line(f"state: output {output} is the next input {its}")
+
+
+def _show(found: dict[str, Any]) -> None:
+    for output in found["outputs"] if "unit" not in found else ():
         print_line(f"output {output['name']}: {summary_words(output)}")
     for reason in found["fallbacks"]["reasons"].values():
         print_line(f"fell back: {reason}")
     _show_times(found)
-    for output in found["outputs"]:
+    for output in found["outputs"] if "unit" not in found else ():
         if output["top"]:
             rows = [(str(c["number"]), c["label"] or "", f"{c['value']:.4g}") for c in output["top"]]
             print_table(("class", "label", output["name"]), rows, (0, 2))
 
 
-def _numbers(operations: Sequence[int]) -> str:
-    """The numbers of a step's operations; consecutive ones as a range."""
-    first, last = operations[0], operations[-1]
-    if len(operations) == last - first + 1:
-        return f"operation {first}" if first == last else f"operations {first} to {last}"
-    return f"operations {', '.join(map(str, operations))}"
-
-
 def _show_times(found: dict[str, Any]) -> None:
     us, runs, way = found["us"], found["runs"], "through a burst" if found["path"] == "burst" else "on the plain path"
     times = f"p50 {spelled(us['p50'])}, p99 {spelled(us['p99'])}, max {spelled(us['most'])}"
-    print_line(f"{runs} run{'s' * (runs > 1)} {way}: {times}; the first run took {spelled(us['first'])}")
+    what = found.get("unit", "run") + "s" * (runs > 1)
+    print_line(f"{runs} {what} {way}: {times}; the first {what.removesuffix('s')} took {spelled(us['first'])}")
     for stages in found["stages"]:
         spread = {name: figures for name, figures in stages["us"].items() if figures}
         words = (f"{name} {spelled(figures['p50'])}" for name, figures in spread.items())
         print_line(f"stages on {stages['device']}, p50: {', '.join(words)}")
-
-
-_FEWEST_CLASSES = 5  # without labels; four numbers may be a box
-
-
-class Class(NamedTuple):
-    """One of the most likely classes."""
-
-    number: int
-    label: str | None
-    value: float
-
-
-def classes(port: Port, array: NDArray[Any], top: int, labels: Sequence[str]) -> list[Class]:
-    """The classes with the largest scores; none unless the output looks like class scores.
-
-    Class scores are real numbers in one row: without labels, at least five. `labels`: one for each class, or none.
-    """
-    is_real = array.dtype.kind == "f" or port.operand.type.is_quantised
-    fewest = 1 if labels else _FEWEST_CLASSES
-    if not is_real or port.is_state or not array.ndim or array.size < fewest or array.size != array.shape[-1]:
-        return []
-    real = port.real(array).reshape(-1)
-    if labels and len(labels) != len(real):
-        raise click.UsageError(f"--labels: {len(labels)} lines, but output {port.name!r} has {len(real)} classes")
-    order = np.argsort(-np.nan_to_num(real, nan=-np.inf), kind="stable")[:top]
-    return [Class(int(n), labels[n] if labels else None, float(real[n])) for n in order]
-
-
-def read_labels(path: Path | None) -> list[str]:
-    """Reads the labels, one per line. Raises UsageError."""
-    if path is None:
-        return []
-    try:
-        return path.read_text("utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise click.UsageError(f"--labels {path}: {error}; pass a text file with one class name per line") from error
-
-
-def summary(port: Port, array: NDArray[Any]) -> dict[str, Any]:
-    """An output as --json prints it."""
-    real = port.real(array).astype(np.float64)
-    figures = {"min": float(real.min()), "mean": float(real.mean()), "max": float(real.max())} if real.size else {}
-    return {"name": port.name, "type": port.operand.type.name, "shape": list(array.shape), **figures}
-
-
-def summary_words(found: dict[str, Any]) -> str:
-    """The summary of an output as one line of text."""
-    words = f"{found['type']} {shape_words(found['shape'])}"
-    return words + (f", {found['min']:.4g} to {found['max']:.4g}" if "min" in found else "")

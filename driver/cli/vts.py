@@ -96,8 +96,8 @@ def vts(
 ) -> None:
     """Run the conformance tests on a device.
 
-    DEVICE is the name of an installed device, or "module:Class". Test names begin with their category: device, model,
-    request, operations, burst, memory, caching, qos. Exits with 0 if no test failed, and with 1 otherwise.
+    DEVICE is the name of an installed device, or "module:Class". Test names begin with their category: device,
+    extension, model, request, operations, burst, memory, caching, qos. Exits with 0 if no test failed, else 1.
     """
     if timeout <= 0:
         raise click.UsageError(f"--timeout {timeout}: must be above 0")

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from collections import deque
 from itertools import count
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from burst import ResultsHeld
-from driver.client.workspace import InputSet, OutputSet, Shapes
+from driver.client.workspace import InputSet, OutputSet, Shapes, input_shapes, shapes_of
 from driver.fork import unusable
-from driver.nn import combine_dimensions
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from burst import Memory, OutputShape, Request
     from burst.controller import Packet
     from driver.nn import Model
     from driver.options import Options
 
+_MOST_SHAPES = 16  # sets of input shapes that one input memory is laid out for
 _SPARE = 16  # output sets beyond the depth that results may hold
 
 
@@ -32,8 +34,13 @@ class EncodedRequest(NamedTuple):
 class RequestBuffers(Protocol):
     """Where a burst's requests lie: what a pipeline needs of `Buffers`."""
 
-    inputs: InputSet  #: of the next request
+    inputs: InputSet  #: of the next request, for the shapes that were given last
     lent: InputSet | None  #: of a `run` that gave up waiting: the next request may have them, too
+
+    def fill(self, arrays: Sequence[Any]) -> int:
+        """Copies arrays into the inputs, all or none, and first lays these out for the arrays' shapes, where the model
+        leaves those open. Returns how many bytes that were. Raises ValueError.
+        """
 
     def next_inputs(self) -> None:
         """The present ones belong to a request now; until `give_back`."""
@@ -61,8 +68,10 @@ class Buffers:
     """As `RequestBuffers`, made as they are needed, and kept."""
 
     def __init__(self, model: Model, shapes: Shapes, depth: int) -> None:
-        self._model, self._shapes, self._most = model, shapes, depth + _SPARE
-        self.inputs = InputSet(model, shapes)
+        self._model, self._most = model, depth + _SPARE
+        self._is_open = not all(model.main.operands[i].is_known for i in model.main.inputs)
+        self._layouts: dict[Memory, dict[Shapes, InputSet]] = {}  # the one that was used last comes last
+        self.inputs = self._laid_out(InputSet(model, shapes))
         self.lent: InputSet | None = None
         self._free: deque[InputSet] = deque()
         self._last = OutputSet(model)
@@ -70,8 +79,37 @@ class Buffers:
         self._outputs, self._numbers = [self._last], count(1)
         self._partners: dict[InputSet, OutputSet] = {}
 
+    def fill(self, arrays: Sequence[Any]) -> int:
+        if self._is_open and (shapes := input_shapes(self._model, arrays)) != self.inputs.shapes:
+            self._lay_out(shapes)
+        return self.inputs.fill(arrays)
+
+    def _lay_out(self, shapes: Shapes) -> None:
+        """The present input memory for these shapes; larger memory where it does not suffice."""
+        memory = self.inputs.memory
+        known = self._layouts[memory]
+        found = known.pop(shapes, None)
+        if found is None:
+            found = InputSet(self._model, shapes, memory)
+            if found.memory is not memory:
+                for old in self._layouts.pop(memory).values():
+                    self._forget(old)
+            elif len(known) >= _MOST_SHAPES:
+                self._forget(known.pop(next(iter(known))))
+        self.inputs = self._laid_out(found)
+
+    def _laid_out(self, inputs: InputSet) -> InputSet:
+        self._layouts.setdefault(inputs.memory, {})[inputs.shapes] = inputs
+        return inputs
+
+    def _forget(self, inputs: InputSet) -> None:
+        self._partners.pop(inputs, None)
+        for outputs in self._outputs:
+            outputs.encoded.pop(inputs, None)
+
     def next_inputs(self) -> None:
-        self.inputs = self._free.popleft() if self._free else InputSet(self._model, self._shapes)
+        shapes = self.inputs.shapes
+        self.inputs = self._free.popleft() if self._free else self._laid_out(InputSet(self._model, shapes))
 
     def give_back(self, inputs: InputSet) -> None:
         if inputs is self.lent:
@@ -135,27 +173,14 @@ class Buffers:
 
 
 def buffers_for(model: Model, options: Options) -> Buffers:
-    """Of a burst with these options. Raises ValueError for shapes that do not fit the model."""
-    return Buffers(model, shapes_of(model, options), options.depth)
+    """Of a burst with these options. Raises ValueError for shapes that do not fit the model.
 
-
-def shapes_of(model: Model, options: Options) -> Shapes:
-    """Of the inputs of a burst. Raises ValueError for a shape that the options leave open, or that contradicts."""
+    Inputs whose shapes are open and not given stay out until arrays are given.
+    """
+    if options.input_shapes is not None:
+        return Buffers(model, shapes_of(model, options.input_shapes), options.depth)
     operands = [model.main.operands[i] for i in model.main.inputs]
-    if options.input_shapes is None:
-        for n, operand in enumerate(operands):
-            if not operand.is_known:
-                raise ValueError(
-                    f"input {n} has the open shape {operand.dimensions}; give it with burst(input_shapes=…)"
-                )
-        return tuple(operand.dimensions for operand in operands)
-    shapes = tuple(options.input_shapes)
-    if len(shapes) != len(operands):
-        raise ValueError(f"input_shapes: {len(shapes)} were given; the model has {len(operands)} inputs")
-    for n, (operand, shape) in enumerate(zip(operands, shapes, strict=True)):
-        if shape is not None and (combine_dimensions(operand.dimensions, shape) is None or 0 in shape):
-            raise ValueError(f"input_shapes[{n}] is {shape}; the model says {operand.dimensions}, 0 where it is open")
-    return shapes
+    return Buffers(model, tuple(o.dimensions if o.is_known else None for o in operands), options.depth)
 
 
 def _closed() -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from burst import Busy, ErrorStatus, MissedDeadlineTransient, Request, Result, Timeout
 from burst.dropped import later
 from burst.errors import timed_out
+from driver.client.names import together
 from driver.client.statistics import write_timeline
 from driver.client.surface import AnyBurst
 from driver.client.tasks import TaskTimes
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from burst import Memory
     from driver.client.pipeline import Pipeline
     from driver.client.tasks import Tasks
+    from driver.nn import Model
     from driver.options import ExecuteOptions
 
 _NONE = ErrorStatus.NONE
@@ -34,10 +36,16 @@ class Burst(AnyBurst):
         self._statistics = pipeline.session.statistics
 
     @property
+    def model(self) -> Model:
+        return self._session.prepared.model
+
+    @property
     def inputs(self) -> tuple[NDArray[Any] | None, ...]:
         return self._buffers.inputs.arrays
 
-    def run(self, *arrays: Any, timeout: float | None = None) -> Result:
+    def run(self, *arrays: Any, timeout: float | None = None, **by_name: Any) -> Result:
+        if by_name:
+            arrays = together(arrays, by_name)
         in_flight = self._in_flight
         if in_flight.is_running:
             raise Busy("this burst is executing in another thread; wait for it, or open another burst")
@@ -53,7 +61,7 @@ class Burst(AnyBurst):
                     end = None if timeout is None else session.begin_by(timeout)
                     if arrays:
                         controller.mark_begin()
-                        self._statistics.copied += buffers.inputs.fill(arrays)
+                        self._statistics.copied += buffers.fill(arrays)
                     outputs, inputs = buffers.free_outputs(), buffers.inputs
                     encoded = outputs.encoded.get(inputs) or session.encode(inputs, outputs)
                     try:  # the exchange: an error in it, Ctrl-C too, may leave a result behind that still comes
@@ -70,7 +78,7 @@ class Burst(AnyBurst):
                             shapes = reply.output_shapes
                             # The arrays were made for these very shapes: no call is needed to find them.
                             known = outputs.shapes is shapes
-                            arrays = tuple(outputs.given) if known else outputs.arrays(shapes)
+                            arrays = outputs.named(outputs.given) if known else outputs.arrays(shapes)
                             return Result(_NONE, arrays, shapes, reply.timing)
                         future = self._pipeline.retry_with_larger_outputs(encoded, reply, timeout, end)
                 finally:

@@ -47,8 +47,8 @@ class Connection:
         declared = () if application is None else (application,)
         values, fds = self.call("hello", PROTOCOL, *declared, timeout=timeout)
         channel.watch(fds[0])
-        _, self.name, self.version, self.type, self.service_pid, self.engine_pid, *files = values
-        self.cache_files = CacheFiles(*files)
+        _, self.name, self.version, self.type, self.service_pid, self.engine_pid, *files, extensions = values
+        self.cache_files, self.extensions = CacheFiles(*files), tuple(map(str, extensions))
         self._idle: list[PlainClient] = []
         self._fences: FencesClient | None = None
         self._launches: AsyncClient | None = None

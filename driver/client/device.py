@@ -24,6 +24,7 @@ from driver.deadlines import seconds_left, waiting
 from driver.errors import DeviceFailed, DeviceNotFound, DriverError
 from driver.interface import DeviceStatus
 from driver.nn import validate
+from driver.nn.file_form import is_file
 from driver.options import PRIORITIES, Preference, PrepareOptions, Priority, check_application, number_of
 from driver.protocol.model_memory import MOST_HANDLES
 from driver.protocol.prepare_arguments import PrepareArguments
@@ -45,6 +46,7 @@ _ATTEMPTS = (
 )
 _PATIENCE = 10.0  # seconds for the owner of a served device to start it again
 _AGAIN = 0.05
+_NO_REASON = "the device does not support it either; the reasons against other operations come first"
 _ANSWER = 1.0  # seconds that a device may take to say how it is
 
 
@@ -108,6 +110,10 @@ def _greeted(channel: Channel, application: str | None) -> Connection:
     except BaseException:
         channel.close()
         raise
+
+
+def _of_bits(count: int, bits: bytes) -> list[bool]:
+    return [bool(bit) for bit in np.unpackbits(np.frombuffer(bits, np.uint8), count=count)]
 
 
 class RemoteDevice(Closing):
@@ -207,13 +213,36 @@ class RemoteDevice(Closing):
             self._failure = None
         dead.abandon()
 
+    @property
+    def extensions(self) -> tuple[str, ...]:
+        """The names of the vendor extensions that the device knows."""
+        return self.connection.extensions
+
     def supported_operations(self, model: Model) -> list[bool]:
-        """For each operation of the main subgraph: True is a promise. Raises InvalidModel."""
+        """For each operation of the main subgraph: True is a promise. Raises InvalidModel.
+
+        A model that has several forms is asked about, and prepared, in the form that suits the device.
+        """
+        return _of_bits(*self._ask("supported", model))
+
+    def explain(self, model: Model) -> list[str | None]:
+        """For each operation of the main subgraph why the device does not support it; None: it does.
+
+        Raises InvalidModel.
+        """
+        *bits, reasons = self._ask("explain", model)
+        found = [None if is_supported else _NO_REASON for is_supported in _of_bits(*bits)]
+        for number, reason in reasons:
+            found[number] = reason
+        return found
+
+    def _ask(self, method: str, model: Model) -> list[Any]:
+        model = model.form_for(self.extensions)
         validate(model)
         self.check_process()
         encoded = latest.asked(model, MOST_HANDLES)
-        (n, bits), _ = self.connection.call("supported", encoded.where, fds=encoded.fds)
-        return [bool(bit) for bit in np.unpackbits(np.frombuffer(bits, np.uint8), count=n)]
+        answer, _ = self.connection.call(method, encoded.where, fds=encoded.fds)
+        return answer
 
     def number_of_cache_files_needed(self) -> CacheFiles:
         """How many files of each kind a compilation is kept in; (0, 0) when this device keeps none."""
@@ -241,6 +270,7 @@ class RemoteDevice(Closing):
 
         Raises InvalidModel before anything is sent, StatusError, PeerDied.
         """
+        model = model.form_for(self.extensions)
         validate(model)
         options = PrepareOptions(preference, priority, deadline, cache)
         prepared = self.unprepared(model, options)
@@ -256,7 +286,7 @@ class RemoteDevice(Closing):
         priority: Priority = "medium",
         deadline: float | None = None,
     ) -> RemotePreparedModel:
-        """A model that this device has kept in these files. It is not sent, and not compiled.
+        """A model that this device has kept in these files. It is not compiled, and not sent, unless it is a file.
 
         `model`: what the files hold; it says what requests look like, and is compiled when the device is started again.
         `deadline`: as in `prepare`.
@@ -264,9 +294,9 @@ class RemoteDevice(Closing):
         Raises InvalidArgument for other counts of files than the device needs, GeneralFailure for whatever it has not
         written itself under that token, or not as it is now; PeerDied.
         """
-        options = PrepareOptions(preference, priority, deadline, cache)
+        model, options = model.form_for(self.extensions), PrepareOptions(preference, priority, deadline, cache)
         prepared = self.unprepared(model, options)
-        prepared.home = self.restored_home(options)
+        prepared.home = self.restored_home(options, model)
         return prepared
 
     def unprepared(
@@ -317,12 +347,19 @@ class RemoteDevice(Closing):
         latest.forget(model)
         return Home(connection, *said)
 
-    def restored_home(self, options: PrepareOptions) -> Home:
-        """The same of a model that the device has kept in cache files. Raises InvalidArgument, GeneralFailure."""
+    def restored_home(self, options: PrepareOptions, model: Model | None = None) -> Home:
+        """The same of a model that the device has kept in cache files.
+
+        `model`: if it is a file, which lies in memory that can be sent, the device reads only what it made of it.
+        Raises InvalidArgument, GeneralFailure.
+        """
         self.check_process()
         connection = self.connection
         with waiting(options.deadline) as by:
             arguments, fds = _on_the_wire(options, by)
+            if model is not None and is_file(model):
+                encoded = latest.prepared(model, min(MOST_HANDLES, MAX_FDS - 1 - len(fds)))
+                arguments, fds = (*arguments, encoded.where), [*encoded.fds, *fds]
             (number,), _ = connection.call("restore", *arguments, fds=fds, timeout=seconds_left(by))
         return Home(connection, number)
 

@@ -108,7 +108,7 @@ class Pipeline:
                 if arrays:
                     if not is_full:
                         session.controller.mark_begin()
-                    session.statistics.copied += self.buffers.inputs.fill(arrays)
+                    session.statistics.copied += self.buffers.fill(arrays)
                 with self.in_flight.lock:
                     self._admit(future)
         finally:

@@ -12,6 +12,7 @@ from burst import Controller, ErrorStatus, InvalidArgument, PeerDied, Quarantine
 from driver.client.burst import Burst
 from driver.client.device_buffers import check_buffers
 from driver.client.fenced import FencedExecution, FencedOptions, duplicates, output_shapes
+from driver.client.names import copies, together
 from driver.client.pipeline import Pipeline
 from driver.client.recovery import Crash, Key, crash_in_preparation, describe, digest_of, quarantine
 from driver.client.surface import AnyPreparedModel
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from driver.client.device import RemoteDevice
     from driver.client.fenced import Waitable
     from driver.nn import Model
+    from driver.options import InputShapes
     from fmq.region import Kind
 
 
@@ -68,13 +70,15 @@ class RemotePreparedModel(AnyPreparedModel):
         self._workspaces: FreeList[Workspace] = FreeList()
         self._recent: KnownRequest | None = None
 
-    def run(self, *arrays: ArrayLike | None, timeout: float | None = None) -> tuple[NDArray[Any], ...]:
-        """Executes once on the plain path: an array per input (None: omitted), an array per output, which is yours.
+    def run(
+        self, *arrays: ArrayLike | None, timeout: float | None = None, **by_name: ArrayLike | None
+    ) -> tuple[NDArray[Any], ...]:
+        """Executes once on the plain path, as `AnyPreparedModel.run` says.
 
         Raises ValueError for a wrong dtype or shape (nothing was sent), StatusError, PeerDied, and Timeout when the
         result does not come in `timeout` seconds. The device is told, and gives up what it cannot do by then.
         """
-        end = earlier(timeout, None)
+        arrays, end = together(arrays, by_name), earlier(timeout, None)
         shapes = input_shapes(self.model, arrays)
         workspace = self._workspaces.take(shapes) or Workspace.create(self.model, shapes)
         workspace.inputs.fill(arrays)
@@ -82,7 +86,7 @@ class RemotePreparedModel(AnyPreparedModel):
         if result.status == ErrorStatus.OUTPUT_INSUFFICIENT_SIZE and workspace.grow(result.output_shapes):
             left = None if end is None else max(1e-9, seconds_left(end) or 0.0)
             result = self._execute(workspace.request, ExecuteOptions(timeout=left))
-        outputs = tuple(view.copy() for view in result.outputs)
+        outputs = copies(result.outputs)
         self._workspaces.put(shapes, workspace, workspace.nbytes)  # not after an error: it may be in use
         result.raise_for_status()
         return outputs
@@ -235,7 +239,7 @@ class RemotePreparedModel(AnyPreparedModel):
         spin: float | str | None = None,
         memory: Kind = "memfd",
         measure: bool = False,
-        input_shapes: Sequence[tuple[int, ...] | None] | None = None,
+        input_shapes: InputShapes | None = None,
         depth: int | None = None,
         policy: Policy = "block",
         recover: bool = False,
@@ -247,7 +251,8 @@ class RemotePreparedModel(AnyPreparedModel):
                 By default 50 us, and 0 for a model that was prepared for low power.
             memory: what its queues are made of, "memfd" or "posix".
             measure: whether results carry their timing.
-            input_shapes: for a model that leaves them open; None there omits that input.
+            input_shapes: of the first inputs, by position or in a dict by name, for a model that leaves them open;
+                None there omits that input. By default the inputs are made for the first arrays that are given.
             depth: requests that may be in flight at once, for `submit`, from 1 to 64. By default 1, and 4 for a model
                 that was prepared for sustained speed.
             policy: what `submit` does when so many are: "block", "reject" or "latest".

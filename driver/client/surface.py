@@ -7,16 +7,19 @@ from abc import ABC, abstractmethod
 from asyncio import wrap_future
 from typing import TYPE_CHECKING, Any, NoReturn
 
+import numpy as np
+
 from burst import ErrorStatus
 from burst.errors import status_error
 from driver.client.future import Future
-from driver.client.workspace import FreeList, Workspace, input_shapes
+from driver.client.names import copies, together
+from driver.client.workspace import FreeList, Workspace, input_shapes, shapes_of
 from driver.deadlines import check_times, nanoseconds, passed
 from driver.options import ExecuteOptions, options_of
 from fmq.closing import Closing
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Sequence
+    from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Sequence
     from concurrent.futures import Future as ResultFuture
 
     from numpy.typing import ArrayLike, NDArray
@@ -25,8 +28,20 @@ if TYPE_CHECKING:
     from driver.client.fenced import FencedExecution, Waitable
     from driver.client.tasks import RequestSource, Tasks
     from driver.nn import Model
-    from driver.options import Options, Policy, Preference
+    from driver.options import InputShapes, Options, Policy, Preference
     from fmq.region import Kind
+
+
+def signature(model: Model) -> str:
+    """Inputs and outputs, for people."""
+    return " -> ".join(", ".join(map(str, side)) for side in (model.inputs, model.outputs))
+
+
+def _zeros(model: Model, shapes: Sequence[InputShapes] | None) -> Iterator[tuple[NDArray[Any] | None, ...]]:
+    """Arrays of zeros for each set of shapes. Raises ValueError."""
+    for each in [None] if shapes is None else shapes:
+        pairs = zip(model.inputs, shapes_of(model, each, "warm_up(shapes=[…])"), strict=True)
+        yield tuple(None if shape is None else np.zeros(shape, tensor.dtype) for tensor, shape in pairs)
 
 
 class AnyPreparedModel(Closing, ABC):
@@ -37,21 +52,43 @@ class AnyPreparedModel(Closing, ABC):
     _workspaces: FreeList[Workspace]
 
     @abstractmethod
-    def run(self, *arrays: ArrayLike | None, timeout: float | None = None) -> tuple[NDArray[Any], ...]:
+    def run(
+        self, *arrays: ArrayLike | None, timeout: float | None = None, **by_name: ArrayLike | None
+    ) -> tuple[NDArray[Any], ...]:
         """Executes once: an array per input (None: omitted), an array per output, which is yours.
+
+        Inputs come by position, by name (`run(images=x)`), or in one dict by name, which also takes names such as
+        "timeout". Outputs are a tuple that also takes names: `outputs["boxes"]`.
 
         Raises ValueError for a wrong dtype or shape (nothing was sent), StatusError, PeerDied, and Timeout when the
         result does not come in `timeout` seconds. The device is told, and gives up what it cannot do by then.
         """
 
+    def warm_up(self, shapes: Sequence[InputShapes] | None = None, *, timeout: float | None = None) -> None:
+        """Runs once for each set of input shapes, on zeros: what a first run does beyond the others is done then.
+
+        `shapes`: tuples of shapes by position, or dicts by name; None: the shapes that the model tells. Raises as `run`
+        does, and ValueError for open shapes that are not given.
+        """
+        for zeros in _zeros(self.model, shapes):
+            self.run(*zeros, timeout=timeout)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}: {signature(self.model)}>"
+
     async def run_async(
-        self, *arrays: ArrayLike | None, timeout: float | None = None, deadline: float | None = None
+        self,
+        *arrays: ArrayLike | None,
+        timeout: float | None = None,
+        deadline: float | None = None,
+        **by_name: ArrayLike | None,
     ) -> tuple[NDArray[Any], ...]:
         """As `run`, for asyncio. Cancelling the task gives the request up. `deadline`: a time.monotonic().
 
         Raises MissedDeadline* at the deadline.
         """
         end = None if timeout is None else time.monotonic() + timeout
+        arrays = together(arrays, by_name)
         shapes = input_shapes(self.model, arrays)
         workspace = self._workspaces.take(shapes) or Workspace.create(self.model, shapes)
         workspace.inputs.fill(arrays)
@@ -60,7 +97,7 @@ class AnyPreparedModel(Closing, ABC):
             left = None if end is None else max(0.0, end - time.monotonic())
             result = await wrap_future(self.execute_async(workspace.request, timeout=left, deadline=deadline))
         views = () if result.status else workspace.outputs.arrays(result.output_shapes)
-        outputs = tuple(view.copy() for view in views)
+        outputs = copies(views)
         self._workspaces.put(shapes, workspace, workspace.nbytes)  # not after an error: a device may still write to it
         result.raise_for_status()
         return outputs
@@ -132,7 +169,7 @@ class AnyPreparedModel(Closing, ABC):
         spin: float | str | None = None,
         memory: Kind = "memfd",
         measure: bool = False,
-        input_shapes: Sequence[tuple[int, ...] | None] | None = None,
+        input_shapes: InputShapes | None = None,
         depth: int | None = None,
         policy: Policy = "block",
         recover: bool = False,
@@ -193,14 +230,33 @@ class AnyBurst(Closing, ABC):
         """What waits for `source` in event loops."""
 
     @abstractmethod
-    def run(self, *arrays: Any, timeout: float | None = None) -> Result:
-        """Executes once; with arrays, copies them into the inputs first.
+    def run(self, *arrays: Any, timeout: float | None = None, **by_name: Any) -> Result:
+        """Executes once; with arrays, by position or by name, copies them into the inputs first.
+
+        Arrays may have any shape that the model leaves open; `inputs` are of the last one.
 
         Raises ValueError for a wrong dtype or shape (nothing was sent), StatusError, PeerDied, Busy, ResultsHeld, and
         Timeout when the result does not come in `timeout` seconds: the burst stays usable, a late result is dropped.
         """
 
-    def submit(self, *arrays: Any, timeout: float | None = None, deadline: float | None = None) -> Future:
+    def warm_up(self, shapes: Sequence[InputShapes] | None = None, *, timeout: float | None = None) -> None:
+        """As `AnyPreparedModel.warm_up`; None: the shapes of the present inputs, which are filled with zeros."""
+        given = [tuple(a if a is None else a.shape for a in self.inputs)] if shapes is None else shapes
+        for zeros in _zeros(self.model, given):
+            self.run(*zeros, timeout=timeout)
+
+    @property
+    @abstractmethod
+    def model(self) -> Model:
+        """What it executes."""
+
+    def __repr__(self) -> str:
+        shapes = ", ".join("-" if a is None else f"{a.dtype}{list(a.shape)}" for a in self.inputs)
+        return f"<{type(self).__name__} on {shapes}>"
+
+    def submit(
+        self, *arrays: Any, timeout: float | None = None, deadline: float | None = None, **by_name: Any
+    ) -> Future:
         """Sends a request and does not wait for its result. With arrays, copies them into the inputs first.
 
         While `depth` requests are in flight, policy "block" waits (at most `timeout` seconds, then Timeout), "reject"
@@ -212,15 +268,17 @@ class AnyBurst(Closing, ABC):
         by = None if deadline is None else nanoseconds(deadline)
         if missed := passed(by):
             return Future(self.source, by).fail(status_error(missed.status, missed.message, missed.cause))
-        return self.source.submit_by(arrays, timeout, by)
+        return self.source.submit_by(together(arrays, by_name), timeout, by)
 
-    async def run_async(self, *arrays: Any, timeout: float | None = None, deadline: float | None = None) -> Result:
+    async def run_async(
+        self, *arrays: Any, timeout: float | None = None, deadline: float | None = None, **by_name: Any
+    ) -> Result:
         """As `run`, for asyncio. Cancelling the task drops the result when it comes.
 
         `timeout`: seconds from now, also for tasks before it; `deadline`: a time.monotonic(). The device is told the
         earlier one. Raises Timeout after the one, and MissedDeadline* at the other.
         """
-        return await self.tasks.run(self.source, arrays, timeout, deadline)
+        return await self.tasks.run(self.source, together(arrays, by_name), timeout, deadline)
 
     def stream(
         self,
@@ -230,9 +288,9 @@ class AnyBurst(Closing, ABC):
     ) -> AsyncIterator[Result]:
         """`async for result in burst.stream(frames)`: results in the order of the frames, `depth` in flight.
 
-        A frame is an array, or a tuple of one for each input. With policy "latest" a source that is faster than the
-        device loses frames, and not time; with "reject", too, and the oldest stay. `timeout`: of each frame, from when
-        it is taken; `deadline`: of all. What misses it ends the stream, as `run_async` would.
+        A frame is an array, a tuple of one for each input, or a dict by name. With policy "latest" a source that is
+        faster than the device loses frames, and not time; with "reject", too, and the oldest stay. `timeout`: of each
+        frame, from when it is taken; `deadline`: of all. What misses it ends the stream, as `run_async` would.
         """
         return self.tasks.stream(self.source, frames, timeout, deadline)
 

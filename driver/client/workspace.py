@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 import threading
 from collections import deque
+from collections.abc import Mapping
 from functools import partial
 from sys import getrefcount
-from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Self, TypeVar
 from weakref import ref
 
 import numpy as np
@@ -21,6 +22,9 @@ from burst import (
     Request,
     RequestArgument,
 )
+from driver.client.names import by_position, named
+from driver.nn import combine_dimensions
+from driver.nn.file_form import takes_empty
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,12 +33,15 @@ if TYPE_CHECKING:
 
     from driver.client.buffers import EncodedRequest
     from driver.nn import Model, Operand
+    from driver.options import InputShapes
 
 
 _ALIGN = 64  # bytes: what the fast devices need, and a cache line
 _FIRST_GUESS = 4096  # bytes for an output whose size only its execution tells
+_FILE_GUESS = 2**22  # of a model file, which says less of its outputs: memory that nobody touches costs nothing
 _INPUTS, _OUTPUTS = 0, 1  # pools of every request that is made here
 _MOST_FREE, _MOST_BYTES = 16, 2**27  # in one free list
+_OF_PYTHON = int, float, list, tuple  # numbers that have no dtype of their own
 _T = TypeVar("_T")
 Shapes = tuple[tuple[int, ...] | None, ...]
 
@@ -45,15 +52,18 @@ class InputSet:
     `arrays` are typed views, None for an input that is omitted.
     """
 
-    def __init__(self, model: Model, shapes: Shapes) -> None:
-        """`shapes`: of the inputs; None omits one."""
+    def __init__(self, model: Model, shapes: Shapes, memory: Memory | None = None) -> None:
+        """`shapes`: of the inputs; None omits one. `memory`: is used if it suffices."""
+        self.shapes = shapes
         operands = [model.main.operands[i] for i in model.main.inputs]
+        self.names = tuple(tensor.name for tensor in model.inputs)
         lengths = [0 if s is None else nbytes(o, s) for o, s in zip(operands, shapes, strict=True)]
         *places, end = _offsets(lengths)
-        self.memory = Memory.create(max(end, 1))  # a model may have no inputs
+        is_enough = memory is not None and memory.nbytes >= end
+        self.memory = memory if memory is not None and is_enough else Memory.create(max(end, 1))  # there may be none
         each = list(zip(operands, shapes, places, lengths, strict=True))
         self.arguments = tuple(_argument(*of_one) for of_one in each)
-        self.arrays = tuple(
+        self.arrays: tuple[NDArray[Any] | None, ...] = named(self.names)(
             None if shape is None else self.memory.asarray(operand.type.dtype, shape, place)
             for operand, shape, place, _ in each
         )
@@ -63,16 +73,20 @@ class InputSet:
 
         Takes what speaks the buffer protocol or DLPack. Raises ValueError naming the input that does not fit.
         """
+        arrays = by_position(arrays, self.names)
         if len(arrays) != len(self.arrays):
-            raise ValueError(f"{len(arrays)} inputs were given; the model takes {len(self.arrays)}")
-        pairs = [
-            (place, checked(n, array, place.dtype, place.shape))
-            for n, (array, place) in enumerate(zip(arrays, self.arrays, strict=True))
-            if place is not None
-        ]
+            raise ValueError(_wrong_count(len(arrays), self.names))
+        pairs, copied = [], 0
+        for n, (place, array) in enumerate(zip(self.arrays, arrays, strict=True)):
+            if place is not None:
+                # Usually it fits, and that is found out here without a call.
+                is_usual = type(array) is np.ndarray and array.dtype == place.dtype and array.shape == place.shape
+                its = None if is_usual else _Input(n, self.names[n], place.dtype, place.shape)
+                pairs.append((place, fitting(its, array) if its else array))
+                copied += place.nbytes
         for place, array in pairs:
             place[...] = array
-        return sum(place.nbytes for place, _ in pairs)
+        return copied
 
 
 class OutputSet:
@@ -87,7 +101,9 @@ class OutputSet:
     def __init__(self, model: Model, sizes: Sequence[int] | None = None) -> None:
         """`sizes`: bytes to reserve for each; by default what the model says."""
         self._operands = [model.main.operands[i] for i in model.main.outputs]
-        self.lay_out(sizes or [_output_size(o) for o in self._operands])
+        self.named = named(tuple(tensor.name for tensor in model.outputs))
+        guess = _FILE_GUESS if takes_empty(model) else _FIRST_GUESS
+        self.lay_out(sizes or [nbytes(o, o.dimensions) if o.is_known else guess for o in self._operands])
 
     def lay_out(self, sizes: Sequence[int]) -> None:
         """New memory for outputs of these sizes in bytes. Arrays on the old one stay valid."""
@@ -106,13 +122,13 @@ class OutputSet:
         self.number = 0  #: of the request of a burst that used it last
         self.encoded: dict[InputSet, EncodedRequest] = {}  #: requests of a burst on this memory
 
-    def arrays(self, shapes: Sequence[OutputShape]) -> tuple[NDArray[Any], ...]:
+    def arrays(self, shapes: Sequence[OutputShape]) -> tuple[Any, ...]:
         """Typed views; `shapes` may be empty when the model knows them all. The same ones again for the same shapes."""
         if self.shapes is not shapes:
             if self.shapes != shapes:
                 self.given = [self._view(n, shapes[n].dimensions if shapes else None) for n in range(len(self.sizes))]
             self.shapes = shapes
-        return tuple(self.given)
+        return self.named(self.given)
 
     def _view(self, n: int, dimensions: tuple[int, ...] | None) -> NDArray[Any]:
         operand = self._operands[n]
@@ -257,13 +273,13 @@ def _end(known: ref[KnownRequest], _: ref[Any]) -> None:
         found.end()
 
 
-def output_views(model: Model, request: Request, shapes: Sequence[OutputShape]) -> tuple[NDArray[Any], ...]:
+def output_views(model: Model, request: Request, shapes: Sequence[OutputShape]) -> tuple[Any, ...]:
     """Typed views of a request's outputs in its pools, None where that is a buffer.
 
     `shapes` may be empty when the model knows them all.
     """
     operands = [model.main.operands[i] for i in model.main.outputs]
-    return tuple(
+    return named(tuple(tensor.name for tensor in model.outputs))(
         _view(request.pools[a.pool], o.type.dtype, shapes[n].dimensions if shapes else o.dimensions, a.offset)
         for n, (o, a) in enumerate(zip(operands, request.outputs, strict=True))
     )
@@ -275,34 +291,103 @@ def _view(pool: Memory | DeviceBuffer, dtype: Any, shape: tuple[int, ...], offse
     return pool.read().reshape(shape) if isinstance(pool, HardwareBuffer) else pool.asarray(dtype, shape, offset)
 
 
+class _Input(NamedTuple):
+    """What an input takes, for messages."""
+
+    number: int
+    name: str
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]  #: 0 where it is open; () also where the rank is
+
+    def __str__(self) -> str:
+        is_own = self.name != f"input_{self.number}"
+        return f"input {self.number} ({self.name!r})" if is_own else f"input {self.number}"
+
+
+def _wrong_count(given: int, names: Sequence[str]) -> str:
+    return f"{given} inputs were given; the model takes {len(names)}: {', '.join(names) or 'none'}"
+
+
 def input_shapes(model: Model, given: Sequence[Any]) -> Shapes:
-    """The shape of each input: the model's, or the given array's where that leaves it open. Raises ValueError."""
-    operands = [model.main.operands[i] for i in model.main.inputs]
+    """The shape of each input: the model's, or the given array's where that leaves it open. Raises ValueError.
+
+    `given`: arrays or shapes, by position or in one dict.
+    """
+    operands, names = [model.main.operands[i] for i in model.main.inputs], [tensor.name for tensor in model.inputs]
+    given = by_position(given, tuple(names))
     if len(given) != len(operands):
-        raise ValueError(f"{len(given)} inputs were given; the model takes {len(operands)}")
-    return tuple(_shape(n, o, g) for n, (o, g) in enumerate(zip(operands, given, strict=True)))
+        raise ValueError(_wrong_count(len(given), names))
+    return tuple(_shape(n, names[n], o, g) for n, (o, g) in enumerate(zip(operands, given, strict=True)))
 
 
-def _shape(n: int, operand: Operand, given: Any) -> tuple[int, ...] | None:
+def shapes_of(model: Model, given: InputShapes | None, where: str = "burst(input_shapes=…)") -> Shapes:
+    """Of the inputs: as the model says where nothing is given. Raises ValueError for a shape that stays open, or that
+    contradicts. `where` they are given.
+    """
+    operands, tensors = [model.main.operands[i] for i in model.main.inputs], model.inputs
+    if given is None:
+        for n, operand in enumerate(operands):
+            if not operand.is_known:
+                its = _Input(n, tensors[n].name, operand.type.dtype, operand.dimensions)
+                raise ValueError(f"{its} has the open shape {_said(operand.dimensions)}; give it with {where}")
+        return tuple(operand.dimensions for operand in operands)
+    by_name = (dict(given),) if isinstance(given, Mapping) else tuple(given)
+    shapes = tuple(by_position(by_name, tuple(tensor.name for tensor in tensors)))
+    if len(shapes) != len(operands):
+        raise ValueError(f"{where}: {len(shapes)} shapes were given; the model has {len(operands)} inputs")
+    for n, (operand, shape) in enumerate(zip(operands, shapes, strict=True)):
+        if shape is None or tuple(shape) == operand.dimensions:
+            continue
+        if combine_dimensions(operand.dimensions, shape) is None or (0 in shape and not takes_empty(model)):
+            its = _Input(n, tensors[n].name, operand.type.dtype, operand.dimensions)
+            raise ValueError(f"{where}: {its} cannot be {shape}; the model says {_said(operand.dimensions)}")
+    return tuple(None if shape is None else tuple(shape) for shape in shapes)
+
+
+def _shape(n: int, name: str, operand: Operand, given: Any) -> tuple[int, ...] | None:
     if given is None:
         return None
     if operand.is_known:
         return operand.dimensions
-    return given if isinstance(given, tuple) else np.shape(given)
+    shape: tuple[int, ...] = given if isinstance(given, tuple) else np.shape(given)
+    if combine_dimensions(operand.dimensions, shape) is None and shape != operand.dimensions:
+        its = _Input(n, name, operand.type.dtype, operand.dimensions)
+        raise ValueError(f"{its} has shape {shape}; the model takes {_said(operand.dimensions)}")
+    return shape
 
 
-def checked(n: int, array: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) -> NDArray[Any]:
-    """The array, if it is just what input `n` takes. Nothing is converted silently. Raises ValueError."""
-    if array is None:
-        raise ValueError(f"input {n} is None, but the burst was opened with this input; give an array of shape {shape}")
-    found = _as_array(n, array, dtype, shape)
-    if found.dtype != dtype and not (found.dtype == np.bool_ and dtype == np.uint8):
-        raise ValueError(
-            f"input {n} has dtype {found.dtype}; the model takes {dtype}: convert it with .astype('{dtype}')"
-        )
-    if found.shape != shape:
-        raise ValueError(f"input {n} has shape {found.shape}; the model takes {shape}")
+def _said(dimensions: tuple[int, ...]) -> str:
+    """Dimensions with a ? where they are open."""
+    return f"({', '.join(str(d or '?') for d in dimensions)}{',' if len(dimensions) == 1 else ''})"
+
+
+def fitting(its: _Input, given: Any) -> NDArray[Any]:
+    """The array, if it is what the input takes. Of an array only integers are converted, if the values fit; numbers and
+    lists of Python take the input's dtype, if they mean the same there. Raises ValueError.
+    """
+    if given is None:
+        raise ValueError(f"{its} is None, but this input is not omitted; give an array of shape {its.shape}")
+    found = _as_array(its.number, given, its.dtype, its.shape)
+    if found.dtype != its.dtype and not (found.dtype == np.bool_ and its.dtype == np.uint8):
+        found = _converted(its, found, is_array=not isinstance(given, _OF_PYTHON))
+    if found.shape != its.shape:
+        if found.size == 1 and its.shape in {(), (1,)} and found.ndim <= 1:
+            return found.reshape(its.shape)
+        raise ValueError(f"{its} has shape {found.shape}; the model takes {its.shape}")
     return found
+
+
+def _converted(its: _Input, found: NDArray[Any], *, is_array: bool) -> NDArray[Any]:
+    to, kind = its.dtype, found.dtype.kind
+    if to.kind == "f" and not is_array and kind in "biuf":
+        return found.astype(to)
+    if to.kind not in "iu" or kind not in ("iu" if is_array else "biu"):
+        raise ValueError(f"{its} has dtype {found.dtype}; the model takes {to}: convert it with .astype('{to}')")
+    limits = np.iinfo(to)
+    if found.size and not limits.min <= found.min() <= found.max() <= limits.max:
+        wrong = found[(found < limits.min) | (found > limits.max)].flat[0] if found.ndim else found
+        raise ValueError(f"{its} holds {wrong}; the model takes {to}, from {limits.min} to {limits.max}")
+    return found.astype(to)
 
 
 def _as_array(n: int, array: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) -> NDArray[Any]:
@@ -330,11 +415,6 @@ def _is_arrow_buffer(array: object) -> bool:
 def nbytes(operand: Operand, shape: tuple[int, ...]) -> int:
     """Of an operand of that shape."""
     return math.prod(shape) * operand.type.element_size
-
-
-def _output_size(operand: Operand) -> int:
-    """Bytes to reserve for an output."""
-    return nbytes(operand, operand.dimensions) if operand.is_known else _FIRST_GUESS
 
 
 def _argument(operand: Operand, shape: tuple[int, ...] | None, offset: int, length: int) -> RequestArgument:

@@ -33,6 +33,7 @@ from driver.engine.named_buffers import NamedBuffers
 from driver.errors import DriverError, ExecutionFailed, LoopTimeout, OutputInsufficientSize
 from driver.nn import LONGEST_LOOP_TIMEOUT, LOOP_TIMEOUT, arena, combine_dimensions
 from driver.nn.arena import memory
+from driver.nn.file_form import takes_empty
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -167,8 +168,9 @@ def _arrays(model: Model, request: Request, access: PoolAccess) -> tuple[list[Ar
     """Inputs and outputs, in the request's pools. Raises InvalidArgument."""
     _check_counts(model, request)
     graph = model.main
+    is_file = takes_empty(model)
     inputs = [
-        _input(n, a, graph.operands[i], request, access)
+        _input(n, a, graph.operands[i], request, access, is_file=is_file)
         for n, (a, i) in enumerate(zip(request.inputs, graph.inputs, strict=False))
     ]
     outputs = [
@@ -265,7 +267,7 @@ def _check_counts(model: Model, request: Request) -> None:
 
 
 def _input(
-    n: int, argument: RequestArgument, operand: Operand, request: Request, access: PoolAccess
+    n: int, argument: RequestArgument, operand: Operand, request: Request, access: PoolAccess, *, is_file: bool
 ) -> NDArray[Any] | None:
     if argument.has_no_value:
         return None
@@ -274,13 +276,20 @@ def _input(
     if isinstance(pool, HardwareBuffer):
         return access.input(f"input {n}", argument, operand, pool)
     dims = _dimensions(f"input {n}", argument, operand)
-    if 0 in dims or not (dims or operand.type.is_scalar):
-        raise InvalidArgument(f"input {n}: dimensions {dims} are not fully known; give them in the request")
     memory = _memory(f"input {n}", argument, pool)
+    is_known = 0 not in dims and (dims or operand.type.is_scalar)
+    if not is_known and not (is_file and _is_empty_or_single(argument, operand)):
+        raise InvalidArgument(f"input {n}: dimensions {dims} are not fully known; give them in the request")
     needed = math.prod(dims) * operand.type.element_size
     if needed > len(memory):
         raise InvalidArgument(f"input {n}: {len(memory)} bytes are too few for {operand.type.name} {list(dims)}")
     return memory[:needed].view(operand.type.dtype).reshape(dims)
+
+
+def _is_empty_or_single(argument: RequestArgument, operand: Operand) -> bool:
+    """Of an input of a model file: whether it has no elements, or is one element of a tensor of unknown rank."""
+    is_ranked = bool(argument.dimensions or operand.dimensions)
+    return argument.length == (0 if is_ranked else operand.type.element_size)
 
 
 def _output(n: int, argument: RequestArgument, operand: Operand, request: Request, access: PoolAccess) -> NDArray[Any]:

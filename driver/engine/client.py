@@ -26,18 +26,18 @@ from burst.turns import Flow, Ticket, waiters
 from burst.wire import VERSIONS
 from driver.deadlines import due
 from driver.engine.binding import execution
-from driver.engine.cache.compilations import CacheOwner, Declined
+from driver.engine.cache.compilations import CacheOwner, Declined, SentModel
 from driver.engine.device_memory import LoadedModel, ManagedBuffers, ModelCharge
 from driver.engine.launched import AsyncServer, FencedServer, LaunchOwner, check_outputs
 from driver.engine.plain import PlainServer
 from driver.options import PRIORITIES
-from driver.protocol.model_codec import handles_in
+from driver.protocol.model_codec import handles_in, sealed
 from driver.protocol.prepare_arguments import PrepareArguments
 from driver.protocol.rpc import Reply, take_fd
 from fmq import Descriptor, FmqError, LifePage
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from burst import Request
     from burst.executor import Execution
@@ -66,6 +66,13 @@ def trace_of(fds: list[int], others: int) -> Trace | None:
     return Trace(memory) if memory else None
 
 
+def _sent_model(fds: list[int], where: Sequence[Any]) -> SentModel:
+    """The model in the first descriptors, which it takes out of `fds`. Raises InvalidModel."""
+    own = slice(1 + len(handles_in(where)))
+    given, fds[own] = fds[own], []
+    return SentModel(sealed(given, where), (where[0], where[1]))
+
+
 def to_read(memory: Memory) -> int:
     """A descriptor to send, read-only unless its owner, of another account, has denied us to open the memory again."""
     try:
@@ -74,6 +81,7 @@ def to_read(memory: Memory) -> int:
         return os.dup(memory.fd)
 
 
+_RESTORED = len(PrepareArguments().to_wire())
 _MOST_ROLES = 256  # per buffer
 _MOST_REASON = 1000  # characters
 _WORTH = 2**20  # bytes of temporaries that are worth binding a request again for
@@ -137,8 +145,10 @@ class EngineClient:
         self._application = application
         self._flows = [Flow(application, priority) for priority in range(len(PRIORITIES))]
 
-    def load(self, message: Message, where: list[Any], *plain: object) -> Reply:
+    def load(self, message: Message, file: bytes, where: list[Any], *plain: object) -> Reply:
         """Prepares the model in the first descriptors; answers its number, and why it was not cached, if it was not.
+
+        `file`: the digest of the file that it is, which the service has computed; b"" for others.
 
         Cache files follow if the arguments say so, then memory for a trace if the client wants one.
         """
@@ -147,7 +157,7 @@ class EngineClient:
         with _Descriptors(message.take_fds()) as fds, due(arguments.deadline):
             own = 1 + len(handles_in(where))
             arguments = arguments._replace(trace=trace_of(fds, own + max(0, sum(arguments.cache_counts or ()))))
-            shared = self._engine.prepare(fds, where, arguments, charge.take)
+            shared = self._engine.prepare(fds, where, arguments, charge.take, file)
             declined = [self._save(shared, arguments, fds)] if arguments.cache_counts else []
         return Reply([self._loaded_as(shared, arguments.priority, charge), *declined])
 
@@ -163,21 +173,27 @@ class EngineClient:
         return ""
 
     def restore(self, message: Message, *plain: object) -> Reply:
-        """Makes the model in these cache files ready; answers its number. A trace may follow them."""
-        arguments, charge = PrepareArguments.from_wire(*plain), ModelCharge(self._buffers.quota)
+        """Makes the model in these cache files ready; answers its number, and the digest of the file that it is, b""
+        for others. A trace may follow them.
+
+        A client that has the model in sealed memory says where, after the other arguments; its descriptors come first.
+        """
+        more: Any = plain[_RESTORED:]
+        arguments, charge = PrepareArguments.from_wire(*plain[:_RESTORED]), ModelCharge(self._buffers.quota)
         self._check_models()
         with _Descriptors(message.take_fds()) as fds, due(arguments.deadline):
+            sent = _sent_model(fds, *more) if more else None
             arguments = arguments._replace(trace=trace_of(fds, sum(arguments.cache_counts or ())))
             given = self._engine.compilations.check(arguments.cache_counts, arguments.cache_token, fds)
             owner = CacheOwner(self.uid, arguments.cache_token)
-            restored = self._engine.compilations.restored(owner, given, fds)
+            restored = self._engine.compilations.restored(owner, given, fds, sent)
             try:
                 shared = self._engine.restore(restored, arguments, charge.take)
             except StatusError:
                 raise
             except Exception as error:
                 raise GeneralFailure(f"the device cannot restore the model: {error}") from error
-        return Reply([self._loaded_as(shared, arguments.priority, charge)])
+        return Reply([self._loaded_as(shared, arguments.priority, charge), shared.file])
 
     def _check_models(self) -> None:
         self._limits.check("client_models", len(self._models), "close prepared models")

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
     from burst import Request
     from driver.engine.cache.compilations import CacheWriter, RestoredCompilation
+    from driver.engine.running_files import RunningFiles
     from driver.interface import Device, Saved
     from driver.nn import Model
     from driver.options import Preference
@@ -74,12 +75,13 @@ USUAL = ModelUse()
 class SharedModel:
     """A model prepared for one use. It lives as long as a client holds it.
 
-    digest: of the cache files that it was read from or written to. saved: contents of those it was read from. stage:
+    digest: of the cache files that it was read from or written to. file: the digest of the file that it is; b"" for
+    others. saved: contents of those it was read from. stage:
     how often an improved compilation has replaced `prepared`.
     """
 
     __slots__ = (
-        *("__weakref__", "_estimates", "_lock", "_savings", "digest", "model", "prepared", "region", "saved"),
+        *("__weakref__", "_estimates", "_lock", "_savings", "digest", "file", "model", "prepared", "region", "saved"),
         *("stage", "use", "where"),
     )
 
@@ -90,9 +92,11 @@ class SharedModel:
         model: Model,
         prepared: PreparedModel,
         use: ModelUse = USUAL,
+        file: bytes = b"",
     ) -> None:
         self.region, self.where, self.model, self.prepared, self.use = region, where, model, prepared, use
         self.digest: bytes | None = None
+        self.file = file
         self.saved: Saved | None = None
         self.stage = 0
         self._estimates: dict[object, Any] = {}
@@ -150,14 +154,15 @@ class SharedModel:
         if found is None:
             raise Declined("the device does not cache this model")
         offset, nbytes = self.where
-        self.digest = saving.save(root.data, (offset, nbytes), found)
+        self.digest = saving.save(root.data, (offset, nbytes), found, self.file)
 
 
 class ModelStore:
     """The prepared models that clients still hold. One thread at a time."""
 
-    def __init__(self, device: Device) -> None:
-        self._device = device
+    def __init__(self, device: Device, running: RunningFiles | None = None) -> None:
+        """`running`: where runs of model files are noted."""
+        self._device, self._running = device, running
         self._shared: WeakSet[SharedModel] = WeakSet()
         self._preparing, self._restoring = Rate(), Rate()
 
@@ -171,10 +176,12 @@ class ModelStore:
         pace: Callable[[], object],
         use: ModelUse = USUAL,
         charge: Callable[[ModelBytes], object] = lambda _: None,
+        file: bytes = b"",
     ) -> SharedModel:
         """Prepares the model in these descriptors, or shares an equal one. Owns `fds`.
 
-        `charge`: called with the memory that the model will be in, before it is prepared.
+        `charge`: called with the memory that the model will be in, before it is prepared. `file`: the digest of the
+        file that the model is; b"" for others.
 
         Raises InvalidModel, and what `charge` and the device raise.
         """
@@ -188,7 +195,7 @@ class ModelStore:
         model = known.model if known else decode(region, where, pace)
         with self._preparing.preparing(len(model.main.operations), source.nbytes):
             prepared = self._device.prepare(model, pace, use.preference)
-        return self._new(source, where, model, prepared, use)
+        return self._new(source, where, model, prepared, use, file)
 
     def restore(
         self,
@@ -211,7 +218,7 @@ class ModelStore:
         saved = known.saved if known and known.saved else restored.saved
         with self._restoring.preparing(len(model.main.operations), source.nbytes):
             prepared = self._device.restore(model, saved, source.asarray(), pace, use.preference)
-        shared = self._new(source, restored.where, model, prepared, use)
+        shared = self._new(source, restored.where, model, prepared, use, restored.file)
         shared.digest, shared.saved = restored.digest, saved
         return shared
 
@@ -225,9 +232,17 @@ class ModelStore:
         return sorted(self._shared, key=lambda shared: not shared.serves(use))
 
     def _new(
-        self, region: ModelBytes, where: Sequence[int], model: Model, prepared: PreparedModel, use: ModelUse
+        self,
+        region: ModelBytes,
+        where: Sequence[int],
+        model: Model,
+        prepared: PreparedModel,
+        use: ModelUse,
+        file: bytes,
     ) -> SharedModel:
-        shared = SharedModel(region, where, model, prepared, use)
+        if file and self._running:
+            prepared = self._running.guarded(prepared, file)
+        shared = SharedModel(region, where, model, prepared, use, file)
         self._shared.add(shared)
         return shared
 

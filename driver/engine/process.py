@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from burst.channel import Message
     from driver.engine.cache.compilations import RestoredCompilation
     from driver.engine.plain import PlainServer
+    from driver.engine.running_files import RunningFiles
     from driver.interface import Device
     from driver.protocol.model_memory import ModelBytes
     from driver.protocol.prepare_arguments import PrepareArguments
@@ -172,12 +173,12 @@ class Pacer:
 class Engine:
     """The state that all clients share."""
 
-    def __init__(self, name: str, service: Channel) -> None:
+    def __init__(self, name: str, service: Channel, running: RunningFiles) -> None:
         self.device: Device = device_class(name)()
         self.device.on_report = self.forget_plans  # a request that is bound anew meets `check_available`
         self._service, self.limits = service, limits()
         self._quota = Quota(self.limits.device_bytes)
-        self.pace, self._models = Pacer(), ModelStore(self.device)
+        self.pace, self._models = Pacer(), ModelStore(self.device, running)
         self.idle = IdleMonitor(self.limits.idle_seconds, self._holders, self._rest_models)
         self.compilations, self._improver = VerifiedCache(self.device, name), ModelImprover(self.forget_plans)
         self.contexts = ChannelLoop("burst-contexts")
@@ -191,9 +192,16 @@ class Engine:
         self._preparing, self._counting = threading.Lock(), threading.Lock()
 
     def prepare(
-        self, fds: list[int], where: Sequence[Any], arguments: PrepareArguments, charge: Callable[[ModelBytes], object]
+        self,
+        fds: list[int],
+        where: Sequence[Any],
+        arguments: PrepareArguments,
+        charge: Callable[[ModelBytes], object],
+        file: bytes = b"",
     ) -> SharedModel:
         """The model in the first descriptors, prepared; takes them out of `fds` once the preparation begins.
+
+        `file`: as of `ModelStore.prepare`.
 
         Raises MissedDeadline*, and what `charge` and the device raise.
         """
@@ -201,7 +209,7 @@ class Engine:
         def make(use: ModelUse) -> SharedModel:
             own = slice(1 + len(handles_in(where)))
             model, fds[own] = fds[own], []
-            return self._models.prepare(model, where, self.pace, use, charge)
+            return self._models.prepare(model, where, self.pace, use, charge, file)
 
         return self._prepared(arguments, make)
 
@@ -340,13 +348,13 @@ class Engine:
             os._exit(0)
 
 
-def main(name: str, service: Channel) -> None:
-    """Runs the engine process. `service`: the channel to the service process."""
+def main(name: str, service: Channel, running: RunningFiles) -> None:
+    """Runs the engine process. `service`: the channel to the service process, which has `running`, too."""
     warnings.simplefilter("ignore")  # numpy warns of infinities that a client computes
     gc.disable()
     note_crashes()
     guard()
-    engine = Engine(name, service)
+    engine = Engine(name, service, running)
     life = LifePage()
     ready = service.receive()
     service.watch(take_fd(ready))

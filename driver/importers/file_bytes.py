@@ -1,32 +1,76 @@
-"""A model file in memory: mapped instead of read, and every access to it checked."""
+"""A model file in memory: copied once, and every access to it checked."""
 
-import mmap
 import os
+import stat
 import struct
-from pathlib import Path
+from io import FileIO
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from burst.memory import Memory
 from driver.errors import ImportFailed
 
 Array = NDArray[Any]
 _FREE = 1 << 16
 """Bytes that even the smallest file may touch."""
+_DEEPEST = 8
+"""Limit for the folders between a model and a file that it names."""
 
 
-def map_file(file: Path) -> memoryview:
-    """Map a file read-only; `ImportFailed` when it is empty."""
-    with file.open("rb") as opened:
-        return map_descriptor(opened.fileno(), file.name)
+def open_file(file: Path) -> FileIO:
+    """Open a file for reading. Raises OSError; ImportFailed for what is not a regular file."""
+    if "\0" in str(file):
+        raise ImportFailed(f"{str(file)!r:.80} has a null character, and is no name of a file")
+    descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    if stat.S_ISREG(os.fstat(descriptor).st_mode):
+        return open(descriptor, "rb", buffering=0)
+    os.close(descriptor)
+    raise ImportFailed(f"{file.name!r} is not a regular file")
 
 
-def map_descriptor(descriptor: int, name: str) -> memoryview:
-    """Map an open file, which may be closed afterwards. name: for the error message."""
-    if os.fstat(descriptor).st_size == 0:
+def sealed(file: FileIO, name: str) -> Array:
+    """Copy an open file into memory that no process can write any more; it may be closed, and change, afterwards.
+
+    Raises ImportFailed when it is empty, cannot be read, or changes meanwhile; ResourceExhaustedPersistent.
+    """
+    if os.fstat(file.fileno()).st_size == 0:
         raise ImportFailed(f"{name!r} is empty")
-    return memoryview(mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ))
+    try:
+        return Memory.frozen_file(file).asarray()
+    except OSError as error:
+        raise ImportFailed(f"{name!r} cannot be read: {error.strerror}; load it again") from None
+
+
+def open_below(folder: Path | None, name: str) -> FileIO:
+    """Open a file that a model names: a regular one below the folder of the model, and not through a symbolic link.
+
+    Raises ImportFailed for any other, also where the folder is None. A name with a part "*" is none of a file: ONNX
+    Runtime takes one of them as an address in its own memory.
+    """
+    parts, where = PurePosixPath(name).parts, f"its weights lie in {name[:64]!r}"
+    if folder is None or not 0 < len(parts) <= _DEEPEST or {"..", "/", "//", "*"} & {*parts} or "\0" in name:
+        raise ImportFailed(f"{where}, which is not a file below the folder of the model")
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+    try:
+        opened = [os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)]
+        try:
+            for part in parts:
+                opened.append(os.open(part, flags, dir_fd=opened[-1]))
+            if stat.S_ISREG(os.fstat(opened[-1]).st_mode):
+                return open(os.dup(opened[-1]), "rb", buffering=0)
+        finally:
+            for descriptor in opened:
+                os.close(descriptor)
+    except OSError as error:
+        raise ImportFailed(f"{where}, which cannot be opened: {error.strerror}") from None
+    raise ImportFailed(f"{where}, which is not a regular file")
+
+
+class BudgetSpent(ImportFailed):
+    """The file causes more work than its size allows; nothing further is read of it."""
 
 
 class ByteBudget:
@@ -39,11 +83,15 @@ class ByteBudget:
         """Grow by `nbytes`, for a further file."""
         self._left += nbytes
 
+    def affords(self, nbytes: int) -> bool:
+        """Whether half of what is left is enough for `nbytes`."""
+        return 2 * nbytes <= self._left
+
     def charge(self, nbytes: int) -> None:
         """Raise `ImportFailed` when the file makes the reader touch or make much more than the file holds."""
         self._left -= nbytes
         if self._left < 0:
-            raise ImportFailed("damaged: the file uses the same bytes repeatedly, or asks for far more than it holds")
+            raise BudgetSpent("damaged: the file uses the same bytes repeatedly, or asks for far more than it holds")
 
 
 class FileBytes:

@@ -1,33 +1,207 @@
-"""Load a model file with the reader for its suffix."""
+"""Load a model file, as it is or as operations of the HAL; its suffix names the format.
 
-import importlib
+load(path)
+  sealed copy     the file is read once, into memory that no process can write any more
+  read_header     names, types and sizes of inputs and outputs (onnx/header.py, tflite/header.py)
+  external        files beside an .onnx file that hold its weights are copied in the same way
+  model_of_file   one operation, which is the file; its `portable` form is imported on demand
+"""
+
+import importlib.util
 import os
+import threading
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from types import ModuleType
+from typing import Literal
 
-from driver.errors import ImportFailed
-from driver.nn import Model
+from driver.devices.files import RUNTIMES
+from driver.errors import ImportFailed, InvalidModel
+from driver.importers.file_bytes import Array, open_below, open_file, sealed
+from driver.importers.header import Header
+from driver.importers.obstacle import Obstacle, Shapes, failure, named_sizes
+from driver.nn import Model, validate
+from driver.nn.errors import did_you_mean
+from driver.nn.file_form import ModelFile, model_of_file
 
 READERS = {".tflite": "tflite", ".onnx": "onnx"}
-"""Suffix -> package with `load(file) -> Model`. The extra of that name installs its requirements; .onnx has none."""
+"""Suffix -> package of the format, and the extra that installs what its reader requires."""
+Form = Literal["auto", "file", "operations"]
+_FORMS = ("auto", "file", "operations")
+_PACKAGES = {"onnxruntime": "onnxruntime", "litert": "ai_edge_litert"}
+"""The package in which that runtime is."""
+_MOST_EXTERNAL = 256
+_OTHER_FORMATS = {
+    b"version https://git-lfs": ("a pointer of Git LFS", "fetch the file with `git lfs pull`"),
+    b"\x1f\x8b": ("compressed with gzip", "unpack it first"),
+    b"PK\x03\x04": ("a ZIP archive", "unpack it, and load a model in it"),
+    b"\x89HDF": ("an HDF5 file", "convert it to .tflite or .onnx"),
+    b"<!DOCTYPE": ("a web page", "download the file itself"),
+    b"<html": ("a web page", "download the file itself"),
+}
+"""First bytes -> what it is, and the remedy."""
 
 
-def load(path: str | os.PathLike[str]) -> Model:
+def load(path: str | os.PathLike[str], shapes: Shapes | None = None, form: Form = "auto") -> Model:
     """Load the model file at `path`; its suffix names the format.
 
-    The file is mapped, not read. Constants are views of it, so do not change the file while the model is in use.
-    Operands that have a name in the file carry it as `extra["name"]`.
+    Args:
+        path: of an .onnx or .tflite file.
+        shapes: sizes of inputs by name, such as {"images": (1, 3, 320, 320)}; None for a size that stays open.
+        form: "file" is one operation that is the file; ONNX Runtime or LiteRT runs it as it is. "operations" are those
+            of the HAL, which every device can take. "auto" is both: each device gets the form that it runs, and the
+            second is made when it is needed. Where the file's own runtime is not installed, "auto" is "operations".
 
-    Raises `ImportFailed` when the file is damaged or holds something that the HAL cannot express; the message names
-    the operator and the reason. Raises `OSError` when the file cannot be opened.
+    The file is copied, and may change afterwards; so are the files beside it that hold weights. Inputs and outputs have
+    their name in the file as `extra["name"]`, and as `extra["labels"]` the names of classes where the file tells them.
+
+    Raises `ImportFailed` when the file is damaged, changes while it is loaded, holds what the form cannot express, or
+    has no inputs of such names and shapes; the message says which, and what helps. Raises `OSError` when the file
+    cannot be opened, `ResourceExhaustedPersistent` when it does not fit into memory.
     """
+    if form not in _FORMS:
+        raise ImportFailed(f"form={form!r:.80}: choose from {', '.join(_FORMS)}{did_you_mean(str(form), _FORMS)}")
+    kind, shapes = kind_of(path), named_sizes(shapes)
+    source = ModelSource(Path(path), kind)
+    if form == "operations" or (form == "auto" and not runs_files(kind)):
+        return source.operations(shapes)
+    header = source.header.with_shapes(shapes)
+    if header.refusals:
+        return source.instead(header, shapes, form)
+    return source.model(header, Once(partial(source.operations, shapes)) if form == "auto" else None)
+
+
+def read_header(path: str | os.PathLike[str]) -> Header:
+    """What the header of a model file says of its inputs and outputs. Raises ImportFailed, OSError."""
+    return _read(Path(path), kind_of(path))[1]
+
+
+def kind_of(path: str | os.PathLike[str]) -> str:
+    """The kind of a model file, by its suffix: "onnx" or "tflite". Raises ImportFailed for any other."""
     file = Path(path)
-    if file.suffix not in READERS:
+    kind = READERS.get(file.suffix.lower())
+    if kind is None:
         raise ImportFailed(f"{file.name!r} has the suffix {file.suffix!r}; supported are {', '.join(READERS)}")
-    extra = READERS[file.suffix]
+    return kind
+
+
+def runs_files(kind: str) -> bool:
+    """Whether the runtime that files of this kind were made for is installed here. No code of it is imported."""
+    return importlib.util.find_spec(_PACKAGES[RUNTIMES[kind]]) is not None
+
+
+class ModelSource:
+    """A model file and the files beside it, copied into memory that no process can write any more."""
+
+    def __init__(self, file: Path, kind: str) -> None:
+        self.name, self.kind = file.name, kind
+        self.data, self.header = _read(file, kind)
+        self.external = _external(self.header, file.parent)
+
+    def model(self, header: Header, portable: Callable[[], Model] | None = None) -> Model:
+        """The file form. Raises ImportFailed."""
+        inputs, outputs = ([tensor.operand() for tensor in side] for side in (header.inputs, header.outputs))
+        try:
+            model = model_of_file(ModelFile(self.kind, self.data, self.external), inputs, outputs, portable)
+            validate(model)
+        except InvalidModel as error:
+            raise ImportFailed(f"{self.name!r}: {error}") from None
+        return model
+
+    def operations(self, shapes: Shapes | None) -> Model:
+        """The operations form. Raises ImportFailed with the first obstacle."""
+        model, obstacles = self.converted(shapes)
+        if model is None:
+            raise failure(obstacles)
+        return model
+
+    def converted(self, shapes: Shapes | None) -> tuple[Model | None, list[Obstacle]]:
+        """The operations form, or None and all obstacles."""
+        beside = [self.external] if self.kind == "onnx" else []
+        try:
+            found: tuple[Model | None, list[Obstacle]] = _reader(self.kind).convert(self.data.data, *beside, shapes)
+        except ImportFailed as error:
+            return None, [Obstacle.of(error, error.operator, error.index)]
+        return found
+
+    def instead(self, header: Header, shapes: Shapes, form: Form) -> Model:
+        """The operations form, where the file form cannot carry an input or output. Raises ImportFailed."""
+        told = "; ".join(f"{refusal.reason}: {refusal.remedy}" for refusal in header.refusals)
+        if form == "file":
+            raise ImportFailed(told)
+        try:
+            return self.operations(shapes)
+        except ImportFailed as error:
+            raise ImportFailed(f"{told}; nor can it become operations of the HAL: {error}") from None
+
+
+class Once:
+    """Calls a function at most once, whichever thread asks first; all get its result, or its error."""
+
+    def __init__(self, make: Callable[[], Model]) -> None:
+        self._make, self._lock = make, threading.Lock()
+        self._made: Model | None = None
+        self._error: Exception | None = None
+
+    def __call__(self) -> Model:
+        with self._lock:
+            if self._made is None and self._error is None:
+                try:
+                    self._made = self._make()
+                except ImportFailed as error:
+                    self._error = error
+            if self._made is None:
+                assert self._error is not None
+                raise self._error.with_traceback(None)
+            return self._made
+
+
+def _reader(kind: str) -> ModuleType:
+    """The package that makes operations of a file. Raises ImportFailed where it lacks what it needs."""
     try:
-        reader = importlib.import_module(f"driver.importers.{extra}")
+        return importlib.import_module(f"driver.importers.{kind}.reader")
     except ModuleNotFoundError as error:
-        missing = f"a {file.suffix} file needs the package {error.name!r}; install burst-engine[{extra}]"
+        missing = f"a .{kind} file needs the package {error.name!r}; install burst-engine[{kind}]"
         raise ImportFailed(missing) from None
-    model: Model = reader.load(file)
-    return model
+
+
+def _read(file: Path, kind: str) -> tuple[Array, Header]:
+    """A copy of a file that no process can write any more, and its header."""
+    with open_file(file) as opened:
+        data = sealed(opened, file.name)
+    try:
+        _refuse_other_formats(bytes(data[:256]), kind)
+        header: Header = importlib.import_module(f"driver.importers.{kind}.header").read_header(data.data)
+    except ImportFailed as error:
+        remedy = error.remedy or "fetch it again, or export it again"
+        raise ImportFailed(f"{file.name!r}: {error.reason}", remedy=remedy) from None
+    return data, header
+
+
+def _is_text(begin: bytes) -> bool:
+    return all(byte >= 0x20 or byte in b"\t\r\n\f" for byte in begin) and begin.isascii()
+
+
+def _refuse_other_formats(begin: bytes, kind: str) -> None:
+    """Raise `ImportFailed` for what often has the name of a model file, and is none."""
+    for magic, (what, remedy) in _OTHER_FORMATS.items():
+        if begin.startswith(magic):
+            raise ImportFailed(f"it is {what}, not a model", remedy=remedy)
+    if kind == "onnx" and begin[4:8] == b"TFL3":
+        raise ImportFailed("it is a .tflite file", remedy="rename it")
+    if _is_text(begin):
+        raise ImportFailed("it is text, not a model")
+
+
+def _external(header: Header, folder: Path) -> dict[str, Array]:
+    """The files that hold the weights of a model, by the names that the model has for them."""
+    found: dict[str, Array] = {}
+    for place in header.external:
+        if place.name not in found:
+            if len(found) >= _MOST_EXTERNAL:
+                raise ImportFailed(f"its weights lie in more than {_MOST_EXTERNAL} files")
+            with open_below(folder, place.name) as file:
+                found[place.name] = sealed(file, place.name[:64])
+        place.check(found[place.name].size)
+    return found

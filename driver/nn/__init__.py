@@ -5,10 +5,12 @@ A leaf: it imports nothing else of ours, and knows arrays but neither files nor 
 
 from .builder import ModelBuilder, Value
 from .errors import DriverError, ExecutionFailed, InvalidModel, LoopTimeout, OutputInsufficientSize
+from .extension import Extension, ExtensionType
 from .interpreter import Bound, Interpreter
 from .model import Model, Operand, Operation, Subgraph
 from .operation import LONGEST_LOOP_TIMEOUT, LOOP_TIMEOUT
 from .ops import OPERATIONS
+from .tensors import TensorInfo
 from .types import OperandLifeTime, OperandType, combine_dimensions
 from .validate import required_version, validate
 
@@ -19,6 +21,8 @@ __all__ = [
     "Bound",
     "DriverError",
     "ExecutionFailed",
+    "Extension",
+    "ExtensionType",
     "Interpreter",
     "InvalidModel",
     "LoopTimeout",
@@ -30,6 +34,7 @@ __all__ = [
     "Operation",
     "OutputInsufficientSize",
     "Subgraph",
+    "TensorInfo",
     "Value",
     "combine_dimensions",
     "required_version",

@@ -59,7 +59,7 @@ def call_version(kind: OperationType, inputs: Sequence[Operand], outputs: Sequen
     tensors = [o for o in (*inputs, *outputs) if not o.type.is_scalar]
     open_rank = 0 if all(o.dimensions for o in tensors) else 2
     types = (o.type.since for o in (*inputs, *outputs))
-    taken = signature.versions()[inputs[signature.of].type]
+    taken = signature.versions()[inputs[signature.of].base_type]
     return max(*types, open_rank, form[1], taken, kind.gate(inputs, outputs) if kind.gate else 0)
 
 
@@ -69,7 +69,7 @@ def _is_constantly(operand: Operand, value: int) -> bool:
 
 def _outputs_fit(signature: Signature, inputs: Sequence[Operand], outputs: Sequence[Operand]) -> bool:
     slots = signature.result_slots(len(outputs))
-    t = inputs[signature.of].type
+    t = inputs[signature.of].base_type
     return slots is not None and all(o.type in slot_types(slot, t) for o, slot in zip(outputs, slots, strict=True))
 
 

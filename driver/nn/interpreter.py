@@ -128,7 +128,7 @@ class Interpreter:
             if operand.lifetime.is_constant and index_ not in self.constants:
                 self.constants[index_] = Tensor.of(operand)
             if operand.lifetime == OperandLifeTime.SUBGRAPH:
-                self.constants[index_] = Tensor(operand.type, (), graph=self._graph(operand.value))
+                self.constants[index_] = Tensor(operand.base_type, (), graph=self._graph(operand.value))
             elif steers(slot):
                 self._steer(index_, operand)
         return Prepared(index, operation, kind, signature.of, slots, self._packed(kind, operation))

@@ -3,10 +3,13 @@
 Building a record checks no more than that its words exist; `validate` checks the rules between them.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
+from .errors import InvalidModel
+from .extension import MOST_PREFIX, OEM, ExtensionType, check_name, extension_of
+from .tensors import TensorInfo, tensors_of
 from .types import Dimensions, OperandLifeTime, OperandType
 
 ChannelQuant = tuple[tuple[float, ...], int]
@@ -15,8 +18,8 @@ ChannelQuant = tuple[tuple[float, ...], int]
 
 def _set(record: object, /, **fields: Any) -> None:
     """Give a frozen record its fields."""
-    for name, field in fields.items():
-        object.__setattr__(record, name, field)
+    for name, value in fields.items():
+        object.__setattr__(record, name, value)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -26,9 +29,10 @@ class Operand:
     `type` and `lifetime` may be given by their HAL names. A dimension of 0 is unknown, and so is the rank of a tensor
     without dimensions. `value` is the ndarray of a constant or the index, in `Model.referenced`, of a SUBGRAPH.
     `number_of_consumers` None means computed; `location` and `extra` are carried for the code that made the model.
+    `extension_params`: bytes that mean something to the extension whose type the operand has.
     """
 
-    type: OperandType
+    type: OperandType | ExtensionType
     dimensions: Dimensions
     scale: float = 0.0
     zero_point: int = 0
@@ -38,10 +42,11 @@ class Operand:
     number_of_consumers: int | None = None
     location: Any = None
     extra: Any = None
+    extension_params: bytes | None = None
 
     def __init__(
         self,
-        type: OperandType | str | int,  # noqa: A002 - the HAL's word
+        type: OperandType | ExtensionType | str | int,  # noqa: A002 - the HAL's word
         dimensions: Sequence[int] = (),
         scale: float = 0.0,
         zero_point: int = 0,
@@ -51,6 +56,7 @@ class Operand:
         number_of_consumers: int | None = None,
         location: Any = None,
         extra: Any = None,
+        extension_params: bytes | None = None,
     ) -> None:
         if channel_quant is not None:
             scales, channel = channel_quant
@@ -67,7 +73,15 @@ class Operand:
             number_of_consumers=number_of_consumers,
             location=location,
             extra=extra,
+            extension_params=None if extension_params is None else bytes(extension_params),
         )
+
+    @property
+    def base_type(self) -> OperandType:
+        """The type, where only the HAL's own will do. Raises InvalidModel for one of an extension."""
+        if isinstance(self.type, ExtensionType):
+            raise InvalidModel(f"operand type {self.type!r} belongs to an extension; one of the HAL is needed")
+        return self.type
 
     @property
     def is_known(self) -> bool:
@@ -107,16 +121,76 @@ class Subgraph:
         _set(self, operands=tuple(operands), operations=tuple(operations), **listed)
 
 
-@dataclass(frozen=True, slots=True, weakref_slot=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True, repr=False)
 class Model:
     """A main subgraph and those that its control flow refers to.
 
-    `relaxed` allows float32 to be computed with the range and precision of float16.
+    `relaxed` allows float32 to be computed with the range and precision of float16. `extensions`: name and prefix of
+    each vendor extension whose types or operations it uses; those that are not given get the next free prefixes.
+    `portable`: returns the same network of the HAL's operations alone, the same each time; None where there is no such
+    form.
     """
 
     main: Subgraph
     referenced: tuple[Subgraph, ...] = ()
     relaxed: bool = False
+    extensions: tuple[tuple[str, int], ...] = ()
+    portable: Callable[[], "Model"] | None = field(default=None, compare=False)
+    _inputs: tuple[TensorInfo, ...] | None = field(default=None, init=False, compare=False)
+    _outputs: tuple[TensorInfo, ...] | None = field(default=None, init=False, compare=False)
 
     def __post_init__(self) -> None:
         _set(self, referenced=tuple(self.referenced))
+        _set(self, extensions=_with_prefixes(self.extensions, _extensions_used((self.main, *self.referenced))))
+
+    @property
+    def inputs(self) -> tuple[TensorInfo, ...]:
+        """Names, dtypes and shapes of the inputs, in order."""
+        if self._inputs is None:
+            _set(self, _inputs=tensors_of([self.main.operands[i] for i in self.main.inputs], "input"))
+        return self._inputs or ()
+
+    @property
+    def outputs(self) -> tuple[TensorInfo, ...]:
+        """Of the outputs."""
+        if self._outputs is None:
+            _set(self, _outputs=tensors_of([self.main.operands[i] for i in self.main.outputs], "output"))
+        return self._outputs or ()
+
+    def __repr__(self) -> str:
+        sides = (", ".join(map(str, side)) for side in (self.inputs, self.outputs))
+        count = len(self.main.operations)
+        return f"<Model of {count} operation{'s' * (count != 1)}: {' -> '.join(sides)}>"
+
+    def form_for(self, extensions: Collection[str]) -> "Model":
+        """The form of this model for a device that knows these extensions: itself, if that uses no others or has no
+        other form; else the one of the HAL's operations.
+
+        Raises what making that form raises.
+        """
+        if self.portable is None or all(name in extensions for name, _ in self.extensions):
+            return self
+        return self.portable()
+
+
+def _extensions_used(graphs: Sequence[Subgraph]) -> list[str]:
+    """In the order in which they appear."""
+    types = [o.type.extension for graph in graphs for o in graph.operands if isinstance(o.type, ExtensionType)]
+    operations = [extension_of(operation.type) for graph in graphs for operation in graph.operations]
+    return [name for name in dict.fromkeys((*types, *operations)) if name not in {None, OEM.name}]
+
+
+def _with_prefixes(given: Sequence[tuple[str, int]], used: Sequence[str]) -> tuple[tuple[str, int], ...]:
+    """Raises InvalidModel for prefixes that are given twice or cannot be."""
+    found = dict(given)
+    for name, prefix in given:
+        check_name(name)
+        if not 0 < prefix <= MOST_PREFIX:
+            raise InvalidModel(f"extension {name}: prefix {prefix} has to be from 1 to {MOST_PREFIX}")
+    if len(set(found.values())) < len(given):
+        raise InvalidModel(f"extensions {list(given)}: each name and each prefix has to be there once")
+    free = (prefix for prefix in range(1, MOST_PREFIX + 1) if prefix not in found.values())
+    for name in used:
+        if name not in found:
+            found[name] = next(free)
+    return tuple(found.items())

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from .errors import InvalidModel, did_you_mean
+from .extension import ExtensionType
 from .model import Operand
 from .operation import ANY_RANK
 from .types import MAX_BYTES, ZERO_POINTS, OperandLifeTime, OperandType, byte_size
@@ -26,13 +27,14 @@ def operand_fault(operand: Operand, referenced: int) -> str | None:
         or _quantisation_fault(operand)
         or _channel_fault(operand)
         or _value_fault(operand, referenced)
+        or _extension_fault(operand)
     )
 
 
 def _dimensions_fault(operand: Operand) -> str | None:
     dimensions = list(operand.dimensions)
-    if operand.type in (_T.OEM, _T.TENSOR_OEM_BYTE):
-        return "OEM operands are not supported"
+    if operand.type == _T.OEM and not operand.lifetime.is_constant and operand.lifetime != _L.NO_VALUE:
+        return "an OEM scalar has no size of its own: it can only be constant; TENSOR_OEM_BYTE can be anything"
     if operand.type.is_scalar and dimensions:
         return f"a scalar has no dimensions, not {dimensions}"
     if operand.lifetime.is_constant and not operand.type.is_scalar and not dimensions:
@@ -81,6 +83,12 @@ def _channel_fault(operand: Operand) -> str | None:
     return None if fine else "every channel scale has to be above 0 and a finite float32"
 
 
+def _extension_fault(operand: Operand) -> str | None:
+    if operand.extension_params is None or isinstance(operand.type, ExtensionType):
+        return None
+    return "extension_params belong to operands whose type is an extension's"
+
+
 def _value_fault(operand: Operand, referenced: int) -> str | None:
     lifetime, value = operand.lifetime, operand.value
     if (operand.type == _T.SUBGRAPH) != (lifetime == _L.SUBGRAPH):
@@ -100,6 +108,8 @@ def _constant_fault(operand: Operand) -> str | None:
     if value.dtype not in (dtype, np.dtype(np.uint8)) and not (value.dtype == np.bool_ and dtype.itemsize == 1):
         return f"the value has dtype {value.dtype}; convert it to {dtype}"
     size = byte_size(operand.type, operand.dimensions)
+    if operand.type == _T.OEM:
+        return None
     return None if value.nbytes == size else f"the value has {value.nbytes} bytes, the dimensions need {size}"
 
 

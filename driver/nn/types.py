@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from .errors import InvalidModel, did_you_mean
+from .extension import ExtensionType
 
 Dimensions = tuple[int, ...]
 MAX_BYTES = 2**32 - 1
@@ -69,13 +70,17 @@ class OperandType(IntEnum):
         return 2 if OperandType.BOOL <= self <= OperandType.TENSOR_QUANT8_SYMM else 0
 
     @classmethod
-    def parse(cls, name: "str | int | OperandType") -> "OperandType":
-        """The type called `name` in the HAL; `InvalidModel` when there is none."""
+    def parse(cls, name: "str | int | OperandType | ExtensionType") -> "OperandType | ExtensionType":
+        """The type called `name` in the HAL, or the extension's that is given; `InvalidModel` when there is none."""
+        if isinstance(name, ExtensionType):
+            return name
         try:
             return cls[name] if isinstance(name, str) else cls(name)
         except (KeyError, ValueError):
             if isinstance(name, int) and name > LAST_BASE_CODE:
-                raise InvalidModel(f"operand type {name} belongs to an extension; none is supported") from None
+                raise InvalidModel(
+                    f"operand type {name} belongs to an extension; give the ExtensionType, as operand_type_of does"
+                ) from None
             hint = did_you_mean(name, cls.__members__) if isinstance(name, str) else ""
             raise InvalidModel(f"{name!r} is no operand type of the HAL{hint}") from None
 
@@ -165,6 +170,6 @@ def combine_dimensions(a: Sequence[int], b: Sequence[int]) -> Dimensions | None:
     return tuple(x or y for x, y in zip(a, b, strict=True))
 
 
-def byte_size(type: OperandType, dimensions: Sequence[int]) -> int:  # noqa: A002 - the HAL's word
+def byte_size(type: OperandType | ExtensionType, dimensions: Sequence[int]) -> int:  # noqa: A002 - the HAL's word
     """Bytes of an operand of this type and these dimensions."""
     return type.element_size * math.prod(dimensions)

@@ -14,6 +14,7 @@ import numpy as np
 
 from .calls import call_version, check_call, without_defaults
 from .errors import InvalidModel, did_you_mean
+from .extension import extension_of
 from .model import Model, Operand, Operation, Subgraph
 from .operands import operand_fault
 from .operation import OperationType
@@ -52,6 +53,8 @@ def required_version(model: Model) -> int:
 
 
 def _operation_version(graph: Subgraph, operation: Operation) -> int:
+    if extension_of(operation.type) is not None:
+        return 2
     kind = OPERATIONS[operation.type]
     inputs = without_defaults(kind, [graph.operands[i] for i in operation.inputs])
     return call_version(kind, inputs, [graph.operands[i] for i in operation.outputs])
@@ -89,10 +92,11 @@ def _check_operation(graph: Subgraph, index: int, operation: Operation) -> None:
                 f"{_label(index, operation)}: operand {i} does not exist, there are {len(graph.operands)}"
             )
     outputs = [graph.operands[i] for i in operation.outputs]
-    try:
-        check_call(_kind(operation.type), [graph.operands[i] for i in operation.inputs], outputs)
-    except InvalidModel as error:
-        raise InvalidModel(f"{_label(index, operation)}: {error}") from None
+    if extension_of(operation.type) is None:  # what an extension's operation takes, its devices know
+        try:
+            check_call(_kind(operation.type), [graph.operands[i] for i in operation.inputs], outputs)
+        except InvalidModel as error:
+            raise InvalidModel(f"{_label(index, operation)}: {error}") from None
     for i, operand in zip(operation.outputs, outputs, strict=True):
         if not operand.lifetime.is_written:
             raise InvalidModel(
@@ -103,10 +107,8 @@ def _check_operation(graph: Subgraph, index: int, operation: Operation) -> None:
 def _kind(name: str) -> OperationType:
     if name in OPERATIONS:
         return OPERATIONS[name]
-    if name == "OEM_OPERATION":
-        raise InvalidModel("OEM operations are not supported")
     if name.isdecimal() and len(name) <= NAME_LENGTH and int(name) > LAST_BASE_CODE:
-        raise InvalidModel("extension operations are not supported")
+        raise InvalidModel("the code of an extension's operation; give its full name, as operation_of does")
     raise InvalidModel(f"no such operation here{did_you_mean(name[:NAME_LENGTH], OPERATIONS)}")
 
 

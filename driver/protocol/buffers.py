@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    from driver.nn import Operand, OperandType
+    from driver.nn import ExtensionType, Operand, OperandType
 
 
 class BufferKind(NamedTuple):
     """Type and quantisation: the same for all roles of a buffer, and for both buffers of a copy."""
 
-    type: OperandType
+    type: OperandType | ExtensionType
     scale: float
     zero_point: int
     channel_quant: Any

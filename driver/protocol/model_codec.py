@@ -13,6 +13,7 @@ from __future__ import annotations
 import fcntl
 import mmap
 import os
+import re
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -21,13 +22,14 @@ import numpy as np
 
 from burst.channel import close_all
 from burst.memory import FROZEN, frozen_memory
-from driver.nn import InvalidModel, Model, Operand, OperandLifeTime, OperandType, Operation, Subgraph
+from driver.nn import ExtensionType, InvalidModel, Model, Operand, OperandLifeTime, OperandType, Operation, Subgraph
+from driver.nn.extension import PREFIX_BITS
 from driver.nn.types import byte_size
 from driver.protocol.model_memory import MOST_HANDLES, Handle, SealedModel, pages, same_bytes
 from fmq import InvalidDescriptor
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -39,7 +41,9 @@ _VERSION = 1
 _ALIGN = 64
 _MAX_STRUCTURE = 64 * 2**20
 _MAX_COUNT = 2**18  # operands or operations of a subgraph: one bit for each fits into a message
-_MAX_NAME = 100
+_MAX_NAME = 201  # of an extension and its operation
+_MAX_EXTENSIONS = 64
+_DTYPE = re.compile(r"[<|][biufcV][0-9]{1,5}")
 _BY_REFERENCE = OperandLifeTime.CONSTANT_REFERENCE
 _UNREADABLE = (ValueError, TypeError, LookupError, ArithmeticError, msgpack.UnpackException, InvalidDescriptor)
 
@@ -86,7 +90,7 @@ class _Layout:
     """
 
     def __init__(self, model: Model, most_handles: int) -> None:
-        graphs = (model.main, *model.referenced)
+        graphs, self._codes = (model.main, *model.referenced), dict(model.extensions)
         given = [o.value for graph in graphs for o in graph.operands if o.lifetime == _BY_REFERENCE]
         self.handles = _handles_of(given, most_handles)
         self.copied: list[tuple[int, NDArray[Any]]] = []
@@ -100,7 +104,9 @@ class _Layout:
             objects += [[len(graph.operands), len(graph.operations), graph.inputs, graph.outputs]]
             objects += [self._operand(o) for o in graph.operands]
             objects += [[o.type, o.inputs, o.outputs] for o in graph.operations]
-        header = [_VERSION, model.relaxed, 1 + len(model.referenced)]
+        header: list[Any] = [_VERSION, model.relaxed, 1 + len(model.referenced)]
+        if model.extensions:
+            header.append(_extensions_to_wire(model))
         self.structure = b"".join(packer.pack(o) for o in (header, *objects))
 
     @property
@@ -120,7 +126,7 @@ class _Layout:
     def _operand(self, operand: Operand) -> list[Any]:
         value = self._constant(operand) if operand.lifetime.is_constant else operand.value
         return [
-            int(operand.type),
+            operand_code(operand, self._codes),
             operand.dimensions,
             operand.scale,
             operand.zero_point,
@@ -128,6 +134,7 @@ class _Layout:
             value,
             operand.channel_quant,
             operand.number_of_consumers,
+            *([] if operand.extension_params is None else [operand.extension_params]),
         ]
 
     def _constant(self, operand: Operand) -> list[int]:
@@ -236,6 +243,39 @@ def operations_on(model: Model, is_meant: Callable[[Any], bool]) -> list[bool]:
     return [any(reads(model.main.operands[i]) for i in operation.inputs) for operation in model.main.operations]
 
 
+def operand_code(operand: Operand, prefixes: Mapping[str, int]) -> int:
+    """The code of an operand's type in a model with these prefixes."""
+    kind = operand.type
+    return prefixes[kind.extension] << PREFIX_BITS | kind.number if isinstance(kind, ExtensionType) else int(kind)
+
+
+def _extensions_to_wire(model: Model) -> list[Any]:
+    """Of each extension its name, its prefix, and [number, name, dtype, is_scalar] of the operand types used."""
+    graphs = (model.main, *model.referenced)
+    used = {o.type: None for graph in graphs for o in graph.operands if isinstance(o.type, ExtensionType)}
+    return [
+        [name, prefix, [[t.number, t.name, t.dtype.str, t.is_scalar] for t in used if t.extension == name]]
+        for name, prefix in model.extensions
+    ]
+
+
+def _extensions_from_wire(plain: Any = ()) -> tuple[tuple[tuple[str, int], ...], dict[int, ExtensionType]]:
+    """Names and prefixes, and the operand types by their codes. Raises InvalidModel, and what malformed data raises."""
+    if len(plain) > _MAX_EXTENSIONS:
+        raise ValueError(f"{len(plain)} extensions; at most {_MAX_EXTENSIONS} are allowed")
+    prefixes: list[tuple[str, int]] = []
+    types: dict[int, ExtensionType] = {}
+    for name, prefix, its in plain:
+        prefixes.append((name, prefix))
+        for number, word, dtype, is_scalar in its:
+            if not (isinstance(dtype, str) and _DTYPE.fullmatch(dtype)):
+                raise ValueError(f"{dtype!r:.40} is no dtype of an operand type")
+            kind = ExtensionType(name, number, word, np.dtype(dtype), bool(is_scalar))
+            if types.setdefault(prefix << PREFIX_BITS | number, kind) != kind:
+                raise ValueError(f"extension {name}: two operand types have the number {number}")
+    return tuple(prefixes), types
+
+
 class _Decoder:
     def __init__(self, region: ModelBytes, where: object, pace: Callable[[], object]) -> None:
         match where:
@@ -255,13 +295,14 @@ class _Decoder:
         return self._unpacker.unpack()
 
     def model(self) -> Model:
-        version, relaxed, graphs = self._next()
+        version, relaxed, graphs, *extensions = self._next()
         if version != _VERSION or not 1 <= graphs <= _MAX_COUNT:
             raise ValueError(f"unsupported version {version!r:.20} with {graphs!r:.20} subgraphs")
+        prefixes, self._types = _extensions_from_wire(*extensions)
         main, *referenced = [self._graph() for _ in range(graphs)]
         if self._unpacker.tell() != self._size:
             raise ValueError("there are bytes after the last subgraph")
-        return Model(main, tuple(referenced), bool(relaxed))
+        return Model(main, tuple(referenced), bool(relaxed), prefixes)
 
     def _graph(self) -> Subgraph:
         n_operands, n_operations, inputs, outputs = self._next()
@@ -271,14 +312,25 @@ class _Decoder:
         return Subgraph(operands, [self._operation(*self._next()) for _ in range(n_operations)], inputs, outputs)
 
     def _operand(
-        self, n: int, kind: int, dims: Any, scale: float, zero: int, life: int, value: Any, quant: Any, uses: Any
+        self,
+        n: int,
+        code: int,
+        dims: Any,
+        scale: float,
+        zero: int,
+        life: int,
+        value: Any,
+        quant: Any,
+        uses: Any,
+        params: Any = None,
     ) -> Operand:
-        if not isinstance(kind, int):
-            raise TypeError(f"an operand's type must be a number, not {type(kind).__name__}")
+        if not isinstance(code, int) or not isinstance(params, bytes | None):
+            raise TypeError(f"an operand's type must be a number, not {type(code).__name__}, and its parameters bytes")
         try:
+            kind = self._types.get(code) or OperandType.parse(code)
             if OperandLifeTime(life).is_constant:
-                value = self._constant(OperandType.parse(kind), dims, *value)
-            return Operand(kind, dims, scale, zero, life, value, quant, uses)
+                value = self._constant(kind, dims, *value)
+            return Operand(kind, dims, scale, zero, life, value, quant, uses, extension_params=params)
         except InvalidModel as error:
             raise InvalidModel(f"operand {n}: {error}") from None
 
@@ -288,7 +340,7 @@ class _Decoder:
             raise TypeError(f"an operation's type must be a name of at most {_MAX_NAME} letters")
         return Operation(kind, inputs, outputs)
 
-    def _constant(self, kind: OperandType, dimensions: Any, offset: int, nbytes: int) -> NDArray[Any]:
+    def _constant(self, kind: OperandType | ExtensionType, dimensions: Any, offset: int, nbytes: int) -> NDArray[Any]:
         """A read-only view with the operand's dtype and dimensions; of bytes that do not fit them, as they lie there,
         for `driver.nn.validate` to refuse.
         """

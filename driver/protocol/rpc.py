@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from burst.channel import Channel, Message
 
 _log = logging.getLogger(__name__)
-PROTOCOL = 2  # version of the calls between client and service; `hello` compares it
+PROTOCOL = 3  # version of the calls between client and service; `hello` compares it
 _MAX_TEXT = 1000
 _PHASES = get_args(Phase)
 _numbers = count()  # of calls in this process
@@ -70,15 +70,10 @@ def serve(channel: Channel, handlers: Mapping[str, Callable[..., Reply]]) -> Non
         try:
             number, *request = message.body
             reply, status = _handle(request, message, handlers), ErrorStatus.NONE
-        except StatusError as error:
-            reply, status = _words(error, cause=error.cause), error.status
-        except (InvalidModel, Malformed, TypeError, ValueError) as error:
-            reply, status = _words(error), ErrorStatus.INVALID_ARGUMENT
         except PeerDied:
             return
         except Exception as error:  # noqa: BLE001 (one bad call must not end a process that serves many)
-            _log.exception("a call failed unexpectedly")
-            reply, status = _words(error, f"{type(error).__name__}: "), ErrorStatus.GENERAL_FAILURE
+            reply, status = failure(error)
         finally:
             message.close()
         try:
@@ -87,6 +82,17 @@ def serve(channel: Channel, handlers: Mapping[str, Callable[..., Reply]]) -> Non
             return
         finally:
             close_all(list(reply.fds))
+
+
+def failure(error: Exception) -> tuple[Reply, ErrorStatus]:
+    """The answer to a call that raised this error. Logs errors that no handler should raise."""
+    match error:
+        case StatusError():
+            return _words(error, cause=error.cause), error.status
+        case InvalidModel() | Malformed() | TypeError() | ValueError():
+            return _words(error), ErrorStatus.INVALID_ARGUMENT
+    _log.error("a call failed unexpectedly", exc_info=error)
+    return _words(error, f"{type(error).__name__}: "), ErrorStatus.GENERAL_FAILURE
 
 
 def _words(error: Exception, name: str = "", cause: Cause = NO_CAUSE) -> Reply:

@@ -15,22 +15,23 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from burst import ErrorStatus, PeerDied, Request, Result
-from driver.client.buffers import shapes_of
 from driver.client.burst import Burst
 from driver.client.pipeline import Pipeline
 from driver.client.prepared_model import RemotePreparedModel
 from driver.client.session import FAILURES
 from driver.client.statistics import write_timeline
+from driver.client.workspace import shapes_of
 from driver.deadlines import earlier
 from driver.options import MOST_DEPTH, ExecuteOptions
 from driver.runtime.fallback import executed, is_retryable
 from driver.runtime.frames import FrameBurst, time_left
-from driver.runtime.local import LocalBurst
+from driver.runtime.local import LocalBurst, LocalPrepared
 from driver.runtime.places import ChainFrame, ChainMemory, StepBuffers
 
 if TYPE_CHECKING:
     from burst import Memory
     from driver.client.future import Future
+    from driver.nn import Model
     from driver.options import Options
     from driver.runtime.fallback import CpuFallback
     from driver.runtime.frames import FrameFuture
@@ -91,6 +92,7 @@ class StepBurst:
         if model.fallback is None or isinstance(self.burst, LocalBurst):
             return False
         local = model.replacement(error, self._life)
+        assert isinstance(local, LocalPrepared)  # no file is a step
         if isinstance(error, PeerDied):
             old, self.burst = self.burst, LocalBurst(local, self._options, self.buffers)
             old.close()
@@ -112,13 +114,17 @@ class Chain(FrameBurst[ChainFrame]):
 
     def __init__(self, planned: PlannedModel, options: Options) -> None:
         """Raises StatusError, PeerDied, ValueError."""
-        shapes = shapes_of(planned.model, options)
+        shapes = shapes_of(planned.model, options.input_shapes)
         self._planned = planned
         self._steps = [StepBurst(step, options) for step in planned.steps]
         steps, buffers = [step.step for step in planned.steps], [burst.buffers for burst in self._steps]
         self._frames = ChainMemory(planned.model, planned.temporaries, steps, buffers, shapes, options.depth)
         self._launching = 0
         super().__init__(options, self._frames)
+
+    @property
+    def model(self) -> Model:
+        return self._planned.model
 
     def _runs_here(self, timeout: float | None) -> bool:
         return timeout is None  # else a step that is late would be in the way of the next frame

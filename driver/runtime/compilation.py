@@ -2,54 +2,44 @@
 
 from __future__ import annotations
 
-import time
+import math
 from contextlib import ExitStack, suppress
 from functools import partial
-from itertools import count
-from typing import TYPE_CHECKING, Any, NamedTuple, get_args
+from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
 
 from burst import MissedDeadlinePersistent, MissedDeadlineTransient, PeerDied, StatusError
-from burst.messages import Cause
-from driver.client.burst import Burst
 from driver.client.device import RemoteDevice, connect
-from driver.client.fenced import FencedOptions
-from driver.client.pipeline import Pipeline
 from driver.client.session import FAILURES
-from driver.client.surface import AnyPreparedModel
-from driver.client.workspace import FreeList, Workspace
-from driver.deadlines import check_times
 from driver.devices import missing
 from driver.devices import names as installed
-from driver.errors import DeviceNotFound, DriverError, NotPlaced
+from driver.devices.files import RUNTIMES
+from driver.errors import DeviceNotFound, ImportFailed, NotPlaced
 from driver.nn import InvalidModel, validate
-from driver.options import ExecuteOptions, Preference, PrepareOptions, Priority, check_application
+from driver.nn.file_form import file_of
+from driver.options import Preference, PrepareOptions, Priority, check_application
 from driver.runtime import capabilities as measures
-from driver.runtime.allocate import StepRole, allocate
 from driver.runtime.cache.device import CachedDevice, CompilationCache
-from driver.runtime.fallback import BurstFallback, CpuFallback, FallbackModel, Fallbacks
-from driver.runtime.launched import launch_here
-from driver.runtime.local import BACKGROUND, NAME, LocalBurst, LocalDevice, LocalPrepared
+from driver.runtime.compiled import CompiledModel
+from driver.runtime.fallback import CpuFallback, FallbackModel, Fallbacks
+from driver.runtime.local import NAME, LocalDevice, LocalPrepared
+from driver.runtime.measuring import MOST_SECONDS, NO_FIGURES, Figures, FigureStore, Load, can_be_measured, seconds_of
 from driver.runtime.partition import Step, choose, partition
 from driver.runtime.plan import PlannedModel, PreparedStep
-from driver.runtime.shared_buffers import ModelRoles, names_shared, on_memory
+from driver.runtime.progress import CompilationClock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from concurrent.futures import Future
     from pathlib import Path
 
-    from burst import Memory, Request, Result
-    from driver.client.device_buffers import Buffer, BufferDesc, BufferRole
-    from driver.client.fenced import FencedExecution, Waitable
     from driver.client.prepared_model import RemotePreparedModel
+    from driver.client.surface import AnyPreparedModel
     from driver.interface import Capabilities
     from driver.nn import Model
-    from driver.options import Options
-    from driver.runtime.chain import Chain
 
 
-_numbers = count(1)
 _MISSED = MissedDeadlinePersistent, MissedDeadlineTransient
+MOST_STEPS = 4
+"""More steps than these a model is not cut into where a device takes all of it: each hands its results over."""
 _SAME_AS_CPU = "reference"  # in another process, and so never cheaper: used where it is named
 
 
@@ -61,11 +51,16 @@ def compile(  # noqa: A001 (the name that users look for)
     timeout: float | None = None,
     cache_dir: str | Path | None = None,
     cache_token: bytes | None = None,
-    progress: Callable[[str, float], object] | None = None,
+    progress: Callable[[str, float], object] | Literal[False] | None = None,
     require_device: str | None = None,
     application: str | None = None,
+    device: str | RemoteDevice | None = None,
 ) -> CompiledModel:
-    """Prepares a model on the best of several devices, each operation where it costs least.
+    """Prepares a model on the best of several devices: each executes it a few times, and the fastest gets it.
+
+    It is cut into steps on several devices only where that was measured to be faster, or no device takes all of it.
+    Figures are kept for this machine. A model file goes to the runtimes that run it as it is, in operations of the HAL
+    to other devices where these are named.
 
     Args:
         model: is validated first.
@@ -77,9 +72,11 @@ def compile(  # noqa: A001 (the name that users look for)
         timeout: seconds. Each device is told what is left of it; when time is up, what it has begun is given up.
         cache_dir: a folder in which compilations are kept for the next time; None keeps none.
         cache_token: 32 bytes that stand for this model, and save the time to hash it; None: its SHA-256.
-        progress: called with what is done next, and which part of the whole is done, from 0 to 1.
+        progress: called with what is done next, and which part of the whole is done, from 0 to 1. None: shown in a
+            terminal when it takes more than a second. False: not shown.
         require_device: where all of it has to run; nothing falls back then.
         application: as in `driver.connect`, of the connections that this call makes.
+        device: the one to use, as `devices=[device]`: nothing is measured, and no other is started.
 
     Raises InvalidModel, ValueError, DeviceNotFound, NotPlaced, MissedDeadline*, and what a device's `connect`
     or `prepare` raises where that may not fall back.
@@ -89,14 +86,18 @@ def compile(  # noqa: A001 (the name that users look for)
             raise ValueError(f"{name}={value!r}: one of {', '.join(map(repr, get_args(allowed)))}")
     if cache_token is not None and cache_dir is None:
         raise ValueError("cache_token needs a cache_dir; give both or neither")
-    names = _candidates(devices, require_device)
-    _check_application(application, names)
+    if device is not None:
+        if devices is not None or require_device is not None:
+            raise ValueError(f"device={_name(device)!r}: give it alone, without devices and require_device")
+        devices = [device]
+    _check_application(application, devices or ())
+    names = _candidates(model, devices, require_device)
     may_fall_back = NAME in names and require_device is None
     asked = tuple(map(_name, names))
     any_, prepare = devices is None, PrepareOptions(preference, priority)
     cache = cache_dir, cache_token
     options = CompileOptions(model, prepare, asked, require_device, may_fall_back, any_, *cache, application)
-    clock = _Clock(timeout, progress)
+    clock = CompilationClock(timeout, progress)
     with ExitStack() as stack:
         compilation = _Compilation(options, stack, clock, options.cache(clock))
         compiled = compilation.placed_before(names) or compilation.compiled(names)
@@ -104,9 +105,28 @@ def compile(  # noqa: A001 (the name that users look for)
     return compiled
 
 
-def _candidates(devices: Sequence[str | RemoteDevice] | None, required: str | None) -> list[str | RemoteDevice]:
+_ANY_FILE = "openvino"
+"""The device that runs files of every kind. The one of the runtime that a file was made for comes before it."""
+
+
+def _runtimes_for(model: Model) -> list[str | RemoteDevice]:
+    """The installed devices that run the file that the model is; none if it is no file."""
+    file = file_of(model)
+    names = (RUNTIMES[file.kind], _ANY_FILE) if file else ()
+    there = installed() if names else ()
+    return [name for name in names if name in there and not missing(name)]
+
+
+def _all_installed() -> list[str | RemoteDevice]:
+    return [*(name for name in installed() if name != _SAME_AS_CPU), NAME]
+
+
+def _candidates(
+    model: Model, devices: Sequence[str | RemoteDevice] | None, required: str | None
+) -> list[str | RemoteDevice]:
     if devices is None:
-        return [required] if required else [*(name for name in installed() if name != _SAME_AS_CPU), NAME]
+        found = _runtimes_for(model)[:1]  # other runtimes compute other bits, and stand in where it fails
+        return [required] if required else [*found, NAME] if found else _all_installed()
     if isinstance(devices, str) or not devices:
         raise ValueError(f"devices={devices!r}: give a list of at least one name, or None for all")
     found = list(devices)
@@ -144,7 +164,12 @@ class CompileOptions(NamedTuple):
     cache_token: bytes | None
     application: str | None
 
-    def cache(self, clock: _Clock) -> CompilationCache | None:
+    @property
+    def how(self) -> list[str]:
+        """What changes how fast it runs."""
+        return [self.prepare.preference, self.prepare.priority]
+
+    def cache(self, clock: CompilationClock) -> CompilationCache | None:
         """Where compilations are kept. Raises ValueError."""
         if self.cache_dir is None:
             return None
@@ -152,52 +177,62 @@ class CompileOptions(NamedTuple):
         return CompilationCache.of(self.cache_dir, self.cache_token, self.model, self.prepare, wait, clock.left)
 
 
-class _Clock:
-    """Says how far it has come, and when time is up."""
-
-    def __init__(self, timeout: float | None, progress: Callable[[str, float], object] | None) -> None:
-        self._timeout, self._progress = timeout, progress or (lambda _, __: None)
-        self._end, self._done = None if timeout is None else time.monotonic() + timeout, 0.0
-
-    def begin(self, what: str, done: float) -> None:
-        """The next step. Raises MissedDeadlinePersistent."""
-        if self._end is not None and time.monotonic() >= self._end:
-            cause = Cause("before start", time.monotonic() - self._end)
-            raise MissedDeadlinePersistent(f"timeout={self._timeout} s passed before this step: {what}", cause=cause)
-        self._done = done
-        self._progress(what, done)
-
-    @property
-    def end(self) -> float | None:
-        """A time.monotonic()."""
-        return self._end
-
-    def note(self, what: str) -> None:
-        """Something within a step."""
-        self._progress(what, self._done)
-
-    def left(self) -> float | None:
-        """Seconds."""
-        return None if self._end is None else max(0.0, self._end - time.monotonic())
-
-
 class _Candidate(NamedTuple):
     """A device, and what is known about it with respect to one model."""
 
     device: RemoteDevice | LocalDevice
-    supported: list[bool]
+    model: Model  #: in the form that suits the device
+    obstacles: list[str | None]  #: why it does not support each operation; None: it does
     capabilities: Capabilities | None
+
+
+class Plan(NamedTuple):
+    """A way to run a model: whole on one device, or in steps on several."""
+
+    name: str
+    model: Model
+    steps: Sequence[Step]
+    devices: Sequence[RemoteDevice | LocalDevice]  #: by number
+    seconds: float  #: estimated from capabilities; of a file 0.0, which means unknown
+
+    @property
+    def where(self) -> list[RemoteDevice | LocalDevice]:
+        """The device of each operation."""
+        found = {n: self.devices[step.device] for step in self.steps for n in step.operations}
+        return [found[n] for n in sorted(found)]
+
+
+class Chosen(NamedTuple):
+    """A plan, prepared; without one, the whole model on the CPU."""
+
+    steps: Sequence[PreparedStep]
+    plan: Plan | None = None
+
+
+def _whole(candidate: _Candidate, seconds: float) -> Plan:
+    steps = partition(candidate.model, [0] * len(candidate.model.main.operations))
+    return Plan(candidate.device.address, candidate.model, steps, [candidate.device], seconds)
+
+
+def _cut(candidates: Sequence[_Candidate], rows: Sequence[Sequence[float]]) -> Plan:
+    """Each operation where it costs least. Raises NotPlaced."""
+    model, devices = candidates[0].model, [c.device for c in candidates]
+    cpu = next((n for n, device in enumerate(devices) if isinstance(device, LocalDevice)), None)
+    chosen = choose(model, {c.device.address: c.obstacles for c in candidates}, rows, cpu)
+    steps = partition(model, chosen)
+    name = " + ".join(dict.fromkeys(devices[step.device].address for step in steps))
+    return Plan(name, model, steps, devices, sum(rows[n][i] for i, n in enumerate(chosen)))
 
 
 class _Compilation:
     """One call of `compile`."""
 
     def __init__(
-        self, options: CompileOptions, stack: ExitStack, clock: _Clock, cache: CompilationCache | None
+        self, options: CompileOptions, stack: ExitStack, clock: CompilationClock, cache: CompilationCache | None
     ) -> None:
         """`stack`: closes what was opened, if that fails."""
         self._options, self._stack, self._clock, self._fallbacks = options, stack, clock, Fallbacks()
-        self._cache = cache
+        self._cache, self._given = cache, options.model
         self._own: dict[str, RemoteDevice] = {}  # connections of ours
         self._at = "none in particular"  # that is at work
 
@@ -216,7 +251,8 @@ class _Compilation:
             devices = {n: self._device(names[n]) for n in sorted(set(chosen))}
             steps = partition(model, chosen)
             for step in steps:
-                prepared.append(self._prepare_step(devices[step.device], step, len(prepared), len(steps)))
+                part = 0.5 + 0.5 * len(prepared) / len(steps)
+                prepared.append(self._prepare_step(devices[step.device], step, len(steps), part))
         except (*FAILURES, NotPlaced, DeviceNotFound, InvalidModel) as error:
             _close(prepared)
             if isinstance(error, _MISSED):
@@ -225,45 +261,159 @@ class _Compilation:
         return self._finished(prepared)
 
     def compiled(self, names: Sequence[str | RemoteDevice]) -> CompiledModel:
-        """Asks the devices, chooses, and prepares each step; on the CPU, if that fails and may fall back."""
+        """Asks the devices, prepares the plans, and takes the fastest; the CPU, if all fail and may fall back."""
         validate(self._options.model)
-        candidates = self._asked(names)
-        prepared: list[PreparedStep] = []
         try:
-            steps = self._steps(candidates)
-            for step in steps:
-                device = candidates[step.device].device
-                prepared.append(self._prepare_step(device, step, len(prepared), len(steps)))
+            chosen, figures, candidates = self._chosen(names)
         except (*FAILURES, NotPlaced) as error:
-            _close(prepared)
-            if isinstance(error, _MISSED) or not self._options.may_fall_back:
+            if isinstance(error, _MISSED):
                 raise
-            prepared = [self._on_cpu(error)]
-        else:
-            self._remember(names, candidates, steps)
-        return self._finished(prepared)
+            chosen, figures, candidates = self._instead(error)
+        if chosen.plan is not None:
+            self._options = self._options._replace(model=chosen.plan.model)
+            self._remember(names, candidates, chosen.plan)
+        return self._finished(chosen.steps, figures)
 
-    def _remember(
-        self, names: Sequence[str | RemoteDevice], candidates: Sequence[_Candidate], steps: Sequence[Step]
-    ) -> None:
+    def _planned(self, names: Sequence[str | RemoteDevice]) -> tuple[list[Plan], list[_Candidate]]:
+        """What could run where, the best guess first. Raises NotPlaced with the reasons."""
+        options = self._options
+        is_file = options.takes_any and bool(options.model.portable)
+        # A file whose runtime is there is not imported for others: that takes longer than all the rest.
+        asked = [name for name in names if not (is_file and name == NAME)] or names
+        candidates = self._asked(asked)
+        return self._plans(candidates), candidates
+
+    def _chosen(self, names: Sequence[str | RemoteDevice]) -> tuple[Chosen, Figures, list[_Candidate]]:
+        plans, candidates = self._planned(names)
+        return *self._fastest(plans), candidates
+
+    def _instead(self, refusal: Exception) -> tuple[Chosen, Figures, list[_Candidate]]:
+        """A file that its own runtime does not take: with another one, or as operations. Raises as they do."""
+        for name in _runtimes_for(self._given)[1:] if self._options.takes_any else ():
+            failed = self._at
+            try:
+                found = self._chosen([name])
+            except (*FAILURES, NotPlaced, DeviceNotFound) as error:
+                if isinstance(error, _MISSED):
+                    raise
+                continue
+            self._fallbacks.note("dropped", failed, refusal)
+            return found
+        plans, candidates = self._planned_as_operations(refusal)
+        return *self._fastest(plans), candidates
+
+    def _planned_as_operations(self, refusal: Exception) -> tuple[list[Plan], list[_Candidate]]:
+        """The same for a file that none of its runtimes takes. Raises `refusal` where the model has no other form."""
+        options = self._options
+        if not options.takes_any or options.model.portable is None:
+            raise refusal
+        try:
+            self._options = options._replace(model=options.model.portable())
+        except (ImportFailed, InvalidModel) as error:
+            raise NotPlaced(f"{self._at}: {refusal}; and as operations of the HAL: {error}") from refusal
+        candidates = self._asked(_all_installed())
+        return self._plans(candidates), candidates
+
+    def _fastest(self, plans: Sequence[Plan]) -> tuple[Chosen, Figures]:
+        """Prepares them, and measures them if that is not known yet. Raises what the last one raised, if all fail."""
+        if len(plans) == 1 or self._chooses_by_power or not can_be_measured(plans[0].model):
+            return self._first_that_works(plans), NO_FIGURES
+        store = FigureStore(self._options.model, [[plan.name for plan in plans], self._versions, self._options.how])
+        known, load = store.read(), Load()
+        if known is None or (known.was_busy and not known.is_final):
+            known = Figures(self._measured(plans), load.is_high, is_final=known is not None)
+            store.write(known)
+        best = known.seconds
+        order = sorted(plans, key=lambda plan: best.get(plan.name, math.inf))
+        return self._first_that_works(order), known
+
+    @property
+    def _versions(self) -> list[tuple[str, str]]:
+        return [(device.address, device.version) for device in self._own.values()]
+
+    def _measured(self, plans: Sequence[Plan]) -> dict[str, float]:
+        """Seconds of one execution of each plan that works."""
+        found = {}
+        for n, plan in enumerate(plans):
+            self._clock.begin(f"measure {plan.name}", 0.5 + 0.3 * n / len(plans))
+            left, steps = self._clock.left(), list[PreparedStep]()
+            try:
+                self._prepare(plan, steps, 0.0)
+                most = MOST_SECONDS if left is None else min(MOST_SECONDS, left / 4)
+                found[plan.name] = seconds_of(self._together(plan, steps), most)
+            except (*FAILURES, NotPlaced) as error:
+                if isinstance(error, _MISSED):
+                    raise
+                self._fallbacks.note("dropped", self._at, error)
+            finally:
+                _close(steps)
+        return found
+
+    def _together(self, plan: Plan, steps: Sequence[PreparedStep]) -> AnyPreparedModel:
+        if len(steps) == 1:
+            found: AnyPreparedModel = steps[0].model.prepared
+            return found
+        return PlannedModel(plan.model, steps, self._options.prepare.preference, None)
+
+    def _first_that_works(self, plans: Sequence[Plan]) -> Chosen:
+        failure: Exception | None = None
+        failed = self._at
+        for plan in plans:
+            steps: list[PreparedStep] = []
+            try:
+                self._prepare(plan, steps, 0.8)
+            except (*FAILURES, NotPlaced) as error:
+                _close(steps)
+                if isinstance(error, _MISSED) or not self._options.may_fall_back:
+                    raise
+                failure, failed = failure or error, failed if failure else self._at
+                continue
+            if failure:
+                is_cpu = isinstance(plan.devices[0], LocalDevice)
+                self._fallbacks.note("compile" if is_cpu else "dropped", failed, failure)
+            return Chosen(steps, plan)
+        assert failure is not None
+        return Chosen([self._on_cpu(failure)])
+
+    def _prepare(self, plan: Plan, steps: list[PreparedStep], done: float) -> None:
+        """Adds the plan's prepared steps to `steps`."""
+        for step in plan.steps:
+            part = done + (1 - done) * len(steps) / len(plan.steps) if done else 0.5
+            steps.append(self._prepare_step(plan.devices[step.device], step, len(plan.steps), part))
+
+    def _remember(self, names: Sequence[str | RemoteDevice], candidates: Sequence[_Candidate], plan: Plan) -> None:
         """Which device runs what, for `placed_before`. Others may have been dropped, so that numbers moved."""
-        if self._cache is None:
-            return
         where = [_name(name) for name in names]
-        chosen = [0] * len(self._options.model.main.operations)
-        for step in steps:
+        if (
+            self._cache is None
+            or self._given is not plan.model
+            or any(c.device.address not in where for c in candidates)
+        ):
+            return
+        chosen = [0] * len(plan.model.main.operations)
+        for step in plan.steps:
             for operation in step.operations:
-                chosen[operation] = where.index(candidates[step.device].device.address)
-        self._cache.placement(self._options.names, self._options.required).write(chosen, self._options.model)
+                chosen[operation] = where.index(plan.devices[step.device].address)
+        self._cache.placement(self._options.names, self._options.required).write(chosen, plan.model)
 
-    def _finished(self, steps: Sequence[PreparedStep]) -> CompiledModel:
+    def _finished(self, steps: Sequence[PreparedStep], figures: Figures = NO_FIGURES) -> CompiledModel:
         used = {step.device for step in steps}
         for device in self._own.values():
             if device.address not in used:
                 device.close()
         self._clock.begin("compiled", 1.0)
         devices = [device for device in self._own.values() if device.address in used]
-        return CompiledModel(self._options, steps, devices, self._fallbacks)
+        options, recipe = self._options, (compile_again, (self._options._replace(model=self._given),))
+        return CompiledModel(
+            options.model,
+            options.prepare,
+            steps,
+            devices,
+            self._fallbacks,
+            figures,
+            recipe,
+            may_fall_back=options.may_fall_back,
+        )
 
     def _asked(self, names: Sequence[str | RemoteDevice]) -> list[_Candidate]:
         """Each device, connected, measured if there is a choice, and asked what it supports."""
@@ -283,15 +433,21 @@ class _Compilation:
         return found
 
     def _candidate(self, name: str | RemoteDevice, *, measure: bool) -> _Candidate:
-        model, device = self._options.model, self._device(name)
+        device = self._device(name)
         if isinstance(device, RemoteDevice):
             device.check_available()
-        supported = device.supported_operations(model)
-        if len(supported) != len(model.main.operations):
-            supported = [False] * len(model.main.operations)
-        if measure and any(supported) and isinstance(device, RemoteDevice):
-            return _Candidate(device, supported, measures.of(device))
-        return _Candidate(device, supported, None)
+        try:
+            model = self._options.model.form_for(device.extensions)
+        except (ImportFailed, InvalidModel) as error:
+            return _Candidate(device, self._options.model, [str(error)], None)
+        obstacles = device.explain(model)
+        if len(obstacles) != len(model.main.operations):
+            obstacles = ["the device gives another number of answers than there are operations"] * len(
+                model.main.operations
+            )
+        if measure and None in obstacles and isinstance(device, RemoteDevice) and not file_of(model):
+            return _Candidate(device, model, obstacles, measures.of(device))
+        return _Candidate(device, model, obstacles, None)
 
     def _device(self, name: str | RemoteDevice) -> RemoteDevice | LocalDevice:
         """Connected, once."""
@@ -304,35 +460,55 @@ class _Compilation:
             self._stack.callback(self._own[name].close)
         return self._own[name]
 
-    def _steps(self, candidates: Sequence[_Candidate]) -> list[Step]:
-        model, graph = self._options.model, self._options.model.main
-        remote = [c.capabilities for c in candidates if c.capabilities is not None]
-        by_power = self._options.prepare.preference == "low_power" and all(map(measures.has_power, remote))
-        costs = [measures.Cost(model, c.capabilities, by_power) for c in candidates]
-        rows = [[cost.of(graph, operation) for operation in graph.operations] for cost in costs]
-        cpu = next((n for n, c in enumerate(candidates) if isinstance(c.device, LocalDevice)), None)
-        chosen = choose(model, [c.supported for c in candidates], rows, cpu)
-        self._check_required([candidates[n].device.address for n in chosen])
-        try:
-            return partition(model, chosen)
-        except NotPlaced:
-            whole = [n for n, c in enumerate(candidates) if all(c.supported)]
-            if self._options.may_fall_back or not whole:
-                raise
-            best = min(whole, key=lambda n: (sum(rows[n]), n))
-            return partition(model, [best] * len(chosen))
+    def _plans(self, candidates: Sequence[_Candidate]) -> list[Plan]:
+        """The whole model on each device that takes it, and cut where that may be faster; the best guess first.
 
-    def _check_required(self, chosen: Sequence[str]) -> None:
+        Raises NotPlaced with the reasons.
+        """
         required = self._options.required
-        operations = self._options.model.main.operations
+        plans = [_whole(c, 0.0) for c in candidates if file_of(c.model) and not any(c.obstacles)]
+        others = [c for c in candidates if not file_of(c.model)] or ([] if plans else [*candidates])
+        if others:
+            plans += self._operations_plans(others)
+        kept = [plan for plan in plans if required in {None, plan.name}]
+        if not kept:
+            self._check_required([device.address for device in plans[-1].where], plans[-1].model)
+        return kept
+
+    def _operations_plans(self, candidates: Sequence[_Candidate]) -> list[Plan]:
+        """Of candidates that get the same form."""
+        model = candidates[0].model
+        costs = [measures.Cost(model, c.capabilities, self._chooses_by_power) for c in candidates]
+        rows = [[cost.of(model.main, operation) for operation in model.main.operations] for cost in costs]
+        pairs = zip(candidates, rows, strict=True)
+        plans = [_whole(c, sum(row)) for c, row in pairs if not any(c.obstacles)]
+        try:
+            cut = _cut(candidates, rows)
+        except NotPlaced:
+            if not plans:
+                raise
+        else:
+            if 1 < len(cut.steps) <= MOST_STEPS or not plans:
+                plans.append(cut)
+        return sorted(plans, key=lambda plan: (plan.seconds, not isinstance(plan.devices[0], LocalDevice)))
+
+    @property
+    def _chooses_by_power(self) -> bool:
+        remote = [device.address for device in self._own.values()]
+        found = [measures.stored(name, self._own[name].version) for name in remote]
+        is_low = self._options.prepare.preference == "low_power"
+        return is_low and all(one is not None and measures.has_power(one) for one in found)
+
+    def _check_required(self, chosen: Sequence[str], model: Model) -> None:
+        required, operations = self._options.required, model.main.operations
         others = [f"{n} ({operations[n].type}) on {name}" for n, name in enumerate(chosen) if name != required]
         if required and others:
             raise NotPlaced(f"require_device={required!r}, but elsewhere would run operation {', '.join(others)}")
 
-    def _prepare_step(self, device: RemoteDevice | LocalDevice, step: Step, n: int, count: int) -> PreparedStep:
+    def _prepare_step(self, device: RemoteDevice | LocalDevice, step: Step, count: int, done: float) -> PreparedStep:
         preference, kept = self._options.prepare.preference, None
         self._at = device.address
-        self._clock.begin(f"prepare {len(step.operations)} operations on {device.address}", 0.5 + 0.5 * n / count)
+        self._clock.begin(f"prepare {len(step.operations)} operations on {device.address}", done)
         prepared: RemotePreparedModel | LocalPrepared
         if self._cache and isinstance(device, RemoteDevice):
             kept = CachedDevice(device, self._cache, step, is_whole=count == 1)
@@ -345,12 +521,15 @@ class _Compilation:
         if isinstance(prepared, LocalPrepared) or not self._options.may_fall_back:
             return PreparedStep(step, device.address, FallbackModel(prepared, None), kept)
         kind = "whole" if count == 1 else "step"
-        fallback = CpuFallback(step.model, preference, kind, device.address, self._fallbacks)
+        runtimes = [str(name) for name in _runtimes_for(step.model) if name != device.address]
+        fallback = CpuFallback(step.model, preference, kind, device.address, self._fallbacks, runtimes)
         return PreparedStep(step, device.address, FallbackModel(prepared, fallback), kept)
 
     def _on_cpu(self, error: Exception) -> PreparedStep:
-        """The whole model, after that."""
+        """The whole model, after that. Raises the error where the CPU cannot, either."""
         model = self._options.model
+        if file_of(model) or any(LocalDevice().explain(model)):
+            raise error
         self._fallbacks.note("compile", self._at, error)
         prepared = LocalDevice().prepare(model, preference=self._options.prepare.preference)
         whole = Step(0, tuple(range(len(model.main.operations))), model, model.main.inputs, model.main.outputs)
@@ -376,184 +555,3 @@ def compile_again(options: CompileOptions) -> CompiledModel:
         require_device=options.required,
         application=options.application,
     )
-
-
-class CompiledModel(FallbackModel, AnyPreparedModel):
-    """A model on one or several devices. Any thread may use it, several at once. Made by `compile`.
-
-    On one device it is what that device's `prepare` gives, and its burst is that device's burst.
-    """
-
-    def __init__(
-        self,
-        options: CompileOptions,
-        steps: Sequence[PreparedStep],
-        devices: Sequence[RemoteDevice],
-        fallbacks: Fallbacks,
-    ) -> None:
-        """Use `compile`. `devices`: connections to be closed with it."""
-        self.model = options.model
-        self.preference, self.priority = options.prepare.preference, options.prepare.priority
-        self._steps, self._devices, self._fallbacks = steps, devices, fallbacks
-        self._is_closed, self._options = False, options
-        self._workspaces: FreeList[Workspace] = FreeList()
-        self._roles = ModelRoles(next(_numbers), options.model)
-        if len(steps) == 1:
-            super().__init__(steps[0].model.prepared, steps[0].model.fallback)
-        else:
-            fallback = None
-            if options.may_fall_back:
-                names = " + ".join(dict.fromkeys(step.device for step in steps))
-                fallback = CpuFallback(options.model, self.preference, "whole", names, fallbacks)
-            super().__init__(PlannedModel(options.model, steps, self.preference, fallback), fallback)
-
-    def placement(self) -> list[tuple[str, tuple[int, ...]]]:
-        """What runs where now: (device, indices of operations of the main subgraph) of each step, in order."""
-        if self.is_replaced:
-            return [(NAME, tuple(range(len(self.model.main.operations))))]
-        return [(NAME if p.model.is_replaced else p.device, p.step.operations) for p in self._steps]
-
-    def open_burst(self, options: Options) -> Burst | Chain | LocalBurst:
-        """On one device it is that device's, on several a chain of them."""
-        if self._is_closed:
-            raise ValueError("this compiled model is closed; compile it again")
-        life = self.life
-        found: Burst | Chain | LocalBurst
-        try:
-            found = self._burst(options)
-        except FAILURES as error:
-            found = LocalBurst(self.replacement(error, life), options)
-        found.on_memory = partial(on_memory, self._roles)
-        return found
-
-    def _burst(self, options: Options) -> Burst | Chain | LocalBurst:
-        prepared: RemotePreparedModel | LocalPrepared | PlannedModel = self.prepared
-        if isinstance(prepared, PlannedModel | LocalPrepared) or self.fallback is None:
-            return prepared.open_burst(options)
-        prepared.check_quarantine()
-        return Burst(Pipeline(prepared, options, fallback=BurstFallback(self, prepared)))
-
-    def free_memory(self, memory: Memory) -> None:
-        """As `RemoteDevice.free_memory`, on all its devices."""
-        for step in self._steps:
-            step.model.prepared.device.free_memory(memory)
-
-    def execute(
-        self,
-        request: Request,
-        measure: bool = False,
-        timeout: float | None = None,
-        loop_timeout: float | None = None,
-        deadline: float | None = None,
-    ) -> Result:
-        """As `RemotePreparedModel.execute`; `request` may also name buffers that `allocate` has made."""
-        way, options = super().execute, ExecuteOptions(measure, timeout, loop_timeout, deadline)
-        return on_memory(self._roles, request, lambda its: way(its, *options))
-
-    def execute_async(
-        self,
-        request: Request,
-        measure: bool = False,
-        *,
-        timeout: float | None = None,
-        callback: Callable[[Future[Result]], object] | None = None,
-        loop_timeout: float | None = None,
-        deadline: float | None = None,
-    ) -> Future[Result]:
-        """As `RemotePreparedModel.execute_async`; a request on shared buffers takes a thread of this process."""
-        if not names_shared(request):
-            return super().execute_async(
-                request, measure, timeout=timeout, callback=callback, loop_timeout=loop_timeout, deadline=deadline
-            )
-        check_times(timeout=timeout, loop_timeout=loop_timeout, deadline=deadline)
-        end = None if timeout is None else time.monotonic() + timeout
-
-        def work() -> Result:
-            left = None if end is None else max(0.0, end - time.monotonic())
-            return self.execute(request, measure, left, loop_timeout, deadline)
-
-        future = BACKGROUND.submit(work)
-        if callback:
-            future.add_done_callback(callback)
-        return future
-
-    def execute_fenced(
-        self,
-        request: Request,
-        wait_for: Sequence[Waitable | None] = (),
-        *,
-        measure: bool = False,
-        deadline: float | None = None,
-        loop_timeout: float | None = None,
-        duration: float | None = None,
-    ) -> FencedExecution:
-        """As `RemotePreparedModel.execute_fenced`; for shared buffers this process waits for the fences."""
-        if not names_shared(request):
-            return super().execute_fenced(
-                request, wait_for, measure=measure, deadline=deadline, loop_timeout=loop_timeout, duration=duration
-            )
-
-        def execute(end: int | None) -> Result:
-            return self.execute(request, measure, None, loop_timeout, None if end is None else end / 1e9)
-
-        return launch_here(self.model, request, wait_for, FencedOptions.of(measure, deadline, duration), execute)
-
-    def allocate(
-        self, desc: BufferDesc, input_roles: Sequence[BufferRole] = (), output_roles: Sequence[BufferRole] = ()
-    ) -> Buffer:
-        """As `driver.allocate` for this model alone: the `model_index` of each role is 0."""
-        return allocate(desc, [self], input_roles, output_roles)
-
-    @property
-    def number(self) -> int:
-        """By which the roles of buffers mean this model."""
-        return self._roles.number
-
-    def step_roles(self, io_index: int, *, is_input: bool) -> list[StepRole]:
-        """Which steps read and write that input or output. Raises ValueError."""
-        if self._is_closed:
-            raise ValueError("this compiled model is closed; compile it again")
-        operand = (self.model.main.inputs if is_input else self.model.main.outputs)[io_index]
-        found = []
-        for prepared, inputs, outputs in self._placed():
-            found += [StepRole(prepared, True, n) for n, i in enumerate(inputs) if i == operand]
-            found += [StepRole(prepared, False, n) for n, i in enumerate(outputs) if i == operand]
-        return found
-
-    def _placed(self) -> list[tuple[Any, Sequence[int], Sequence[int]]]:
-        """Of each step: what executes it now, and its inputs and outputs among the main subgraph's operands."""
-        if isinstance(self.prepared, PlannedModel):
-            return [(each.model.prepared, each.step.inputs, each.step.outputs) for each in self._steps]
-        return [(self.prepared, self.model.main.inputs, self.model.main.outputs)]
-
-    def instead(self, error: BaseException, life: int) -> CpuFallback | None:
-        """As `FallbackModel.instead`, unless it is closed."""
-        if self._is_closed:
-            raise ValueError("this compiled model is closed; compile it again") from error
-        return super().instead(error, life)
-
-    def stats(self) -> dict[str, Any]:
-        """`placement`, and `fallbacks`: how often a device was dropped when compiling, and how often the whole model
-        was compiled for the CPU instead, or a step or the whole executed there; with the last reasons.
-
-        `compilations`: of each step, its device; whether it came out of the cache (`restored`), was made anew and is
-        kept (`saved`), or is not (`compiled`), and why; and its `stage`: how often the device has replaced it by
-        something better since.
-        """
-        compilations = [step.compilation() for step in self._steps]
-        return {"placement": self.placement(), "fallbacks": self._fallbacks.report(), "compilations": compilations}
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """A recipe: compiles the model again, for devices of the same names, wherever it is unpickled."""
-        return compile_again, (self._options,)
-
-    def close(self) -> None:
-        """Frees the model on its devices. Bursts end with the connections that `compile` made."""
-        self._is_closed = True
-        self._workspaces.clear()
-        for displaced in (self, *(step.model for step in self._steps)):
-            displaced.stay()
-        with suppress(PeerDied, DriverError):
-            self.prepared.close()
-        for device in self._devices:
-            device.close()

@@ -23,9 +23,14 @@ from burst import (
     StatusError,
 )
 from burst.errors import status_error
+from driver.client.device import connect
 from driver.client.fenced import FencedOptions
+from driver.client.names import together
 from driver.client.prepared_model import RemotePreparedModel
 from driver.client.session import FAILURES
+from driver.errors import DeviceNotFound, DriverError, NotPlaced
+from driver.nn import InvalidModel
+from driver.nn.file_form import file_of
 from driver.options import ExecuteOptions
 from driver.runtime.comeback import Comeback
 from driver.runtime.launched import launch_here
@@ -40,6 +45,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from burst import Request
+    from driver.client.device import RemoteDevice
     from driver.client.fenced import FencedExecution, Waitable
     from driver.client.prepared_model import Home
     from driver.errors import DeviceFailed
@@ -107,15 +113,37 @@ _WORDS = {
 
 
 class CpuFallback:
-    """The CPU in the place of one device, for one model: made ready there when it is first needed."""
+    """The CPU in the place of one device, for one model: made ready there when it is first needed.
 
-    def __init__(self, model: Model, preference: Preference, kind: str, device: str, fallbacks: Fallbacks) -> None:
-        self.model, self._preference = model, preference
+    A model file goes to another runtime that runs it, or else, as operations of the HAL, to the CPU, if it has the same
+    inputs and outputs in that form.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        preference: Preference,
+        kind: str,
+        device: str,
+        fallbacks: Fallbacks,
+        runtimes: Sequence[str] = (),
+    ) -> None:
+        """`runtimes`: devices that run the file that the model is."""
+        self.model, self._preference, self._runtimes = model, preference, runtimes
         self._kind, self._device, self._fallbacks = kind, device, fallbacks
         self._lock = threading.Lock()
-        self._prepared: LocalPrepared | None = None
+        self._prepared: LocalPrepared | RemotePreparedModel | None = None
+        self._connected: RemoteDevice | None = None
 
-    def take_over(self, error: BaseException) -> LocalPrepared:
+    def can_take_over(self, error: BaseException) -> bool:
+        """Whether anything can execute instead; if not, the error gets a note that says why."""
+        try:
+            return bool(self.prepared)
+        except NotPlaced as why:
+            error.add_note(f"nothing can take its place: {why}")
+            return False
+
+    def take_over(self, error: BaseException) -> LocalPrepared | RemotePreparedModel:
         """What executes instead, after a failure that is counted here."""
         self._fallbacks.note(self._kind, self._device, error)
         return self.prepared
@@ -129,12 +157,44 @@ class CpuFallback:
         self._fallbacks.note_return(self._device)
 
     @property
-    def prepared(self) -> LocalPrepared:
-        """The model on the CPU."""
+    def prepared(self) -> LocalPrepared | RemotePreparedModel:
+        """The model on the CPU, or a file on another runtime. Raises NotPlaced."""
         with self._lock:
             if self._prepared is None:
-                self._prepared = LocalDevice().prepare(self.model, preference=self._preference)
+                self._prepared = self._of_file() if file_of(self.model) else self._on_cpu(self.model)
             return self._prepared
+
+    def _on_cpu(self, model: Model) -> LocalPrepared:
+        return LocalDevice().prepare(model, preference=self._preference)
+
+    def _of_file(self) -> LocalPrepared | RemotePreparedModel:
+        reasons = []
+        for name in self._runtimes:
+            try:
+                self._connected = connect(name)
+                return self._connected.prepare(self.model, preference=self._preference)
+            except (*FAILURES, DeviceNotFound) as error:
+                reasons.append(f"{name}: {error}")
+        try:
+            other = self.model.form_for(())
+            if other is self.model:
+                reasons.append("the model has no other form; load it with form='auto'")
+            elif _types(other) != _types(self.model):
+                reasons.append("as operations of the HAL it has inputs or outputs of other types")
+            else:
+                return self._on_cpu(other)
+        except (DriverError, InvalidModel) as error:
+            reasons.append(f"as operations of the HAL: {error}")
+        raise NotPlaced("; ".join(reasons))
+
+    def close(self) -> None:
+        """Ends what it has connected."""
+        if self._connected:
+            self._connected.close()
+
+
+def _types(model: Model) -> list[Any]:
+    return [tensor.dtype for tensor in (*model.inputs, *model.outputs)]
 
 
 def executed(
@@ -202,9 +262,9 @@ class FallbackModel:
         """Whether the CPU is in the place of its device."""
         return bool(self.life % 2)
 
-    def run(self, *arrays: Any, timeout: float | None = None) -> tuple[NDArray[Any], ...]:
+    def run(self, *arrays: Any, timeout: float | None = None, **by_name: Any) -> tuple[NDArray[Any], ...]:
         """As `RemotePreparedModel.run`."""
-        life = self.life
+        arrays, life = together(arrays, by_name), self.life
         try:
             return self.prepared.run(*arrays, timeout=timeout)  # type: ignore[no-any-return]
         except FAILURES as error:
@@ -306,7 +366,7 @@ class FallbackModel:
         its = FencedOptions.of(measure, deadline, duration)
         return launch_here(model, request, wait_for, its, execute, may_have_failed=True)
 
-    def replacement(self, error: BaseException, life: int) -> LocalPrepared:
+    def replacement(self, error: BaseException, life: int) -> LocalPrepared | RemotePreparedModel:
         """What executes after that failure, as `instead` says; raises it when there is nothing."""
         cpu = self.instead(error, life)
         if cpu is None:
@@ -319,7 +379,7 @@ class FallbackModel:
 
         None: there is nothing, or it would only fail again.
         """
-        if self.fallback is None or life % 2 or not is_retryable(error):
+        if self.fallback is None or life % 2 or not is_retryable(error) or not self.fallback.can_take_over(error):
             return None
         if self._comeback and isinstance(error, PeerDied):
             has_moved = self._move(self.fallback.prepared, life)
@@ -336,6 +396,8 @@ class FallbackModel:
         """It is closed: wherever it is, it does not move any more."""
         if self._comeback:
             self._comeback.end()
+        if self.fallback:
+            self.fallback.close()
 
     def _move(self, prepared: Any, life: int) -> bool:
         """From now on `prepared` executes, unless another thread has moved it in that life."""
@@ -353,7 +415,7 @@ class BurstFallback(NamedTuple):
     model: FallbackModel
     prepared: RemotePreparedModel
 
-    def replacement(self, error: BaseException, home: Home) -> LocalPrepared:
+    def replacement(self, error: BaseException, home: Home) -> LocalPrepared | RemotePreparedModel:
         """As `FallbackModel.replacement`, after a failure of the device in the life in which the burst was opened."""
         life = self.model.life
         return self.model.replacement(error, life if self.home() is home else _PAST)

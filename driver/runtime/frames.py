@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 from burst import Busy, GeneralFailure, MissedDeadlineTransient, Result, Timeout
 from burst.errors import timed_out
 from driver.client.future import Future, wait_or_expire
+from driver.client.names import together
 from driver.client.surface import AnyBurst
 from driver.client.tasks import Tasks, TaskTimes, call_in, complete
 from driver.deadlines import earlier, seconds_left, unanswered
@@ -128,8 +129,9 @@ class FrameBurst(AnyBurst, Generic[_T]):
         """For one more request; also when the burst is closed, so that it can say so."""
         return self._is_closed or len(self._in_flight) < self.options.depth
 
-    def run(self, *arrays: Any, timeout: float | None = None) -> Result:
+    def run(self, *arrays: Any, timeout: float | None = None, **by_name: Any) -> Result:
         """As `Burst.run`; on several devices `timeout` is for all steps together."""
+        arrays = together(arrays, by_name)
         earlier(timeout, None)  # checks it
         if self._is_running:
             raise Busy("this burst is executing in another thread; wait for it, or open another burst")

@@ -35,6 +35,7 @@ from driver import fork
 from driver.client.buffers import buffers_for
 from driver.client.device_buffers import check_buffers
 from driver.client.fenced import FencedOptions
+from driver.client.names import together
 from driver.client.recovery import describe
 from driver.client.statistics import spread, write_timeline
 from driver.client.surface import AnyPreparedModel
@@ -45,6 +46,7 @@ from driver.engine.binding import BoundRequest
 from driver.engine.launched import check_outputs
 from driver.errors import ExecutionFailed
 from driver.nn import validate
+from driver.nn.known import explained
 from driver.options import ExecuteOptions, check_preference
 from driver.protocol.plain_codec import with_loop_timeout
 from driver.runtime.frames import FrameBurst
@@ -99,17 +101,24 @@ class LocalDevice(Closing):
     def __init__(self, device: Device | None = None) -> None:
         self._device = device or ReferenceDevice()
         self.name, self.version, self.type = NAME, self._device.version, "CPU"
+        self.extensions = tuple(extension.name for extension in self._device.extensions)
 
     def supported_operations(self, model: Model) -> list[bool]:
         """For each operation of the main subgraph: True is a promise. Raises InvalidModel."""
+        return [reason is None for reason in self.explain(model)]
+
+    def explain(self, model: Model) -> list[str | None]:
+        """For each operation of the main subgraph why it is not supported; None: it is. Raises InvalidModel."""
+        model = model.form_for(self.extensions)
         validate(model)
-        return self._device.supported_operations(model)
+        return explained(model, self.extensions, self._device.explain)
 
     def prepare(
         self, model: Model, *, preference: Preference = "fast_single_answer", deadline: float | None = None
     ) -> LocalPrepared:
         """Makes a model ready. Raises InvalidModel; MissedDeadline* when that is not done by a time.monotonic()."""
         check_preference(preference)
+        model = model.form_for(self.extensions)
         validate(model)
         by = None if deadline is None else nanoseconds(deadline)
         with due(by):
@@ -132,8 +141,11 @@ class LocalPrepared(AnyPreparedModel):
         self._prepared = kernels.prepare(model, partial(check, "preparing"), preference)
         self._workspaces: FreeList[Workspace] = FreeList()
 
-    def run(self, *arrays: ArrayLike | None, timeout: float | None = None) -> tuple[NDArray[Any], ...]:
+    def run(
+        self, *arrays: ArrayLike | None, timeout: float | None = None, **by_name: ArrayLike | None
+    ) -> tuple[NDArray[Any], ...]:
         """As `RemotePreparedModel.run`."""
+        arrays = together(arrays, by_name)
         workspace = Workspace.create(self.model, input_shapes(self.model, arrays))
         workspace.inputs.fill(arrays)
         options = ExecuteOptions(timeout=timeout)
@@ -277,9 +289,9 @@ class LocalMemory:
         return self.buffers.inputs.arrays
 
     def frame(self, arrays: tuple[Any, ...]) -> LocalFrame:
-        inputs = self.buffers.inputs
         if arrays:
-            self.copied += inputs.fill(arrays)
+            self.copied += self.buffers.fill(arrays)
+        inputs = self.buffers.inputs
         return LocalFrame(inputs, self.buffers.outputs_for(inputs))
 
     def lend(self, frame: LocalFrame) -> None:
@@ -313,11 +325,15 @@ class LocalBurst(FrameBurst[LocalFrame]):
         self._thread: ThreadPoolExecutor | None = None
         fork.abandon_in_child(self)
 
+    @property
+    def model(self) -> Model:
+        return self._prepared.model
+
     def _run(self, arrays: tuple[Any, ...], timeout: float | None) -> Result:
         begin, buffers = time.monotonic(), self._frames.buffers
         since = clock.now()
         if arrays:
-            self._frames.copied += buffers.inputs.fill(arrays)
+            self._frames.copied += buffers.fill(arrays)
         with in_time(begin, timeout):
             return self._executed(LocalFrame(buffers.inputs, buffers.free_outputs()), since, clock.now())
 

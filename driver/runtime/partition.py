@@ -12,10 +12,10 @@ from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
 from driver.errors import NotPlaced
-from driver.nn import Model, OperandLifeTime, Operation, Subgraph
+from driver.nn import OPERATIONS, Model, OperandLifeTime, Operation, Subgraph
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from driver.nn import Operand
 
@@ -34,22 +34,23 @@ class Step(NamedTuple):
 
 
 def choose(
-    model: Model, supported: Sequence[Sequence[bool]], costs: Sequence[Sequence[float]], cpu: int | None
+    model: Model, obstacles: Mapping[str, Sequence[str | None]], costs: Sequence[Sequence[float]], cpu: int | None
 ) -> list[int]:
     """The device of each operation: the cheapest that supports it, at the same cost the earliest, but the CPU first.
 
-    `supported`, `costs`: a row per device, a column per operation. `cpu`: which device is the CPU in this process, if
-    any; IF and WHILE with operands of unknown size go there. Raises NotPlaced.
+    `obstacles`: by device, why it does not support each operation; None: it does. `costs`: a row per device, a column
+    per operation. `cpu`: which device is the CPU in this process, if any; IF and WHILE with operands of unknown size go
+    there. Raises NotPlaced with the reasons.
     """
     chosen = []
     for index, operation in enumerate(model.main.operations):
-        able = [d for d, row in enumerate(supported) if row[index]]
+        able = [d for d, row in enumerate(obstacles.values()) if row[index] is None]
         if cpu in able and operation.type in _CONTROL and not _sizes_are_known(model.main, operation):
             able = [d for d in able if d == cpu]
         if not able:
-            raise NotPlaced(
-                f"operation {index} ({operation.type}) is supported by none of the devices; add 'cpu' to them"
-            )
+            reasons = "; ".join(f"{name}: {row[index]}" for name, row in obstacles.items())
+            hint = "" if cpu is not None or operation.type not in OPERATIONS else "; add 'cpu' to them"
+            raise NotPlaced(f"none of the devices supports operation {index} ({operation.type}): {reasons}{hint}")
         chosen.append(min(able, key=lambda d: (costs[d][index], d != cpu, d)))
     return chosen
 

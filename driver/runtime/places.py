@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from burst import GeneralFailure, Request
 from driver.client.buffers import Buffers
+from driver.client.names import named
 from driver.client.workspace import InputSet, OutputSet
 from driver.nn import Model, Subgraph, combine_dimensions
 
@@ -53,13 +54,19 @@ class StepInputs(InputSet):
     """What a step reads, in memory that others own."""
 
     def __init__(
-        self, memory: Memory, its: tuple[RequestArgument, ...], arrays: tuple[NDArray[Any] | None, ...] = ()
+        self,
+        memory: Memory,
+        its: tuple[RequestArgument, ...],
+        arrays: tuple[NDArray[Any] | None, ...] = (),
+        names: tuple[str, ...] = (),
     ) -> None:
-        self.memory, self.arguments, self.arrays = memory, its, arrays
+        self.memory, self.arguments, self.arrays, self.names = memory, its, arrays, names
 
 
 class StepOutputs(OutputSet):
     """What a step writes, in memory that others own. It has as much room as the model says."""
+
+    named = named(())  #: the chain gives its own outputs their names
 
     def __init__(self, operands: Sequence[Operand], memory: Memory, its: tuple[RequestArgument, ...]) -> None:
         self._operands, self.memory, self.arguments = list(operands), memory, its
@@ -91,6 +98,10 @@ class StepBuffers:
     def know(self, outputs: StepOutputs) -> None:
         """The chain will aim at these, too."""
         self._known.append(outputs)
+
+    def fill(self, arrays: Sequence[Any]) -> int:
+        """The chain fills the inputs of the first step itself."""
+        return self.inputs.fill(arrays)
 
     def free_outputs(self) -> OutputSet:
         return self._target
@@ -157,6 +168,7 @@ class ChainMemory:
     ) -> None:
         """`shapes`: of the model's inputs."""
         self._model, self._temporaries, self._steps, self._step_buffers = model, temporaries, steps, step_buffers
+        self._named = named(tuple(tensor.name for tensor in model.inputs))
         laid_out = with_temporaries(model, temporaries)
         between = tuple(model.main.operands[i].dimensions for i in temporaries)
         self._buffers = Buffers(laid_out, (*shapes, *between), depth)
@@ -167,13 +179,13 @@ class ChainMemory:
     @property
     def inputs(self) -> tuple[NDArray[Any] | None, ...]:
         """Arrays of the next frame."""
-        return self._buffers.inputs.arrays[: len(self._model.main.inputs)]
+        return self._named(self._buffers.inputs.arrays[: len(self._model.main.inputs)])
 
     def frame(self, arrays: tuple[Any, ...]) -> ChainFrame:
         """The next frame, with those arrays copied into its inputs. Raises ValueError, ResultsHeld."""
         inputs = self._buffers.inputs
         if arrays:
-            self.copied += StepInputs(inputs.memory, (), self.inputs).fill(arrays)
+            self.copied += StepInputs(inputs.memory, (), self.inputs, self._named.names).fill(arrays)
         for late in [late for late in self._late if not late.is_in_use]:
             late.outputs.is_busy = False
             self._late.remove(late)

@@ -23,6 +23,7 @@ from burst import (
     Timing,
 )
 from burst.errors import timed_out
+from driver.client.names import copies, together
 from driver.client.session import FAILURES
 from driver.client.surface import AnyPreparedModel
 from driver.client.workspace import FreeList, InputSet, Workspace, input_shapes, nbytes, output_views
@@ -106,8 +107,11 @@ class PlannedModel(AnyPreparedModel):
         )
         self._room, self._places = laid.memory.nbytes, laid.arguments[len(model.main.inputs) :]
 
-    def run(self, *arrays: ArrayLike | None, timeout: float | None = None) -> tuple[NDArray[Any], ...]:
+    def run(
+        self, *arrays: ArrayLike | None, timeout: float | None = None, **by_name: ArrayLike | None
+    ) -> tuple[NDArray[Any], ...]:
         """As `RemotePreparedModel.run`."""
+        arrays = together(arrays, by_name)
         earlier(timeout, None)
         shapes = input_shapes(self.model, arrays)
         workspace = self._workspaces.take(shapes) or Workspace.create(self.model, shapes)
@@ -115,7 +119,7 @@ class PlannedModel(AnyPreparedModel):
         with self._temporary_room() as room:
             ways = [step.model.execute for step in self.steps]
             result = self._execute(ways, workspace.request, room, ExecuteOptions(timeout=timeout))
-        outputs = tuple(output.copy() for output in result.outputs)
+        outputs = copies(result.outputs)
         result.outputs = ()
         self._workspaces.put(shapes, workspace, workspace.nbytes)  # not after an error: a device may still write to it
         result.raise_for_status()

@@ -34,15 +34,19 @@ from driver.devices import device_class
 from driver.engine.cache.compilations import files_needed
 from driver.engine.limits import limits
 from driver.engine.process import main as run_engine
+from driver.engine.running_files import RunningFiles
 from driver.nn import validate
+from driver.nn.file_form import FILE, is_file
+from driver.nn.known import explained
 from driver.protocol.model_codec import decode, handles_in, operations_on, sealed
 from driver.protocol.prepare_arguments import PrepareArguments
 from driver.protocol.rpc import PROTOCOL, Reply, call, serve
 from driver.service.applications import application_of
+from driver.service.file_gate import FileGate
 from fmq import LifePage
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from driver.interface import Device
     from driver.nn import Model
@@ -50,8 +54,13 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 LINGER = 2.0  # seconds without a client
 _RETRY = 0.1  # seconds after a failed accept
-_START_TIMEOUT = 60.0
+_START_TIMEOUT, _END_TIMEOUT = 60.0, 2.0
+_NOT_YOURS = (
+    "this device serves several accounts, and runs model files for its own account alone: a file that crashes its "
+    'runtime, or takes it over, would do so to the others; load it with form="operations", or use a device of your own'
+)
 _REFUSALS = 8  # answered at once; further connections are only closed
+_MOST_REASONS, _MOST_REASON, _LEAST_REASON = 30_000, 1000, 60  # characters: of all that are told, and of each
 _GREETING = 1.0  # seconds that a refused client may take to say hello
 
 
@@ -64,6 +73,14 @@ class ServiceOptions(NamedTuple):
     on_start: Callable[[Service], object] | None = None  #: called with the service before it accepts clients
 
 
+class EngineProcess(NamedTuple):
+    """The engine, as the service sees it."""
+
+    channel: Channel
+    pid: int
+    running: RunningFiles
+
+
 class Service:
     """Accepts clients. Each has one thread here and one in the engine; what it made there ends with it."""
 
@@ -73,15 +90,16 @@ class Service:
         listener: socket.socket,
         place: Place,
         options: ServiceOptions,
-        engine_channel: Channel,
-        engine_pid: int,
+        engine: EngineProcess,
     ) -> None:
-        self._name, self._listener, self._engine, self._engine_pid = name, listener, engine_channel, engine_pid
+        self._name, self._listener = name, listener
+        self._engine, self._engine_pid, self._running = engine
         self._place, self._options = place, options
         self._device: Device = device_class(name)()
+        self.files = FileGate(self._device, name)  # forks: before there are threads
         self._life = LifePage()
-        _, fds = call(engine_channel, "ready", fds=[self._life.fd], timeout=_START_TIMEOUT)
-        engine_channel.watch(fds[0])
+        _, fds = call(self._engine, "ready", fds=[self._life.fd], timeout=_START_TIMEOUT)
+        self._engine.watch(fds[0])
         self._clients = 0
         self._limits, self._door = limits(), threading.Lock()
         self._of_uid: Counter[int] = Counter()
@@ -103,6 +121,9 @@ class Service:
             if stop in ready or self._engine.fileno() in ready:
                 with self._place.locked():
                     self._place.leave(self._listener)
+                    if stop not in ready and (running := self._running.ends()):  # the status comes late
+                        self.files.note_end(_exit_code(self._engine_pid), running)
+                    self.files.close()  # before another service starts
                 if stop not in ready:
                     _log.error("the engine ended")
                 return stop in ready
@@ -169,6 +190,7 @@ class Service:
             if not alone or select.select([self._listener], [], [], 0)[0]:
                 return False
             self._place.leave(self._listener)
+            self.files.close()
             return True
 
     def _serve(self, channel: Channel, uid: int) -> None:
@@ -209,11 +231,25 @@ class Service:
         """Kills the engine, and so the device, as a crash would. Clients that recover wait for its restart."""
         os.kill(self._engine_pid, signal.SIGKILL)
 
-    def describe(self) -> list[object]:
-        """The answer to `hello`."""
-        device = self._device
+    def describe(self, uid: int) -> list[object]:
+        """The answer to `hello` of a client of that account."""
+        device, extensions = self._device, self._extensions(uid)
         pids, files = [os.getpid(), self._engine_pid], files_needed(device)
-        return [PROTOCOL, device.name, device.version, device.type, *pids, *files]
+        return [PROTOCOL, device.name, device.version, device.type, *pids, *files, extensions]
+
+    def _extensions(self, uid: int) -> list[str]:
+        """Those that clients of that account may use: model files are for the device's own account alone."""
+        names = [extension.name for extension in self._device.extensions]
+        return [name for name in names if name != FILE.name or uid == os.getuid()]
+
+    def check_file(self, file: bytes, uid: int) -> None:
+        """Whether that account's client may run the file with this digest. b"": it is none.
+
+        Raises InvalidArgument, GeneralFailure.
+        """
+        if file and FILE.name not in self._extensions(uid):
+            raise InvalidArgument(_NOT_YOURS)
+        self.files.check(file)
 
     def new_engine_channel(self, uid: int) -> Channel:
         """A connection to the engine for one client of that account."""
@@ -222,15 +258,17 @@ class Service:
             self._engine.send(["client", uid], [far.fileno()])
         return near
 
-    def supported(self, fds: list[int], where: object, deadline: int | None = None) -> tuple[Model, list[bool]]:
-        """Decodes and validates a model in the low-priority thread. Owns `fds`.
+    def explained(
+        self, uid: int, fds: list[int], where: object, deadline: int | None = None
+    ) -> tuple[Model, list[str | None]]:
+        """Decodes and validates a model of that account's client in the low-priority thread. Owns `fds`.
 
         Raises MissedDeadline* if it is not done by the deadline.
         """
         if found := passed(deadline):
             close_all(fds)
             found.raise_for_status()
-        future = self._heavy.submit(self._check, fds, where)
+        future = self._heavy.submit(self._check, uid, fds, where)
         if wait([future], seconds_left(deadline)).done:
             return future.result()
         was_queued = future.cancel()
@@ -238,16 +276,21 @@ class Service:
             close_all(fds)
         raise overdue("queued" if was_queued else "preparing", deadline or 0)
 
-    def _check(self, fds: list[int], where: object) -> tuple[Model, list[bool]]:
+    def _check(self, uid: int, fds: list[int], where: object) -> tuple[Model, list[str | None]]:
         memory = sealed(fds, where)
         self._limits.check_size("client_bytes", sum(memory.occupied.values()), "prepare a smaller model")
         model = decode(memory, where)
         validate(model)
-        promised = self._device.supported_operations(model)
-        if (kinds := self._device.memory_kinds) is None or len(promised) != len(model.main.operations):
-            return model, promised
+        device, extensions = self._device, self._extensions(uid)
+        if is_file(model) and FILE.name not in extensions:
+            return model, [_NOT_YOURS]
+        reasons = explained(model, extensions, device.explain)
+        if (kinds := device.memory_kinds) is None or len(reasons) != len(model.main.operations):
+            return model, reasons
         refused = operations_on(model, lambda value: memory.kind_at(value.ctypes.data) not in {None, *kinds})
-        return model, [can and not is_refused for can, is_refused in zip(promised, refused, strict=True)]
+        unreadable = f"it reads a constant in memory of a kind that the device cannot read; {', '.join(kinds)} it can"
+        pairs = zip(reasons, refused, strict=True)
+        return model, [reason or (unreadable if is_refused else None) for reason, is_refused in pairs]
 
 
 class ServiceClient:
@@ -260,13 +303,14 @@ class ServiceClient:
         self.handlers: dict[str, Callable[..., Reply]] = {
             "hello": self.hello,
             "supported": self.supported,
+            "explain": self.explain,
             "prepare": partial(self.noted, "prepared", "refused", self.prepare),
             **{method: partial(self.forward, method) for method in ("free", "channel", "fenced", "async", "burst")},
             **{method: partial(self.forward, method) for method in ("allocate", "release", "copy_from", "copy_to")},
             **{method: partial(self.forward, method) for method in ("copy", "buffer_state")},
             **{method: partial(self.forward, method) for method in ("stage", "turns", "status", "traces")},
             **{method: partial(self.forward, method) for method in ("figures", "census")},
-            "restore": partial(self.noted, "restored", "not_restored", partial(self.forward, "restore")),
+            "restore": partial(self.noted, "restored", "not_restored", self.restore),
         }
 
     def __enter__(self) -> Self:
@@ -288,12 +332,19 @@ class ServiceClient:
             )
         # The answer proves that the engine is alive: a client that reconnects after a death relies on it.
         call(self._engine, "join", application_of(self._channel, declared), bool(declared))
-        return Reply(self._service.describe(), [os.dup(self._life.fd)])
+        return Reply(self._service.describe(self._channel.peer_uid), [os.dup(self._life.fd)])
 
     def supported(self, message: Message, where: object) -> Reply:
         """`supported_operations` of the model in the descriptors, one bit each."""
-        _, supported = self._service.supported(message.take_fds(), where)
-        return Reply([len(supported), np.packbits(supported).tobytes()])
+        _, reasons = self._explained(message.take_fds(), where)
+        return Reply(_as_bits(reasons))
+
+    def explain(self, message: Message, where: object) -> Reply:
+        """As `supported`, and number and reason of the first that are not, shortened where there are many."""
+        _, reasons = self._explained(message.take_fds(), where)
+        found = [(n, reason) for n, reason in enumerate(reasons) if reason is not None]
+        most = max(_LEAST_REASON, min(_MOST_REASON, _MOST_REASONS // max(1, len(found))))
+        return Reply([*_as_bits(reasons), [(n, reason[:most]) for n, reason in found[: _MOST_REASONS // most]]])
 
     def prepare(self, message: Message, where: object, *plain: object) -> Reply:
         """Validates here, compiles in the engine; answers the prepared model's number.
@@ -306,19 +357,30 @@ class ServiceClient:
             raise Malformed("a descriptor of the model is missing")
         fds = message.take_fds()
         try:
-            model, supported = self._service.supported([os.dup(fd) for fd in fds[:count]], where, arguments.deadline)
-            if not all(supported):
-                first = supported.index(False)
-                raise InvalidArgument(
-                    f"operation {first} ({model.main.operations[first].type}) and {supported.count(False) - 1} more "
-                    "are not supported"
-                )
-            values, _ = call(self._engine, "load", where, *arguments.to_wire(), fds=fds)
+            model, reasons = self._explained([os.dup(fd) for fd in fds[:count]], where, arguments.deadline)
+            _check_supported(model, reasons)
+            values = self._load(model, fds, where, arguments)
         finally:
             close_all(fds)
         if arguments.cache_counts:
             self._service.note("declined" if values[-1] else "saved")
         return Reply(values)
+
+    def _explained(self, fds: list[int], where: object, deadline: int | None = None) -> tuple[Model, list[str | None]]:
+        return self._service.explained(self._channel.peer_uid, fds, where, deadline)
+
+    def _load(self, model: Model, fds: list[int], where: Any, arguments: PrepareArguments) -> list[Any]:
+        """Prepares in the engine; its answer. Raises StatusError, PeerDied."""
+        values: list[Any] = []
+        own = fds[: 1 + len(handles_in(where))]
+        try:
+            with self._service.files.admitted(model, own, where, arguments) as file:
+                values, _ = call(self._engine, "load", file, where, *arguments.to_wire(), fds=fds)
+        except StatusError:
+            if values:  # the file ended its trial in the run that followed
+                call(self._engine, "free", values[0])
+            raise
+        return values
 
     def noted(
         self, done: str, failed: str, method: Callable[..., Reply], message: Message, *arguments: object
@@ -332,32 +394,66 @@ class ServiceClient:
         self._service.note(done)
         return reply
 
+    def restore(self, message: Message, *arguments: Any) -> Reply:
+        """Makes the model in the cache files ready in the engine, unless it is a file in quarantine."""
+        (number, file), _ = call(self._engine, "restore", *arguments, fds=message.fds)
+        try:
+            self._service.check_file(file, self._channel.peer_uid)
+        except StatusError:
+            call(self._engine, "free", number)
+            raise
+        return Reply([number])
+
     def forward(self, method: str, message: Message, *arguments: Any) -> Reply:
         """Passes a call on to the engine."""
         values, fds = call(self._engine, method, *arguments, fds=message.fds)
         return Reply(values, fds)
 
 
-def start_engine(name: str, listener: socket.socket) -> tuple[Channel, int]:
+def _as_bits(reasons: Sequence[str | None]) -> list[object]:
+    return [len(reasons), np.packbits([reason is None for reason in reasons]).tobytes()]
+
+
+def _check_supported(model: Model, reasons: Sequence[str | None]) -> None:
+    """Raises InvalidArgument with the first reason."""
+    refused = [(n, reason) for n, reason in enumerate(reasons) if reason is not None]
+    if refused:
+        (first, reason), more = refused[0], len(refused) - 1
+        others = f"; nor {'is one other' if more == 1 else f'are {more} others'}" if more else ""
+        kind = model.main.operations[first].type
+        raise InvalidArgument(f"operation {first} ({kind}) is not supported: {reason}{others}")
+
+
+def start_engine(name: str, listener: socket.socket) -> EngineProcess:
     """Starts the engine process. It ends when this process dies or closes its end of the channel.
 
     By fork, because both processes begin with importing the same modules: a device starts in half the time. Only this
     thread exists yet, besides numpy's, which survive forks.
     """
-    near, far = Channel.pair()
+    (near, far), running = Channel.pair(), RunningFiles()
     gc.freeze()
     with warnings.catch_warnings(), far:
         warnings.simplefilter("ignore", DeprecationWarning)
         if pid := os.fork():
-            return near, pid
+            return EngineProcess(near, pid, running)
         try:
             near.close()
             listener.close()
-            run_engine(name, far)
+            run_engine(name, far, running)
         except BaseException:  # noqa: BLE001 (this process must not go on as a second service)
             _log.exception("the engine of device %r failed", name)
         finally:
             os._exit(1)
+
+
+def _exit_code(pid: int) -> int:
+    """Of a child that is about to end: its exit status, or minus the signal; 0 if it takes long."""
+    ended = os.pidfd_open(pid)
+    try:
+        found = select.select([ended], [], [], _END_TIMEOUT)[0]
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) if found else 0
+    finally:
+        os.close(ended)
 
 
 def isolate() -> None:
@@ -376,7 +472,7 @@ def run(name: str, fd: int, place: Place, options: ServiceOptions) -> NoReturn:
     isolate()
     listener = socket.socket(fileno=fd)
     try:
-        service = Service(name, listener, place, options, *start_engine(name, listener))
+        service = Service(name, listener, place, options, start_engine(name, listener))
         if options.on_start:
             options.on_start(service)
     except BaseException as error:  # noqa: BLE001 (no client may wait for a service that failed)

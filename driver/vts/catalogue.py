@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from driver.vts import burst, caching, device, fenced, graphs, memory, model, operations, qos, request
+from driver.vts import burst, caching, device, extension, fenced, files, graphs, memory, model, operations, qos, request
 from driver.vts.samples import generated
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from driver.vts.cases import Case
     from driver.vts.kit import Test
 
-CATEGORIES = ("device", "model", "request", "operations", "burst", "memory", "caching", "qos")
+CATEGORIES = ("device", "extension", "model", "request", "operations", "burst", "memory", "caching", "qos")
 _EVERYTHING = 10**9
 
 
@@ -45,6 +45,8 @@ def catalogue(cases: Iterable[Case] = (), scope: Scope = USUAL) -> Iterator[Test
     names: Counter[str] = Counter()
     for test in chain(
         device.tests(),
+        extension.tests(),
+        files.tests(),
         model.tests(scope.samples),
         request.tests(scope.samples),
         operations.tests(_some(chain(cases, generated()), scope.cases), scope.in_bursts),

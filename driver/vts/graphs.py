@@ -173,7 +173,7 @@ def disagreement(run: Callable[[RandomGraph], Sequence[Array]], graph: RandomGra
     if len(given) != len(outputs):
         return f"{len(given)} outputs instead of {len(outputs)}"
     for n, (index, actual, expected) in enumerate(zip(outputs, given, reference(graph), strict=True)):
-        if said := compare(actual, expected, operands[index].type, graph.level):
+        if said := compare(actual, expected, operands[index].base_type, graph.level):
             return f"output {n}: {said}"
     return None
 

@@ -26,7 +26,7 @@ def _shape(value: Value) -> Dimensions:
 
 
 def _type(value: Value) -> OperandType:
-    return value.operand.type
+    return value.operand.base_type
 
 
 def _indices(values: Any) -> Any:
@@ -385,7 +385,7 @@ def _weights(
     s: Sketch, x: Value, shape: tuple[int, ...], channel: int, *, per_channel: bool = True
 ) -> tuple[list[Value], float]:
     """A filter and a bias for the input, and the lower limit for the scale of the result."""
-    kind, scale, n = x.operand.type, x.operand.scale, shape[channel]
+    kind, scale, n = x.operand.base_type, x.operand.scale, shape[channel]
     if kind not in BYTES:
         return [s.fresh(kind, shape), s.fresh(kind, (n,))], 0.0
     if per_channel and s.flag():
@@ -408,7 +408,7 @@ def _convolution(s: Sketch, name: str) -> None:
     x, nchw, (h, w, c) = _image(s, name)
     kernel, dilations, extent = _kernel(s, h, w)
     weights, above = _weights(s, x, (s.integer(1, 3), *kernel, c), 0)
-    asked = s.result(name, x.operand.type, above)
+    asked = s.result(name, x.operand.base_type, above)
     s.add(name, x, *weights, *_geometry(s, extent), s.integer(0, 3), nchw, *dilations, level="conv", **asked)
 
 
@@ -417,7 +417,7 @@ def _depthwise(s: Sketch, name: str) -> None:
     kernel, dilations, extent = _kernel(s, h, w)
     multiplier = s.integer(1, 2)
     weights, above = _weights(s, x, (1, *kernel, c * multiplier), 3)
-    asked = s.result(name, x.operand.type, above)
+    asked = s.result(name, x.operand.base_type, above)
     geometry = [*_geometry(s, extent), multiplier]
     s.add(name, x, *weights, *geometry, s.integer(0, 3), nchw, *dilations, level="conv", **asked)
 
@@ -427,7 +427,7 @@ def _grouped(s: Sketch, name: str) -> None:
     kernel = (s.integer(1, min(3, h)), s.integer(1, min(3, w)))
     groups = s.choice([n for n in range(1, c + 1) if c % n == 0])
     weights, above = _weights(s, x, (groups * s.integer(1, 2), *kernel, c // groups), 0)
-    asked = s.result(name, x.operand.type, above)
+    asked = s.result(name, x.operand.base_type, above)
     s.add(name, x, *weights, *_geometry(s, kernel), groups, s.integer(0, 3), nchw, level="conv", **asked)
 
 
@@ -435,7 +435,7 @@ def _transposed(s: Sketch, name: str) -> None:
     x, nchw, (_, _, c) = _image(s, name)
     kernel = (s.integer(1, 3), s.integer(1, 3))
     weights, above = _weights(s, x, (s.integer(1, 3), *kernel, c), 0)
-    asked = s.result(name, x.operand.type, above)
+    asked = s.result(name, x.operand.base_type, above)
     strides = [s.integer(1, 2), s.integer(1, 2)]
     s.add(name, x, *weights, 0, 0, 0, 0, *strides, s.integer(0, 3), nchw, level="conv", **asked)
 
@@ -443,7 +443,7 @@ def _transposed(s: Sketch, name: str) -> None:
 def _dense(s: Sketch, name: str) -> None:
     x = s.tensor(types_of(name), (2, 3, 4))
     weights, above = _weights(s, x, (s.integer(1, 4), x.operand.dimensions[-1]), 0, per_channel=False)
-    s.add(name, x, *weights, s.integer(0, 3), level="conv", **s.result(name, x.operand.type, above))
+    s.add(name, x, *weights, s.integer(0, 3), level="conv", **s.result(name, x.operand.base_type, above))
 
 
 def _resize(level: str, s: Sketch, name: str) -> None:

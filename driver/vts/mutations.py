@@ -122,7 +122,7 @@ def _operand_scale(graph: Subgraph) -> Iterator[Change]:
 
 def _operand_zero_point(graph: Subgraph) -> Iterator[Change]:
     for i, operand in enumerate(graph.operands):
-        for wrong in _wrong_zero_points(operand.type):
+        for wrong in _wrong_zero_points(operand.base_type):
             yield f"operand-zero-point/{i}/{wrong}", partial(_operand, graph, i, zero_point=wrong)
 
 

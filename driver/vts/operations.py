@@ -191,7 +191,7 @@ def limits(case: Case, kind: OperandType) -> tuple[float, float]:
 
 def difference(case: Case, number: int, found: NDArray[Any]) -> str | None:
     """Describe the error of output `number`; None when it is correct. found: its flat values in the operand's dtype."""
-    expected, kind = case.expected[number], case.outputs[number].type
+    expected, kind = case.expected[number], case.outputs[number].base_type
     if case.frequency:
         return _draws(case, found)
     if expected is None:

@@ -16,7 +16,7 @@ from driver.options import PREFERENCES, PRIORITIES
 from driver.protocol.plain_codec import decode_answer, encode_request, with_deadline
 from driver.vts.bench import answer, refusal
 from driver.vts.cases import Case
-from driver.vts.kit import Failed, Test, check
+from driver.vts.kit import Failed, Test, check, skip
 from driver.vts.operations import check_bare, prepared
 from driver.vts.request import valid
 from driver.vts.samples import sample
@@ -170,6 +170,8 @@ def timing(way: str, target: Target) -> None:
 
 def preparation(name: str, target: Target) -> None:
     """A preparation either finishes or misses its deadline; only in the first case there is a prepared model."""
+    if not all(target.supported(sample("add").model)):
+        skip("ADD: not supported by the device")
     try:
         with target.prepared(sample("add").model, None, _PREFERENCE, _DEADLINES[name]()) as model:
             _check_answer(model, target)

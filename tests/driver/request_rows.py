@@ -342,7 +342,7 @@ def malformed():
     kind = "malformed"
     for name, request, text in table:
         yield Row(kind, name, request, invalid(text))
-    count = misuse("2 inputs were given; the model takes 1")
+    count = misuse("2 inputs were given; the model takes 1: input_0")
     two = changed(inputs=lambda r: 2 * r.inputs)
     yield Row(kind, "too many inputs", two, invalid("2 inputs; the model has 1"), arrays=(X, X), misuse=count)
     for name, shape, words in (

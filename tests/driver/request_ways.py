@@ -14,7 +14,7 @@ import driver
 from burst import BurstError, Controller, ErrorStatus, StatusError
 from burst.errors import Result
 from driver import BufferDesc
-from driver.runtime.compilation import CompiledModel
+from driver.runtime.compiled import CompiledModel
 
 PATIENCE = 20  # seconds
 _NUMBERS = re.compile(r"(late by|by) [\d.e+-]+ (ms|s)\b")

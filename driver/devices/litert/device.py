@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from burst import ErrorStatus
-from burst._core import ffi, lib
 from driver.config import configured
-from driver.deadlines import overdue
+from driver.devices.litert.execution import LiteRtExecution
+from driver.devices.litert.file_model import LiteRtFileModel, findings
 from driver.devices.litert.flatbuffer import FlatbufferWriter
 from driver.devices.litert.library import (
     VERSION,
@@ -20,28 +19,27 @@ from driver.devices.litert.library import (
     TensorBuffers,
     library,
     missing,
-    status_text,
 )
-from driver.devices.litert.library import ffi as library_ffi
 from driver.devices.litert.packed import Packing
-from driver.devices.litert.program import LiteRtPort, LiteRtProgram, lowered, restored, supported
+from driver.devices.litert.program import LiteRtProgram, lowered, obstacles, restored
+from driver.devices.litert.tflite_file import TfliteFile, missing_operator
 from driver.devices.litert.weights import aligned
 from driver.devices.lowering.errors import LibraryFailed
-from driver.devices.lowering.model import ALIGNMENT, LoweredModel, LoweringDevice
+from driver.devices.lowering.model import LoweredModel, LoweringDevice
 from driver.devices.lowering.placing import at_once
-from driver.errors import ExecutionFailed, LoopTimeout, OutputInsufficientSize
-from driver.interface import BoundExecution, CacheFiles
+from driver.interface import CacheFiles
 from driver.nn import LOOP_TIMEOUT
+from driver.nn.file_form import FILE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
-    from burst import StatusError
     from driver.devices.lowering.placing import Tensors
     from driver.interface import Saved
     from driver.nn import Model
+    from driver.nn.file_form import ModelFile
     from driver.options import Preference
 
 LARGE = 20_000_000
@@ -72,8 +70,10 @@ class LiteRtDevice(LoweringDevice[LiteRtProgram]):
     """Runs models on the CPU with LiteRT and XNNPACK, where their kernels compute exactly what the HAL says."""
 
     name = "litert"
-    version = f"2 (LiteRT {VERSION})"
+    version = f"3 (LiteRT {VERSION})"
     type = "CPU"
+    extensions = (FILE,)
+    file_kind = "tflite"
     cache_files = CacheFiles(2, 0)  #: the description of a program, and its flatbuffer
 
     def __init__(self, threads: int | None = None) -> None:
@@ -90,9 +90,27 @@ class LiteRtDevice(LoweringDevice[LiteRtProgram]):
     def missing(cls) -> str | None:
         return missing()
 
-    def supported_operations(self, model: Model) -> list[bool]:
-        """True for what TFLite computes exactly, with these types, layouts and constant parameters."""
-        return supported(model)
+    def obstacles(self, model: Model) -> list[str | None]:
+        """None for what TFLite computes exactly, with these types, layouts and constant parameters."""
+        return obstacles(model)
+
+    def file_obstacle(self, model: Model, file: ModelFile) -> str | None:
+        del model
+        return missing_operator(file.data)
+
+    def file_model(
+        self,
+        model: Model,
+        file: ModelFile,
+        pace: Callable[[], object],
+        threads: Callable[[int], int],
+        saved: Saved | None = None,
+        root: NDArray[np.uint8] | None = None,
+    ) -> LiteRtFileModel:
+        del pace, root
+        found, knows_shapes = findings(saved) if saved else (None, None)
+        source = TfliteFile(file.data, found)
+        return LiteRtFileModel(model, source, threads, self._packing, knows_shapes=knows_shapes)
 
     def lowered(
         self,
@@ -150,134 +168,6 @@ class LiteRtModel(LoweredModel[LiteRtProgram]):
         loop_timeout: float = LOOP_TIMEOUT,
     ) -> LiteRtExecution:
         return LiteRtExecution(self.program_for(inputs, pace), inputs, outputs, loop_timeout)
-
-
-class LiteRtExecution(BoundExecution):
-    """An execution on its memory. `native` is set when the outputs have room.
-
-    `copied_bytes`: arguments at addresses that LiteRT cannot use in place. `checked_bytes`: of these, operands whose
-    values choose an address, which are checked in private memory.
-    """
-
-    def __init__(
-        self,
-        program: LiteRtProgram,
-        inputs: Sequence[NDArray[Any] | None],
-        outputs: Sequence[NDArray[Any]],
-        loop_timeout: float,
-    ) -> None:
-        self.shapes = tuple(
-            (shape, memory.nbytes >= port.nbytes)
-            for shape, memory, port in zip(program.shapes, outputs, program.outputs, strict=True)
-        )
-        self._loop_timeout = loop_timeout
-        self._context: Any = None
-        if all(is_sufficient for _, is_sufficient in self.shapes):
-            self._program = program  # lives as long as what refers to it
-            self._bind(program, inputs, outputs)
-
-    def _bind(
-        self, program: LiteRtProgram, inputs: Sequence[NDArray[Any] | None], outputs: Sequence[NDArray[Any]]
-    ) -> None:
-        before: list[tuple[Any, Any]] = []
-        after: list[tuple[Any, Any]] = []
-        found = []
-        for port in program.inputs:
-            array = inputs[port.number]
-            assert array is not None
-            memory = array.reshape(-1).view(np.uint8)
-            place = _place(port, memory)
-            if place is not memory:
-                before.append((place, memory))
-            found.append((port.type, port.shape, place))
-        for port in program.outputs:
-            memory = outputs[port.number][: port.nbytes]
-            place = _place(port, memory)
-            if place is not memory:
-                after.append((memory, place))
-            found.append((port.type, port.shape, place))
-        self.copied_bytes = sum(memory.nbytes for memory, _ in (*before, *after))
-        self.checked_bytes = sum(port.nbytes for port in (*program.inputs, *program.outputs) if port.copied)
-        ports, copies = TensorBuffers(found), (_copies(before), _copies(after))
-        self._context, *more = _context(program, ports, *copies, self._loop_timeout)
-        self._kept = ports, copies, before, after, more
-        self.native = _address(ffi.addressof(lib, "burst_foreign_run")), _address(self._context)
-
-    def run(self) -> None:
-        """Executes once, without the GIL. Raises OutputInsufficientSize, LoopTimeout, MissedDeadlineTransient,
-        ExecutionFailed.
-        """
-        if self._context is None:
-            raise OutputInsufficientSize(tuple(self.shapes))
-        if lib.burst_foreign_run(self._context):
-            raise self.failure(ErrorStatus.GENERAL_FAILURE)
-
-    def failure(self, status: ErrorStatus) -> LoopTimeout | ExecutionFailed | StatusError:
-        """Why the last run of `native` failed. The context knows more than the status."""
-        del status
-        if self._context.ended == lib.BURST_QUEUED:
-            return overdue("queued", lib.burst_due())
-        if self._context.ended == lib.BURST_OVERDUE:
-            return overdue("executing", lib.burst_due())
-        if self._context.ended == lib.BURST_TIMED_OUT:
-            return LoopTimeout(f"a WHILE took longer than its loop timeout of {self._loop_timeout} s")
-        was_cancelled = self._context.ended == lib.BURST_CANCELLED
-        return ExecutionFailed(
-            0, "the model", "it was cancelled" if was_cancelled else status_text(self._context.status)
-        )
-
-    def cancel(self) -> None:
-        """Ends the run in progress at its next segment, and all later ones before their first."""
-        if self._context is not None:
-            lib.burst_foreign_cancel(self._context)
-
-
-def _place(port: LiteRtPort, memory: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """The memory that LiteRT uses for `memory`: itself if possible, else a copy."""
-    return aligned(port.nbytes) if port.copied or memory.ctypes.data % ALIGNMENT else memory
-
-
-def _context(
-    program: LiteRtProgram, ports: TensorBuffers, before: Any, after: Any, loop_timeout: float
-) -> tuple[Any, Any, Any]:
-    """The context of burst_foreign_run, and what must live as long."""
-    context = ffi.new("burst_foreign *")
-    run = library_ffi.addressof(library(), "LiteRtRunCompiledModel")
-    context.function = ffi.cast("foreign_function *", _address(run, library_ffi))
-    context.object = ffi.cast("void *", _address(program.compiled.handle, library_ffi))
-    handles = [
-        _address(buffers.handles[k], library_ffi) for buffers in (ports, program.between) for k in range(len(buffers))
-    ]
-    lists, steps = [], []
-    for number, segment in enumerate(program.segments):
-        given, results = (
-            ffi.new("void *[]", [ffi.cast("void *", handles[k]) for k in places])
-            for places in (segment.inputs, segment.outputs)
-        )
-        lists += [given, results]
-        limit = max(1, int(segment.loops * loop_timeout * 1e9)) if segment.loops else 0
-        steps.append((number, len(given), len(results), given, results, limit))
-    context.steps = table = ffi.new("burst_step[]", steps)
-    context.n_steps = len(steps)
-    context.before, context.n_before = before, len(before)
-    context.after, context.n_after = after, len(after)
-    context.turn = program.turn
-    return context, table, lists
-
-
-def _address(pointer: Any, of: Any = ffi) -> int:
-    return int(of.cast("uintptr_t", pointer))
-
-
-def _copies(pairs: Sequence[tuple[NDArray[Any], NDArray[Any]]]) -> Any:
-    """burst_copy of each (to, from)."""
-    return ffi.new(
-        "burst_copy[]",
-        [
-            (ffi.cast("void *", to.ctypes.data), ffi.cast("void *", source.ctypes.data), source.nbytes)
-            for to, source in pairs
-        ],
-    )
 
 
 @cache

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from driver.devices.litert.packed import PackedMemory
+    from driver.devices.litert.tflite_file import FileImage
     from driver.devices.litert.weights import Image
 
 WHEEL, VERSION = "ai-edge-litert", "2.3.0"
@@ -29,10 +30,34 @@ WHEEL, VERSION = "ai-edge-litert", "2.3.0"
 _REMEDY = "pip install 'burst-engine[litert]'"
 _CPU = 1  # of its hardware accelerators
 _OPTION_TYPE_INT, _LOG_SEVERITY, _REGISTERED, _ERRORS = 2, 25, 24, 3  # environment options
-_ELEMENTS = {"FLOAT32": 1, "INT32": 2, "UINT8": 3, "BOOL": 6, "INT16": 7, "INT8": 9, "FLOAT16": 10}
-_STATUSES = {1: "invalid argument", 2: "out of memory", 3: "runtime failure", 4: "missing argument", 5: "unsupported"}
+_ELEMENTS = {
+    "FLOAT32": 1,
+    "INT32": 2,
+    "UINT8": 3,
+    "INT64": 4,
+    "BOOL": 6,
+    "INT16": 7,
+    "INT8": 9,
+    "FLOAT16": 10,
+    "FLOAT64": 11,
+    "UINT64": 13,
+    "UINT32": 16,
+    "UINT16": 17,
+    "BFLOAT16": 19,
+}
+_UNSUPPORTED = 5
+_STATUSES = {
+    1: "invalid argument",
+    2: "out of memory",
+    3: "runtime failure",
+    4: "missing argument",
+    _UNSUPPORTED: "unsupported",
+    501: "invalid flatbuffer",
+}
+MOST_DIMENSIONS = 8
 _QUANTISED, _FORCE_FP16 = 3, 4  # flags of XNNPACK's delegate
 _IDENTIFIERS = (b"xnnpack", b"cpu_delegate")  # read by the delegate, and by the interpreter's set-up
+_RUNTIME, _KEEP_ERRORS = b"runtime_options_string", b"error_reporter_mode = 2\n\0"
 
 ffi = FFI()
 ffi.cdef(
@@ -59,8 +84,13 @@ ffi.cdef(
     LiteRtStatus LiteRtCreateTensorBufferFromHostMemory(const TensorType *type, void *address, size_t size,
                                                         void (*free)(void *), void **buffer);
     void LiteRtDestroyTensorBuffer(void *buffer);
+    LiteRtStatus LiteRtGetCompiledModelOutputTensorLayouts(void *compiled, size_t signature, size_t count,
+                                                           Layout *layouts, _Bool allocates);
+    LiteRtStatus LiteRtCompiledModelGetErrorMessages(void *compiled, char **messages);
+    LiteRtStatus LiteRtCompiledModelClearErrors(void *compiled);
     void *malloc(size_t size);
     void free(void *memory);
+    size_t strlen(const char *text);
     """
 )
 
@@ -115,7 +145,9 @@ def status_text(status: int) -> str:
 
 def _check(status: int, what: str) -> None:
     if status:
-        raise LibraryFailed(f"{what}: {status_text(status)}")
+        error = LibraryFailed(f"{what}: {status_text(status)}")
+        error.status = status
+        raise error
 
 
 def _new(function: Any, *arguments: Any) -> Any:
@@ -127,18 +159,23 @@ def _new(function: Any, *arguments: Any) -> Any:
 
 def _options(threads: int, packed: PackedMemory | None, *, half: bool) -> Any:
     """Options for a compiled model. XNNPACK is on unless they say otherwise. `half`: it computes float32 as float16."""
-    api, libc = library(), _libc()
+    api = library()
     options = _new(api.LiteRtCreateOptions)
     _check(api.LiteRtSetOptionsHardwareAccelerators(options, _CPU), "accelerators")
     where = f'weight_cache_file_path = "{packed.path}"\n' if packed else ""
     precision = f"flags = {_QUANTISED | _FORCE_FP16}\n" if half else ""
-    text = f"num_threads = {threads}\n{precision}{where}".encode() + b"\0"
     for identifier in _IDENTIFIERS:
-        payload = libc.malloc(len(text))
-        ffi.memmove(payload, text, len(text))
-        opaque = _new(api.LiteRtCreateOpaqueOptions, identifier, payload, ffi.addressof(libc, "free"))
-        _check(api.LiteRtAddOpaqueOptions(options, opaque), "options")
+        _add(options, identifier, f"num_threads = {threads}\n{precision}{where}".encode() + b"\0")
     return options
+
+
+def _add(options: Any, identifier: bytes, text: bytes) -> None:
+    """Adds options that are a text, which the library frees."""
+    api, libc = library(), _libc()
+    payload = libc.malloc(len(text))
+    ffi.memmove(payload, text, len(text))
+    opaque = _new(api.LiteRtCreateOpaqueOptions, identifier, payload, ffi.addressof(libc, "free"))
+    _check(api.LiteRtAddOpaqueOptions(options, opaque), "options")
 
 
 class Compiled:
@@ -150,16 +187,22 @@ class Compiled:
 
         Raises LibraryFailed.
         """
-        api = library()
-        self._api, self.image, self.packed = api, image, packed  # the library goes on reading these
+        self._api, self.image, self.packed = library(), image, packed  # the library goes on reading these
         self._model = self.handle = ffi.NULL
-        address = ffi.cast("void *", image.address)
-        self._model = _new(api.LiteRtCreateModelFromBuffer, _environment(), address, image.nbytes)
+        self._model = self._read()
         options = _options(threads, packed, half=image.half)
         try:
-            self.handle = _new(api.LiteRtCreateCompiledModel, _environment(), self._model, options)
+            self._extend(options)
+            self.handle = _new(self._api.LiteRtCreateCompiledModel, _environment(), self._model, options)
         finally:
-            api.LiteRtDestroyOptions(options)
+            self._api.LiteRtDestroyOptions(options)
+
+    def _read(self) -> Any:
+        address = ffi.cast("void *", self.image.address)
+        return _new(self._api.LiteRtCreateModelFromBuffer, _environment(), address, self.image.nbytes)
+
+    def _extend(self, options: Any) -> None:
+        """Adds further options."""
 
     def ask(self, function: int, data: int) -> None:
         """Sets the cancellation function, a _Bool (*)(void *data) that the library calls before each node.
@@ -175,6 +218,58 @@ class Compiled:
             self._api.LiteRtDestroyCompiledModel(self.handle)
         if self._model:
             self._api.LiteRtDestroyModel(self._model)
+
+
+class CompiledFile(Compiled):
+    """A .tflite file made ready to run."""
+
+    image: FileImage
+
+    def _read(self) -> Any:
+        """LiteRT verifies all tables first; what it refuses after that, it has not to know."""
+        self.image.show(outline=False)
+        try:
+            return super()._read()
+        except LibraryFailed as error:
+            if error.status != _UNSUPPORTED:
+                raise
+        self.image.show(outline=True)
+        try:
+            return super()._read()
+        finally:
+            self.image.show(outline=False)
+
+    @classmethod
+    def verify(cls, image: FileImage) -> None:
+        """Lets LiteRT look at all tables of the file, without compiling it. Raises LibraryFailed."""
+        found = cls.__new__(cls)
+        found._api, found.image = library(), image
+        found._model = found.handle = ffi.NULL
+        try:
+            found._model = found._read()
+        except LibraryFailed as error:
+            raise LibraryFailed(f"LiteRT rejected the file: {error}") from None
+
+    def _extend(self, options: Any) -> None:
+        _add(options, _RUNTIME, _KEEP_ERRORS)
+
+    def shapes(self, count: int) -> list[tuple[int, ...]]:
+        """Makes it ready to run. The shapes of its `count` outputs, as far as known then. Raises LibraryFailed."""
+        layouts = ffi.new("Layout[]", max(1, count))
+        status = self._api.LiteRtGetCompiledModelOutputTensorLayouts(self.handle, 0, count, layouts, True)
+        if status:
+            raise LibraryFailed(self.told() or status_text(status))
+        return [tuple(layouts[n].dimensions[0 : layouts[n].rank]) for n in range(count)]
+
+    def told(self) -> str:
+        """What it has said of errors since the last time, in one line."""
+        messages = ffi.new("char **")
+        if self._api.LiteRtCompiledModelGetErrorMessages(self.handle, messages) or not messages[0]:
+            return ""
+        text = bytes(ffi.buffer(messages[0], _libc().strlen(messages[0])))
+        _libc().free(messages[0])
+        self._api.LiteRtCompiledModelClearErrors(self.handle)
+        return "; ".join(line for line in text.decode(errors="replace").splitlines() if line)
 
 
 class TensorBuffers:

@@ -18,13 +18,17 @@ import os
 import threading
 import weakref
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from driver.devices.litert.library import Compiled
 from driver.devices.lowering.errors import LibraryFailed
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from driver.devices.litert.weights import Image
+
+C = TypeVar("C", bound=Compiled)
 
 SMALLEST = 2**20
 """Smaller models do not share: their packed weights are not worth a file descriptor and the time to write them."""
@@ -71,18 +75,22 @@ class Packing:
 
     def compiled(self, image: Image, threads: int) -> Compiled:
         """The model, ready to run. Raises LibraryFailed."""
+        return self.compiled_as(Compiled, image, threads)
+
+    def compiled_as(self, kind: Callable[..., C], image: Image, threads: int) -> C:
+        """The same, as another kind of Compiled."""
         if image.shareable and not image.half and image.nbytes >= SMALLEST:
             with suppress(OSError, LibraryFailed):  # no descriptor is left, say: then it packs weights of its own
-                return self._shared(image, threads)
-        return Compiled(image, threads)
+                return self._shared(kind, image, threads)
+        return kind(image, threads)
 
-    def _shared(self, image: Image, threads: int) -> Compiled:
+    def _shared(self, kind: Callable[..., C], image: Image, threads: int) -> C:
         memory = self._of_same(image)
         if memory is not None:
-            compiled = Compiled(image, threads, memory)
+            compiled = kind(image, threads, memory)
         else:
             memory = PackedMemory()
-            compiled = Compiled(image, threads, memory)
+            compiled = kind(image, threads, memory)
             if not memory.nbytes:
                 return compiled  # XNNPACK takes none of its operations
             memory.freeze()

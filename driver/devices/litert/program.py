@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import mmap
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import msgpack
 import numpy as np
@@ -43,9 +43,9 @@ in an execution.
 """
 
 
-def supported(model: Model) -> list[bool]:
+def obstacles(model: Model) -> list[str | None]:
     """For each operation of the main subgraph, whether it can be lowered; for every size of dimensions left open."""
-    return placing.supported(model, partial(_draft, Lowering(model, LOWERINGS, is_draft=True)))
+    return placing.obstacles(model, partial(_draft, Lowering(model, LOWERINGS, is_draft=True)))
 
 
 def _draft(lowering: Lowering, operation: Prepared, call: Call, graph: Subgraph, tensors: Tensors) -> None:
@@ -130,6 +130,33 @@ def _gains_by_half(model: Model, products: int) -> bool:
         math.prod(o.dimensions) for o in model.main.operands if o.type.name == "TENSOR_FLOAT32" and o.value is not None
     )
     return weights >= LARGE_WEIGHTS and products <= MOST_USES * weights
+
+
+class Runnable(Protocol):
+    """What an execution needs to know of what it runs."""
+
+    turn: Any  #: burst_turn: one execution runs at a time
+    between: TensorBuffers  #: memory of the tensors between segments
+
+    @property
+    def compiled(self) -> Compiled:
+        """What LiteRT runs."""
+
+    @property
+    def shapes(self) -> Sequence[tuple[int, ...]]:
+        """Of the outputs."""
+
+    @property
+    def inputs(self) -> Sequence[LiteRtPort]:
+        """Those that it reads."""
+
+    @property
+    def outputs(self) -> Sequence[LiteRtPort]:
+        """All of them."""
+
+    @property
+    def segments(self) -> Sequence[Segment]:
+        """What runs, one after the other."""
 
 
 class LiteRtProgram:

@@ -17,6 +17,8 @@ class LibraryMissing(DriverError, ImportError):
 class LibraryFailed(DriverError):
     """A call of the library failed, or computed something wrong. What it was to make was not made."""
 
+    status = 0  #: the library's number for what went wrong; 0 where there is none
+
 
 class UnsupportedError(Exception):
     """The library cannot compute this operation exactly. Never leaves the device."""

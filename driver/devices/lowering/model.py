@@ -9,18 +9,23 @@ from dataclasses import replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
+import numpy as np
+
+from driver.devices.files import NOT_ALONE, file_obstacle
 from driver.devices.lowering.placing import constants, prepared
 from driver.interface import Device, PreparedModel
 from driver.nn import ExecutionFailed
+from driver.nn.file_form import FILE_OPERATIONS, file_of, is_file
+from driver.nn.known import explained
 from driver.nn.operation import Tensor
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
 
     from driver.devices.lowering.placing import Tensors
     from driver.interface import Saved
     from driver.nn import Model, Operand
+    from driver.nn.file_form import ModelFile
     from driver.nn.plan import Prepared
     from driver.options import Preference
 
@@ -35,7 +40,45 @@ _MAX_PROGRAMS = 16
 
 
 class LoweringDevice(Device, Generic[P]):
-    """A device whose models are lowered, and compiled by a library for a number of threads."""
+    """A device whose models are lowered, and compiled by a library for a number of threads. It may also run files that
+    were made for that library as they are; then it knows the extension of files.
+    """
+
+    file_kind: str = ""  #: of the files that the library runs
+
+    @abstractmethod
+    def obstacles(self, model: Model) -> list[str | None]:
+        """For each operation of a model without extensions why it cannot be lowered; None: it can."""
+
+    def file_obstacle(self, model: Model, file: ModelFile) -> str | None:
+        """Why a file of its kind cannot be run, as far as that is known without the library; None: it can.
+
+        Raises InvalidModel.
+        """
+        return None
+
+    def file_model(
+        self,
+        model: Model,
+        file: ModelFile,
+        pace: Callable[[], object],
+        threads: Callable[[int], int],
+        saved: Saved | None = None,
+        root: NDArray[np.uint8] | None = None,
+    ) -> PreparedModel:
+        """A model that is a file of its kind; `saved`, `root`: as in `restore`. Raises InvalidModel, LibraryFailed."""
+        raise NotImplementedError
+
+    def explain(self, model: Model) -> list[str | None]:
+        if not self.file_kind:
+            return explained(model, (), self.obstacles)
+        if is_file(model):
+            return [file_obstacle(model, {self.file_kind}, partial(self.file_obstacle, model))]
+        pairs = zip(model.main.operations, explained(model, (), self.obstacles), strict=True)
+        return [NOT_ALONE if operation.type in FILE_OPERATIONS else reason for operation, reason in pairs]
+
+    def supported_operations(self, model: Model) -> list[bool]:
+        return [reason is None for reason in self.explain(model)]
 
     @abstractmethod
     def threads_for(self, work: int, preference: Preference = "fast_single_answer") -> int:
@@ -53,9 +96,11 @@ class LoweringDevice(Device, Generic[P]):
 
     def prepare(
         self, model: Model, pace: Callable[[], object], preference: Preference = "fast_single_answer"
-    ) -> LoweredModel[P]:
+    ) -> PreparedModel:
         """A model whose inputs leave dimensions open is compiled whenever it is bound to new shapes."""
-        return self.lowered(model, pace, partial(self.threads_for, preference=preference))
+        threads = partial(self.threads_for, preference=preference)
+        file = file_of(model)
+        return self.file_model(model, file, pace, threads) if file else self.lowered(model, pace, threads)
 
     def restore(
         self,
@@ -64,9 +109,11 @@ class LoweringDevice(Device, Generic[P]):
         root: NDArray[np.uint8],
         pace: Callable[[], object],
         preference: Preference = "fast_single_answer",
-    ) -> LoweredModel[P]:
+    ) -> PreparedModel:
         """Lowered before, so only the library has to compile it."""
         threads = partial(self.threads_for, preference=preference)
+        if file := file_of(model):
+            return self.file_model(model, file, pace, threads, saved, root)
         return self.lowered(model, pace, threads, self.restored(saved, root, threads))
 
 
@@ -84,12 +131,22 @@ def check_input(number: int, operand: Operand, array: NDArray[Any] | None) -> No
         raise ValueError(f"input {number}: strides {array.strides}; it must be C-contiguous")
 
 
-def offset_in(root: NDArray[np.uint8] | None, array: NDArray[Any]) -> int | None:
+def offset_in(root: NDArray[np.uint8] | None, array: NDArray[Any], alignment: int = ALIGNMENT) -> int | None:
     """The offset of the array in `root`, if it lies there contiguous and aligned; else None."""
-    if root is None or not array.flags.c_contiguous or array.ctypes.data % ALIGNMENT:
+    if root is None or not array.flags.c_contiguous or array.ctypes.data % alignment:
         return None
     offset = array.ctypes.data - root.ctypes.data
     return offset if array.nbytes and 0 <= offset <= root.nbytes - array.nbytes else None
+
+
+def aligned(array: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """The bytes where libraries can use them: themselves if possible, else a copy."""
+    if array.ctypes.data % ALIGNMENT == 0:
+        return array
+    block = np.empty(array.nbytes + ALIGNMENT, np.uint8)
+    found = block[-block.ctypes.data % ALIGNMENT :][: array.nbytes]
+    found[:] = array
+    return found
 
 
 class CompiledProgram(Protocol):

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 Tensors = dict[int, "Tensor | None"]
 _PROBES = (5, 8)
 """Sizes that stand in for unknown dimensions."""
+_OPEN = "; the model leaves sizes open: give them when it is loaded, as in shapes={'x': (1, 3, 320, 320)}"
 
 _CONTROL = ("IF", "WHILE")
 
@@ -80,16 +81,15 @@ Place = Callable[[Prepared, Subgraph, Tensors], Call]
 """`place`, or a device's own function that also places operations with subgraphs."""
 
 
-def supported(model: Model, draft: Draft, place: Place = place) -> list[bool]:
-    """For each operation of the main subgraph, whether it can be lowered; for every size of dimensions left open."""
+def obstacles(model: Model, draft: Draft, place: Place = place) -> list[str | None]:
+    """For each operation of the main subgraph why it cannot be lowered, for every size of dimensions left open."""
     dimensions = [d for i in model.main.inputs for d in model.main.operands[i].dimensions]
     probes = _PROBES if 0 in dimensions else _PROBES[:1]
-    return [
-        all(found) for found in zip(*(_supported(model.main, draft, place, probe) for probe in probes), strict=True)
-    ]
+    rows = [_obstacles(model.main, draft, place, probe) for probe in probes]
+    return [next(filter(None, found), None) for found in zip(*rows, strict=True)]
 
 
-def _supported(graph: Subgraph, draft: Draft, place: Place, probe: int) -> list[bool]:
+def _obstacles(graph: Subgraph, draft: Draft, place: Place, probe: int) -> list[str | None]:
     tensors, operations = constants(graph), prepared(graph)
     needed = {i for op in operations for i, slot in zip(op.operation.inputs, op.slots, strict=True) if slot[-1] != "?"}
     for i in graph.inputs:
@@ -97,17 +97,22 @@ def _supported(graph: Subgraph, draft: Draft, place: Place, probe: int) -> list[
         is_known = tensor.type.is_scalar or (tensor.shape and (i in needed or 0 not in tensor.shape))
         tensor.shape = tuple(d or probe for d in tensor.shape)
         tensors[i] = tensor if is_known else None  # an optional input without dimensions counts as omitted
-    return [_can_lower(operation, graph, tensors, draft, place) for operation in operations]
+    is_open = any(0 in graph.operands[i].dimensions for i in graph.inputs)
+    return [_obstacle(operation, graph, tensors, draft, place, more=_OPEN * is_open) for operation in operations]
 
 
-def _can_lower(operation: Prepared, graph: Subgraph, tensors: Tensors, draft: Draft, place: Place) -> bool:
+def _obstacle(
+    operation: Prepared, graph: Subgraph, tensors: Tensors, draft: Draft, place: Place, *, more: str
+) -> str | None:
+    """more: what to add where the sizes may be the cause."""
     try:
         call = place(operation, graph, tensors)
         draft(operation, call, graph, tensors)
-    except (UnsupportedError, *REFUSALS):
+    except (UnsupportedError, *REFUSALS) as error:
         for i in operation.operation.outputs:
             declared = Tensor.of(graph.operands[i])
             is_known = declared.shape and 0 not in declared.shape
             tensors.setdefault(i, declared if is_known else None)
-        return False
-    return True
+        reason = str(error) or f"the library has no form of it ({type(error).__name__})"
+        return reason if isinstance(error, UnsupportedError) else reason + more
+    return None

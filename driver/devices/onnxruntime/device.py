@@ -3,34 +3,34 @@
 from __future__ import annotations
 
 import os
-import threading
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from burst._core import lib
-from burst.turns import checkpoint, stoppable
 from driver.config import configured
-from driver.deadlines import check, overdue, seconds_left
+from driver.deadlines import check
 from driver.devices.lowering.errors import LibraryFailed
 from driver.devices.lowering.model import LoweredModel, LoweringDevice
 from driver.devices.lowering.placing import at_once
+from driver.devices.onnxruntime.file_model import OnnxFileModel, optimised
 from driver.devices.onnxruntime.library import (
     PROVIDERS,
     Session,
     library,
     missing,
     require_provider,
-    run_options,
     version,
 )
-from driver.devices.onnxruntime.program import OrtPort, OrtProgram, lowered, restored, supported
+from driver.devices.onnxruntime.onnx_file import taken_apart
+from driver.devices.onnxruntime.program import OrtPort, OrtProgram, lowered, obstacles, restored_program
 from driver.devices.onnxruntime.writer import OrtWriter, model
-from driver.errors import ExecutionFailed, LoopTimeout, OutputInsufficientSize
+from driver.devices.stoppable import StoppableRuns
+from driver.errors import ExecutionFailed, OutputInsufficientSize
 from driver.interface import BoundExecution, CacheFiles
 from driver.nn import LOOP_TIMEOUT
+from driver.nn.file_form import FILE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from driver.devices.lowering.placing import Tensors
     from driver.interface import Saved
     from driver.nn import Model
+    from driver.nn.file_form import ModelFile
     from driver.options import Preference
 
 
@@ -82,6 +83,8 @@ class OnnxRuntimeDevice(LoweringDevice[OrtProgram]):
     version = f"1 (ONNX Runtime {version()})"
     type = "CPU"
     cache_files = CacheFiles(1, 1)  #: graphs, and weights that are not laid out as in the model
+    extensions = (FILE,)
+    file_kind = "onnx"
 
     def __init__(self, threads: int | None = None, provider: str | None = None, staged: bool | None = None) -> None:
         """`threads`: of each execution; None: as configured, else one for small models and several for large ones.
@@ -105,9 +108,23 @@ class OnnxRuntimeDevice(LoweringDevice[OrtProgram]):
     def missing(cls) -> str | None:
         return missing()
 
-    def supported_operations(self, model: Model) -> list[bool]:
-        """True for what ONNX Runtime computes as the HAL says, with these types, layouts and constant parameters."""
-        return supported(model)
+    def obstacles(self, model: Model) -> list[str | None]:
+        """None for what ONNX Runtime computes as the HAL says, with these types, layouts and constant parameters."""
+        return obstacles(model)
+
+    def file_model(
+        self,
+        model: Model,
+        file: ModelFile,
+        pace: Callable[[], object],
+        threads: Callable[[int], int],
+        saved: Saved | None = None,
+        root: NDArray[np.uint8] | None = None,
+    ) -> OnnxFileModel:
+        if saved is not None and root is not None:
+            return OnnxFileModel(model, optimised(saved, root), threads, self._provider, is_optimised=True)
+        found = taken_apart(file.data, file.external, pace)
+        return OnnxFileModel(model, found, threads, self._provider, file.external)
 
     def lowered(
         self, model: Model, pace: Callable[[], object], threads: Callable[[int], int], program: OrtProgram | None = None
@@ -116,7 +133,7 @@ class OnnxRuntimeDevice(LoweringDevice[OrtProgram]):
         return kind(model, pace, threads, self._provider, program)
 
     def restored(self, saved: Saved, root: NDArray[np.uint8], threads: Callable[[int], int]) -> OrtProgram:
-        return OrtProgram(*restored(saved, root), threads, self._provider, is_quick=self._staged)
+        return OrtProgram(*restored_program(saved, root), threads, self._provider, is_quick=self._staged)
 
     def threads_for(self, work: int, preference: Preference = "fast_single_answer") -> int:
         """How many threads an execution of `work` products gets. Clients need processors, too.
@@ -192,10 +209,8 @@ class OnnxRuntimeExecution(BoundExecution):
             (port.shape, memory.nbytes >= port.nbytes) for memory, port in zip(outputs, program.outputs, strict=True)
         )
         self._binding: Any = None
-        self._loop_timeout, self._timeout = loop_timeout, loop_timeout * program.loops
+        self._runs = StoppableRuns(program.loops, loop_timeout)
         self._is_long = bool(program.loops) or program.work >= LARGE
-        self._is_cancelled = False
-        self._options: Any = None  # of the run in progress, if it can be terminated
         if all(is_sufficient for _, is_sufficient in self.shapes):
             sources = [_bytes(inputs[port.number]) for port in program.inputs]
             targets = [outputs[port.number][: port.nbytes] for port in program.outputs]
@@ -224,68 +239,14 @@ class OnnxRuntimeExecution(BoundExecution):
         for memory, place in self._before:
             np.copyto(place, memory)
         check("queued")
-        if fault := self._run_long() if self._is_long else self._binding.run():
+        if fault := self._runs.run(self._binding.attempt, is_long=self._is_long, may_repeat=not self._is_in_place):
             raise ExecutionFailed(0, "the model", fault)
         for memory, place in self._after:
             np.copyto(memory, place)
 
-    def _run_long(self) -> str | None:
-        """Starts again whenever a more urgent execution stopped it: a run keeps no state.
-
-        An execution that writes to its inputs is not stopped.
-        """
-        if self._is_in_place:
-            return self._run_once(run_options())
-        while True:
-            options = run_options()
-            with stoppable(partial(setattr, options, "terminate", True)) as attempt:
-                fault = self._run_once(options)
-            if not (fault and attempt.was_stopped) or self._is_cancelled:
-                return fault
-            checkpoint()
-
-    def _run_once(self, options: Any) -> str | None:
-        """Runs once; `cancel`, the loop timeout and the deadline can end it."""
-        self._options = options
-        deadline = lib.burst_due()
-        left = seconds_left(deadline)
-        limits = [limit for limit in (self._timeout or None, left) if limit is not None]
-        if not limits:
-            return self._ended(options)
-        was_ended = threading.Event()
-        watchdog = threading.Timer(min(limits), _end, (options, was_ended))
-        watchdog.daemon = True
-        watchdog.start()
-        fault = self._ended(options)
-        watchdog.cancel()
-        if fault and was_ended.is_set():
-            if left == min(limits):
-                raise overdue("executing", deadline)
-            is_one = self._timeout == self._loop_timeout
-            loops = "a WHILE took longer than its loop timeout of" if is_one else "its loops took longer than all of"
-            raise LoopTimeout(f"{loops} {self._timeout} s")
-        return fault
-
-    def _ended(self, options: Any) -> str | None:
-        try:
-            return cast("str | None", self._binding.run(options))
-        finally:
-            self._options = None
-
     def cancel(self) -> None:
-        """The run in progress ends before its next operation, with ExecutionFailed. From any thread.
-
-        Small models without loops run to their end, which is near.
-        """
-        self._is_cancelled = True
-        options = self._options
-        if options is not None:
-            options.terminate = True
-
-
-def _end(options: Any, was_ended: threading.Event) -> None:
-    was_ended.set()
-    options.terminate = True
+        """The run in progress ends before its next operation, with ExecutionFailed. From any thread."""
+        self._runs.cancel()
 
 
 def _bytes(array: NDArray[Any] | None) -> NDArray[np.uint8]:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
-from functools import cache
+from functools import cache, partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from driver.devices.lowering.errors import LibraryFailed, LibraryMissing
 from driver.devices.onnxruntime.writer import TYPES
+from driver.devices.stoppable import Attempt
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     import numpy as np
     from numpy.typing import NDArray
@@ -24,13 +25,6 @@ _ERRORS = 3  # of the log's severities
 _PROVIDERS = {"cpu": ["CPUExecutionProvider"], "cuda": ["CUDAExecutionProvider", "CPUExecutionProvider"]}
 PROVIDERS = tuple(_PROVIDERS)
 """What runs the kernels, by its name in the options. What has no CUDA kernel runs on the CPU."""
-
-_ENTRIES = {
-    # Else ONNX Runtime fuses quantised operations to integer kernels: some round differently, SOFTMAX's overflows.
-    "session.disable_quant_qdq": "1",
-    # Threads that spin while they wait take processors from clients and from other devices.
-    "session.intra_op.allow_spinning": "0",
-}
 
 
 def version() -> str:
@@ -73,9 +67,27 @@ def require_provider(provider: str) -> None:
         )
 
 
-def run_options() -> Any:
-    """Options that let another thread end a run: `terminate` is checked between operations. It costs 50 us a run."""
-    return library().RunOptions()
+def session_options(threads: int) -> Any:
+    """Options that all sessions have."""
+    options = library().SessionOptions()
+    options.log_severity_level, options.intra_op_num_threads = _ERRORS, threads
+    options.inter_op_num_threads = 1
+    # Threads that spin while they wait take processors from clients and from other devices.
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    return options
+
+
+def exact_options(threads: int, *, is_quick: bool = False) -> Any:
+    """Options for models that have to be computed as the HAL says.
+
+    `is_quick`: the session is made in a third of the time, but is slower to run: weights keep their layout.
+    """
+    options = session_options(threads)
+    if is_quick:
+        options.graph_optimization_level = library().GraphOptimizationLevel.ORT_ENABLE_EXTENDED
+    # Else ONNX Runtime fuses quantised operations to integer kernels: some round differently, SOFTMAX's overflows.
+    options.add_session_config_entry("session.disable_quant_qdq", "1")
+    return options
 
 
 class Session:
@@ -88,19 +100,14 @@ class Session:
         threads: int = 1,
         provider: str = "cpu",
         *,
-        is_quick: bool = False,
+        options: Any = None,
     ) -> None:
-        """`weights`: constants that are no part of the model's bytes, by their names. `is_quick`: made in a third of
-        the time, but slower to run: weights keep their layout. Raises LibraryFailed.
+        """`weights`: constants that are no part of the model's bytes, by their names. `options`: as `session_options`
+        makes them; None: `exact_options`. Raises LibraryFailed.
         """
         ort = library()
-        options = ort.SessionOptions()
-        if is_quick:
-            options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
-        options.log_severity_level, options.intra_op_num_threads = _ERRORS, threads
-        options.inter_op_num_threads = 1
-        for name, value in _ENTRIES.items():
-            options.add_session_config_entry(name, value)
+        if options is None:
+            options = exact_options(threads)
         values = [ort.OrtValue.ortvalue_from_numpy(array) for _, array in weights]
         self._kept = weights, values  # which the session goes on reading
         if weights:
@@ -112,8 +119,18 @@ class Session:
         except Exception as error:  # its errors share no other class
             raise LibraryFailed(f"ONNX Runtime rejected the model: {error}") from error
 
-    def binding(self, inputs: Sequence[Place], outputs: Sequence[Place]) -> Binding:
-        """Binds inputs and outputs to memory."""
+    @property
+    def inputs(self) -> list[Any]:
+        """What the model says of its inputs: `name`, `type`, `shape`."""
+        return list(self._session.get_inputs())
+
+    @property
+    def outputs(self) -> list[Any]:
+        """What it says of its outputs."""
+        return list(self._session.get_outputs())
+
+    def binding(self, inputs: Sequence[Place], outputs: Sequence[Place | str]) -> Binding:
+        """Binds inputs and outputs to memory. An output that is only a name gets memory of ONNX Runtime's own."""
         return Binding(self._session, inputs, outputs)
 
 
@@ -124,17 +141,36 @@ Place = tuple[str, str, tuple[int, ...], "NDArray[np.uint8]"]
 class Binding:
     """A session and the memory that it reads and writes. One thread runs it at a time."""
 
-    def __init__(self, session: Any, inputs: Sequence[Place], outputs: Sequence[Place]) -> None:
-        self._session, self._binding = session, session.io_binding()
-        self._kept = inputs, outputs
-        for places, bind in ((inputs, self._binding.bind_input), (outputs, self._binding.bind_output)):
-            for name, type_, shape, memory in places:
-                bind(name, "cpu", 0, TYPES[type_], shape, memory.ctypes.data)
+    def __init__(self, session: Any, inputs: Sequence[Place], outputs: Sequence[Place | str]) -> None:
+        binding = session.io_binding()
+        self._kept = session, binding, inputs, outputs
+        self._unbound: list[Callable[[], object]] = []
+        for places, bind in ((inputs, binding.bind_input), (outputs, binding.bind_output)):
+            for place in places:
+                if isinstance(place, str):
+                    self._unbound.append(partial(bind, place, "cpu"))
+                    self._unbound[-1]()  # outputs keep the order in which they were bound first
+                else:
+                    name, type_, shape, memory = place
+                    bind(name, "cpu", 0, TYPES[type_], shape, memory.ctypes.data)
+        # What the two classes wrap: their `run_with_iobinding` takes 40 us to look into the options.
+        self._session, self._binding = session._sess, binding._iobinding
 
     def run(self, options: Any = None) -> str | None:
         """Executes once, without the GIL. Returns the error message, or None; `options`: a RunOptions."""
+        for forget in self._unbound:  # the results of the last run, in which ONNX Runtime would put those of this one
+            forget()
         try:
             self._session.run_with_iobinding(self._binding, options)
         except Exception as error:  # noqa: BLE001 - its errors share no other class
             return str(error)
         return None
+
+    def attempt(self) -> Attempt:
+        """An execution that can be ended: ONNX Runtime looks at `terminate` before each operation, in loops, too."""
+        options = library().RunOptions()
+        return Attempt(partial(self.run, options), partial(setattr, options, "terminate", True))
+
+    def results(self) -> list[Any]:
+        """The outputs after a run, as ONNX Runtime's own values."""
+        return list(self._binding.get_outputs())

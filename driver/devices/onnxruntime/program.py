@@ -10,9 +10,9 @@ import msgpack
 import numpy as np
 
 from driver.devices.lowering import placing
-from driver.devices.lowering.model import ALIGNMENT, offset_in
+from driver.devices.lowering.model import ALIGNMENT, aligned, offset_in
 from driver.devices.lowering.node import draft, naming
-from driver.devices.onnxruntime.library import Session
+from driver.devices.onnxruntime.library import Session, exact_options
 from driver.devices.onnxruntime.lower import LOWERINGS, OrtGraph, OrtNode
 from driver.devices.onnxruntime.lower.control import placed
 from driver.devices.onnxruntime.lower.node import stored_type
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     from driver.nn.plan import Prepared
 
 
-def supported(model: Model) -> list[bool]:
-    """For each operation of the main subgraph, whether it can be lowered; for every size of dimensions left open."""
-    return placing.supported(model, partial(_draft, model.referenced), partial(placed, referenced=model.referenced))
+def obstacles(model: Model) -> list[str | None]:
+    """For each operation of the main subgraph why it cannot be lowered; for every size of dimensions left open."""
+    return placing.obstacles(model, partial(_draft, model.referenced), partial(placed, referenced=model.referenced))
 
 
 def _draft(referenced: Sequence[Subgraph], operation: Prepared, call: Call, graph: Subgraph, tensors: Tensors) -> None:
@@ -99,41 +99,52 @@ class OrtProgram:
         *,
         is_quick: bool = False,
     ) -> None:
-        """`is_quick`: as `Session` has it. Raises LibraryFailed."""
+        """`is_quick`: as `exact_options` has it. Raises LibraryFailed."""
         self.description, self._weights = description, weights
         self._threads, self._provider = threads, provider
         self.inputs, self.outputs = description.inputs, description.outputs
         self.operations, self.work, self.loops = list(description.operations), description.work, description.loops
         self.threads = threads(description.work)
-        self.session = Session(description.graph, weights, self.threads, provider, is_quick=is_quick)
+        options = exact_options(self.threads, is_quick=is_quick)
+        self.session = Session(description.graph, weights, provider=provider, options=options)
 
     def improved(self) -> OrtProgram:
         """The same program, made thoroughly and faster to run. Raises LibraryFailed."""
         return OrtProgram(self.description, self._weights, self._threads, self._provider)
 
     def saved(self, root: NDArray[np.uint8]) -> Saved:
-        """For `restored`. Weights that lie in `root` are not saved a second time."""
-        places, block, end = [], [np.empty(0, np.uint8)], 0
-        for name, array in self._weights:
-            offset = offset_in(root, array)
-            places.append((name, array.dtype.str, array.shape, offset is not None, end if offset is None else offset))
-            if offset is None:
-                block += [array.reshape(-1).view(np.uint8), np.zeros(-array.nbytes % ALIGNMENT, np.uint8)]
-                end += array.nbytes + block[-1].nbytes
-        return Saved([msgpack.packb([self.description, places])], [np.concatenate(block)])
+        """For `restored`."""
+        return saved(self.description, self._weights, root)
 
 
-def restored(saved: Saved, root: NDArray[np.uint8]) -> tuple[OrtDescription, Weights]:
+def saved(description: Any, weights: Weights, root: NDArray[np.uint8], alignment: int = ALIGNMENT) -> Saved:
+    """Plain values and weights, for `restored`. Weights that lie in `root`, aligned, are not saved a second time."""
+    places, block, end = [], [np.empty(0, np.uint8)], 0
+    for name, array in weights:
+        offset = offset_in(root, array, alignment)
+        places.append((name, array.dtype.str, array.shape, offset is not None, end if offset is None else offset))
+        if offset is None:
+            block += [array.reshape(-1).view(np.uint8), np.zeros(-array.nbytes % ALIGNMENT, np.uint8)]
+            end += array.nbytes + block[-1].nbytes
+    return Saved([msgpack.packb([description, places])], [np.concatenate(block)])
+
+
+def restored_program(saved: Saved, root: NDArray[np.uint8]) -> tuple[OrtDescription, Weights]:
     """As `lowered`, of a program that was saved by this version of the device, and the bytes of the model."""
-    plain, places = msgpack.unpackb(saved.model[0], use_list=False)
-    inputs, outputs, *rest = plain
+    (inputs, outputs, *rest), weights = restored(saved, root)
     sources, targets = ([OrtPort(*port) for port in side] for side in (inputs, outputs))
+    return OrtDescription(sources, targets, *rest), weights
+
+
+def restored(saved: Saved, root: NDArray[np.uint8]) -> tuple[Any, Weights]:
+    """What `saved` was given, from memory with these contents."""
+    plain, places = msgpack.unpackb(saved.model[0], use_list=False)
     weights: Weights = []
     for name, dtype, shape, lies_there, offset in places:
         block: Any = root if lies_there else saved.data[0]
         nbytes = np.dtype(dtype).itemsize * math.prod(shape)
-        weights.append((name, block[offset : offset + nbytes].view(dtype).reshape(shape)))
-    return OrtDescription(sources, targets, *rest), weights
+        weights.append((name, aligned(block[offset : offset + nbytes]).view(dtype).reshape(shape)))
+    return plain, weights
 
 
 def _port(number: int, name: str, type_: str, tensor: Tensor) -> OrtPort:

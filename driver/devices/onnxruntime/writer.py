@@ -34,11 +34,17 @@ TYPES = {
     "FLOAT16": 10,
     "DOUBLE": 11,
     "UINT32": 12,
+    "UINT64": 13,
+    "BFLOAT16": 16,
 }
 """ONNX's element types, by their names."""
 
 _IR_VERSION = 8
-_TYPE_OF = {np.dtype({"FLOAT": "float32", "DOUBLE": "float64"}.get(name, name.lower())): name for name in TYPES}
+_TYPE_OF = {
+    np.dtype({"FLOAT": "float32", "DOUBLE": "float64"}.get(name, name.lower())): name
+    for name in TYPES
+    if name != "BFLOAT16"
+}
 
 
 class ProtobufMessage:
@@ -74,6 +80,10 @@ class ProtobufMessage:
         self.nbytes += of.nbytes
         return self
 
+    def encoded(self, fields: bytes) -> ProtobufMessage:
+        """Fields of another message, as they are there."""
+        return self._add(fields)
+
     def _add(self, chunk: bytes) -> ProtobufMessage:
         self._chunks.append(chunk)
         self.nbytes += len(chunk)
@@ -82,6 +92,11 @@ class ProtobufMessage:
     def joined(self) -> bytes:
         """All of it."""
         return b"".join(self._chunks)
+
+
+def lying_elsewhere(tensor: ProtobufMessage) -> ProtobufMessage:
+    """The message of a tensor of which ONNX Runtime gets the address."""
+    return tensor.message(13, ProtobufMessage().text(1, "location").text(2, "client")).integer(14, 1)
 
 
 def _varint(value: int) -> bytes:
@@ -145,7 +160,7 @@ class OrtWriter:
             message.integer(1, size)
         message.integer(2, TYPES[_TYPE_OF[array.dtype]]).text(8, name)
         if array.nbytes > SMALL:
-            message.message(13, ProtobufMessage().text(1, "location").text(2, "client")).integer(14, 1)
+            lying_elsewhere(message)
             self.weights.append((name, np.ascontiguousarray(array)))
         else:
             message.data(9, array.tobytes())

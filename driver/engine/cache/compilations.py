@@ -5,7 +5,8 @@ user. So nothing in them is trusted. The device keeps its own record (`records`)
 written, and uses what it reads only if that is what it wrote for this user and token, to the last byte:
 
 1. The lengths of the files are those of the record, so no client makes the device read more than it has written.
-2. The contents are read once, into private memory. Later changes of the files have no effect.
+2. The contents are read once, into private memory. Later changes of the files have no effect. A model that the client
+   has sent along, in memory that no process can change, is not read from its file.
 3. The keyed digest of that memory is the record's. What was verified is what is used.
 
 All files are verified alike, although the HAL allows data to be trusted more than code.
@@ -26,6 +27,7 @@ import os
 import stat
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakValueDictionary
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
 
     from driver.engine.cache.records import CacheRecord, CacheRecords
     from driver.interface import Device
+    from driver.protocol.model_memory import ModelBytes
 
 _log = logging.getLogger(__name__)
 _TOKEN_BYTES, _MOST_FILES = 32, 32
@@ -63,10 +66,18 @@ class Declined(Exception):
 class RestoredCompilation(NamedTuple):
     """A compilation that was read and verified."""
 
-    model: ModelMemory
+    model: ModelBytes
     where: tuple[int, int]
     saved: Saved
     digest: bytes  #: equal digests mean the same compilation
+    file: bytes  #: the digest of the file that the model is; b"" for others
+
+
+class SentModel(NamedTuple):
+    """A model that came with its cache files, and offset and length of its structure."""
+
+    region: ModelBytes
+    where: tuple[int, int]
 
 
 class CacheOwner(NamedTuple):
@@ -102,27 +113,41 @@ class VerifiedCache:
             raise InvalidArgument(f"token={token!r:.80}: must be {_TOKEN_BYTES} bytes")
         return given
 
-    def restored(self, owner: CacheOwner, counts: CacheFiles, fds: Sequence[int]) -> RestoredCompilation:
-        """Reads and verifies these files. Raises GeneralFailure."""
+    def restored(
+        self, owner: CacheOwner, counts: CacheFiles, fds: Sequence[int], sent: SentModel | None = None
+    ) -> RestoredCompilation:
+        """Reads and verifies these files. `sent`: the model, where the client has it. Raises GeneralFailure."""
         try:
             with _locked(fds, fcntl.LOCK_SH):
-                return self._read(owner, counts, fds)
+                return self._read(owner, counts, fds, sent)
         except (OSError, ValueError, Declined) as error:
             raise GeneralFailure(f"the device does not use the cache files: {error}") from error
 
-    def _read(self, owner: CacheOwner, counts: CacheFiles, fds: Sequence[int]) -> RestoredCompilation:
+    def _read(
+        self, owner: CacheOwner, counts: CacheFiles, fds: Sequence[int], sent: SentModel | None
+    ) -> RestoredCompilation:
         records = self._opened()
         record = records.get(*owner)
         if record is None or len(record.lengths) != len(fds):
             raise Declined("this version of the device has no record of writing them")
         _check_lengths(record, fds)
-        memory = PrivateMemory(record.sizes)
-        memory.fill(zip(fds, record.offsets, strict=True))
-        if records.digest(*owner, record.where, [array.data for array in memory.arrays]) != record.digest:
-            raise Declined("they have changed since the device wrote them")
-        *own, model = memory.arrays
+        if sent and (sent.region.nbytes, sent.where) != (record.sizes[-1], record.where):
+            raise Declined("they are of another model")
+        sources = list(zip(fds, record.offsets, strict=True))
+        memory = PrivateMemory(record.sizes[:-1] if sent else record.sizes)
+        if sent:
+            with ThreadPoolExecutor(1, "hashing") as thread:
+                hashing = thread.submit(records.digest_of_model, sent.region.asarray().data)
+                memory.fill(sources[:-1])
+            own, model, digest_of_model = memory.arrays, sent.region, hashing.result()
+        else:
+            memory.fill(sources)
+            *own, last = memory.arrays
+            model, digest_of_model = ModelMemory(last), records.digest_of_model(last.data)
+        if records.digest(*owner, record.where, [array.data for array in own], digest_of_model) != record.digest:
+            raise Declined("they have changed since the device wrote them, or are of another model")
         saved = Saved(own[: counts.model], own[counts.model :])
-        return RestoredCompilation(ModelMemory(model), record.where, saved, record.digest)
+        return RestoredCompilation(model, record.where, saved, record.digest, record.file)
 
     def saving(self, owner: CacheOwner, fds: Sequence[int]) -> CacheWriter:
         """A writer for these files, for now and later. The caller keeps the descriptors. Raises OSError, Declined."""
@@ -161,8 +186,11 @@ class CacheWriter:
         for fd in self._fds:
             os.close(fd)
 
-    def save(self, model: memoryview, where: tuple[int, int], saved: Saved) -> bytes:
-        """Writes model and saved contents; returns their digest. Raises Declined, OSError."""
+    def save(self, model: memoryview, where: tuple[int, int], saved: Saved, file: bytes = b"") -> bytes:
+        """Writes model and saved contents; returns their digest. `file`: the digest of the file that the model is.
+
+        Raises Declined, OSError.
+        """
         own: list[Any] = [*saved.model, *saved.data]
         contents = [*(memoryview(part).cast("B") for part in own), model]
         if len(contents) != len(self._fds):
@@ -173,8 +201,9 @@ class CacheWriter:
                 _write(fd, offset, content)
             sizes = tuple(content.nbytes for content in contents)
             lengths = tuple(offset + size for offset, size in zip(offsets, sizes, strict=True))
-            digest = self._records.digest(*self._owner, where, contents)
-            self._put(_record(where, offsets, sizes, lengths, digest))
+            digest_of_model = self._records.digest_of_model(model)
+            digest = self._records.digest(*self._owner, where, contents[:-1], digest_of_model)
+            self._put(_record(where, offsets, sizes, lengths, digest, file))
             return digest
 
     def _begun(self) -> tuple[int, ...]:
@@ -197,11 +226,16 @@ class CacheWriter:
 
 
 def _record(
-    where: tuple[int, int], offsets: tuple[int, ...], sizes: tuple[int, ...], lengths: tuple[int, ...], digest: bytes
+    where: tuple[int, int],
+    offsets: tuple[int, ...],
+    sizes: tuple[int, ...],
+    lengths: tuple[int, ...],
+    digest: bytes,
+    file: bytes,
 ) -> CacheRecord:
     from driver.engine.cache.records import CacheRecord
 
-    return CacheRecord(where, offsets, sizes, lengths, digest, grows=False)
+    return CacheRecord(where, offsets, sizes, lengths, digest, grows=False, file=file)
 
 
 def _check_access(fds: Sequence[int]) -> None:

@@ -39,6 +39,7 @@ class CacheRecord(NamedTuple):
     lengths: tuple[int, ...]  #: of the files
     digest: bytes  #: of the contents
     grows: bool  #: contents are being appended, or were when the device died
+    file: bytes  #: the digest of the file that the model is; b"" for others
 
 
 class CacheRecords:
@@ -66,8 +67,8 @@ class CacheRecords:
         """The record for this user's token, or None."""
         found = self._store.get(_name(uid, token))
         try:
-            where, offsets, sizes, lengths, digest, grows = msgpack.unpackb(found or b"\0", use_list=False)
-            return CacheRecord(where, offsets, sizes, lengths, digest, grows)
+            where, offsets, sizes, lengths, digest, grows, file = msgpack.unpackb(found or b"\0", use_list=False)
+            return CacheRecord(where, offsets, sizes, lengths, digest, grows, file)
         except _WRONG:
             return None
 
@@ -77,14 +78,21 @@ class CacheRecords:
         if not self._store.flush():
             raise OSError(f"{self._path}: cannot be written; see the log")
 
-    def digest(self, uid: int, token: bytes, where: tuple[int, int], contents: Iterable[memoryview]) -> bytes:
-        """The keyed digest of files with these contents. Only this account can compute it."""
-        parts = list(contents)
+    def digest(self, uid: int, token: bytes, where: tuple[int, int], own: Iterable[memoryview], model: bytes) -> bytes:
+        """The keyed digest of files with these contents: the device's own, and a model with that `digest_of_model`.
+
+        Only this account can compute it.
+        """
+        parts = list(own)
         hasher = blake3(key=self._key)
-        hasher.update(msgpack.packb([self._build, uid, token, where, [part.nbytes for part in parts]]))
+        hasher.update(msgpack.packb([self._build, uid, token, where, [part.nbytes for part in parts], model]))
         for part in parts:
             hasher.update(part)
         return hasher.digest()
+
+    def digest_of_model(self, model: memoryview) -> bytes:
+        """The keyed digest of a model's bytes. Releases the GIL meanwhile."""
+        return blake3(key=self._key).update(model).digest()
 
 
 def build(device: Device) -> str:

@@ -1,5 +1,1 @@
-"""ONNX model files (.onnx)."""
-
-from .reader import load, read
-
-__all__ = ["load", "read"]
+"""ONNX model files (.onnx): `reader` makes operations of them, `header` reads their inputs and outputs."""

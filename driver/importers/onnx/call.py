@@ -11,6 +11,7 @@ An operator between DequantizeLinear and QuantizeLinear is computed on the integ
 and zero point of its result. `call.code` is the code of a fused activation.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +20,7 @@ import numpy as np
 
 from driver.errors import ImportFailed
 from driver.importers.file_bytes import Array
+from driver.importers.transposes import MOST_DIMENSIONS
 from driver.nn import OPERATIONS, OperandType
 from driver.nn.builder import Value
 from driver.nn.calls import match_signature
@@ -74,7 +76,7 @@ class OnnxCall:
     def known(self, position: int) -> Shape:
         """The dimensions of input `position`, all of which must be known."""
         if 0 in self.shape(position):
-            raise ImportFailed(f"input {position}, {self.entry(position)}: {self.graph.shape_hint()}")
+            raise self.graph.unsized(f"input {position}, {self.entry(position)}: its sizes must be known")
         return self.shape(position)
 
     def value(self, position: int) -> Value:
@@ -118,7 +120,7 @@ class OnnxCall:
         if self.given(position):
             found = self.integers(position)
             if UNKNOWN in found or DERIVED in found:
-                raise ImportFailed(f"input {position} depends on an unknown dimension; {self.graph.shape_hint()}")
+                raise self.graph.unsized(f"input {position} depends on an unknown dimension")
             return found
         return self.node.integers(name)
 
@@ -131,14 +133,28 @@ class OnnxCall:
         entries = [self.entry(i) for i in range(len(self))]
         computed = [e for e in entries if e.array is None and (e.source is None or e.source.array is None)]
         rank = max((len(e.shape) for e in entries), default=0)
+        if rank > MOST_DIMENSIONS:
+            return self._with_fewer_dimensions(entries), False
         is_image = rank in (3, 4) and any(map(self.graph.is_image, computed))
         if is_image and all(len(e.shape) == rank for e in computed):
             return [self.graph.image(e, rank) for e in entries], True
         return [self.graph.plain(e) for e in entries], False
 
+    def _with_fewer_dimensions(self, entries: Sequence[ValueEntry]) -> list[Value]:
+        """Values of more than four dimensions, for an operation on their elements."""
+        fewer = fewer_dimensions(self.graph, [e.shape for e in entries])
+        return [
+            self.graph.reshape(self.graph.plain_squeezed(e), sizes) for e, sizes in zip(entries, fewer, strict=True)
+        ]
+
     def input_in_its_layout(self, position: int = 0) -> tuple[Value, bool]:
-        """Input `position` in the layout that it has, and whether that layout is channels-last."""
+        """Input `position` in the layout that it has, and whether that layout is channels-last.
+
+        With more than four dimensions it comes with fewer, its elements in the same order.
+        """
         entry = self.entry(position)
+        if len(entry.shape) > MOST_DIMENSIONS:
+            return self.graph.plain_squeezed(entry), False
         is_image = self.graph.is_image(entry)
         return (self.graph.image(entry) if is_image else self.graph.plain(entry)), is_image
 
@@ -167,7 +183,7 @@ class OnnxCall:
         source = inputs[signature.of]
         if not source.type.is_quantised:
             return {}
-        wish = Shaped(source.type, (), self.target.scale, self.target.zero_point)
+        wish = Shaped(source.base_type, (), self.target.scale, self.target.zero_point)
         scale, zero_point = OPERATIONS[kind].quantise(0, Shaped.of(source), wish)
         return {"scale": scale, "zero_point": zero_point}
 
@@ -185,7 +201,7 @@ class OnnxCall:
             value = self._requantised(value)
         dims = value.operand.dimensions
         if not dims:
-            raise ImportFailed(f"the dimensions of its result cannot be inferred; {self.graph.shape_hint()}")
+            raise self.graph.unsized("the dimensions of its result cannot be inferred")
         if shape is None:
             shape = _of_image(dims, rank) if is_image else dims
         operand = value.operand
@@ -237,6 +253,30 @@ def broadcast(*shapes: Shape) -> Shape:
     if any(len(set(sizes) - {0, 1}) > 1 for sizes in zip(*padded, strict=True)):
         raise ImportFailed(f"dimensions {', '.join(str(list(s)) for s in shapes[:3])} do not broadcast")
     return tuple(max(sizes) if 0 not in sizes or max(sizes) > 1 else 0 for sizes in zip(*padded, strict=True))
+
+
+def fewer_dimensions(graph: OnnxGraph, shapes: Sequence[Shape]) -> list[list[int]]:
+    """Shapes that broadcast, in four dimensions at most: neighbours are joined where each value has both of them in
+    full, or is repeated along both.
+    """
+    whole = broadcast(*shapes)
+    if 0 in whole:
+        raise graph.unsized(f"its result has dimensions {list(whole)}; the HAL takes at most {MOST_DIMENSIONS}")
+    padded = [(1,) * (len(whole) - len(shape)) + shape for shape in shapes]
+    runs: list[list[int]] = []
+    ways: list[tuple[bool, ...]] = []
+    for axis in (i for i, size in enumerate(whole) if size != 1):
+        way = tuple(shape[axis] == 1 for shape in padded)
+        if not ways or ways[-1] != way:
+            runs.append([])
+            ways.append(way)
+        runs[-1].append(axis)
+    if len(runs) > MOST_DIMENSIONS:
+        named = " and ".join(str(list(shape)) for shape in shapes[:3])
+        raise ImportFailed(
+            f"it combines dimensions {named}, which cannot be joined to the {MOST_DIMENSIONS} that the HAL takes"
+        )
+    return [[math.prod(shape[i] for i in run) for run in runs] or [1] for shape in padded]
 
 
 # ---- filters, matrices and biases in the layout and types that the HAL's products take -------------------------------

@@ -115,6 +115,9 @@ def bounds(call: OnnxCall) -> tuple[float | None, float | None]:
 
 def clip(call: OnnxCall) -> None:
     """RELU, RELU1 or RELU6 where the bounds match, else MAXIMUM and MINIMUM; the identity without bounds."""
+    if any(call.given(i) and call.entry(i).array is None for i in (1, 2)):
+        _clip_by_values(call)
+        return
     lower, upper = (None if bound is None or math.isinf(bound) else bound for bound in bounds(call))
     kinds: dict[object, str] = {(0.0, 6.0): "RELU6", (-1.0, 1.0): "RELU1", (0.0, None): "RELU"}
     kind = kinds.get((lower, upper))
@@ -127,6 +130,15 @@ def clip(call: OnnxCall) -> None:
         for name, bound in (("MAXIMUM", lower), ("MINIMUM", upper)):
             value = value if bound is None else call.emit(name, value, call.scalar(bound))
         _give(call, value, is_image)
+
+
+def _clip_by_values(call: OnnxCall) -> None:
+    """MAXIMUM and MINIMUM with bounds that are computed."""
+    value, is_image = call.input_in_its_layout()
+    for name, position in (("MAXIMUM", 1), ("MINIMUM", 2)):
+        if call.given(position):
+            value = call.emit(name, value, call.graph.reshape(call.value(position), (1,)))
+    _give(call, value, is_image)
 
 
 def leaky_relu(call: OnnxCall) -> None:
@@ -232,9 +244,7 @@ def _broadcast_entry(call: OnnxCall, entry: ValueEntry, wanted: Sequence[int]) -
         call.graph.charge(entry.array.itemsize * math.prod(wanted))
         array = np.ascontiguousarray(np.broadcast_to(entry.array, wanted))
         return call.graph.constant(ValueEntry(entry.name, entry.type, array.shape, array), array)
-    if entry.type == "BOOL" and entry.shape != wanted:
-        raise ImportFailed(f"{entry} must be repeated to {list(wanted)}, and the HAL cannot repeat booleans")
-    return spread(call, call.graph.plain(entry), entry.shape, tuple(wanted))
+    return spread(call, call.graph.plain_squeezed(entry), entry.shape, tuple(wanted))
 
 
 def cast(call: OnnxCall) -> None:
@@ -248,20 +258,16 @@ def cast(call: OnnxCall) -> None:
     if entry.type in (kind, "INT64" if kind == "INT32" else kind):
         identity(call)
         return
+    if entry.real is not None and kind == "FLOAT":
+        call.graph.alias(call.node.outputs[0], entry.real)
+        return
     value, is_image = call.input_in_its_layout()
     if kind == "BOOL":
         _give(call, call.emit("NOT_EQUAL", value, call.scalar(0)), is_image)
     elif entry.type == "BOOL":
-        _give(call, _from_boolean(call, value, kind), is_image)
+        dtype = {"FLOAT": np.float32, "INT32": np.int32}.get(kind, np.float16)
+        _give(call, call.graph.numbers(value, dtype), is_image)
     else:
         _give(
             call, call.emit("CAST", value, dtype={"INT32": "int32", "FLOAT": "float32"}.get(kind, "float16")), is_image
         )
-
-
-def _from_boolean(call: OnnxCall, value: Value, kind: str) -> Value:
-    dims, dtype = value.operand.dimensions, {"FLOAT": np.float32, "INT32": np.int32}.get(kind, np.float16)
-    if 0 in dims:
-        raise ImportFailed(f"cannot cast booleans of unknown shape: {call.graph.shape_hint()}")
-    call.graph.charge(8 * math.prod(dims))
-    return call.graph.cast(call.emit("SELECT", value, np.ones(dims, dtype), np.zeros(dims, dtype)))

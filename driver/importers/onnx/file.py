@@ -1,22 +1,22 @@
 """The content of an .onnx file as plain records; every length and size is checked before it is used.
 
-Weights may lie in other files: these are opened only below the folder of the .onnx file, and never through a symbolic
-link.
+Weights may lie in other files, which the loader has opened.
 """
 
+import contextlib
+import functools
 import math
-import os
-import stat
 import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
 
 from driver.errors import ImportFailed
-from driver.importers.file_bytes import Array, ByteBudget, FileBytes, map_descriptor
+from driver.importers.file_bytes import Array, FileBytes
+from driver.importers.header import HIGHEST_RANK, ExternalRange
+from driver.importers.obstacle import InputSizes
 
 # ---- protocol buffers ------------------------------------------------------------------------------------------------
 # Untrusted protocol buffers are read without unpacking them. The wire format is a sequence of fields: a number and a
@@ -175,13 +175,34 @@ def _signed(value: int) -> int:
 # ---- the schema ------------------------------------------------------------------------------------------------------
 
 FIELDS: dict[str, dict[str, int]] = {
-    "ModelProto": {"graph": 7, "opset_import": 8},
+    "ModelProto": {"graph": 7, "opset_import": 8, "metadata_props": 14, "functions": 25},
     "OperatorSetIdProto": {"domain": 1, "version": 2},
-    "GraphProto": {"node": 1, "initializer": 5, "input": 11, "output": 12, "sparse_initializer": 15},
+    "GraphProto": {"node": 1, "initializer": 5, "input": 11, "output": 12, "value_info": 13, "sparse_initializer": 15},
     "NodeProto": {"input": 1, "output": 2, "op_type": 4, "attribute": 5, "domain": 7},
-    "AttributeProto": {"name": 1, "f": 2, "i": 3, "s": 4, "t": 5, "floats": 7, "ints": 8, "strings": 9},
+    "AttributeProto": {
+        "name": 1,
+        "f": 2,
+        "i": 3,
+        "s": 4,
+        "t": 5,
+        "g": 6,
+        "floats": 7,
+        "ints": 8,
+        "strings": 9,
+        "tensors": 10,
+        "graphs": 11,
+        "sparse_tensor": 22,
+        "sparse_tensors": 23,
+    },
     "ValueInfoProto": {"name": 1, "type": 2},
-    "TypeProto": {"tensor_type": 1},
+    "TypeProto": {
+        "tensor_type": 1,
+        "sequence_type": 4,
+        "map_type": 5,
+        "opaque_type": 7,
+        "sparse_tensor_type": 8,
+        "optional_type": 9,
+    },
     "TypeProto.Tensor": {"elem_type": 1, "shape": 2},
     "TensorShapeProto": {"dim": 1},
     "TensorShapeProto.Dimension": {"dim_value": 1, "dim_param": 2},
@@ -199,9 +220,13 @@ FIELDS: dict[str, dict[str, int]] = {
         "external_data": 13,
         "data_location": 14,
     },
+    "SparseTensorProto": {"values": 1, "indices": 2},
+    "FunctionProto": {"node": 7},
 }
 """Field numbers of the schema, for the fields that the importer reads."""
-_MODEL, _SET, _GRAPH, _NODE, _ATTRIBUTE, _INFO, _TYPE, _TENSOR_TYPE, _SHAPE, _DIM, _ENTRY, _TENSOR = FIELDS.values()
+_MODEL, _SET, _GRAPH, _NODE, _ATTRIBUTE, _INFO, _TYPE, _TENSOR_TYPE, _SHAPE, _DIM, _ENTRY, _TENSOR = [*FIELDS.values()][
+    :12
+]
 TYPES = {
     1: "FLOAT",
     2: "UINT8",
@@ -231,7 +256,7 @@ DTYPES = {
     "UINT64": "<u8",
 }
 _MOST_NODES = 1 << 14
-_HIGHEST_RANK = 32
+_UNNAMED = frozenset(("?", "-1", "None"))
 _NAME = 64
 """Characters of a name that an error message shows."""
 
@@ -248,21 +273,21 @@ class OnnxTensor:
 
 @dataclass(frozen=True, slots=True)
 class Declared:
-    """An input or an output. shape: 0 where unknown; None when the file has none."""
+    """An input, an output, or a value in between."""
 
     name: str
     type: str
-    shape: tuple[int, ...] | None
-    symbols: tuple[str, ...]
+    sizes: InputSizes
 
 
 class OnnxNode:
     """One operator, its attributes by name."""
 
-    __slots__ = ("_attributes", "_file", "domain", "index", "inputs", "kind", "outputs")
+    __slots__ = ("_attributes", "_bodies", "_file", "domain", "index", "inputs", "kind", "outputs")
 
     def __init__(self, file: "OnnxFile", index: int, message: ProtoMessage) -> None:
         self._file, self.index = file, index
+        self._bodies: dict[str, OnnxBody | None] = {}
         self.inputs, self.outputs = message.texts(_NODE["input"]), message.texts(_NODE["output"])
         self.kind, self.domain = message.text(_NODE["op_type"])[:_NAME], message.text(_NODE["domain"])[:_NAME]
         attributes = message.messages(_NODE["attribute"])
@@ -303,54 +328,97 @@ class OnnxNode:
         """An attribute as a list of floats."""
         return self._attributes[name].reals(_ATTRIBUTE["floats"]).tolist() if name in self._attributes else []
 
+    def body(self, name: str) -> "OnnxBody | None":
+        """An attribute as a graph."""
+        if name not in self._bodies and name in self._attributes:
+            message = self._attributes[name].message(_ATTRIBUTE["g"])
+            self._bodies[name] = None if message is None else OnnxBody(self._file, message)
+        return self._bodies.get(name)
+
+    def bodies(self) -> "Iterator[OnnxBody]":
+        """The branches of an If; none of any other operator."""
+        names = ("then_branch", "else_branch") if self.kind == "If" else ()
+        return (body for name in names if (body := self.body(name)) is not None)
+
     def tensor(self, name: str) -> OnnxTensor | None:
         """An attribute as a constant."""
         message = self._attributes[name].message(_ATTRIBUTE["t"]) if name in self._attributes else None
         return None if message is None else self._file.tensor(message)
 
 
-class OnnxFile:
-    """The model: its graph, and the opset that it uses."""
+class OnnxBody:
+    """A graph of the file: the main one, or a branch of an If."""
 
-    def __init__(self, data: memoryview, folder: Path | None) -> None:
+    def __init__(self, file: "OnnxFile", message: ProtoMessage) -> None:
+        if message.has(_GRAPH["sparse_initializer"]):
+            raise ImportFailed("its weights are sparse; convert the model without sparsity")
+        self.file, self._message = file, message
+
+    @functools.cached_property
+    def nodes(self) -> list[OnnxNode]:
+        """The operators in execution order."""
+        spans = self._message.spans(_GRAPH["node"])
+        self.file.count_nodes(len(spans))
+        return [OnnxNode(self.file, i, ProtoMessage(self.file.bytes, *span)) for i, span in enumerate(spans)]
+
+    def empty(self) -> "OnnxBody":
+        """A graph without operators."""
+        return OnnxBody(self.file, ProtoMessage(self.file.bytes, 0, 0))
+
+    def inputs(self) -> list[Declared]:
+        """The inputs, some of which may have an initializer."""
+        return [_declared(message) for message in self._message.messages(_GRAPH["input"])]
+
+    def outputs(self) -> list[str]:
+        """The names of the outputs."""
+        return [message.text(_INFO["name"]) for message in self._message.messages(_GRAPH["output"])]
+
+    @functools.cached_property
+    def declared(self) -> dict[str, Declared]:
+        """What the file says about outputs and the values in between; left out where it says nothing of use."""
+        found = {}
+        for field in ("value_info", "output"):
+            for message in self._message.messages(_GRAPH[field]):
+                with contextlib.suppress(ImportFailed):
+                    info = _declared(message)
+                    found[info.name] = info
+        return found
+
+    def initializers(self) -> Iterator[OnnxTensor]:
+        """The constants of the graph."""
+        return map(self.file.tensor, self._message.messages(_GRAPH["initializer"]))
+
+
+class OnnxFile:
+    """The model: its main graph, and the opset that it uses."""
+
+    def __init__(self, data: memoryview, external: Mapping[str, Array]) -> None:
         self.bytes = ProtoBytes(data)
-        self._neighbours = ExternalData(folder, self.bytes.makes)
+        for beside in external.values():
+            self.bytes.makes.extend(8 * beside.size)
+        self._external = external
+        self._nodes = 0
         model = ProtoMessage(self.bytes)
         graph = model.message(_MODEL["graph"])
         if graph is None:
             raise ImportFailed("not an .onnx file, or damaged: it has no graph")
         sets = {s.text(_SET["domain"]): s.integer(_SET["version"]) for s in model.messages(_MODEL["opset_import"])}
         self.opset = sets.get("", sets.get("ai.onnx", 1))
-        if graph.has(_GRAPH["sparse_initializer"]):
-            raise ImportFailed("its weights are sparse; convert the model without sparsity")
-        self._graph = graph
+        self.main = OnnxBody(self, graph)
 
-    def nodes(self) -> list[OnnxNode]:
-        """The operators in execution order."""
-        spans = self._graph.spans(_GRAPH["node"])
-        if len(spans) > _MOST_NODES:
+    def count_nodes(self, count: int) -> None:
+        """Charge operators to the limit for the file."""
+        self._nodes += count
+        if self._nodes > _MOST_NODES:
             raise ImportFailed(f"more than {_MOST_NODES} operators")
-        return [OnnxNode(self, i, ProtoMessage(self.bytes, *span)) for i, span in enumerate(spans)]
-
-    def inputs(self) -> list[Declared]:
-        """The inputs, some of which may have an initializer."""
-        return [_declared(message) for message in self._graph.messages(_GRAPH["input"])]
-
-    def outputs(self) -> list[str]:
-        """The names of the outputs."""
-        return [message.text(_INFO["name"]) for message in self._graph.messages(_GRAPH["output"])]
-
-    def initializers(self) -> Iterator[OnnxTensor]:
-        """The constants of the graph."""
-        return map(self.tensor, self._graph.messages(_GRAPH["initializer"]))
 
     def tensor(self, message: ProtoMessage) -> OnnxTensor:
         """One constant; its values are a view of the file where they are stored raw."""
         name = message.text(_TENSOR["name"])
         kind = _type(message.integer(_TENSOR["data_type"]), f"tensor {name[:_NAME]!r}")
         shape = tuple(int(d) for d in message.integers(_TENSOR["dims"]))
-        if len(shape) > _HIGHEST_RANK or any(d < 0 for d in shape):
-            raise ImportFailed(f"tensor {name[:_NAME]!r}: dimensions {list(shape)[:_HIGHEST_RANK]} are invalid")
+        if len(shape) > HIGHEST_RANK or any(d < 0 for d in shape):
+            raise ImportFailed(f"tensor {name[:_NAME]!r}: dimensions {list(shape)[:HIGHEST_RANK]} are invalid")
         data, offset = self._values(message, kind)
         dtype = np.dtype(DTYPES[kind])
         if data.nbytes != math.prod(shape) * dtype.itemsize:
@@ -363,12 +431,19 @@ class OnnxFile:
         if message.integer(_TENSOR["data_location"]) == 1:
             entries = message.messages(_TENSOR["external_data"])
             words = {entry.text(_ENTRY["key"]): entry.text(_ENTRY["value"]) for entry in entries}
-            return self._neighbours.part(words), None
+            return self._part_beside(external_range(message.text(_TENSOR["name"]), words)), None
         if spans := message.spans(_TENSOR["raw_data"]):
             start, end = spans[-1]
             self.bytes.reads.charge(end - start)
             return self.bytes.part(start, end - start), start
         return self._numbers(message, kind).view(np.uint8), None
+
+    def _part_beside(self, place: ExternalRange) -> Array:
+        """The values of a constant that lie in another file."""
+        if place.name not in self._external:
+            raise ImportFailed(f"its weights lie in {place.name[:_NAME]!r}, which was not loaded with it")
+        data = self._external[place.name]
+        return data[slice(*place.check(data.size))]
 
     def _numbers(self, message: ProtoMessage, kind: str) -> Array:
         if kind == "FLOAT":
@@ -394,62 +469,25 @@ def _declared(message: ProtoMessage) -> Declared:
     if tensor is None:
         raise ImportFailed(f"input {name[:_NAME]!r} is not a tensor")
     word = _type(tensor.integer(_TENSOR_TYPE["elem_type"]), f"input {name[:_NAME]!r}")
+    return Declared(name, word, declared_sizes(tensor, f"input {name[:_NAME]!r}"))
+
+
+def declared_sizes(tensor: ProtoMessage, where: str) -> InputSizes:
+    """The sizes of a `TypeProto.Tensor`. Exporters write an open size without a name as -1, "?" or "None", too."""
     shape = tensor.message(_TENSOR_TYPE["shape"])
     if shape is None:
-        return Declared(name, word, None, ())
+        return InputSizes(None)
     dims: list[Any] = [(d.integer(_DIM["dim_value"]), d.text(_DIM["dim_param"])) for d in shape.messages(_SHAPE["dim"])]
-    if len(dims) > _HIGHEST_RANK or any(not 0 <= size < 2**31 for size, _ in dims):
-        raise ImportFailed(f"input {name[:_NAME]!r}: dimensions {[d for d, _ in dims][:_HIGHEST_RANK]} are invalid")
-    symbols = tuple(symbol or f"dimension {i}" for i, (size, symbol) in enumerate(dims) if not size)
-    return Declared(name, word, tuple(size for size, _ in dims), symbols)
+    if len(dims) > HIGHEST_RANK or any(size >= 2**31 for size, _ in dims):
+        raise ImportFailed(f"{where}: dimensions {[size for size, _ in dims][:HIGHEST_RANK]} are invalid")
+    symbols = tuple("" if size > 0 or symbol in _UNNAMED else symbol for size, symbol in dims)
+    return InputSizes(tuple(max(size, 0) for size, _ in dims), symbols)
 
 
-_MOST_FILES = 256
-_DEEPEST = 8
-
-
-class ExternalData:
-    """The files of one folder, each mapped on first use. makes: a budget that grows with their size."""
-
-    def __init__(self, folder: Path | None, makes: ByteBudget) -> None:
-        self._folder, self._makes = folder, makes
-        self._files: dict[str, Array] = {}
-
-    def part(self, words: Mapping[str, str]) -> Array:
-        """The bytes that `location`, `offset` and `length` name."""
-        name = words.get("location", "")
-        data = self._file(name)
-        start = _number(words.get("offset", "0"))
-        length = _number(words["length"]) if "length" in words else data.size - start
-        if start > data.size or length < 0 or length > data.size - start:
-            raise ImportFailed(f"{length} bytes at {start} lie outside the {data.size} bytes of {name[:64]!r}")
-        return data[start : start + length]
-
-    def _file(self, name: str) -> Array:
-        if name not in self._files:
-            if len(self._files) >= _MOST_FILES:
-                raise ImportFailed(f"its weights lie in more than {_MOST_FILES} files")
-            self._files[name] = self._open(name)
-            self._makes.extend(8 * self._files[name].size)
-        return self._files[name]
-
-    def _open(self, name: str) -> Array:
-        parts = PurePosixPath(name).parts
-        if self._folder is None or not 0 < len(parts) <= _DEEPEST or ".." in parts or parts[0] == "/" or "\0" in name:
-            raise ImportFailed(f"its weights lie in {name[:64]!r}, which is not a file below the folder of the model")
-        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
-        opened = [os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)]
-        try:
-            for part in parts:
-                opened.append(os.open(part, flags, dir_fd=opened[-1]))
-            if not stat.S_ISREG(os.fstat(opened[-1]).st_mode):
-                raise ImportFailed(f"its weights lie in {name[:64]!r}, which is not a regular file")
-            return np.frombuffer(map_descriptor(opened[-1], name[:64]), np.uint8)
-        except OSError as error:
-            raise ImportFailed(f"its weights lie in {name[:64]!r}, which cannot be opened: {error.strerror}") from None
-        finally:
-            for descriptor in opened:
-                os.close(descriptor)
+def external_range(tensor: str, words: Mapping[str, str]) -> ExternalRange:
+    """Where the values of a tensor lie, from the entries of its `external_data`."""
+    length = _number(words["length"]) if "length" in words else None
+    return ExternalRange(tensor, words.get("location", ""), _number(words.get("offset", "0")), length)
 
 
 def _number(text: str) -> int:

@@ -6,18 +6,22 @@ operators take whichever exists. All others read `plain`. So a network is transp
 end. A value of rank 3 is an image of height 1; one of rank 0 becomes one element of rank 1.
 """
 
-from collections.abc import Iterable, Sequence
+import contextlib
+import math
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
-from driver.errors import ImportFailed
-from driver.importers.file_bytes import Array
+from driver.errors import ImportFailed, InvalidModel
+from driver.importers.file_bytes import Array, BudgetSpent
+from driver.importers.obstacle import Consequence, InputSizes, remedy_of
+from driver.importers.transposes import MOST_DIMENSIONS
 from driver.nn import Model, ModelBuilder, OperandLifeTime, OperandType, Subgraph
 from driver.nn.builder import Value
 
-from .file import Declared, OnnxFile, OnnxTensor
+from .file import Declared, OnnxBody, OnnxFile, OnnxTensor
 
 HAL_TYPES = {
     "FLOAT": OperandType.TENSOR_FLOAT32,
@@ -31,7 +35,7 @@ HAL_TYPES = {
 FLOATS, INTEGERS, BYTES = ("FLOAT", "FLOAT16"), ("INT32", "INT64"), ("UINT8", "INT8")
 UNKNOWN, DERIVED = -(2**40), -(2**40) - 1
 """Markers in the values of shapes: an unknown size, and a value computed from one."""
-_HIGHEST_RANK = 4
+_HALF = np.array([1 << 16], np.int32)
 _MOST_OPERATIONS = 1 << 15
 """Limit for the model: one operator can become thousands."""
 Shape = tuple[int, ...]
@@ -43,6 +47,7 @@ class ValueEntry:
 
     shape: 0 where unknown. array: of a constant; offset: its position in the file.
     scales, zero_points, axis: quantisation of 8-bit (or bias) integers. source: the quantised value it was read from.
+    real: of integers that exist as floats only, those floats.
     """
 
     name: str
@@ -56,25 +61,59 @@ class ValueEntry:
     zero_points: tuple[int, ...] = ()
     axis: int = 0
     source: "ValueEntry | None" = None
+    real: "ValueEntry | None" = None
     forms: dict[Any, Value] = field(default_factory=dict)
 
     def __str__(self) -> str:
         return f"{self.name[:64]!r} ({self.type} {list(self.shape)})"
 
 
-class OnnxGraph:
-    """The values by name, and the model under construction."""
+class Shared:
+    """What a graph and the branches in it have in common: the file, the inputs, and the limit of operations."""
 
     def __init__(self, file: OnnxFile) -> None:
-        self.file, self.builder = file, ModelBuilder()
-        self.entries: dict[str, ValueEntry] = {}
-        self.symbols: set[str] = set()
-        self._names: dict[int, str] = {}
-        self._places: dict[int, tuple[int, int]] = {}
-        self._inputs: list[tuple[Value, str]] = []
+        self.file, self.inputs = file, dict[str, InputSizes]()
         self._operations = 0
-        for tensor in file.initializers():
+
+    def count(self) -> None:
+        """Charge one operation to the limit."""
+        self._operations += 1
+        if self._operations > _MOST_OPERATIONS:
+            raise BudgetSpent(f"more than {_MOST_OPERATIONS} operations")
+
+    @property
+    def symbols(self) -> set[str]:
+        """The sizes that the inputs leave open, by name; one without a name has a name of its own here."""
+        return {
+            declared.symbols[i] or f"{name} {i}"
+            for name, declared in self.inputs.items()
+            for i, size in enumerate(declared.shape or ())
+            if not size
+        }
+
+
+class OnnxGraph:
+    """The values by name, and the model under construction.
+
+    outer: the graph around a branch. Its values can be read here: as they are when the branch is the only one that can
+    run and has the same builder, else as inputs of the branch (`captures`: the value outside, and the one here).
+    """
+
+    def __init__(self, shared: Shared, body: OnnxBody, outer: "OnnxGraph | None" = None, *, apart: bool = True) -> None:
+        self.shared, self.file, self.body, self.outer = shared, shared.file, body, outer
+        self.builder: ModelBuilder = ModelBuilder() if outer is None or apart else outer.builder
+        self.entries: dict[str, ValueEntry] = {}
+        self.broken: set[str] = set()
+        self.captures: list[tuple[Value, Value]] = []
+        self._names: dict[int, str] = {} if outer is None or apart else outer._names
+        self._places: dict[int, tuple[int, int]] = {} if outer is None or apart else outer._places
+        self._inputs: list[tuple[Value, str]] = []
+        for tensor in body.initializers():
             self.define(tensor)
+
+    def apart(self) -> "OnnxGraph":
+        """A graph of its own that can read the values of this one."""
+        return OnnxGraph(self.shared, self.body.empty(), self)
 
     def define(self, tensor: OnnxTensor) -> None:
         """Add a constant of the file."""
@@ -86,22 +125,54 @@ class OnnxGraph:
             return
         if info.type not in HAL_TYPES:
             raise ImportFailed(f"input {info.name[:64]!r} is of {info.type}, which is not a type of the HAL")
-        if info.shape is None:
-            raise ImportFailed(f"input {info.name[:64]!r} has no shape; export the model with one")
+        shape = info.sizes.shape
+        if shape is None:
+            raise self.unsized(f"input {info.name[:64]!r} has no shape")
         kind = HAL_TYPES[info.type]
         more: dict[str, Any] = {"scale": scale, "zero_point": zero_point} if kind.is_quantised else {}
-        value = self.builder.input(kind, info.shape or (1,), **more)
+        value = self.builder.input(kind, shape or (1,), **more)
         scales, zero_points = ((scale,), (zero_point,)) if more else ((), ())
-        entry = ValueEntry(info.name, info.type, info.shape, plain=value, scales=scales, zero_points=zero_points)
-        self.entries[info.name] = entry
-        self.symbols |= set(info.symbols)
+        self.entries[info.name] = ValueEntry(
+            info.name, info.type, shape, plain=value, scales=scales, zero_points=zero_points
+        )
         self._inputs.append((value, info.name))
 
     def entry(self, name: str) -> ValueEntry:
-        """Look up a value by name."""
+        """Look up a value by name, here and in the graphs around this one."""
+        if name not in self.entries and self.outer is not None and name not in self.broken:
+            found = self.outer.entry(name)
+            if self.builder is self.outer.builder:
+                return found
+            self.entries[name] = self._captured(found)
+        if name in self.broken:
+            raise Consequence(f"{name[:64]!r} is the result of an operator that cannot be imported")
         if name not in self.entries:
             raise ImportFailed(f"nothing gives {name[:64]!r} a value before it is read")
         return self.entries[name]
+
+    def find(self, name: str) -> ValueEntry | None:
+        """As `entry`; None where there is no such value."""
+        try:
+            return self.entry(name)
+        except ImportFailed:
+            return None
+
+    def _captured(self, found: ValueEntry) -> ValueEntry:
+        """A value of the graph around this branch: a constant as it is, and any other as an input of the branch."""
+        copy = replace(found, plain=None, image=None, forms={})
+        if found.source is not None:
+            copy.source = self._captured(found.source)
+        elif found.real is not None:
+            copy.real = self._captured(found.real)
+        elif found.array is None:
+            assert self.outer is not None
+            value = self.outer.plain_squeezed(found)
+            o = value.operand
+            more: dict[str, Any] = {"scale": o.scale, "zero_point": o.zero_point} if o.type.is_quantised else {}
+            copy.plain = self.builder.input(o.type, o.dimensions, **more)
+            self._names[copy.plain.index] = found.name
+            self.captures.append((value, copy.plain))
+        return copy
 
     def bind(self, entry: ValueEntry) -> None:
         """Add a value that an operator computes."""
@@ -109,6 +180,19 @@ class OnnxGraph:
         for value in (entry.plain, entry.image):
             if value is not None:
                 self._names.setdefault(value.index, entry.name)
+
+    def give_up(self, name: str, info: Declared | None) -> None:
+        """Go on without the operator that gives `name`: as an input where the file declares all of it, else without.
+
+        For finding further obstacles; the model is not built.
+        """
+        if name in self.entries:
+            return
+        if info is not None and info.type in FLOATS and info.sizes.shape is not None and 0 not in info.sizes.shape:
+            with contextlib.suppress(InvalidModel):
+                self.declare(replace(info, name=name), 1.0, 0)
+                return
+        self.broken.add(name)
 
     def charge(self, nbytes: int) -> None:
         """Charge `nbytes` to the budget for data made from the file."""
@@ -125,14 +209,24 @@ class OnnxGraph:
     def plain(self, entry: ValueEntry) -> Value:
         """The operand of a value in the layout of the file."""
         value = self.plain_squeezed(entry)
-        if len(entry.shape) > _HIGHEST_RANK and len(value.operand.dimensions) != len(entry.shape):
+        if len(entry.shape) <= MOST_DIMENSIONS or value.operand.dimensions == entry.shape:
+            return value
+        fewer = [d for d in entry.shape if d != 1] or [1]
+        if len(fewer) > MOST_DIMENSIONS:
             raise ImportFailed(f"{entry}: the HAL takes at most 4 dimensions here")
+        value = self.reshape(value, fewer)
+        for place in _inserted(fewer, entry.shape):
+            value = self.cast(self.operation("EXPAND_DIMS", value, place))
         return value
 
     def plain_squeezed(self, entry: ValueEntry) -> Value:
-        """As `plain`, but without dimensions of size 1 when the value has more than four dimensions."""
+        """As `plain`, but with fewer dimensions when the value has more than four; its elements have their order."""
         if entry.plain is None and entry.array is None:
             self.derive(entry)
+        if entry.plain is None and entry.real is not None:
+            if entry.type not in INTEGERS:
+                raise ImportFailed(f"{entry} has a scale that is computed; only MatMulInteger and ConvInteger read it")
+            entry.plain = self.cast(self.operation("CAST", self.plain_squeezed(entry.real), dtype="int32"))
         if entry.plain is None:
             entry.plain = self._from_image(entry) if entry.array is None else self.constant(entry, entry.array)
         return entry.plain
@@ -201,14 +295,24 @@ class OnnxGraph:
 
     def operation(self, kind: str, *arguments: Any, **asked: Any) -> Any:
         """Add an operation and return its result or results."""
-        self._operations += 1
-        if self._operations > _MOST_OPERATIONS:
-            raise ImportFailed(f"more than {_MOST_OPERATIONS} operations")
+        self.shared.count()
         return self.builder.operation(kind, *arguments, **asked)
 
     def transpose(self, value: Value, order: Sequence[int]) -> Value:
         """Add a TRANSPOSE."""
-        return self.cast(self.operation("TRANSPOSE", value, np.array(order, np.int32)))
+        turned = np.array(order, np.int32)
+        return self.moved(value, lambda v: self.cast(self.operation("TRANSPOSE", v, turned)))
+
+    def joined(self, values: Sequence[Value], axis: int) -> Value:
+        """Add a CONCATENATION. The HAL has none of integers and booleans; they are joined as floats."""
+        kind = values[0].operand.type
+        if kind not in (OperandType.TENSOR_INT32, OperandType.TENSOR_BOOL8):
+            return self.cast(self.operation("CONCATENATION", *values, axis))
+        if kind == OperandType.TENSOR_BOOL8:
+            whole = self.joined([self.numbers(value) for value in values], axis)
+            return self.cast(self.operation("NOT_EQUAL", whole, np.zeros(1, np.float32)))
+        high, low = zip(*(self._halves(value) for value in values), strict=True)
+        return self._whole(self.joined(high, axis), self.joined(low, axis))
 
     def cast(self, value: Any) -> Value:
         """Narrow the result of an operation with one output to `Value`."""
@@ -220,23 +324,75 @@ class OnnxGraph:
         sizes = [d or -1 for d in shape] or [1]
         if tuple(sizes) == value.operand.dimensions:
             return value
+        held = value.operand
+        if held.value is not None and held.channel_quant is None and sizes.count(-1) <= 1:
+            try:
+                array = held.value.reshape(sizes)
+                return self.builder.constant(array, dtype=held.type, scale=held.scale, zero_point=held.zero_point)
+            except ValueError:
+                raise ImportFailed(f"cannot reshape a constant of {list(held.dimensions)} to {sizes}") from None
         if value.operand.type == OperandType.TENSOR_INT32 and (places := _inserted(value.operand.dimensions, sizes)):
             for place in places:
                 value = self.cast(self.operation("EXPAND_DIMS", value, place))
             return value
-        if sizes.count(-1) > 1 or len(sizes) > _HIGHEST_RANK:
-            raise ImportFailed(f"cannot reshape to {sizes}: {self.shape_hint()}")
-        return self.cast(self.operation("RESHAPE", value, np.array(sizes, np.int32)))
+        if len(sizes) > MOST_DIMENSIONS:
+            raise ImportFailed(f"it has {len(sizes)} dimensions, {sizes}; the HAL takes at most {MOST_DIMENSIONS} here")
+        if sizes.count(-1) > 1:
+            raise self.unsized(f"cannot reshape to {sizes}: more than one size is open")
+        return self.moved(value, lambda v: self.cast(self.operation("RESHAPE", v, np.array(sizes, np.int32))))
 
-    def shape_hint(self) -> str:
-        """The remedy to add to an error message about a shape."""
-        named = ", ".join(sorted(self.symbols)[:4])
-        return f"give {named} a fixed size" if named else "the HAL takes at most 4 dimensions here"
+    def moved(self, value: Value, move: Callable[[Value], Value], *, integers: bool = False) -> Value:
+        """`move` the elements of a value of any type; the HAL moves most ways only floats and 8-bit integers.
+
+        Booleans are moved as 0 and 1. 32-bit integers are moved as two halves of 16 bits, which are exact as floats.
+        integers: the HAL moves those too.
+        """
+        kind = value.operand.type
+        if kind == OperandType.TENSOR_BOOL8:
+            return self.cast(self.operation("NOT_EQUAL", move(self.numbers(value)), np.zeros(1, np.float32)))
+        if kind != OperandType.TENSOR_INT32 or integers:
+            return move(value)
+        high, low = self._halves(value)
+        return self._whole(move(high), move(low))
+
+    def _halves(self, value: Value) -> tuple[Value, Value]:
+        """The high and the low 16 bits of integers, as floats."""
+        high = self.operation("DIV", value, _HALF, 0)  # rounds towards minus infinity: the low half is never negative
+        low = self.operation("SUB", value, self.operation("MUL", high, _HALF, 0), 0)
+        high, low = (self.operation("CAST", half, dtype="float32") for half in (high, low))
+        return self.cast(high), self.cast(low)
+
+    def _whole(self, high: Value, low: Value) -> Value:
+        """Integers of two halves."""
+        high, low = (self.cast(self.operation("CAST", half, dtype="int32")) for half in (high, low))
+        return self.cast(self.operation("ADD", self.operation("MUL", high, _HALF, 0), low, 0))
+
+    def numbers(self, value: Value, dtype: Any = np.float32) -> Value:
+        """Booleans as 1 and 0."""
+        dims = value.operand.dimensions
+        if not dims or 0 in dims:
+            raise self.unsized(f"booleans of dimensions {list(dims)} become numbers only when all sizes are known")
+        if value.operand.value is not None:
+            return self.builder.constant(value.operand.value.astype(dtype))
+        self.charge(8 * math.prod(dims))
+        return self.cast(self.operation("SELECT", value, np.ones(dims, dtype), np.zeros(dims, dtype)))
+
+    def unsized(self, reason: str) -> ImportFailed:
+        """The error for an operator that needs sizes which the file leaves open; it tells how to fix them."""
+        return ImportFailed(reason, remedy=remedy_of(self.shared.inputs))
+
+    def check_known(self, entry: ValueEntry) -> None:
+        """Raise `ImportFailed` for a constant that depends on a size which the file leaves open."""
+        if entry.array is not None and is_open(entry.array):
+            raise self.unsized(f"{entry} depends on a dimension of unknown size")
 
     def constant(self, entry: ValueEntry, array: Array) -> Value:
         """Add `array` as a constant with the type and quantisation of `entry`."""
+        self.check_known(entry)
         if entry.type not in HAL_TYPES:
             raise ImportFailed(f"{entry}: the HAL has no tensors of this type")
+        if not array.size:
+            raise ImportFailed(f"{entry} is empty; the HAL has no tensors without elements")
         kind, is_own = HAL_TYPES[entry.type], array is entry.array  # the bytes of the file, unchanged
         array = array.reshape(array.shape or (1,))
         if entry.type == "INT64":
@@ -264,13 +420,17 @@ class OnnxGraph:
         for name in outputs:
             value = self.plain(self.entry(name))
             if value.operand.lifetime != OperandLifeTime.TEMPORARY_VARIABLE or value.index in taken:
-                value = self.cast(self.operation("CAST", value))
+                value = self.copy(value)
             taken.add(value.index)
             names[value.index] = name
             self.builder.output(value)
         names |= {value.index: name for value, name in self._inputs}
         model = self.builder.build()
         return Model(self._named(model.main, names), model.referenced, relaxed=model.relaxed)
+
+    def copy(self, value: Value) -> Value:
+        """The same elements as the result of an operation."""
+        return self.cast(self.operation("CAST", value))
 
     def _named(self, graph: Subgraph, names: dict[int, str]) -> Subgraph:
         operands = list(graph.operands)
@@ -297,6 +457,11 @@ def _inserted(source: Sequence[int], target: Sequence[int]) -> list[int]:
         else:
             return []
     return [] if rest else places
+
+
+def is_open(array: Array) -> bool:
+    """Whether there are unknown sizes among these values of shapes."""
+    return array.dtype == np.int64 and bool(np.isin(array, (UNKNOWN, DERIVED)).any())
 
 
 def small(array: Array, where: str) -> Array:

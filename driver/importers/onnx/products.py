@@ -12,7 +12,7 @@ from driver.nn.builder import Value
 from .call import Convert, OnnxCall, axis_of, bias, broadcast, filters
 from .elements import require_floats
 from .graph import Shape, ValueEntry
-from .shapes import IMAGE_AXES, spread
+from .shapes import IMAGE_AXES, collapsed, give_shaped, picked, spread
 
 _MOST_PRODUCTS = 256
 """Limit of matrix products that one batched MatMul is split into."""
@@ -135,6 +135,10 @@ def softmax(kind: str) -> Convert:
             result = call.emit(kind, flat, 1.0, *((1,) if kind == "LOG_SOFTMAX" else ()))
             call.give(call.graph.reshape(result, shape), shape=shape)
             return
+        if len(shape) > 4:
+            flat = collapsed(call, 0, axis)
+            give_shaped(call, call.emit(kind, flat, 1.0, 1), shape)
+            return
         value, is_image = call.input_in_its_layout()
         place = IMAGE_AXES[len(shape)][axis] if is_image else axis
         is_last = place == len(value.operand.dimensions) - 1 and kind == "SOFTMAX"
@@ -180,7 +184,7 @@ def group_norm(call: OnnxCall) -> None:
     shape, groups = call.shape(0, 4), call.node.integer("num_groups")
     channels, pixels = shape[1], math.prod(shape[2:])
     if groups < 1 or not pixels or not channels or channels % groups:
-        raise ImportFailed(f"{groups} groups of {channels} channels; {call.graph.shape_hint()}")
+        raise call.graph.unsized(f"{groups} groups of {channels} channels")
     factor, offset = (np.asarray(call.weights(i).array) for i in (1, 2))
     call.graph.charge(8 * channels)
     if factor.shape == (groups,):  # before opset 21
@@ -227,6 +231,14 @@ def reduce(kind: str, before: str | None = None, after: str | None = None) -> Co
             raise ImportFailed("noop_with_empty_axes is not supported")
         named = sorted({axis_of(a, len(shape)) for a in axes or range(len(shape))})
         keep = bool(call.node.integer("keepdims", 1))
+        result = tuple(1 if i in named else d for i, d in enumerate(shape) if keep or i not in named)
+        if len(shape) > 4 and named == list(range(named[0], named[-1] + 1)):
+            value = _mapped(call, before, collapsed(call, 0, named[0], len(named)))
+            value = call.emit(kind, value, np.array([1], np.int32), 0 if kind == "MEAN" else False)
+            give_shaped(call, call.emit(after, value) if after else value, result)
+            return
+        if len(shape) > 4:
+            raise ImportFailed(f"input 0, {call.entry(0)}: along apart dimensions, the HAL takes at most 4")
         value, is_image = call.input_in_its_layout()
         if is_image and not keep and named != list(range(2, len(shape))):
             value, is_image = call.value(0), False
@@ -234,15 +246,18 @@ def reduce(kind: str, before: str | None = None, after: str | None = None) -> Co
         along = np.array(
             [place[a] for a in named] + ([1] if is_image and not keep and len(shape) == 3 else []), np.int32
         )
-        if before:
-            value = call.emit("MUL", value, value, 0) if before == "SQUARE" else call.emit(before, value)
+        value = _mapped(call, before, value)
         if named:
             value = call.emit(kind, value, along, int(keep) if kind == "MEAN" else keep)
         value = call.emit(after, value) if after else value
-        result = tuple(1 if i in named else d for i, d in enumerate(shape) if keep or i not in named)
         call.give(value, shape=result, is_image=is_image and keep)
 
     return convert
+
+
+def _mapped(call: OnnxCall, kind: str | None, value: Value) -> Any:
+    """SQUARE or ABS of each element; the value itself without."""
+    return value if kind is None else call.emit("MUL", value, value, 0) if kind == "SQUARE" else call.emit(kind, value)
 
 
 def arg(kind: str) -> Convert:
@@ -262,13 +277,20 @@ def arg(kind: str) -> Convert:
 
 
 def top_k(call: OnnxCall) -> None:
-    """TOPK_V2 along the last dimension; for the smallest, the input is negated."""
+    """TOPK_V2 along the last dimension; for the smallest, the input is negated.
+
+    Of equal elements the HAL takes the last first, and ONNX the first: so their order is turned before, and the indices
+    after.
+    """
     shape = call.shape(0)
     axis = call.axis(-1, len(shape))
     count = call.integers(1)[0] if call.given(1) and call.number(1) > 0 else call.node.integer("k")
     if axis != len(shape) - 1:
         raise ImportFailed(f"axis {axis} of {len(shape)} dimensions; the HAL sorts along the last one only")
     is_largest, value = call.node.integer("largest", 1), call.value(0)
-    values, indices = call.emit("TOPK_V2", value if is_largest else call.emit("NEG", value), count)
+    value, size = value if is_largest else call.emit("NEG", value), call.known(0)[axis]
+    call.graph.charge(4 * size)
+    turned = picked(call, value, axis, np.arange(size, dtype=np.int32)[::-1])
+    values, indices = call.emit("TOPK_V2", turned, count)
     call.give(values if is_largest else call.emit("NEG", values))
-    call.give(indices, at=1)
+    call.give(call.emit("SUB", np.array([size - 1], np.int32), indices, 0), at=1)

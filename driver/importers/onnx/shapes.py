@@ -1,20 +1,24 @@
 """Operators that move data, and shape inference at load time.
 
-A value of more than four dimensions is stored without those of size 1; it can be reshaped, transposed and split.
+A value of more than four dimensions is stored in fewer, its elements in the same order: without dimensions of size 1,
+or with some joined. An operator along one of its axes joins those before the axis, and those behind it.
 """
 
 import math
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 
 from driver.errors import ImportFailed
+from driver.importers.file_bytes import Array
+from driver.importers.transposes import MOST_DIMENSIONS, steps
+from driver.nn import OperandType
 from driver.nn.builder import Value
 
-from .call import OnnxCall, axis_of, broadcast
+from .call import OnnxCall, axis_of, broadcast, fewer_dimensions
 from .graph import DERIVED, UNKNOWN, Shape
 
-_MOST_RANK = 4
 _LAST = 2**31 - 1
 IMAGE_AXES: dict[int, Shape] = {3: (0, 3, 2), 4: (0, 3, 1, 2)}
 """Position of each ONNX dimension in a channels-last image."""
@@ -31,15 +35,25 @@ def give_shaped(call: OnnxCall, value: Value, shape: Shape, at: int = 0) -> None
 
 
 def stored(call: OnnxCall, shape: Shape) -> Shape:
-    """Dimensions of the operand for a value of `shape` in ONNX."""
-    if len(shape) <= _MOST_RANK:
+    """Dimensions of the operand for a value of `shape` in ONNX: without those of size 1, and the first ones joined,
+    where there are more than four.
+    """
+    if len(shape) <= MOST_DIMENSIONS:
         return shape or (1,)
     fewer = tuple(d for d in shape if d != 1) or (1,)
-    if len(fewer) > _MOST_RANK:
-        raise ImportFailed(
-            f"dimensions {list(shape)}: {call.graph.shape_hint()}, and the HAL takes at most 4 dimensions"
-        )
-    return fewer
+    if len(fewer) <= MOST_DIMENSIONS:
+        return fewer
+    first, last = fewer[: 1 - MOST_DIMENSIONS], fewer[1 - MOST_DIMENSIONS :]
+    if 0 in first:
+        raise call.graph.unsized(f"its result has dimensions {list(shape)}; the HAL takes at most {MOST_DIMENSIONS}")
+    return (math.prod(first), *last)
+
+
+def collapsed(call: OnnxCall, position: int, axis: int, count: int = 1) -> Value:
+    """Input `position` as three dimensions: those before `axis`, the `count` from it on, and those behind."""
+    shape = call.known(position)
+    parts = (shape[:axis], shape[axis : axis + count], shape[axis + count :])
+    return call.graph.reshape(call.graph.plain_squeezed(call.entry(position)), map(math.prod, parts))
 
 
 # ---- reshape -------------------------------------------------------------------------------------------------------
@@ -59,7 +73,7 @@ def reshape(call: OnnxCall) -> None:
     ]
     if sizes.count(-1) > 1 or any(not -1 <= d < 2**31 for d in sizes):
         raise ImportFailed(f"invalid shape {wanted[:8]}")
-    is_same = len(call.graph.symbols) <= 1 and DERIVED not in wanted
+    is_same = len(call.graph.shared.symbols) <= 1 and DERIVED not in wanted
     give_shaped(call, call.graph.plain_squeezed(call.entry(0)), _resolved(source, sizes, is_same=is_same))
 
 
@@ -90,7 +104,9 @@ def squeeze(call: OnnxCall) -> None:
     dropped = [i for i, d in enumerate(shape) if d == 1] if axes is None else [axis_of(a, len(shape)) for a in axes]
     rest = tuple(d for i, d in enumerate(shape) if i not in dropped)
     if rest.count(0) > 1 and dropped:
-        call.give(call.emit("SQUEEZE", call.value(0), np.array(dropped, np.int32)), shape=rest)
+        along = np.array(dropped, np.int32)
+        value = call.graph.moved(call.value(0), lambda v: call.graph.cast(call.emit("SQUEEZE", v, along)))
+        call.give(value, shape=rest)
     else:
         give_shaped(call, call.graph.plain_squeezed(call.entry(0)), rest)
 
@@ -109,18 +125,29 @@ def unsqueeze(call: OnnxCall) -> None:
         return
     value = call.value(0)
     for axis in wanted:
-        value = call.emit("EXPAND_DIMS", value, axis)
+        value = call.graph.moved(value, partial(_with_axis, call, axis), integers=True)
     call.give(value, shape=result)
 
 
+def _with_axis(call: OnnxCall, axis: int, value: Value) -> Value:
+    return call.graph.cast(call.emit("EXPAND_DIMS", value, axis))
+
+
 def identity(call: OnnxCall) -> None:
-    """Identity, Dropout and Cast to the same type: another name for the value."""
+    """Identity, and Cast to the same type: another name for the value."""
     entry = call.entry(0)
     if call.target is not None:
         value, is_image = call.input_in_its_layout()
         call.give(value, shape=entry.shape, is_image=is_image)
     else:
         call.graph.alias(call.node.outputs[0], entry)
+
+
+def dropout(call: OnnxCall) -> None:
+    """Dropout, which does nothing outside of training."""
+    if call.given(2) and (call.entry(2).array is None or call.constant(2).any()):
+        raise ImportFailed(f"training_mode {call.entry(2)} must be a constant false: the HAL has no training")
+    identity(call)
 
 
 # ---- transpose ------------------------------------------------------------------------------------------------------
@@ -137,27 +164,17 @@ def transpose(call: OnnxCall) -> None:
         call.give(call.graph.image(entry), shape=result)
     elif order == [0, 3, 1, 2] and not call.graph.is_image(entry):
         call.give(call.graph.plain(entry), shape=result, is_image=True)
-    elif len(shape) <= _MOST_RANK:
-        call.give(call.emit("TRANSPOSE", call.value(0), np.array(order, np.int32)), shape=result)
+    elif len(shape) <= MOST_DIMENSIONS:
+        call.give(call.graph.transpose(call.value(0), order), shape=result)
     else:
         _transpose_many(call, shape, order)
 
 
 def _transpose_many(call: OnnxCall, shape: Shape, order: Sequence[int]) -> None:
-    """For more than four dimensions: drops those of size 1, and joins neighbours that stay neighbours."""
-    runs: list[list[int]] = []
-    for axis in (i for i in order if shape[i] != 1):
-        if runs and axis > runs[-1][-1] and all(shape[i] == 1 for i in range(runs[-1][-1] + 1, axis)):
-            runs[-1].append(axis)
-        else:
-            runs.append([axis])
-    by_place = sorted(runs)
-    sizes = tuple(math.prod(shape[i] for i in run) for run in by_place)
-    if len(sizes) > _MOST_RANK:
-        raise ImportFailed(f"transposes {len(sizes)} dimensions; the HAL takes at most 4")
-    value = call.graph.reshape(call.graph.plain_squeezed(call.entry(0)), sizes)
-    turned = np.array([by_place.index(run) for run in runs], np.int32)
-    value = call.emit("TRANSPOSE", value, turned) if runs else value
+    """More than four dimensions."""
+    value = call.graph.plain_squeezed(call.entry(0))
+    for sizes, turned in steps(shape, order):
+        value = call.graph.transpose(call.graph.reshape(value, sizes), turned)
     give_shaped(call, value, tuple(shape[i] for i in order))
 
 
@@ -166,10 +183,20 @@ def _transpose_many(call: OnnxCall, shape: Shape, order: Sequence[int]) -> None:
 
 def concat(call: OnnxCall) -> None:
     """CONCATENATION."""
-    values, is_image = call.inputs_in_one_layout()
     rank = len(call.shape(0))
-    axis = places(rank, is_image=is_image)[call.axis(0, rank)]
-    call.give(call.emit("CONCATENATION", *values, axis), is_image=is_image, rank=rank)
+    axis = call.axis(0, rank)
+    if rank > MOST_DIMENSIONS:
+        parts = [collapsed(call, i, axis) for i in range(len(call))]
+        size = sum(call.shape(i, rank)[axis] for i in range(len(call)))
+        whole = call.graph.joined(parts, 1)
+        give_shaped(call, whole, (*call.shape(0)[:axis], size, *call.shape(0)[axis + 1 :]))
+        return
+    values, is_image = call.inputs_in_one_layout()
+    place = places(rank, is_image=is_image)[axis]
+    if values[0].operand.type in (OperandType.TENSOR_INT32, OperandType.TENSOR_BOOL8):
+        call.give(call.graph.joined(values, place), is_image=is_image, rank=rank)
+    else:
+        call.give(call.emit("CONCATENATION", *values, place), is_image=is_image, rank=rank)
 
 
 def split(call: OnnxCall) -> None:
@@ -182,10 +209,9 @@ def split(call: OnnxCall) -> None:
         sizes = [piece] * (count - 1) + [length - piece * (count - 1)]
     if not sizes or not length or len(sizes) != count or sum(sizes) != length or min(sizes) < 1:
         raise ImportFailed(f"sizes {(sizes or [])[:8]} do not split {length} elements into {count} results")
-    value, is_image = (
-        (call.graph.plain_squeezed(call.entry(0)), False) if len(shape) > _MOST_RANK else call.input_in_its_layout()
-    )
-    place = _place(shape, axis, is_image=is_image)
+    is_wide = len(shape) > MOST_DIMENSIONS
+    value, is_image = (collapsed(call, 0, axis), False) if is_wide else call.input_in_its_layout()
+    place = 1 if is_wide else places(len(shape), is_image=is_image)[axis]
     if len(set(sizes)) == 1:
         pieces = call.emit("SPLIT", value, place, count, outputs=count)
         pieces = pieces if isinstance(pieces, tuple) else (pieces,)
@@ -193,26 +219,17 @@ def split(call: OnnxCall) -> None:
         pieces = tuple(_piece(call, value, place, sum(sizes[:i]), size) for i, size in enumerate(sizes))
     for at, (part, size) in enumerate(zip(pieces, sizes, strict=True)):
         result = (*shape[:axis], size, *shape[axis + 1 :])
-        if len(shape) > _MOST_RANK:
+        if is_wide:
             give_shaped(call, part, result, at)
         else:
             call.give(part, shape=result, is_image=is_image, at=at)
-
-
-def _place(shape: Shape, axis: int, *, is_image: bool) -> int:
-    """Position of a dimension in the operand."""
-    if len(shape) <= _MOST_RANK:
-        return places(len(shape), is_image=is_image)[axis]
-    if shape[axis] == 1:
-        raise ImportFailed(f"dimension {axis} of {list(shape)} has size 1, and the HAL takes at most 4 dimensions")
-    return sum(d != 1 for d in shape[:axis])
 
 
 def _piece(call: OnnxCall, value: Value, place: int, start: int, size: int) -> Value:
     rank = len(value.operand.dimensions)
     begin, sizes = np.zeros(rank, np.int32), np.full(rank, -1, np.int32)
     begin[place], sizes[place] = start, size
-    return call.graph.cast(call.emit("SLICE", value, begin, sizes))
+    return call.graph.moved(value, lambda v: call.graph.cast(call.emit("SLICE", v, begin, sizes)), integers=True)
 
 
 def slice_(call: OnnxCall) -> None:
@@ -223,6 +240,9 @@ def slice_(call: OnnxCall) -> None:
     steps = call.attribute_or_input("steps", 4) or [1] * len(starts)
     if not len(starts) == len(ends) == len(axes) == len(steps):
         raise ImportFailed("starts, ends, axes and steps differ in length")
+    if len(shape) > MOST_DIMENSIONS:
+        _slice_many(call, axes, starts, ends, steps)
+        return
     value, is_image = call.input_in_its_layout()
     rank = len(value.operand.dimensions)
     begin, stop, step = np.zeros(rank, np.int32), np.full(rank, _LAST, np.int64), np.ones(rank, np.int32)
@@ -232,19 +252,36 @@ def slice_(call: OnnxCall) -> None:
         begin[place], stop[place], step[place] = _range(call, size, start, end, stride)
     if (step == 1).all():
         sizes = np.where(stop == _LAST, -1, stop - begin).astype(np.int32)
-        result = call.emit("SLICE", value, begin, sizes)
+        result = call.graph.moved(value, lambda v: call.graph.cast(call.emit("SLICE", v, begin, sizes)), integers=True)
     else:
         masks = sum(1 << i for i in range(rank) if stop[i] in (_LAST, -1))
         ends_ = np.where((stop == _LAST) | (stop == -1), 0, stop).astype(np.int32)
-        result = call.emit("STRIDED_SLICE", value, begin, ends_, step, 0, masks, 0)
+        result = call.graph.moved(
+            value, lambda v: call.graph.cast(call.emit("STRIDED_SLICE", v, begin, ends_, step, 0, masks, 0))
+        )
     call.give(result, is_image=is_image, rank=len(shape))
+
+
+def _slice_many(call: OnnxCall, axes: list[int], starts: list[int], ends: list[int], steps: list[int]) -> None:
+    """Slices more than four dimensions one after the other: a GATHER with the others joined before and behind it."""
+    shape, value = list(call.known(0)), call.graph.plain_squeezed(call.entry(0))
+    for axis, start, end, stride in zip((axis_of(a, len(shape)) for a in axes), starts, ends, steps, strict=True):
+        first, stop, step = _range(call, shape[axis], start, end, stride)
+        indices = np.arange(shape[axis], dtype=np.int32)[
+            first : None if stop == _LAST or (step < 0 and stop < 0) else stop : step
+        ]
+        flat = call.graph.reshape(value, (math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :])))
+        is_piece = step == 1
+        value = _piece(call, flat, 1, first, len(indices)) if is_piece else picked(call, flat, 1, indices)
+        shape[axis] = len(indices)
+    give_shaped(call, value, tuple(shape))
 
 
 def _range(call: OnnxCall, size: int, start: int, end: int, step: int) -> tuple[int, int, int]:
     """First element, end (-1: before the first element), and step."""
     if not size:
         if start < 0 or end < _LAST or step != 1 or start > _LAST:
-            raise ImportFailed(f"{start}:{end}:{step} of a dimension of unknown size; {call.graph.shape_hint()}")
+            raise call.graph.unsized(f"{start}:{end}:{step} of a dimension of unknown size")
         return start, _LAST, 1
     if not 0 < abs(step) <= _LAST:
         raise ImportFailed(f"step {step} is out of range")
@@ -260,10 +297,10 @@ def gather(call: OnnxCall) -> None:
     shape, indices = call.shape(0), call.entry(1)
     axis = call.axis(0, len(shape))
     if indices.array is not None:
+        call.graph.check_known(indices)
         array = np.asarray(indices.array, np.int64)
-        if array.size == 1 and len(shape) > _MOST_RANK:
-            _pick(call, shape, axis, int(array.reshape(-1)[0]))
-            return
+        if not shape[axis] and (array < 0).any():
+            raise call.graph.unsized(f"indices {indices} count from the end of a dimension of unknown size")
         array = np.where(array < 0, array + shape[axis], array)
         if not array.size or array.min() < 0 or array.max() > _LAST:
             raise ImportFailed(f"indices {indices} are out of range for {shape[axis]} elements")
@@ -271,22 +308,19 @@ def gather(call: OnnxCall) -> None:
     else:
         rows = call.value(1)
     result = (*shape[:axis], *indices.shape, *shape[axis + 1 :])
-    found = call.graph.cast(call.emit("GATHER", call.value(0), axis, rows))
-    if indices.shape:
+    if len(shape) > MOST_DIMENSIONS:
+        give_shaped(call, picked(call, collapsed(call, 0, axis), 1, rows), result)
+        return
+    found = picked(call, call.value(0), axis, rows)
+    if indices.shape and len(result) <= MOST_DIMENSIONS:
         call.give(found, shape=result)
     else:
         give_shaped(call, found, result)
 
 
-def _pick(call: OnnxCall, shape: Shape, axis: int, index: int) -> None:
-    """One element along a dimension of a value with more than four dimensions."""
-    if shape[axis] == 0 or not -shape[axis] <= index < shape[axis]:
-        raise ImportFailed(f"index {index} is out of range for {shape[axis]} elements")
-    value = call.graph.plain_squeezed(call.entry(0))
-    if shape[axis] != 1:
-        value = _piece(call, value, _place(shape, axis, is_image=False), index % shape[axis], 1)
-    kept = (1,) * len(call.entry(1).shape)
-    give_shaped(call, value, (*shape[:axis], *kept, *shape[axis + 1 :]))
+def picked(call: OnnxCall, value: Value, axis: int, rows: object) -> Value:
+    """Add a GATHER."""
+    return call.graph.moved(value, lambda v: call.graph.cast(call.emit("GATHER", v, axis, rows)), integers=True)
 
 
 # ---- repeat and pad -------------------------------------------------------------------------------------------------
@@ -298,12 +332,20 @@ def spread(call: OnnxCall, value: Value, shape: Shape, wanted: Shape) -> Value:
         return value
     padded = (1,) * (len(wanted) - len(shape)) + shape
     if any(w == 0 and p == 1 for p, w in zip(padded, wanted, strict=True)):
-        raise ImportFailed(f"it repeats {list(shape)} to {list(wanted)}; {call.graph.shape_hint()}")
+        raise call.graph.unsized(f"it repeats {list(shape)} to {list(wanted)}")
+    if len(wanted) > MOST_DIMENSIONS:
+        before, after = fewer_dimensions(call.graph, [padded, wanted])
+        return spread(call, call.graph.reshape(value, before), tuple(before), tuple(after))
     value = call.graph.reshape(value, padded) if len(padded) != len(shape) else value
     times = [w if p == 1 else 1 for p, w in zip(padded, wanted, strict=True)]
     if all(t == 1 for t in times):
         return value
-    return call.graph.cast(call.emit("TILE", value, np.array(times, np.int32)))
+    return _repeated(call, value, times)
+
+
+def _repeated(call: OnnxCall, value: Value, times: Sequence[int]) -> Value:
+    factors = np.array(times, np.int32)
+    return call.graph.moved(value, lambda v: call.graph.cast(call.emit("TILE", v, factors)), integers=True)
 
 
 def expand(call: OnnxCall) -> None:
@@ -311,9 +353,10 @@ def expand(call: OnnxCall) -> None:
     shape = call.shape(0)
     asked = tuple(0 if d in (UNKNOWN, DERIVED) else d for d in call.integers(1))
     wanted = broadcast(shape, asked)
-    if any(not 0 <= d < 2**31 for d in asked) or len(wanted) > _MOST_RANK:
+    if any(not 0 <= d < 2**31 for d in asked):
         raise ImportFailed(f"invalid shape {list(asked)[:8]}")
-    call.give(spread(call, call.value(0), shape, wanted), shape=wanted)
+    value = call.graph.plain_squeezed(call.entry(0)) if len(wanted) > MOST_DIMENSIONS else call.value(0)
+    call.give(spread(call, value, shape, wanted), shape=wanted)
 
 
 def tile(call: OnnxCall) -> None:
@@ -321,7 +364,7 @@ def tile(call: OnnxCall) -> None:
     repeats = call.integers(1)
     if any(not 0 < r < 2**31 for r in repeats):
         raise ImportFailed(f"repeats {repeats[:8]} must be positive")
-    call.give(call.emit("TILE", call.value(0), np.array(repeats, np.int32)))
+    call.give(_repeated(call, call.value(0), repeats))
 
 
 def pad(call: OnnxCall) -> None:
@@ -330,6 +373,8 @@ def pad(call: OnnxCall) -> None:
     axes = call.integers(3) if call.given(3) else list(range(len(shape)))
     if len(pads) != 2 * len(axes) or any(not 0 <= p < 2**31 for p in pads):
         raise ImportFailed(f"pads {pads[:8]} for {len(axes)} dimensions must be 0 or more for each side")
+    if len(shape) > MOST_DIMENSIONS:
+        raise ImportFailed(f"input 0, {call.entry(0)}: the HAL pads at most {MOST_DIMENSIONS} dimensions")
     value, is_image = call.input_in_its_layout()
     where, table = places(len(shape), is_image=is_image), np.zeros((len(value.operand.dimensions), 2), np.int32)
     for i, axis in enumerate(axes):
@@ -337,10 +382,17 @@ def pad(call: OnnxCall) -> None:
     mode = call.node.text("mode", "constant")
     if mode == "constant":
         fill = call.number(2) if call.given(2) else call.node.real("value")
-        result = call.emit("PAD", value, table) if fill == 0 else call.emit("PAD_V2", value, table, fill)
+        result = _filled(call, value, table, fill)
     else:
         result = _mirrored(call, value, table.tolist(), mode)
     call.give(result, is_image=is_image, rank=len(shape))
+
+
+def _filled(call: OnnxCall, value: Value, table: Array, fill: float) -> Value:
+    """PAD; PAD_V2 where the new elements are not 0. Integers and booleans are padded as floats."""
+    if fill == 0:
+        return call.graph.moved(value, lambda v: call.graph.cast(call.emit("PAD", v, table)))
+    return call.graph.cast(call.emit("PAD_V2", value, table, fill))
 
 
 def _mirrored(call: OnnxCall, value: Value, table: list[list[int]], mode: str) -> Value:
@@ -349,9 +401,11 @@ def _mirrored(call: OnnxCall, value: Value, table: list[list[int]], mode: str) -
         size = value.operand.dimensions[place]
         if not head and not tail:
             continue
-        if mode not in modes or not size or max(head, tail) > 1 << 16 or (mode == "reflect" and size < 2):
+        if not size:
+            raise call.graph.unsized(f"mode {mode!r} of a dimension of unknown size")
+        if mode not in modes or max(head, tail) > 1 << 16 or (mode == "reflect" and size < 2):
             raise ImportFailed(f"mode {mode!r} is not supported for {size} elements")
         call.graph.charge(4 * size)
         indices = np.pad(np.arange(size, dtype=np.int32), (head, tail), mode=modes[mode])  # type: ignore[call-overload]
-        value = call.graph.cast(call.emit("GATHER", value, place, indices))
+        value = picked(call, value, place, indices)
     return value

@@ -5,7 +5,7 @@ An operator that is not listed has no counterpart in HAL 1.3, unless all of its 
 
 from dataclasses import dataclass
 
-from . import elements, products, recurrent, shapes, windows
+from . import dynamic, elements, products, recurrent, shapes, windows
 from .call import Convert
 from .elements import binary, formula, unary, variadic
 
@@ -42,11 +42,13 @@ TABLE: dict[str, OnnxRule] = {
     "Clip": OnnxRule(elements.clip),
     "Concat": _moves(shapes.concat),
     "Conv": OnnxRule(windows.conv, fuses=True, quantised=True, weights=1),
+    "ConvInteger": OnnxRule(dynamic.conv_integer),
     "ConvTranspose": OnnxRule(windows.conv_transpose, fuses=True, quantised=True, weights=1),
     "Cos": OnnxRule(formula(elements.cos)),
     "DepthToSpace": _moves(windows.blocks("DEPTH_TO_SPACE")),
     "Div": OnnxRule(binary("DIV", fuses=True), fuses=True),
-    "Dropout": OnnxRule(shapes.identity),
+    "Dropout": OnnxRule(shapes.dropout),
+    "DynamicQuantizeLinear": OnnxRule(dynamic.dynamic_quantise),
     "Elu": OnnxRule(elements.elu),
     "Equal": OnnxRule(binary("EQUAL")),
     "Erf": OnnxRule(formula(elements.erf)),
@@ -76,6 +78,7 @@ TABLE: dict[str, OnnxRule] = {
     "Log": OnnxRule(unary("LOG")),
     "LogSoftmax": OnnxRule(products.softmax("LOG_SOFTMAX")),
     "MatMul": OnnxRule(products.matmul, quantised=True, weights=1),
+    "MatMulInteger": OnnxRule(dynamic.matmul_integer),
     "Max": OnnxRule(variadic("MAXIMUM")),
     "MaxPool": OnnxRule(windows.max_pool, fuses=True, quantised=True),
     "Mean": OnnxRule(variadic("ADD", 0, mean=True)),

@@ -62,7 +62,7 @@ def _sizes(call: OnnxCall) -> Pair:
 def _same(call: OnnxCall, window: Window, *, is_upper: bool) -> tuple[Pair, Pair]:
     """SAME padding: the result has ceil(size / stride) elements."""
     if 0 in _sizes(call):
-        raise ImportFailed(f"auto_pad needs a known image size; {call.graph.shape_hint()}")
+        raise call.graph.unsized("auto_pad needs a known image size")
     pads = []
     for size, stride, extent in zip(_sizes(call), window.strides, window.extent, strict=True):
         total = max((math.ceil(size / stride) - 1) * stride + extent - size, 0)
@@ -164,7 +164,7 @@ def _transposed_pads(call: OnnxCall, window: Window) -> tuple[Pair, Pair]:
         return (top, bottom - more[0]), (left, right - more[1])
     sizes = _sizes(call)
     if 0 in sizes:
-        raise ImportFailed(f"output_shape and auto_pad need a known image size; {call.graph.shape_hint()}")
+        raise call.graph.unsized("output_shape and auto_pad need a known image size")
     outs = [size * stride for size, stride in zip(sizes, window.strides, strict=True)]
     if wanted:
         outs = list(pair(wanted[2:] if len(wanted) == rank else wanted, rank, 1, "output_shape"))
@@ -196,23 +196,23 @@ def _pool(call: OnnxCall, kind: str, fill: float | None = None) -> None:
     x, (left, right, top, bottom) = _padded(call, call.image(0), window, fill)
     (sy, sx), (kh, kw) = window.strides, window.kernel
     if call.node.integer("ceil_mode"):
-        bottom, right = _ceiling(call, x, window, (top, bottom), (left, right))
+        below, beside = _ceiling(call, window)
+        bottom, right = bottom + below, right + beside
     result = call.emit(kind, x, left, right, top, bottom, sx, sy, kw, kh, call.code)
     call.give(result, is_image=True, rank=rank)
 
 
-def _ceiling(call: OnnxCall, x: Value, window: Window, y_pads: Pair, x_pads: Pair) -> Pair:
-    """Padding after the image that makes the last, partial window count."""
-    sizes, ends = x.operand.dimensions[1:3], []
+def _ceiling(call: OnnxCall, window: Window) -> Pair:
+    """Padding after the padded image that makes the last, partial window count."""
+    sizes, more = _sizes(call), []
     if 0 in sizes:
-        raise ImportFailed(f"ceil_mode needs a known image size; {call.graph.shape_hint()}")
-    sides = zip(sizes, window.kernel, window.strides, (y_pads, x_pads), strict=True)
-    for size, extent, stride, (head, tail) in sides:
+        raise call.graph.unsized("ceil_mode needs a known image size")
+    for size, extent, stride, (head, tail) in zip(sizes, window.kernel, window.strides, window.pads, strict=True):
         count = math.ceil((size + head + tail - extent) / stride) + 1
         if (count - 1) * stride >= size + head:  # the window would begin behind the image
             count -= 1
-        ends.append(max((count - 1) * stride + extent - size - head, tail))
-    return ends[0], ends[1]
+        more.append(max((count - 1) * stride + extent - size - head - tail, 0))
+    return more[0], more[1]
 
 
 def global_pool(kind: str) -> Convert:
@@ -237,17 +237,20 @@ def local_response(call: OnnxCall) -> None:
 
 
 def blocks(kind: str) -> Convert:
-    """DEPTH_TO_SPACE or SPACE_TO_DEPTH; channels of mode CRD are shuffled first."""
+    """DEPTH_TO_SPACE or SPACE_TO_DEPTH; the many channels of mode CRD are shuffled, before or after it."""
 
     def convert(call: OnnxCall) -> None:
         size, x = call.node.integer("blocksize"), call.image(0)
-        call.shape(0, 4)
-        if kind == "DEPTH_TO_SPACE" and call.node.text("mode", "DCR") == "CRD":
-            channels = x.operand.dimensions[3]
-            if not 0 < size <= 1 << 10 or channels % size**2 or not channels:
-                raise ImportFailed(f"blocks of {size} x {size} cannot be made from {channels} channels")
+        is_deep, is_shuffled = kind == "DEPTH_TO_SPACE", call.node.text("mode", "DCR") == "CRD"
+        channels = call.shape(0, 4)[1]
+        if is_shuffled and (not 0 < size <= 1 << 10 or not channels or (is_deep and channels % size**2)):
+            raise ImportFailed(f"mode CRD of {channels} channels and blocks of {size} x {size}")
+        if is_shuffled and is_deep:
             x = call.emit("CHANNEL_SHUFFLE", x, channels // size**2, 3)
-        call.give(call.emit(kind, x, size), is_image=True)
+        x = call.emit(kind, x, size)
+        if is_shuffled and not is_deep:
+            x = call.emit("CHANNEL_SHUFFLE", x, size**2, 3)
+        call.give(x, is_image=True)
 
     return convert
 
@@ -288,7 +291,7 @@ def _resize(call: OnnxCall, scales: list[float] | None, sizes: list[int] | None,
     shape, kind = call.shape(0), call.node.text("mode", "nearest")
     given = sizes if scales is None else scales
     if given is None or len(given) != len(shape) or len(shape) not in (3, 4) or 0 in shape[1:]:
-        raise ImportFailed(f"{given} for an input of dimensions {list(shape)}; {call.graph.shape_hint()}")
+        raise call.graph.unsized(f"{given} for an input of dimensions {list(shape)}")
     if scales is not None:
         if not all(math.isfinite(s) and 0 < s <= _LARGEST for s in scales):
             raise ImportFailed(f"scales {scales} must be above 0")

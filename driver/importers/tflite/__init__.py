@@ -1,5 +1,1 @@
-"""LiteRT model files (.tflite)."""
-
-from .reader import load, read
-
-__all__ = ["load", "read"]
+"""LiteRT model files (.tflite): `reader` makes operations of them, `header` reads their inputs and outputs."""

@@ -9,6 +9,7 @@ Arguments of `emit` are references to operands, numbers (INT32, FLOAT32 or BOOL 
 omitted tensor). Where the HAL fixes the scale of a result and the file has another one, the result is requantised.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,13 +18,16 @@ import numpy as np
 from driver.errors import ImportFailed, InvalidModel
 from driver.importers.file_bytes import Array
 from driver.nn import OPERATIONS, Operand, OperandLifeTime, OperandType, Operation
+from driver.nn.builder import output_dimensions
 from driver.nn.calls import check_call, match_signature
+from driver.nn.operation import OperationType
 from driver.nn.operation import Tensor as Shaped
 from driver.nn.types import Dimensions
 
 from .file import Operator, TfliteTensor
 from .graph import FLOATS, QUANTISED, Ref, TfliteGraph
 
+_HALF = np.array([1 << 16], np.int32)
 _ACTIVATIONS = {1: "RELU", 2: "RELU1", 3: "RELU6", 4: "TANH"}
 
 
@@ -46,6 +50,7 @@ class TfliteCall:
         """Tensor number of input `position`."""
         if not self.given(position):
             raise ImportFailed(f"input {position} is missing")
+        self.graph.check(self.operator.inputs[position])
         return self.operator.inputs[position]
 
     def tensor(self, position: int) -> TfliteTensor:
@@ -64,7 +69,7 @@ class TfliteCall:
         if is_quantised and self.tensor(position).data is not None:
             return self.graph.floats(self.number(position))
         x = self.graph.read(self.number(position))
-        return self._float32_like(x, "DEQUANTIZE") if is_quantised else x
+        return self.float32_like(x, "DEQUANTIZE") if is_quantised else x
 
     def optional(self, position: int) -> Ref | None:
         """The operand of an input that may be omitted."""
@@ -83,7 +88,7 @@ class TfliteCall:
         """The operand to write output `position` to. then: an operation to apply to it afterwards."""
         target = self.graph.write(self.result(position).index)
         if self.in_floats and self.result(position).type in QUANTISED:
-            self._after.append(("QUANTIZE", self._float32_like(target), target))
+            self._after.append(("QUANTIZE", self.float32_like(target), target))
             return self._after[-1][1]
         if then is None:
             return target
@@ -92,10 +97,6 @@ class TfliteCall:
         before = self.graph.like(target)
         self._after.append((then, before, target))
         return before
-
-    def index_output(self) -> Ref:
-        """The operand of output 0, which holds indices; 64-bit indices fit the 32 bits of the HAL."""
-        return self.graph.write(self.result(0).index, fits=True)
 
     def finish(self) -> None:
         """Emit the deferred operations."""
@@ -142,14 +143,19 @@ class TfliteCall:
 
     def shape(self, position: int, rank: int | None = None) -> Dimensions:
         """The dimensions of input `position`, all of which must be known. rank: how many there must be."""
-        shape = known(self.tensor(position))
+        shape = self._known(self.tensor(position))
         if rank not in (None, len(shape)):
             raise ImportFailed(f"input {position} has dimensions {list(shape)}; expected {rank}")
         return shape
 
     def result_shape(self, position: int = 0) -> Dimensions:
         """The dimensions of output `position`, all of which must be known."""
-        return known(self.result(position))
+        return self._known(self.result(position))
+
+    def _known(self, info: TfliteTensor) -> Dimensions:
+        if info.shape is None or 0 in info.shape:
+            raise self.graph.unsized(f"{info}: all of its sizes must be known")
+        return info.shape
 
     def activation(self) -> tuple[int, str | None]:
         """The fused activation: the HAL's code for it, and the operation to apply afterwards if it has no code."""
@@ -178,12 +184,61 @@ class TfliteCall:
     def reshape(self, source: Ref, shape: Sequence[int], target: Ref | None = None) -> Ref:
         """Reshape `source`; one dimension may be unknown (0)."""
         if list(shape).count(0) > 1 or any(d >= 2**31 for d in shape):
-            raise ImportFailed(
-                f"in {list(shape)}, more than one dimension is unknown, or one does not fit into 32 bits"
-            )
+            raise self.graph.unsized(f"in {list(shape)}, more than one size is open, or one does not fit into 32 bits")
         result = self.temporary(source, shape) if target is None else target
-        self.emit("RESHAPE", source, np.array([d or -1 for d in shape] or [1], np.int32), to=[result])
+        self.move("RESHAPE", source, np.array([d or -1 for d in shape] or [1], np.int32), to=result)
         return result
+
+    def move(self, kind: str, source: Ref, *arguments: Any, to: Ref) -> None:
+        """As `emit`, for an operation that the HAL has for floats and 8-bit integers only, and that moves elements.
+
+        Booleans are moved as 0 and 1. 32-bit integers are moved as two halves of 16 bits, which are exact as floats.
+        """
+        held = self.graph.operand(source).type
+        if held == OperandType.TENSOR_BOOL8:
+            moved = self.float32_like(to)
+            self.emit(kind, self.numbers(source), *arguments, to=[moved])
+            self.emit("NOT_EQUAL", moved, np.zeros(1, np.float32), to=[to])
+        elif held == OperandType.TENSOR_INT32:
+            halves = []
+            for half in self.halves(source):
+                moved = self.float32_like(to)
+                self.emit(kind, half, *arguments, to=[moved])
+                halves.append(moved)
+            self.join_halves(halves[0], halves[1], to)
+        else:
+            self.emit(kind, source, *arguments, to=[to])
+
+    def numbers(self, source: Ref) -> Ref:
+        """Booleans as 1 and 0, in float32."""
+        dims = self.graph.operand(source).dimensions
+        if not dims or 0 in dims:
+            raise self.graph.unsized(
+                f"booleans of dimensions {list(dims)} become numbers only when all sizes are known"
+            )
+        self.graph.source.file.bytes.makes.charge(8 * math.prod(dims))
+        result = self.float32_like(source)
+        self.emit("SELECT", source, np.ones(dims, np.float32), np.zeros(dims, np.float32), to=[result])
+        return result
+
+    def halves(self, source: Ref) -> tuple[Ref, Ref]:
+        """The high and the low 16 bits of integers, as floats."""
+        high, above, low = (self.graph.like(source) for _ in range(3))
+        self.emit("DIV", source, _HALF, 0, to=[high])  # rounds towards minus infinity: the low half is never negative
+        self.emit("MUL", high, _HALF, 0, to=[above])
+        self.emit("SUB", source, above, 0, to=[low])
+        floats = self.float32_like(source), self.float32_like(source)
+        for half, result in zip((high, low), floats, strict=True):
+            self.emit("CAST", half, to=[result])
+        return floats
+
+    def join_halves(self, high: Ref, low: Ref, target: Ref) -> None:
+        """Integers of two halves."""
+        whole, above, rest = (self.graph.like(target) for _ in range(3))
+        self.emit("CAST", high, to=[whole])
+        self.emit("MUL", whole, _HALF, 0, to=[above])
+        self.emit("CAST", low, to=[rest])
+        self.emit("ADD", above, rest, 0, to=[target])
 
     def emit(self, kind: str, *arguments: Any, to: Sequence[Ref] | None = None) -> None:
         """Add an operation. to: the operands that it writes, by default the operator's own outputs."""
@@ -199,9 +254,9 @@ class TfliteCall:
 
     def requantise(self, source: Ref, target: Ref) -> None:
         """Convert quantised data to another scale and zero point."""
-        self._append("QUANTIZE", [self._float32_like(source, "DEQUANTIZE")], [target])
+        self._append("QUANTIZE", [self.float32_like(source, "DEQUANTIZE")], [target])
 
-    def _float32_like(self, ref: Ref, kind: str | None = None) -> Ref:
+    def float32_like(self, ref: Ref, kind: str | None = None) -> Ref:
         """A float32 temporary like `ref`. kind: the operation that fills it from `ref`."""
         real = self.graph.like(ref, type=OperandType.TENSOR_FLOAT32, scale=0.0, zero_point=0)
         if kind is not None:
@@ -212,9 +267,25 @@ class TfliteCall:
         operation = Operation(kind, [r.index for r in inputs], [r.index for r in outputs])
         try:
             check_call(OPERATIONS[kind], [*map(self.graph.operand, inputs)], [*map(self.graph.operand, outputs)])
-        except InvalidModel as error:
+            self._infer(OPERATIONS[kind], inputs, outputs)
+        except (InvalidModel, ValueError) as error:
             raise ImportFailed(f"{kind}: {error}") from None
         self.graph.operations.append(operation)
+
+    def _infer(self, kind: OperationType, inputs: Sequence[Ref], outputs: Sequence[Ref]) -> None:
+        """Give the results their dimensions, where the file leaves them open or the caller changed those of inputs."""
+        before, after = ([self.graph.operand(ref) for ref in refs] for refs in (inputs, outputs))
+        is_open = any(not o.dimensions or 0 in o.dimensions for o in after)
+        if kind.name in ("IF", "WHILE") or not (is_open or self.graph.is_resized):
+            return
+        shapes = output_dimensions(kind, match_signature(kind, before)[1], before, after)
+        for ref, own, found in zip(outputs, after, shapes, strict=True):
+            if not found or len(own.dimensions) not in (0, len(found)):
+                continue
+            pairs = [*zip(own.dimensions or found, found, strict=True)]
+            resized = tuple((new or old) if self.graph.is_resized else (old or new) for old, new in pairs)
+            if resized != own.dimensions:
+                self.graph.resize(ref, resized)
 
     def _argument(self, kind: str, arguments: Sequence[Any], argument: Any) -> Ref:
         if isinstance(argument, Ref):
@@ -240,7 +311,7 @@ class TfliteCall:
 
 
 def _shaped(operand: Operand) -> Shaped:
-    return Shaped(operand.type, operand.dimensions, operand.scale, operand.zero_point)
+    return Shaped(operand.base_type, operand.dimensions, operand.scale, operand.zero_point)
 
 
 def axis_of(axis: int, rank: int) -> int:
@@ -248,10 +319,3 @@ def axis_of(axis: int, rank: int) -> int:
     if not -rank <= axis < rank:
         raise ImportFailed(f"axis {axis} must be in {-rank}..{rank - 1}")
     return axis % rank
-
-
-def known(info: TfliteTensor) -> Dimensions:
-    """The dimensions of a tensor; raises `ImportFailed` unless all are known."""
-    if info.shape is None or 0 in info.shape:
-        raise ImportFailed(f"{info} has dimensions {list(info.shape or ())}; all must be known")
-    return info.shape

@@ -4,7 +4,7 @@
 import math
 import struct
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,9 @@ import tflite
 
 from driver.errors import ImportFailed
 from driver.importers.file_bytes import Array, FileBytes
+from driver.importers.header import HIGHEST_RANK
+
+from .sparse import Level, dense
 
 # ---- flatbuffers -----------------------------------------------------------------------------------------------------
 # Generated accessors ask a *table* for everything: where a field lies, how long a vector is, what a number is. The
@@ -140,7 +143,6 @@ def text(owner: Any, field: str) -> str:
 
 _IDENTIFIER = b"TFL3"
 _MOST_OPERATORS = 1 << 14
-_HIGHEST_RANK = 32
 _CUSTOM = 32
 _NO_FIELDS = FileBytes(memoryview(struct.pack("<HHi", 4, 4, 4)))
 """A table (at position 4) without fields: every field has its default."""
@@ -168,7 +170,8 @@ class TfliteTensor:
 
     type: name in the schema. shape: 0 where unknown; None when the rank is unknown.
     scales, zero_points, channel: quantisation; several scales when per channel, along dimension `channel`.
-    data: the values of a constant, a view of the file; offset: their position. is_empty: a constant without elements.
+    data: the values of a constant, a view of the file; offset: their position, -1 where they
+    were computed. is_empty: a constant without elements.
     is_variable: keeps its value between executions.
     """
 
@@ -185,7 +188,8 @@ class TfliteTensor:
     is_variable: bool
 
     def __str__(self) -> str:
-        return f"tensor {self.index} ({self.name[:64]!r}, {self.type})"
+        shape = "of any shape" if self.shape is None else list(self.shape)
+        return f"tensor {self.index} ({self.name[:64]!r}, {self.type} {shape})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,28 +296,70 @@ class TfliteSubgraph:
             self._read[index] = self._tensor(index, self._tensors[index])
         return self._read[index]
 
+    def resize(self, index: int, shape: tuple[int, ...]) -> None:
+        """Give tensor `index` other dimensions than the file declares."""
+        self._read[index] = replace(self.tensor(index), shape=shape)
+
+    def define(self, index: int, source: TfliteTensor) -> None:
+        """Make tensor `index` the same constant as `source`."""
+        info = self.tensor(index)
+        self._read[index] = replace(source, index=index, name=info.name)
+
+    def name(self, index: int) -> str:
+        """The name of tensor `index`; its number where the file has none."""
+        return (text(self._tensors[index], "Name") if 0 <= index < len(self._tensors) else "") or f"tensor {index}"
+
     def _tensor(self, index: int, table: Any) -> TfliteTensor:
         name, kind = text(table, "Name"), _TYPES.get(table.Type(), str(table.Type()))
         where = f"tensor {index} ({name[:64]!r}, {kind})"
         if kind not in _DTYPES:
             raise ImportFailed(f"{where}: the HAL has no tensors of this type")
-        if inner(table, "Sparsity") is not None:
-            raise ImportFailed(f"{where}: its values are sparse; convert the model without sparsity")
         data, offset = self.file.data(table.Buffer())
         shape = _shape(table, where, is_constant=data is not None)
-        if data is not None:
+        sparsity = inner(table, "Sparsity")
+        if data is not None and sparsity is not None:
+            data, offset = self._dense(data, kind, shape or (), sparsity, where), -1
+        elif data is not None:
             data = _values(data, kind, shape, where)
         quantisation = _quantisation(inner(table, "Quantization"), where)
         is_empty = data is None and not table.ShapeSignatureLength() and 0 in (shape or ())
         return TfliteTensor(index, name, kind, shape, *quantisation, data, offset, is_empty, bool(table.IsVariable()))
+
+    def _dense(self, data: Array, kind: str, shape: tuple[int, ...], sparsity: Any, where: str) -> Array:
+        """The values of a sparse constant, with zeros between them."""
+        dtype = np.dtype(_DTYPES[kind])
+        order, metadata = integers(sparsity, "TraversalOrder"), Tables(sparsity, "DimMetadata", "level")
+        if data.nbytes % dtype.itemsize or len(order) != len(metadata) or shape == ():
+            raise ImportFailed(f"{where}: damaged: {data.nbytes} bytes, {len(order)} and {len(metadata)} sparse levels")
+        self.file.bytes.makes.charge(dtype.itemsize * math.prod(shape))
+        levels = [_level(dimension, table) for dimension, table in zip(order, metadata, strict=True)]
+        return dense(levels, integers(sparsity, "BlockMap"), data.view(dtype), shape)
+
+
+_VECTORS = {1: tflite.Int32Vector, 2: tflite.Uint16Vector, 3: tflite.Uint8Vector}
+
+
+def _level(dimension: int, table: Any) -> Level:
+    """One level of a sparse constant; format 0 is dense."""
+    if table.Format() == 0:
+        return Level(dimension, table.DenseSize())
+    lists = []
+    for kind, union in (
+        (table.ArraySegmentsType(), table.ArraySegments()),
+        (table.ArrayIndicesType(), table.ArrayIndices()),
+    ):
+        if kind not in _VECTORS or union is None:
+            raise ImportFailed("damaged: a level of a sparse tensor has no indices")
+        lists.append(numbers(guarded(_VECTORS[kind](), union.Bytes, union.Pos), "Values").astype(np.int64))
+    return Level(dimension, 0, *lists)
 
 
 def _shape(table: Any, where: str, *, is_constant: bool) -> tuple[int, ...] | None:
     shape, signature = integers(table, "Shape"), integers(table, "ShapeSignature")
     if signature and not is_constant:
         shape = tuple(0 if d == -1 else d for d in signature)
-    if len(shape) > _HIGHEST_RANK or any(d < 0 for d in shape):
-        raise ImportFailed(f"{where}: dimensions {list(shape)[:_HIGHEST_RANK]} are invalid")
+    if len(shape) > HIGHEST_RANK or any(d < 0 for d in shape):
+        raise ImportFailed(f"{where}: dimensions {list(shape)[:HIGHEST_RANK]} are invalid")
     is_scalar = is_constant or table.HasRank() or table.Type() == tflite.TensorType.BOOL
     return shape if shape or is_scalar else None
 

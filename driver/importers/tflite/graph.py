@@ -1,17 +1,20 @@
 """One subgraph of a .tflite file during conversion; a tensor becomes an operand on first use."""
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from driver.errors import ImportFailed
+from driver.errors import ImportFailed, InvalidModel
 from driver.importers.file_bytes import Array
+from driver.importers.obstacle import Consequence, InputSizes, remedy_of
 from driver.nn import Operand, OperandLifeTime, OperandType, Operation, Subgraph
 from driver.nn.operands import checked, constant_operand
+from driver.nn.types import Dimensions
 
-from .file import TfliteSubgraph, TfliteTensor
+from .file import Operator, TfliteSubgraph, TfliteTensor
 
 _TYPES = {
     "FLOAT32": OperandType.TENSOR_FLOAT32,
@@ -36,11 +39,20 @@ class Ref:
 class TfliteGraph:
     """The operands and operations under construction.
 
-    refer: maps the number of a subgraph in the file to its index in `Model.referenced`.
+    refer: maps the number of a subgraph in the file to its index in `Model.referenced`. inputs: those of the main
+    graph by name, for messages. is_resized: the caller fixed sizes, so what the file declares may no longer hold.
     """
 
-    def __init__(self, source: TfliteSubgraph, refer: Callable[[int], int]) -> None:
-        self.source, self.refer = source, refer
+    def __init__(
+        self,
+        source: TfliteSubgraph,
+        refer: Callable[[int], int],
+        inputs: Mapping[str, InputSizes],
+        *,
+        is_resized: bool = False,
+    ) -> None:
+        self.source, self.refer, self.inputs, self.is_resized = source, refer, inputs, is_resized
+        self.broken = set[int]()  #: results of operators that cannot be imported
         self.operands: list[Operand] = []
         self.operations: list[Operation] = []
         self.sizes: dict[int, tuple[int | None, ...]] = {}  #: lists of dimensions by tensor, None where unknown
@@ -49,7 +61,8 @@ class TfliteGraph:
         self._places: dict[int, Ref] = {}
         self._floats: dict[int, Ref] = {}
         self._states: dict[int, Ref] = {}
-        self._inputs = [self._input(tensor) for tensor in source.inputs]
+        self._tensors: dict[int, int] = {}  # the tensor that an operand is, by index
+        self._inputs: list[Ref] = []
 
     def finish(self, names: tuple[dict[int, str], dict[int, str]], *, is_main: bool) -> Subgraph:
         """Build the subgraph; states follow its own inputs and outputs. names: of inputs and outputs, by tensor."""
@@ -71,6 +84,14 @@ class TfliteGraph:
             [ref.index for ref in (*outputs, *finals)],
         )
 
+    def take(self, tensor: int) -> None:
+        """Add an input of the subgraph."""
+        info = self.source.tensor(tensor)
+        if tensor in self._places:
+            raise ImportFailed(f"cannot take {info} as an input: it is listed twice")
+        self._places[tensor] = self.add(replace(declared(info), lifetime=_L.SUBGRAPH_INPUT))
+        self._inputs.append(self._places[tensor])
+
     def operand(self, ref: Ref) -> Operand:
         """The operand behind a reference."""
         return self.operands[ref.index]
@@ -88,6 +109,7 @@ class TfliteGraph:
         """The operand of a tensor that an operator reads: a constant, or a value written before."""
         if tensor in self._states:
             return self._states[tensor]
+        self.check(tensor)
         if tensor not in self._places:
             info = self.source.tensor(tensor)
             if tensor in self.wide:
@@ -108,14 +130,64 @@ class TfliteGraph:
         place = self._places.get(tensor)
         return place is not None and not self.operand(place).lifetime.is_constant
 
-    def write(self, tensor: int, *, fits: bool = False) -> Ref:
-        """The operand of a tensor that an operator writes. fits: its values fit 32 bits."""
-        info = self.source.tensor(tensor)
-        if info.type == "INT64" and not fits:
-            raise ImportFailed(f"cannot write {info}: the HAL computes no 64-bit integers")
+    def write(self, tensor: int) -> Ref:
+        """The operand of a tensor that an operator writes."""
         self._only_once(tensor)
-        self._places[tensor] = self.add(declared(info))
+        self._places[tensor] = self.add(declared(self.source.tensor(tensor)))
+        self._tensors[self._places[tensor].index] = tensor
         return self._places[tensor]
+
+    def resize(self, ref: Ref, shape: Dimensions) -> None:
+        """Set the dimensions of an operand, and of the tensor that it is, where they follow from those of inputs."""
+        self.operands[ref.index] = replace(self.operand(ref), dimensions=shape)
+        tensor = self._tensors.get(ref.index)
+        if tensor is not None and self.source.tensor(tensor).shape != ():
+            self.source.resize(tensor, shape)
+
+    def check(self, tensor: int) -> None:
+        """Raise `Consequence` for a tensor that has no value because its operator cannot be imported."""
+        if tensor in self.broken:
+            raise Consequence(f"{self.source.name(tensor)!r} is the result of an operator that cannot be imported")
+
+    def give_up(self, operator: Operator) -> None:
+        """Go on without an operator, to find further obstacles. Its results become inputs, as the file declares them.
+
+        Integers, and what is computed from constants, have no value then: others may need it.
+        """
+        is_computed = any(i >= 0 and i not in self.broken and not self._is_constant(i) for i in operator.inputs)
+        for tensor in operator.outputs:
+            if tensor < 0 or tensor in self._places or tensor in self.wide or tensor in self.sizes:
+                continue
+            self.broken.add(tensor)
+            with contextlib.suppress(ImportFailed, InvalidModel):
+                info = self.source.tensor(tensor)
+                if (
+                    is_computed
+                    and info.type in (*FLOATS, *QUANTISED)
+                    and info.shape is not None
+                    and 0 not in info.shape
+                ):
+                    self._places[tensor] = self.add(replace(declared(info), lifetime=_L.SUBGRAPH_INPUT))
+                    self.broken.discard(tensor)
+
+    def _is_constant(self, tensor: int) -> bool:
+        with contextlib.suppress(ImportFailed):
+            return self.source.tensor(tensor).data is not None
+        return False
+
+    def seen(self, tensors: Sequence[int], reason: str) -> str:
+        """The tensors that an operator reads, for a message that does not name one of them."""
+        found = []
+        for tensor in [t for t in tensors[:3] if t >= 0]:
+            with contextlib.suppress(ImportFailed):
+                found.append(self.source.tensor(tensor))
+        if not found or any(repr(info.name[:64]) in reason for info in found):
+            return ""
+        return f"; it reads {', '.join(map(str, found))}"
+
+    def unsized(self, reason: str) -> ImportFailed:
+        """The error for an operator that needs sizes which the file leaves open; it tells how to fix them."""
+        return ImportFailed(reason, remedy=remedy_of(self.inputs))
 
     def define(self, tensor: int, value: Array) -> None:
         """Make a written tensor a constant."""
@@ -125,6 +197,11 @@ class TfliteGraph:
         self._places[tensor] = self.add(
             replace(declared(info), dimensions=value.shape, lifetime=_L.CONSTANT_COPY, value=value)
         )
+
+    def same(self, tensor: int, info: TfliteTensor) -> None:
+        """Make a written tensor the constant `info`."""
+        self._only_once(tensor)
+        self.source.define(tensor, info)
 
     def keep_sizes(self, tensor: int, sizes: tuple[int | None, ...]) -> None:
         """Make a written tensor a list of dimensions; a constant when all are known."""
@@ -172,18 +249,12 @@ class TfliteGraph:
         free = {"lifetime": _L.TEMPORARY_VARIABLE, "value": None, "location": None, "extra": None}
         return self.add(replace(self.operand(ref), **(free | changes)))
 
-    def _input(self, tensor: int) -> Ref:
-        info = self.source.tensor(tensor)
-        if tensor in self._places or info.type == "INT64":
-            reason = "the HAL has no 64-bit integers" if info.type == "INT64" else "it is listed twice"
-            raise ImportFailed(f"cannot take {info} as an input: {reason}")
-        self._places[tensor] = self.add(replace(declared(info), lifetime=_L.SUBGRAPH_INPUT))
-        return self._places[tensor]
-
     def _constant(self, info: TfliteTensor) -> Operand:
         """A constant as a view of the file; 64-bit integers become 32-bit copies."""
         assert info.data is not None
         operand, data = declared(info), info.data
+        if info.type != "INT64" and info.offset < 0:
+            return replace(operand, lifetime=_L.CONSTANT_COPY, value=data.reshape(operand.dimensions))
         if info.type != "INT64":
             place = (info.offset, data.nbytes)
             values = data.reshape(operand.dimensions)

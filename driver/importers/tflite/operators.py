@@ -220,7 +220,7 @@ def _constant(call: TfliteCall, position: int, *, turned: bool) -> Ref | None:
         return call.graph.constant(np.ascontiguousarray(dequantised(info).swapaxes(-1, -2)))
     operand = call.graph.operand(call.input(position))
     values = np.ascontiguousarray(info.data.swapaxes(-1, -2))
-    return call.graph.constant(values, operand.type, operand.scale, operand.zero_point)
+    return call.graph.constant(values, operand.base_type, operand.scale, operand.zero_point)
 
 
 def _pairs(left: tuple[int, ...], right: tuple[int, ...]) -> list[tuple[int, int]]:
@@ -264,7 +264,7 @@ def broadcast_to(call: TfliteCall) -> None:
 def cast(call: TfliteCall) -> None:
     """CAST. The HAL's takes no booleans: from booleans it is a SELECT of 1 and 0, to booleans a comparison with 0."""
     source, result = call.tensor(0).type, call.result(0).type
-    if source == "BOOL" and result not in ("BOOL", "INT64"):
+    if source == "BOOL" and result != "BOOL":
         target, shape = call.output(), call.result_shape() or (1,)
         dtype = call.graph.operand(target).type.dtype
         call.emit("SELECT", call.input(0), *(_full(call, value, shape, dtype) for value in (1, 0)), to=[target])
@@ -310,7 +310,7 @@ def _spread(call: TfliteCall, position: int, shape: Dimensions, target: Ref | No
     if target is None and operand.value is not None:
         call.graph.source.file.bytes.makes.charge(math.prod(shape) * operand.type.element_size)
         values = np.broadcast_to(operand.value, shape)
-        return call.graph.constant(np.ascontiguousarray(values), operand.type, operand.scale, operand.zero_point)
+        return call.graph.constant(np.ascontiguousarray(values), operand.base_type, operand.scale, operand.zero_point)
     result = call.temporary(x, shape) if target is None else target
     if operand.type == OperandType.TENSOR_BOOL8:
         call.emit("LOGICAL_OR", x, _full(call, False, shape, np.dtype(bool)), to=[result])

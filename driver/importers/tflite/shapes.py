@@ -11,79 +11,130 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from driver.errors import ImportFailed
+from driver.importers.transposes import MOST_DIMENSIONS, steps
+from driver.nn import OperandType
+from driver.nn.types import Dimensions
 
 from .call import TfliteCall, axis_of
 from .file import integers
-
-_MOST_DIMENSIONS = 4
+from .graph import Ref
 
 
 def reshape(call: TfliteCall) -> None:
-    """RESHAPE to the shape from an input, the options or the result; INT32 must keep its shape."""
+    """RESHAPE to the shape from an input, the options or the result."""
     x, result = call.tensor(0), call.result(0)
-    if x.type in ("INT32", "BOOL") and x.shape is not None and (x.shape or (1,)) == (result.shape or (1,)):
-        call.emit("CAST", call.input(0))
-        return
     source = call.graph.wide[x.index] if x.index in call.graph.wide else call.input(0)
     sizes = target(call)
-    if len(result.shape or ()) > _MOST_DIMENSIONS:
+    if len(result.shape or ()) > MOST_DIMENSIONS:
         call.graph.keep_wide(result.index, source)
         return
-    call.emit("RESHAPE", source, call.input(1) if sizes is None else np.array(sizes or [1]))
+    shape = call.input(1) if sizes is None else np.array(sizes or [1])
+    call.move("RESHAPE", source, shape, to=call.output())
 
 
 def transpose(call: TfliteCall) -> None:
-    """TRANSPOSE; with more than four dimensions when neighbours that stay together can be joined to four."""
+    """TRANSPOSE; several of them for more than four dimensions."""
     x = call.tensor(0)
     if x.index not in call.graph.wide:
-        call.emit("TRANSPOSE", *map(call.input, range(len(call))))
+        _move(call, "TRANSPOSE")
         return
     shape, order = x.shape or (), call.integers(1)
     if sorted(order) != list(range(len(shape))):
         raise ImportFailed(f"permutation {order[:9]} does not fit {len(shape)} dimensions")
-    groups = _together([i for i in order if shape[i] != 1], [i for i, d in enumerate(shape) if d != 1])
-    if len(groups) > _MOST_DIMENSIONS:
-        raise ImportFailed(f"permutation {order} moves {len(groups)} dimensions apart; the HAL has {_MOST_DIMENSIONS}")
-    places = sorted(range(len(groups)), key=lambda g: groups[g])
-    sizes = [math.prod(shape[i] for i in group) for group in groups]
     moved = call.graph.wide[x.index]
-    if len(groups) > 1:
-        before = call.reshape(moved, [sizes[g] for g in places])
-        moved = call.temporary(before, sizes)
-        call.emit("TRANSPOSE", before, np.array([places.index(g) for g in range(len(groups))]), to=[moved])
+    for sizes, turned in steps(shape, order):
+        before = call.reshape(moved, sizes)
+        moved = call.temporary(before, [sizes[i] for i in turned])
+        call.move("TRANSPOSE", before, np.array(turned), to=moved)
     call.graph.keep_wide(call.result(0).index, moved)
-
-
-def _together(order: list[int], axes: list[int]) -> list[list[int]]:
-    """Axes in their new order, grouped by runs that are consecutive before and after."""
-    groups: list[list[int]] = []
-    for axis in order:
-        if groups and axes.index(axis) == axes.index(groups[-1][-1]) + 1:
-            groups[-1].append(axis)
-        else:
-            groups.append([axis])
-    return groups
 
 
 def squeeze(call: TfliteCall) -> None:
     """SQUEEZE; without axes, all of size 1."""
     axes = integers(call.options, "SqueezeDims") or [i for i, d in enumerate(call.shape(0)) if d == 1]
     if axes:
-        call.emit("SQUEEZE", call.input(0), np.array(axes))
+        call.move("SQUEEZE", call.input(0), np.array(axes), to=call.output())
     else:
         call.reshape(call.input(0), call.shape(0), call.output())
 
 
 def expand_dims(call: TfliteCall) -> None:
     """EXPAND_DIMS."""
-    call.emit("EXPAND_DIMS", call.input(0), call.integer(1))
+    if call.tensor(0).type == "BOOL":
+        call.move("EXPAND_DIMS", call.input(0), call.integer(1), to=call.output())
+    else:
+        call.emit("EXPAND_DIMS", call.input(0), call.integer(1))
+
+
+def _move(call: TfliteCall, kind: str) -> None:
+    """An operation on the same inputs that the HAL has for floats and 8-bit integers only."""
+    call.move(kind, *map(call.input, range(len(call))), to=call.output())
+
+
+def _move_booleans(call: TfliteCall, kind: str) -> None:
+    """An operation on the same inputs that the HAL does not have for booleans."""
+    if call.tensor(0).type == "BOOL":
+        _move(call, kind)
+    else:
+        call.emit(kind, *map(call.input, range(len(call))))
+
+
+def slice_(call: TfliteCall) -> None:
+    """SLICE."""
+    _move_booleans(call, "SLICE")
+
+
+def tile(call: TfliteCall) -> None:
+    """TILE."""
+    _move_booleans(call, "TILE")
+
+
+def pad(call: TfliteCall) -> None:
+    """PAD."""
+    _move(call, "PAD")
+
+
+def mirror_pad(call: TfliteCall) -> None:
+    """MIRROR_PAD as a GATHER along each dimension that grows."""
+    shape, pads, mode = call.shape(0), call.integers(1), call.options.Mode()
+    if len(pads) != 2 * len(shape) or mode not in (0, 1):
+        raise ImportFailed(f"pads {pads[:8]} and mode {mode} for {call.tensor(0)}")
+    value, target, grown = call.input(0), call.output(), list(shape)
+    sides = [(axis, pads[2 * axis], pads[2 * axis + 1]) for axis in range(len(shape))]
+    for axis, head, tail in [side for side in sides if any(side[1:])]:
+        size = shape[axis]
+        if not 0 <= min(head, tail) <= max(head, tail) <= size - (mode == 0):
+            raise ImportFailed(f"dimension {axis} of {call.tensor(0)} cannot be mirrored by {head} and {tail} elements")
+        indices = np.pad(np.arange(size, dtype=np.int32), (head, tail), mode="symmetric" if mode else "reflect")
+        call.graph.source.file.bytes.makes.charge(indices.nbytes)
+        grown[axis] += head + tail
+        before, value = value, call.temporary(target, grown)
+        call.emit("GATHER", before, axis, indices, to=[value])
+    call.emit("CAST", value, to=[target])
 
 
 def concatenation(call: TfliteCall) -> None:
     """CONCATENATION."""
     then = call.following_activation()
     axis = axis_of(call.options.Axis(), call.rank(0))
-    call.emit("CONCATENATION", *map(call.input, range(len(call))), axis, to=[call.output(0, then)])
+    _join(call, [*map(call.input, range(len(call)))], axis, call.output(0, then))
+
+
+def _join(call: TfliteCall, inputs: Sequence[Ref], axis: int, target: Ref) -> None:
+    """CONCATENATION. The HAL has none of integers and booleans; those are joined as floats."""
+    held = call.graph.operand(inputs[0]).type
+    if held == OperandType.TENSOR_BOOL8:
+        whole = call.float32_like(target)
+        call.emit("CONCATENATION", *map(call.numbers, inputs), axis, to=[whole])
+        call.emit("NOT_EQUAL", whole, np.zeros(1, np.float32), to=[target])
+    elif held == OperandType.TENSOR_INT32:
+        halves = [call.halves(x) for x in inputs]
+        high, low = call.float32_like(target), call.float32_like(target)
+        call.emit("CONCATENATION", *(half[0] for half in halves), axis, to=[high])
+        call.emit("CONCATENATION", *(half[1] for half in halves), axis, to=[low])
+        call.join_halves(high, low, target)
+    else:
+        call.emit("CONCATENATION", *inputs, axis, to=[target])
 
 
 def pack(call: TfliteCall) -> None:
@@ -92,10 +143,10 @@ def pack(call: TfliteCall) -> None:
     axis, target = axis_of(call.options.Axis(), rank + 1), call.output()
     if axis == rank:
         inputs = [call.reshape(x, (*shape, 1)) for x in inputs] if rank else inputs
-        call.emit("CONCATENATION", *inputs, axis, to=[target])
+        _join(call, inputs, axis, target)
         return
     joined = call.temporary(target, (*shape[:axis], shape[axis] * len(call), *shape[axis + 1 :]))
-    call.emit("CONCATENATION", *inputs, axis, to=[joined])
+    _join(call, inputs, axis, joined)
     call.reshape(joined, call.result(0).shape or (), target)
 
 
@@ -138,14 +189,15 @@ def strided_slice(call: TfliteCall) -> None:
     missing = rank - math.prod(call.tensor(1).shape or ())
     is_constant = all(call.tensor(i).data is not None for i in (1, 2, 3))
     if missing <= 0 and not (is_constant and masks[2]):
-        call.emit("STRIDED_SLICE", *map(call.input, range(4)), *masks)
+        call.move("STRIDED_SLICE", *map(call.input, range(4)), *masks, to=call.output())
         return
     begin, end, strides = (call.integers(i) + [fill] * missing for i, fill in ((1, 0), (2, 0), (3, 1)))
     whole = sum(1 << i for i in range(rank - missing, rank))
     masks[0], masks[1] = masks[0] | whole, masks[1] | whole
     for axis in (i for i in range(min(rank, len(end))) if masks[2] >> i & 1):
         masks[1] = _end_behind(begin, end, masks, axis)
-    call.emit("STRIDED_SLICE", call.input(0), np.array(begin), np.array(end), np.array(strides), *masks)
+    places = (np.array(begin), np.array(end), np.array(strides))
+    call.move("STRIDED_SLICE", call.input(0), *places, *masks, to=call.output())
 
 
 def _end_behind(begin: list[int], end: list[int], masks: list[int], axis: int) -> int:
@@ -161,7 +213,8 @@ def reverse(call: TfliteCall) -> None:
     axes = {axis_of(axis, rank) for axis in call.integers(1)}
     strides = [-1 if i in axes else 1 for i in range(rank)]
     places, everything = np.zeros(rank, np.int32), (1 << rank) - 1
-    call.emit("STRIDED_SLICE", call.input(0), places, places, np.array(strides), everything, everything, 0)
+    masks = (everything, everything, 0)
+    call.move("STRIDED_SLICE", call.input(0), places, places, np.array(strides), *masks, to=call.output())
 
 
 def pad_v2(call: TfliteCall) -> None:
@@ -230,6 +283,59 @@ def rank_of(call: TfliteCall) -> None:
     _keep(call, [call.rank(0)])
 
 
+def expect(call: TfliteCall) -> None:
+    """Give the result its dimensions, where the file leaves them open or the caller changed those of inputs, and its
+    rule needs them beforehand. All others follow from the operations.
+    """
+    rule = _EXPECTED.get(call.operator.name)
+    if rule is None or not call.operator.outputs:
+        return
+    result = call.result(0)
+    if result.shape is not None and 0 not in result.shape and not call.graph.is_resized:
+        return
+    inputs = [call.tensor(i).shape if call.given(i) else () for i in range(len(call))]
+    shapes = [shape for shape in inputs if shape is not None and 0 not in shape]
+    if len(shapes) == len(inputs) and (found := rule(call, shapes)) is not None:
+        call.graph.source.resize(result.index, found)
+
+
+def _expected_product(call: TfliteCall, shapes: Sequence[Dimensions]) -> Dimensions | None:
+    left, right = (list(shape) for shape in shapes[:2])
+    if len(left) < 2 or len(right) < 2:
+        return None
+    rows, units = left[-1 if call.options.AdjX() else -2], right[-2 if call.options.AdjY() else -1]
+    return (*np.broadcast_shapes(tuple(left[:-2]), tuple(right[:-2])), rows, units)
+
+
+def _expected_dense(call: TfliteCall, shapes: Sequence[Dimensions]) -> Dimensions | None:
+    if len(shapes[1]) != 2 or not shapes[0]:
+        return None
+    units, size = shapes[1]
+    return (*shapes[0][:-1], units) if call.options.KeepNumDims() else (math.prod(shapes[0]) // size, units)
+
+
+def _expected_pack(call: TfliteCall, shapes: Sequence[Dimensions]) -> Dimensions:
+    axis = axis_of(call.options.Axis(), len(shapes[0]) + 1)
+    return (*shapes[0][:axis], len(shapes), *shapes[0][axis:])
+
+
+def _expected_gather(call: TfliteCall, shapes: Sequence[Dimensions]) -> Dimensions:
+    axis = axis_of(call.options.Axis(), len(shapes[0]))
+    return (*shapes[0][:axis], *shapes[1], *shapes[0][axis + 1 :])
+
+
+_EXPECTED: dict[str, Callable[[TfliteCall, Sequence[Dimensions]], Dimensions | None]] = {
+    "BATCH_MATMUL": _expected_product,
+    "BROADCAST_TO": lambda call, _: tuple(call.integers(1)),
+    "CAST": lambda _, shapes: shapes[0],
+    "FULLY_CONNECTED": _expected_dense,
+    "GATHER": _expected_gather,
+    "PACK": _expected_pack,
+    "SELECT": lambda _, shapes: np.broadcast_shapes(*shapes),
+    "SELECT_V2": lambda _, shapes: np.broadcast_shapes(*shapes),
+}
+
+
 def fold(call: TfliteCall) -> bool:
     """Compute an operator on such lists at load time. Returns whether it was computed."""
     name, sizes = call.operator.name, call.graph.sizes
@@ -264,7 +370,7 @@ def target(call: TfliteCall) -> list[int] | None:
         found = tuple(d if d not in (None, -1) else r or None for d, r in zip(found, result, strict=True))
     sizes = [-1 if d is None else d for d in found]
     if sizes.count(-1) > 1:
-        raise ImportFailed(f"in {sizes[:_MOST]}, more than one dimension is unknown")
+        raise call.graph.unsized(f"in {sizes[:_MOST]}, more than one size is open")
     return sizes
 
 

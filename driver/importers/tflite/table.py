@@ -176,6 +176,12 @@ def _quantize(call: TfliteCall) -> None:
         call.requantise(call.input(0), call.output())
 
 
+def _densify(call: TfliteCall) -> None:
+    """DENSIFY: its result is a constant, which is dense as soon as it is read."""
+    call.values(0)
+    call.graph.same(call.result(0).index, call.tensor(0))
+
+
 def _dequantize(call: TfliteCall) -> None:
     """16-bit weights become 32-bit constants: the HAL computes with those."""
     source = call.tensor(0)
@@ -201,11 +207,21 @@ def _mean(call: TfliteCall) -> None:
 
 
 def _arg(kind: str) -> Convert:
-    return lambda call: call.emit(kind, call.input(0), call.integer(1), to=[call.index_output()])
+    return lambda call: call.emit(kind, call.input(0), call.integer(1))
 
 
 def _top_k(call: TfliteCall) -> None:
-    call.emit("TOPK_V2", call.input(0), call.integer(1))
+    """TOPK_V2. Of equal elements the HAL takes the last first, and TFLite the first: so their order is turned before,
+    and the indices after.
+    """
+    shape, values, indices = call.shape(0), call.output(0), call.output(1)
+    if not shape:
+        raise ImportFailed(f"{call.tensor(0)} is a scalar; the HAL takes one dimension at least")
+    size, turned, found = shape[-1], call.graph.like(call.input(0)), call.graph.like(indices)
+    call.graph.source.file.bytes.makes.charge(4 * size)
+    call.emit("GATHER", call.input(0), len(shape) - 1, np.arange(size, dtype=np.int32)[::-1], to=[turned])
+    call.emit("TOPK_V2", turned, call.integer(1), to=[values, found])
+    call.emit("SUB", np.array([size - 1], np.int32), found, 0, to=[indices])
 
 
 def _softmax(call: TfliteCall) -> None:
@@ -264,6 +280,7 @@ TABLE: dict[str, TfliteRule] = {
     "CONCATENATION": TfliteRule(shapes.concatenation, "ConcatenationOptions"),
     "CONV_2D": TfliteRule(operators.conv, "Conv2DOptions"),
     "COS": TfliteRule(_in_floats(_cos)),
+    "DENSIFY": TfliteRule(_densify),
     "DEPTHWISE_CONV_2D": TfliteRule(operators.depthwise, "DepthwiseConv2DOptions"),
     "DEPTH_TO_SPACE": TfliteRule(shapes.blocks("DEPTH_TO_SPACE"), "DepthToSpaceOptions"),
     "DEQUANTIZE": TfliteRule(_dequantize),
@@ -303,12 +320,13 @@ TABLE: dict[str, TfliteRule] = {
     "MAX_POOL_2D": TfliteRule(operators.pool("MAX_POOL_2D"), "Pool2DOptions"),
     "MEAN": TfliteRule(_mean, "ReducerOptions"),
     "MINIMUM": TfliteRule(_same("MINIMUM")),
+    "MIRROR_PAD": TfliteRule(shapes.mirror_pad, "MirrorPadOptions"),
     "MUL": TfliteRule(_arithmetic("MUL"), "MulOptions"),
     "NEG": TfliteRule(_same("NEG")),
     "NOT_EQUAL": TfliteRule(_same("NOT_EQUAL")),
     "ONE_HOT": TfliteRule(operators.one_hot, "OneHotOptions"),
     "PACK": TfliteRule(shapes.pack, "PackOptions"),
-    "PAD": TfliteRule(_same("PAD")),
+    "PAD": TfliteRule(shapes.pad),
     "PADV2": TfliteRule(shapes.pad_v2),
     "POW": TfliteRule(_same("POW")),
     "PRELU": TfliteRule(_same("PRELU")),
@@ -333,7 +351,7 @@ TABLE: dict[str, TfliteRule] = {
     "SELECT_V2": TfliteRule(operators.select),
     "SHAPE": TfliteRule(shapes.shape),
     "SIN": TfliteRule(_in_floats(_same("SIN"))),
-    "SLICE": TfliteRule(_same("SLICE")),
+    "SLICE": TfliteRule(shapes.slice_),
     "SOFTMAX": TfliteRule(_softmax, "SoftmaxOptions"),
     "SPACE_TO_BATCH_ND": TfliteRule(_same("SPACE_TO_BATCH_ND")),
     "SPACE_TO_DEPTH": TfliteRule(shapes.blocks("SPACE_TO_DEPTH"), "SpaceToDepthOptions"),
@@ -348,7 +366,7 @@ TABLE: dict[str, TfliteRule] = {
     "SUM": TfliteRule(_in_floats(_reduce("REDUCE_SUM")), "ReducerOptions"),
     "SVDF": TfliteRule(operators.one_state("SVDF", "Rank", "FusedActivationFunction"), "SVDFOptions"),
     "TANH": TfliteRule(_same("TANH")),
-    "TILE": TfliteRule(_same("TILE")),
+    "TILE": TfliteRule(shapes.tile),
     "TOPK_V2": TfliteRule(_top_k),
     "TRANSPOSE": TfliteRule(shapes.transpose),
     "TRANSPOSE_CONV": TfliteRule(operators.transpose_conv, "TransposeConvOptions"),

@@ -20,8 +20,9 @@ import msgpack
 
 from burst import GeneralFailure, InvalidArgument
 from driver.engine.cache.processor import processor
+from driver.nn.file_form import is_file
 from driver.options import Cache
-from driver.protocol.model_digest import model_digest, structure_digest
+from driver.protocol.model_digest import model_digest, sampled_digest, structure_digest
 from driver.runtime.cache.folder import Folder
 from driver.runtime.cache.manifest import About, Counts
 from driver.runtime.cache.verify import PLACEMENT
@@ -44,9 +45,11 @@ TOKEN_BYTES = 32
 """A token says what a cache entry stands for: everything that makes a compilation what it is.
 
 The first part is the application's: by default the SHA-256 of the model, or 32 bytes of its own, which stand for the
-model's constants then, and save the time to hash those. The rest is what the HAL's runtime adds (which operations of
-the model run on the device, its name and version, preference and priority), and what ours does: the model's structure,
-this library's version, and the processor. So what is there under a token is what would be compiled now.
+model's constants then, and save the time to hash those. Of a model file it is that of a sample: the file is sent along,
+and the device restores nothing that it has made of another one. The rest is what the HAL's runtime adds (which
+operations of the model run on the device, its name and version, preference and priority), and what ours does: the
+model's structure, this library's version, and the processor. So what is there under a token is what would be compiled
+now.
 """
 
 
@@ -108,7 +111,8 @@ class CompilationCache(NamedTuple):
         except (TypeError, ValueError) as error:
             raise ValueError(f"cache_dir={path!r}: {error}") from error
         structure = structure_digest(model)
-        return cls(folder, token or model_digest(model, structure), structure, options, wait, patience)
+        digest = sampled_digest if is_file(model) else model_digest  # of a file the device compares the rest
+        return cls(folder, token or digest(model, structure), structure, options, wait, patience)
 
     @property
     def how(self) -> tuple[str, str]:
@@ -189,7 +193,7 @@ class CachedDevice:
                 self.outcome = CacheOutcome("compiled", "nothing is kept for it")
                 return None
             try:
-                home = self._device.restored_home(options._replace(cache=Cache(self._token, *files)))
+                home = self._device.restored_home(options._replace(cache=Cache(self._token, *files)), self._model)
             except (GeneralFailure, InvalidArgument) as error:
                 self._miss(str(error))
                 return None

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from driver.engine.cache.compilations import CacheOwner, RestoredCompilation
+    from driver.engine.cache.compilations import CacheOwner, RestoredCompilation, SentModel
     from driver.interface import BoundExecution
     from driver.nn import Model
     from driver.options import Preference
@@ -79,9 +79,9 @@ class Rereading(Keeping):
         read = VerifiedCache._read
 
         def twice(
-            self: VerifiedCache, owner: CacheOwner, counts: CacheFiles, fds: Sequence[int]
+            self: VerifiedCache, owner: CacheOwner, counts: CacheFiles, fds: Sequence[int], sent: SentModel | None
         ) -> RestoredCompilation:
-            found = read(self, owner, counts, fds)
+            found = read(self, owner, counts, fds, sent)
             end = time.monotonic() + _WINDOW
             code = bytes(found.saved.model[0])
             while code == bytes(found.saved.model[0]) and time.monotonic() < end:
@@ -104,7 +104,7 @@ class Tokenless(Keeping):
             CacheRecords,
             get=lambda self, uid, _: get(self, uid, none),
             put=lambda self, uid, _, record: put(self, uid, none, record),
-            digest=lambda self, uid, _, where, contents: digest(self, uid, none, where, contents),
+            digest=lambda self, uid, _, *contents: digest(self, uid, none, *contents),
         )
 
 

@@ -3,15 +3,21 @@
 import contextlib
 import json
 import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
+import onnx
 import pytest
 from click.testing import CliRunner
+from onnx import TensorProto, helper
 
 from driver.cli.command import burst
 
 IMPORTED = Path(__file__).parents[1] / "importers"
+FLOAT = TensorProto.FLOAT
+sys.path.insert(0, str(IMPORTED))
 
 
 @pytest.fixture(autouse=True)
@@ -37,7 +43,7 @@ def command(shared, monkeypatch):
 @pytest.fixture(scope="session")
 def files():
     """Paths of model files: images in bytes and in floats (channels last and first), batches, two
-    inputs, what litert does not take, states.
+    inputs, what litert does not take, states, MUL.
     """
     return SimpleNamespace(
         bytes=IMPORTED / "vendor/mobilenet_uint8.tflite",
@@ -47,7 +53,28 @@ def files():
         two=IMPORTED / "vendor/condition_float32.tflite",
         unplaced=IMPORTED / "vendor/detector_float32.tflite",
         states=IMPORTED / "vendor/lstm_float32.tflite",
+        products=IMPORTED / "vendor/attention_float32.tflite",
     )
+
+
+@pytest.fixture
+def counter(tmp_path):
+    """A network that adds up its blocks in a state: y = hn = h + the sum of x; x of any length."""
+    from header_files import onnx_file
+
+    nodes = [
+        helper.make_node("ReduceSum", ["x"], ["s"], keepdims=1),
+        helper.make_node("Add", ["h", "s"], ["hn"]),
+        helper.make_node("Mul", ["hn", "one"], ["y"]),
+    ]
+    sides = {"x": (FLOAT, ["batch", "n"]), "h": (FLOAT, ["batch", 1])}, {"y": (FLOAT, None), "hn": (FLOAT, None)}
+    model = onnx.load_from_string(onnx_file(*sides, nodes))
+    for output in model.graph.output:
+        output.type.tensor_type.shape.CopyFrom(model.graph.input[1].type.tensor_type.shape)
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.ones(1, np.float32), "one"))
+    path = tmp_path / "counter.onnx"
+    path.write_bytes(model.SerializeToString())
+    return path
 
 
 PROGRAM = """

@@ -2,21 +2,24 @@
 
 import json
 import os
+import re
+from importlib.metadata import version
 
 import pytest
 
 from driver.cli import bench
 
+OWN = f"ONNX Runtime {version('onnxruntime')}"
 WAYS = ["in this process", "burst, polling", "burst, sleeping", "plain path"]
 QUICK = ("--seconds", "0.1", "--device", "reference")
 
 
-def test_compares_the_ways(command, files):
-    """An addition and a model, each way in each round, with medians, intervals, ratios and the machine's conditions."""
-    found = command("bench", files.floats, *QUICK, "--json").json()
+def test_compares_the_ways(command):
+    """An addition, each way in each round, with medians, intervals, ratios and the machine's conditions."""
+    found = command("bench", *QUICK, "--json").json()
     assert {"processor", "kernel", "governor", "load", "numpy", "python", "at"} <= set(found["conditions"])
-    for one, model in zip(found["comparisons"], ("ADD of 4 floats", "mobilenet_float32.tflite"), strict=True):
-        assert (one["device"], one["model"], one["reason"]) == ("reference", model, "")
+    for one in found["comparisons"]:
+        assert (one["device"], one["model"], one["form"], one["reason"]) == ("reference", "ADD of 4 floats", "", "")
         assert [way["name"] for way in one["us"]] == WAYS
         assert one["rounds"] >= 6
         for way in one["us"]:
@@ -45,10 +48,40 @@ def test_leaves_the_machine_as_it_was(command, shared):
     assert os.sched_getaffinity(0) == usable
 
 
+def test_a_file_beside_its_own_runtime(command, files):
+    """The original file in ONNX Runtime, and both of its forms through a burst, on the device that is named."""
+    found = command("bench", files.first, "--seconds", "0.1", "--device", "onnxruntime", "--json").json()
+    titles = [(one["form"], one["device"], one["reason"]) for one in found["comparisons"]]
+    assert titles == [("file", "onnxruntime", ""), ("operations", "onnxruntime", "")]
+    for one in found["comparisons"]:
+        assert [way["name"] for way in one["us"]] == [OWN, *WAYS[1:]]
+        assert all(way["ratio"]["value"] > 0 for way in one["us"][1:])
+
+
+def test_one_form_with_its_sizes(command, counter):
+    """--form measures one; --shape and --input reach the file before it is loaded, and its own runtime, too."""
+    words = ("bench", counter, "--seconds", "0.1", "--device", "onnxruntime", "--form", "file")
+    shown = command(*words, "--shape", "x=1x30", "--input", "h=0").out
+    assert "counter.onnx as it is on onnxruntime: " in shown
+    assert OWN in shown
+    assert "as operations" not in shown
+    assert "give its open sizes, as in --shape x=1x512" in command(*words, ends=2).err
+
+
+def test_a_file_that_its_runtime_refuses(command, tmp_path, counter):
+    """The runtime's own words."""
+    path = tmp_path / "broken.onnx"
+    path.write_bytes(counter.read_bytes().replace(b"ReduceSum", b"ReduceSam"))
+    told = command("bench", path, "--shape", "1x4", "--seconds", "0.1", ends=1).err
+    assert "broken.onnx: the runtime that it was made for refuses it: " in told
+    assert "ReduceSam" in told
+
+
 def test_what_cannot_be_measured_says_why(command, files, kit):
-    """A device that does not take a model, beside what it takes; when there is nothing at all, it ends with 1."""
-    found = command("bench", files.unplaced, "--seconds", "0.1", "--device", "litert", "--json").json()
-    assert [one["reason"] for one in found["comparisons"]] == ["", "it does not take all operations of this model"]
+    """A device that does not take a model; when there is nothing at all, it ends with 1."""
+    words = (files.products, "--seconds", "0.1", "--device", kit.odd("Picky"), "--form", "operations", "--json")
+    (one,) = command("bench", *words, ends=1).json()["comparisons"]
+    assert re.match(r"operation \d+ \([A-Z_0-9]+\): .", one["reason"])
     broken = command("bench", "--seconds", "0.1", "--device", kit.odd("Broken"), ends=1)
     assert "did not start: RuntimeError: this device is broken on purpose" in broken.out
 

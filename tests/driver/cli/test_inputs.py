@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from driver.cli.inputs import feeds, write_arrays
+from driver.cli.inputs import FeedOptions, feeds, write_arrays
 from driver.cli.ports import Port, inputs_of, outputs_of
-from driver.cli.run import classes
+from driver.cli.sizes import given_sizes
+from driver.cli.summaries import classes
 from driver.cli.timing import estimate
 from driver.importers import load
 from driver.nn import Operand
@@ -23,9 +24,10 @@ def port(kind, shape, name="x", **more):
     return Port(name, Operand(kind, shape, extra={"name": name}, **more))
 
 
-def fed(its, source, shapes=(), seed=0, pixels=None):
+def fed(its, source, shapes=(), **options):
     """What that one input gets."""
-    (found,) = feeds([its], [str(source)] if source else [], shapes, seed, pixels)
+    words = [str(source)] if source is not None else []
+    (found,) = feeds([its], words, given_sizes([its], shapes), FeedOptions(**options))
     return found
 
 
@@ -65,14 +67,31 @@ def test_an_image_fits_its_input(picture):
     assert np.allclose(first.array[0], pixels.transpose(2, 0, 1) / 255)
     assert first.done.endswith("channels first")
     assert fed(port("TENSOR_FLOAT16", (2, 5, 3)), path).array.dtype == np.float16
-    grey = fed(port("TENSOR_FLOAT32", (4, 6)), path)
-    assert grey.array.shape == (4, 6)
-    assert "converted to L, resized to 6 x 4 (bilinear)" in grey.done
+    grey = fed(port("TENSOR_FLOAT32", (4, 10)), path)
+    assert grey.array.shape == (4, 10)
+    assert "converted to L, resized to 10 x 4 (bilinear)" in grey.done
 
 
 def test_an_open_size_is_the_images_own(picture):
-    """Height, width and batch, where the model leaves them open."""
-    assert fed(port("TENSOR_FLOAT32", (0, 0, 0, 3)), picture[0]).array.shape == (1, 2, 5, 3)
+    """Height and width up to the next multiple of 32, which networks need; one of them in proportion to the other."""
+    path, pixels = picture
+    both = fed(port("TENSOR_FLOAT32", (0, 0, 0, 3)), path)
+    assert both.array.shape == (1, 32, 32, 3)
+    assert both.done.startswith("5 x 2 RGB, letterboxed to 32 x 32")
+    assert np.allclose(both.array[0, 15:17, 13:18], pixels / 255)
+    assert fed(port("TENSOR_FLOAT32", (1, 3, 8, 0)), path).array.shape == (1, 3, 8, 20)
+    assert fed(port("TENSOR_FLOAT32", (1, 3, 0, 10)), path).array.shape == (1, 3, 4, 10)
+
+
+def test_letterbox_and_stretch(picture):
+    """The proportions stay and grey bars fill the rest, or the whole input is image."""
+    its = port("TENSOR_FLOAT32", (1, 10, 10, 3))
+    boxed, stretched = (fed(its, picture[0], fit=fit, pixels="0..255") for fit in ("letterbox", "stretch"))
+    assert boxed.done.startswith("5 x 2 RGB, resized to 10 x 4 (bilinear), letterboxed to 10 x 10")
+    assert (boxed.array[0, [0, 2, 7, 9]] == 114).all()
+    assert (boxed.array[0, 3:7].std(axis=(0, 1)) > 0).all()
+    assert stretched.done.startswith("5 x 2 RGB, resized to 10 x 10 (bilinear);")
+    assert (stretched.array[0, [0, 9]] != 114).all()
 
 
 def test_a_quantised_input_gets_the_bytes(picture):
@@ -100,7 +119,7 @@ def test_imagenets_pixels(picture):
     [
         ("TENSOR_FLOAT32", (2, 2, 3, 3), "which is not an image of 1, 3 or 4 channels"),
         ("TENSOR_FLOAT32", (7,), "pass an array"),
-        ("TENSOR_BOOL8", (2, 3), "TENSOR_BOOL8, which no image fits; pass an array"),
+        ("TENSOR_BOOL8", (2, 3), "bool, which no image fits; pass an array"),
     ],
 )
 def test_what_takes_no_image_says_so(picture, kind, shape, told):
@@ -113,7 +132,7 @@ def test_what_is_no_image_is_told(tmp_path):
     """With what could be read."""
     path = tmp_path / "picture.png"
     path.write_bytes(b"nothing")
-    with pytest.raises(click.UsageError, match=r"not a readable image: .*supported: .npy"):
+    with pytest.raises(click.UsageError, match=r"not a readable image or video: .*supported: .npy"):
         fed(port("TENSOR_FLOAT32", (2, 3)), path)
 
 
@@ -130,12 +149,15 @@ def test_samples_of_every_width(recording, width):
 
 
 def test_a_recording_fits_its_input(recording):
-    """Cut, or filled with zeros; its channels kept where the input has as many, else their mean."""
+    """In blocks, the last filled with zeros; its channels kept where the input has as many, else their mean."""
     path = recording(np.array([[0, 16384], [-16384, -16384], [8192, 0]]))
     cut = fed(port("TENSOR_FLOAT32", (1, 2)), path)
     assert cut.array.tolist() == [[0.25, -0.5]]
-    assert cut.done == "3 samples at 16000 Hz, the mean of 2 channels, cut to the first 2; -1 to 1"
+    told = "3 samples at 16000 Hz, the mean of 2 channels, 2 blocks of 2, the last padded with 1 zeros; -1 to 1"
+    assert cut.done == told
+    assert [(at, block.tolist()) for at, block in cut.later.values] == [(2 / 16000, [[0.125, 0]])]
     filled = fed(port("TENSOR_FLOAT32", (1, 4, 1)), path)
+    assert filled.later is None
     assert filled.array.reshape(-1).tolist() == [0.25, -0.5, 0.125, 0]
     assert "padded with 1 zeros" in filled.done
     kept = fed(port("TENSOR_FLOAT32", (1, 3, 2)), path)
@@ -143,6 +165,45 @@ def test_a_recording_fits_its_input(recording):
     assert fed(port("TENSOR_FLOAT32", (0, 0)), path).array.shape == (1, 3)
     bytes_ = fed(port("TENSOR_QUANT8_ASYMM", (3,), **BYTE), path)
     assert bytes_.array.tolist() == [144, 96, 136]
+
+
+def test_blocks_of_sound(recording):
+    """--block where the input leaves the length open, --hop from one to the next; each with the second at which it
+    begins.
+    """
+    its, path = port("TENSOR_FLOAT32", (0, 0)), recording(np.arange(7).reshape(-1, 1) * 4096, rate=8000)
+    found = fed(its, path, block=4, hop=2)
+    later = list(found.later.values)
+    assert [block.shape for _, block in later] == [(1, 4), (1, 4)]
+    assert [at for at, _ in later] == [2 / 8000, 4 / 8000]
+    assert later[1][1].tolist() == [[0.5, 0.625, 0.75, 0]]
+    assert "3 blocks of 4, one every 2, the last padded with 1 zeros" in found.done
+    with pytest.raises(click.UsageError, match=r"--block 4: input 'x' takes 1 x 3, blocks of 3 samples; leave"):
+        fed(port("TENSOR_FLOAT32", (1, 3)), path, block=4)
+    with pytest.raises(click.UsageError, match=r"--hop 4: no input is a \.wav file"):
+        fed(its, None, shapes=["1x1"], hop=4)
+
+
+# ---- bytes and numbers
+
+
+def test_bytes_of_any_file(tmp_path):
+    """A row of integers takes a file's bytes: cut, or padded with zeros; as many as there are where it is open."""
+    path = tmp_path / "text.md"
+    path.write_bytes(b"abc")
+    assert fed(port("TENSOR_INT32", (0, 2)), path).array.tolist() == [[97, 98]]
+    assert fed(port("TENSOR_INT32", (5,)), path).done == "3 bytes, padded with zeros to 5"
+    assert fed(port("TENSOR_INT32", (0, 0)), path).array.shape == (1, 3)
+    with pytest.raises(click.UsageError, match="not one row of bytes"):
+        fed(port("TENSOR_INT32", (2, 3)), path)
+
+
+def test_a_number(tmp_path):
+    """Fills its input, if the input can hold it; a file of that name comes first."""
+    assert fed(port("INT32", ()), "16000").array == 16000
+    assert fed(port("TENSOR_FLOAT32", (0, 2)), "x=0.5").array.tolist() == [[0.5, 0.5]]
+    with pytest.raises(click.UsageError, match=r"--input 0\.5: .* takes int32"):
+        fed(port("INT32", ()), "0.5")
 
 
 @pytest.mark.parametrize(
@@ -210,15 +271,15 @@ def test_an_archive_is_for_all_inputs(tmp_path):
     path = saved(
         tmp_path / "a.npz", **{"file": np.ones(2, np.float32), "b=c": np.zeros(2, np.float32), "d": np.ones(1)}
     )
-    assert [f.array.tolist() for f in feeds(both, [str(path)], (), 0, None)] == [[1, 1], [0, 0]]
-    assert feeds(both, [f"b=c={path}"], (), 0, None)[0].source == "random"
+    assert [f.array.tolist() for f in feeds(both, [str(path)], {}, FeedOptions())] == [[1, 1], [0, 0]]
+    assert feeds(both, [f"b=c={path}"], {}, FeedOptions())[0].source == "random"
     alone = saved(tmp_path / "b.npz", anything=np.ones(2, np.float32))
     assert fed(both[0], alone).array.tolist() == [1, 1]
     with pytest.raises(click.UsageError, match=r"no array is named 'e'; the file has file, b=c, d"):
         fed(port("TENSOR_FLOAT32", (2,), "e"), f"e={path}")
     path.write_bytes(b"no archive")
     with pytest.raises(click.UsageError, match=r"not an \.npz file"):
-        feeds(both, [str(path)], (), 0, None)
+        feeds(both, [str(path)], {}, FeedOptions())
 
 
 # ---- random, and which file is whose
@@ -238,18 +299,30 @@ def test_random_inputs_are_seeded():
     assert fed(state, None)[:2][1] == "zeros"
 
 
-def test_open_shapes_are_chosen():
-    """By --shape; else what is open is 1, and that is said. Without a rank there has to be one."""
+def test_open_sizes(picture):
+    """By --shape; else a batch is 1, and that is said. For others there is an error with the option that helps."""
     its = port("TENSOR_FLOAT32", (0, 4))
     assert fed(its, None).array.shape == (1, 4)
     assert "? taken as 1" in fed(its, None).done
     assert fed(its, None, shapes=["3x4"]).array.shape == (3, 4)
+    assert fed(port("TENSOR_FLOAT32", (0, 0, 0, 3)), picture[0], shapes=["?x2x5x3"]).array.shape == (1, 2, 5, 3)
     assert fed(port("TENSOR_FLOAT32", ()), None, shapes=["x=2x2"]).array.shape == (2, 2)
     for shapes, told in ((["3x5"], r"only a \? can be set"), (["3,4"], "separated by x"), (["0x4"], "positive")):
         with pytest.raises(click.UsageError, match=told):
             fed(its, None, shapes=shapes)
     with pytest.raises(click.UsageError, match="has no known rank"):
         fed(port("TENSOR_FLOAT32", ()), None)
+    with pytest.raises(click.UsageError, match=r"'x' is float32 \? x 3 x \? x \?; .* as in --shape x=1x3x320x320"):
+        fed(port("TENSOR_FLOAT32", (0, 3, 0, 0)), None)
+
+
+def test_a_size_with_a_name_is_the_same_everywhere(tmp_path):
+    """What a file tells of one input holds for those with the same name for it, and for batches."""
+    one = Port("a", Operand("TENSOR_FLOAT32", (0, 0), extra={"name": "a", "dims": ("rows", "length")}))
+    two = Port("b", Operand("TENSOR_FLOAT32", (0, 4, 0), extra={"name": "b", "dims": (None, None, "length")}))
+    np.save(tmp_path / "b.npy", np.zeros((3, 4, 6), np.float32))
+    found = feeds([one, two], [f"b={tmp_path / 'b.npy'}"], {}, FeedOptions())
+    assert found[0].array.shape == (3, 6)
 
 
 @pytest.mark.parametrize(
@@ -258,18 +331,18 @@ def test_open_shapes_are_chosen():
         (["left=random", "left=random"], "input 'left' is given twice"),
         (["random", "random", "random"], "too many; the model has 2 inputs: left, right"),
         (["lef=random"], r"no input is named 'lef'; inputs: left, right; did you mean 'left'\?"),
-        (["right=nowhere.npy"], "no such file; pass a path, or the word 'random'"),
+        (["right=nowhere.npy"], "no such file; pass a path, a number, the address of a stream, or the word 'random'"),
     ],
 )
 def test_a_wrong_input_is_told(given, told):
     """With the names that there are, and the nearest."""
     with pytest.raises(click.UsageError, match=told):
-        feeds([port("TENSOR_FLOAT32", (2,), name) for name in ("left", "right")], given, (), 0, None)
+        feeds([port("TENSOR_FLOAT32", (2,), name) for name in ("left", "right")], given, {}, FeedOptions())
 
 
 def test_ports_have_the_names_of_the_file(files):
     """And numbers where the file has none, or the same one twice."""
-    model = load(files.states)
+    model = load(files.states, form="operations")
     assert inputs_of(model)[0].name == "frames"
     assert [p.is_state for p in outputs_of(model)] == [False, True, True]
 

@@ -28,9 +28,10 @@ def test_an_image_through_a_burst(command, files, picture, tmp_path):
     """Placement, what was done with the image, the times of each stage, the likeliest classes with their labels."""
     labels = tmp_path / "labels.txt"
     labels.write_text("\n".join(f"kind {n}" for n in range(20)))
-    words = ("run", files.bytes, "--device", "litert", "--input", picture, "--labels", labels, "--top", 3, "--runs", 5)
+    model = ("run", files.bytes, "--form", "operations", "--device", "litert")
+    words = (*model, "--input", picture, "--labels", labels, "--top", 3, "--runs", 5)
     found = command(*words, "--json").json()
-    assert found["placement"] == [{"device": "litert", "operations": list(range(37))}]
+    assert found["placement"] == [{"device": "litert", "operations": 37, "ranges": [[0, 36]]}]
     (given,) = found["inputs"]
     assert given["shape"] == [1, 64, 64, 3]
     assert given["done"] == "8 x 8 RGB, resized to 64 x 64 (bilinear); bytes used as quantised values"
@@ -75,7 +76,8 @@ def test_every_device_by_default(command, files):
 
 def test_a_kept_compilation_is_told(command, files, tmp_path):
     """--cache-dir: saved the first time, restored the second."""
-    words = ("run", files.floats, "--device", "litert", "--runs", 1, "--cache-dir", tmp_path / "kept", "--json")
+    model = ("run", files.floats, "--form", "operations", "--device", "litert")
+    words = (*model, "--runs", 1, "--cache-dir", tmp_path / "kept", "--json")
     assert [command(*words).json()["compilations"][0]["outcome"] for _ in range(2)] == ["saved", "restored"]
 
 
@@ -91,14 +93,15 @@ def test_states_begin_with_zeros(command, files):
     [
         (["nowhere.onnx"], "MODEL 'nowhere.onnx': No such file or directory; pass the path of a model file"),
         (["{here}"], "has the suffix '.py'; supported are .tflite, .onnx"),
-        (["{damaged}"], "Error: "),
+        (["{damaged}"], "damaged.onnx': 'damaged.onnx': "),
+        (["{text}"], "'notes.onnx': it is text, not a model; fetch it again, or export it again"),
         (["{model}", "--device", "cpu", "--device", "cpu"], "a device is named twice"),
         (["{model}", "--device", "/nowhere/litert.sock"], "no device is served there"),
         (["{model}", "--input", "nowhere.png"], "--input nowhere.png: no such file"),
         (["{model}", "--labels", "nowhere.txt"], "--labels nowhere.txt: "),
         (["{model}", "--labels", "{here}", "--device", "cpu"], "but output 'probabilities' has 20 classes"),
         (["{model}", "--output", "out.txt"], "--output out.txt: outputs are written as .npz; use out.npz"),
-        (["{model}", "--output", "/nowhere/o.npz", "--device", "cpu"], "cannot be written: No such file"),
+        (["{model}", "--output", "/nowhere/o.npz", "--device", "cpu"], "there is no folder /nowhere"),
         (["{model}", "--runs", "0"], "Invalid value for '--runs'"),
         (["{model}", "--priority", "urgent"], "'urgent' is not one of 'low', 'medium', 'high'"),
         (["{model}", "--deadline", "0"], "Invalid value for '--deadline'"),
@@ -109,15 +112,17 @@ def test_a_wrong_call_is_told(command, files, tmp_path, words, told):
     """Each with the argument, its value and the remedy, and the exit code 2."""
     damaged = tmp_path / "damaged.onnx"
     damaged.write_bytes(b"\xff" * 64)
-    places = {"model": files.floats, "here": __file__, "damaged": damaged}
-    found = command("run", *(word.format(**places) for word in words), ends=2)
+    text = tmp_path / "notes.onnx"
+    text.write_text("Not a model at all.\n")
+    places = {"model": files.floats, "here": __file__, "damaged": damaged, "text": text}
+    found = command("run", *(word.format(**places) for word in words), "--json", ends=2)
     assert told in found.err
     assert found.out == ""
 
 
 def test_an_execution_that_fails_ends_with_1(command, files):
     """What goes wrong while it runs is one line on stderr: here, a deadline that nobody can meet."""
-    found = command("run", files.floats, "--device", "reference", "--deadline", "1e-9", ends=1)
+    found = command("run", files.floats, "--device", "reference", "--deadline", "1e-9", "--json", ends=1)
     assert found.out == ""
     assert found.err.startswith("Error: ")
     assert found.err.count("\n") == 1
@@ -125,8 +130,9 @@ def test_an_execution_that_fails_ends_with_1(command, files):
 
 def test_what_a_device_does_not_take_ends_with_1(command, files):
     """With one --device nothing falls back; the operation is named, and what would help."""
-    found = command("run", files.unplaced, "--device", "litert", "--json", ends=1)
-    assert "operation 25 (GATHER) is supported by none of the devices; add 'cpu' to them" in found.err
+    found = command("run", files.unplaced, "--form", "operations", "--device", "litert", "--json", ends=1)
+    assert "none of the devices supports operation 25 (GATHER): litert: its indices" in found.err
+    assert "add 'cpu' to them" in found.err
     assert found.out == ""
 
 

@@ -103,6 +103,8 @@ def test_comes_while_it_retires(place, kit):
 
 def test_retirement_looks_once_more(place):
     """A service does not retire while somebody waits in its backlog, or is starting a service."""
+    from driver.devices.reference import ReferenceDevice
+    from driver.service.file_gate import FileGate
     from driver.service.process import Service
 
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -111,6 +113,7 @@ def test_retirement_looks_once_more(place):
     listener.listen()
     service = Service.__new__(Service)
     service._listener, service._place = listener, discovery.Place(place.path, "x")
+    service.files = FileGate(ReferenceDevice(), "x")
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as client:
         client.connect(str(path))
         assert not service._retire()

@@ -9,7 +9,7 @@ import pytest
 import driver
 from driver.nn import Interpreter, OperandType
 
-sys.path.insert(0, str(Path(__file__).parent))  # for operation_cases
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "importers")]  # for what writes models
 
 TYPES = {
     "f": "float32",

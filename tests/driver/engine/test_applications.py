@@ -14,6 +14,7 @@ import pytest
 import driver
 from burst import InvalidArgument, ResourceExhaustedTransient
 from burst.channel import Channel
+from driver.protocol.rpc import PROTOCOL
 from driver.service.applications import application_of, control_group_in
 
 X = np.ones((1, 4), np.float32)
@@ -28,7 +29,7 @@ def test_invalid_names_are_refused(name, device):
     with pytest.raises(InvalidArgument, match=r"application=.*1 to 100 printable characters"):
         driver.connect("reference", application=name)
     with pytest.raises(InvalidArgument, match=r"application=.*1 to 100 printable characters"):
-        device.call("hello", 2, name)
+        device.call("hello", PROTOCOL, name)
     with pytest.raises(ValueError, match=r"application=.*1 to 100 printable characters"):
         driver.compile(None, application=name)
 
@@ -36,7 +37,7 @@ def test_invalid_names_are_refused(name, device):
 def test_a_client_stays_in_its_application(device, kit):
     """It cannot take what it has prepared to another one."""
     with device.prepare(kit.add_model()), pytest.raises(InvalidArgument, match="hello comes before prepare"):
-        device.call("hello", 2, "another")
+        device.call("hello", PROTOCOL, "another")
 
 
 def test_a_connected_device_has_its_application(device, kit):

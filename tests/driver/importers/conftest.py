@@ -14,12 +14,12 @@ from driver.nn import Interpreter
 
 @pytest.fixture
 def load(tmp_path):
-    """load(data) -> the model of a .tflite file with these bytes."""
+    """load(data) -> the operations of a .tflite file with these bytes."""
 
     def load(data):
         path = tmp_path / "model.tflite"
         path.write_bytes(data)
-        return driver.load(path)
+        return driver.load(path, form="operations")
 
     return load
 

@@ -1,6 +1,6 @@
 """Mutants of .onnx files: each is refused with ImportFailed or is a valid model, fast and in little memory.
 
-    python fuzz_onnx.py --inputs 100000 --seed 7 [--folder DIR]
+    python fuzz_onnx.py --inputs 100000 --seed 7 [--folder DIR] [--form file]
 
 Half of the mutants are made byte by byte, the others field by field: numbers, names, kinds and types change, and the
 result is well-formed again. Prints how many were tried, how many were accepted, and the longest time that one took; a
@@ -19,10 +19,11 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import onnx
 from google.protobuf.message import DecodeError
+from header_files import apart_onnx, labelled_onnx
 from onnx_cases import CASES
 
 import driver
-from driver.importers import onnx as importer
+from driver.importers.onnx import reader as importer
 from driver.importers.onnx.fold import FOLDS
 from driver.importers.onnx.table import TABLE
 
@@ -56,7 +57,7 @@ class Mutator:
 
     def __init__(self, seed):
         self._random = random.Random(seed)
-        self._files = [case.data for case in CASES.values()]
+        self._files = [case.data for case in CASES.values()] + [labelled_onnx(), apart_onnx()] * 20
         self._real = [(FOLDER / f"{name}.onnx").read_bytes() for name in ("gru", "lstm", "mobilenet_int8")]
         self._bytes = [self._flip, self._byte, self._varint, self._cut, self._drop, self._splice, self._repeat]
         self._fields = [self._kind, self._rename, self._attribute, self._dims, self._type, self._remove, self._twice]
@@ -204,10 +205,14 @@ class Mutator:
             model.opset_import[0].version = self._random.choice((1, 6, 7, 9, 10, 11, 12, 13, 18, 21, 99, -1))
 
 
-def accepts(data):
-    """Whether a mutant is a model. Everything but ImportFailed is for the caller to see."""
+def accepts(data, file=None):
+    """Whether a mutant is a model; in file form if `file` is given. Everything but ImportFailed is for the caller."""
     try:
-        importer.read(memoryview(data))
+        if file is None:
+            importer.read(memoryview(data))
+        else:
+            file.write_bytes(data)
+            driver.load(file, form="file")
     except driver.ImportFailed:
         return False
     return True
@@ -228,14 +233,16 @@ def main():
     parser.add_argument("--inputs", type=int, default=2000)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--folder", type=Path, default=Path())
+    parser.add_argument("--form", choices=("file", "operations"), default="operations")
     options = parser.parse_args()
+    file = options.folder / "mutant.onnx" if options.form == "file" else None
     made, accepted, longest = mutants(options.seed), 0, 0.0
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (used + ROOM, used + ROOM))
     for number in range(options.inputs):
         data, begun = next(made), time.process_time()
         try:
-            accepted += accepts(data)
+            accepted += accepts(data, file)
             longest = max(longest, taken := time.process_time() - begun)
             assert taken < MOST_SECONDS, f"{taken:.1f} s for {len(data)} bytes"
         except BaseException:

@@ -1,6 +1,6 @@
 """Mutants of small .tflite files: each is refused with ImportFailed or is a valid model, fast and in little memory.
 
-    python fuzz_tflite.py --inputs 100000 --seed 7 [--folder DIR]
+    python fuzz_tflite.py --inputs 100000 --seed 7 [--folder DIR] [--form file]
 
 Prints how many were tried, how many were accepted, and the longest time that one took; a mutant that does anything else
 is written to the folder, and ends the run with its traceback. Memory is limited for the whole process.
@@ -17,11 +17,12 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
 
 import numpy as np
+from header_files import labelled_tflite
 from tflite_cases import CASES
 from tflite_writer import Writer
 
 import driver
-from driver.importers import tflite
+from driver.importers.tflite import reader as tflite
 from driver.importers.tflite.file import TfliteFile
 
 EDGES = [0, 1, 2, 3, 4, 7, 8, 127, 128, 255, 256, 2**15, 2**16 - 1, 2**30, 2**31 - 1, 2**31, 2**32 - 4, 2**32 - 1]
@@ -40,7 +41,7 @@ def written():
     for write in CASES.values():
         w = Writer()
         files.append(w.file(write(w)))
-    return files
+    return files + [labelled_tflite()] * 5
 
 
 def converted():
@@ -123,10 +124,14 @@ class Mutator:
         data[at : at + length] = other[source : source + length]
 
 
-def accepts(data):
-    """Whether a mutant is a model. Everything but ImportFailed is for the caller to see."""
+def accepts(data, file=None):
+    """Whether a mutant is a model; in file form if `file` is given. Everything but ImportFailed is for the caller."""
     try:
-        tflite.read(memoryview(data))
+        if file is None:
+            tflite.read(memoryview(data))
+        else:
+            file.write_bytes(data)
+            driver.load(file, form="file")
     except driver.ImportFailed:
         return False
     return True
@@ -137,14 +142,16 @@ def main():
     parser.add_argument("--inputs", type=int, default=2000)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--folder", type=Path, default=Path())
+    parser.add_argument("--form", choices=("file", "operations"), default="operations")
     options = parser.parse_args()
+    file = options.folder / "mutant.tflite" if options.form == "file" else None
     mutate, accepted, longest = Mutator(options.seed, written(), converted()), 0, 0.0
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (used + ROOM, used + ROOM))
     for number in range(options.inputs):
         data, begun = mutate(), time.process_time()
         try:
-            accepted += accepts(data)
+            accepted += accepts(data, file)
             longest = max(longest, taken := time.process_time() - begun)
             assert taken < MOST_SECONDS, f"{taken:.1f} s for {len(data)} bytes"
         except BaseException:

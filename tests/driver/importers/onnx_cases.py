@@ -263,6 +263,62 @@ one("LSTM", real(4, 2, 3), C(real(1, 20, 3)), C(real(1, 20, 5)), C(real(1, 40)),
 one("GRU", real(4, 2, 3), C(real(1, 15, 3)), C(real(1, 15, 5)), C(real(1, 30)), None, H, hidden_size=5, outputs=2)
 one("RNN", real(4, 2, 3), C(real(1, 5, 3)), C(real(1, 5, 5)), hidden_size=5, outputs=2, activations=["Relu"])
 
+# ---- branches
+
+
+def branches(name, condition, feeds, constants, *nodes):
+    """An If between two ways to compute on x, on a condition that `nodes` compute."""
+    held = [numpy_helper.from_array(np.float32([0.5, 2, -1]), "half")]
+    results = [helper.make_empty_tensor_value_info("r")]
+    then = [helper.make_node("Mul", ["x", "half"], ["m"]), helper.make_node("Relu", ["m"], ["r"])]
+    other = [helper.make_node("MatMul", ["x", "w"], ["r"])]
+    graphs = {
+        "then_branch": helper.make_graph(then, "then", [], results, held),
+        "else_branch": helper.make_graph(other, "else", [], results),
+    }
+    choice = helper.make_node("If", [condition], ["i"], **graphs)
+    end = helper.make_node("Add", ["i", "x"], ["y"])
+    CASES[name] = Case(model([*nodes, choice, end], feeds, constants, ["y"]), feeds)
+
+
+TWO, W3 = real(2, 3), {"w": real(3, 3)}
+RANK = [helper.make_node("Shape", ["x"], ["s"]), helper.make_node("Size", ["s"], ["n"])]
+RANK += [helper.make_node("Equal", ["n", "two"], ["c"])]
+LARGEST = [helper.make_node("ReduceMax", ["z"], ["l"], keepdims=1), helper.make_node("Less", ["l", "two"], ["c"])]
+branches("If", "c", {"x": TWO}, {"two": np.int64(2), **W3}, *RANK)
+branches("If of another rank", "c", {"x": TWO}, {"two": np.int64(3), **W3}, *RANK)
+branches("If by values", "c", {"x": TWO, "z": real(1, 2)}, {"two": np.float32(2), **W3}, *LARGEST)
+branches("If by an input", "c", {"x": TWO, "c": np.array(False)}, W3)
+
+
+# ---- dynamically quantised
+
+
+def dynamic(kind, name, weights, shape, zeros=None, **attributes):
+    """A product of an input that DynamicQuantizeLinear quantises, as `quantize_dynamic` writes it."""
+    feeds, constants = {"x": real(*shape, low=-1.0, high=3.0)}, {"w": weights, "s": np.float32(0.013)}
+    names = ["q", "w", "zero"]
+    if zeros is not None:
+        constants["z"] = np.asarray(zeros, weights.dtype)
+        names.append("z")
+    nodes = [
+        helper.make_node("DynamicQuantizeLinear", ["x"], ["q", "scale", "zero"]),
+        helper.make_node(kind, names, ["i"], **attributes),
+        helper.make_node("Cast", ["i"], ["f"], to=TensorProto.FLOAT),
+        helper.make_node("Mul", ["scale", "s"], ["both"]),
+        helper.make_node("Mul", ["f", "both"], ["y"]),
+    ]
+    CASES[name] = Case(model(nodes, feeds, constants, ["y", "i", "scale"]), feeds, 1e-4)
+
+
+B8, B6 = ints(6, 5, low=-64, high=64, dtype=np.int8), ints(5, 4, 3, 3, low=0, high=127, dtype=np.uint8)
+dynamic("MatMulInteger", "DynamicQuantizeLinear", B8, (3, 6))
+dynamic("MatMulInteger", "MatMulInteger", B8, (2, 3, 6), 7)
+dynamic("MatMulInteger", "MatMulInteger with a zero point per unit", B8, (3, 6), ints(5, dtype=np.int8))
+dynamic("ConvInteger", "ConvInteger", B6, (1, 4, 7, 7), 60, pads=[1, 1, 1, 1])
+dynamic("ConvInteger", "ConvInteger depthwise", B6[:4, :1], (1, 4, 7, 7), 60, group=4, strides=[2, 2])
+
+
 # ---- quantised: between DequantizeLinear and QuantizeLinear
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from onnx_cases import CASES
 
-from driver.importers import onnx
+from driver.importers.onnx import reader as onnx
 from driver.importers.onnx.table import TABLE
 
 runtime = pytest.importorskip("onnxruntime", reason="no onnxruntime to compare with")

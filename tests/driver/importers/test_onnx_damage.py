@@ -15,8 +15,8 @@ from onnx import TensorProto, helper
 from onnx_cases import CASES
 
 import driver
-from driver.importers import onnx
 from driver.importers.onnx import graph as onnx_graph
+from driver.importers.onnx import reader as onnx
 
 PROGRAM = Path(fuzz_onnx.__file__)
 

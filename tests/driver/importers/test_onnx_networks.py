@@ -21,7 +21,7 @@ NETWORKS = sorted(path.stem for path in FOLDER.glob("*.onnx"))
 
 def tried(path):
     """The model, an input for it and onnxruntime's result."""
-    model = driver.load(path)
+    model = driver.load(path, form="operations")
     options = runtime.SessionOptions()
     options.intra_op_num_threads = 1
     # Without VNNI, its int8 kernels add products of two bytes in 16 bits, which saturate. This session's do not.
@@ -74,7 +74,7 @@ def test_a_network_on_litert(name):
 @pytest.mark.parametrize("name", [name for name in NETWORKS if name.endswith("int8")])
 def test_a_quantised_network_computes_on_integers(name):
     """Floats are left at its ends, and where a mean gets another scale: no convolution reads any."""
-    graph = driver.load(FOLDER / f"{name}.onnx").main
+    graph = driver.load(FOLDER / f"{name}.onnx", form="operations").main
     sums = [o for o in graph.operations if o.type in ("CONV_2D", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED", "ADD")]
     kinds = {graph.operands[o.inputs[0]].type for o in sums}
     assert kinds == {OperandType.TENSOR_QUANT8_ASYMM if "uint8" in name else OperandType.TENSOR_QUANT8_ASYMM_SIGNED}
@@ -86,7 +86,7 @@ def test_a_quantised_network_computes_on_integers(name):
 @pytest.mark.parametrize("name", ["mobilenet", "resnet"])
 def test_an_image_network_is_transposed_once(name):
     """Where the image comes in; from there on its channels are last."""
-    counts = Counter(o.type for o in driver.load(FOLDER / f"{name}.onnx").main.operations)
+    counts = Counter(o.type for o in driver.load(FOLDER / f"{name}.onnx", form="operations").main.operations)
     assert counts["TRANSPOSE"] == 1
     assert counts["RELU"] == counts["RELU6"] == 0
 

@@ -16,7 +16,7 @@ from tflite_cases import CASES
 from tflite_writer import Writer
 
 import driver
-from driver.importers import tflite
+from driver.importers.tflite import reader as tflite
 
 PROGRAM = Path(fuzz_tflite.__file__)
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from header_files import labelled_tflite
 from tflite_writer import Writer
 
 import driver
@@ -175,8 +176,6 @@ REFUSED = {
     "a custom operator": (lambda: one("CUSTOM:Mine"), "CUSTOM 'Mine'", "has no operation for it"),
     "options of another operator": (lambda: one("ADD", F, F, options="Pool2DOptions"), "ADD", "takes AddOptions"),
     "16-bit activations": (lambda: one("ABS", ((2, 3), "int16")), None, "no tensors of this type"),
-    "64-bit inputs": (lambda: one("ABS", ((2, 3), "int64")), None, "no 64-bit integers"),
-    "64-bit results": (lambda: one("CAST", F, dtype="int64"), "CAST", "computes no 64-bit"),
     "more than four dimensions": (
         lambda: one("ADD", ((1,) * 5, "float32"), ((1,) * 5, "float32"), result=(1,) * 5),
         "ADD",
@@ -253,18 +252,14 @@ def test_the_index_is_that_of_the_file(load):
         load(w.file([w.operator("CUMSUM", [y], (2,))]))
 
 
-@pytest.mark.parametrize(
-    ("operator", "more", "reason"),
-    [("TRANSPOSE", [np.int32([4, 3, 2, 1, 0])], "moves 5 dimensions apart"), ("ABS", [], "has 5 dimensions")],
-)
-def test_more_dimensions_than_the_hal_has(load, operator, more, reason):
-    """Between two RESHAPE only what a TRANSPOSE of four can do."""
+def test_more_dimensions_than_the_hal_has(load):
+    """Between two RESHAPE nothing but a TRANSPOSE."""
     w = Writer()
     x = w.operator("RESHAPE", [w.input((4, 8)), w.constant(np.int32([2] * 5))], (2,) * 5)
-    y = w.operator(operator, [x, *map(w.constant, more)], (2,) * 5)
-    with pytest.raises(driver.ImportFailed, match=reason) as caught:
+    y = w.operator("ABS", [x], (2,) * 5)
+    with pytest.raises(driver.ImportFailed, match="has 5 dimensions") as caught:
         load(w.file([w.operator("RESHAPE", [y, w.constant(np.int32([32]))], (32,))]))
-    assert (caught.value.operator, caught.value.index) == (operator, 1)
+    assert (caught.value.operator, caught.value.index) == ("ABS", 1)
 
 
 def test_a_batch_that_is_unknown_in_a_computed_shape(load, run):
@@ -296,7 +291,7 @@ def test_the_rest_beside_an_unknown_batch(load, run):
     other = w.operator(
         "RESHAPE", [w.operator("ABS", [x], (1, 4, 2), signature=[-1, 4, 2]), shape], (1, 1), signature=[-1, -1]
     )
-    with pytest.raises(driver.ImportFailed, match="more than one dimension is unknown"):
+    with pytest.raises(driver.ImportFailed, match="more than one size is open"):
         load(w.file([other]))
 
 
@@ -335,7 +330,7 @@ def test_subgraphs_that_refer_to_each_other(load):
         load(w.file([y]))
 
 
-@pytest.mark.parametrize("suffix", [".pb", "", ".TFLITE"])
+@pytest.mark.parametrize("suffix", [".pb", "", ".tflit"])
 def test_a_suffix_that_is_not_known(tmp_path, suffix):
     """The error lists those that are."""
     with pytest.raises(driver.ImportFailed, match=r"supported are .*\.tflite"):
@@ -344,11 +339,13 @@ def test_a_suffix_that_is_not_known(tmp_path, suffix):
 
 def test_the_package_that_reads_files_is_an_extra(tmp_path, monkeypatch):
     """Without it the error says what to install."""
+    path = tmp_path / "model.tflite"
+    path.write_bytes(labelled_tflite())
     for name in [name for name in sys.modules if name.startswith("driver.importers.tflite")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "tflite", None)
     with pytest.raises(driver.ImportFailed, match=re.escape("install burst-engine[tflite]")):
-        driver.load(tmp_path / "model.tflite")
+        driver.load(path, form="operations")
 
 
 def test_the_page_lists_every_operator():

@@ -21,13 +21,13 @@ IMPORTED = [name for name in NAMES if name not in REFUSED]
 WHOLE = ("batches", "condition", "gru", "loop")
 """Most of what they do is control flow, or a shape that is known when the file is read: no layers."""
 LAYERED = [name for name in IMPORTED if not name.endswith("dynamic") and name.split("_")[0] not in WHOLE]
-ELSEWHERE = {"detector": ["GATHER"], "gru": ["WHILE"], "loop": ["WHILE"]}
-"""What litert has not, by net: indices that are an output, too, which the client may write; a state that grows."""
+ELSEWHERE = {"detector": ["GATHER"]}
+"""What litert has not, by net: indices that are an output, too, which the client may write."""
 
 
 def net(name):
-    """The model of a file."""
-    return driver.load(FOLDER / f"{name}.tflite")
+    """The operations of a file."""
+    return driver.load(FOLDER / f"{name}.tflite", form="operations")
 
 
 def feeds(name):

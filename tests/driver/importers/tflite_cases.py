@@ -140,6 +140,9 @@ fixed("SLICE", S, np.int32([0, 1, 1]), np.int32([2, -1, 2]), shape=(2, 2, 2))
 fixed("SLICE", S, np.int64([0, 1, 1]), np.int64([2, 2, 2]), shape=(2, 2, 2), name=" 64-bit places")
 fixed("PAD", S, np.int32([[0, 0], [1, 2], [3, 0]]), shape=(2, 6, 7))
 fixed("PAD", SIGNED, np.int32([[0, 0], [1, 2], [3, 0]]), shape=(2, 6, 7), dtype="int8", **Q, name=" int8")
+for mode in (0, 1):
+    fixed("MIRROR_PAD", S, np.int32([[0, 0], [1, 2], [3, 0]]), shape=(2, 6, 7), Mode=mode, name=f" {mode}")
+fixed("MIRROR_PAD", SIGNED, np.int32([[0, 1], [0, 0], [2, 0]]), shape=(3, 3, 6), dtype="int8", **Q, name=" int8")
 fixed("PADV2", S, np.int32([[0, 0], [1, 2], [3, 0]]), np.float32(1.5), shape=(2, 6, 7))
 fixed("TILE", S, np.int32([1, 2, 3]), shape=(2, 6, 12))
 fixed("GATHER", S, np.int32([2, 0, 1, 1]), shape=(2, 4, 4), Axis=1)
@@ -464,3 +467,22 @@ for operator in "CONV_2D", "CONV_2D int8", "DEPTHWISE_CONV_2D":
 for operator in "CONV_2D", "FULLY_CONNECTED":
     OTHERWISE[f"{operator} TANH"] = (operator, np.tanh)
 OTHERWISE["CONCATENATION RELU"] = ("CONCATENATION", lambda x: np.maximum(x, 0))
+
+
+def densified(name, array, block=None):
+    """A dense layer whose weights are stored sparse."""
+
+    def write(w):
+        weights = w.operator("DENSIFY", [w.sparse(array, block)], array.shape)
+        return listed(w.operator("FULLY_CONNECTED", [w.input((2, array.shape[1])), weights], (2, array.shape[0])))
+
+    CASES[name] = write
+
+
+THIN = np.random.default_rng(5).normal(0, 1, (8, 12)).astype(np.float32)
+THIN[np.abs(THIN) < 1] = 0
+densified("DENSIFY", THIN)
+BLOCKS = np.kron(THIN[:4, :3] != 0, np.ones((2, 4))).astype(np.float32) * np.arange(1, 97, dtype=np.float32).reshape(
+    8, 12
+)
+densified("DENSIFY blocks", BLOCKS, (2, 4))

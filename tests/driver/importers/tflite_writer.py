@@ -35,6 +35,7 @@ OPTIONS = {
     "L2_NORMALIZATION": "L2NormOptions",
     "LSH_PROJECTION": "LSHProjectionOptions",
     "LSTM": "LSTMOptions",
+    "MIRROR_PAD": "MirrorPadOptions",
     "PADV2": "PadV2Options",
     "RNN": "RNNOptions",
     "SPACE_TO_BATCH_ND": "SpaceToBatchNDOptions",
@@ -92,6 +93,17 @@ class Graph:
             return self.constant(self._random.normal(0, scale, shape).astype(dtype), **more)
         limits = np.iinfo(dtype) if np.dtype(dtype).itemsize == 1 else np.iinfo("i1")
         return self.constant(self._random.integers(limits.min + 1, limits.max, shape, dtype), scale=scale, **more)
+
+    def sparse(self, array, block=None):
+        """A sparse constant: rows of `array`, or of its blocks, and the places in them that are not zero."""
+        array = np.asarray(array)
+        high, wide = block or (1, 1)
+        blocks = array.reshape(array.shape[0] // high, high, array.shape[1] // wide, wide).swapaxes(1, 2)
+        held = [np.flatnonzero(row.any((1, 2))) for row in blocks]
+        values = np.concatenate([row[found].reshape(-1) for row, found in zip(blocks, held, strict=True)])
+        levels = [len(blocks), (np.cumsum([0, *map(len, held)]), np.concatenate(held))]
+        sparsity = ([0, 1], [], levels) if block is None else ([0, 1, 2, 3], [0, 1], [*levels, high, wide])
+        return self.tensor(array.shape, array.dtype, self._writer.buffer(values.tobytes()), sparsity=sparsity)
 
     def operator(self, name, inputs, shape, dtype="float32", count=1, **fields):
         """An operator with `count` outputs of a kind; scale=, zero_point= are theirs, other fields are its options."""
@@ -176,8 +188,38 @@ class Writer(Graph):
     def _text(self, text):
         return self._builder.CreateString(text)
 
+    def _sparsity(self, order, blocks, levels):
+        """levels: the size of a dense one, or the segments and indices of a sparse one."""
+        made = []
+        for level in levels:
+            if isinstance(level, int):
+                made.append(self._table("DimensionMetadata", Format=0, DenseSize=level))
+                continue
+            lists = [self._table("Int32Vector", Values=self._numbers(values, "i4")) for values in level]
+            fields = {
+                "ArraySegmentsType": 1,
+                "ArraySegments": lists[0],
+                "ArrayIndicesType": 1,
+                "ArrayIndices": lists[1],
+            }
+            made.append(self._table("DimensionMetadata", Format=1, **fields))
+        fields = {"TraversalOrder": self._numbers(order, "i4"), "DimMetadata": self._vector(made)}
+        fields |= {"BlockMap": self._numbers(blocks, "i4")} if blocks else {}
+        return self._table("SparsityParameters", **fields)
+
     def _tensor(
-        self, shape, dtype, buffer, name, scale=None, zero_point=0, channel=0, variable=False, signature=None, **raw
+        self,
+        shape,
+        dtype,
+        buffer,
+        name,
+        scale=None,
+        zero_point=0,
+        channel=0,
+        variable=False,
+        signature=None,
+        sparsity=None,
+        **raw,
     ):
         fields = {"Shape": self._numbers(shape, "i4"), "Name": self._text(name)}
         if signature is not None:
@@ -187,6 +229,8 @@ class Writer(Graph):
             zero_points = self._numbers(np.broadcast_to(zero_point, np.shape(scale)), "i8")
             quantisation = {"Scale": scales, "ZeroPoint": zero_points, "QuantizedDimension": channel}
             fields["Quantization"] = self._table("QuantizationParameters", **quantisation)
+        if sparsity is not None:
+            fields["Sparsity"] = self._sparsity(*sparsity)
         fields |= {"Type": getattr(tflite.TensorType, DTYPES[dtype]), "Buffer": buffer, "HasRank": True}
         return self._table("Tensor", IsVariable=variable, **(fields | raw))
 
@@ -197,6 +241,7 @@ class Writer(Graph):
         kind = options.pop("options", options_class(name))
         if hasattr(tflite, f"{kind}Start"):
             vectors = {k: self._numbers(v, "i4") for k, v in options.items() if isinstance(v, list)}
+            vectors |= {k: self._text(v) for k, v in options.items() if isinstance(v, str)}
             ends["BuiltinOptions"] = self._table(kind, **(options | vectors))
             ends["BuiltinOptionsType"] = getattr(tflite.BuiltinOptions, kind)
         return self._table("Operator", OpcodeIndex=self._codes.index(name), **ends)

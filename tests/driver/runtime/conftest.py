@@ -57,6 +57,14 @@ def runtime_kit():
     return SimpleNamespace(speed=speed, mixed_model=mixed_model, mixed=mixed, if_model=if_model)
 
 
+@pytest.fixture(autouse=True)
+def estimated(request, monkeypatch):
+    """Nothing is measured: estimates from capabilities decide, and a model may be cut into any number of steps."""
+    if not getattr(request.module, "MEASURES", False):
+        monkeypatch.setattr("driver.runtime.compilation.can_be_measured", lambda _: False)
+        monkeypatch.setattr("driver.runtime.compilation.MOST_STEPS", 99)
+
+
 @pytest.fixture
 def settled(shared, monkeypatch, kit):
     """settled("Picky", 0.5): the name of that shared odd device, whose speed is known, so that nobody measures it."""

@@ -118,23 +118,24 @@ def test_what_is_open_cannot_go_between_steps(runtime_kit):
 def test_operations_go_where_they_cost_least(runtime_kit):
     """At the same cost to the earliest device, but to the CPU before all; never where they are not supported."""
     model = runtime_kit.mixed_model()
-    everything = [True] * 3
-    assert choose(model, [everything, everything], [[1.0, 2.0, 1.0], [2.0, 1.0, 1.0]], None) == [0, 1, 0]
-    assert choose(model, [everything, everything], [[1.0, 0.5, 1.0], [1.0, 1.0, 1.0]], 1) == [1, 0, 1]
-    assert choose(model, [[True, False, True], everything], [[0.1] * 3, [1.0] * 3], 1) == [0, 1, 0]
+    everything: list[str | None] = [None] * 3
+    both, one = {"a": everything, "b": everything}, {"a": [None, "too hot", None], "b": everything}
+    assert choose(model, both, [[1.0, 2.0, 1.0], [2.0, 1.0, 1.0]], None) == [0, 1, 0]
+    assert choose(model, both, [[1.0, 0.5, 1.0], [1.0, 1.0, 1.0]], 1) == [1, 0, 1]
+    assert choose(model, one, [[0.1] * 3, [1.0] * 3], 1) == [0, 1, 0]
 
 
 def test_an_operation_that_nobody_supports_is_named(runtime_kit):
-    """NotPlaced says which one."""
-    with pytest.raises(driver.NotPlaced, match=r"operation 1 \(MUL\)"):
-        choose(runtime_kit.mixed_model(), [[True, False, True]], [[1.0] * 3], None)
+    """NotPlaced says which one, and what each device has against it."""
+    with pytest.raises(driver.NotPlaced, match=r"operation 1 \(MUL\): warm: too hot; add 'cpu'"):
+        choose(runtime_kit.mixed_model(), {"warm": [None, "too hot", None]}, [[1.0] * 3], None)
 
 
 def test_control_flow_of_unknown_size_goes_to_the_cpu(runtime_kit):
     """However cheap it is elsewhere."""
     for size, device in ((4, 0), (0, 1)):
         model = runtime_kit.if_model(size)
-        assert choose(model, [[True] * 3] * 2, [[0.1] * 3, [1.0] * 3], 1)[1] == device
+        assert choose(model, {"a": [None] * 3, "b": [None] * 3}, [[0.1] * 3, [1.0] * 3], 1)[1] == device
 
 
 def test_many_operations_are_cut_at_once():

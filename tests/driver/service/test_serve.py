@@ -331,13 +331,13 @@ def accounts():
 
 
 @contextlib.contextmanager
-def foreign(*options):
+def foreign(*options, device="reference"):
     """`burst serve` of another account; the path of its socket, and its process."""
     with folder() as path:
         os.chown(path, SERVER, SERVER)
         account = {"user": SERVER, "group": SERVER, "extra_groups": [GROUP]}
-        with served(path / "run", *options, **account) as process:
-            yield str(path / "run/reference.sock"), process
+        with served(path / "run", *options, device=device, **account) as process:
+            yield str(path / f"run/{device}.sock"), process
 
 
 @pytest.fixture(scope="module")
@@ -533,3 +533,52 @@ def test_a_device_loads_what_it_has_written_for_that_account(members, for_group)
     assert state.stat().st_uid == SERVER
     for client in members:
         assert "PermissionError" in client.do(f"os.listdir({str(state)!r})")
+
+
+BOTH_ACCOUNTS = """
+import os, sys
+import numpy as np
+import onnx
+import driver
+import driver.runtime.local, driver.runtime.compilation, driver.importers.onnx.reader
+
+address, uid, group = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+ports = [onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [4]) for name in "xy"]
+graph = onnx.helper.make_graph([onnx.helper.make_node("Neg", ["x"], ["y"])], "main", ports[:1], ports[1:])
+with open("neg.onnx", "wb") as file:
+    file.write(onnx.helper.make_model(graph, ir_version=8).SerializeToString())
+both, alone = driver.load("neg.onnx"), driver.load("neg.onnx", form="file")
+x = np.ones(4, np.float32)
+
+def runs(model):
+    with driver.compile(model, devices=[address]) as compiled, driver.connect(address) as device:
+        device.prepare(model).close()
+        return compiled.run(x)[0].tolist() == [-1] * 4
+
+assert runs(both) and runs(alone)
+os.setgroups([group])
+os.setresuid(uid, uid, uid)
+assert runs(both)
+with driver.connect(address) as device:
+    assert "burst.file" not in device.extensions
+    print(device.explain(alone))
+    try:
+        device.prepare(alone)
+    except driver.InvalidArgument as error:
+        print(error)
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another account")
+def test_model_files_are_for_the_devices_own_account():
+    """Another account gets the operations of a file with both forms; one that is only a file is refused, and why."""
+    pytest.importorskip("onnxruntime", reason="needs the extra 'onnxruntime'")
+    pytest.importorskip("onnx", reason="writes a file")
+    with folder() as path, served(path / "run", "--group", GROUP, device="onnxruntime"):
+        words = [str(path / "run/onnxruntime.sock"), str(FRIEND), str(GROUP)]
+        done = subprocess.run(
+            [sys.executable, "-c", BOTH_ACCOUNTS, *words], cwd=path, capture_output=True, text=True, check=False
+        )
+        assert not done.returncode, done.stderr
+    assert done.stdout.count("runs model files for its own account alone") == 2
+    assert 'form="operations"' in done.stdout

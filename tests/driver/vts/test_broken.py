@@ -20,7 +20,7 @@ BROKEN = {
     },
     "Liar": {"operations": "this device multiplies nothing"},
     "Mortal": {"operations": "the device died"},
-    "Nameless": {"device": "the device's version is empty"},
+    "Nameless": {"device": "the device's version is empty", "extension": "answers for"},
     "Credulous": {"model": "accepts an invalid model"},
     "Careless": {"request": "an invalid request gets", "qos": "an invalid request gets a fence"},
     "Racy": {

@@ -1,0 +1,79 @@
+"""Executes a model: on the same inputs again and again, or on one frame or block after the other."""
+
+from __future__ import annotations
+
+import time
+from contextlib import contextmanager
+from itertools import count
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+    from driver.cli.inputs import Feed
+    from driver.cli.states import States
+    from driver.runtime.compiled import CompiledModel
+
+    Arrays = Sequence[NDArray[Any]]
+    Call = Callable[[Arrays], Arrays]
+
+
+class Stages(NamedTuple):
+    """Where the time of the requests went."""
+
+    device: str
+    us: dict[str, Any]
+
+
+class Execution(NamedTuple):
+    """A way to execute: `call` takes the inputs and returns the outputs; `stages` of the calls so far."""
+
+    call: Call
+    stages: Callable[[], list[Stages]]
+
+
+@contextmanager
+def execution(compiled: CompiledModel, arrays: Arrays, deadline: float | None, *, plain: bool) -> Iterator[Execution]:
+    """Through a burst, or on the plain path. `arrays`: inputs of the shapes to begin with."""
+    if plain:
+        yield Execution(lambda its: compiled.run(*its, timeout=deadline), list)
+        return
+    is_open = any(tensor.shape is None or None in tensor.shape for tensor in compiled.model.inputs)
+    with compiled.burst(input_shapes=[array.shape for array in arrays] if is_open else None) as burst:
+
+        def stages() -> list[Stages]:
+            stats = burst.stats()
+            steps = stats.get("steps", [{"device": "", **stats}])
+            return [Stages(step["device"], step["stages"]) for step in steps if "stages" in step]
+
+        yield Execution(lambda its: burst.run(*its, timeout=deadline).outputs, stages)
+
+
+class Step(NamedTuple):
+    """One execution."""
+
+    number: int
+    second: float  #: at which its frame or block begins
+    us: float
+    outputs: Arrays
+
+
+def steps(call: Call, feeds: Sequence[Feed], states: States) -> Iterator[Step]:
+    """Executes once for each frame or block; without one, without end. States go from each execution to the next."""
+    arrays, second = [feed.array for feed in feeds], 0.0
+    later = {n: feed.later.values for n, feed in enumerate(feeds) if feed.later}
+    for number in count():
+        begin = time.perf_counter()
+        outputs = call(arrays)
+        yield Step(number, second, 1e6 * (time.perf_counter() - begin), outputs)
+        for n, values in later.items():
+            following = next(values, None)
+            if following is None:
+                return
+            second, arrays[n] = following
+        for o, i in states.items():
+            arrays[i] = np.array(outputs[o]).reshape(arrays[i].shape)

@@ -1,0 +1,76 @@
+"""Arguments and results by name: `run({"images": x})`, `run(images=x)`, `outputs["boxes"]`."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from driver.nn.errors import did_you_mean
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+
+class NamedArrays(tuple[Any, ...]):
+    """A tuple of arrays that also gives each by its name. Made by `named`."""
+
+    __slots__ = ()
+    names: tuple[str, ...] = ()
+
+    def __getitem__(self, key: Any) -> Any:
+        """By position, slice or name. Raises KeyError with the right names."""
+        if isinstance(key, str):
+            if key not in self.names:
+                raise KeyError(f"{key!r}: the names are {', '.join(self.names)}{did_you_mean(key, self.names)}")
+            return tuple.__getitem__(self, self.names.index(key))
+        return tuple.__getitem__(self, key)
+
+    def keys(self) -> tuple[str, ...]:
+        """The names, so that `dict(outputs)` has the arrays by name."""
+        return self.names
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _made, (self.names, tuple(self))
+
+
+@lru_cache(maxsize=256)
+def named(names: tuple[str, ...]) -> type[NamedArrays]:
+    """The class of the inputs or outputs with these names: call it with the arrays."""
+    return type("NamedArrays", (NamedArrays,), {"__slots__": (), "names": names})
+
+
+def _made(names: tuple[str, ...], arrays: Iterable[Any]) -> NamedArrays:
+    return named(names)(arrays)
+
+
+def copies(outputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Of each array one of its own, with the same names."""
+    return type(outputs)([array.copy() for array in outputs])
+
+
+def together(arrays: tuple[Any, ...], by_name: Mapping[str, Any]) -> tuple[Any, ...]:
+    """What was given to a call, by position or by name. Raises TypeError for both."""
+    if not by_name:
+        return arrays
+    if arrays:
+        raise TypeError(
+            f"{len(arrays)} inputs were given by position and {', '.join(by_name)} by name: give all of them one way"
+        )
+    return (by_name,)
+
+
+def by_position(arrays: Sequence[Any], names: tuple[str, ...]) -> Sequence[Any]:
+    """The arrays in the model's order; inputs that are given in one dict, by their names. What is left out is None.
+
+    Raises ValueError with the right names.
+    """
+    if len(arrays) != 1 or type(arrays[0]) is not dict:
+        return arrays
+    given: dict[str, Any] = arrays[0]
+    wrong = [name for name in given if name not in names]
+    if wrong:
+        left = [name for name in names if name not in given]
+        raise ValueError(
+            f"there is no input {wrong[0]!r}; the model takes {', '.join(names)}{did_you_mean(str(wrong[0]), left)}"
+        )
+    return [given.get(name) for name in names]

@@ -1,0 +1,367 @@
+"""Models that are .onnx files: ONNX Runtime runs them as they are, with its own optimisations, on clients' memory.
+
+ONNX Runtime computes the shapes of outputs in each run, and refuses memory of another shape. So an output is bound to
+the client's memory once its shape is expected: from the file, or from an earlier run with inputs of the same shapes.
+Before that, and where runs differ, ONNX Runtime allocates it, and it is copied.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from burst._core import ffi
+from driver.deadlines import check
+from driver.devices.files import CHOOSING, checked_input, source_of
+from driver.devices.lowering.errors import LibraryFailed
+from driver.devices.lowering.placing import at_once
+from driver.devices.onnxruntime.library import Session, library, session_options
+from driver.devices.onnxruntime.onnx_file import OnnxFile, taken_apart
+from driver.devices.onnxruntime.program import restored, saved
+from driver.devices.onnxruntime.writer import TYPES
+from driver.devices.stoppable import StoppableRuns
+from driver.errors import ExecutionFailed, OutputInsufficientSize
+from driver.interface import BoundExecution, PreparedModel
+from driver.nn import LOOP_TIMEOUT, InvalidModel
+from driver.nn.file_form import tensor_type
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from driver.devices.onnxruntime.library import Place
+    from driver.interface import Saved
+    from driver.nn import Model, Operand
+
+    Shape = tuple[int, ...]
+
+_WORDS = {"FLOAT": "float32", "DOUBLE": "float64"}  # for all others ONNX has numpy's
+
+_LONG = 5e-3
+"""Seconds. Runs that take longer make way for others, and end at their deadline."""
+
+_MOST_SHAPES = 64
+"""The most sets of input shapes of which a model remembers the output shapes."""
+
+
+class FilePort(NamedTuple):
+    """An input or output of the file."""
+
+    name: str
+    type: str
+    shape: tuple[int | str | None, ...]
+    dtype: str  #: as `driver.nn.file_form.tensor_type` takes it
+    stored: np.dtype[Any]  #: of an element in memory
+
+    @property
+    def size(self) -> int:
+        """Bytes of an element."""
+        return self.stored.itemsize
+
+    def nbytes(self, shape: Shape) -> int:
+        """Of a tensor with this shape."""
+        return self.size * math.prod(shape)
+
+    @property
+    def chooses(self) -> bool:
+        """Whether its values may choose an address, a size or a branch."""
+        return self.dtype in CHOOSING
+
+
+class OnnxFileModel(PreparedModel):
+    """A file made ready to run, in any number of threads at once. No run leaves anything behind for the next."""
+
+    serves_all = True
+
+    def __init__(
+        self,
+        model: Model,
+        file: OnnxFile,
+        threads: Callable[[int], int],
+        provider: str = "cpu",
+        external: Mapping[str, NDArray[np.uint8]] = MappingProxyType({}),
+        *,
+        is_optimised: bool = False,
+    ) -> None:
+        """`external`: as of `taken_apart`. `is_optimised`: the file comes from `optimised`.
+
+        Raises InvalidModel, LibraryFailed.
+        """
+        self._file, self._external, self._threads, self._provider = file, external, threads(file.work), provider
+        self.loops, options = file.loops, self._options()
+        if is_optimised:
+            options.graph_optimization_level = library().GraphOptimizationLevel.ORT_DISABLE_ALL
+        self.session = Session(file.graph, file.weights, provider=provider, options=options)
+        graph = model.main
+        self.inputs = _ports("input", self.session.inputs, [graph.operands[i] for i in graph.inputs])
+        self.outputs = _ports("output", self.session.outputs, [graph.operands[i] for i in graph.outputs])
+        # ONNX Runtime says [] for scalars and for unknown ranks.
+        self._is_scalar = [graph.operands[i].type.is_scalar for i in graph.outputs]
+        self.is_static = all(
+            all(type(d) is int for d in port.shape) and (port.shape or scalar)
+            for port, scalar in zip(self.outputs, self._is_scalar, strict=True)
+        )
+        self._learned: dict[tuple[Shape, ...], tuple[Shape, ...]] = {}
+        self._varying: set[int] = set()
+        self._slowest = _LONG  # seconds; of the first run nothing is known
+
+    def bind(
+        self,
+        inputs: Sequence[NDArray[Any] | None],
+        outputs: Sequence[NDArray[Any]],
+        pace: Callable[[], object] = at_once,
+        loop_timeout: float = LOOP_TIMEOUT,
+    ) -> OnnxFileExecution:
+        del pace
+        given = [
+            checked_input(f"input {number} ({port.name})", "an .onnx file", array, port.stored)
+            for number, (port, array) in enumerate(zip(self.inputs, inputs, strict=True))
+        ]
+        return OnnxFileExecution(self, given, outputs, loop_timeout)
+
+    def expected(self, given: tuple[Shape, ...]) -> list[Shape | None]:
+        """The shapes of the outputs for inputs of these shapes; None: of any shape."""
+        learned = self._learned.get(given)
+        if learned is None:
+            sizes = {
+                name: size
+                for port, shape in zip(self.inputs, given, strict=True)
+                for name, size in zip(port.shape, shape, strict=False)
+                if isinstance(name, str)
+            }
+            pairs = zip(self.outputs, self._is_scalar, strict=True)
+            declared = [_declared(port.shape, sizes) if port.shape or is_scalar else None for port, is_scalar in pairs]
+        else:
+            declared = list(learned)
+        return [None if n in self._varying else shape for n, shape in enumerate(declared)]
+
+    def learn(self, given: tuple[Shape, ...], found: tuple[Shape, ...]) -> None:
+        """Notes the shapes of outputs that a run has made."""
+        known = self._learned.get(given)
+        if known is None:
+            if len(self._learned) >= _MOST_SHAPES:
+                self._learned.clear()
+            self._learned[given] = found
+        else:
+            self._varying.update(n for n, shape in enumerate(found) if shape != known[n])
+
+    def copy_always(self, outputs: set[int]) -> None:
+        """These are never again bound to their memory."""
+        self._varying |= outputs
+
+    @property
+    def is_long(self) -> bool:
+        """Whether a run may take long."""
+        return bool(self.loops) or self._slowest >= _LONG
+
+    def took(self, seconds: float) -> None:
+        """Notes how long a run took: the slower of the last ones decides."""
+        self._slowest = max(seconds, self._slowest / 2)
+
+    def saved(self, root: NDArray[np.uint8]) -> Saved | None:
+        """The optimised graph, and its weights."""
+        if self._provider != "cpu":
+            return None
+        options, fd = self._options(), os.memfd_create("graph")
+        options.optimized_model_filepath = f"/proc/self/fd/{fd}"
+        try:
+            Session(self._file.graph, self._file.weights, options=options)
+            written = np.fromfile(options.optimized_model_filepath, np.uint8)
+        except LibraryFailed:  # it cannot be written
+            return None
+        finally:
+            os.close(fd)
+        found = taken_apart(written)
+        weights = [(name, self._in_file(name, array)) for name, array in found.weights]
+        return saved([found.graph, self._file.work, self._file.loops], weights, root, alignment=1)
+
+    def _in_file(self, name: str, array: NDArray[Any]) -> NDArray[Any]:
+        """A weight of the optimised graph: where it lies in the file, if ONNX Runtime has left it as it was."""
+        source, found = self._file.sources.get(name), array.reshape(-1).view(np.uint8)
+        if source is None or not np.array_equal(source, found):
+            return array
+        return source.view(array.dtype).reshape(array.shape)
+
+    def _options(self) -> Any:
+        """ONNX Runtime's own, so that it computes what it computes for any other program."""
+        options = session_options(self._threads)
+        if self._external:
+            names, contents = list(self._external), list(self._external.values())
+            options.add_external_initializers_from_files_in_memory(names, contents, [c.nbytes for c in contents])
+        return options
+
+
+def optimised(saved: Saved, root: NDArray[np.uint8]) -> OnnxFile:
+    """The file that ONNX Runtime has optimised, from what `OnnxFileModel.saved` has saved."""
+    (graph, work, loops), weights = restored(saved, root)
+    return OnnxFile(graph, weights, work, loops)
+
+
+def _ports(what: str, found: Sequence[Any], operands: Sequence[Operand]) -> list[FilePort]:
+    """The inputs or outputs of the file, which have to be those of the model. Raises InvalidModel."""
+    if len(found) != len(operands):
+        raise InvalidModel(f"the model has {len(operands)} {what}s, and its .onnx file has {len(found)}")
+    ports = []
+    for number, (argument, operand) in enumerate(zip(found, operands, strict=True)):
+        where, kind = f"{what} {number} ({argument.name})", argument.type
+        word = kind.removeprefix("tensor(").removesuffix(")")
+        type_ = word.upper()
+        if type_ not in TYPES or kind != f"tensor({word})":
+            carried = ", ".join(sorted(map(str.lower, TYPES)))
+            raise InvalidModel(f"{where}: {kind} is not carried; tensors of {carried} are")
+        dtype = _WORDS.get(type_, word)
+        stored = tensor_type(dtype, None).dtype
+        if operand.type.dtype != stored:
+            raise InvalidModel(f"{where}: the model says {operand.type.name}, but the file has {kind}")
+        shape, declared = tuple(argument.shape), operand.dimensions
+        is_open = not shape or not declared or what == "output"
+        if not is_open and (
+            len(shape) != len(declared)
+            or any(type(own) is int and size not in {0, own} for own, size in zip(shape, declared, strict=True))
+        ):
+            raise InvalidModel(f"{where}: the model says {list(declared)}, but the file has {list(shape)}")
+        ports.append(FilePort(argument.name, type_, shape, dtype, stored))
+    return ports
+
+
+def _declared(shape: Sequence[int | str | None], sizes: dict[str, int]) -> Shape | None:
+    """A shape with the sizes for its names; None where there are none."""
+    found = [sizes.get(d) if isinstance(d, str) else d for d in shape]
+    return None if None in found else tuple(found)  # type: ignore[arg-type]
+
+
+class OnnxFileExecution(BoundExecution):
+    """An execution on its memory.
+
+    copied_bytes: of arguments that are not aligned to their elements, and of indices, sizes and conditions, which are
+    the `checked_bytes`.
+    """
+
+    def __init__(
+        self,
+        owner: OnnxFileModel,
+        inputs: Sequence[NDArray[Any]],
+        outputs: Sequence[NDArray[Any]],
+        loop_timeout: float,
+    ) -> None:
+        self._owner, self._outputs, self._is_static = owner, outputs, owner.is_static
+        self._runs = StoppableRuns(owner.loops, loop_timeout)
+        self._given = tuple(array.shape for array in inputs)
+        self._before: list[Callable[[], object]] = []
+        self._sources = [self._source(*pair) for pair in zip(owner.inputs, inputs, strict=True)]
+        sources = [memory for *_, memory in self._sources]
+        self._is_apart = not any(np.may_share_memory(a, b) for a in sources for b in outputs)
+        self._bind(owner.expected(self._given))
+        rows = list(zip(owner.outputs, outputs, self._expected, strict=True))
+        self.shapes = tuple(
+            (shape or (), shape is not None and port.nbytes(shape) <= memory.nbytes) for port, memory, shape in rows
+        )
+        for n in self._copied:
+            port, _, shape = rows[n]
+            if shape is not None:
+                self._count(port, port.nbytes(shape))
+
+    def _source(self, port: FilePort, array: NDArray[Any]) -> Place:
+        """What ONNX Runtime reads: the memory itself if possible, else a copy."""
+        place, fill = source_of(array, port.dtype)
+        if fill is not None:
+            self._before.append(fill)
+            self._count(port, place.nbytes)
+        return port.name, port.type, array.shape, place
+
+    def _count(self, port: FilePort, nbytes: int) -> None:
+        self.copied_bytes += nbytes
+        self.checked_bytes += nbytes if port.chooses else 0
+
+    def _bind(self, expected: Sequence[Shape | None]) -> None:
+        self._expected, self._copied = expected, list[int]()
+        targets: list[Place | str] = []
+        for n, (port, memory, shape) in enumerate(zip(self._owner.outputs, self._outputs, expected, strict=True)):
+            if shape is not None and self._is_usable(port, memory, shape):
+                targets.append((port.name, port.type, shape, memory[: port.nbytes(shape)]))
+            else:
+                targets.append(port.name)
+                self._copied.append(n)
+        self._binding = self._owner.session.binding(self._sources, targets)
+
+    def _is_usable(self, port: FilePort, memory: NDArray[np.uint8], shape: Shape) -> bool:
+        """Whether ONNX Runtime can write the output to its memory."""
+        is_aligned = memory.ctypes.data % port.size == 0
+        return self._is_apart and is_aligned and not port.chooses and port.nbytes(shape) <= memory.nbytes
+
+    def run(self) -> None:
+        """Executes once, without the GIL. Raises OutputInsufficientSize, ExecutionFailed, LoopTimeout,
+        MissedDeadlineTransient.
+        """
+        if self._is_static and not all(is_sufficient for _, is_sufficient in self.shapes):
+            raise OutputInsufficientSize(tuple(self.shapes))
+        for copy in self._before:
+            copy()
+        check("queued")
+        began = time.perf_counter()
+        fault = self._runs.run(self._binding.attempt, is_long=self._owner.is_long)
+        if fault and not self._runs.is_cancelled and len(self._copied) < len(self._outputs):
+            fault = self._run_unbound()
+        if fault:
+            raise ExecutionFailed(0, "the file", fault)
+        self._owner.took(time.perf_counter() - began)
+        if self._copied:
+            self._copy()
+
+    def _run_unbound(self) -> str | None:
+        """Runs once more with no output bound to its memory: another shape than the expected one may be the fault."""
+        expected, bound = self._expected, set(range(len(self._outputs))) - set(self._copied)
+        self._bind([None] * len(self._outputs))
+        fault = self._runs.run(self._binding.attempt, is_long=True)
+        if fault is None:
+            found = self._binding.results()
+            wrong = {n for n in bound if tuple(found[n].shape()) != expected[n]}
+            self._owner.copy_always(wrong or bound)  # ONNX Runtime refuses the right shape if the file says another one
+        return fault
+
+    def _copy(self) -> None:
+        """Copies what ONNX Runtime has allocated."""
+        values, shapes = self._binding.results(), []
+        for n, (port, memory, expected) in enumerate(
+            zip(self._owner.outputs, self._outputs, self._expected, strict=True)
+        ):
+            shape, is_sufficient = expected, True
+            if n in self._copied:
+                shape = tuple(values[n].shape())
+                nbytes = port.nbytes(shape)
+                is_sufficient = nbytes <= memory.nbytes
+                if nbytes and is_sufficient:
+                    np.copyto(memory[:nbytes], _contents(values[n], nbytes))
+            assert shape is not None
+            shapes.append((shape, is_sufficient))
+        self._settle(tuple(shapes))
+
+    def _settle(self, shapes: tuple[tuple[Shape, bool], ...]) -> None:
+        """Judges the shapes that a run has made, and binds what it can to its memory for the next."""
+        owner, found = self._owner, tuple(shape for shape, _ in shapes)
+        is_new = found != tuple(shape for shape, _ in self.shapes)
+        self.shapes = shapes
+        owner.learn(self._given, found)
+        if self._is_static and is_new:  # the file says wrongly that its outputs have always the same shapes
+            owner.is_static = False
+            raise OutputInsufficientSize(shapes)
+        if not all(is_sufficient for _, is_sufficient in shapes):
+            raise OutputInsufficientSize(shapes)
+        expected = owner.expected(self._given)
+        if expected != list(self._expected):
+            self._bind(expected)
+
+    def cancel(self) -> None:
+        """The run in progress ends before its next operation, with ExecutionFailed. From any thread."""
+        self._runs.cancel()
+
+
+def _contents(value: Any, nbytes: int) -> NDArray[np.uint8]:
+    """The bytes of a tensor of ONNX Runtime's. It lives as long as the value."""
+    return np.frombuffer(ffi.buffer(ffi.cast("char *", value.data_ptr()), nbytes), np.uint8)

@@ -1,0 +1,95 @@
+"""Runs of a library that can be ended: by their client, by a deadline or loop timeout, for a more urgent execution.
+
+A library that can be told to end a run looks at that between its operations; one operation runs on to its end.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, NamedTuple
+
+from burst._core import lib
+from burst.turns import checkpoint, stoppable
+from driver.deadlines import overdue, seconds_left
+from driver.errors import LoopTimeout
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+class Attempt(NamedTuple):
+    """One run of a library.
+
+    run: executes without the GIL, and returns the error message, or None. stop: has it end early; called from any
+    thread, at any time.
+    """
+
+    run: Callable[[], str | None]
+    stop: Callable[[], object]
+
+
+class StoppableRuns:
+    """The runs of one execution. One thread runs at a time; any thread may cancel."""
+
+    def __init__(self, loops: int, loop_timeout: float) -> None:
+        """`loops`: how many the model has, each of which may take `loop_timeout` seconds."""
+        self._loops, self._timeout = loops, loop_timeout * loops
+        self._stop: Callable[[], object] | None = None  # of the run in progress
+        self.is_cancelled = False
+
+    def run(self, begin: Callable[[], Attempt], *, is_long: bool, may_repeat: bool = True) -> str | None:
+        """Executes once. Returns the error message, or None. `begin`: makes an attempt.
+
+        `is_long`: it ends at its deadline and loop timeout, and makes way for a more urgent execution, after which it
+        starts again: a run keeps no state. Not so where it writes to its inputs (`may_repeat`).
+
+        Raises LoopTimeout, MissedDeadlineTransient.
+        """
+        if not is_long:
+            return self._run(begin())
+        if not may_repeat:
+            return self._run_in_time(begin())
+        while True:
+            attempt = begin()
+            with stoppable(attempt.stop) as turn:
+                fault = self._run_in_time(attempt)
+            if not (fault and turn.was_stopped) or self.is_cancelled:
+                return fault
+            checkpoint()
+
+    def _run_in_time(self, attempt: Attempt) -> str | None:
+        deadline = lib.burst_due()
+        left = seconds_left(deadline)
+        limits = [limit for limit in (self._timeout or None, left) if limit is not None]
+        if not limits:
+            return self._run(attempt)
+        is_late = threading.Event()
+        watchdog = threading.Timer(min(limits), _end, (attempt, is_late))
+        watchdog.daemon = True
+        watchdog.start()
+        fault = self._run(attempt)
+        watchdog.cancel()
+        if fault and is_late.is_set():
+            if left == min(limits):
+                raise overdue("executing", deadline)
+            loops = "a WHILE took longer than its" if self._loops == 1 else "its loops took longer than all of their"
+            raise LoopTimeout(f"{loops} loop timeout of {self._timeout} s")
+        return fault
+
+    def _run(self, attempt: Attempt) -> str | None:
+        self._stop = attempt.stop
+        try:
+            return "the execution was cancelled" if self.is_cancelled else attempt.run()
+        finally:
+            self._stop = None
+
+    def cancel(self) -> None:
+        """The run in progress ends before its next operation, and all later ones before their first. Any thread."""
+        self.is_cancelled = True
+        if stop := self._stop:
+            stop()
+
+
+def _end(attempt: Attempt, is_late: threading.Event) -> None:
+    is_late.set()
+    attempt.stop()

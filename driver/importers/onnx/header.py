@@ -1,0 +1,154 @@
+"""The header of an .onnx file: its inputs and outputs, and where weights outside of it lie.
+
+Of a node no more is read than whether it may name another file. Of an initializer, its name and its place.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+
+from driver.errors import ImportFailed
+from driver.importers.header import ExternalRange, Header, HeaderTensor
+from driver.importers.obstacle import Obstacle
+
+from .file import FIELDS, ProtoBytes, ProtoMessage, declared_sizes, external_range
+
+_M, _G, _N, _A, _T = (FIELDS[f"{name}Proto"] for name in ("Model", "Graph", "Node", "Attribute", "Tensor"))
+_INFO, _TYPE, _ENTRY = (FIELDS[name] for name in ("ValueInfoProto", "TypeProto", "StringStringEntryProto"))
+_TENSOR_TYPE = FIELDS["TypeProto.Tensor"]
+_SPARSE, _FUNCTION = FIELDS["SparseTensorProto"], FIELDS["FunctionProto"]
+DTYPES = {
+    1: "float32",
+    2: "uint8",
+    3: "int8",
+    4: "uint16",
+    5: "int16",
+    6: "int32",
+    7: "int64",
+    9: "bool",
+    10: "float16",
+    11: "float64",
+    12: "uint32",
+    13: "uint64",
+    16: "bfloat16",
+}
+"""Element types that are carried."""
+_OTHER_DTYPES = {8: "strings", 14: "complex64", 15: "complex128", 21: "uint4", 22: "int4", 23: "float4"}
+_KINDS = {
+    "sequence_type": "a sequence",
+    "map_type": "a map",
+    "opaque_type": "an opaque value",
+    "sparse_tensor_type": "a sparse tensor",
+    "optional_type": "an optional value",
+}
+_REMEDY = "export the model without it, or cut the graph there (onnx.utils.extract_model)"
+_LOCATION = b"\n\x08location"  # the key of an entry that names a file
+_LONGEST_LABELS = 1 << 20
+# A quoted text, as Python and JSON write it, and whether it is a key. One that does not end goes up to the end of all:
+# so no character is read twice, whatever they are.
+_QUOTED = re.compile(r"""(?:'((?:[^'\\]|\\.)*)'?|"((?:[^"\\]|\\.)*)"?)(\s*:)?""", re.DOTALL)
+_DEEPEST = 64
+
+
+def read_header(data: memoryview) -> Header:
+    """Reads the header. Raises ImportFailed for a damaged one."""
+    wire = ProtoBytes(data)
+    model = ProtoMessage(wire)
+    graph = model.message(_M["graph"])
+    if graph is None:
+        raise ImportFailed("not an .onnx file, or damaged: it has no graph")
+    names, ranges = set[str](), list[ExternalRange]()
+    for tensor in _constants(graph):
+        names.add(tensor.text(_T["name"]))
+        ranges += _range(tensor)
+    functions = (span for function in model.messages(_M["functions"]) for span in function.spans(_FUNCTION["node"]))
+    for span in (*graph.spans(_G["node"]), *functions):
+        if _LOCATION in bytes(data[slice(*span)]):
+            ranges += _of_node(ProtoMessage(wire, *span), 0)
+    inputs = [_declared(info, "input") for info in graph.messages(_G["input"]) if info.text(_INFO["name"]) not in names]
+    outputs = [_declared(info, "output") for info in graph.messages(_G["output"])]
+    if not outputs:
+        raise ImportFailed("the graph has no output")
+    if labels := _labels(model):
+        outputs[0] = replace(outputs[0], extra={**outputs[0].extra, "labels": labels})
+    return Header(tuple(inputs), tuple(outputs), tuple(ranges))
+
+
+def _declared(info: ProtoMessage, word: str) -> HeaderTensor:
+    """An input or an output."""
+    name, kind = info.text(_INFO["name"]), info.message(_INFO["type"])
+    where = f"{word} {name[:64]!r}"
+    tensor = kind.message(_TYPE["tensor_type"]) if kind is not None else None
+    number = tensor.integer(_TENSOR_TYPE["elem_type"]) if tensor is not None else 0
+    if tensor is None or number not in DTYPES:
+        reason, remedy = _refusal(kind, number)
+        return HeaderTensor(name, "", None, refusal=Obstacle(None, None, (name,), f"{where} {reason}", remedy))
+    sizes = declared_sizes(tensor, where)
+    extra = {"dims": tuple(symbol or None for symbol in sizes.symbols)} if any(sizes.symbols) else {}
+    return HeaderTensor(name, DTYPES[number], sizes.shape, extra=extra)
+
+
+def _refusal(kind: ProtoMessage | None, number: int) -> tuple[str, str]:
+    """Why a type is not carried, and the remedy. number: of the element type; 0 where there is none."""
+    found = [text for field, text in _KINDS.items() if kind is not None and kind.has(_TYPE[field])]
+    if found:
+        return f"is {found[0]}, and the file form carries dense tensors", _REMEDY
+    if not number:
+        return "has no type in the file", "add it with onnx.shape_inference.infer_shapes(model)"
+    named = _OTHER_DTYPES.get(number, f"elements of ONNX type {number}")
+    return f"has {named}, and the file form carries {', '.join(DTYPES.values())}", _REMEDY
+
+
+# ---- weights in other files
+
+
+def _constants(graph: ProtoMessage) -> Iterator[ProtoMessage]:
+    """The initializers of a graph; of sparse ones the values, which carry the name, and the indices."""
+    yield from graph.messages(_G["initializer"])
+    for sparse in graph.messages(_G["sparse_initializer"]):
+        yield from _parts(sparse)
+
+
+def _parts(sparse: ProtoMessage) -> Iterator[ProtoMessage]:
+    yield from sparse.messages(_SPARSE["values"])
+    yield from sparse.messages(_SPARSE["indices"])
+
+
+def _of_node(node: ProtoMessage, depth: int) -> Iterator[ExternalRange]:
+    """The tensors in other files of a node, and of the graphs in it. Only asked where the bytes of the key occur."""
+    if depth > _DEEPEST:
+        raise ImportFailed(f"damaged, or graphs in more than {_DEEPEST} other graphs")
+    for attribute in node.messages(_N["attribute"]):
+        for word in ("t", "tensors"):
+            for tensor in attribute.messages(_A[word]):
+                yield from _range(tensor)
+        for word in ("sparse_tensor", "sparse_tensors"):
+            for sparse in attribute.messages(_A[word]):
+                for tensor in _parts(sparse):
+                    yield from _range(tensor)
+        for word in ("g", "graphs"):
+            for graph in attribute.messages(_A[word]):
+                for tensor in _constants(graph):
+                    yield from _range(tensor)
+                for inner in graph.messages(_G["node"]):
+                    yield from _of_node(inner, depth + 1)
+
+
+def _range(tensor: ProtoMessage) -> Iterator[ExternalRange]:
+    if tensor.integer(_T["data_location"]) == 1:
+        entries = tensor.messages(_T["external_data"])
+        words = {entry.text(_ENTRY["key"]): entry.text(_ENTRY["value"]) for entry in entries}
+        yield external_range(tensor.text(_T["name"]), words)
+
+
+# ---- labels
+
+
+def _labels(model: ProtoMessage) -> list[str]:
+    """The names of classes, where the exporter left them: `names` of ultralytics, {0: 'person', 1: 'bicycle'}."""
+    for entry in model.messages(_M["metadata_props"]):
+        if entry.text(_ENTRY["key"]) in ("names", "labels", "classes"):
+            text = entry.text(_ENTRY["value"])[:_LONGEST_LABELS]
+            found = [single or double for single, double, is_key in _QUOTED.findall(text) if not is_key]
+            return [re.sub(r"\\(.)", r"\1", label) for label in found]
+    return []

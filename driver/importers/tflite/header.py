@@ -1,0 +1,274 @@
+"""The header of a .tflite file: inputs and outputs of its first subgraph, their names, quantisation and labels.
+
+The tables of a flatbuffer are read here without the generated accessors of the package `tflite`, whose import takes
+longer than loading a file of any usual size; so this needs no package.
+"""
+
+import struct
+import zlib
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from driver.errors import ImportFailed
+from driver.importers.file_bytes import FileBytes
+from driver.importers.header import HIGHEST_RANK, Header, HeaderTensor
+from driver.importers.obstacle import Obstacle
+
+_U8, _U16, _U32, _S32 = struct.Struct("<B"), struct.Struct("<H"), struct.Struct("<I"), struct.Struct("<i")
+_IDENTIFIER = b"TFL3"
+_VERSION = 3
+FIELDS: dict[str, dict[str, int]] = {
+    "Model": {"version": 0, "subgraphs": 2, "buffers": 4, "metadata": 6, "signature_defs": 7},
+    "SubGraph": {"tensors": 0, "inputs": 1, "outputs": 2},
+    "Tensor": {"shape": 0, "type": 1, "name": 3, "quantization": 4, "shape_signature": 7, "has_rank": 8},
+    "QuantizationParameters": {"scale": 2, "zero_point": 3},
+    "SignatureDef": {"inputs": 0, "outputs": 1, "subgraph_index": 4},
+    "TensorMap": {"name": 0, "tensor_index": 1},
+    "Metadata": {"name": 0, "buffer": 1},
+    "Buffer": {"data": 0},
+}
+"""Places of fields in the tables of the schema, for the fields that are read."""
+_MODEL, _SUBGRAPH, _TENSOR, _QUANTISATION, _SIGNATURE, _NAMED, _METADATA, _BUFFER = FIELDS.values()
+DTYPES = {
+    0: "float32",
+    1: "float16",
+    2: "int32",
+    3: "uint8",
+    4: "int64",
+    6: "bool",
+    7: "int16",
+    9: "int8",
+    10: "float64",
+    12: "uint64",
+    15: "uint32",
+    16: "uint16",
+    18: "bfloat16",
+}
+"""Element types that are carried."""
+_OTHER_DTYPES = {5: "strings", 8: "complex64", 11: "complex128", 13: "a resource", 14: "a variant", 17: "int4"}
+_MOST_TENSORS = 1 << 12
+"""Limit for inputs, and for outputs."""
+_REMEDY = "export the model with a function around it that has only tensors of those"
+
+
+class FlatTable:
+    """One table: its fields by their places in the schema, each checked against the bounds of the file."""
+
+    def __init__(self, data: FileBytes, position: int) -> None:
+        self._data, self._position = data, position
+        data.reads.charge(8)
+        self._vtable = position - data.unpack(_S32, position)
+        self._size = data.unpack(_U16, self._vtable)
+
+    def _place(self, field: int) -> int:
+        """The position of a field's content; 0 when the table does not have it."""
+        slot = 4 + 2 * field
+        offset = self._data.unpack(_U16, self._vtable + slot) if slot + 2 <= self._size else 0
+        return self._position + offset if offset else 0
+
+    def number(self, field: int, form: struct.Struct, default: int = 0) -> int:
+        """A number."""
+        place = self._place(field)
+        return int(self._data.unpack(form, place)) if place else default
+
+    def table(self, field: int) -> "FlatTable | None":
+        """Another table; None when absent."""
+        place = self._place(field)
+        return FlatTable(self._data, place + self._data.unpack(_U32, place)) if place else None
+
+    def array(self, field: int, dtype: str) -> np.ndarray[Any, Any]:
+        """A list of numbers, or the bytes of a text, as a view of the file; empty when absent."""
+        place = self._place(field)
+        if not place:
+            return np.zeros(0, dtype)
+        start = place + self._data.unpack(_U32, place)
+        nbytes = int(self._data.unpack(_U32, start)) * np.dtype(dtype).itemsize
+        self._data.reads.charge(nbytes)
+        return self._data.part(start + 4, nbytes).view(dtype)
+
+    def text(self, field: int) -> str:
+        """A text; empty when absent."""
+        return self.array(field, "u1").tobytes().decode("utf-8", "replace")
+
+    def tables(self, field: int) -> "FlatTables":
+        """A list of tables."""
+        place = self._place(field)
+        return FlatTables(self._data, place + self._data.unpack(_U32, place) if place else 0)
+
+
+class FlatTables:
+    """A list of tables, each read when it is asked for."""
+
+    def __init__(self, data: FileBytes, start: int) -> None:
+        self._data, self._start = data, start
+        self._count = int(data.unpack(_U32, start)) if start else 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, index: int) -> FlatTable:
+        if not 0 <= index < self._count:
+            raise ImportFailed(f"damaged: table {index} does not exist; there are {self._count}")
+        place = self._start + 4 + 4 * index
+        return FlatTable(self._data, place + self._data.unpack(_U32, place))
+
+    def __iter__(self) -> Iterator[FlatTable]:
+        return (self[index] for index in range(self._count))
+
+
+def read_header(data: memoryview) -> Header:
+    """Reads the header. Raises ImportFailed for a damaged one."""
+    if bytes(data[4:8]) != _IDENTIFIER:
+        raise ImportFailed("not a .tflite file: bytes 4 to 7 are not TFL3")
+    wire = FileBytes(data)
+    model = FlatTable(wire, wire.unpack(_U32, 0))
+    if (version := model.number(_MODEL["version"], _U32)) != _VERSION:
+        raise ImportFailed(f"schema version {version}; only {_VERSION} is supported")
+    main = model.tables(_MODEL["subgraphs"])[0]
+    tensors, labels = main.tables(_SUBGRAPH["tensors"]), _Labels(wire, model)
+    found: dict[str, tuple[HeaderTensor, ...]] = {}
+    for word in ("input", "output"):
+        listed = main.array(_SUBGRAPH[f"{word}s"], "<i4")
+        if listed.size > _MOST_TENSORS:
+            raise ImportFailed(f"{listed.size} {word}s; the limit is {_MOST_TENSORS}")
+        names = _signature(model, f"{word}s")
+        found[word] = tuple(
+            _declared(tensors[index], f"{word} {place}", names.get(index), labels.of(f"{word}s", place))
+            for place, index in enumerate(listed.tolist())
+        )
+    if not found["output"]:
+        raise ImportFailed("its first subgraph has no output")
+    return Header(found["input"], found["output"])
+
+
+def _signature(model: FlatTable, word: str) -> dict[int, str]:
+    """Names in the first signature of the first subgraph, by tensor."""
+    for signature in model.tables(_MODEL["signature_defs"]):
+        if signature.number(_SIGNATURE["subgraph_index"], _U32) == 0:
+            entries = signature.tables(_SIGNATURE[word])
+            return {e.number(_NAMED["tensor_index"], _U32): e.text(_NAMED["name"]) for e in entries}
+    return {}
+
+
+def _declared(tensor: FlatTable, where: str, name: str | None, labels: list[str]) -> HeaderTensor:
+    own, number = tensor.text(_TENSOR["name"]), tensor.number(_TENSOR["type"], _U8)
+    where = f"{where} ({(name or own)[:64]!r})"
+    if number not in DTYPES:
+        named = _OTHER_DTYPES.get(number, f"elements of type {number} of the schema")
+        reason = f"{where} has {named}, and the file form carries {', '.join(DTYPES.values())}"
+        return HeaderTensor(name or own, "", None, refusal=Obstacle(None, None, (name or own,), reason, _REMEDY))
+    shape = tensor.array(_TENSOR["shape"], "<i4")
+    signature = tensor.array(_TENSOR["shape_signature"], "<i4")
+    dims = [max(size, 0) for size in (signature if signature.size else shape)[: HIGHEST_RANK + 1].tolist()]
+    if len(dims) > HIGHEST_RANK:
+        raise ImportFailed(f"{where} has more than {HIGHEST_RANK} dimensions")
+    is_ranked = bool(dims) or where.startswith("input") or bool(tensor.number(_TENSOR["has_rank"], _U8))
+    extra: dict[str, Any] = {"tensor": own} if name is not None else {}
+    if labels:
+        extra["labels"] = labels
+    scale, zero_point = _quantisation(tensor)
+    return HeaderTensor(name or own, DTYPES[number], tuple(dims) if is_ranked else None, scale, zero_point, extra)
+
+
+def _quantisation(tensor: FlatTable) -> tuple[float, int]:
+    """Scale and zero point of all elements; (0, 0) where there are none, or several."""
+    table = tensor.table(_TENSOR["quantization"])
+    if table is None:
+        return 0.0, 0
+    scales, zeros = table.array(_QUANTISATION["scale"], "<f4"), table.array(_QUANTISATION["zero_point"], "<i8")
+    if scales.size != 1 or zeros.size > 1:
+        return 0.0, 0
+    return float(scales[0]), int(zeros[0]) if zeros.size else 0
+
+
+# ---- labels ----------------------------------------------------------------------------------------------------------
+# TFLite's metadata is a flatbuffer in a buffer of the model. The files that it names are in a zip archive at the end.
+
+METADATA_FIELDS: dict[str, dict[str, int]] = {
+    "ModelMetadata": {"subgraph_metadata": 3},
+    "SubGraphMetadata": {"inputs": 2, "outputs": 3},
+    "TensorMetadata": {"associated_files": 6},
+    "AssociatedFile": {"name": 0, "type": 2},
+}
+_MODEL_DATA, _SUBGRAPH_DATA, _TENSOR_DATA, _FILE = METADATA_FIELDS.values()
+_METADATA_NAME, _METADATA_IDENTIFIER = "TFLITE_METADATA", b"M001"
+_LABEL_FILES = (2, 3)  # TENSOR_AXIS_LABELS, TENSOR_VALUE_LABELS
+_MOST_LABEL_BYTES, _MOST_FILES = 1 << 20, 64
+_DIRECTORY_END, _DIRECTORY_ENTRY, _LOCAL_FILE = b"PK\5\6", b"PK\1\2", b"PK\3\4"
+_END = struct.Struct("<4s4HIIH")
+_ENTRY = struct.Struct("<4s6H3I5H2I")
+_LOCAL = struct.Struct("<4s5H3I2H")
+_LONGEST_COMMENT = 1 << 16
+
+
+class _Labels:
+    """Labels of inputs and outputs. Metadata that is damaged is ignored: runtimes do not read it."""
+
+    def __init__(self, wire: FileBytes, model: FlatTable) -> None:
+        self._wire, self._read, self._left = wire, dict[str, list[str]](), _MOST_LABEL_BYTES
+        try:
+            self._main = self._metadata(model)
+            self._files = dict(_zipped(wire)) if self._main is not None else {}
+        except ImportFailed:
+            self._main, self._files = None, {}
+
+    def _metadata(self, model: FlatTable) -> FlatTable | None:
+        for entry in model.tables(_MODEL["metadata"]):
+            if entry.text(_METADATA["name"]) == _METADATA_NAME:
+                buffer = model.tables(_MODEL["buffers"])[entry.number(_METADATA["buffer"], _U32)]
+                data = buffer.array(_BUFFER["data"], "u1")
+                if data[4:8].tobytes() != _METADATA_IDENTIFIER:
+                    return None
+                held = FileBytes(data.data)
+                graphs = FlatTable(held, held.unpack(_U32, 0)).tables(_MODEL_DATA["subgraph_metadata"])
+                return graphs[0] if len(graphs) else None
+        return None
+
+    def of(self, word: str, place: int) -> list[str]:
+        """The labels of an input or output; empty when it has none."""
+        if self._main is None or not self._files:
+            return []
+        try:
+            tensors = self._main.tables(_SUBGRAPH_DATA[word])
+            for file in tensors[place].tables(_TENSOR_DATA["associated_files"]) if place < len(tensors) else ():
+                name = file.text(_FILE["name"])
+                if file.number(_FILE["type"], _U8) in _LABEL_FILES and name in self._files:
+                    if name not in self._read:
+                        self._read[name] = self._lines(*self._files[name])
+                    return self._read[name]
+        except (ImportFailed, zlib.error):
+            pass
+        return []
+
+    def _lines(self, start: int, packed: int, method: int) -> list[str]:
+        signature, *_, name, more = _LOCAL.unpack(self._wire.part(start, _LOCAL.size).data)
+        if signature != _LOCAL_FILE:
+            return []
+        data = self._wire.part(start + _LOCAL.size + name + more, min(packed, self._left)).tobytes()
+        if method and self._left:
+            data = zlib.decompressobj(-zlib.MAX_WBITS).decompress(data, self._left)
+        self._left -= len(data)
+        return data.decode("utf-8", "replace").splitlines()
+
+
+def _zipped(wire: FileBytes) -> Iterator[tuple[str, tuple[int, int, int]]]:
+    """The files of the archive at the end: name, and (start, packed bytes, method: 0 stored or 8 deflated)."""
+    size = len(wire.data)
+    tail = bytes(wire.data[max(0, size - _END.size - _LONGEST_COMMENT) :])
+    at = tail.rfind(_DIRECTORY_END)
+    if at < 0 or len(tail) - at < _END.size:
+        return
+    _, _, _, _, count, nbytes, offset, _ = _END.unpack_from(tail, at)
+    start = size - len(tail) + at - nbytes
+    before = start - offset  # bytes of the model, where offsets count from the archive's own beginning
+    for _ in range(min(count, _MOST_FILES)):
+        entry = _ENTRY.unpack(wire.part(start, _ENTRY.size).data)
+        signature, method, packed, (name, more, comment), local = entry[0], entry[4], entry[8], entry[10:13], entry[16]
+        if signature != _DIRECTORY_ENTRY:
+            return
+        if method in (0, 8):
+            words = wire.part(start + _ENTRY.size, name).tobytes().decode("utf-8", "replace")
+            yield words, (before + local, packed, method)
+        start += _ENTRY.size + name + more + comment

@@ -1,0 +1,48 @@
+"""The inputs and outputs of a model as people see them: by name."""
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+
+class TensorInfo(NamedTuple):
+    """An input or output of a model.
+
+    `shape` has None for each dimension that the model leaves open, and is None where not even the rank is known.
+    `labels`: what each element along the last axis stands for, where the file says it.
+    """
+
+    name: str
+    dtype: np.dtype[Any]
+    shape: tuple[int | None, ...] | None
+    scale: float = 0.0  #: of quantised values; 0.0: they mean what they are
+    zero_point: int = 0
+    labels: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        sizes = None if self.shape is None else ", ".join("?" if d is None else str(d) for d in self.shape)
+        return f"{self.name}: {self.dtype} {'of any rank' if sizes is None else f'[{sizes}]'}"
+
+    def __repr__(self) -> str:
+        quantised = f" scale {self.scale:.6g} zero point {self.zero_point}" if self.scale else ""
+        return f"<{self}{quantised}{f' {len(self.labels)} labels' if self.labels else ''}>"
+
+
+def tensors_of(operands: Sequence[Any], word: str) -> tuple[TensorInfo, ...]:
+    """Of these operands. `word`: "input" or "output", for those that have no name of their own."""
+    extras = [operand.extra if isinstance(operand.extra, dict) else {} for operand in operands]
+    names = [str(extra.get("name") or f"{word}_{n}") for n, extra in enumerate(extras)]
+    again = {name for name, count in Counter(names).items() if count > 1}
+    names = [f"{name}_{n}" if name in again else name for n, name in enumerate(names)]
+    return tuple(map(_info, names, operands, extras))
+
+
+def _info(name: str, operand: Any, extra: dict[str, Any]) -> TensorInfo:
+    shape = None
+    if operand.dimensions or operand.type.is_scalar:
+        shape = tuple(d or None for d in operand.dimensions)
+    labels = tuple(map(str, extra.get("labels") or ()))
+    scale, zero_point = extra.get("quantisation") or (operand.scale, operand.zero_point)
+    return TensorInfo(name, operand.type.dtype, shape, scale, zero_point, labels)

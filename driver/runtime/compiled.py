@@ -1,0 +1,253 @@
+"""What `driver.compile` returns: a model on one or several devices, with the CPU behind them."""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+from functools import partial
+from itertools import count
+from typing import TYPE_CHECKING, Any
+
+from burst import PeerDied
+from driver.client.burst import Burst
+from driver.client.fenced import FencedOptions
+from driver.client.pipeline import Pipeline
+from driver.client.session import FAILURES
+from driver.client.surface import AnyPreparedModel, signature
+from driver.client.workspace import FreeList, Workspace
+from driver.deadlines import check_times
+from driver.errors import DriverError
+from driver.options import ExecuteOptions
+from driver.runtime.allocate import StepRole, allocate
+from driver.runtime.fallback import BurstFallback, CpuFallback, FallbackModel, Fallbacks
+from driver.runtime.launched import launch_here
+from driver.runtime.local import BACKGROUND, NAME, LocalBurst, LocalPrepared
+from driver.runtime.plan import PlannedModel, PreparedStep
+from driver.runtime.shared_buffers import ModelRoles, names_shared, on_memory
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from concurrent.futures import Future
+
+    from burst import Memory, Request, Result
+    from driver.client.device import RemoteDevice
+    from driver.client.device_buffers import Buffer, BufferDesc, BufferRole
+    from driver.client.fenced import FencedExecution, Waitable
+    from driver.client.prepared_model import RemotePreparedModel
+    from driver.nn import Model
+    from driver.options import Options, PrepareOptions
+    from driver.runtime.chain import Chain
+    from driver.runtime.measuring import Figures
+
+_numbers = count(1)
+
+
+class Placement(list[tuple[str, tuple[int, ...]]]):
+    """The steps of a compiled model, as a list, and the figures by which it was chosen."""
+
+    def __init__(self, steps: Sequence[tuple[str, tuple[int, ...]]], figures: Figures) -> None:
+        super().__init__(steps)
+        self.figures = figures
+
+    def __str__(self) -> str:
+        where = " + ".join(f"{device} ({len(own)} operation{'s' * (len(own) != 1)})" for device, own in self)
+        busy = ", on a busy machine" if self.figures.was_busy else ""
+        compared = ", ".join(f"{name} {1e3 * s:.3g} ms" for name, s in sorted(self.figures.seconds.items()))
+        return f"{where}; measured{busy}: {compared}" if compared else where
+
+
+class CompiledModel(FallbackModel, AnyPreparedModel):
+    """A model on one or several devices. Any thread may use it, several at once. Made by `compile`.
+
+    On one device it is what that device's `prepare` gives, and its burst is that device's burst.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        options: PrepareOptions,
+        steps: Sequence[PreparedStep],
+        devices: Sequence[RemoteDevice],
+        fallbacks: Fallbacks,
+        figures: Figures,
+        recipe: tuple[Any, ...],
+        *,
+        may_fall_back: bool,
+    ) -> None:
+        """Use `compile`. `devices`: connections to be closed with it. `figures`: of the plans that were compared.
+        `recipe`: how to compile it again, for pickle.
+        """
+        self._figures, self._recipe = figures, recipe
+        self.model = model
+        self.preference, self.priority = options.preference, options.priority
+        self._steps, self._devices, self._fallbacks = steps, devices, fallbacks
+        self._is_closed = False
+        self._workspaces: FreeList[Workspace] = FreeList()
+        self._roles = ModelRoles(next(_numbers), model)
+        if len(steps) == 1:
+            super().__init__(steps[0].model.prepared, steps[0].model.fallback)
+        else:
+            fallback = None
+            if may_fall_back:
+                names = " + ".join(dict.fromkeys(step.device for step in steps))
+                fallback = CpuFallback(model, self.preference, "whole", names, fallbacks)
+            super().__init__(PlannedModel(model, steps, self.preference, fallback), fallback)
+
+    def placement(self) -> Placement:
+        """What runs where now: (device, indices of operations of the main subgraph) of each step, in order.
+
+        Its `figures` are the seconds of one execution of each plan that was compared.
+        """
+        if self.is_replaced:
+            return Placement([(NAME, tuple(range(len(self.model.main.operations))))], self._figures)
+        steps = [(NAME if p.model.is_replaced else p.device, p.step.operations) for p in self._steps]
+        return Placement(steps, self._figures)
+
+    def __repr__(self) -> str:
+        where = " + ".join(dict.fromkeys(device for device, _ in self.placement()))
+        return f"<CompiledModel on {where}: {signature(self.model)}>"
+
+    def open_burst(self, options: Options) -> Burst | Chain | LocalBurst:
+        """On one device it is that device's, on several a chain of them."""
+        if self._is_closed:
+            raise ValueError("this compiled model is closed; compile it again")
+        life = self.life
+        found: Burst | Chain | LocalBurst
+        try:
+            found = self._burst(options)
+        except FAILURES as error:
+            found = self.replacement(error, life).open_burst(options)
+        found.on_memory = partial(on_memory, self._roles)
+        return found
+
+    def _burst(self, options: Options) -> Burst | Chain | LocalBurst:
+        prepared: RemotePreparedModel | LocalPrepared | PlannedModel = self.prepared
+        if isinstance(prepared, PlannedModel | LocalPrepared) or self.fallback is None:
+            return prepared.open_burst(options)
+        prepared.check_quarantine()
+        return Burst(Pipeline(prepared, options, fallback=BurstFallback(self, prepared)))
+
+    def free_memory(self, memory: Memory) -> None:
+        """As `RemoteDevice.free_memory`, on all its devices."""
+        for step in self._steps:
+            step.model.prepared.device.free_memory(memory)
+
+    def execute(
+        self,
+        request: Request,
+        measure: bool = False,
+        timeout: float | None = None,
+        loop_timeout: float | None = None,
+        deadline: float | None = None,
+    ) -> Result:
+        """As `RemotePreparedModel.execute`; `request` may also name buffers that `allocate` has made."""
+        way, options = super().execute, ExecuteOptions(measure, timeout, loop_timeout, deadline)
+        return on_memory(self._roles, request, lambda its: way(its, *options))
+
+    def execute_async(
+        self,
+        request: Request,
+        measure: bool = False,
+        *,
+        timeout: float | None = None,
+        callback: Callable[[Future[Result]], object] | None = None,
+        loop_timeout: float | None = None,
+        deadline: float | None = None,
+    ) -> Future[Result]:
+        """As `RemotePreparedModel.execute_async`; a request on shared buffers takes a thread of this process."""
+        if not names_shared(request):
+            return super().execute_async(
+                request, measure, timeout=timeout, callback=callback, loop_timeout=loop_timeout, deadline=deadline
+            )
+        check_times(timeout=timeout, loop_timeout=loop_timeout, deadline=deadline)
+        end = None if timeout is None else time.monotonic() + timeout
+
+        def work() -> Result:
+            left = None if end is None else max(0.0, end - time.monotonic())
+            return self.execute(request, measure, left, loop_timeout, deadline)
+
+        future = BACKGROUND.submit(work)
+        if callback:
+            future.add_done_callback(callback)
+        return future
+
+    def execute_fenced(
+        self,
+        request: Request,
+        wait_for: Sequence[Waitable | None] = (),
+        *,
+        measure: bool = False,
+        deadline: float | None = None,
+        loop_timeout: float | None = None,
+        duration: float | None = None,
+    ) -> FencedExecution:
+        """As `RemotePreparedModel.execute_fenced`; for shared buffers this process waits for the fences."""
+        if not names_shared(request):
+            return super().execute_fenced(
+                request, wait_for, measure=measure, deadline=deadline, loop_timeout=loop_timeout, duration=duration
+            )
+
+        def execute(end: int | None) -> Result:
+            return self.execute(request, measure, None, loop_timeout, None if end is None else end / 1e9)
+
+        return launch_here(self.model, request, wait_for, FencedOptions.of(measure, deadline, duration), execute)
+
+    def allocate(
+        self, desc: BufferDesc, input_roles: Sequence[BufferRole] = (), output_roles: Sequence[BufferRole] = ()
+    ) -> Buffer:
+        """As `driver.allocate` for this model alone: the `model_index` of each role is 0."""
+        return allocate(desc, [self], input_roles, output_roles)
+
+    @property
+    def number(self) -> int:
+        """By which the roles of buffers mean this model."""
+        return self._roles.number
+
+    def step_roles(self, io_index: int, *, is_input: bool) -> list[StepRole]:
+        """Which steps read and write that input or output. Raises ValueError."""
+        if self._is_closed:
+            raise ValueError("this compiled model is closed; compile it again")
+        operand = (self.model.main.inputs if is_input else self.model.main.outputs)[io_index]
+        found = []
+        for prepared, inputs, outputs in self._placed():
+            found += [StepRole(prepared, True, n) for n, i in enumerate(inputs) if i == operand]
+            found += [StepRole(prepared, False, n) for n, i in enumerate(outputs) if i == operand]
+        return found
+
+    def _placed(self) -> list[tuple[Any, Sequence[int], Sequence[int]]]:
+        """Of each step: what executes it now, and its inputs and outputs among the main subgraph's operands."""
+        if isinstance(self.prepared, PlannedModel):
+            return [(each.model.prepared, each.step.inputs, each.step.outputs) for each in self._steps]
+        return [(self.prepared, self.model.main.inputs, self.model.main.outputs)]
+
+    def instead(self, error: BaseException, life: int) -> CpuFallback | None:
+        """As `FallbackModel.instead`, unless it is closed."""
+        if self._is_closed:
+            raise ValueError("this compiled model is closed; compile it again") from error
+        return super().instead(error, life)
+
+    def stats(self) -> dict[str, Any]:
+        """`placement`, and `fallbacks`: how often a device was dropped when compiling, and how often the whole model
+        was compiled for the CPU instead, or a step or the whole executed there; with the last reasons.
+
+        `compilations`: of each step, its device; whether it came out of the cache (`restored`), was made anew and is
+        kept (`saved`), or is not (`compiled`), and why; and its `stage`: how often the device has replaced it by
+        something better since.
+        """
+        compilations = [step.compilation() for step in self._steps]
+        return {"placement": self.placement(), "fallbacks": self._fallbacks.report(), "compilations": compilations}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A recipe: compiles the model again, for devices of the same names, wherever it is unpickled."""
+        return self._recipe
+
+    def close(self) -> None:
+        """Frees the model on its devices. Bursts end with the connections that `compile` made."""
+        self._is_closed = True
+        self._workspaces.clear()
+        for displaced in (self, *(step.model for step in self._steps)):
+            displaced.stay()
+        with suppress(PeerDied, DriverError):
+            self.prepared.close()
+        for device in self._devices:
+            device.close()

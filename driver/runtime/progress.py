@@ -1,0 +1,63 @@
+"""How far a compilation has come, and when its time is up."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import TYPE_CHECKING, Literal
+
+from burst import MissedDeadlinePersistent
+from burst.messages import Cause
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_UNSHOWN = 1.0  # seconds
+
+
+def _silent(_what: str, _done: float) -> None:
+    """Shows nothing."""
+
+
+class ProgressLine:
+    """A line in the terminal, for what takes more than a second."""
+
+    def __init__(self) -> None:
+        self._begin = time.monotonic()
+
+    def show(self, what: str, done: float) -> None:
+        """Overwrites the line; clears it at the end."""
+        if time.monotonic() - self._begin > _UNSHOWN:
+            line = "" if done >= 1 else f"{done:4.0%} {what:.100}"
+            sys.stderr.write(f"\r\x1b[K{line}")
+            sys.stderr.flush()
+
+
+class CompilationClock:
+    """Says how far it has come, and when time is up."""
+
+    def __init__(self, timeout: float | None, progress: Callable[[str, float], object] | Literal[False] | None) -> None:
+        is_shown = progress is None and sys.stderr.isatty()
+        self._timeout, self._progress = timeout, progress or (ProgressLine().show if is_shown else _silent)
+        self._end, self._done = None if timeout is None else time.monotonic() + timeout, 0.0
+
+    def begin(self, what: str, done: float) -> None:
+        """The next step. Raises MissedDeadlinePersistent."""
+        if self._end is not None and time.monotonic() >= self._end:
+            cause = Cause("before start", time.monotonic() - self._end)
+            raise MissedDeadlinePersistent(f"timeout={self._timeout} s passed before this step: {what}", cause=cause)
+        self._done = done
+        self._progress(what, done)
+
+    @property
+    def end(self) -> float | None:
+        """A time.monotonic()."""
+        return self._end
+
+    def note(self, what: str) -> None:
+        """Something within a step."""
+        self._progress(what, self._done)
+
+    def left(self) -> float | None:
+        """Seconds."""
+        return None if self._end is None else max(0.0, self._end - time.monotonic())

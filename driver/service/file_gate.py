@@ -1,0 +1,104 @@
+"""Which model files may enter the engine: those that passed a trial, on this device or now, and are not quarantined."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from burst import GeneralFailure
+from driver.deadlines import overdue, seconds_left
+from driver.devices.files import file_digest
+from driver.engine.running_files import OVERDUE
+from driver.nn.file_form import FILE, file_of, is_file
+from driver.options import LOW
+from driver.service.file_records import FileRecords
+from driver.service.trials import UNPROVOKED, TrialEnded, TrialServer, signal_name
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from driver.engine.running_files import FileEnd
+    from driver.interface import Device
+    from driver.nn import Model
+    from driver.protocol.prepare_arguments import PrepareArguments
+
+_AT_ONCE = 4  # trials
+
+
+class FileGate:
+    """Admits model files to the engine of one device. Any thread."""
+
+    def __init__(self, device: Device, name: str) -> None:
+        """Forks the trial server if the device runs files: no thread may exist yet. `name`: as of `FileRecords`."""
+        self.records = FileRecords(device, name)
+        self._trials = TrialServer(device) if FILE.name in {known.name for known in device.extensions} else None
+        self._slots = threading.Semaphore(_AT_ONCE)
+
+    @contextmanager
+    def admitted(
+        self, model: Model, fds: Sequence[int], where: Sequence[Any], arguments: PrepareArguments
+    ) -> Iterator[bytes]:
+        """Within, the engine may load the model in these descriptors; yields the digest of its file, b"" if it is none.
+
+        A file that is new here is loaded in a trial before, and runs in it meanwhile. Raises GeneralFailure for a file
+        that is quarantined, or ends its trial, which may be on leaving; MissedDeadlineTransient; and what stands for
+        the error of a device that refuses the file.
+        """
+        if self._trials is None or not is_file(model):
+            yield b""
+            return
+        file = file_of(model)
+        assert file is not None
+        digest = file_digest(file)
+        self.check(digest)
+        if self.records.has_passed(digest):
+            yield digest
+            return
+        low, deadline = arguments.priority == LOW, arguments.deadline
+        if not self._slots.acquire(timeout=seconds_left(deadline)):
+            raise overdue("queued", deadline or 0)
+        try:
+            with self._trials.begin(fds, where, arguments.preference, gives_way=low) as trial:
+                trial.wait_until_loaded(deadline)
+                yield digest
+                trial.wait_until_run()
+        except TrialEnded as error:
+            raise self._refused(digest, error) from error
+        finally:
+            self._slots.release()
+        self.records.note_passed(digest)
+
+    def check(self, digest: bytes) -> None:
+        """Raises GeneralFailure for a file that is quarantined. b"": of a model that is no file."""
+        if digest and (reason := self.records.quarantined(digest)):
+            raise GeneralFailure(f"the model file {name_of(digest)} is quarantined on this device: {reason}")
+
+    def note_end(self, code: int, running: Sequence[FileEnd]) -> None:
+        """The engine ended, with this exit status or minus this signal, while these files were running."""
+        overdue = [each for each in running if each.signal == OVERDUE]
+        guilty = [each for each in running if each.signal not in {0, OVERDUE}]
+        for each in overdue:
+            self.records.suspect(each.digest, "it ran on after its deadline or cancellation, and so ended the engine")
+        for each in guilty:
+            self.records.quarantine(each.digest, f"a run of it ended the engine with {signal_name(each.signal)}")
+        digests = {each.digest for each in running}
+        if code and -code not in UNPROVOKED and not overdue and not guilty and len(digests) == 1:
+            self.records.suspect(
+                digests.pop(), "the engine ended while it ran alone"
+            )  # in a thread of the runtime's own
+
+    def close(self) -> None:
+        """Saves what is known of files."""
+        self.records.close()
+
+    def _refused(self, digest: bytes, error: TrialEnded) -> GeneralFailure:
+        if error.is_by_file:
+            self.records.quarantine(digest, str(error))
+        state = "is quarantined on this device now" if error.is_by_file else "was not loaded"
+        return GeneralFailure(f"the model file {name_of(digest)} {state}: {error}")
+
+
+def name_of(digest: bytes) -> str:
+    """A file in messages: the first digits of its digest."""
+    return digest.hex()[:12]

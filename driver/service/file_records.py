@@ -1,0 +1,83 @@
+"""What a device knows of the model files that clients have brought: which passed a trial, and which are quarantined.
+
+It is kept in the state folder of the device's account, and void when the device, its runtime, this library or the
+processor changes, as the records of cache files are.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from driver.engine.cache.records import build
+
+if TYPE_CHECKING:
+    from driver.engine.cache.blobs import BlobStore
+    from driver.interface import Device
+
+_MOST_BYTES = 2 * 2**20
+_DELAY = 0.1  # seconds until it is saved that a file has passed
+_MOST_REASON = 1000  # characters
+_PASSED, _REFUSED, _SUSPECT = b"+", b"-", b"?"  # first byte of a value
+_MOST_SUSPICIONS = 2
+
+
+class FileRecords:
+    """Files by their `file_digest`. Any thread."""
+
+    def __init__(self, device: Device, name: str) -> None:
+        """`name`: of the device, as its clients call it. Nothing is opened yet."""
+        self._device, self._name = device, name
+
+    @cached_property
+    def _store(self) -> BlobStore:
+        from driver.engine.cache.blobs import BlobStore  # takes some milliseconds
+
+        stem = re.sub(r"[^A-Za-z0-9_.-]", "_", self._name)
+        return BlobStore(
+            Path("~/.local/state/burst").expanduser() / f"{stem}.files",
+            build_id=build(self._device),
+            max_key_bytes=32,
+            max_value_bytes=4 * _MOST_REASON + 1,
+            max_total_bytes=_MOST_BYTES,
+            select="lru",
+            capacity="fit",
+            delay=_DELAY,
+        )
+
+    def has_passed(self, digest: bytes) -> bool:
+        """Whether the file needs no further trial."""
+        found = self._store.get(digest)
+        return found is not None and found[:1] != _REFUSED
+
+    def quarantined(self, digest: bytes) -> str | None:
+        """Why the file may not run; None: it may."""
+        found = self._store.get(digest) or b""
+        return found[1:].decode(errors="replace") if found[:1] == _REFUSED else None
+
+    def note_passed(self, digest: bytes) -> None:
+        """A trial of the file ended well. What is known already stays."""
+        if self._store.get(digest) is None:
+            self._store.set(digest, _PASSED)
+
+    def close(self) -> None:
+        """Saves what was noted."""
+        if "_store" in self.__dict__:
+            self._store.close()
+
+    def quarantine(self, digest: bytes, reason: str) -> None:
+        """Refuses the file from now on. Saved at once."""
+        self._store.set(digest, _REFUSED + reason[:_MOST_REASON].encode())
+        self._store.flush()
+
+    def suspect(self, digest: bytes, reason: str) -> None:
+        """The engine ended, perhaps for this file. Refuses the file when that has happened too often."""
+        found = self._store.get(digest) or b""
+        count = 1 + (found[1] if found[:1] == _SUSPECT else 0)
+        if count > _MOST_SUSPICIONS:
+            self.quarantine(digest, f"{reason}, {count} times")
+        else:
+            self._store.set(digest, _SUSPECT + bytes([count]))
+            self._store.flush()

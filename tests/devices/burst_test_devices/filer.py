@@ -1,0 +1,113 @@
+"""A device that runs model files, each of which says in words what the runtime does to it."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from driver import Device, PreparedModel
+from driver.devices.files import file_obstacle
+from driver.interface import BoundExecution, CacheFiles, Saved
+from driver.nn import InvalidModel
+from driver.nn.file_form import FILE, file_of, is_file
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from numpy.typing import NDArray
+
+    from driver.nn import Model
+    from driver.nn.file_form import ModelFile
+    from driver.options import Preference
+
+LAST_WORDS = b"terminate called after throwing an instance of 'std::bad_alloc'\n"
+_STDERR = 2
+
+
+class Filer(Device):
+    """x + 1. A file is words: "when:what", such as "load:abort" or "run:crash"; "one:crash" does so over an input of 1.
+
+    Whatever else a file says makes it another file. Every load is counted in the file `$HOME/loads`.
+    """
+
+    name = "filer"
+    version = "1"
+    type = "CPU"
+    slots = 8
+    extensions = (FILE,)
+    cache_files = CacheFiles(0, 1)
+
+    def supported_operations(self, model: Model) -> list[bool]:
+        return [reason is None for reason in self.explain(model)]
+
+    def explain(self, model: Model) -> list[str | None]:
+        assert is_file(model)
+        return [file_obstacle(model, {"onnx"}, lambda _: None)]
+
+    def prepare(self, model: Model, pace: Callable[[], object], preference: Preference) -> FiledModel:
+        file = file_of(model)
+        assert file is not None
+        return FiledModel(file)
+
+
+class FiledModel(PreparedModel):
+    """One file."""
+
+    serves_all = True
+
+    def __init__(self, file: ModelFile) -> None:
+        words = [word.partition(":") for word in bytes(file.data).decode().split()]
+        self._orders = {when: what for when, _, what in words}
+        with Path("~/loads").expanduser().open("a") as loads:
+            loads.write(".")
+        obey(self._orders.get("load"))
+
+    def bind(
+        self,
+        inputs: Sequence[NDArray[Any] | None],
+        outputs: Sequence[NDArray[Any]],
+        pace: Callable[[], object],
+        loop_timeout: float,
+    ) -> FiledExecution:
+        (x,), (y,) = inputs, outputs
+        assert x is not None
+        return FiledExecution(self._orders, x, y)
+
+    def saved(self, root: NDArray[np.uint8]) -> Saved:
+        return Saved([], [np.zeros(1, np.uint8)])
+
+
+class FiledExecution(BoundExecution):
+    """One execution."""
+
+    def __init__(self, orders: dict[str, str], x: NDArray[Any], y: NDArray[Any]) -> None:
+        self._orders, self._x, self._y = orders, x, y
+        self.shapes = [(x.shape, y.nbytes >= x.nbytes)]
+
+    def run(self) -> None:
+        x = self._x.copy()
+        obey(self._orders.get("run"))
+        if x.flat[0] == 1:
+            obey(self._orders.get("one"))
+        self._y[: x.nbytes].view(np.float32)[:] = x + 1
+
+
+def obey(order: str | None) -> None:
+    """Does to this process what the order says."""
+    match order:
+        case "crash":
+            ctypes.string_at(0)
+        case "abort":
+            os.write(_STDERR, LAST_WORDS)
+            os.abort()
+        case "exit":
+            os._exit(3)
+        case "refuse":
+            raise InvalidModel("the file has no head")
+        case "sleep":
+            time.sleep(30)
