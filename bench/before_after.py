@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 SUBJECTS = {  # calls of one block
     "burst, spinning": 4000,
+    "burst, written": 4000,
     "burst, sleeping": 1000,
     "plain path": 1000,
     "fenced chain of 20": 30,
@@ -42,6 +43,7 @@ m = driver.ModelBuilder()
 m.output(m.operation("ADD", m.input("float32", (1, 4)), m.input("float32", (1, 4)), 0))
 device = driver.connect("reference")
 prepared = device.prepare(m.build())
+ones = np.ones((1, 4), np.float32)
 there = tuple(RequestArgument(offset=at, length=16) for at in (0, 64))
 request = Request(there, (RequestArgument(offset=128, length=16),), (Memory.create(192),))
 spinning, sleeping = prepared.burst(), prepared.burst(spin=0)
@@ -54,6 +56,7 @@ def chain():
 
 calls = {{
     "burst, spinning": spinning.run,
+    "burst, written": lambda: spinning.run(ones, ones),
     "burst, sleeping": sleeping.run,
     "plain path": lambda: prepared.execute(request),
     "fenced chain of 20": chain,

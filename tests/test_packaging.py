@@ -72,12 +72,12 @@ def run_alone(command, folder):
 
 
 def test_the_wheel_alone_runs_a_model(built, tmp_path):
-    """In an empty environment, away from the sources, the wheel and its four dependencies run the README's program."""
+    """In an empty environment, away from the sources, the wheel and its dependencies run the guide's first program."""
     (wheel,) = built.glob("*.whl")
     programs = installed(wheel, tmp_path / "empty")
     program = tmp_path / "block.py"
-    program.write_text((ROOT / "README.md").read_text().split("```python\n")[1].split("```")[0])
-    assert "[[2. 3. 4. 5.]] NONE" in run_alone([programs / "python", "-W", "error", program], tmp_path)
+    program.write_text((ROOT / "docs/start.md").read_text().split("```python\n")[1].split("```")[0])
+    assert "[[3. 3. 3. 3.]]" in run_alone([programs / "python", "-W", "error", program], tmp_path)
 
 
 @pytest.mark.stress

@@ -11,19 +11,23 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 EXPECTED = {  # of each block, in order: lines of its output
-    "README.md": [["[[0., 2., 4., 6.]]", "[[2. 3. 4. 5.]] NONE"], ["[1 2 3]"]],
+    "README.md": [
+        ["(<image: float32 [1, 64, 64, 3]>,) (<probabilities: float32 [1, 20]>,)\n(1, 20)\n", " NONE"],
+        ["[1 2 3]"],
+    ],
     "docs/audio.md": [["[ 0. 10. 20. 30.]]\n[[10. 20. 40. 60.]]\n[[30. 30. 60. 90.]]"]],
     "docs/bursts.md": [
         ["[2. 3. 4. 5.]\n[1. 1. 1. 1.]"],
         ["[1.0, 2.0, 3.0, 4.0, 5.0, 6.0]\n1.0 2.0 3.0 4.0 5.0 6.0 1.0"],
         ["{'burst': 300, 'plain': 0} ['encode', 'queue', 'wake', 'bind', 'execute', 'return', 'total']\n2"],
     ],
-    "docs/importers.md": [["(1, 20)"]],
+    "docs/importers.md": [["(1, 20)"], ["True True"]],
     "docs/models.md": [["[[75 75 75 75 75 75 75 75]]"], ["[1024.] [10]"]],
     "docs/runtime.md": [
-        ["[0, 1]\n(array([ 0.,  2.,  6., 12.], dtype=float32),)\n[ 2.  6. 12. 20.] 0\n[('reference', (0, 1))]"]
+        ["[0, 1]\n(array([ 0.,  2.,  6., 12.], dtype=float32),)\n[ 2.  6. 12. 20.] 0\nreference (2 operations)"]
     ],
     "docs/devices.md": [["[False, True]"]],
+    "docs/extensions.md": [["(('com.example.points', 1),)\n[ 0.+1.j -1.+0.j  0.+2.j]"]],
     "docs/caching.md": [["'saved'", "'restored'"], ["''\n(array([2., 2., 2., 2.], dtype=float32),)"]],
     "docs/qos.md": [
         ["[1. 1. 1. 1.]\n[1. 1. 1. 1.]\nMissedDeadlinePersistent"],

@@ -68,7 +68,7 @@ def test_the_file_that_is_written_is_the_same_model(models, litert, tmp_path):
     path = tmp_path / "net.tflite"
     path.write_bytes(litert.written(model))
     mine = execute(model, feed).astype(int)
-    np.testing.assert_array_equal(execute(driver.load(path), feed), mine)
+    np.testing.assert_array_equal(execute(driver.load(path, form="operations"), feed), mine)
     invoke, answer = litert.prepared(model, [feed])
     invoke()
     np.testing.assert_allclose(answer().reshape(mine.shape), mine, atol=1)
