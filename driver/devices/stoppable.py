@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
+_CANCELLED = "the execution was cancelled"
+
+
 class Attempt(NamedTuple):
     """One run of a library.
 
@@ -79,9 +82,10 @@ class StoppableRuns:
     def _run(self, attempt: Attempt) -> str | None:
         self._stop = attempt.stop
         try:
-            return "the execution was cancelled" if self.is_cancelled else attempt.run()
+            fault = _CANCELLED if self.is_cancelled else attempt.run()
         finally:
             self._stop = None
+        return _CANCELLED if fault and self.is_cancelled else fault  # in our words, not in the library's
 
     def cancel(self) -> None:
         """The run in progress ends before its next operation, and all later ones before their first. Any thread."""
