@@ -21,12 +21,12 @@ from driver.errors import OutputInsufficientSize
 from driver.interface import BoundExecution, PreparedModel
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
+    from driver.interface import BindOptions, Preparation
     from driver.nn import Model
-    from driver.options import Preference
 
 SOURCE = r"""
 #include <stddef.h>
@@ -82,10 +82,10 @@ class Native(ReferenceDevice):
             for operation in operations
         ]
 
-    def prepare(self, model: Model, pace: Callable[[], object], preference: Preference) -> PreparedModel:
+    def prepare(self, model: Model, preparation: Preparation) -> PreparedModel:
         """The reference's, for the shapes; and the function."""
         self._add = self._add or compiled()
-        return _Prepared(super().prepare(model, pace, preference), self._add)
+        return _Prepared(super().prepare(model, preparation), self._add)
 
 
 class _Prepared(PreparedModel):
@@ -93,9 +93,9 @@ class _Prepared(PreparedModel):
         self._reference, self._function = reference, function
 
     def bind(
-        self, inputs: Sequence[NDArray[Any] | None], outputs: Sequence[NDArray[Any]], *more: Any
+        self, inputs: Sequence[NDArray[Any] | None], outputs: Sequence[NDArray[Any]], options: BindOptions
     ) -> BoundExecution:
-        return _Bound(self._reference.bind(inputs, outputs, *more).shapes, self._function, inputs, outputs)
+        return _Bound(self._reference.bind(inputs, outputs, options).shapes, self._function, inputs, outputs)
 
 
 class _Bound(BoundExecution):

@@ -180,6 +180,12 @@ def due(deadline: int | None) -> Iterator[None]:
         lib.burst_set_due(before)
 
 
+def deadline() -> int | None:
+    """By when the execution or preparation in this thread has to be done, in CLOCK_MONOTONIC ns; None: at any time."""
+    end = int(lib.burst_due())
+    return None if end == FOREVER else end
+
+
 def check(phase: Phase, deadline: int | None = None) -> None:
     """Raises MissedDeadlineTransient when what this thread does is overdue. `deadline`: its, if it is known."""
     end = int(lib.burst_due()) if deadline is None else deadline

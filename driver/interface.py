@@ -13,6 +13,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 from burst.errors import status_error
+from driver.nn import LOOP_TIMEOUT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -22,7 +23,36 @@ if TYPE_CHECKING:
 
     from burst import ErrorStatus
     from driver.nn import Extension, Model
-    from driver.options import Preference
+    from driver.options import Preference, Priority
+
+
+def _at_once() -> None:
+    """Lets no burst through: there is none."""
+
+
+class Preparation(NamedTuple):
+    """How a model is prepared.
+
+    preference: "low_power" asks for one thread, "sustained_speed" for the most executions in an hour rather than the
+    fastest one. A device for which all are the same ignores it. deadline: CLOCK_MONOTONIC nanoseconds by which the
+    model has to be ready; None: at any time. `pace` raises MissedDeadlineTransient once it has passed.
+    """
+
+    preference: Preference = "fast_single_answer"
+    deadline: int | None = None
+    pace: Callable[[], object] = _at_once  #: call it often: it lets running bursts through
+
+
+class BindOptions(NamedTuple):
+    """How a request is bound.
+
+    priority: of the executions of what is bound, for queues of the accelerator's own. Burst's run queue has already
+    chosen by it.
+    """
+
+    loop_timeout: float = LOOP_TIMEOUT  #: seconds that each WHILE may take; then the execution ends with LoopTimeout
+    priority: Priority = "medium"
+    pace: Callable[[], object] = _at_once  #: as of `Preparation`
 
 
 class BoundExecution:
@@ -32,7 +62,8 @@ class BoundExecution:
 
     An execution may have a deadline: `driver.deadlines.checker()`, called in the thread that runs, returns a function
     that raises once the deadline has passed, or None. Call that function before each operation; the result of a device
-    that cannot do so is dropped when it comes too late. In C, `burst_due()` is that deadline.
+    that cannot do so is dropped when it comes too late. `driver.deadlines.deadline()`, called in that thread, is the
+    deadline itself, for an accelerator that takes one; in C it is `burst_due()`.
     """
 
     run: Callable[[], object]
@@ -102,12 +133,9 @@ class PreparedModel(ABC):
         self,
         inputs: Sequence[NDArray[Any] | None],
         outputs: Sequence[NDArray[Any]],
-        pace: Callable[[], object],
-        loop_timeout: float,
+        options: BindOptions,
     ) -> BoundExecution:
-        """Inputs typed and shaped (None: omitted), outputs as raw uint8 memory; `pace` as in `Device.prepare`.
-
-        `loop_timeout`: seconds that each WHILE may take; then the execution ends with LoopTimeout.
+        """Inputs typed and shaped (None: omitted), outputs as raw uint8 memory.
 
         Raises ExecutionFailed, ValueError.
         """
@@ -126,7 +154,7 @@ class PreparedModel(ABC):
         Called from any thread when nothing has run on the device for a while and nothing is bound to the model.
         """
 
-    def improved(self, pace: Callable[[], object]) -> PreparedModel | None:
+    def improved(self, preparation: Preparation) -> PreparedModel | None:
         """A better model to replace this one, for devices that first make a quick one; None: there is nothing better.
 
         Called once after `improves_after` executions, in a background thread of low priority, while this model serves.
@@ -240,20 +268,15 @@ class Device(ABC):
         return [None if can else reason for can in self.supported_operations(model)]
 
     @abstractmethod
-    def prepare(self, model: Model, pace: Callable[[], object], preference: Preference) -> PreparedModel:
-        """Compiles a valid, fully supported model. Calls `pace` often: it lets running bursts through.
-
-        `preference`: "low_power" asks for one thread, "sustained_speed" for the most executions in an hour rather than
-        the fastest one. A device for which all are the same ignores it.
-        """
+    def prepare(self, model: Model, preparation: Preparation) -> PreparedModel:
+        """Compiles a valid, fully supported model. Calls `preparation.pace` often."""
 
     def restore(
         self,
         model: Model,
         saved: Saved,
         root: NDArray[np.uint8],
-        pace: Callable[[], object],
-        preference: Preference,
+        preparation: Preparation,
     ) -> PreparedModel:
         """As `prepare`, of a model that was prepared before, from what `PreparedModel.saved` returned.
 
@@ -261,7 +284,7 @@ class Device(ABC):
         that no other process can change. They are arrays of uint8 in one block, each on the page after the one before
         it, `root` last. By default the model is prepared again.
         """
-        return self.prepare(model, pace, preference)
+        return self.prepare(model, preparation)
 
 
 def _is_there(module: str) -> bool:

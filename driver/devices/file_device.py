@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from driver.devices.stoppable import Attempt
+    from driver.interface import BindOptions, Preparation
     from driver.nn import Model
     from driver.nn.file_form import ModelFile
     from driver.options import Preference
@@ -89,11 +90,11 @@ class FileDevice(Device):
     def supported_operations(self, model: Model) -> list[bool]:
         return [reason is None for reason in self.explain(model)]
 
-    def prepare(self, model: Model, pace: Callable[[], object], preference: Preference) -> PreparedModel:
+    def prepare(self, model: Model, preparation: Preparation) -> PreparedModel:
         file = file_of(model)
         if file is None:
             raise InvalidModel(f"the device {self.name} runs model files, and nothing else")
-        return self.file_model(model, file, preference)
+        return self.file_model(model, file, preparation.preference)
 
 
 class FilePort(NamedTuple):
@@ -169,7 +170,7 @@ class FileModel(PreparedModel):
     def execution(self, inputs: Inputs, outputs: Outputs) -> FileExecution:
         """Bound to its memory. Raises ValueError."""
 
-    def bind(self, inputs: Inputs, outputs: Outputs, pace: Callable[[], object], loop_timeout: float) -> FileExecution:
+    def bind(self, inputs: Inputs, outputs: Outputs, options: BindOptions) -> FileExecution:
         return self.execution(inputs, outputs)
 
 

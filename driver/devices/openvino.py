@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from driver.devices.file_device import Inputs, Outputs, Shape
+    from driver.interface import Preparation
     from driver.nn import Model
     from driver.nn.file_form import ModelFile
     from driver.options import Preference
@@ -57,11 +58,10 @@ class OpenVinoDevice(FileDevice):
         except RuntimeError as error:
             raise LibraryFailed(f"OpenVINO rejected the file: {error}") from error
 
-    def restore(
-        self, model: Model, saved: Saved, root: object, pace: object, preference: Preference = "fast_single_answer"
-    ) -> OpenVinoModel:
+    def restore(self, model: Model, saved: Saved, root: object, preparation: Preparation) -> OpenVinoModel:
+        options = _options(preparation.preference)
         try:
-            return OpenVinoModel(model, _core().import_model(bytes(saved.model[0]), "CPU", _options(preference)))
+            return OpenVinoModel(model, _core().import_model(bytes(saved.model[0]), "CPU", options))
         except RuntimeError as error:
             raise LibraryFailed(f"OpenVINO rejected what it had compiled: {error}") from error
 

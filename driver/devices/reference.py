@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from driver.interface import BindOptions, Preparation
     from driver.nn import Model
     from driver.nn.interpreter import DynamicBound
-    from driver.options import Preference
 
 
 class ReferenceDevice(Device):
@@ -33,9 +33,9 @@ class ReferenceDevice(Device):
         """True for the operations of driver.nn."""
         return [operation.type in OPERATIONS for operation in model.main.operations]
 
-    def prepare(self, model: Model, pace: Callable[[], object], preference: Preference) -> PreparedModel:
+    def prepare(self, model: Model, preparation: Preparation) -> PreparedModel:
         """An interpreter, made operation by operation."""
-        return ReferenceModel(model, pace)
+        return ReferenceModel(model, preparation.pace)
 
 
 class ReferenceModel(PreparedModel):
@@ -51,10 +51,9 @@ class ReferenceModel(PreparedModel):
         self,
         inputs: Sequence[NDArray[Any] | None],
         outputs: Sequence[NDArray[Any]],
-        pace: Callable[[], object],
-        loop_timeout: float,
+        options: BindOptions,
     ) -> BoundExecution:
-        bound = self._interpreter.bind(inputs, outputs, pace, loop_timeout)
+        bound = self._interpreter.bind(inputs, outputs, options.pace, options.loop_timeout)
         return StaticExecution(bound) if isinstance(bound, Bound) else DynamicExecution(bound)
 
     def saved(self, root: NDArray[np.uint8]) -> Saved:

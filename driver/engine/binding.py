@@ -31,6 +31,7 @@ from burst.request_checks import check_request
 from burst.wire import Token
 from driver.engine.named_buffers import NamedBuffers
 from driver.errors import DriverError, ExecutionFailed, LoopTimeout, OutputInsufficientSize
+from driver.interface import BindOptions
 from driver.nn import LONGEST_LOOP_TIMEOUT, LOOP_TIMEOUT, arena, combine_dimensions
 from driver.nn.arena import memory
 from driver.nn.file_form import takes_empty
@@ -46,6 +47,8 @@ if TYPE_CHECKING:
     from driver.nn import Model, Operand
 
     Array = NDArray[Any]
+
+_USUAL = BindOptions()
 
 
 class PoolAccess:
@@ -183,15 +186,16 @@ def _arrays(model: Model, request: Request, access: PoolAccess) -> tuple[list[Ar
 class BoundRequest:
     """A burst.Execution: one request on one prepared model, checked, with its arrays in the pools."""
 
-    def __init__(
-        self, model: Model, prepared: PreparedModel, request: Request, pace: Callable[[], object] = lambda: None
-    ) -> None:
-        """Raises InvalidArgument for a request that does not fit, GeneralFailure for what cannot be computed."""
+    def __init__(self, model: Model, prepared: PreparedModel, request: Request, options: BindOptions = _USUAL) -> None:
+        """`options`: its loop timeout is that of the request.
+
+        Raises InvalidArgument for a request that does not fit, GeneralFailure for what cannot be computed.
+        """
         access = PoolAccess()
         inputs, outputs = _arrays(model, request, access)
         request = access.with_image_shapes(request)
         try:
-            self._bound = prepared.bind(inputs, outputs, pace, _loop_timeout(request))
+            self._bound = prepared.bind(inputs, outputs, options._replace(loop_timeout=_loop_timeout(request)))
         except ExecutionFailed as error:
             raise GeneralFailure(str(error)) from error
         except ValueError as error:
@@ -343,7 +347,7 @@ def execution(loaded: LoadedModel, request: Request, buffers: ManagedBuffers, pa
     if any(isinstance(pool, Token) for pool in request.pools):
         found = ManagedRequest(loaded, request, buffers, pace)
     else:
-        found = BoundRequest(loaded.model, loaded.prepared, request, pace)
+        found = BoundRequest(loaded.model, loaded.prepared, request, loaded.options(pace))
     found.estimate = loaded.shared.estimate_of(request)
     return found
 
@@ -359,7 +363,7 @@ class ManagedRequest:
         self, loaded: LoadedModel, request: Request, buffers: ManagedBuffers, pace: Callable[[], object] = lambda: None
     ) -> None:
         """Raises InvalidArgument, GeneralFailure."""
-        self._loaded, self._request, self._buffers, self._pace = loaded, request, buffers, pace
+        self._loaded, self._request, self._buffers, self._options = loaded, request, buffers, loaded.options(pace)
         self._is_cancelled = False
         bound = self._bind()
         self.written = ffi.new("uint32_t *[]", [buffer.fresh for buffer, _ in self._named.written])
@@ -435,7 +439,7 @@ class ManagedRequest:
         try:
             named = self._named = NamedBuffers(self._request, found, self._loaded.number)
             if named.are_known:
-                self._bound = BoundRequest(self._loaded.model, self._loaded.prepared, named.request, self._pace)
+                self._bound = BoundRequest(self._loaded.model, self._loaded.prepared, named.request, self._options)
         except Exception:
             for argument in self._request.outputs:
                 if not argument.has_no_value and argument.pool in found:

@@ -28,11 +28,13 @@ from burst import (
 )
 from burst._core import ffi
 from driver.engine.limits import no_room
+from driver.interface import BindOptions
 from driver.nn import combine_dimensions
+from driver.options import PRIORITIES
 from driver.protocol.buffers import BufferKind, BufferState
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterable, Sequence
+    from collections.abc import Callable, Hashable, Iterable, Sequence
 
     from numpy.typing import NDArray
 
@@ -89,6 +91,10 @@ class LoadedModel(NamedTuple):
     @property
     def prepared(self) -> PreparedModel:
         return self.shared.prepared
+
+    def options(self, pace: Callable[[], object]) -> BindOptions:
+        """How requests of this client are bound to it."""
+        return BindOptions(priority=PRIORITIES[self.priority], pace=pace)
 
 
 class ModelCharge:

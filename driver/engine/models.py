@@ -19,9 +19,9 @@ from weakref import WeakSet
 
 from burst._core import ffi
 from burst.turns import give_way
-from driver.deadlines import Rate
+from driver.deadlines import Rate, deadline
 from driver.engine.cache.compilations import Declined
-from driver.interface import BoundExecution, PreparedModel
+from driver.interface import BoundExecution, Preparation, PreparedModel
 from driver.options import LOW
 from driver.protocol.model_codec import decode, sealed
 from driver.protocol.model_memory import same_memory
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from burst import Request
     from driver.engine.cache.compilations import CacheWriter, RestoredCompilation
     from driver.engine.running_files import RunningFiles
-    from driver.interface import Device, Saved
+    from driver.interface import BindOptions, Device, Saved
     from driver.nn import Model
     from driver.options import Preference
     from driver.protocol.model_memory import ModelBytes
@@ -58,6 +58,10 @@ class ModelUse(NamedTuple):
     def of(cls, arguments: PrepareArguments) -> Self:
         """What the client wants the model for."""
         return cls(arguments.preference, arguments.priority == LOW)
+
+    def preparation(self, pace: Callable[[], object]) -> Preparation:
+        """What a device is told about a preparation in this thread."""
+        return Preparation(self.preference, deadline(), pace)
 
     def run(self, make: Callable[[], T]) -> T:
         """Returns what `make` returns. If this use gives way, `make` runs in a thread of its own: a thread cannot take
@@ -194,7 +198,7 @@ class ModelStore:
             return known
         model = known.model if known else decode(region, where, pace)
         with self._preparing.preparing(len(model.main.operations), source.nbytes):
-            prepared = self._device.prepare(model, pace, use.preference)
+            prepared = self._device.prepare(model, use.preparation(pace))
         return self._new(source, where, model, prepared, use, file)
 
     def restore(
@@ -217,7 +221,7 @@ class ModelStore:
         model = known.model if known else decode(source, restored.where, pace)
         saved = known.saved if known and known.saved else restored.saved
         with self._restoring.preparing(len(model.main.operations), source.nbytes):
-            prepared = self._device.restore(model, saved, source.asarray(), pace, use.preference)
+            prepared = self._device.restore(model, saved, source.asarray(), use.preparation(pace))
         shared = self._new(source, restored.where, model, prepared, use, restored.file)
         shared.digest, shared.saved = restored.digest, saved
         return shared
@@ -258,10 +262,9 @@ class CountedModel(PreparedModel):
         self,
         inputs: Sequence[NDArray[Any] | None],
         outputs: Sequence[NDArray[Any]],
-        pace: Callable[[], object],
-        loop_timeout: float,
+        options: BindOptions,
     ) -> BoundExecution:
-        return _CountedExecution(self.quick.bind(inputs, outputs, pace, loop_timeout), self._count)
+        return _CountedExecution(self.quick.bind(inputs, outputs, options), self._count)
 
     def _count(self) -> None:
         if next(self._runs) == self.improves_after:
@@ -273,8 +276,8 @@ class CountedModel(PreparedModel):
     def rest(self) -> None:
         self.quick.rest()
 
-    def improved(self, pace: Callable[[], object]) -> PreparedModel | None:
-        return self.quick.improved(pace)
+    def improved(self, preparation: Preparation) -> PreparedModel | None:
+        return self.quick.improved(preparation)
 
 
 class _CountedExecution(BoundExecution):
@@ -328,7 +331,7 @@ class ModelImprover:
             return
         better: PreparedModel | None = None
         try:
-            better = shared.use.run(partial(shared.prepared.improved, pace))
+            better = shared.use.run(partial(shared.prepared.improved, shared.use.preparation(pace)))
         except Exception:  # noqa: BLE001 (the thread must go on)
             _log.exception("a model could not be improved; the first compilation stays in use")
         if better is not None:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from burst import ErrorStatus
-    from driver.interface import Saved
+    from driver.interface import BindOptions, Preparation, Saved
 
     Array = np.ndarray[Any, Any]
 
@@ -185,10 +185,9 @@ class GuardedModel(PreparedModel):
         self,
         inputs: Sequence[Array | None],
         outputs: Sequence[Array],
-        pace: Callable[[], object],
-        loop_timeout: float,
+        options: BindOptions,
     ) -> BoundExecution:
-        bound = self.inner.bind(inputs, outputs, pace, loop_timeout)
+        bound = self.inner.bind(inputs, outputs, options)
         return GuardedExecution(bound, self._digest, self._running)
 
     def saved(self, root: Array) -> Saved | None:
@@ -197,8 +196,8 @@ class GuardedModel(PreparedModel):
     def rest(self) -> None:
         self.inner.rest()
 
-    def improved(self, pace: Callable[[], object]) -> PreparedModel | None:
-        better = self.inner.improved(pace)
+    def improved(self, preparation: Preparation) -> PreparedModel | None:
+        better = self.inner.improved(preparation)
         return better and GuardedModel(better, self._digest, self._running)
 
 

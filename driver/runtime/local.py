@@ -40,11 +40,12 @@ from driver.client.recovery import describe
 from driver.client.statistics import spread, write_timeline
 from driver.client.surface import AnyPreparedModel
 from driver.client.workspace import FreeList, InputSet, OutputSet, Workspace, input_shapes, output_views
-from driver.deadlines import WAITING, check, check_entry, check_times, due, earlier, nanoseconds, passed
+from driver.deadlines import WAITING, check, check_entry, check_times, deadline, due, earlier, nanoseconds, passed
 from driver.devices.reference import ReferenceDevice
 from driver.engine.binding import BoundRequest
 from driver.engine.launched import check_outputs
 from driver.errors import ExecutionFailed
+from driver.interface import Preparation
 from driver.nn import validate
 from driver.nn.known import explained
 from driver.options import ExecuteOptions, check_preference
@@ -138,7 +139,7 @@ class LocalPrepared(AnyPreparedModel):
     def __init__(self, device: LocalDevice, model: Model, preference: Preference, kernels: Device) -> None:
         """Use `device.prepare`."""
         self.device, self.model, self.preference = device, model, preference
-        self._prepared = kernels.prepare(model, partial(check, "preparing"), preference)
+        self._prepared = kernels.prepare(model, Preparation(preference, deadline(), partial(check, "preparing")))
         self._workspaces: FreeList[Workspace] = FreeList()
 
     def run(

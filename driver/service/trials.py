@@ -29,6 +29,7 @@ from burst.channel import Channel
 from burst.errors import status_error
 from burst.turns import give_way
 from driver.deadlines import overdue, passed, seconds_left
+from driver.interface import BindOptions, Preparation
 from driver.protocol.model_codec import decode, sealed
 from driver.protocol.rpc import failure, take_fd
 from fmq.closing import Closing
@@ -244,8 +245,8 @@ def _try(device: Device, channel: Channel) -> None:
         region = sealed(message.take_fds(), where)
         seconds = LOAD_SECONDS + LOAD_SECONDS * region.nbytes // 10**9
         resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
-        model = decode(region, where[:2], _at_once)
-        prepared = device.prepare(model, _at_once, preference)
+        model = decode(region, where[:2])
+        prepared = device.prepare(model, Preparation(preference))
     except Exception as error:  # noqa: BLE001 (whatever it is, it is the answer)
         reply, status = failure(error)
         channel.send(["refused", int(status), *reply.values])
@@ -266,22 +267,18 @@ def _pass(channel: Channel) -> None:
     os._exit(0)
 
 
-def _at_once() -> None:
-    """No burst waits for this process."""
-
-
 def run_once(prepared: PreparedModel, model: Model) -> None:
     """Runs a model on zeros; sizes that it leaves open are 1. Raises what the device raises."""
     graph = model.main
     inputs = [_zeros(graph.operands[i]) for i in graph.inputs]
     outputs = [np.empty(0, np.uint8) for _ in graph.outputs]
-    bound = prepared.bind(inputs, outputs, _at_once, RUN_SECONDS)
+    bound = prepared.bind(inputs, outputs, BindOptions(RUN_SECONDS))
     if any(not is_sufficient for _, is_sufficient in bound.shapes):
         pairs = zip(bound.shapes, (graph.operands[i] for i in graph.outputs), strict=True)
         sizes = [math.prod(shape) * operand.type.element_size for (shape, _), operand in pairs]
         if sum(sizes) > _MOST_BYTES:
             return
-        bound = prepared.bind(inputs, [np.empty(size, np.uint8) for size in sizes], _at_once, RUN_SECONDS)
+        bound = prepared.bind(inputs, [np.empty(size, np.uint8) for size in sizes], BindOptions(RUN_SECONDS))
     bound.run()
 
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from driver import Model, Operand, Operation
-    from driver.options import Preference
+    from driver.interface import BindOptions, Preparation
 
     Shape = tuple[int, ...]
     Part = tuple[slice, ...]
@@ -78,9 +78,9 @@ class BlocksDevice(Device):
         """True is a promise: the operation will be prepared, alone or with others."""
         return [_is_taken(operation, model.main.operands) for operation in model.main.operations]
 
-    def prepare(self, model: Model, pace: Callable[[], object], preference: Preference) -> _Program:
+    def prepare(self, model: Model, preparation: Preparation) -> _Program:
         """Prepares a validated model whose operations are all supported."""
-        return _Program(model, pace)
+        return _Program(model, preparation)
 
 
 def _tensors(operation: Operation) -> tuple[int, ...]:
@@ -111,13 +111,13 @@ class _Program(PreparedModel):
 
     serves_all = True  # executions leave no state, so clients with equal models may share it
 
-    def __init__(self, model: Model, pace: Callable[[], object]) -> None:
+    def __init__(self, model: Model, preparation: Preparation) -> None:
         self.operands, self.inputs, self.outputs = model.main.operands, model.main.inputs, model.main.outputs
         self.constants = {i: o.value for i, o in enumerate(self.operands) if o.lifetime.is_constant}
         self.steps: list[_Step] = []
         for number, operation in enumerate(model.main.operations):
             self.steps.append(self._step(number, operation))
-            pace()  # lets running bursts come first
+            preparation.pace()  # lets running bursts come first
         self.uses = Counter(i for step in self.steps for i in step.inputs)
 
     def _step(self, number: int, operation: Operation) -> _Step:
@@ -130,8 +130,7 @@ class _Program(PreparedModel):
         self,
         inputs: Sequence[NDArray[Any] | None],
         outputs: Sequence[NDArray[Any]],
-        pace: Callable[[], object],
-        loop_timeout: float,
+        options: BindOptions,
     ) -> _Bound:
         """Binds it to memory. What can be done once is done here, so that `run` only computes."""
         arrays: dict[int, Any] = self.constants | dict(zip(self.inputs, inputs, strict=True))
@@ -142,7 +141,7 @@ class _Program(PreparedModel):
         chains = []
         for shape, steps in groupby(self.steps, key=lambda step: shapes[step.output]):
             chains.append(self._chain(shape, list(steps), arrays, buffers))
-            pace()
+            options.pace()
         return _Bound(chains, [(shapes[i], buffers[i].nbytes >= 4 * math.prod(shapes[i])) for i in self.outputs])
 
     def _shape(self, step: _Step, shapes: dict[int, Shape]) -> Shape:

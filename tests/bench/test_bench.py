@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import driver
+from driver.interface import BindOptions, Preparation
 
 BENCH = Path(__file__).parents[2] / "bench"
 
@@ -341,7 +342,7 @@ def test_the_native_function_adds(native, count):
     """By its address and with its context, as a listener calls it, and by `run`: what numpy adds."""
     a, b = np.random.default_rng(1).standard_normal((2, 1, count), np.float32)
     out = np.zeros(4 * count, np.uint8)
-    bound = native.prepare(sum_of(count), lambda: None, "fast_single_answer").bind([a, b], [out], lambda: None, 1.0)
+    bound = native.prepare(sum_of(count), Preparation()).bind([a, b], [out], BindOptions(1.0))
     address, context = bound.native
     assert ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p)(address)(context) == 0
     np.testing.assert_array_equal(out.view(np.float32), (a + b)[0])

@@ -13,6 +13,7 @@ from burst.datum import DATUM
 from burst.wire import VERSIONS, decode_result
 from driver.devices.reference import ReferenceDevice
 from driver.engine.binding import BoundRequest
+from driver.interface import Preparation
 from driver.nn import ModelBuilder
 
 NO_SLOT = 2**31 - 1
@@ -52,7 +53,7 @@ def bind():
     one, other = (builder.input("float32", (2, 3)) for _ in range(2))
     builder.output(builder.operation("ADD", one, other, 0))
     model = builder.build()
-    prepared = ReferenceDevice().prepare(model, lambda: None, "fast_single_answer")
+    prepared = ReferenceDevice().prepare(model, Preparation())
     return lambda request: BoundRequest(model, prepared, request)
 
 

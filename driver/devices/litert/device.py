@@ -26,9 +26,7 @@ from driver.devices.litert.tflite_file import TfliteFile, missing_operator
 from driver.devices.litert.weights import aligned
 from driver.devices.lowering.errors import LibraryFailed
 from driver.devices.lowering.model import LoweredModel, LoweringDevice
-from driver.devices.lowering.placing import at_once
 from driver.interface import CacheFiles
-from driver.nn import LOOP_TIMEOUT
 from driver.nn.file_form import FILE
 
 if TYPE_CHECKING:
@@ -37,7 +35,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from driver.devices.lowering.placing import Tensors
-    from driver.interface import Saved
+    from driver.interface import BindOptions, Saved
     from driver.nn import Model
     from driver.nn.file_form import ModelFile
     from driver.options import Preference
@@ -164,10 +162,9 @@ class LiteRtModel(LoweredModel[LiteRtProgram]):
         self,
         inputs: Sequence[NDArray[Any] | None],
         outputs: Sequence[NDArray[Any]],
-        pace: Callable[[], object] = at_once,
-        loop_timeout: float = LOOP_TIMEOUT,
+        options: BindOptions,
     ) -> LiteRtExecution:
-        return LiteRtExecution(self.program_for(inputs, pace), inputs, outputs, loop_timeout)
+        return LiteRtExecution(self.program_for(inputs, options.pace), inputs, outputs, options.loop_timeout)
 
 
 @cache

@@ -25,9 +25,8 @@ from driver.devices.litert.program import LiteRtPort, Segment
 from driver.devices.litert.tflite_file import TYPES, UNKNOWN, Findings
 from driver.devices.litert.weights import aligned
 from driver.devices.lowering.errors import LibraryFailed
-from driver.devices.lowering.placing import at_once
 from driver.interface import BoundExecution, PreparedModel, Saved
-from driver.nn import LOOP_TIMEOUT, InvalidModel
+from driver.nn import InvalidModel
 from driver.nn.file_form import tensor_type
 
 if TYPE_CHECKING:
@@ -37,6 +36,7 @@ if TYPE_CHECKING:
 
     from driver.devices.litert.packed import Packing
     from driver.devices.litert.tflite_file import FileImage, TfliteFile, TfliteTensor
+    from driver.interface import BindOptions
     from driver.nn import Model, Operand
 
     Shape = tuple[int, ...]
@@ -96,14 +96,12 @@ class LiteRtFileModel(PreparedModel):
         self,
         inputs: Sequence[NDArray[Any] | None],
         outputs: Sequence[NDArray[Any]],
-        pace: Callable[[], object] = at_once,
-        loop_timeout: float = LOOP_TIMEOUT,
+        options: BindOptions,
     ) -> BoundExecution:
-        del pace
         given = [_checked(port, array) for port, array in zip(self.inputs, inputs, strict=True)]
         program = self._program(tuple(array.shape for array in given))
         if isinstance(program, FileProgram):
-            return FileExecution(program, given, outputs, loop_timeout)
+            return FileExecution(program, given, outputs, options.loop_timeout)
         return InterpretedExecution(program, given, outputs)
 
     @property

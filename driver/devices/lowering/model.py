@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from driver.devices.lowering.placing import Tensors
-    from driver.interface import Saved
+    from driver.interface import Preparation, Saved
     from driver.nn import Model, Operand
     from driver.nn.file_form import ModelFile
     from driver.nn.plan import Prepared
@@ -94,11 +94,9 @@ class LoweringDevice(Device, Generic[P]):
     ) -> LoweredModel[P]:
         """A model, with its program if there is one. Raises LibraryFailed."""
 
-    def prepare(
-        self, model: Model, pace: Callable[[], object], preference: Preference = "fast_single_answer"
-    ) -> PreparedModel:
+    def prepare(self, model: Model, preparation: Preparation) -> PreparedModel:
         """A model whose inputs leave dimensions open is compiled whenever it is bound to new shapes."""
-        threads = partial(self.threads_for, preference=preference)
+        pace, threads = preparation.pace, partial(self.threads_for, preference=preparation.preference)
         file = file_of(model)
         return self.file_model(model, file, pace, threads) if file else self.lowered(model, pace, threads)
 
@@ -107,11 +105,10 @@ class LoweringDevice(Device, Generic[P]):
         model: Model,
         saved: Saved,
         root: NDArray[np.uint8],
-        pace: Callable[[], object],
-        preference: Preference = "fast_single_answer",
+        preparation: Preparation,
     ) -> PreparedModel:
         """Lowered before, so only the library has to compile it."""
-        threads = partial(self.threads_for, preference=preference)
+        pace, threads = preparation.pace, partial(self.threads_for, preference=preparation.preference)
         if file := file_of(model):
             return self.file_model(model, file, pace, threads, saved, root)
         return self.lowered(model, pace, threads, self.restored(saved, root, threads))

@@ -13,7 +13,6 @@ from driver.config import configured
 from driver.deadlines import check
 from driver.devices.lowering.errors import LibraryFailed
 from driver.devices.lowering.model import LoweredModel, LoweringDevice
-from driver.devices.lowering.placing import at_once
 from driver.devices.onnxruntime.file_model import OnnxFileModel, optimised
 from driver.devices.onnxruntime.library import (
     PROVIDERS,
@@ -29,7 +28,6 @@ from driver.devices.onnxruntime.writer import OrtWriter, model
 from driver.devices.stoppable import StoppableRuns
 from driver.errors import ExecutionFailed, OutputInsufficientSize
 from driver.interface import BoundExecution, CacheFiles
-from driver.nn import LOOP_TIMEOUT
 from driver.nn.file_form import FILE
 
 if TYPE_CHECKING:
@@ -38,7 +36,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from driver.devices.lowering.placing import Tensors
-    from driver.interface import Saved
+    from driver.interface import BindOptions, Preparation, Saved
     from driver.nn import Model
     from driver.nn.file_form import ModelFile
     from driver.options import Preference
@@ -176,10 +174,9 @@ class OnnxRuntimeModel(LoweredModel[OrtProgram]):
         self,
         inputs: Sequence[NDArray[Any] | None],
         outputs: Sequence[NDArray[Any]],
-        pace: Callable[[], object] = at_once,
-        loop_timeout: float = LOOP_TIMEOUT,
+        options: BindOptions,
     ) -> OnnxRuntimeExecution:
-        return OnnxRuntimeExecution(self.program_for(inputs, pace), inputs, outputs, loop_timeout)
+        return OnnxRuntimeExecution(self.program_for(inputs, options.pace), inputs, outputs, options.loop_timeout)
 
 
 class StagedModel(OnnxRuntimeModel):
@@ -188,11 +185,11 @@ class StagedModel(OnnxRuntimeModel):
     is_quick = True
     improves_after = 32
 
-    def improved(self, pace: Callable[[], object]) -> OnnxRuntimeModel | None:
+    def improved(self, preparation: Preparation) -> OnnxRuntimeModel | None:
         program = self.only_program
         if program is None:
             return None
-        return OnnxRuntimeModel(self.model, pace, self._threads, self._provider, program.improved())
+        return OnnxRuntimeModel(self.model, preparation.pace, self._threads, self._provider, program.improved())
 
 
 class OnnxRuntimeExecution(BoundExecution):

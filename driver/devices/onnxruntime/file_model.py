@@ -19,7 +19,6 @@ from burst._core import ffi
 from driver.deadlines import check
 from driver.devices.files import CHOOSING, checked_input, source_of
 from driver.devices.lowering.errors import LibraryFailed
-from driver.devices.lowering.placing import at_once
 from driver.devices.onnxruntime.library import Session, library, session_options
 from driver.devices.onnxruntime.onnx_file import OnnxFile, taken_apart
 from driver.devices.onnxruntime.program import restored, saved
@@ -27,7 +26,7 @@ from driver.devices.onnxruntime.writer import TYPES
 from driver.devices.stoppable import StoppableRuns
 from driver.errors import ExecutionFailed, OutputInsufficientSize
 from driver.interface import BoundExecution, PreparedModel
-from driver.nn import LOOP_TIMEOUT, InvalidModel
+from driver.nn import InvalidModel
 from driver.nn.file_form import tensor_type
 
 if TYPE_CHECKING:
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from driver.devices.onnxruntime.library import Place
-    from driver.interface import Saved
+    from driver.interface import BindOptions, Saved
     from driver.nn import Model, Operand
 
     Shape = tuple[int, ...]
@@ -115,15 +114,13 @@ class OnnxFileModel(PreparedModel):
         self,
         inputs: Sequence[NDArray[Any] | None],
         outputs: Sequence[NDArray[Any]],
-        pace: Callable[[], object] = at_once,
-        loop_timeout: float = LOOP_TIMEOUT,
+        options: BindOptions,
     ) -> OnnxFileExecution:
-        del pace
         given = [
             checked_input(f"input {number} ({port.name})", "an .onnx file", array, port.stored)
             for number, (port, array) in enumerate(zip(self.inputs, inputs, strict=True))
         ]
-        return OnnxFileExecution(self, given, outputs, loop_timeout)
+        return OnnxFileExecution(self, given, outputs, options.loop_timeout)
 
     def expected(self, given: tuple[Shape, ...]) -> list[Shape | None]:
         """The shapes of the outputs for inputs of these shapes; None: of any shape."""

@@ -9,6 +9,7 @@ import pytest
 from burst_blocks import BLOCK, KERNELS, BlocksDevice
 
 import driver
+from driver.interface import BindOptions, Preparation
 from driver.nn import ExecutionFailed, OutputInsufficientSize
 
 NAME = "burst_blocks:BlocksDevice"
@@ -47,7 +48,7 @@ def test_a_chain_is_computed_whatever_its_shapes(shapes):
     """Blocks, what is left over of them, and broadcasting."""
     model, arrays = chain(*shapes)
     out = np.empty(4 * expected(*arrays).size, np.uint8)
-    BlocksDevice().prepare(model, no_pace, "low_power").bind(arrays, [out], no_pace, 2.0).run()
+    BlocksDevice().prepare(model, Preparation("low_power")).bind(arrays, [out], BindOptions()).run()
     np.testing.assert_allclose(out.view(np.float32).reshape(expected(*arrays).shape), expected(*arrays), rtol=1e-6)
 
 
@@ -55,7 +56,7 @@ def test_an_output_that_does_not_fit_is_said_and_left_alone():
     """With the shape that it would have, so that the client can come again."""
     model, arrays = chain((4,), (4,), (4,))
     out = np.full(15, 7, np.uint8)
-    bound = BlocksDevice().prepare(model, no_pace, "low_power").bind(arrays, [out], no_pace, 2.0)
+    bound = BlocksDevice().prepare(model, Preparation("low_power")).bind(arrays, [out], BindOptions())
     assert bound.shapes == [((4,), False)]
     with pytest.raises(OutputInsufficientSize):
         bound.run()
@@ -67,7 +68,7 @@ def test_shapes_that_do_not_fit_name_the_operation():
     model, _ = chain((0,), (0,), (0,))
     arrays = [np.ones(n, np.float32) for n in (2, 3, 2)]
     with pytest.raises(ExecutionFailed, match="operation 0 \\(MUL\\)"):
-        BlocksDevice().prepare(model, no_pace, "low_power").bind(arrays, [np.empty(12, np.uint8)], no_pace, 2.0)
+        BlocksDevice().prepare(model, Preparation("low_power")).bind(arrays, [np.empty(12, np.uint8)], BindOptions())
 
 
 def test_it_takes_nothing_that_it_cannot_do():

@@ -23,18 +23,17 @@ from driver.nn import OPERATIONS, Interpreter
 from driver.nn import Bound as NumpyBound
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
     from burst.wire import RequestPacket
+    from driver.interface import BindOptions, Preparation
     from driver.nn import Model
     from driver.nn.interpreter import DynamicBound
-    from driver.options import Preference
 
     Inputs = Sequence[NDArray[Any] | None]
     Outputs = Sequence[NDArray[Any]]
-    Pace = Callable[[], object]
     Shapes = Sequence[tuple[tuple[int, ...], bool]]
 
 
@@ -61,8 +60,8 @@ class _Prepared(PreparedModel):
     def __init__(self, prepared: PreparedModel, kind: type[_Bound]) -> None:
         self.prepared, self.kind, self.is_static = prepared, kind, prepared.is_static
 
-    def bind(self, inputs: Inputs, outputs: Outputs, pace: Pace, loop_timeout: float) -> BoundExecution:
-        return self.kind(self.prepared.bind(inputs, outputs, pace, loop_timeout), inputs, outputs)
+    def bind(self, inputs: Inputs, outputs: Outputs, options: BindOptions) -> BoundExecution:
+        return self.kind(self.prepared.bind(inputs, outputs, options), inputs, outputs)
 
 
 class _Executing(ReferenceDevice):
@@ -70,9 +69,9 @@ class _Executing(ReferenceDevice):
 
     kind: type[_Bound] = _Bound
 
-    def prepare(self, model: Model, pace: Pace, preference: Preference) -> PreparedModel:
+    def prepare(self, model: Model, preparation: Preparation) -> PreparedModel:
         """As the reference, but for its executions."""
-        return _Prepared(super().prepare(model, pace, preference), self.kind)
+        return _Prepared(super().prepare(model, preparation), self.kind)
 
 
 class _Wrong(_Bound):
@@ -102,7 +101,7 @@ class WrongShapes(_Executing):
 class Generous(ReferenceDevice):
     """Says that there is room for every output, and writes what fits."""
 
-    def prepare(self, model: Model, pace: Pace, preference: Preference) -> PreparedModel:
+    def prepare(self, model: Model, preparation: Preparation) -> PreparedModel:
         """Computes in memory of its own."""
         return _Cutting(model)
 
@@ -113,8 +112,8 @@ class _Cutting(PreparedModel):
     def __init__(self, model: Model) -> None:
         self._interpreter = Interpreter(model)
 
-    def bind(self, inputs: Inputs, outputs: Outputs, pace: Pace, loop_timeout: float) -> BoundExecution:
-        return _CutBound(self._interpreter.bind(inputs, None, pace, loop_timeout), outputs)
+    def bind(self, inputs: Inputs, outputs: Outputs, options: BindOptions) -> BoundExecution:
+        return _CutBound(self._interpreter.bind(inputs, None, options.pace, options.loop_timeout), outputs)
 
 
 class _CutBound(BoundExecution):
@@ -133,20 +132,20 @@ class _CutBound(BoundExecution):
 class Liar(ReferenceDevice):
     """Promises everything, and cannot prepare a MUL."""
 
-    def prepare(self, model: Model, pace: Pace, preference: Preference) -> PreparedModel:
+    def prepare(self, model: Model, preparation: Preparation) -> PreparedModel:
         """Breaks its promise."""
         if any(operation.type == "MUL" for operation in model.main.operations):
             raise RuntimeError("this device multiplies nothing")
-        return super().prepare(model, pace, preference)
+        return super().prepare(model, preparation)
 
 
 class Mortal(_Executing):
     """Dies of SIGSEGV when it executes a TANH, and is well otherwise."""
 
-    def prepare(self, model: Model, pace: Pace, preference: Preference) -> PreparedModel:
+    def prepare(self, model: Model, preparation: Preparation) -> PreparedModel:
         """Only a TANH is deadly."""
         is_deadly = any(operation.type == "TANH" for operation in model.main.operations)
-        return _Prepared(super().prepare(model, pace, preference), _Crash if is_deadly else _Bound)
+        return _Prepared(super().prepare(model, preparation), _Crash if is_deadly else _Bound)
 
 
 class _Crash(_Bound):
@@ -184,21 +183,21 @@ class Careless(ReferenceDevice):
 
         module._check_counts = lambda *_: None
 
-    def prepare(self, model: Model, pace: Pace, preference: Preference) -> PreparedModel:
+    def prepare(self, model: Model, preparation: Preparation) -> PreparedModel:
         """Makes up what is missing."""
-        return _Filling(model, super().prepare(model, pace, preference))
+        return _Filling(model, super().prepare(model, preparation))
 
 
 class _Filling(PreparedModel):
     def __init__(self, model: Model, prepared: PreparedModel) -> None:
         self._model, self._prepared, self.is_static = model, prepared, prepared.is_static
 
-    def bind(self, inputs: Inputs, outputs: Outputs, pace: Pace, loop_timeout: float) -> BoundExecution:
+    def bind(self, inputs: Inputs, outputs: Outputs, options: BindOptions) -> BoundExecution:
         graph = self._model.main
         operands = [graph.operands[i] for i in graph.inputs[len(inputs) :]]
         given = [*inputs, *(np.zeros(o.dimensions, o.type.dtype) for o in operands)]
         spare = [_room(graph.operands[i].dimensions) for i in graph.outputs[len(outputs) :]]
-        return self._prepared.bind(given, [*outputs, *spare], pace, loop_timeout)
+        return self._prepared.bind(given, [*outputs, *spare], options)
 
 
 def _room(dimensions: Sequence[int]) -> NDArray[Any]:
@@ -235,9 +234,9 @@ class Scribbler(_Executing):
 class Racy(ReferenceDevice):
     """All executions of a model compute in the same memory, and take a millisecond to copy it."""
 
-    def prepare(self, model: Model, pace: Pace, preference: Preference) -> PreparedModel:
+    def prepare(self, model: Model, preparation: Preparation) -> PreparedModel:
         """With one memory for all its outputs."""
-        return _Sharing(super().prepare(model, pace, preference))
+        return _Sharing(super().prepare(model, preparation))
 
 
 class _Sharing(PreparedModel):
@@ -245,9 +244,9 @@ class _Sharing(PreparedModel):
         self._prepared, self.is_static = prepared, prepared.is_static
         self._memory: dict[tuple[int, int], NDArray[Any]] = {}
 
-    def bind(self, inputs: Inputs, outputs: Outputs, pace: Pace, loop_timeout: float) -> BoundExecution:
+    def bind(self, inputs: Inputs, outputs: Outputs, options: BindOptions) -> BoundExecution:
         shared = [self._memory.setdefault((n, len(o)), np.zeros_like(o)) for n, o in enumerate(outputs)]
-        return _Late(self._prepared.bind(inputs, shared, pace, loop_timeout), shared, outputs)
+        return _Late(self._prepared.bind(inputs, shared, options), shared, outputs)
 
 
 class _Late(BoundExecution):
@@ -302,10 +301,10 @@ class Boastful(ReferenceDevice):
 class Hanging(_Executing):
     """Never comes back from executing a TANH."""
 
-    def prepare(self, model: Model, pace: Pace, preference: Preference) -> PreparedModel:
+    def prepare(self, model: Model, preparation: Preparation) -> PreparedModel:
         """Only a TANH takes for ever."""
         hangs = any(operation.type == "TANH" for operation in model.main.operations)
-        return _Prepared(super().prepare(model, pace, preference), _Wait if hangs else _Bound)
+        return _Prepared(super().prepare(model, preparation), _Wait if hangs else _Bound)
 
 
 class _Wait(_Bound):

@@ -26,11 +26,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from driver.engine.cache.compilations import CacheOwner, RestoredCompilation, SentModel
-    from driver.interface import BoundExecution
+    from driver.interface import BindOptions, BoundExecution, Preparation
     from driver.nn import Model
-    from driver.options import Preference
 
-    Pace = Callable[[], object]
     Root = NDArray[np.uint8]
 
 
@@ -39,14 +37,14 @@ class Keeping(ReferenceDevice):
 
     cache_files = CacheFiles(1, 0)
 
-    def prepare(self, model: Model, pace: Pace, preference: Preference) -> PreparedModel:
+    def prepare(self, model: Model, preparation: Preparation) -> PreparedModel:
         """As the reference, with code to keep."""
-        return _Kept(super().prepare(model, pace, preference))
+        return _Kept(super().prepare(model, preparation))
 
-    def restore(self, model: Model, saved: Saved, root: Root, pace: Pace, preference: Preference) -> PreparedModel:
+    def restore(self, model: Model, saved: Saved, root: Root, preparation: Preparation) -> PreparedModel:
         """Wrong as soon as a byte of its code is."""
         device = self if bytes(saved.model[0]) == _CODE else WrongResults()
-        return _Kept(device.prepare(model, pace, preference))
+        return _Kept(device.prepare(model, preparation))
 
 
 _CODE = bytes(range(256)) * 32
@@ -58,8 +56,8 @@ class _Kept(PreparedModel):
     def __init__(self, prepared: PreparedModel) -> None:
         self._prepared, self.is_static = prepared, prepared.is_static
 
-    def bind(self, *arguments: Any) -> BoundExecution:
-        return self._prepared.bind(*arguments)
+    def bind(self, inputs: Any, outputs: Any, options: BindOptions) -> BoundExecution:
+        return self._prepared.bind(inputs, outputs, options)
 
     def saved(self, _: object) -> Saved:
         return Saved([_CODE])
@@ -114,9 +112,9 @@ class Forgetful(Keeping):
     def __init__(self) -> None:
         self._first: list[PreparedModel] = []
 
-    def restore(self, model: Model, saved: Saved, root: Root, pace: Pace, preference: Preference) -> PreparedModel:
+    def restore(self, model: Model, saved: Saved, root: Root, preparation: Preparation) -> PreparedModel:
         """Once and for all."""
-        self._first = self._first or [super().restore(model, saved, root, pace, preference)]
+        self._first = self._first or [super().restore(model, saved, root, preparation)]
         return self._first[0]
 
 

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from driver.interface import BindOptions, Preparation
     from driver.nn import Model, Operand, Operation
-    from driver.options import Preference
 
     Step = Callable[[], object]
 
@@ -47,7 +47,7 @@ class FixedPoint(Device):
         """A reason for what is of the HAL, and for numbers without a binary point."""
         return [_obstacle(operation, model.main.operands) for operation in model.main.operations]
 
-    def prepare(self, model: Model, pace: Callable[[], object], preference: Preference) -> PreparedModel:
+    def prepare(self, model: Model, preparation: Preparation) -> PreparedModel:
         return FixedModel(model)
 
 
@@ -74,8 +74,7 @@ class FixedModel(PreparedModel):
         self,
         inputs: Sequence[NDArray[Any] | None],
         outputs: Sequence[NDArray[Any]],
-        pace: Callable[[], object],
-        loop_timeout: float,
+        options: BindOptions,
     ) -> BoundExecution:
         graph, operands = self._graph, self._graph.operands
         arrays: dict[int, Any] = dict(zip(graph.inputs, inputs, strict=True))

@@ -17,13 +17,13 @@ from driver.nn import InvalidModel
 from driver.nn.file_form import FILE, file_of, is_file
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
+    from driver.interface import BindOptions, Preparation
     from driver.nn import Model
     from driver.nn.file_form import ModelFile
-    from driver.options import Preference
 
 LAST_WORDS = b"terminate called after throwing an instance of 'std::bad_alloc'\n"
 _STDERR = 2
@@ -49,7 +49,7 @@ class Filer(Device):
         assert is_file(model)
         return [file_obstacle(model, {"onnx"}, lambda _: None)]
 
-    def prepare(self, model: Model, pace: Callable[[], object], preference: Preference) -> FiledModel:
+    def prepare(self, model: Model, preparation: Preparation) -> FiledModel:
         file = file_of(model)
         assert file is not None
         return FiledModel(file)
@@ -71,8 +71,7 @@ class FiledModel(PreparedModel):
         self,
         inputs: Sequence[NDArray[Any] | None],
         outputs: Sequence[NDArray[Any]],
-        pace: Callable[[], object],
-        loop_timeout: float,
+        options: BindOptions,
     ) -> FiledExecution:
         (x,), (y,) = inputs, outputs
         assert x is not None

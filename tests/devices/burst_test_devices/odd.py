@@ -24,9 +24,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from driver.interface import State
+    from driver.interface import BindOptions, Preparation, State
     from driver.nn import Model
-    from driver.options import Preference
 
 _MOST = 10.0  # seconds that an execution takes
 _PREPARATION = 3.0
@@ -76,27 +75,27 @@ class Copying(ReferenceDevice):
 class Refusing(ReferenceDevice):
     """Promises everything, and prepares no MUL."""
 
-    def prepare(self, model: Model, pace: Callable[[], object], preference: Preference) -> PreparedModel:
+    def prepare(self, model: Model, preparation: Preparation) -> PreparedModel:
         """Prepares what has none."""
         if any(operation.type == "MUL" for operation in model.main.operations):
             raise RuntimeError("this device refuses on purpose")
-        return super().prepare(model, pace, preference)
+        return super().prepare(model, preparation)
 
 
 class Failing(ReferenceDevice):
     """Fails an execution whose first input begins below 0."""
 
-    def prepare(self, model: Model, pace: Callable[[], object], preference: Preference) -> PreparedModel:
+    def prepare(self, model: Model, preparation: Preparation) -> PreparedModel:
         """Prepares everything."""
-        return _Before(super().prepare(model, pace, preference), _fail)
+        return _Before(super().prepare(model, preparation), _fail)
 
 
 class Liar(ReferenceDevice):
     """Says that each output has one row more than it has."""
 
-    def prepare(self, model: Model, pace: Callable[[], object], preference: Preference) -> PreparedModel:
+    def prepare(self, model: Model, preparation: Preparation) -> PreparedModel:
         """Prepares everything."""
-        prepared = _Before(super().prepare(model, pace, preference), lambda _: None, more=1)
+        prepared = _Before(super().prepare(model, preparation), lambda _: None, more=1)
         prepared.is_static = False  # so that what it says is sent
         return prepared
 
@@ -109,13 +108,13 @@ class Slow(ReferenceDevice):
 
     slots = 64  # nothing of a processor's is used meanwhile
 
-    def prepare(self, model: Model, pace: Callable[[], object], preference: Preference) -> PreparedModel:
+    def prepare(self, model: Model, preparation: Preparation) -> PreparedModel:
         """Takes its time."""
         end = time.monotonic() + _PREPARATION
         while model.relaxed and time.monotonic() < end:
             time.sleep(1e-3)
-            pace()
-        return _Before(super().prepare(model, pace, preference), _wait)
+            preparation.pace()
+        return _Before(super().prepare(model, preparation), _wait)
 
 
 class Single(Slow):
@@ -127,30 +126,30 @@ class Single(Slow):
 class Noting(Slow):
     """As Slow, and adds the second element of its first input to the file "ran" in BURST_RUNTIME_DIR when it begins."""
 
-    def prepare(self, model: Model, pace: Callable[[], object], preference: Preference) -> PreparedModel:
+    def prepare(self, model: Model, preparation: Preparation) -> PreparedModel:
         """As Slow does."""
-        return _Before(super().prepare(model, pace, preference), _note_run)
+        return _Before(super().prepare(model, preparation), _note_run)
 
 
 class Pondering(ReferenceDevice):
     """Binds for a fifth of a second, and looks every millisecond whether it should go on."""
 
-    def prepare(self, model: Model, pace: Callable[[], object], preference: Preference) -> PreparedModel:
+    def prepare(self, model: Model, preparation: Preparation) -> PreparedModel:
         """As the reference device does."""
-        return _Pondered(super().prepare(model, pace, preference), lambda _: None)
+        return _Pondered(super().prepare(model, preparation), lambda _: None)
 
 
 class Thorough(ReferenceDevice):
     """Prepares for half a second, and restores at once."""
 
-    def prepare(self, model: Model, pace: Callable[[], object], preference: Preference) -> PreparedModel:
+    def prepare(self, model: Model, preparation: Preparation) -> PreparedModel:
         """Takes its time."""
         time.sleep(_THOROUGHNESS)
-        return super().prepare(model, pace, preference)
+        return super().prepare(model, preparation)
 
-    def restore(self, model: Model, *more: Any) -> PreparedModel:
+    def restore(self, model: Model, saved: object, root: object, preparation: Preparation) -> PreparedModel:
         """Takes none."""
-        return super().prepare(model, *more[-2:])
+        return super().prepare(model, preparation)
 
 
 class Stepwise(ReferenceDevice):
@@ -164,19 +163,19 @@ class Stepwise(ReferenceDevice):
     slots, quantum = 1, 1e-9
     nbytes = 256
 
-    def prepare(self, model: Model, pace: Callable[[], object], preference: Preference) -> PreparedModel:
+    def prepare(self, model: Model, preparation: Preparation) -> PreparedModel:
         """Prepares everything."""
-        return _Stepwise(super().prepare(model, pace, preference), _steps())
+        return _Stepwise(super().prepare(model, preparation), _steps())
 
 
 class Crashing(ReferenceDevice):
     """Dies of SIGSEGV in every execution, and in the preparation of a relaxed model."""
 
-    def prepare(self, model: Model, pace: Callable[[], object], preference: Preference) -> PreparedModel:
+    def prepare(self, model: Model, preparation: Preparation) -> PreparedModel:
         """Prepares what is not relaxed."""
         if model.relaxed:
             _crash()
-        return _Before(super().prepare(model, pace, preference), lambda _: _crash())
+        return _Before(super().prepare(model, preparation), lambda _: _crash())
 
 
 class Fragile(ReferenceDevice):
@@ -189,14 +188,14 @@ class Fragile(ReferenceDevice):
 
     slots = 64
 
-    def prepare(self, model: Model, pace: Callable[[], object], preference: Preference) -> PreparedModel:
+    def prepare(self, model: Model, preparation: Preparation) -> PreparedModel:
         """Crashes, or waits, when it is told to."""
         if model.relaxed:
             _crash_once()
             while Path(os.environ["BURST_RUNTIME_DIR"], "hold").exists():
                 Path(os.environ["BURST_RUNTIME_DIR"], "held").touch()
                 time.sleep(1e-3)
-        return _Before(super().prepare(model, pace, preference), _break)
+        return _Before(super().prepare(model, preparation), _break)
 
 
 class Staged(ReferenceDevice):
@@ -209,15 +208,15 @@ class Staged(ReferenceDevice):
 
     cache_files = CacheFiles(1, 0)
 
-    def prepare(self, model: Model, pace: Callable[[], object], preference: Preference) -> PreparedModel:
+    def prepare(self, model: Model, preparation: Preparation) -> PreparedModel:
         """The quick one."""
-        return _Quick(super().prepare(model, pace, preference), b"quick")
+        return _Quick(super().prepare(model, preparation), b"quick")
 
-    def restore(self, model: Model, saved: Saved, root: object, *more: Any) -> PreparedModel:
+    def restore(self, model: Model, saved: Saved, root: object, preparation: Preparation) -> PreparedModel:
         """The one that was kept."""
         plan = bytes(saved.model[0][:_PLAN]).rstrip(b"-")
         _note("restored", plan)
-        return _Plan(super().prepare(model, *more), plan)
+        return _Plan(super().prepare(model, preparation), plan)
 
 
 _PLAN = 16  # bytes of a plan's name
@@ -232,10 +231,10 @@ class _Plan(PreparedModel):
         self._prepared, self._plan = prepared, plan
 
     def bind(
-        self, inputs: Sequence[NDArray[Any] | None], outputs: Sequence[NDArray[Any]], *more: Any
+        self, inputs: Sequence[NDArray[Any] | None], outputs: Sequence[NDArray[Any]], options: BindOptions
     ) -> BoundExecution:
         _note("bound", self._plan)
-        return self._prepared.bind(inputs, outputs, *more)
+        return self._prepared.bind(inputs, outputs, options)
 
     def saved(self, _: object) -> Saved:
         return Saved([self._plan.ljust(_PLAN, b"-") * 2**14])
@@ -261,9 +260,9 @@ def _note(what: str, plan: bytes) -> None:
 class Unkept(ReferenceDevice):
     """Cannot say what is to be kept of a model."""
 
-    def prepare(self, model: Model, pace: Callable[[], object], preference: Preference) -> PreparedModel:
+    def prepare(self, model: Model, preparation: Preparation) -> PreparedModel:
         """Prepares everything."""
-        return _Unkept(super().prepare(model, pace, preference), lambda _: None)
+        return _Unkept(super().prepare(model, preparation), lambda _: None)
 
 
 class Ballast(Slow):
@@ -271,13 +270,13 @@ class Ballast(Slow):
 
     nbytes = 3 * 2**29
 
-    def prepare(self, model: Model, pace: Callable[[], object], preference: Preference) -> PreparedModel:
+    def prepare(self, model: Model, preparation: Preparation) -> PreparedModel:
         """Takes the memory on board."""
         self._load = mmap.mmap(-1, self.nbytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         self._load.madvise(mmap.MADV_NOHUGEPAGE)
         for page in range(0, self.nbytes, mmap.PAGESIZE):
             self._load[page] = 1
-        return super().prepare(model, pace, preference)
+        return super().prepare(model, preparation)
 
 
 def _crash() -> None:
@@ -327,9 +326,9 @@ class _Stepwise(PreparedModel):
         self._prepared, self._steps, self.is_static = prepared, steps, prepared.is_static
 
     def bind(
-        self, inputs: Sequence[NDArray[Any] | None], outputs: Sequence[NDArray[Any]], *more: Any
+        self, inputs: Sequence[NDArray[Any] | None], outputs: Sequence[NDArray[Any]], options: BindOptions
     ) -> BoundExecution:
-        return _BoundSteps(self._prepared.bind(inputs, outputs, *more), inputs[0], self._steps)
+        return _BoundSteps(self._prepared.bind(inputs, outputs, options), inputs[0], self._steps)
 
 
 class _BoundSteps(BoundExecution):
@@ -372,17 +371,17 @@ class _Before(PreparedModel):
         self.is_static = prepared.is_static
 
     def bind(
-        self, inputs: Sequence[NDArray[Any] | None], outputs: Sequence[NDArray[Any]], *more: Any
+        self, inputs: Sequence[NDArray[Any] | None], outputs: Sequence[NDArray[Any]], options: BindOptions
     ) -> BoundExecution:
-        return _BoundBefore(self._prepared.bind(inputs, outputs, *more), lambda: self._before(inputs), self._more)
+        return _BoundBefore(self._prepared.bind(inputs, outputs, options), lambda: self._before(inputs), self._more)
 
 
 class _Pondered(_Before):
-    def bind(self, inputs: Any, outputs: Any, pace: Callable[[], object], *more: Any) -> BoundExecution:
+    def bind(self, inputs: Any, outputs: Any, options: BindOptions) -> BoundExecution:
         for _ in range(200):
             time.sleep(1e-3)
-            pace()
-        return super().bind(inputs, outputs, pace, *more)
+            options.pace()
+        return super().bind(inputs, outputs, options)
 
 
 class _Unkept(_Before):

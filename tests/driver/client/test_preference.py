@@ -15,6 +15,7 @@ from burst import InvalidArgument
 from driver.devices.litert import LiteRtDevice
 from driver.devices.onnxruntime import OnnxRuntimeDevice
 from driver.engine.models import ModelStore, ModelUse
+from driver.interface import Preparation
 from driver.options import PREFERENCES
 from driver.protocol.model_codec import encode
 
@@ -112,7 +113,7 @@ def test_threads(monkeypatch, tmp_path, kind, expected):
     monkeypatch.setattr(os, "cpu_count", lambda: 8)
     found, model = {}, large_model()
     for preference in PREFERENCES:
-        prepared = kind().prepare(model, lambda: None, preference=preference)
+        prepared = kind().prepare(model, Preparation(preference))
         found[preference] = prepared.only_program.threads
     assert found == expected
     assert kind(threads=3).threads_for(0, "low_power") == 1
@@ -150,8 +151,8 @@ class TestModels:
         def __init__(self):
             self.asked = []
 
-        def prepare(self, model, pace, preference):
-            self.asked.append(preference)
+        def prepare(self, model, preparation):
+            self.asked.append(preparation.preference)
             return Shared()
 
     def test_each_has_its_own(self, kit):

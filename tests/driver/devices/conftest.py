@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import driver
+from driver.interface import BindOptions, Preparation
 from driver.nn import Interpreter, OperandType
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "importers")]  # for what writes models
@@ -106,7 +107,7 @@ def results(prepared, model, feeds):
     expected.run()
     arrays = [tensor.array for tensor in expected.results]
     outputs = [np.full(array.nbytes + 128, 0xA5, np.uint8)[-array.ctypes.data % 64 :] for array in arrays]
-    bound = prepared.bind(feeds, outputs, lambda: None, 1.0)
+    bound = prepared.bind(feeds, outputs, BindOptions(1.0))
     bound.run()
     assert [shape for shape, _ in bound.shapes] == [array.shape for array in arrays]
     pairs = zip(outputs, arrays, strict=True)
@@ -137,7 +138,7 @@ def agrees():
     def agrees(device, net):
         model = net.model
         assert device.supported_operations(model) == [True]
-        pairs = results(device.prepare(model, lambda: None), model, net.feeds)
+        pairs = results(device.prepare(model, Preparation()), model, net.feeds)
         return disagreement(model, [got for got, _ in pairs], [want for _, want in pairs]) <= 0
 
     return agrees

@@ -35,6 +35,7 @@ import driver
 from burst import PeerDied, StatusError, Timeout
 from driver.devices import device_class
 from driver.devices.files import RUNTIMES
+from driver.interface import Preparation
 from driver.nn import validate
 from driver.nn.file_form import FILE
 from driver.service.trials import run_once
@@ -103,7 +104,7 @@ def outcome(path, kind, devices):
     if not all(device.supported_operations(model)):
         return 1
     try:
-        prepared = device.prepare(model, lambda: None, "fast_single_answer")
+        prepared = device.prepare(model, Preparation())
     except Exception:  # noqa: BLE001 (a refusal, whatever it is)
         return 1
     try:

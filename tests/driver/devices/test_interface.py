@@ -11,7 +11,7 @@ import driver
 from driver.devices import device_class
 from driver.engine.models import ModelStore
 from driver.errors import DeviceNotFound
-from driver.interface import BoundExecution
+from driver.interface import BoundExecution, Preparation
 from driver.nn import OperandType
 
 SOURCES = Path(driver.__file__).parent
@@ -26,12 +26,12 @@ class Plain(driver.Device):
     def supported_operations(self, model):
         return [False for _ in model.main.operations]
 
-    def prepare(self, model, pace, preference):
+    def prepare(self, model, preparation):
         return PlainModel()
 
 
 class PlainModel(driver.PreparedModel):
-    def bind(self, inputs, outputs, pace, loop_timeout):
+    def bind(self, inputs, outputs, options):
         return BoundExecution()
 
 
@@ -41,7 +41,7 @@ def test_a_device_that_defines_only_what_it_must_has_answers_to_all():
     assert (device.cache_files, device.library, device.missing()) == (None, None, None)
     assert device.slots >= 1
     assert device.quantum > 0
-    assert isinstance(device.restore(None, driver.Saved(), None, None, "low_power"), PlainModel)
+    assert isinstance(device.restore(None, driver.Saved(), None, Preparation()), PlainModel)
     assert (prepared.is_static, prepared.serves_all, prepared.improves_after) == (True, False, 0)
     assert prepared.saved(None) is prepared.improved(None) is prepared.rest() is None
     assert (bound.native, bound.copied_bytes, bound.checked_bytes, bound.is_infallible) == (None, 0, 0, False)
@@ -51,7 +51,7 @@ def test_a_device_that_defines_only_what_it_must_has_answers_to_all():
 class Looking(Plain):
     """Keeps the constants that it gets."""
 
-    def prepare(self, model, pace, preference):
+    def prepare(self, model, preparation):
         self.constants = [o.value for o in model.main.operands if o.lifetime.is_constant]
         return PlainModel()
 

@@ -19,6 +19,7 @@ pytest.importorskip("ai_edge_litert", reason="needs the extra 'litert'")
 from driver.devices.litert import LiteRtDevice, device, library
 from driver.devices.litert.weights import aligned
 from driver.devices.lowering.errors import LibraryFailed, LibraryMissing
+from driver.interface import BindOptions, Preparation
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +32,7 @@ def now():
 
 
 def prepare(litert, model):
-    return litert.prepare(model, now)
+    return litert.prepare(model, Preparation())
 
 
 def memory(array, shift=0):
@@ -119,7 +120,7 @@ def test_networks(litert, kit, make):
     expected = Interpreter(model).bind([x])
     expected.run()
     found = aligned(expected.results[0].array.nbytes)
-    prepare(litert, model).bind([x], [found]).run()
+    prepare(litert, model).bind([x], [found], BindOptions()).run()
     want = expected.results[0].array
     np.testing.assert_allclose(found.view(want.dtype).reshape(want.shape), want, atol=1e-5 if want.dtype == "f4" else 1)
 
@@ -144,7 +145,7 @@ def test_the_sign_changes_once(litert, net):
     expected = Interpreter(found.model).bind(found.feeds)
     expected.run()
     result = aligned(64)
-    prepared.bind([memory(x) for x in found.feeds], [result]).run()
+    prepared.bind([memory(x) for x in found.feeds], [result], BindOptions()).run()
     assert np.abs(result.astype(int) - expected.results[0].array.reshape(-1)).max() <= 2
 
 
@@ -160,7 +161,7 @@ def test_memory_anywhere(litert, kit, shifts):
     ]
     result = aligned(200)[shifts[2] :]
     result[:] = 7
-    bound = prepare(litert, builder.build()).bind(arrays, [result])
+    bound = prepare(litert, builder.build()).bind(arrays, [result], BindOptions())
     assert bound.copied_bytes == 40 * sum(shift > 0 for shift in shifts)
     for step in range(3):
         arrays[0] += step
@@ -173,7 +174,7 @@ def test_too_small_an_output(litert, kit):
     """An output that is too short is told with the shape it needs, and nothing is written."""
     short = aligned(12)
     short[:] = 7
-    bound = prepare(litert, kit.add_model()).bind([np.zeros((1, 4), np.float32)], [short])
+    bound = prepare(litert, kit.add_model()).bind([np.zeros((1, 4), np.float32)], [short], BindOptions())
     assert bound.shapes == (((1, 4), False),)
     with pytest.raises(OutputInsufficientSize, match=r"output 0 needs dimensions \[1, 4\]"):
         bound.run()
@@ -193,7 +194,7 @@ def test_too_small_an_output(litert, kit):
 def test_wrong_arrays(litert, kit, array):
     """An array that is not one of the model's input is named."""
     with pytest.raises(ValueError, match="input 0"):
-        prepare(litert, kit.add_model()).bind([array], [aligned(64)])
+        prepare(litert, kit.add_model()).bind([array], [aligned(64)], BindOptions())
 
 
 def test_dimensions_left_open(litert, kit):
@@ -203,7 +204,7 @@ def test_dimensions_left_open(litert, kit):
     prepared = prepare(litert, model)
     for rows in (1, 9, 3, 1):
         x = memory(np.arange(rows * 4, dtype=np.float32).reshape(rows, 4))
-        bound = prepared.bind([x], [found])
+        bound = prepared.bind([x], [found], BindOptions())
         bound.run()
         assert bound.shapes == (((rows, 4), True),)
         assert np.array_equal(found[: x.nbytes].view(np.float32).reshape(rows, 4), x + 1)
@@ -216,7 +217,7 @@ def test_shapes_that_do_not_fit(litert):
     builder.output(builder.operation("ADD", x, y, 0))
     a, b = np.zeros((2, 4), np.float32), np.zeros((3, 4), np.float32)
     with pytest.raises(ExecutionFailed, match="ADD"):
-        prepare(litert, builder.build()).bind([a, b], [aligned(64)])
+        prepare(litert, builder.build()).bind([a, b], [aligned(64)], BindOptions())
 
 
 def gather_model():
@@ -230,7 +231,7 @@ def test_indices_are_private(litert):
     """Indices are copied before they are checked, as their client could change them meanwhile; bad ones fail."""
     x, result = memory(np.arange(6, dtype=np.float32).reshape(3, 2)), aligned(32)
     indices = memory(np.array([2, 0, 1, 2], np.int32))
-    bound = prepare(litert, gather_model()).bind([x, indices], [result])
+    bound = prepare(litert, gather_model()).bind([x, indices], [result], BindOptions())
     assert bound.copied_bytes == indices.nbytes
     bound.run()
     assert np.array_equal(result.view(np.float32).reshape(4, 2), x[indices])
@@ -250,7 +251,7 @@ def test_indices_of_indices(litert):
     builder.output(builder.operation("GATHER", x, 0, builder.operation("EXPAND_DIMS", rows, 0)))
     model = builder.build()
     x, rows, result = memory(np.eye(3, 2, dtype=np.float32)), memory(np.array([[2, 1], [0, 1]], np.int32)), aligned(32)
-    bound = prepare(litert, model).bind([x, rows], [result])
+    bound = prepare(litert, model).bind([x, rows], [result], BindOptions())
     bound.run()
     assert bound.copied_bytes == rows.nbytes
     assert np.array_equal(result.view(np.float32).reshape(1, 2, 2, 2), x[rows][None])
@@ -259,13 +260,13 @@ def test_indices_of_indices(litert):
 def test_native(litert, kit):
     """The C function does what `run` does, and says GENERAL_FAILURE when the library fails."""
     x, result = memory(np.ones((1, 4), np.float32)), aligned(16)
-    bound = prepare(litert, kit.add_model(constant=2.0)).bind([x], [result])
+    bound = prepare(litert, kit.add_model(constant=2.0)).bind([x], [result], BindOptions())
     function, context = bound.native
     execute = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p)(function)
     assert execute(context) == 0
     assert result.view(np.float32).tolist() == [3.0] * 4
     failing = prepare(litert, gather_model()).bind(
-        [np.zeros((3, 2), np.float32), np.full(4, 9, np.int32)], [aligned(32)]
+        [np.zeros((3, 2), np.float32), np.full(4, 9, np.int32)], [aligned(32)], BindOptions()
     )
     assert execute(failing.native[1]) == 2
 
@@ -280,7 +281,7 @@ def test_threads_take_turns(litert, kit):
         want = Interpreter(kit.conv_model()).bind([x])
         want.run()
         found = aligned(20)
-        bound = prepared.bind([x], [found])
+        bound = prepared.bind([x], [found], BindOptions())
         for _ in range(200):
             found[:] = 0
             bound.run()
@@ -302,7 +303,7 @@ def test_without_the_lock(litert):
     for _ in range(8):
         x = builder.operation("FULLY_CONNECTED", x, np.zeros((1024, 1024), np.float32), np.zeros(1024, np.float32), 0)
     builder.output(x)
-    bound = prepare(litert, builder.build()).bind([np.zeros((512, 1024), np.float32)], [aligned(2**21)])
+    bound = prepare(litert, builder.build()).bind([np.zeros((512, 1024), np.float32)], [aligned(2**21)], BindOptions())
     thread = threading.Thread(target=bound.run)
     thread.start()
     turns = 0
@@ -325,7 +326,7 @@ def test_weights_stay_where_they_are(litert, kit):
     del sent
     x, found, expected = memory(random.standard_normal((1, 200), np.float32)), aligned(2000), aligned(2000)
     for prepared, result in ((private, expected), (shared, found)):
-        prepared.bind([x], [result]).run()
+        prepared.bind([x], [result], BindOptions()).run()
     assert np.array_equal(found, expected)
     np.testing.assert_allclose(found.view(np.float32), (weights @ x[0]), atol=1e-3)
 
@@ -347,9 +348,11 @@ def _mappings():
 def test_binding_lives_alone(litert, kit):
     """A binding needs nobody to keep its prepared model, or the arrays that it was given."""
     result = aligned(16)
-    bound = prepare(litert, kit.add_model()).bind([memory(np.ones((1, 4), np.float32))], [result])
+    bound = prepare(litert, kit.add_model()).bind([memory(np.ones((1, 4), np.float32))], [result], BindOptions())
     for _ in range(50):  # what was let go would be used again
-        prepare(litert, kit.add_model(constant=9.0)).bind([memory(np.zeros((1, 4), np.float32))], [aligned(16)]).run()
+        prepare(litert, kit.add_model(constant=9.0)).bind(
+            [memory(np.zeros((1, 4), np.float32))], [aligned(16)], BindOptions()
+        ).run()
     bound.run()
     assert result.view(np.float32).tolist() == [2.0] * 4
 
@@ -437,7 +440,7 @@ def test_two_threads(kit):
     results = []
     for threads in (1, 2):
         found = aligned(20)
-        prepare(LiteRtDevice(threads=threads), kit.conv_model()).bind([x], [found]).run()
+        prepare(LiteRtDevice(threads=threads), kit.conv_model()).bind([x], [found], BindOptions()).run()
         results.append(found.view(np.float32))
     np.testing.assert_allclose(*results, atol=1e-6)
 

@@ -19,6 +19,7 @@ pytest.importorskip("ai_edge_litert", reason="needs the extra 'litert'")
 from driver.devices.litert import LiteRtDevice
 from driver.devices.litert.lower import control
 from driver.devices.litert.weights import aligned
+from driver.interface import BindOptions, Preparation
 
 PATIENCE = 20.0
 GENERAL_FAILURE, MISSED_DEADLINE_TRANSIENT = 2, 5
@@ -88,10 +89,10 @@ def counting(limit, kind="float32", shape=(2, 3), by=1, inner=None):
 
 def bind(litert, model, feeds, loop_timeout=2.0):
     """A binding, and its outputs."""
-    prepared = litert.prepare(model, lambda: None)
+    prepared = litert.prepare(model, Preparation())
     operands = [model.main.operands[i] for i in model.main.outputs]
     outputs = [aligned(int(np.prod(o.dimensions)) * o.type.element_size) for o in operands]
-    bound = prepared.bind(feeds, outputs, lambda: None, loop_timeout)
+    bound = prepared.bind(feeds, outputs, BindOptions(loop_timeout))
     return bound, [raw.view(o.type.dtype).reshape(o.dimensions) for raw, o in zip(outputs, operands, strict=True)]
 
 
@@ -379,8 +380,8 @@ def test_a_loop_that_ends(litert):
 def test_cancelled_in_a_loop(litert, path):
     """A loop without end stops when it is cancelled, and no later run begins; another binding of the model does."""
     model = counting(5, by=0)
-    prepared = litert.prepare(model, lambda: None)
-    bounds = [prepared.bind(feeds_of(5 * k), [aligned(4), aligned(24)], lambda: None, 15.0) for k in (0, 1)]
+    prepared = litert.prepare(model, Preparation())
+    bounds = [prepared.bind(feeds_of(5 * k), [aligned(4), aligned(24)], BindOptions(15.0)) for k in (0, 1)]
     execute = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p)(bounds[0].native[0])
     found = []
 

@@ -25,6 +25,7 @@ from ai_edge_litert.interpreter import Interpreter
 from driver.devices.litert import LiteRtDevice
 from driver.devices.litert.tflite_file import TfliteFile
 from driver.devices.litert.weights import aligned
+from driver.interface import BindOptions, Preparation
 
 TYPES = {**DTYPES, "float64": "FLOAT64", "uint16": "UINT16", "uint32": "UINT32"}
 
@@ -55,7 +56,7 @@ def placed(array):
 def computed(prepared, feeds, room=4096, loop_timeout=2.0):
     """The shapes and bytes of the outputs of one run, and the execution."""
     outputs = [aligned(room) for _ in prepared.outputs]
-    bound = prepared.bind([placed(feed) for feed in feeds], outputs, now, loop_timeout)
+    bound = prepared.bind([placed(feed) for feed in feeds], outputs, BindOptions(loop_timeout))
     bound.run()
     sizes = [int(np.prod(shape)) * port.size for port, (shape, _) in zip(prepared.outputs, bound.shapes, strict=True)]
     found = [(shape, raw[:n].tobytes()) for (shape, _), raw, n in zip(bound.shapes, outputs, sizes, strict=True)]
@@ -159,14 +160,14 @@ def test_every_type_of_any_rank(litert, monkeypatch, dtype, shape):
             )
         ]
     )
-    assert computed(litert.prepare(file_model(data), now), w.feeds)[0] == Own(data).run(w.feeds)
+    assert computed(litert.prepare(file_model(data), Preparation()), w.feeds)[0] == Own(data).run(w.feeds)
 
 
 def test_in_place(litert):
     """Inputs and outputs are used where they lie, in C; those that are not aligned are copied, as are numbers that may
     be indices or sizes.
     """
-    prepared = litert.prepare(file_model(convolution()), now)
+    prepared = litert.prepare(file_model(convolution()), Preparation())
     assert prepared.is_static
     x = spread(1, 1, 8, 8, 4)
     found, bound = computed(prepared, [x])
@@ -175,11 +176,13 @@ def test_in_place(litert):
     shifted = aligned(x.nbytes + 4)[4:].view(np.float32).reshape(x.shape)
     shifted[:] = x
     outputs = [aligned(8 * 8 * 8 * 4)]
-    bound = prepared.bind([shifted], outputs, now, 2.0)
+    bound = prepared.bind([shifted], outputs, BindOptions())
     bound.run()
     assert bound.copied_bytes == x.nbytes
     assert outputs[0].tobytes() == found[0][1]
-    numbers, bound = computed(litert.prepare(file_model(counting(3)), now), [np.zeros(1, "i4"), np.full(1, 10, "i4")])
+    numbers, bound = computed(
+        litert.prepare(file_model(counting(3)), Preparation()), [np.zeros(1, "i4"), np.full(1, 10, "i4")]
+    )
     assert bound.checked_bytes == bound.copied_bytes == 12
     assert numbers == [((1,), np.array([12], "i4").tobytes())]
 
@@ -188,16 +191,16 @@ def test_flags_may_be_any_byte(litert):
     """A flag from another process is true unless it is 0."""
     w = Writer()
     data = w.file([w.operator("LOGICAL_NOT", [w.input((3,), "bool")], (3,), "bool")])
-    prepared = litert.prepare(file_model(data), now)
+    prepared = litert.prepare(file_model(data), Preparation())
     outputs = [np.empty(3, np.uint8)]
-    prepared.bind([np.array([0, 7, 255], np.uint8)], outputs, now, 2.0).run()
+    prepared.bind([np.array([0, 7, 255], np.uint8)], outputs, BindOptions()).run()
     assert outputs[0].tolist() == [1, 0, 0]
 
 
 def test_open_sizes(litert):
     """Where the file leaves sizes open, each run has its own."""
     data = convolution(signature=(-1, 8, 8, 4))
-    prepared = litert.prepare(file_model(data), now)
+    prepared = litert.prepare(file_model(data), Preparation())
     assert prepared.is_static
     own = Own(data)
     for rows in (1, 3, 2, 3):
@@ -212,23 +215,23 @@ def test_no_elements(litert):
     w = Writer()
     x = w.input((2, 3), signature=(-1, 3))
     data = w.file([w.operator("ADD", [x, x], (2, 3))])
-    prepared = litert.prepare(file_model(data), now)
+    prepared = litert.prepare(file_model(data), Preparation())
     assert prepared.is_static
     for rows in (0, 2, 0):
-        assert prepared.bind([spread(rows, rows, 3)], [aligned(64)], now, 2.0).shapes == (((rows, 3), True),)
+        assert prepared.bind([spread(rows, rows, 3)], [aligned(64)], BindOptions()).shapes == (((rows, 3), True),)
         assert computed(prepared, [spread(rows, rows, 3)])[0] == Own(data).run([spread(rows, rows, 3)])
 
 
 def test_shapes_that_only_a_run_knows(litert):
     """Outputs whose shapes depend on data are right in each run; too little memory for one is told with its shape."""
     data = selection()
-    prepared = litert.prepare(file_model(data), now)
+    prepared = litert.prepare(file_model(data), Preparation())
     assert not prepared.is_static
     for x in ([1, -1, 1, 1], [-1, -1, -1, 2], [1, 1, 1, 1]):
         feed = np.array(x, np.float32)
         assert computed(prepared, [feed])[0] == Own(data).run([feed])
     assert computed(prepared, [-np.ones(4, np.float32)])[0] == [((0, 1), b"")] * 2
-    bound = prepared.bind([np.ones(4, np.float32)], [np.empty(16, np.uint8), np.empty(24, np.uint8)], now, 2.0)
+    bound = prepared.bind([np.ones(4, np.float32)], [np.empty(16, np.uint8), np.empty(24, np.uint8)], BindOptions())
     with pytest.raises(OutputInsufficientSize, match=r"output 1 needs dimensions \[4, 1\]"):
         bound.run()
     assert bound.shapes == (((4, 1), True), ((4, 1), False))
@@ -240,13 +243,15 @@ def test_outputs_that_nothing_makes(litert):
     x = w.input((2, 3))
     y = w.operator("NEG", [x], (2, 3))
     data = w.file([x, y, y, w.constant(np.arange(3, dtype=np.float32))])
-    assert computed(litert.prepare(file_model(data), now), w.feeds)[0] == Own(data).run(w.feeds)
+    assert computed(litert.prepare(file_model(data), Preparation()), w.feeds)[0] == Own(data).run(w.feeds)
 
 
 def test_too_small_an_output(litert):
     """A file whose shapes are known does not run with too little memory for an output."""
     outputs = [np.full(12, 7, np.uint8)]
-    bound = litert.prepare(file_model(convolution()), now).bind([spread(1, 1, 8, 8, 4)], outputs, now, 2.0)
+    bound = litert.prepare(file_model(convolution()), Preparation()).bind(
+        [spread(1, 1, 8, 8, 4)], outputs, BindOptions()
+    )
     with pytest.raises(OutputInsufficientSize, match=r"output 0 needs dimensions \[1, 8, 8, 8\]"):
         bound.run()
     assert (outputs[0] == 7).all()
@@ -259,7 +264,7 @@ def test_order_and_names(litert):
     outputs = [w.operator("SUB", [a, b], (2,)), w.operator("ADD", [a, b], (2,))]
     for names in (None, ({"x": b, "y": a}, {"second": outputs[1], "first": outputs[0]})):
         found, _ = computed(
-            litert.prepare(file_model(w.file(outputs, names)), now), [np.float32([3, 3]), np.float32([1, 1])]
+            litert.prepare(file_model(w.file(outputs, names)), Preparation()), [np.float32([3, 3]), np.float32([1, 1])]
         )
         assert [np.frombuffer(raw, np.float32).tolist() for _, raw in found] == [[2, 2], [4, 4]]
 
@@ -271,7 +276,11 @@ def test_state(litert, file):
     """
     data = file()
     shape = (1, 4) if file is memory else (1,)
-    prepared, other, own = litert.prepare(file_model(data), now), litert.prepare(file_model(data), now), Own(data)
+    prepared, other, own = (
+        litert.prepare(file_model(data), Preparation()),
+        litert.prepare(file_model(data), Preparation()),
+        Own(data),
+    )
     first = Own(data).run([spread(0, *shape)])
     for n in range(4):
         assert computed(prepared, [spread(n, *shape)])[0] == own.run([spread(n, *shape)])
@@ -284,14 +293,14 @@ def test_state_of_open_sizes(litert):
     w = Writer()
     x, cells = w.input((1, 4), signature=(-1, 4)), w.variable((1, 6))
     data = w.file([w.operator("SVDF", [x, w.random((3, 4)), w.random((3, 2)), -1, cells], (1, 3), Rank=1)])
-    prepared, own = litert.prepare(file_model(data), now), Own(data)
+    prepared, own = litert.prepare(file_model(data), Preparation()), Own(data)
     for n, rows in enumerate([1, 1, 1]):
         assert computed(prepared, [spread(n, rows, 4)])[0] == own.run([spread(n, rows, 4)])
 
 
 def test_executions_of_one_state_take_turns(litert):
     """Executions in several threads each add to the state once: none is lost, none is counted twice."""
-    prepared, found = litert.prepare(file_model(counter()), now), []
+    prepared, found = litert.prepare(file_model(counter()), Preparation()), []
 
     def run():
         for _ in range(50):
@@ -307,9 +316,9 @@ def test_executions_of_one_state_take_turns(litert):
 
 
 def endless(litert, loop_timeout=1000.0):
-    prepared = litert.prepare(file_model(counting(0)), now)
+    prepared = litert.prepare(file_model(counting(0)), Preparation())
     feeds = [placed(np.zeros(1, np.int32)), placed(np.full(1, 10, np.int32))]
-    return prepared.bind(feeds, [aligned(4)], now, loop_timeout)
+    return prepared.bind(feeds, [aligned(4)], BindOptions(loop_timeout))
 
 
 def test_a_loop_without_end(litert):
@@ -343,7 +352,7 @@ def test_sparse_weights(litert):
     )
     dense = w.operator("DENSIFY", [w.sparse(weights.astype(np.float32))], (8, 12))
     data = w.file([w.operator("FULLY_CONNECTED", [w.input((1, 12)), dense, -1], (1, 8))])
-    assert computed(litert.prepare(file_model(data), now), w.feeds)[0] == Own(data).run(w.feeds)
+    assert computed(litert.prepare(file_model(data), Preparation()), w.feeds)[0] == Own(data).run(w.feeds)
 
 
 def test_operators_that_the_runtime_lacks(litert):
@@ -355,7 +364,7 @@ def test_operators_that_the_runtime_lacks(litert):
     assert "LiteRT has no operator 'Landmarks2TransformMatrix'" in reason
     assert litert.supported_operations(model) == [False]
     with pytest.raises(LibraryFailed, match="LiteRT rejected the file: Encountered unresolved custom op: Landmarks2"):
-        litert.prepare(model, now)
+        litert.prepare(model, Preparation())
     assert litert.explain(file_model(convolution())) == [None]
 
 
@@ -364,14 +373,14 @@ def test_what_the_runtime_says(litert):
     w = Writer()
     wrong = w.operator("CONCATENATION", [w.input((2, 3)), w.input((3, 2))], (2, 5), Axis=1)
     with pytest.raises(LibraryFailed, match=r"LiteRT rejected the file: .*failed to prepare"):
-        litert.prepare(file_model(w.file([wrong])), now)
+        litert.prepare(file_model(w.file([wrong])), Preparation())
 
 
 def test_what_the_runtime_says_of_a_run(litert):
     """So is a run that fails."""
     w = Writer()
     gathered = w.operator("GATHER", [w.input((3,)), w.input((2,), "int32", low=7, high=9)], (2,))
-    prepared = litert.prepare(file_model(w.file([gathered])), now)
+    prepared = litert.prepare(file_model(w.file([gathered])), Preparation())
     for _ in range(2):
         with pytest.raises(ExecutionFailed, match=r"the file.*gather index out of bounds"):
             computed(prepared, w.feeds)
@@ -390,10 +399,10 @@ def test_a_model_that_is_not_its_file(litert):
         other = Writer()
         data = other.file([other.operator("NEG", [other.input(shape, dtype)], shape, dtype)])
         with pytest.raises(InvalidModel, match=words):
-            litert.prepare(model_of_file(ModelFile("tflite", np.frombuffer(data, np.uint8)), *sides), now)
+            litert.prepare(model_of_file(ModelFile("tflite", np.frombuffer(data, np.uint8)), *sides), Preparation())
     model = model_of_file(ModelFile("tflite", np.frombuffer(convolution(), np.uint8)), sides[0] * 2, sides[1])
     with pytest.raises(InvalidModel, match=r"the model has 2 inputs, and its \.tflite file has 1"):
-        litert.prepare(model, now)
+        litert.prepare(model, Preparation())
 
 
 @pytest.mark.parametrize("file", [convolution, counter, counting])
@@ -407,7 +416,9 @@ def test_a_file_that_is_cut_off_or_changed(litert, file):
         del damaged[n + 8 :]
         damaged[4:8] = b"TFL3"
         with pytest.raises((InvalidModel, LibraryFailed)):
-            litert.prepare(model_of_file(ModelFile("tflite", np.frombuffer(bytes(damaged), np.uint8)), *sides), now)
+            litert.prepare(
+                model_of_file(ModelFile("tflite", np.frombuffer(bytes(damaged), np.uint8)), *sides), Preparation()
+            )
         damaged = bytearray(data)
         damaged[random.integers(len(data))] = random.integers(256)
         with contextlib.suppress(InvalidModel, LibraryFailed):
@@ -447,16 +458,18 @@ def test_restored(litert, file):
     """What was found out about a file is not looked for again, and it computes the same."""
     data = file()
     model, root = file_model(data), np.frombuffer(data, np.uint8)
-    prepared = litert.prepare(model, now)
+    prepared = litert.prepare(model, Preparation())
     saved = prepared.saved(root)
     kept = type(saved)(*([np.frombuffer(part, np.uint8) for part in side] for side in saved))
-    restored = litert.restore(model, kept, root, now)
+    restored = litert.restore(model, kept, root, Preparation())
     assert restored.is_static == prepared.is_static
     shape = {convolution: (1, 8, 8, 4), memory: (1, 4), counter: (1,), selection: (4,)}[file]
     for n in range(2):
         feeds = [spread(n, *shape)]
         assert computed(restored, feeds)[0] == computed(prepared, feeds)[0]
-    assert litert.prepare(file_model(convolution(signature=(-1, 8, 8, 4))), now).saved(root) is None  # nothing is known
+    assert (
+        litert.prepare(file_model(convolution(signature=(-1, 8, 8, 4))), Preparation()).saved(root) is None
+    )  # nothing is known
 
 
 def test_a_cached_file(tmp_path):

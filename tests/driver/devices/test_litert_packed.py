@@ -17,6 +17,7 @@ pytest.importorskip("ai_edge_litert", reason="needs the extra 'litert'")
 
 from driver.devices.litert import LiteRtDevice, packed
 from driver.devices.litert.weights import Image, aligned
+from driver.interface import BindOptions, Preparation
 
 
 @pytest.fixture(autouse=True)
@@ -51,7 +52,7 @@ def dense(seed=0, size=40, changed=0.0):
 
 def prepare(on, model):
     """The prepared model, and its packed weights."""
-    prepared = on.prepare(model, now)
+    prepared = on.prepare(model, Preparation())
     (program,) = programs_of(prepared).values()
     return prepared, program.compiled.packed
 
@@ -67,7 +68,7 @@ def outputs(prepared, model):
     expected.run()
     wanted = [tensor.array for tensor in expected.results]
     found = [aligned(array.nbytes) for array in wanted]
-    prepared.bind(feeds, found).run()
+    prepared.bind(feeds, found, BindOptions()).run()
     return [(raw.view(array.dtype).reshape(array.shape), array) for raw, array in zip(found, wanted, strict=True)]
 
 

@@ -13,6 +13,7 @@ pytest.importorskip("ai_edge_litert", reason="needs the extra 'litert'")
 from driver.devices.litert import LiteRtDevice, packed, program
 from driver.devices.litert.weights import aligned
 from driver.devices.lowering.errors import LibraryFailed
+from driver.interface import BindOptions, Preparation
 
 SIZE = 64
 TOLERANCE = 5 * 2**-10
@@ -47,7 +48,7 @@ def output(prepared, rows=1):
     x = frame(rows)
     memory, result = aligned(x.nbytes), aligned(x.nbytes)
     memory[:] = x.reshape(-1).view(np.uint8)
-    prepared.bind([memory.view(np.float32).reshape(x.shape)], [result], now, 2.0).run()
+    prepared.bind([memory.view(np.float32).reshape(x.shape)], [result], BindOptions()).run()
     return result.view(np.float32)
 
 
@@ -60,7 +61,7 @@ def expected(model, rows=1):
 def test_float16_where_weights_are_read_once():
     """The result has the precision of float16: other bits than the strict model's, and within the HAL's tolerance."""
     device, models = LiteRtDevice(threads=1), [dense(relaxed=relaxed) for relaxed in (True, False)]
-    relaxed, strict = (output(device.prepare(model, now)) for model in models)
+    relaxed, strict = (output(device.prepare(model, Preparation())) for model in models)
     assert (relaxed != strict).mean() > 0.5
     np.testing.assert_allclose(relaxed, expected(models[0]), rtol=TOLERANCE, atol=SIZE**0.5 * TOLERANCE)
     np.testing.assert_allclose(strict, expected(models[1]), rtol=1e-5, atol=1e-5)
@@ -69,7 +70,7 @@ def test_float16_where_weights_are_read_once():
 def test_float32_where_weights_are_used_often():
     """A model that uses each weight more than four times computes the same bits, relaxed or not."""
     device = LiteRtDevice(threads=1)
-    found = [output(device.prepare(dense(relaxed=relaxed, rows=8), now), 8) for relaxed in (True, False)]
+    found = [output(device.prepare(dense(relaxed=relaxed, rows=8), Preparation()), 8) for relaxed in (True, False)]
     assert np.array_equal(*found)
 
 
@@ -105,5 +106,5 @@ def test_a_processor_without_float16(monkeypatch):
 
     monkeypatch.setattr(packed, "Compiled", without)
     device = LiteRtDevice(threads=1)
-    found = [output(device.prepare(dense(relaxed=relaxed), now)) for relaxed in (True, False)]
+    found = [output(device.prepare(dense(relaxed=relaxed), Preparation())) for relaxed in (True, False)]
     assert np.array_equal(*found)

@@ -22,6 +22,7 @@ pytest.importorskip("ai_edge_litert", reason="needs the extra 'litert'")
 
 from driver.devices.litert import LiteRtDevice, cuts
 from driver.devices.litert.weights import aligned
+from driver.interface import BindOptions, Preparation
 
 PATIENCE = 20.0
 UNIT = cuts.SEGMENT
@@ -40,10 +41,10 @@ def everywhere(monkeypatch):
 
 def bind(litert, model, feeds):
     """The program, a binding, and its outputs."""
-    prepared = litert.prepare(model, lambda: None)
+    prepared = litert.prepare(model, Preparation())
     operands = [model.main.operands[i] for i in model.main.outputs]
     outputs = [aligned(int(np.prod(o.dimensions)) * o.type.element_size) for o in operands]
-    bound = prepared.bind(feeds, outputs, lambda: None, 2.0)
+    bound = prepared.bind(feeds, outputs, BindOptions())
     arrays = [raw.view(o.type.dtype).reshape(o.dimensions) for raw, o in zip(outputs, operands, strict=True)]
     return next(iter(programs_of(prepared).values())), bound, arrays
 
@@ -134,11 +135,16 @@ def check_in_pieces(graph):
     assume(len(graph.model.main.operations) > 1 and all(litert.supported_operations(graph.model)))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cuts, "SEGMENT", 1e-3)
-        prepared = litert.prepare(graph.model, lambda: None)
-        shapes = [shape for shape, _ in prepared.bind(graph.feeds, [aligned(0)] * len(graph.model.main.outputs)).shapes]
+        prepared = litert.prepare(graph.model, Preparation())
+        shapes = [
+            shape
+            for shape, _ in prepared.bind(
+                graph.feeds, [aligned(0)] * len(graph.model.main.outputs), BindOptions()
+            ).shapes
+        ]
         types = [graph.model.main.operands[i].type for i in graph.model.main.outputs]
         outputs = [aligned(int(np.prod(shape)) * t.element_size) for shape, t in zip(shapes, types, strict=True)]
-        prepared.bind(graph.feeds, outputs).run()
+        prepared.bind(graph.feeds, outputs, BindOptions()).run()
     assert len(next(iter(programs_of(prepared).values())).segments) == len(graph.model.main.operations)
     arrays = [raw.view(t.dtype).reshape(shape) for raw, t, shape in zip(outputs, types, shapes, strict=True)]
     assert disagreement(lambda _: arrays, graph) is None, graph
@@ -235,12 +241,12 @@ class TestCrossing:
     def test_threads(self, litert):
         """Threads that run one model at the same time share what lies between its segments, and take turns."""
         model, wrong = chain(6), []
-        prepared = litert.prepare(model, lambda: None)
+        prepared = litert.prepare(model, Preparation())
 
         def work(number):
             x = np.random.default_rng(number).standard_normal((1, 8, 8, 8), np.float32)
             outputs = [aligned(x.nbytes) for _ in range(2)]
-            bounds = [prepared.bind([x], [output]) for output in outputs]
+            bounds = [prepared.bind([x], [output], BindOptions()) for output in outputs]
             bounds[0].run()
             for _ in range(100):
                 bounds[1].run()
@@ -273,8 +279,8 @@ IMAGE = (1, 28, 28, 128)
 def test_cancelled_between_segments(litert):
     """A long execution that is cancelled soon after it began ends soon; what was bound later runs to its end."""
     x, result = image(), aligned(4 * 28 * 28 * 128)
-    prepared = litert.prepare(long_chain(), lambda: None)
-    bound, other = (prepared.bind([x], [result]) for _ in range(2))
+    prepared = litert.prepare(long_chain(), Preparation())
+    bound, other = (prepared.bind([x], [result], BindOptions()) for _ in range(2))
     begin = time.monotonic()
     other.run()
     whole = time.monotonic() - begin
@@ -377,16 +383,16 @@ def test_no_garbage(litert, kit):
     """
     models = [chain(3), kit.quantised_model()]
     for model in models:  # caches fill
-        litert.supported_operations(model), litert.prepare(model, lambda: None)
+        litert.supported_operations(model), litert.prepare(model, Preparation())
     gc.collect()
     gc.disable()
     try:
         for model in models:
             assert all(litert.supported_operations(model))
-            prepared = litert.prepare(model, lambda: None)
+            prepared = litert.prepare(model, Preparation())
             operand = model.main.operands[model.main.inputs[0]]
             x = np.zeros(operand.dimensions, operand.type.dtype)
-            prepared.bind([x], [aligned(10_000)]).run()
+            prepared.bind([x], [aligned(10_000)], BindOptions()).run()
             del prepared
         assert gc.collect() == 0
     finally:

@@ -22,6 +22,7 @@ pytest.importorskip("onnxruntime", reason="needs the extra 'onnxruntime'")
 
 from driver.devices.lowering.errors import LibraryFailed, LibraryMissing
 from driver.devices.onnxruntime import OnnxRuntimeDevice, device, library, writer
+from driver.interface import BindOptions, Preparation
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +35,7 @@ def now():
 
 
 def prepare(onnxruntime, model):
-    return onnxruntime.prepare(model, now)
+    return onnxruntime.prepare(model, Preparation())
 
 
 def computed(net, name, shape, *parameters):
@@ -102,7 +103,7 @@ def test_networks(onnxruntime, kit, make):
     expected.run()
     want = expected.results[0].array
     found = np.empty(want.nbytes, np.uint8)
-    prepare(onnxruntime, model).bind([x], [found]).run()
+    prepare(onnxruntime, model).bind([x], [found], BindOptions()).run()
     tolerance = {"rtol": 5 * 2**-23, "atol": 1e-5} if want.dtype == np.float32 else {"atol": 1}
     np.testing.assert_allclose(found.view(want.dtype).reshape(want.shape), want, **tolerance)
 
@@ -124,7 +125,7 @@ def test_a_choice_between_forms(onnxruntime, net):
     chosen, a, b = found.x(2, 3, letter="b"), found.x(2, 3), found.x(2, 3)
     found.builder.output(found.builder.operation("SELECT", chosen, found.builder.operation("ABS", a), b))
     result = np.zeros(12, np.uint8)
-    prepare(onnxruntime, found.model).bind(found.feeds, [result]).run()
+    prepare(onnxruntime, found.model).bind(found.feeds, [result], BindOptions()).run()
     truth, a, b = found.feeds
     assert np.array_equal(result.view(np.float16).reshape(2, 3), np.where(truth, abs(a), b))
 
@@ -135,7 +136,7 @@ def test_in_place(onnxruntime, kit):
     for shift in (0, 4, 20):
         x, result = np.arange(4, dtype=np.float32).reshape(1, 4), block[shift:]
         block[:] = 7
-        bound = prepare(onnxruntime, kit.add_model()).bind([x], [result])
+        bound = prepare(onnxruntime, kit.add_model()).bind([x], [result], BindOptions())
         for step in range(3):
             x += step
             bound.run()
@@ -150,7 +151,7 @@ def test_off_the_grid(onnxruntime, kit):
     raw, result = np.zeros(17, np.uint8)[1:], np.zeros(17, np.uint8)[1:]
     x = raw.view(np.float32).reshape(1, 4)
     x[...] = 3
-    bound = prepare(onnxruntime, kit.add_model()).bind([x], [result])
+    bound = prepare(onnxruntime, kit.add_model()).bind([x], [result], BindOptions())
     assert bound.copied_bytes == 32
     bound.run()
     assert result.view(np.float32).tolist() == [4.0] * 4
@@ -159,7 +160,7 @@ def test_off_the_grid(onnxruntime, kit):
 def test_too_small_an_output(onnxruntime, kit):
     """An output that is too short is told with the shape it needs, and nothing is written."""
     short = np.full(12, 7, np.uint8)
-    bound = prepare(onnxruntime, kit.add_model()).bind([np.zeros((1, 4), np.float32)], [short])
+    bound = prepare(onnxruntime, kit.add_model()).bind([np.zeros((1, 4), np.float32)], [short], BindOptions())
     assert bound.shapes == (((1, 4), False),)
     with pytest.raises(OutputInsufficientSize, match=r"output 0 needs dimensions \[1, 4\]"):
         bound.run()
@@ -170,7 +171,7 @@ def test_too_small_an_output(onnxruntime, kit):
 def test_wrong_arrays(onnxruntime, kit, array):
     """An array that is not one of the model's input is named."""
     with pytest.raises(ValueError, match="input 0"):
-        prepare(onnxruntime, kit.add_model()).bind([array], [np.zeros(64, np.uint8)])
+        prepare(onnxruntime, kit.add_model()).bind([array], [np.zeros(64, np.uint8)], BindOptions())
 
 
 def test_dimensions_left_open(onnxruntime, kit):
@@ -180,7 +181,7 @@ def test_dimensions_left_open(onnxruntime, kit):
     prepared = prepare(onnxruntime, model)
     for rows in (1, 9, 3, 1):
         x = np.arange(rows * 4, dtype=np.float32).reshape(rows, 4)
-        bound = prepared.bind([x], [found])
+        bound = prepared.bind([x], [found], BindOptions())
         bound.run()
         assert bound.shapes == (((rows, 4), True),)
         assert np.array_equal(found[: x.nbytes].view(np.float32).reshape(rows, 4), x + 1)
@@ -193,7 +194,7 @@ def test_shapes_that_do_not_fit(onnxruntime):
     builder.output(builder.operation("ADD", x, y, 0))
     a, b = np.zeros((2, 4), np.float32), np.zeros((3, 4), np.float32)
     with pytest.raises(ExecutionFailed, match="ADD"):
-        prepare(onnxruntime, builder.build()).bind([a, b], [np.zeros(64, np.uint8)])
+        prepare(onnxruntime, builder.build()).bind([a, b], [np.zeros(64, np.uint8)], BindOptions())
 
 
 def test_indices(onnxruntime):
@@ -202,7 +203,7 @@ def test_indices(onnxruntime):
     builder.output(builder.operation("GATHER", builder.input("float32", (3, 2)), 0, builder.input("int32", (4,))))
     x, result = np.arange(6, dtype=np.float32).reshape(3, 2), np.zeros(32, np.uint8)
     indices = np.array([2, 0, 1, 2], np.int32)
-    bound = prepare(onnxruntime, builder.build()).bind([x, indices], [result])
+    bound = prepare(onnxruntime, builder.build()).bind([x, indices], [result], BindOptions())
     for bad in (3, -1, -3, 2**31 - 1, -(2**31)):
         indices[1] = bad
         with pytest.raises(ExecutionFailed, match="Gather"):
@@ -222,7 +223,7 @@ def test_threads_at_the_same_time(onnxruntime, kit):
         want = Interpreter(kit.conv_model()).bind([x])
         want.run()
         found = np.zeros(20, np.uint8)
-        bound = prepared.bind([x], [found])
+        bound = prepared.bind([x], [found], BindOptions())
         for _ in range(200):
             found[:] = 0
             bound.run()
@@ -245,7 +246,7 @@ def test_without_the_lock(onnxruntime):
         x = builder.operation("FULLY_CONNECTED", x, np.zeros((1024, 1024), np.float32), np.zeros(1024, np.float32), 0)
     builder.output(x)
     feeds, result = [np.zeros((512, 1024), np.float32)], np.zeros(2**21, np.uint8)
-    bound = prepare(onnxruntime, builder.build()).bind(feeds, [result])
+    bound = prepare(onnxruntime, builder.build()).bind(feeds, [result], BindOptions())
     thread = threading.Thread(target=bound.run)
     thread.start()
     turns = 0
@@ -257,10 +258,10 @@ def test_without_the_lock(onnxruntime):
 def test_binding_lives_alone(onnxruntime, kit):
     """A binding needs nobody to keep its prepared model, or the arrays that it was given."""
     result = np.zeros(16, np.uint8)
-    bound = prepare(onnxruntime, kit.add_model()).bind([np.ones((1, 4), np.float32)], [result])
+    bound = prepare(onnxruntime, kit.add_model()).bind([np.ones((1, 4), np.float32)], [result], BindOptions())
     for _ in range(50):  # what was let go would be used again
         other = prepare(onnxruntime, kit.add_model(constant=9.0))
-        other.bind([np.zeros((1, 4), np.float32)], [np.zeros(16, np.uint8)]).run()
+        other.bind([np.zeros((1, 4), np.float32)], [np.zeros(16, np.uint8)], BindOptions()).run()
     bound.run()
     assert result.view(np.float32).tolist() == [2.0] * 4
 
@@ -344,7 +345,7 @@ def test_weights_stay_where_they_are(onnxruntime, monkeypatch):
     assert {array.ctypes.data for _, array in program.session._kept[0]} == places
     del sent
     x, found = random.standard_normal((1, 200), np.float32), np.zeros(2000, np.uint8)
-    prepared.bind([x], [found]).run()
+    prepared.bind([x], [found], BindOptions()).run()
     np.testing.assert_allclose(found.view(np.float32), weights @ x[0], atol=1e-3)
 
 
@@ -361,7 +362,7 @@ def test_a_table_is_not_copied(onnxruntime):
     before = private()
     prepared = prepare(onnxruntime, sent)
     found = np.zeros(2**12, np.uint8)
-    prepared.bind([np.ones(1, np.int32)], [found]).run()
+    prepared.bind([np.ones(1, np.int32)], [found], BindOptions()).run()
     assert private() - before < 30
     assert (found.view(np.float32) == 3).all()
 
@@ -389,7 +390,7 @@ def test_two_threads(kit):
     results = []
     for threads in (1, 2):
         found = np.zeros(20, np.uint8)
-        prepare(OnnxRuntimeDevice(threads=threads), kit.conv_model()).bind([x], [found]).run()
+        prepare(OnnxRuntimeDevice(threads=threads), kit.conv_model()).bind([x], [found], BindOptions()).run()
         results.append(found.view(np.float32))
     np.testing.assert_allclose(*results, atol=1e-6)
 

@@ -12,6 +12,7 @@ from driver.nn import Interpreter, ModelBuilder
 pytest.importorskip("onnxruntime", reason="needs the extra 'onnxruntime'")
 
 from driver.devices.onnxruntime import OnnxRuntimeDevice, device
+from driver.interface import BindOptions, Preparation
 
 X = np.array([[1, -2], [3, 0.5]], np.float32)
 ONE, ZERO = np.array([1], np.float32), np.array([0], np.int32)
@@ -90,7 +91,7 @@ def bind(onnxruntime, model, feeds, loop_timeout=10.0):
     want = Interpreter(model).bind(feeds)
     shapes = [(o.type.dtype, o.dimensions) for o in (model.main.operands[i] for i in model.main.outputs)]
     found = [np.zeros(int(np.prod(shape)) * dtype.itemsize, np.uint8) for dtype, shape in shapes]
-    bound = onnxruntime.prepare(model, now).bind(feeds, found, now, loop_timeout)
+    bound = onnxruntime.prepare(model, Preparation()).bind(feeds, found, BindOptions(loop_timeout))
     return bound, [raw.view(dtype).reshape(shape) for raw, (dtype, shape) in zip(found, shapes, strict=True)], want
 
 
@@ -214,7 +215,7 @@ def test_cancel_without_loops(onnxruntime, monkeypatch):
         x = m.operation("FULLY_CONNECTED", x, weights, bias, 0)
     m.output(x)
     feeds = [np.zeros((512, 512), np.float32)] * 2
-    bound = onnxruntime.prepare(m.build(), now).bind(feeds, [np.zeros(2**20, np.uint8)])
+    bound = onnxruntime.prepare(m.build(), Preparation()).bind(feeds, [np.zeros(2**20, np.uint8)], BindOptions())
     failed = []
     thread = threading.Thread(target=lambda: failed.append(_failure(bound)))
     thread.start()

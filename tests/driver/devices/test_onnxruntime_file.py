@@ -27,6 +27,7 @@ pytest.importorskip("onnxruntime", reason="needs the extra 'onnxruntime'")
 import onnxruntime as ort
 
 from driver.devices.onnxruntime import OnnxRuntimeDevice
+from driver.interface import BindOptions, Preparation
 
 node = helper.make_node
 
@@ -43,7 +44,7 @@ def now():
 def computed(prepared, feeds, room=4096):
     """The shapes and bytes of the outputs of one run."""
     outputs = [np.full(room, 0xA5, np.uint8) for _ in prepared.outputs]
-    bound = prepared.bind(feeds, outputs, now, 2.0)
+    bound = prepared.bind(feeds, outputs, BindOptions())
     bound.run()
     sizes = [port.nbytes(shape) for port, (shape, _) in zip(prepared.outputs, bound.shapes, strict=True)]
     return [(shape, raw[:n].tobytes()) for (shape, _), raw, n in zip(bound.shapes, outputs, sizes, strict=True)]
@@ -72,14 +73,14 @@ def test_every_type_of_any_rank(onnxruntime, dtype, shape):
     data = one("Identity", [dtype], shape, [dtype], shape)
     stored = {"bool": np.uint8, "bfloat16": np.uint16}.get(dtype, dtype)
     x = np.arange(int(np.prod(shape)), dtype=np.int64).reshape(shape).astype(stored) % 2
-    prepared = onnxruntime.prepare(file_model(data), now)
+    prepared = onnxruntime.prepare(file_model(data), Preparation())
     assert prepared.is_static
     assert computed(prepared, [x]) == [(shape, x.tobytes())]
 
 
 def test_unknown_ranks(onnxruntime):
     """Where the file does not tell the rank of a tensor, each run has its own; a flag may be any byte."""
-    prepared = onnxruntime.prepare(file_model(one("Not", ["bool"], None, ["bool"])), now)
+    prepared = onnxruntime.prepare(file_model(one("Not", ["bool"], None, ["bool"])), Preparation())
     for shape in ((), (4,), (2, 3, 1)):
         x = np.full(shape, 7, np.uint8)
         assert computed(prepared, [x]) == [(shape, np.zeros(shape, np.uint8).tobytes())]
@@ -89,31 +90,31 @@ def test_open_sizes_are_learnt_once(onnxruntime):
     """The first run with new shapes copies outputs of unforeseen shapes; later runs write where they belong."""
     nodes = [node("Concat", ["x", "x"], ["y"], axis=0), node("Shape", ["y"], ["s"])]
     data = written(nodes, [("x", "float32", ["n", 3])], [("y", "float32", ["m", 3]), ("s", "int64", [2])])
-    prepared = onnxruntime.prepare(file_model(data), now)
+    prepared = onnxruntime.prepare(file_model(data), Preparation())
     assert not prepared.is_static
     for rows in (1, 5, 0, 5):
         x = np.arange(rows * 3, dtype=np.float32).reshape(rows, 3)
         wanted = [((2 * rows, 3), np.concatenate([x, x]).tobytes()), ((2,), np.array([2 * rows, 3]).tobytes())]
         outputs = [np.empty(128, np.uint8), np.empty(16, np.uint8)]
-        bound = prepared.bind([x], outputs, now, 2.0)
+        bound = prepared.bind([x], outputs, BindOptions())
         for _ in range(3):
             outputs[0][:] = 7
             bound.run()
             assert bound.shapes == (((2 * rows, 3), True), ((2,), True))
             assert outputs[0][: 24 * rows].tobytes() == wanted[0][1]
             assert (outputs[0][24 * rows :] == 7).all()
-    again = prepared.bind([x], outputs, now, 2.0)
+    again = prepared.bind([x], outputs, BindOptions())
     assert again.copied_bytes == again.checked_bytes == 16  # only sizes, which are checked in private memory
-    prepared.bind([x], [np.empty(130, np.uint8)[2:], outputs[1]], now, 2.0).run()  # off the grid
+    prepared.bind([x], [np.empty(130, np.uint8)[2:], outputs[1]], BindOptions()).run()  # off the grid
 
 
 def test_sizes_that_are_data(onnxruntime):
     """An output whose size depends on data is right in each run, also where runs with equal shapes came before."""
     compress = [node("Compress", ["x", "k"], ["y"])]
     data = written(compress, [("x", "float32", [4]), ("k", "bool", [4])], [("y", "float32", ["n"])])
-    prepared = onnxruntime.prepare(file_model(data), now)
+    prepared = onnxruntime.prepare(file_model(data), Preparation())
     x, k, y = np.arange(4, dtype=np.float32), np.zeros(4, np.uint8), np.empty(12, np.uint8)
-    bound = prepared.bind([x, k], [y], now, 2.0)
+    bound = prepared.bind([x, k], [y], BindOptions())
     for flags in ([1, 1, 0, 0], [1, 1, 0, 0], [0, 1, 1, 9], [0, 0, 0, 0], [1, 1, 0, 0]):
         k[:] = flags
         bound.run()
@@ -131,14 +132,14 @@ def test_a_file_that_says_the_wrong_shape(onnxruntime):
     reshape = [node("Reshape", ["x", "s"], ["y"])]
     for said in (["a", "b"], [6]):
         data = written(reshape, [("x", "float32", [2, 3]), ("s", "int64", ["n"])], [("y", "float32", said)])
-        prepared = onnxruntime.prepare(file_model(data), now)
+        prepared = onnxruntime.prepare(file_model(data), Preparation())
         x, s, y = np.ones((2, 3), np.float32), np.array([1, 6, 1]), np.zeros(24, np.uint8)
-        bound = prepared.bind([x, s], [y], now, 2.0)
+        bound = prepared.bind([x, s], [y], BindOptions())
         if prepared.is_static:
             with pytest.raises(OutputInsufficientSize):  # the engine has promised that shape
                 bound.run()
             assert not prepared.is_static
-            bound = prepared.bind([x, s], [y], now, 2.0)
+            bound = prepared.bind([x, s], [y], BindOptions())
         for _ in range(3):
             y[:] = 0
             bound.run()
@@ -148,10 +149,10 @@ def test_a_file_that_says_the_wrong_shape(onnxruntime):
 
 def test_too_small_an_output(onnxruntime):
     """A static file with too little memory for an output does not run."""
-    prepared = onnxruntime.prepare(file_model(one("Neg", ["float32"], [4], out=[4])), now)
+    prepared = onnxruntime.prepare(file_model(one("Neg", ["float32"], [4], out=[4])), Preparation())
     y = np.full(12, 7, np.uint8)
     with pytest.raises(OutputInsufficientSize, match=r"output 0 needs dimensions \[4\]"):
-        prepared.bind([np.zeros(4, np.float32)], [y], now, 2.0).run()
+        prepared.bind([np.zeros(4, np.float32)], [y], BindOptions()).run()
     assert (y == 7).all()
 
 
@@ -161,7 +162,7 @@ def test_in_one_memory(onnxruntime):
         [node("Add", ["a", "b"], ["y"])], [("a", "float32", [4]), ("b", "float32", [1])], [("y", "float32", [4])]
     )
     x = np.arange(1, 5, dtype=np.float32)
-    onnxruntime.prepare(file_model(data), now).bind([x, x[3:]], [x.view(np.uint8)], now, 2.0).run()
+    onnxruntime.prepare(file_model(data), Preparation()).bind([x, x[3:]], [x.view(np.uint8)], BindOptions()).run()
     assert x.tolist() == [5, 6, 7, 8]
 
 
@@ -169,7 +170,7 @@ def test_an_input_with_a_default(onnxruntime):
     """What has a default is no input of the model, and keeps it."""
     inputs = [("x", "float32", [2]), ("w", "float32", [2])]
     data = written([node("Add", ["x", "w"], ["y"])], inputs, [("y", "float32", [2])], {"w": np.ones(2, np.float32)})
-    prepared = onnxruntime.prepare(file_model(data), now)
+    prepared = onnxruntime.prepare(file_model(data), Preparation())
     assert computed(prepared, [np.zeros(2, np.float32)])[0][1] == np.ones(2, np.float32).tobytes()
 
 
@@ -193,13 +194,13 @@ def counting(step):
 
 def test_loops(onnxruntime):
     """Loops run as often as they say."""
-    prepared = onnxruntime.prepare(file_model(counting(3)), now)
+    prepared = onnxruntime.prepare(file_model(counting(3)), Preparation())
     assert computed(prepared, [np.array(0), np.array(10)]) == [((), np.array(12).tobytes())]
 
 
 def endless(onnxruntime, loop_timeout=1000.0):
-    prepared = onnxruntime.prepare(file_model(counting(0)), now)
-    return prepared.bind([np.array(0), np.array(10)], [np.empty(8, np.uint8)], now, loop_timeout)
+    prepared = onnxruntime.prepare(file_model(counting(0)), Preparation())
+    return prepared.bind([np.array(0), np.array(10)], [np.empty(8, np.uint8)], BindOptions(loop_timeout))
 
 
 def test_a_loop_without_end(onnxruntime):
@@ -282,12 +283,12 @@ def test_answers_are_those_of_onnx_runtime(onnxruntime, name):
     model = file_model(data)
     typed = [feed.astype(bool) if feed.dtype == np.uint8 else feed for feed in feeds]
     wanted = own(data, typed)
-    prepared = onnxruntime.prepare(model, now)
+    prepared = onnxruntime.prepare(model, Preparation())
     assert computed(prepared, feeds, 2**16) == wanted
     root = np.frombuffer(data, np.uint8)
     saved = prepared.saved(root)
     kept = type(saved)(*([np.frombuffer(part, np.uint8) for part in side] for side in saved))
-    restored = onnxruntime.restore(model, kept, root, now)
+    restored = onnxruntime.restore(model, kept, root, Preparation())
     assert computed(restored, feeds, 2**16) == wanted
     assert restored.loops == prepared.loops == (name == "loop")
 
@@ -313,7 +314,7 @@ def test_weights_in_other_files(onnxruntime, count):
     array = np.arange(count, dtype=np.float32)
     contents = np.frombuffer(b"12345" + array.tobytes() + b"67", np.uint8)
     data = with_external("weights.bin", array, offset=5, length=array.nbytes)
-    prepared = onnxruntime.prepare(file_model(data, {"weights.bin": contents}), now)
+    prepared = onnxruntime.prepare(file_model(data, {"weights.bin": contents}), Preparation())
     assert computed(prepared, [array], 2**16)[0][1] == (array + array).tobytes()
 
 
@@ -326,9 +327,9 @@ def test_no_path_of_a_file_is_opened(onnxruntime, monkeypatch, tmp_path, place, 
     monkeypatch.chdir(tmp_path / "in" if place.startswith("..") else tmp_path)
     data = with_external(place, np.zeros(count, np.float32))
     with pytest.raises(InvalidModel, match="not sent along"):
-        onnxruntime.prepare(file_model(data, {"other.bin": np.zeros(4 * count, np.uint8)}), now)
+        onnxruntime.prepare(file_model(data, {"other.bin": np.zeros(4 * count, np.uint8)}), Preparation())
     with pytest.raises(InvalidModel, match="not sent along"):
-        onnxruntime.prepare(file_model(data, {"other.bin": np.zeros(0, np.uint8)}), now)
+        onnxruntime.prepare(file_model(data, {"other.bin": np.zeros(0, np.uint8)}), Preparation())
 
 
 @pytest.mark.parametrize("wrap", ["branch", "constant", "doubled key"])
@@ -360,7 +361,7 @@ def test_no_path_within_is_opened(onnxruntime, monkeypatch, tmp_path, wrap):
         model.graph.node[0].CopyFrom(constant)
         data = model.SerializeToString()
     with pytest.raises(InvalidModel, match="not sent along"):
-        onnxruntime.prepare(model_of_file(ModelFile("onnx", np.frombuffer(data, np.uint8)), [], []), now)
+        onnxruntime.prepare(model_of_file(ModelFile("onnx", np.frombuffer(data, np.uint8)), [], []), Preparation())
 
 
 def test_what_is_no_file_for_it(onnxruntime):
@@ -388,7 +389,7 @@ def test_a_file_that_is_refused(onnxruntime, data, words):
     """The error has ONNX Runtime's own words, or says where the file is damaged."""
     model = model_of_file(ModelFile("onnx", np.frombuffer(data, np.uint8)), [], [])
     with pytest.raises((LibraryFailed, InvalidModel), match=words):
-        onnxruntime.prepare(model, now)
+        onnxruntime.prepare(model, Preparation())
 
 
 def test_ports_that_are_not_the_files(onnxruntime):
@@ -404,7 +405,7 @@ def test_ports_that_are_not_the_files(onnxruntime):
         given = file_model(other).main
         found = [given.operands[i] for i in given.inputs], [given.operands[i] for i in given.outputs]
         with pytest.raises(InvalidModel, match=words):
-            onnxruntime.prepare(model_of_file(ModelFile("onnx", np.frombuffer(data, np.uint8)), *found), now)
+            onnxruntime.prepare(model_of_file(ModelFile("onnx", np.frombuffer(data, np.uint8)), *found), Preparation())
     text = helper.make_tensor_value_info("x", TensorProto.STRING, [1])
     split = helper.make_tensor_sequence_value_info("y", TensorProto.FLOAT, None)
     floats = [given.operands[i] for i in given.outputs]
@@ -416,7 +417,9 @@ def test_ports_that_are_not_the_files(onnxruntime):
         ),
     ):
         with pytest.raises(InvalidModel, match=words):
-            onnxruntime.prepare(model_of_file(ModelFile("onnx", np.frombuffer(data, np.uint8)), floats, floats), now)
+            onnxruntime.prepare(
+                model_of_file(ModelFile("onnx", np.frombuffer(data, np.uint8)), floats, floats), Preparation()
+            )
 
 
 def test_a_file_that_is_cut_off_or_changed(onnxruntime):
@@ -432,7 +435,7 @@ def test_a_file_that_is_cut_off_or_changed(onnxruntime):
             damaged[random.integers(len(data))] = random.integers(256)
         file = ModelFile("onnx", np.frombuffer(bytes(damaged), np.uint8))
         with contextlib.suppress(InvalidModel, LibraryFailed):
-            onnxruntime.prepare(model_of_file(file, *sides), now)
+            onnxruntime.prepare(model_of_file(file, *sides), Preparation())
 
 
 def test_through_a_burst(connect):

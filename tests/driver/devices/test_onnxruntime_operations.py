@@ -9,6 +9,7 @@ from operation_cases import CASES, convolution, depthwise, forms, pair, pool, tr
 
 from driver.devices.onnxruntime import OnnxRuntimeDevice
 from driver.devices.onnxruntime.lower import LOWERINGS
+from driver.interface import BindOptions, Preparation
 from driver.nn import Interpreter
 
 
@@ -136,5 +137,5 @@ def test_halves_are_rounded_away(onnxruntime, net, letter):
     model, result = found.model, np.zeros(16 * 32 * 4, np.uint8)
     want = Interpreter(model).bind(found.feeds)
     want.run()
-    onnxruntime.prepare(model, lambda: None).bind(found.feeds, [result]).run()
+    onnxruntime.prepare(model, Preparation()).bind(found.feeds, [result], BindOptions()).run()
     assert result.tobytes() == want.results[0].array.tobytes()

@@ -21,6 +21,7 @@ from driver.deadlines import due
 from driver.devices.lowering.errors import LibraryFailed
 from driver.devices.openvino import OpenVinoDevice
 from driver.errors import ExecutionFailed, OutputInsufficientSize
+from driver.interface import BindOptions, Preparation
 from driver.nn import Interpreter, InvalidModel
 from driver.nn.file_form import ModelFile, model_of_file
 
@@ -44,13 +45,13 @@ def name():
 
 
 def prepared(device, model):
-    return device.prepare(model, lambda: None, "fast_single_answer")
+    return device.prepare(model, Preparation())
 
 
 def bound(model, feeds, room=4096):
     """An execution, and the memory of its outputs."""
     outputs = [np.full(room, 0xA5, np.uint8) for _ in model.outputs]
-    return model.bind(feeds, outputs, lambda: None, 2.0), outputs
+    return model.bind(feeds, outputs, BindOptions()), outputs
 
 
 def computed(model, feeds, room=4096):
@@ -134,7 +135,7 @@ def test_on_the_clients_memory(openvino):
     model = prepared(openvino, file_model(one("Neg", ["float32"], (4,), out=(4,))))
     assert bound(model, [np.ones(4, np.float32)])[0].copied_bytes == 0
     memory = np.ones(4, np.float32)
-    model.bind([memory], [memory.view(np.uint8)], lambda: None, 2.0).run()
+    model.bind([memory], [memory.view(np.uint8)], BindOptions()).run()
     assert memory.tolist() == [-1.0] * 4
     model = prepared(openvino, file_model(one("Neg", ["int64"], (4,), ["int64"], (4,))))
     assert bound(model, [np.ones(4, np.int64)])[0].checked_bytes == 64

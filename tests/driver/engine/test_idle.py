@@ -17,6 +17,7 @@ from driver.engine.client import EngineClient
 from driver.engine.device_memory import Quota
 from driver.engine.limits import limits
 from driver.engine.process import IdleMonitor
+from driver.interface import BindOptions, Preparation
 
 SIDE = 1 << 22
 SECONDS = 0.2
@@ -173,11 +174,11 @@ def test_no_wake_ups(quick, kit):
 def test_programs(monkeypatch, tmp_path, kit):
     """A library's programs for other shapes than the last one's go, and are made again when they are needed."""
     monkeypatch.setenv("HOME", str(tmp_path))
-    prepared = LiteRtDevice().prepare(kit.open_model(), lambda: None)
+    prepared = LiteRtDevice().prepare(kit.open_model(), Preparation())
 
     def run(rows):
         x, out = np.ones((rows, 4), np.float32), np.empty(rows * 16, np.uint8)
-        prepared.bind([x], [out]).run()
+        prepared.bind([x], [out], BindOptions()).run()
         assert (out.view(np.float32) == 2).all()
 
     for rows in (1, 2, 3):

@@ -112,7 +112,7 @@ def test_a_state_that_is_none_is_refused():
         def supported_operations(self, model):
             return []
 
-        def prepare(self, model, pace, preference):
+        def prepare(self, model, preparation):
             raise NotImplementedError
 
     odd, reports = Odd(), []

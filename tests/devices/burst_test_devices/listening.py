@@ -1,0 +1,62 @@
+"""A device that writes down what the engine tells it: each call is a line of JSON in "heard" in BURST_RUNTIME_DIR."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from driver.deadlines import deadline
+from driver.devices.reference import ReferenceDevice
+from driver.interface import BoundExecution, PreparedModel
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from driver.interface import BindOptions, Preparation
+    from driver.nn import Model
+
+
+def note(what: str, **said: object) -> None:
+    """Appends a line: one write, so that lines of several threads do not mix."""
+    line = json.dumps({"what": what, **said}) + "\n"
+    fd = os.open(Path(os.environ["BURST_RUNTIME_DIR"], "heard"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    os.write(fd, line.encode())
+    os.close(fd)
+
+
+class Listening(ReferenceDevice):
+    """The reference device, which writes down what it is told."""
+
+    def prepare(self, model: Model, preparation: Preparation) -> PreparedModel:
+        """As the reference device does."""
+        note("prepare", preference=preparation.preference, deadline=preparation.deadline)
+        return ListeningModel(super().prepare(model, preparation))
+
+
+class ListeningModel(PreparedModel):
+    """One model."""
+
+    def __init__(self, prepared: PreparedModel) -> None:
+        self._prepared, self.is_static, self.serves_all = prepared, prepared.is_static, prepared.serves_all
+
+    def bind(
+        self, inputs: Sequence[NDArray[Any] | None], outputs: Sequence[NDArray[Any]], options: BindOptions
+    ) -> BoundExecution:
+        note("bind", priority=options.priority, loop_timeout=options.loop_timeout)
+        return ListeningExecution(self._prepared.bind(inputs, outputs, options))
+
+
+class ListeningExecution(BoundExecution):
+    """One execution."""
+
+    def __init__(self, bound: BoundExecution) -> None:
+        self._bound, self.shapes = bound, bound.shapes
+
+    def run(self) -> None:
+        note("run", deadline=deadline())
+        self._bound.run()
+        self.shapes = self._bound.shapes

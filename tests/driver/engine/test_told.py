@@ -1,0 +1,71 @@
+"""What a device is told: how it is to prepare, what is urgent, and by when it has to be done."""
+
+import json
+import time
+
+import numpy as np
+import pytest
+
+import driver
+
+LISTENING = "burst_test_devices.listening:Listening"
+X = np.ones((1, 4), np.float32)
+
+
+@pytest.fixture
+def heard(home):
+    """What the device has heard in this test, of some kinds, in order."""
+    path = home.path / "heard"
+    path.write_text("")
+
+    def heard(*kinds):
+        return [line for line in map(json.loads, path.read_text().splitlines()) if line["what"] in kinds]
+
+    return heard
+
+
+@pytest.fixture
+def device(home):
+    with driver.connect(LISTENING) as found:
+        yield found
+
+
+def test_preparation(device, heard, kit):
+    """The preference, and the deadline in nanoseconds of CLOCK_MONOTONIC, if there is one."""
+    deadline = time.monotonic() + 60
+    device.prepare(kit.add_model(), preference="sustained_speed", deadline=deadline).close()
+    device.prepare(kit.mul_model(), preference="low_power", priority="low").close()
+    first, second = heard("prepare")
+    assert (first["preference"], second["preference"]) == ("sustained_speed", "low_power")
+    assert abs(first["deadline"] / 1e9 - deadline) < 1e-6
+    assert second["deadline"] is None
+
+
+@pytest.mark.parametrize("way", ["plain", "burst", "fenced"])
+def test_priority_and_loop_timeout(way, device, heard, kit):
+    """Of each client's own prepared model, also where two share one: the device binds for each."""
+    model = kit.add_model()
+    with device.prepare(model, priority="high") as high, device.prepare(model, priority="low") as low:
+        for prepared in (high, low):
+            request, _ = kit.request([X], 16)
+            if way == "plain":
+                prepared.execute(request, loop_timeout=3).raise_for_status()
+            elif way == "burst":
+                with prepared.burst() as burst:
+                    burst.execute(request, loop_timeout=3).raise_for_status()
+            else:
+                prepared.execute_fenced(request, [], loop_timeout=3).result(kit.patience).raise_for_status()
+    assert [(line["priority"], line["loop_timeout"]) for line in heard("bind")] == [("high", 3.0), ("low", 3.0)]
+
+
+def test_deadline(device, heard, kit):
+    """The thread that executes asks for the deadline of its execution: on the plain path and in a burst."""
+    with device.prepare(kit.add_model()) as prepared, prepared.burst() as burst:
+        deadline = time.monotonic() + 60
+        request, _ = kit.request([X], 16)
+        for way in (prepared, burst):
+            way.execute(request).raise_for_status()
+            way.execute(request, deadline=deadline).raise_for_status()
+    ends = [line["deadline"] for line in heard("run")]
+    assert (ends[0], ends[2]) == (None, None)
+    assert [abs(end / 1e9 - deadline) < 1e-6 for end in (ends[1], ends[3])] == [True, True]
