@@ -28,6 +28,7 @@ from driver.engine.totals import SUMMED
 from driver.errors import DeviceFailed
 from driver.options import PRIORITIES
 from driver.service.health import WITHIN
+from driver.service.visits import Visit, Visits, account_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -37,9 +38,8 @@ if TYPE_CHECKING:
     from burst import Trace
     from driver.service.health import HealthMonitor
 
-_AT_ONCE = 8  # concurrent requests; further ones are closed
-_PATIENCE = 5.0  # seconds that a client may take to send its request
-_BACKLOG = 16
+_BACKLOG = 64
+_SCRAPES = 4  # at once; further ones are told to come again, so that threads are left for /healthz
 
 
 def listen(address: str) -> socket.socket:
@@ -97,18 +97,28 @@ def expose(monitor: HealthMonitor, fd: int) -> None:
 
 class _Handler(MetricsHandler):
     monitor: HealthMonitor
-    timeout = _PATIENCE
+    server: _Server
     server_version, sys_version = "Burst", ""
 
     def do_GET(self) -> None:  # noqa: N802 (http.server looks for that name)
+        self.server.has_asked(self.request)
         match self.path.partition("?")[0]:
             case "/metrics":
-                super().do_GET()
+                self._scraped()
             case "/healthz":
                 trouble = self.monitor.trouble()
                 self._answer(503 if trouble else 200, trouble or "ok")
             case _:
                 self._answer(404, "try /metrics or /healthz")
+
+    def _scraped(self) -> None:
+        if not self.server.scrapes.acquire(blocking=False):
+            self._answer(503, f"{_SCRAPES} scrapes are running; ask again")
+            return
+        try:
+            super().do_GET()
+        finally:
+            self.server.scrapes.release()
 
     def _answer(self, status: int, words: str) -> None:
         body = f"{words}\n".encode()
@@ -120,25 +130,49 @@ class _Handler(MetricsHandler):
 
 
 class _Server(ThreadingHTTPServer):
+    """A thread for each connection, as many as `visits` admits, and each until its deadline."""
+
     daemon_threads = True
 
     def __init__(self, listener: socket.socket, handler: Any) -> None:
         super().__init__(("", 0), handler, bind_and_activate=False)
         self.socket.close()
         self.socket = listener
-        self._free = threading.Semaphore(_AT_ONCE)
+        self.scrapes = threading.Semaphore(_SCRAPES)
+        self._visits, self._of = Visits(), dict[Any, Visit]()
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        if self._free.acquire(blocking=False):
+        def end() -> None:
+            with suppress(OSError):  # it has ended already
+                request.shutdown(socket.SHUT_RDWR)
+
+        visit = self._visits.enter(account_of(request), end)
+        if visit is None:
+            self.shutdown_request(request)
+            return
+        self._of[request] = visit
+        try:
             super().process_request(request, client_address)
-        else:
+        except RuntimeError:  # no thread can be started
+            self._left(request)
             self.shutdown_request(request)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         try:
             super().process_request_thread(request, client_address)
         finally:
-            self._free.release()
+            self._left(request)
+
+    def has_asked(self, request: Any) -> None:
+        """Its request is complete."""
+        self._of[request].has_asked = True
+
+    def _left(self, request: Any) -> None:
+        self._visits.leave(self._of.pop(request))
+
+    def service_actions(self) -> None:
+        """Called twice a second, and after each connection."""
+        self._visits.end_overdue()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Ignores clients that disconnect before their answer."""

@@ -24,9 +24,10 @@ from driver.demos.recordings import private
 from driver.demos.web.board import Board, Viewer
 from driver.demos.web.settings import Values
 from driver.demos.web.stream import ShowThread
+from driver.service.visits import PATIENCE, Visit, Visits, account_of
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+    from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Iterator
 
     from driver.demos.web.stream import Show
 
@@ -35,6 +36,7 @@ HOST = "127.0.0.1"
 MOST_VIEWERS = 8
 LONGEST_MESSAGE = 4096  # bytes, from a page
 HEARTBEAT = 20.0  # seconds after which a page that is silent is asked whether it lives
+RETRY = 0.1  # seconds after a failed accept
 TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
 
 
@@ -47,6 +49,7 @@ class Server:
         self._port = self._socket.getsockname()[1]
         self._token = secrets.token_urlsafe(32)
         self._show, self._values, self._board = show, Values(show.settings), Board()
+        self._visits, self._connections = Visits(most_of_account=2 * MOST_VIEWERS), dict[web.RequestHandler, Visit]()
         self.url = f"http://{HOST}:{self._port}/{self._token}/"
 
     @asynccontextmanager
@@ -68,11 +71,13 @@ class Server:
         )
         runner = web.AppRunner(self._application(), access_log=None, shutdown_timeout=0.1)
         await runner.setup()
+        accepting = asyncio.create_task(self._accept(runner))
         try:
-            await web.SockSite(runner, self._socket).start()
             self._stream.start()
             yield board
         finally:
+            accepting.cancel()
+            self._socket.close()
             await asyncio.to_thread(self._stream.stop)
             await runner.cleanup()
 
@@ -82,6 +87,34 @@ class Server:
         application.router.add_get("/{token}/stream", self._talk)
         application.router.add_get("/{token}/{name:[a-z.]*}", _page)
         return application
+
+    # ---- who may connect, and for how long
+
+    async def _accept(self, runner: web.AppRunner) -> None:
+        """Take connections until cancelled, as many as there is room for."""
+        loop, server = asyncio.get_running_loop(), runner.server
+        assert server is not None
+        self._socket.setblocking(False)
+        while True:
+            try:
+                connection, _ = await loop.sock_accept(self._socket)
+                account = account_of(connection)
+                transport, protocol = await loop.connect_accepted_socket(server, connection)
+            except OSError:  # too many files are open: go on when some are closed
+                await asyncio.sleep(RETRY)
+                continue
+            self._admit(account, transport, protocol)
+
+    def _admit(self, account: Hashable, transport: asyncio.Transport, protocol: web.RequestHandler) -> None:
+        """Give it a place until its deadline; a stream keeps it."""
+        for gone in [found for found in self._connections if not found.connected]:
+            self._visits.leave(self._connections.pop(gone))
+        visit = self._visits.enter(account, transport.abort)
+        if visit is None:
+            transport.abort()
+            return
+        self._connections[protocol] = visit
+        asyncio.get_running_loop().call_later(PATIENCE, self._visits.end_overdue)
 
     # ---- who may see it
 
@@ -105,7 +138,8 @@ class Server:
         return f"{HOST}:{self._port}", f"localhost:{self._port}"
 
     async def _harden(self, request: web.Request, response: web.StreamResponse) -> None:
-        """What a browser has to keep to."""
+        """What a browser has to keep to, and one request for each connection."""
+        response.force_close()
         sockets = " ".join(f"ws://{host}" for host in self._hosts)
         policy = (
             "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
@@ -130,6 +164,8 @@ class Server:
             raise web.HTTPForbidden(text="only the page itself may open the stream: the Origin header is missing\n")
         if len(self._board) >= MOST_VIEWERS:
             raise web.HTTPServiceUnavailable(text=f"{MOST_VIEWERS} pages are open; close one\n")
+        visit = self._connections[request.protocol]
+        visit.has_asked, visit.deadline = True, None
         page = web.WebSocketResponse(heartbeat=HEARTBEAT, max_msg_size=LONGEST_MESSAGE, compress=False)
         viewer = Viewer(self._board)
         self._board.join(viewer)

@@ -10,7 +10,7 @@ import socket
 import stat
 import subprocess
 import sys
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import aiohttp
@@ -451,3 +451,30 @@ def rivals_of(pid):
     return [
         int(child) for task in Path(f"/proc/{pid}/task").iterdir() for child in (task / "children").read_text().split()
     ]
+
+
+def test_clients_that_send_a_byte_now_and_then(monkeypatch):
+    """Connections that never complete a request keep no page out, and are cut off at their deadline."""
+    monkeypatch.setattr("driver.service.visits.PATIENCE", 1.0)
+    monkeypatch.setattr("driver.demos.web.server.PATIENCE", 1.0)
+
+    async def test(server, session, show):
+        port = int(server.url.split("/")[2].split(":")[1])
+        slow = [await asyncio.open_connection("127.0.0.1", port) for _ in range(40)]
+        try:
+            for _, writer in slow:
+                writer.write(b"G")
+            async with page(server, session) as seen:
+                assert (await seen.receive_json())["type"] == "hello"
+                for reader, writer in slow:
+                    writer.write(b"E")
+                    with suppress(ConnectionError):
+                        assert await reader.read() == b""
+                show.pour(1)  # the stream outlives the deadline
+                while (await seen.receive()).type != aiohttp.WSMsgType.BINARY:
+                    pass
+        finally:
+            for _, writer in slow:
+                writer.close()
+
+    serving(test)

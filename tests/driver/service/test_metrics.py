@@ -10,7 +10,9 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -24,6 +26,7 @@ from driver.cli.command import burst as command
 from driver.engine.process import Engine
 from driver.service import health, metrics_server, probe
 from driver.service.metrics_server import StageHistogram
+from driver.service.visits import Visits, account_of
 
 X = np.ones((1, 4), np.float32)
 
@@ -202,3 +205,141 @@ def _is_ok(served):
         return served.get("/healthz")[0] == 200
     except ConnectionError:  # their threads have not ended yet
         return False
+
+
+# ---- clients that hold connections
+
+
+SLOW = """
+import os, select, socket, sys
+"".encode("idna")  # loaded while its file can be read
+os.setuid(int(sys.argv[4]))
+address = ("127.0.0.1", int(sys.argv[1]))
+open_, closed = [], 0
+def connect():
+    sock = socket.create_connection(address)
+    sock.sendall(b"GET /hea")
+    open_.append(sock)
+for _ in range(int(sys.argv[2])):
+    connect()
+print("ready", flush=True)
+while True:
+    for sock in select.select(open_, [], [], float(sys.argv[3]))[0]:
+        open_.remove(sock)
+        sock.close()
+        connect()
+    for sock in open_:
+        try:
+            sock.send(b"x")
+        except OSError:
+            pass
+"""
+
+
+@contextlib.contextmanager
+def slow_clients(port, count, uid, every=3.0):
+    """A process that holds so many connections, sends a byte on each every few seconds, and replaces those that end."""
+    words = [sys.executable, "-S", "-c", SLOW, str(port), *map(str, (count, every, uid))]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, cwd="/") as process:
+        try:
+            assert process.stdout.readline() == b"ready\n"
+            yield
+        finally:
+            process.kill()
+
+
+@pytest.mark.parametrize("count", [8, 40])
+@pytest.mark.parametrize("is_foreign", [False, True], ids=["own account", "another account"])
+def test_clients_that_send_a_byte_now_and_then(served, count, is_foreign):
+    """However many connections send a byte every 3 s, of the same account or another, every probe is answered."""
+    if is_foreign and os.geteuid():
+        pytest.skip("only root can start processes of other accounts")
+    with slow_clients(served.port, count, 12345 if is_foreign else os.getuid()):
+        for _ in range(20):
+            assert served.get("/healthz") == (200, "ok\n")
+            assert served.get("/metrics")[0] == 200
+
+
+@contextlib.contextmanager
+def in_this_process(monkeypatch, trouble=lambda: ""):
+    """The server alone, with a deadline of half a second; its port."""
+    monkeypatch.setattr("driver.service.visits.PATIENCE", 0.5)
+    handler = type("Handler", (metrics_server._Handler,), {"monitor": SimpleNamespace(trouble=trouble)})
+    with metrics_server._Server(metrics_server.listen(":0"), handler) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        try:
+            yield server.socket.getsockname()[1]
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def test_a_request_has_a_total_deadline(monkeypatch):
+    """A client that goes on sending, a byte at a time, is cut off at the deadline all the same."""
+    with in_this_process(monkeypatch) as port, socket.create_connection(("127.0.0.1", port), timeout=20) as sock:
+        begin = time.monotonic()
+        with contextlib.suppress(ConnectionError):
+            while not select.select([sock], [], [], 0.02)[0]:  # it has been closed then
+                sock.sendall(b"G")
+        assert 0.4 < time.monotonic() - begin < 10
+
+
+def test_scrapes_leave_room_for_health(monkeypatch):
+    """While as many scrapes hang as may run at once, the next is told so, and /healthz answers."""
+    go_on, began = threading.Event(), threading.Semaphore(0)
+
+    def hang(_):
+        began.release()
+        go_on.wait(20)
+
+    monkeypatch.setattr(metrics_server.MetricsHandler, "do_GET", hang)
+    with in_this_process(monkeypatch) as port:
+        monkeypatch.setattr("driver.service.visits.PATIENCE", 20.0)
+        server = Served(port=port)
+        scrapes = [threading.Thread(target=_scrape, args=(server,)) for _ in range(4)]
+        try:
+            for scrape in scrapes:
+                scrape.start()
+                assert began.acquire(timeout=20)
+            assert server.get("/metrics") == (503, "4 scrapes are running; ask again\n")
+            assert server.get("/healthz") == (200, "ok\n")
+        finally:
+            go_on.set()
+            for scrape in scrapes:
+                scrape.join()
+
+
+def _scrape(server):
+    with contextlib.suppress(http.client.HTTPException, OSError):
+        server.get("/metrics")
+
+
+def test_no_account_takes_the_place_of_another():
+    """An account with many connections loses its own oldest; requests that are complete are not cut off."""
+    visits, ended = Visits(most=4, most_of_account=3), []
+    mine = [visits.enter("a", partial(ended.append, n)) for n in range(3)]
+    assert visits.enter("b", lambda: ended.append("b"))
+    assert visits.enter("a", lambda: ended.append(3))
+    assert ended == [0]
+    mine[1].has_asked = True
+    assert visits.enter("c", lambda: ended.append("c"))
+    assert ended == [0, 2]
+    visits.leave(mine[1])
+    assert visits.enter("a", lambda: ended.append(4))
+    assert ended == [0, 2]
+
+
+def test_connections_are_told_apart_by_account(tmp_path):
+    """The kernel tells whose connection it is, on loopback and on a socket with a path."""
+    pairs = [("127.0.0.1:0", socket.AF_INET), ("[::1]:0", socket.AF_INET6), (str(tmp_path / "m"), socket.AF_UNIX)]
+    for address, family in pairs:
+        try:
+            listener = metrics_server.listen(address)
+        except driver.DeviceFailed:
+            assert family == socket.AF_INET6
+            continue
+        with listener, socket.socket(family, socket.SOCK_STREAM) as client:
+            client.connect(listener.getsockname())
+            with listener.accept()[0] as connection:
+                assert account_of(connection) == os.getuid()

@@ -1,0 +1,126 @@
+"""Who may hold connections of a small HTTP server: a bounded number, fairly by account, each for a bounded time.
+
+A client that connects and then says nothing, or one byte now and then, holds its connection until the deadline. So that
+such clients keep no others out, each account has a share of the connections, and a newcomer takes the place of the
+oldest connection that has not yet made its request: of its own account when that has its share, else of the account
+with the most. A probe makes its request at once, and is not in reach of that rule for longer.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+import threading
+import time
+from collections import Counter
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable
+
+MOST, MOST_OF_ACCOUNT = 32, 8  # connections
+PATIENCE = 10.0
+"""Seconds that a connection may take in all, from its first byte to the last of the answer."""
+
+
+class Visit:
+    """One connection."""
+
+    def __init__(self, account: Hashable, end: Callable[[], object]) -> None:
+        """`end` closes the connection; it must not wait, and does no harm when done twice."""
+        self.account, self.end = account, end
+        self.deadline: float | None = time.monotonic() + PATIENCE
+        self.has_asked = False  #: the request is complete: no newcomer takes this connection's place
+        self.is_evicted = False
+
+
+class Visits:
+    """The connections of one server. Any thread."""
+
+    def __init__(self, most: int = MOST, most_of_account: int = MOST_OF_ACCOUNT) -> None:
+        self._most, self._share = most, most_of_account
+        self._all: dict[Visit, None] = {}  # in the order of their arrival
+        self._lock = threading.Lock()
+
+    def enter(self, account: Hashable, end: Callable[[], object]) -> Visit | None:
+        """Counts a new connection, if need be in the place of another; None if there is no place: close it then."""
+        with self._lock:
+            if len(self._all) >= 2 * self._most:  # those that were evicted have not left yet
+                return None
+            visit = Visit(account, end)
+            if not self._make_room(account):
+                return None
+            self._all[visit] = None
+            return visit
+
+    def _make_room(self, account: Hashable) -> bool:
+        present = [visit for visit in self._all if not visit.is_evicted]
+        counts = Counter(visit.account for visit in present)
+        if counts[account] >= self._share:
+            crowded = account
+        elif len(present) >= self._most:
+            counts[account] += 1
+            crowded = max(counts, key=counts.__getitem__)
+        else:
+            return True
+        oldest = next((visit for visit in present if visit.account == crowded and not visit.has_asked), None)
+        if oldest is None:
+            return False
+        oldest.is_evicted = True
+        oldest.end()
+        return True
+
+    def leave(self, visit: Visit) -> None:
+        """Its connection has ended."""
+        with self._lock:
+            self._all.pop(visit, None)
+
+    def end_overdue(self) -> None:
+        """Ends the connections whose deadline has passed. Call it now and then."""
+        now = time.monotonic()
+        with self._lock:
+            overdue = [visit for visit in self._all if visit.deadline is not None and visit.deadline <= now]
+        for visit in overdue:
+            visit.end()
+
+
+def account_of(connection: socket.socket) -> Hashable:
+    """Which account connected: a uid on this machine, else the address of the other machine."""
+    if connection.family == socket.AF_UNIX:
+        credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+        return int(struct.unpack("3i", credentials)[1])
+    try:
+        host, port = connection.getpeername()[:2]
+        own_host, own_port = connection.getsockname()[:2]
+    except OSError:  # it has gone already
+        return None
+    with suppress(OSError, struct.error):
+        uid = _uid_of(connection.family, (host, port), (own_host, own_port))
+        if uid is not None:
+            return uid
+    return str(host)
+
+
+_SOCK_DIAG, _BY_FAMILY, _REQUEST, _FAILED = 4, 20, 1, 2  # linux/netlink.h, linux/sock_diag.h
+_UID_AT = 16 + 4 + 48 + 12  # in the answer: past nlmsghdr, state, the socket's name, and three words
+
+
+def _uid_of(family: int, near: tuple[str, int], far: tuple[str, int]) -> int | None:
+    """The owner of the socket at `near` that is connected to `far`, both of this machine: sock_diag(7).
+
+    Raises OSError where the kernel lacks it.
+    """
+    hosts = (socket.inet_pton(family, host).ljust(16, b"\0") for host in (near[0], far[0]))
+    name = struct.pack("!HH", near[1], far[1]) + b"".join(hosts) + struct.pack("=III", 0, 0xFFFFFFFF, 0xFFFFFFFF)
+    query = struct.pack("=BBBxI", family, socket.IPPROTO_TCP, 0, 0xFFFFFFFF) + name
+    header = struct.pack("=IHHII", 16 + len(query), _BY_FAMILY, _REQUEST, 0, 0)
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, _SOCK_DIAG) as asking:
+        asking.settimeout(1.0)
+        asking.send(header + query)
+        answer = asking.recv(4096)
+    if struct.unpack_from("=IH", answer)[1] == _FAILED:
+        number = -struct.unpack_from("=i", answer, 16)[0]
+        raise OSError(number, os.strerror(number))
+    return int(struct.unpack_from("=I", answer, _UID_AT)[0])
