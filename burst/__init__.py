@@ -22,20 +22,24 @@ from burst.errors import (
     StatusError,
     Timeout,
 )
+from burst.execution_burst import BurstExecutorWithCache, BurstOffer, ExecutionBurst
 from burst.memory import DeviceBuffer, HardwareBuffer, Memory, Usage
 from burst.messages import ErrorStatus, OutputShape, Request, RequestArgument, Timing
-from burst.server import BurstServer, Terms
+from burst.server import ExecutionBurstServer
 from burst.trace import Trace
 
 __all__ = [
     "BuffersLost",
     "BurstError",
-    "BurstServer",
+    "BurstExecutorWithCache",
+    "BurstOffer",
     "Busy",
     "Controller",
     "DeviceBuffer",
     "DeviceUnavailable",
     "ErrorStatus",
+    "ExecutionBurst",
+    "ExecutionBurstServer",
     "GeneralFailure",
     "HardwareBuffer",
     "InternalError",
@@ -57,7 +61,6 @@ __all__ = [
     "Result",
     "ResultsHeld",
     "StatusError",
-    "Terms",
     "Timeout",
     "Timing",
     "Trace",

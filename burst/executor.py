@@ -54,6 +54,9 @@ class Execution(Protocol):
     It may have an attribute `written`: uint32_t words in C, one for each buffer of the device that it writes. They are
     set to 1, no value, when an execution fails, also if it was not run.
 
+    It may have an attribute `time_on_device`: the microseconds that the last run computed, as the device measured them;
+    None: all the time that `run` took.
+
     And attributes `copied_bytes`, the bytes of its arguments that each run copies, and `checked_bytes`, how many of
     these it copies only to check them in private memory; 0 where they are missing.
     """
@@ -107,12 +110,32 @@ class RequestCodec(NamedTuple):
     fetch: Callable[[list[int]], list[Memory]]
 
 
+Forget = Callable[[frozenset[int] | None], frozenset[int]]
+"""Drops the plans that use one of these slots, or all (None), and returns those of the slots that must not be freed
+before a run has ended; then they are freed anew. It is called under the executor's lock, in any thread.
+"""
+
+
+class MemoryCache(Protocol):
+    """A client's memory by slot."""
+
+    def resolve(self, slots: Sequence[int], fetch: Callable[[list[int]], list[Memory]]) -> Sequence[Any]:
+        """What requests have as their pools, for each slot. All or nothing; raises what `fetch` raises."""
+
+    def free(self, slots: Iterable[int]) -> None:
+        """Lets the memory of these slots go. An unknown slot is no error."""
+
+    def clear(self) -> None:
+        """Frees all."""
+
+
 def _ended(*_: object) -> NoReturn:
     raise InternalError("this executor was cleared")
 
 
-def _nothing(_: frozenset[int] | None) -> None:
+def _nothing(_: frozenset[int] | None) -> frozenset[int]:
     """Takes what a client frees after `close`."""
+    return frozenset()
 
 
 _NONE = RequestCodec(_ended, _ended, _ended)
@@ -160,6 +183,13 @@ class Plan:
         #: of a success, without its times, where the shapes never change
         self.outcome = Outcome(ErrorStatus.NONE, tuple(execution.shapes)) if execution.is_static else None
         self.success: bytes | None = None  #: the same, encoded
+
+    def success_now(self, timing: Timing = NO_TIMING) -> Outcome:
+        """What came of its run, which has just succeeded."""
+        computed = getattr(self.execution, "time_on_device", None)
+        if computed is not None and self.measure:
+            timing = timing._replace(time_on_device=computed)
+        return Outcome(ErrorStatus.NONE, tuple(self.execution.shapes), timing)
 
     def claim(self) -> Plan:
         """This plan; one that was bound to the same request, if another thread has claimed this one.
@@ -284,13 +314,11 @@ class CachedExecutor:
     new plan.
     """
 
-    def __init__(self, codec: RequestCodec, forget: Callable[[frozenset[int] | None], None]) -> None:
-        """`forget`: drops the plans that use one of these slots, or all (None). It is called under `lock`, in any
-        thread.
-        """
+    def __init__(self, codec: RequestCodec, forget: Forget, memories: MemoryCache | None = None) -> None:
+        """`memories`: by default a `MappingCache`."""
         self._codec, self._forget = codec, forget
         self.lock = threading.Lock()
-        self._mappings = MappingCache()
+        self._mappings = MappingCache() if memories is None else memories
         self._freed: list[frozenset[int] | None] = []
         self._complain = _log.exception
 
@@ -317,7 +345,7 @@ class CachedExecutor:
             known, measure = run.plan.outcome, run.plan.measure
             if known and not measure:
                 return known
-            return Outcome(ErrorStatus.NONE, tuple(run.plan.execution.shapes), run.timing if measure else NO_TIMING)
+            return run.plan.success_now(run.timing if measure else NO_TIMING)
         except Exception as error:  # noqa: BLE001 (one bad request must not end a process that serves many)
             run.fail(error)
             return self.failure(error)
@@ -362,9 +390,9 @@ class CachedExecutor:
             try:
                 while self._freed:
                     slots = self._freed.pop()
+                    held = self._forget(slots)
                     if slots is not None:
-                        self._mappings.free(slots)
-                    self._forget(slots)
+                        self._mappings.free(slots - held)
             finally:
                 self.lock.release()
 

@@ -1,7 +1,9 @@
 """The device's side of a burst, the HAL's execution burst server: a listener thread that takes requests, runs them and
 answers.
 
-`bind` binds a request to memory once; the execution that it returns runs many times.
+It has the HAL's two forms. With a prepared model, a request is bound to memory once, and the execution that comes of
+that runs many times. With an executor, that one keeps the client's memory by slot and executes each request
+(burst/burst_executor.py).
 
 The listener waits, recognises and answers in one C call (csrc/burst/listener.c). Python sees a request only to bind it
 at first, or to run it. A listener is tied to its client: it ends when the client closes its context, breaks the
@@ -14,28 +16,31 @@ import errno
 import logging
 import os
 import threading
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from burst._core import ffi, lib
-from burst.channel import MAX_FDS, Channel, Message, close_all
+from burst.burst_executor import ExecutorCache
+from burst.channel import MAX_FDS, Message, close_all
 from burst.datum import DATUM, DATUM_DTYPE
 from burst.ends import handle_of
 from burst.errors import GeneralFailure, InvalidArgument, PeerDied, Timeout, status_error
-from burst.executor import CachedExecutor, Execution, Job, Outcome, Plan, RequestCodec, Run
+from burst.execution_burst import ExecutionBurst
+from burst.executor import CachedExecutor, Job, Outcome, Plan, RequestCodec, Run
 from burst.memory import Memory
-from burst.messages import NO_TIMING, ErrorStatus
-from burst.trace import Trace
+from burst.messages import ErrorStatus, Timing
+from burst.slots import MappingCache
 from burst.turns import give_way
-from burst.wire import VERSIONS, ResultPacket, decode_request, encode_result
+from burst.wire import ResultPacket, decode_request, encode_result
 from fmq import Flavour, FmqError, InvalidDescriptor, MessageQueue
-from fmq.end import DEFAULT_SPIN
 from fmq.errors import raise_errno
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from burst.execution_burst import BurstExecutorWithCache, BurstOffer
+    from burst.executor import Execution, MemoryCache
     from burst.messages import Request
-    from burst.turns import Ticket
+    from burst.wire import RequestPacket
     from fmq import Descriptor
 
 _log = logging.getLogger(__name__)
@@ -47,77 +52,66 @@ MAX_PLANS = 128  # of a client with more different requests the oldest are bound
 def _nothing() -> None: ...
 
 
-class Terms(NamedTuple):
-    """How a client wants its burst.
+class Bindable(Protocol):
+    """What a burst binds its requests to."""
 
-    Attributes:
-        version: of the wire, one of `VERSIONS`.
-        trace: memory for the `Trace`; with None the device makes one that only it can read.
-        spin: seconds to poll for a request before sleeping, or "adaptive".
+    def bind(self, request: Request, /) -> Execution:
+        """The pools of the request are `Memory`, mapped once per slot, or `Token`. Raises StatusError."""
+
+
+class ExecutionBurstServer(ExecutionBurst):
+    """The device's end of one burst, made by `create` or `create_with_executor`. `start` begins listening. `stop` ends
+    the burst from any thread: it cancels a running execution where that is possible, and does not wait for it.
     """
 
-    version: int = VERSIONS[0]
-    trace: Memory | None = None
-    spin: float | str = DEFAULT_SPIN
-
-
-_DEFAULTS = Terms()
-
-
-class BurstServer:
-    """The device's end of one burst. `start` begins listening. `stop` ends the burst from any thread: it cancels a
-    running execution where that is possible, and does not wait for it.
-    """
-
-    def __init__(
-        self,
-        requests: Descriptor,
-        results: Descriptor,
-        callback: Channel,
-        bind: Callable[[Request], Execution],
-        on_end: Callable[[], None] = _nothing,
-        terms: Terms = _DEFAULTS,
-        ticket: Ticket | None = None,
-    ) -> None:
-        """Attaches the client's queues. `bind` gets requests; their pools are `Memory`, mapped once per slot, or
-        `Token`.
-
-        The listener calls `on_end` when it has freed everything. `ticket`: of a run queue, for this burst alone; with
-        it executions wait for their turn. Raises InvalidDescriptor, RoleTaken, Malformed.
-        """
-        self._callback, self.on_end, self._version, self._ticket = callback, on_end, terms.version, ticket
-        self.trace = Trace(terms.trace) if terms.trace else Trace.create()
-        for queue_of in (requests, results):
-            _check_queue(queue_of)
-        with MessageQueue.open(requests) as queue:
+    def __init__(self, offer: BurstOffer, job: Callable[[RequestPacket], Job], memories: MemoryCache) -> None:
+        """Use `create` or `create_with_executor`."""
+        self._callback, self.on_end, self._version = offer.callback, offer.on_end, offer.version
+        self._ticket, self.trace = offer.ticket, offer.trace
+        for queue_of in (offer.requests, offer.results):
+            check_queue(queue_of)
+        with MessageQueue.open(offer.requests) as queue:
             self._reader = queue.reader()
         try:
-            with MessageQueue.open(results) as queue:
+            with MessageQueue.open(offer.results) as queue:
                 self._writer = queue.writer()
         except BaseException:
             self._reader.close()
             raise
-        self._reader.spin = terms.spin
-        self._listener = self._new_listener(max(requests.capacity, results.capacity) * DATUM)
+        self._reader.spin = offer.spin
+        self._listener = self._new_listener(max(offer.requests.capacity, offer.results.capacity) * DATUM)
         self._plans: list[Plan | None] = [None] * MAX_PLANS
-        self._next, self._stale = 0, set[int]()
-        version = terms.version
-        codec = RequestCodec(
-            lambda raw: Job(decode_request(raw, version), bind),
-            self._encode,
-            self._fetch,
-        )
-        self._executor = CachedExecutor(codec, self._forget)
+        self._next, self._stale, self._held = 0, set[int](), set[int]()
+        version = offer.version
+        codec = RequestCodec(lambda raw: job(decode_request(raw, version)), self._encode, self._fetch)
+        self._executor = CachedExecutor(codec, self._forget, memories)
         self._starting, self._is_stopped = threading.Lock(), False
         self._is_ending = False
         self._thread = threading.Thread(target=self._listen, name="burst-listener", daemon=True)
 
+    @classmethod
+    def create(cls, offer: BurstOffer, prepared: Bindable | None = None) -> Self:
+        """Serves with anything that binds requests; None: with `offer.bind`.
+
+        Raises InvalidDescriptor, RoleTaken, Malformed; then the callback is still the caller's.
+        """
+        bind = prepared.bind if prepared is not None else offer.bind
+        if bind is None:
+            raise ValueError("prepared=None: this offer has no `bind` of its own; give something that binds requests")
+        return cls(offer, lambda packet: Job(packet, bind), MappingCache())
+
+    @classmethod
+    def create_with_executor(cls, offer: BurstOffer, executor: BurstExecutorWithCache) -> Self:
+        """Serves with an executor that keeps the client's memory by slot. Raises as `create`."""
+        cache = ExecutorCache(executor)
+        return cls(offer, cache.job, cache)
+
     def _encode(self, outcome: Outcome) -> bytes:
         """The answer. A result packet has no room for a text, which goes into the trace; the listener adds times."""
-        status, shapes, _, text, cause = outcome
+        status, shapes, timing, text, cause = outcome
         if text:
             self.trace.note_failure(self._listener.id, status, text, cause)
-        return encode_result(ResultPacket(status, shapes, NO_TIMING), self._version)
+        return encode_result(ResultPacket(status, shapes, Timing(timing.time_on_device)), self._version)
 
     def _new_listener(self, nbytes: int) -> Any:
         self._buffer = ffi.new("unsigned char[]", nbytes)
@@ -213,7 +207,7 @@ class BurstServer:
                         plan = None  # while this thread waits it must not keep a plan alive that is freed
                         code = listen(listener, null, 0)
                         continue
-                    answer = self._executor.answer(Outcome(ErrorStatus.NONE, tuple(plan.execution.shapes)))
+                    answer = self._executor.answer(plan.success_now())
                 except Exception as error:  # noqa: BLE001 (one bad request must not end a process that serves many)
                     answer = self._refuse(error)
                 plan = None
@@ -288,15 +282,21 @@ class BurstServer:
         if self._is_ending:
             plan.cancel()
 
-    def _forget(self, slots: frozenset[int] | None) -> None:
-        """Drops the plans that use one of these slots, or all; one that runs is dropped after its run."""
+    def _forget(self, slots: frozenset[int] | None) -> frozenset[int]:
+        """Drops the plans that use one of these slots, or all. One that runs is dropped after its run, and its slots,
+        which are returned, are freed then.
+        """
+        held = set[int]()
         for i, plan in enumerate(self._plans):
             if plan is None or not (slots is None or plan.slots & slots):
                 continue
             if lib.burst_forget(self._listener, i):
                 self._stale.add(i)
+                held |= plan.slots & (slots or frozenset())
             else:
                 self._plans[i] = None
+        self._held |= held
+        return frozenset(held)
 
     def _handle_event(self, code: int) -> None:
         """Handles a return of `burst_listen` that is no request. Raises when the burst is over."""
@@ -304,7 +304,8 @@ class BurstServer:
             with self._executor.lock:
                 while self._stale:
                     self._plans[self._stale.pop()] = None
-            self._executor.free_when_idle()
+                held, self._held = self._held, set()
+            self._executor.free_memory(held) if held else self._executor.free_when_idle()
         elif code == -errno.ETIMEDOUT:
             raise GeneralFailure("the client does not read its results")
         elif code == -errno.EMSGSIZE:
@@ -333,7 +334,8 @@ class BurstServer:
             message.close()
 
 
-def _check_queue(queue: Descriptor) -> None:
+def check_queue(queue: Descriptor) -> None:
+    """Raises InvalidDescriptor unless a burst can have this queue."""
     is_channel = queue.dtype == DATUM_DTYPE and queue.flavour is Flavour.SYNCHRONIZED
     if not is_channel or queue.capacity > _MAX_LENGTH:
         raise InvalidDescriptor(

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from burst import ErrorStatus
+    from burst import BurstOffer, ErrorStatus, ExecutionBurst
     from driver.nn import Extension, Model
     from driver.options import Preference, Priority
 
@@ -160,6 +160,17 @@ class PreparedModel(ABC):
         Called once after `improves_after` executions, in a background thread of low priority, while this model serves.
         Later requests run on the better model, which also replaces this one in the cache files. Until then the engine
         counts executions in Python and does not use `BoundExecution.native`.
+        """
+        return None
+
+    def configure_execution_burst(self, offer: BurstOffer) -> ExecutionBurst | None:
+        """A burst of the driver's own on this model: it reads and writes the queues itself, or has an executor that
+        keeps the client's memory (`burst.ExecutionBurstServer.create_with_executor`). None: the engine serves it.
+
+        The engine starts and stops it, and tells it what the client frees. `offer.on_end` must be called once, soon
+        after `stop`. What the driver serves itself takes no turns with other executions, unless it uses `offer.ticket`.
+
+        Raises StatusError: the client gets no burst.
         """
         return None
 

@@ -162,12 +162,16 @@ static int put_status(burst_listener *l, uint32_t status) {
     return put_answer(l, packet, elements * DATUM);
 }
 
+/* The time on the device is what the device has measured, which Python has written; else all the time of the run. */
+static void put_times(const burst_listener *l, unsigned char *timing, bool is_measured) {
+    uint64_t run = (l->done - l->started) / 1000, measured = load_u64(timing + 8);
+    store_u64(timing + 8, is_measured && measured < run ? measured : run);
+    store_u64(timing + 16, (l->done - l->taken) / 1000);
+}
+
 static int put_success(burst_listener *l, unsigned char *packet, uint64_t bytes, bool measure) {
-    if (measure && !load_u32(packet + RESULT_STATUS_AT)) {
-        unsigned char *timing = packet + bytes - (l->framed ? 2 * DATUM : DATUM);
-        store_u64(timing + 8, (l->done - l->started) / 1000);
-        store_u64(timing + 16, (l->done - l->taken) / 1000);
-    }
+    if (measure && !load_u32(packet + RESULT_STATUS_AT))
+        put_times(l, packet + bytes - (l->framed ? 2 * DATUM : DATUM), packet == l->buffer);
     int r = put_answer(l, packet, bytes);
     return r == -EMSGSIZE ? put_status(l, GENERAL_FAILURE) : r;
 }

@@ -5,23 +5,21 @@ from __future__ import annotations
 import logging
 import os
 from contextlib import ExitStack
-from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any, Self
 
 from burst import (
-    BurstServer,
+    BurstOffer,
     GeneralFailure,
     InvalidArgument,
     Malformed,
     Memory,
     ResourceExhaustedTransient,
     StatusError,
-    Terms,
     Trace,
 )
 from burst.channel import Channel, Message, close_all
-from burst.slots import checked_slots
+from burst.server import check_queue
 from burst.turns import Flow, Ticket, waiters
 from burst.wire import VERSIONS
 from driver.deadlines import due
@@ -29,6 +27,7 @@ from driver.engine.binding import execution
 from driver.engine.cache.compilations import CacheOwner, Declined, SentModel
 from driver.engine.device_memory import LoadedModel, ManagedBuffers, ModelCharge
 from driver.engine.launched import AsyncServer, FencedServer, LaunchOwner, check_outputs
+from driver.engine.open_burst import OpenBurst
 from driver.engine.plain import PlainServer
 from driver.options import PRIORITIES
 from driver.protocol.model_codec import handles_in, sealed
@@ -100,7 +99,7 @@ class EngineClient:
         self._models: dict[int, LoadedModel] = {}
         self._enter(engine.application(uid))
         self._buffers = ManagedBuffers(engine.new_quota())
-        self._bursts: set[BurstServer] = set()
+        self._bursts: set[OpenBurst] = set()
         self._plain: list[PlainServer] = []
         self._fenced: FencedServer | None = None
         self._async: AsyncServer | None = None
@@ -302,7 +301,7 @@ class EngineClient:
         for burst in list(self._bursts):
             burst.forget_plans()
 
-    def workers(self) -> list[BurstServer | PlainServer]:
+    def workers(self) -> list[OpenBurst | PlainServer]:
         """The servers of its plain paths and bursts."""
         return [*self._plain, *self._bursts]
 
@@ -326,7 +325,7 @@ class EngineClient:
         """The dimensions of a buffer, and whether it has no value."""
         return Reply(list(self._buffers[token].state))
 
-    def holders(self) -> list[BurstServer | PlainServer]:
+    def holders(self) -> list[OpenBurst | PlainServer]:
         """Servers whose plans are worth dropping: many plans, or large temporaries."""
         most = 0 if self._is_large() else _FEW
         return [worker for worker in self.workers() if worker.bound > most]
@@ -381,32 +380,32 @@ class EngineClient:
         version = max(set(versions) & set(VERSIONS), default=0)
         if not version:
             raise InvalidArgument(f"versions {versions!r:.80}: this device speaks {list(VERSIONS)}")
-        bind = self.model(number)
+        bind, loaded = self.model(number), self._loaded(number)
         self._limits.check("client_bursts", len(self._bursts), "close bursts")
         with ExitStack() as undo:
             callback = undo.enter_context(Channel.from_fd(message.fds.pop(2)))
             context = undo.enter_context(Channel.from_fd(message.fds.pop(2)))
             try:
-                server = BurstServer(
-                    self._queue(requests, message),
-                    self._queue(results, message),
-                    callback,
-                    bind,
-                    terms=Terms(version, trace_memory(message.fds), spin),
-                    ticket=Ticket(self.flow(number)),
-                )
+                queues = self._queue(requests, message), self._queue(results, message)
             except FmqError as error:
                 raise GeneralFailure(f"the burst's queues cannot be used: {error}") from error
+            memory = trace_memory(message.fds)
+            trace = Trace(memory) if memory else Trace.create()
+            trace.page.device.priority = 1 + loaded.priority
+            trace.note_application(self._application.name)
+            burst = OpenBurst(self._engine.device.name, context, trace)
+            ticket = Ticket(self.flow(number))
+            offer = BurstOffer(*queues, callback, bind, trace, version, spin, loaded.priority, ticket, burst.ended)
+            burst.configure(offer, loaded.prepared.configure_execution_burst)
+            self._start(burst)
             undo.pop_all()
-        server.trace.page.device.priority = 1 + self._loaded(number).priority
-        server.trace.note_application(self._application.name)
-        self._start(server, context)
         return Reply([version])
 
     def _queue(self, wire: object, message: Message) -> Descriptor:
         """The queue in a message's first descriptor. Raises ResourceExhaustedPersistent, InvalidDescriptor."""
         queue = Descriptor.from_wire(wire, [message.fds.pop(0)], sealed=False)
         self._limits.check_size("burst_elements", queue.capacity, "use shorter queues")
+        check_queue(queue)
         return queue
 
     def traces(self, _: Message, start: int) -> Reply:
@@ -428,23 +427,26 @@ class EngineClient:
         census = self._engine.census(self._sight)
         return Reply([], [to_read(census.memory), os.dup(census.life.fd)])
 
-    def _start(self, server: BurstServer, context: Channel) -> None:
-        self._engine.traces[server] = self.uid, server.trace.memory
+    def _start(self, burst: OpenBurst) -> None:
+        engine = self._engine
 
-        def on_end() -> None:
-            self._engine.traces.pop(server, None)
-            self._bursts.discard(server)
-            self._engine.contexts.discard(context)
-            context.close()
-            self._engine.count_burst(-1)
-            self._engine.note(self.uid, changes=1)
+        def register() -> None:
+            engine.traces[burst] = self.uid, burst.trace.memory
+            self._bursts.add(burst)
+            engine.count_burst(+1)
+            engine.note(self.uid, changes=1)
+            engine.contexts.add(burst.context, burst.on_message, burst.stop)
 
-        server.on_end = on_end
-        self._bursts.add(server)
-        self._engine.count_burst(+1)
-        self._engine.note(self.uid, changes=1)
-        self._engine.contexts.add(context, partial(_context_message, server), server.stop)
-        server.start()
+        burst.start(register, self._burst_ended)
+
+    def _burst_ended(self, burst: OpenBurst) -> None:
+        engine = self._engine
+        engine.traces.pop(burst, None)
+        self._bursts.discard(burst)
+        engine.contexts.discard(burst.context)
+        burst.context.close()
+        engine.count_burst(-1)
+        engine.note(self.uid, changes=1)
 
     def close(self) -> None:
         """Ends everything: the client is gone."""
@@ -470,14 +472,6 @@ class _Descriptors(list[int]):
 
     def __exit__(self, *_: object) -> None:
         close_all(self)
-
-
-def _context_message(server: BurstServer, message: Message) -> None:
-    match message.body:
-        case ["free_memory", *slots]:
-            server.free_memory(checked_slots(slots))
-        case _:
-            raise Malformed("the only message of a context is free_memory(slots)")
 
 
 def _new_connection() -> tuple[Channel, LifePage, Reply]:

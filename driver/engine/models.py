@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from burst import Request
+    from burst import BurstOffer, ExecutionBurst, Request
     from driver.engine.cache.compilations import CacheWriter, RestoredCompilation
     from driver.engine.running_files import RunningFiles
     from driver.interface import BindOptions, Device, Saved
@@ -275,6 +275,9 @@ class CountedModel(PreparedModel):
 
     def rest(self) -> None:
         self.quick.rest()
+
+    def configure_execution_burst(self, offer: BurstOffer) -> ExecutionBurst | None:
+        return self.quick.configure_execution_burst(offer)
 
     def improved(self, preparation: Preparation) -> PreparedModel | None:
         return self.quick.improved(preparation)

@@ -18,7 +18,6 @@ from weakref import WeakKeyDictionary, WeakValueDictionary
 from cffi import FFI
 
 from burst import (
-    BurstServer,
     DeviceUnavailable,
     InvalidArgument,
     Memory,
@@ -46,6 +45,7 @@ if TYPE_CHECKING:
 
     from burst.channel import Message
     from driver.engine.cache.compilations import RestoredCompilation
+    from driver.engine.open_burst import OpenBurst
     from driver.engine.plain import PlainServer
     from driver.engine.running_files import RunningFiles
     from driver.interface import Device
@@ -185,7 +185,7 @@ class Engine:
         self.queue, self._weights = RunQueue(self.device.slots, self.device.quantum), weights()
         self._shares: WeakValueDictionary[int, Share] = WeakValueDictionary()
         self._applications: WeakValueDictionary[tuple[int, str], Application] = WeakValueDictionary()
-        self.traces: dict[BurstServer, tuple[int, Memory]] = {}  #: of all bursts, with their clients' uids
+        self.traces: dict[OpenBurst, tuple[int, Memory]] = {}  #: of all bursts, with their clients' uids
         self.clients: set[EngineClient] = set()
         self._censuses: dict[int | None, Census] = {}
         self._totals = Totals()
@@ -243,7 +243,7 @@ class Engine:
         if not status.takes_work:
             raise DeviceUnavailable(f"device {self.device.name!r} is {status}")
 
-    def _holders(self) -> list[BurstServer | PlainServer]:
+    def _holders(self) -> list[OpenBurst | PlainServer]:
         return [holder for client in list(self.clients) for holder in client.holders()]
 
     def _rest_models(self) -> None:

@@ -114,8 +114,9 @@ class RequestWorker:
             case error:
                 raise type(error)(f"the memory registered as {slot} cannot be used: {error}")
 
-    def _forget(self, slots: frozenset[int] | None) -> None:
+    def _forget(self, slots: frozenset[int] | None) -> frozenset[int]:
         self._plans = {key: p for key, p in self._plans.items() if slots is not None and not p.slots & slots}
+        return frozenset()
 
 
 def _mapped(plain: list[Any], fd: int) -> Memory | StatusError:

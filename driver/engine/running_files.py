@@ -26,7 +26,7 @@ from fmq.clock import FOREVER
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from burst import ErrorStatus
+    from burst import BurstOffer, ErrorStatus, ExecutionBurst
     from driver.interface import BindOptions, Preparation, Saved
 
     Array = np.ndarray[Any, Any]
@@ -195,6 +195,9 @@ class GuardedModel(PreparedModel):
 
     def rest(self) -> None:
         self.inner.rest()
+
+    def configure_execution_burst(self, offer: BurstOffer) -> ExecutionBurst | None:
+        return self.inner.configure_execution_burst(offer)
 
     def improved(self, preparation: Preparation) -> PreparedModel | None:
         better = self.inner.improved(preparation)

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 import warnings
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -17,8 +18,10 @@ import pytest
 
 import fmq
 from burst import (
-    BurstServer,
+    BurstOffer,
     Controller,
+    ErrorStatus,
+    ExecutionBurstServer,
     GeneralFailure,
     InvalidArgument,
     Memory,
@@ -27,7 +30,7 @@ from burst import (
     PeerDied,
     Request,
     RequestArgument,
-    Terms,
+    Result,
     Trace,
 )
 from burst._core import ffi
@@ -68,6 +71,54 @@ class Increment:
         return Request((RequestArgument(length=n),), (RequestArgument(offset=n, length=n),), (memory,))
 
 
+class Keeper:
+    """A BurstExecutorWithCache that increments as `Increment` does, and notes what it is asked to do."""
+
+    def __init__(self, room=None):
+        self.entries, self.calls, self._room = {}, [], room
+        self._busy = threading.Lock()  # the methods are called one at a time
+
+    @contextlib.contextmanager
+    def _alone(self, *call):
+        assert self._busy.acquire(blocking=False), f"{call} beside another call"
+        try:
+            self.calls.append(call)
+            yield
+        finally:
+            self._busy.release()
+
+    def is_cache_entry_present(self, slot):
+        with self._alone("present", slot):
+            return slot in self.entries
+
+    def add_cache_entry(self, slot, memory):
+        with self._alone("add", slot):
+            assert slot not in self.entries
+            if self._room and len(self.entries) >= self._room:
+                del self.entries[next(iter(self.entries))]  # of its own accord: the oldest
+            self.entries[slot] = memory
+
+    def remove_cache_entry(self, slot):
+        with self._alone("remove", slot):
+            self.entries.pop(slot, None)
+
+    def execute(self, request, slots, measure, deadline, loop_timeout):
+        with self._alone("execute", *slots):
+            assert not request.pools
+            self.asked = measure, deadline, loop_timeout
+            execution = Increment(request._replace(pools=tuple(self.entries[slot] for slot in slots)))
+            self.work()
+            execution.run()
+            return Result(ErrorStatus.NONE, output_shapes=execution.shapes)
+
+    def work(self):
+        """In the midst of an execution."""
+
+    def called(self, name):
+        """The arguments of all calls of a method."""
+        return [arguments for called, *arguments in self.calls if called == name]
+
+
 class Gate:
     """For executions that wait: `entered` and `open` are events."""
 
@@ -80,7 +131,7 @@ class Gate:
 
 
 class Host:
-    """Stands in for a device's process: as a Configure it starts a BurstServer on what a Controller offers."""
+    """Stands in for a device's process: as a Configure it starts `make(offer)` on what a Controller offers."""
 
     def __init__(self, make, spin, on_end=lambda: None):
         self._make, self._spin, self._tell = make, spin, on_end
@@ -89,18 +140,23 @@ class Host:
 
     def __call__(self, offer):
         ends = [Channel.from_fd(os.dup(channel.fileno())) for channel in (offer.callback, offer.context)]
-        terms = Terms(offer.versions[0], offer.trace, self._spin)
+        offered = BurstOffer(
+            *(offer.requests, offer.results, ends[0]),
+            trace=Trace(offer.trace),
+            version=offer.versions[0],
+            spin=self._spin,
+            on_end=partial(self._on_end, ends[1]),
+        )
         try:
-            server = self._make(offer.requests, offer.results, ends[0], terms=terms)
+            server = self._make(offered)
         except BaseException:
             for end in ends:
                 end.close()
             raise
         self.servers.append(server)
-        server.on_end = partial(self._on_end, ends[1])
         _contexts.add(ends[1], partial(self._on_message, server), server.stop)
         server.start()
-        return terms.version
+        return offered.version
 
     def _on_message(self, server, message):
         _, *slots = message.body
@@ -132,6 +188,11 @@ class Host:
         for server in self.servers:
             server.stop()
             server.join(PATIENCE)
+
+
+def binding(bind):
+    """Makes servers whose requests are bound with `bind`."""
+    return lambda offer: ExecutionBurstServer.create(replace(offer, bind=bind))
 
 
 class Asked(Controller):
@@ -279,12 +340,12 @@ class Synchronous:
 
 @pytest.fixture
 def host(closing):
-    """host(bind) or host(execute=…): a Configure that starts servers in this process."""
+    """host(bind), host(execute=…) or host(executor=…): a Configure that starts servers in this process."""
 
-    def make(bind=Increment, execute=None, spin=0.0):
-        if execute:
-            return closing(Host(partial(BurstServer, bind=partial(Synchronous, execute)), spin))
-        return closing(Host(partial(BurstServer, bind=bind), spin))
+    def make(bind=Increment, execute=None, spin=0.0, executor=None):
+        if executor:
+            return closing(Host(lambda offer: ExecutionBurstServer.create_with_executor(offer, executor()), spin))
+        return closing(Host(binding(partial(Synchronous, execute) if execute else bind), spin))
 
     return make
 
@@ -343,7 +404,7 @@ def service(child):
 
     def serve(bind, spin, channel):
         guard()
-        host = Host(partial(BurstServer, bind=bind), spin)
+        host = Host(binding(bind), spin)
         while True:
             message = channel.receive()
             if message.fds:
@@ -367,6 +428,12 @@ def service(child):
 def increment():
     """The class Increment."""
     return Increment
+
+
+@pytest.fixture
+def keeper():
+    """The class Keeper."""
+    return Keeper
 
 
 @pytest.fixture

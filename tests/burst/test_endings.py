@@ -10,7 +10,7 @@ from functools import partial
 import pytest
 
 import fmq
-from burst import BurstServer, Controller, GeneralFailure, NotSent, OutputShape, PeerDied, Request
+from burst import BurstOffer, Controller, ExecutionBurstServer, GeneralFailure, NotSent, OutputShape, PeerDied, Request
 from burst.channel import Channel
 from burst.datum import DATUM_DTYPE
 from burst.wire import VERSIONS, RequestPacket, encode_request
@@ -138,12 +138,13 @@ def test_stop_during_an_execution(host, burst, memory, mappings, increment, gate
 
 @pytest.fixture
 def prepared(closing, increment):
-    """A BurstServer that was not started, with what a client has of it."""
+    """A server that was not started, with what a client has of it."""
     queues = [closing(fmq.MessageQueue.create(DATUM_DTYPE, 64)) for _ in range(2)]
     near, far = Channel.pair()
     closing(near)
     ends = []
-    return BurstServer(*(q.descriptor for q in queues), far, increment, lambda: ends.append(1)), queues, near, ends
+    offer = BurstOffer(*(q.descriptor for q in queues), far, increment, on_end=lambda: ends.append(1))
+    return ExecutionBurstServer.create(offer), queues, near, ends
 
 
 def test_a_server_that_is_never_started(prepared):
@@ -168,11 +169,11 @@ def test_queues_that_somebody_else_serves(prepared, increment):
     near, far = Channel.pair()
     before = fds()
     with near, far, pytest.raises(fmq.RoleTaken):
-        BurstServer(*(q.descriptor for q in queues), far, increment)
+        ExecutionBurstServer.create(BurstOffer(*(q.descriptor for q in queues), far, increment))
     assert fds() == before - 2
     requests = fmq.MessageQueue.create(DATUM_DTYPE, 64)
     with requests, pytest.raises(fmq.RoleTaken):
-        BurstServer(requests.descriptor, queues[1].descriptor, far, increment)
+        ExecutionBurstServer.create(BurstOffer(requests.descriptor, queues[1].descriptor, far, increment))
     assert fds() == before - 2
     server.stop()
 

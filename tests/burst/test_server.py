@@ -48,15 +48,16 @@ def execute(increment):
 
 
 @pytest.fixture
-def device(request, host, increment, execute):
-    """A server of executions that are bound once, and one of executions that only return a result."""
-    return host(increment) if request.param == "bind" else host(execute=execute)
+def device(request, host, increment, execute, keeper):
+    """Servers of executions that are bound once, of executions that only return a result, and of an executor."""
+    ways = {"bind": {"bind": increment}, "execute": {"execute": execute}, "executor": {"executor": keeper}}
+    return host(**ways[request.param])
 
 
-both_ways = pytest.mark.parametrize("device", ["bind", "execute"], indirect=True)
+all_ways = pytest.mark.parametrize("device", ["bind", "execute", "executor"], indirect=True)
 
 
-@both_ways
+@all_ways
 @pytest.mark.parametrize("kind", ["memfd", "posix"])
 @pytest.mark.parametrize("spin", [0.0, DEFAULT_SPIN])
 def test_a_burst_executes(device, burst, memory, kind, spin):
@@ -74,7 +75,7 @@ def test_a_burst_executes(device, burst, memory, kind, spin):
     assert client._caller.results == 1000
 
 
-@both_ways
+@all_ways
 def test_different_requests_take_turns(device, burst, memory):
     """Requests that differ in shape get each their own shape back, in any order."""
     client, pool = burst(device), memory()
@@ -82,7 +83,7 @@ def test_different_requests_take_turns(device, burst, memory):
         assert client.run(pool, n).output_shapes == (OutputShape((n,)),)
 
 
-@both_ways
+@all_ways
 def test_a_burst_in_another_process(service, burst, memory, device):
     """The device may be another process: results are written straight into the client's memory."""
     _, configure = service()
@@ -165,7 +166,7 @@ def test_shapes_of_a_dynamic_execution(host, burst, memory, increment):
     assert [client.run(pool).output_shapes[0].dimensions for _ in range(3)] == [(5,), (6,), (7,)]
 
 
-@both_ways
+@all_ways
 def test_timing(device, burst, memory, increment):
     """Times come when asked for and only then, and the device's part is not the larger one."""
     client, pool = burst(device), memory()
@@ -223,7 +224,7 @@ def test_an_unforeseen_exception(host, burst, memory, increment, caplog, where):
 
 
 @pytest.mark.parametrize("status", [status for status in ErrorStatus if status is not NONE])
-@both_ways
+@all_ways
 def test_statuses_arrive(device, host, burst, memory, increment, status, wire):
     """A status that a device raises arrives. Version 1, as HAL 1.2, has those up to 4; others arrive as
     GENERAL_FAILURE there.

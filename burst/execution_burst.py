@@ -1,0 +1,130 @@
+"""What a device sees of a burst: what a client offers, and what the device makes of it.
+
+A device gets a `BurstOffer` and returns an `ExecutionBurst`: usually an `ExecutionBurstServer` (burst/server.py), which
+does all but execute; or one of its own that reads and writes the queues itself, as docs/protocol.md describes them.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+from burst.trace import Trace
+from burst.wire import VERSIONS
+from fmq.end import DEFAULT_SPIN
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from burst.channel import Channel
+    from burst.errors import Result
+    from burst.executor import Execution
+    from burst.memory import Memory
+    from burst.messages import Request
+    from burst.turns import Ticket
+    from burst.wire import Token
+    from fmq import Descriptor
+
+
+def _nothing() -> None: ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BurstOffer:
+    """A burst that a client wants to open.
+
+    A device that makes an `ExecutionBurst` of it owns `callback` from then on, and calls `on_end` once. The descriptors
+    of the queues are closed with the offer: keep it, attach the queues, or duplicate them.
+
+    Attributes:
+        requests: the queue that the client writes.
+        results: the queue that the client reads.
+        callback: a socket to the client. On it the device asks for the memory behind slots.
+        bind: binds a request to the prepared model as every other path does: it checks the request, and knows the
+            buffers of the device. Its pools are `Memory`, and `Token` for buffers. Raises StatusError. None outside of
+            a device.
+        trace: where both sides note the times of requests, and the device why one failed.
+        version: of the wire.
+        spin: seconds that the client wants the device to poll for a request before it sleeps, or "adaptive".
+        priority: of its executions, 0 to 2 for low, medium and high.
+        ticket: of the device's run queue, for this burst alone: with it executions wait for their turn.
+        on_end: to be called once, in any thread, when the burst is over and has freed everything.
+    """
+
+    requests: Descriptor
+    results: Descriptor
+    callback: Channel
+    bind: Callable[[Request], Execution] | None = None
+    trace: Trace = field(default_factory=Trace.create)
+    version: int = VERSIONS[0]
+    spin: float | str = DEFAULT_SPIN
+    priority: int = 1
+    ticket: Ticket | None = None
+    on_end: Callable[[], object] = _nothing
+
+
+class ExecutionBurst(ABC):
+    """A device's end of one burst. Any thread may call its methods, also after the burst has ended; all return soon."""
+
+    @abstractmethod
+    def start(self) -> None:
+        """Begins to serve. Called once, unless `stop` came first."""
+
+    @abstractmethod
+    def stop(self) -> None:
+        """Ends the burst, because its client has gone or wants no more. It may be called several times. A running
+        execution ends as soon as it can; `BurstOffer.on_end` is called when all is freed.
+        """
+
+    @abstractmethod
+    def free_memory(self, slots: Iterable[int]) -> None:
+        """The client frees these slots, of which the burst may know none. Memory in use is let go after the run."""
+
+    def forget_plans(self) -> None:  # noqa: B027 (a burst need not remember anything)
+        """What requests were bound to has changed: the device's state, a buffer, the compilation."""
+
+    @property
+    def answered(self) -> int:
+        """Requests answered so far. While this number stays the same, the burst is idle."""
+        return 0
+
+    @property
+    def bound(self) -> int:
+        """Requests that it remembers. An idle burst with several is told to `forget_plans`, which frees memory."""
+        return 0
+
+
+class BurstExecutorWithCache(Protocol):
+    """Executes requests on memory that it keeps by slot: the HAL's IBurstExecutorWithCache.
+
+    A server calls one of these methods at a time, most of them in its listener's thread. It may have a method `cancel`,
+    which ends the execution in progress and all later ones; any thread calls that when the burst is stopped.
+    """
+
+    def is_cache_entry_present(self, slot: int) -> bool:
+        """Whether the slot's memory is there. The executor may drop entries of its own accord between executions."""
+
+    def add_cache_entry(self, slot: int, memory: Memory) -> None:
+        """Keeps the memory of a slot that is not present. It is the executor's from now on."""
+
+    def remove_cache_entry(self, slot: int) -> None:
+        """Lets go of a slot's memory: the client has freed it, or the burst is over. The slot may be unknown."""
+
+    def execute(
+        self,
+        request: Request,
+        slots: Sequence[int | Token],
+        measure: bool,
+        deadline: int | None,
+        loop_timeout: int | None,
+    ) -> Result:
+        """Executes once. `request` has no pools: an argument's `pool` is a position in `slots`, all of which are
+        present; a `Token` in place of a slot is a buffer of the device, which `BurstOffer.bind` knows.
+
+        `deadline`: CLOCK_MONOTONIC nanoseconds. `loop_timeout`: nanoseconds for each WHILE. None: there is none. With
+        `measure` the result may have a `time_on_device`; else Burst takes the time that this call took.
+
+        Returns a result with a status and, where the model leaves an output's shape open, or one has too little memory,
+        the shapes. Any exception is a GENERAL_FAILURE; a StatusError has its own status.
+        """

@@ -1,0 +1,170 @@
+"""One burst of a client as the engine sees it, whether the engine serves it or the device's driver does.
+
+A driver may return a burst of its own from `PreparedModel.configure_execution_burst`. The engine does not trust it: an
+exception, or anything else that is no burst, is the client's error and names the driver, and a burst that does not end
+is given up.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from burst import ExecutionBurst, ExecutionBurstServer, GeneralFailure, Malformed, StatusError
+from burst.errors import status_error
+from burst.slots import checked_slots
+from burst.trace import blamed
+from fmq import FmqError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from burst import BurstOffer, Trace
+    from burst.channel import Channel, Message
+
+_log = logging.getLogger(__name__)
+GRACE = 5.0
+"""Seconds that a burst of the driver's own may go on after it was stopped; then the engine counts it as ended."""
+
+
+class OpenBurst:
+    """A burst, its context and its trace. Any thread may call its methods."""
+
+    def __init__(self, device: str, context: Channel, trace: Trace) -> None:
+        self._device, self.context, self.trace = device, context, trace
+        self._burst: ExecutionBurst | None = None
+        self._callback: Channel | None = None
+        self._on_end: Callable[[OpenBurst], object] | None = None
+        self._timer: threading.Timer | None = None
+        self._lock, self._is_ended = threading.RLock(), False
+
+    def configure(self, offer: BurstOffer, own: Callable[[BurstOffer], ExecutionBurst | None]) -> None:
+        """Serves the offer, whose `on_end` is `ended`, with the driver's `own` burst; the engine's server, if that is
+        None. Raises StatusError; then the callback is still the caller's.
+        """
+        try:
+            with blamed(self.trace):
+                burst: object = own(offer)
+            burst = ExecutionBurstServer.create(offer) if burst is None else burst
+        except FmqError as error:
+            raise GeneralFailure(f"the burst's queues cannot be used: {error}") from error
+        except StatusError as error:
+            raise status_error(error.status, self._words(f"cannot serve this burst: {error}"), error.cause) from error
+        except Exception as error:
+            _log.exception("%s", self._words("failed to configure a burst"))
+            raise GeneralFailure(
+                self._words(f"failed to configure a burst: {type(error).__name__}: {error}")
+            ) from error
+        if not isinstance(burst, ExecutionBurst):
+            raise GeneralFailure(
+                self._words(f"configure_execution_burst returned {burst!r:.80}; return an ExecutionBurst, or None")
+            )
+        self._burst, self._callback = burst, offer.callback
+
+    def start(self, register: Callable[[], object], on_end: Callable[[OpenBurst], object]) -> None:
+        """Calls `register`, and begins to serve. `on_end` is called once, when the burst has ended.
+
+        Raises GeneralFailure.
+        """
+        burst = self._burst
+        assert burst
+        with self._lock:
+            was_over = self._is_ended
+            if not was_over:
+                register()
+                self._on_end = on_end
+        if was_over:
+            self._burst = None
+            self._tell("stop", burst.stop)
+            raise GeneralFailure(self._words("said that this burst had ended before it began"))
+        try:
+            burst.start()
+        except Exception as error:
+            _log.exception("%s", self._words("failed to start a burst"))
+            self.stop()
+            self.ended()
+            raise GeneralFailure(self._words(f"failed to start a burst: {type(error).__name__}: {error}")) from error
+
+    def stop(self) -> None:
+        """Ends the burst; a running execution may finish first."""
+        burst = self._burst
+        if burst is None:
+            return
+        if not isinstance(burst, ExecutionBurstServer):  # that one is known to end
+            self._begin_grace()
+        self._tell("stop", burst.stop)
+
+    def on_message(self, message: Message) -> None:
+        """A message of the context. Raises Malformed."""
+        match message.body:
+            case ["free_memory", *slots]:
+                self._free_memory(checked_slots(slots))
+            case _:
+                raise Malformed("the only message of a context is free_memory(slots)")
+
+    def forget_plans(self) -> None:
+        """What requests were bound to has changed."""
+        if burst := self._burst:
+            self._tell("forget_plans", burst.forget_plans)
+
+    @property
+    def answered(self) -> int:
+        """Requests answered so far."""
+        return self._number("answered")
+
+    @property
+    def bound(self) -> int:
+        """Requests that the burst remembers."""
+        return self._number("bound")
+
+    def ended(self) -> None:
+        """The burst has ended and freed everything. Later calls do nothing."""
+        with self._lock:
+            if self._is_ended:
+                return
+            self._is_ended = True
+            # No garbage is collected while another burst is open, so there must be no cycles.
+            on_end, self._on_end, self._burst = self._on_end, None, None
+            timer, self._timer = self._timer, None
+        if timer:
+            timer.cancel()
+        if self._callback:
+            self._callback.close()
+        if on_end:
+            on_end(self)
+
+    def _free_memory(self, slots: Iterable[int]) -> None:
+        burst = self._burst
+        if burst is not None and not self._tell("free_memory", burst.free_memory, slots):
+            self.stop()  # it may hold the memory
+
+    def _begin_grace(self) -> None:
+        with self._lock:
+            if self._timer or self._is_ended:
+                return
+            self._timer = threading.Timer(GRACE, self._give_up)
+            self._timer.name, self._timer.daemon = "burst-grace", True
+            self._timer.start()
+
+    def _give_up(self) -> None:
+        _log.error("%s", self._words(f"has not ended a burst within {GRACE:g} s of stop(): it never called on_end"))
+        self.ended()
+
+    def _tell(self, what: str, call: Callable[..., object], *arguments: Any) -> bool:
+        """Calls the burst; False: it raised."""
+        try:
+            call(*arguments)
+        except Exception:  # noqa: BLE001 (one bad burst must not end a thread that serves many)
+            _log.exception("%s", self._words(f"raised in {what} of a burst"))
+            return False
+        return True
+
+    def _number(self, name: str) -> int:
+        with suppress(Exception):  # a driver's property may raise anything
+            return int(getattr(self._burst, name, 0))
+        return 0
+
+    def _words(self, what: str) -> str:
+        return f"device {self._device!r} {what}"
