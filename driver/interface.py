@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
+from contextlib import nullcontext
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
@@ -17,6 +18,7 @@ from driver.nn import LOOP_TIMEOUT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+    from contextlib import AbstractContextManager
 
     import numpy as np
     from numpy.typing import NDArray
@@ -71,6 +73,9 @@ class BoundExecution:
 
     shapes: Sequence[tuple[tuple[int, ...], bool]]
     """(dimensions, whether its memory suffices) of each output; exact after `run` where the model is not static."""
+
+    is_static: bool | None = None
+    """Whether `shapes` are exact before `run`; None: as `PreparedModel.is_static` says."""
 
     native: tuple[int, int] | None = None
     """(function, context): addresses of a C function `int32_t f(void *context)` that does what `run` does and returns
@@ -232,6 +237,14 @@ class Device(ABC):
 
     extensions: tuple[Extension, ...] = ()
     """The vendor extensions that it knows. It is asked about no operation that uses another one."""
+
+    asked_apart: bool = False
+    """Whether the service asks it about models in a process of its own, which may crash or hang: for devices that call
+    code of others.
+    """
+
+    watched: Callable[[str], AbstractContextManager[object]] = nullcontext
+    """Within it a function of that name runs, in code of others. The engine sets it, to end if one never returns."""
 
     library: str | None = None
     """The module that the device is made of; None: it needs no other."""

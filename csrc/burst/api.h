@@ -146,6 +146,17 @@ void burst_turn_init(burst_turn *turn);
 int32_t burst_foreign_run(void *foreign);          /* copies, calls step by step, copies; returns an error status */
 void burst_foreign_cancel(burst_foreign *foreign); /* ends its run before the next step, and all later ones at once */
 _Bool burst_foreign_ends(void *turn); /* for the library to call within a step: whether it has to stop */
+/* timed: a driver's function that takes an object and a deadline, as a burst_function. */
+typedef int32_t driver_function(void *object, uint64_t deadline); /* returns an error status; UINT64_MAX: no deadline */
+typedef struct burst_timed burst_timed;
+enum { BURST_TIMED_CANCELLED = -1 };
+burst_timed *burst_timed_new(driver_function *function, void *object); /* NULL: no memory */
+void burst_timed_free(burst_timed *timed);    /* it does not run */
+int32_t burst_timed_run(void *timed);         /* calls the function; returns its status, GENERAL_FAILURE for what is none */
+void burst_timed_cancel(burst_timed *timed);  /* later runs fail at once, and one that goes on has to end now; any thread */
+int32_t burst_timed_status(const burst_timed *timed); /* what the function has returned last; BURST_TIMED_CANCELLED: it was not called */
+int32_t burst_timed_checkpoint(void); /* within a run: burst_checkpoint; not 0: the run was cancelled, or has no time left */
+void *burst_timed_overdue(uint64_t grace_ns); /* sleeps until a run goes on so long after its deadline or cancellation; its object */
 /* managed: a burst_function on buffers of the device. A buffer is fresh (1) while it has no value; then it is no input. */
 typedef struct {
     burst_function *function;

@@ -14,6 +14,7 @@ from click.shell_completion import CompletionItem
 
 from driver.client.served import is_path
 from driver.devices import names, usable_class
+from driver.devices.library.description import absolute
 from driver.errors import DeviceNotFound, ImportFailed
 from driver.importers.files import READERS, Form, load, read_header
 
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class DeviceName(click.ParamType):  # type: ignore[type-arg] # generic from click 8.5 on, and not before
-    """An installed device, "module:Class", or one of the extra names that a command allows."""
+    """An installed device, "module:Class", a library's path, or one of the extra names that a command allows."""
 
     name = "device"
 
@@ -35,9 +36,10 @@ class DeviceName(click.ParamType):  # type: ignore[type-arg] # generic from clic
         self._more, self._served = more, served
 
     def convert(self, value: str, param: click.Parameter | None, context: click.Context | None) -> str:
-        """Returns the name; fails unless such a device exists."""
+        """Returns the name, of a library its absolute path; fails unless such a device exists."""
         if value in self._more or (self._served and is_path(value)):
             return value
+        value = absolute(value)
         try:
             usable_class(value)
         except DeviceNotFound as error:
@@ -46,7 +48,7 @@ class DeviceName(click.ParamType):  # type: ignore[type-arg] # generic from clic
 
     def shell_complete(self, _context: Any, _param: Any, incomplete: str) -> list[CompletionItem]:
         """Completes the names of installed devices."""
-        if self._served and is_path(incomplete):
+        if "/" in incomplete:
             return [CompletionItem(incomplete, type="file")]
         return [CompletionItem(name) for name in (*names(), *self._more) if name.startswith(incomplete)]
 

@@ -21,6 +21,7 @@ from driver.client.encoded_models import latest
 from driver.client.prepared_model import Home, RemotePreparedModel
 from driver.client.recovery import Revivals, quarantine
 from driver.deadlines import seconds_left, waiting
+from driver.devices.library.description import absolute
 from driver.errors import DeviceFailed, DeviceNotFound, DriverError
 from driver.interface import DeviceStatus
 from driver.nn import validate
@@ -54,7 +55,8 @@ def connect(name: str = "reference", *, application: str | None = None) -> Remot
     """A device by name, its process started when there is none; or one that is served, by the path of its socket.
 
     Args:
-        name: of an installed device, or a path.
+        name: of an installed device, the path of a socket, or the path of a shared library that is a driver, which
+            ends in .so.
         application: the name of the program within your account, of at most 100 characters. Priorities order the
             executions of one application, and the applications of an account share its time evenly. None: all clients
             in the process's control group are one application.
@@ -64,6 +66,7 @@ def connect(name: str = "reference", *, application: str | None = None) -> Remot
     """
     if application is not None:
         check_application(application)
+    name = absolute(name)
     found = _served(name, application) if served.is_path(name) else _own(name, application)
     return RemoteDevice(found, name, application)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
 import os
 import re
 import socket
@@ -22,6 +23,7 @@ from typing import TYPE_CHECKING
 from burst import PeerDied
 from burst.channel import Channel
 from driver.devices import usable_class
+from driver.devices.library.description import absolute, is_library
 from driver.errors import DeviceFailed
 
 if TYPE_CHECKING:
@@ -49,12 +51,26 @@ def runtime_dir() -> Path:
     return path
 
 
+def stem_of(name: str) -> str:
+    """What files of a device are called: after its name or, of a library, its last part, and a digest of its path."""
+    path = absolute(name)
+    last = short_name(path)
+    if last != path:
+        last += "-" + hashlib.sha256(os.fsencode(path)).hexdigest()[:12]
+    return re.sub(r"[^A-Za-z0-9_.-]", "_", last)
+
+
+def short_name(name: str) -> str:
+    """The last part of a library's path; other names as they are."""
+    return os.path.basename(name) if is_library(name) else name
+
+
 class Place:
     """The files of one device name."""
 
     def __init__(self, directory: Path, name: str, remedy: str = "set BURST_RUNTIME_DIR to a shorter one") -> None:
         """`remedy`: against a path that is too long. Raises DeviceFailed."""
-        stem = re.sub(r"[^A-Za-z0-9_.-]", "_", name)
+        stem = stem_of(name)
         self.socket, self.lock, self.log = (directory / f"{stem}.{kind}" for kind in ("sock", "lock", "log"))
         if len(os.fsencode(self.socket)) > 107:
             raise DeviceFailed(f"{self.socket}: a socket's path has at most 107 bytes; {remedy}")

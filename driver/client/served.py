@@ -12,12 +12,13 @@ import stat
 from pathlib import Path
 
 from burst.channel import Channel
+from driver.devices.library.description import is_library
 from driver.errors import DeviceFailed, DeviceNotFound
 
 
 def is_path(address: str) -> bool:
-    """Whether a device's address is the path of a socket; names of devices have no slash."""
-    return "/" in address
+    """Whether a device's address is the path of a socket; names of devices have no slash, and libraries end in .so."""
+    return "/" in address and not is_library(address)
 
 
 def connect(address: str) -> Channel:

@@ -1,14 +1,18 @@
 """Finds device classes. Installed devices, ours too, come from the entry-point group `burst.devices`.
 
-A device under development needs no wheel: wherever a name is expected, "module:Class" names its class.
+A device under development needs no wheel: wherever a name is expected, "module:Class" names its class, and the path of
+a shared library, "./libmydevice.so", the driver in it. An entry point may name a library, too: by an object that is the
+library's path.
 """
 
 from __future__ import annotations
 
 import importlib
+import os
 from importlib.metadata import EntryPoint, entry_points
 from typing import NamedTuple
 
+from driver.devices.library.description import absolute, is_library
 from driver.errors import DeviceNotFound
 from driver.interface import Device
 from driver.nn.errors import did_you_mean
@@ -22,7 +26,9 @@ def names() -> list[str]:
 
 
 def device_class(name: str) -> type[Device]:
-    """The class behind a device's name, or behind "module:Class". Raises DeviceNotFound."""
+    """The class behind a device's name, behind "module:Class", or of a shared library. Raises DeviceNotFound."""
+    if is_library(name):
+        return _of_library(name)
     installed = ", ".join(names()) or "none"
     found = _entry(name)
     if found is None and ":" not in name:
@@ -74,10 +80,18 @@ def _remedy(name: str) -> str:
     return f"pip install it, or pip uninstall {package}, which provides the device"
 
 
+def _of_library(path: str) -> type[Device]:
+    from driver.devices.library.device import library_class  # takes a tenth of a second
+
+    return library_class(absolute(path))
+
+
 def load(entry: EntryPoint) -> type[Device]:
     """The class that an entry point names. Raises ImportError, AttributeError, DeviceNotFound."""
     importlib.invalidate_caches()
     found = entry.load()
+    if isinstance(found, str | os.PathLike):
+        return _of_library(os.fspath(found))
     if not (isinstance(found, type) and issubclass(found, Device)):
         raise DeviceNotFound(f"name={entry.name!r}: {entry.value} is not a device; make it a subclass of driver.Device")
     return found

@@ -200,7 +200,7 @@ class BoundRequest:
             raise GeneralFailure(str(error)) from error
         except ValueError as error:
             raise InvalidArgument(str(error)) from error
-        self.is_static = prepared.is_static
+        self.is_static = prepared.is_static if self._bound.is_static is None else self._bound.is_static
         if self.is_static:
             _check_shapes(request, self._bound)
         is_fit = self.is_static and all(enough for _, enough in self._bound.shapes)

@@ -288,7 +288,7 @@ class _CountedExecution(BoundExecution):
 
     def __init__(self, bound: BoundExecution, note: Callable[[], object]) -> None:
         self._bound, self._note = bound, note
-        self.shapes, self.is_infallible = bound.shapes, bound.is_infallible
+        self.shapes, self.is_infallible, self.is_static = bound.shapes, bound.is_infallible, bound.is_static
         self.copied_bytes, self.checked_bytes = bound.copied_bytes, bound.checked_bytes
 
     def run(self) -> None:

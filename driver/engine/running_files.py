@@ -211,7 +211,7 @@ class GuardedExecution(BoundExecution):
         self._inner, self._digest, self._running = inner, digest, running
         self._slot: Slot | None = None  # while it runs
         self._cancelled = FOREVER  # since when
-        self.native, self.is_infallible = inner.native, inner.is_infallible
+        self.native, self.is_infallible, self.is_static = inner.native, inner.is_infallible, inner.is_static
 
     @property
     def shapes(self) -> Sequence[tuple[tuple[int, ...], bool]]:  # type: ignore[override]

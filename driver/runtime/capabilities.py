@@ -12,7 +12,6 @@ import hashlib
 import json
 import math
 import os
-import re
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -23,7 +22,7 @@ import numpy as np
 
 from burst import StatusError
 from driver.client.device import status_of
-from driver.client.discovery import runtime_dir
+from driver.client.discovery import runtime_dir, stem_of
 from driver.client.served import is_path
 from driver.devices import device_class, names, usable_class
 from driver.devices.reference import ReferenceDevice
@@ -324,7 +323,7 @@ def _performance(plain: Any) -> Performance:
 
 
 def _path(address: str) -> Path:
-    stem = re.sub(r"[^A-Za-z0-9_.-]", "_", address)
+    stem = stem_of(address)
     if is_path(address):  # others give the same stem
         stem += "-" + hashlib.sha256(os.fsencode(address)).hexdigest()[:16]
     return runtime_dir() / "capabilities" / f"{stem}.json"

@@ -13,6 +13,7 @@ from driver.client.session import FAILURES
 from driver.devices import missing
 from driver.devices import names as installed
 from driver.devices.files import RUNTIMES
+from driver.devices.library.description import absolute
 from driver.errors import DeviceNotFound, ImportFailed, NotPlaced
 from driver.nn import InvalidModel, validate
 from driver.nn.file_form import file_of
@@ -129,7 +130,7 @@ def _candidates(
         return [required] if required else [*found, NAME] if found else _all_installed()
     if isinstance(devices, str) or not devices:
         raise ValueError(f"devices={devices!r}: give a list of at least one name, or None for all")
-    found = list(devices)
+    found = [absolute(device) if isinstance(device, str) else device for device in devices]
     if len({_name(d) for d in found}) < len(found):
         raise ValueError(f"devices={[_name(d) for d in found]}: a device is named twice")
     return found

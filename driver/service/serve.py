@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, NoReturn
 from driver.client import discovery
 from driver.client.served import owner_of
 from driver.devices import usable_class
+from driver.devices.library.description import absolute
 from driver.errors import DeviceFailed
 from driver.service.health import VARIABLES, begin_monitoring
 from driver.service.process import ServiceOptions, run
@@ -44,7 +45,7 @@ def serve(
     """Becomes the service of a device, until SIGTERM or SIGINT.
 
     Args:
-        name: of the device.
+        name: of the device, or the path of a shared library that is its driver.
         folder: for its socket.
         group: its members may connect, too; a name or a number.
         metrics: address of metrics and health, as `metrics_server.listen` takes it. Needs the extra `metrics`.
@@ -52,10 +53,11 @@ def serve(
 
     Raises DeviceNotFound, DeviceFailed.
     """
+    name = absolute(name)
     usable_class(name)  # raises DeviceNotFound
     gid = None if group is None else _gid(group)
     os.umask(0o077)
-    place = discovery.Place(_checked(folder.absolute(), gid), name, "use a shorter --dir")
+    place = discovery.Place(_checked(folder.absolute(), gid), discovery.short_name(name), "use a shorter --dir")
     signal.pthread_sigmask(signal.SIG_BLOCK, _ENDS)  # until the service can take them
     exposed = None if metrics is None else _exposed(metrics, gid)
     listener = _listener(name, place, gid)
@@ -79,7 +81,7 @@ def main() -> None:
     name, (fd, metrics_fd) = sys.argv[1], map(int, sys.argv[2:4])
     is_open, is_quiet = (word == "True" for word in sys.argv[4:6])
     stop = _readable_at_end()
-    place = discovery.Place(Path(os.environ["BURST_RUNTIME_DIR"]), name)
+    place = discovery.Place(Path(os.environ["BURST_RUNTIME_DIR"]), discovery.short_name(name))
     on_start = partial(begin_monitoring, address=str(place.socket), metrics_fd=metrics_fd, is_quiet=is_quiet)
     run(name, fd, place, ServiceOptions(linger=None, any_uid=is_open, stop=stop, on_start=on_start))
 

@@ -62,6 +62,7 @@ def test_the_models_carry_the_same_labels(csrc):
         "ONE_CALLER",  # one caller per end is what the models begin with
         "FREE_RUN",  # one word, which only single read-modify-writes change; plan_race.c and fuzz_listener.c try it
         "TURN",  # under one lock, and a single word for each that waits; run_queue_race.c tries it
+        "BELL",  # as SLEEP, of two words; test_timed.py tries it
         "RANGE",  # an order between two words of one process, for its signal handler
     }
     texts = [path.read_text() for path in sorted((csrc / "model").glob("*.pml"))]

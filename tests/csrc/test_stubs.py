@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[2]
 
 def python_of(ctype):
     """How a stub spells a C type."""
-    return {"primitive": "int", "pointer": "_Pointer", "void": "None"}[ctype.kind]
+    return {"primitive": "int", "pointer": "_Pointer", "function": "_Pointer", "void": "None"}[ctype.kind]
 
 
 def runtime_signature(module, name):

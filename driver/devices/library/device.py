@@ -1,0 +1,207 @@
+"""A device whose driver is a shared library (burst_device.h)."""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from burst import GeneralFailure
+from driver.devices.library.description import LibraryDescription, describe
+from driver.devices.library.execution import LibraryExecution
+from driver.devices.library.flat_model import FlatModel
+from driver.devices.library.loaded import Callback, LoadedDriver, printable
+from driver.devices.library.table import ffi
+from driver.interface import BoundExecution, CacheFiles, Device, DeviceStatus, PreparedModel, Saved
+from driver.nn import Extension
+from fmq.clock import FOREVER
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from driver.interface import BindOptions, Preparation
+    from driver.nn import Model
+
+_PREFERENCES = {"low_power": 0, "fast_single_answer": 1, "sustained_speed": 2}
+_MOST_REASON = 1000  # bytes
+
+
+class LibraryDevice(Device):
+    """Calls the functions of the library's table. `library_class` makes a subclass for each library."""
+
+    path: ClassVar[str]
+    description: ClassVar[LibraryDescription]
+    asked_apart = True
+    status = DeviceStatus("unknown")  #: until the library is loaded
+
+    def __init__(self) -> None:
+        self._loading = threading.Lock()
+        self._loaded: LoadedDriver | None = None
+
+    @property
+    def driver(self) -> LoadedDriver:
+        """The library in this process, which is loaded, and its device opened, when it is first needed.
+
+        Raises StatusError.
+        """
+        with self._loading:
+            if self._loaded is None:
+                loaded = LoadedDriver(self.path, self.report, self.watched)
+                if (loaded.name, loaded.version) != (self.name, self.version):
+                    raise GeneralFailure(
+                        f"driver {self.path!r} was {self.name} {self.version} when the device started, and is "
+                        f"{loaded.name} {loaded.version} now: start the device again"
+                    )
+                if self.status.state == "unknown" and not self.status.reason:
+                    self.report("available")
+                self._loaded = loaded
+            return self._loaded
+
+    def supported_operations(self, model: Model) -> list[bool]:
+        return [reason is None for reason in self.explain(model)]
+
+    def explain(self, model: Model) -> Sequence[str | None]:
+        driver, count = self.driver, len(model.main.operations)
+        reasons: list[str | None] = [None] * count
+
+        def refuse(index: int, reason: Any) -> None:
+            if index >= count:
+                raise GeneralFailure(
+                    f"driver {driver.name!r}: supported refused operation {index} of {count}; they count from 0"
+                )
+            text = printable(ffi.string(reason, _MOST_REASON)) if reason != ffi.NULL else ""
+            reasons[index] = text or f"the device {self.name} does not support it"
+
+        callback = Callback("void(void *, uint32_t, const char *)", refuse)
+        answers = ffi.new("burst_answers *", (ffi.sizeof("burst_answers"), count, ffi.NULL, callback.pointer))
+        flat = FlatModel(model)  # lives until the call has returned
+        driver.call("supported", driver.device, flat.pointer, answers)
+        callback.check()
+        return reasons
+
+    def prepare(self, model: Model, preparation: Preparation) -> PreparedModel:
+        return self._prepare(model, FlatPreparation(preparation))
+
+    def restore(self, model: Model, saved: Saved, root: NDArray[np.uint8], preparation: Preparation) -> PreparedModel:
+        return self._prepare(model, FlatPreparation(preparation, (*saved.model, *saved.data)))
+
+    def _prepare(self, model: Model, preparation: FlatPreparation) -> PreparedModel:
+        driver, flat = self.driver, FlatModel(model)
+        try:
+            prepared = driver.made("prepare", "burst_prepared *", driver.device, flat.pointer, preparation.pointer)
+        finally:
+            preparation.check()
+        return LibraryModel(driver, model, flat, prepared, shared=bool(driver.table.is_shareable))
+
+
+class FlatPreparation:
+    """A `burst_preparation`."""
+
+    def __init__(self, preparation: Preparation, parts: Sequence[Any] = ()) -> None:
+        def go_on() -> int:
+            preparation.pace()
+            return 0
+
+        self._pace = Callback("int32_t(void *)", go_on)
+        self._parts = [np.frombuffer(part, np.uint8) for part in parts]
+        places = [ffi.cast("void *", part.ctypes.data) for part in self._parts]
+        self._places = ffi.new("void *[]", [*places, ffi.NULL])
+        self._sizes = ffi.new("uint64_t[]", [*(part.nbytes for part in self._parts), 0])
+        self.pointer = ffi.new("burst_preparation *", {"size": ffi.sizeof("burst_preparation")})
+        self.pointer.preference = _PREFERENCES[preparation.preference]
+        self.pointer.deadline = FOREVER if preparation.deadline is None else preparation.deadline
+        self.pointer.pace = self._pace.pointer
+        self.pointer.n_parts, self.pointer.parts, self.pointer.part_bytes = len(parts), self._places, self._sizes
+
+    def check(self) -> None:
+        """Raises what `pace` has raised: the driver gave up for that."""
+        self._pace.check()
+
+
+class LibraryModel(PreparedModel):
+    """What the driver's `prepare` made."""
+
+    def __init__(self, driver: LoadedDriver, model: Model, flat: FlatModel, prepared: Any, *, shared: bool) -> None:
+        self.driver, self.model, self.prepared, self._flat = driver, model, prepared, flat
+        self.serves_all = shared
+        if driver.has("improve"):
+            with driver.watched("improves_after"):
+                self.improves_after = driver.table.improves_after(prepared)
+
+    def bind(
+        self,
+        inputs: Sequence[NDArray[Any] | None],
+        outputs: Sequence[NDArray[Any]],
+        options: BindOptions,
+    ) -> BoundExecution:
+        return LibraryExecution(self, inputs, outputs, options)
+
+    def saved(self, root: NDArray[np.uint8]) -> Saved | None:
+        driver, parts = self.driver, ([], [])  # type: tuple[LoadedDriver, tuple[list[bytes], list[bytes]]]
+        if not driver.has("save"):
+            return Saved()
+
+        def put(is_code: int, data: Any, nbytes: int) -> None:
+            parts[not is_code].append(bytes(ffi.buffer(data, nbytes)))
+
+        callback = Callback("void(void *, int32_t, const void *, uint64_t)", put)
+        saving = ffi.new("burst_saving *", (ffi.sizeof("burst_saving"), ffi.NULL, callback.pointer))
+        driver.call("save", self.prepared, saving)
+        callback.check()
+        if not any(parts):
+            return None
+        wanted, found = (driver.table.n_code_files, driver.table.n_data_files), tuple(map(len, parts))
+        if wanted != found:
+            raise GeneralFailure(
+                f"driver {driver.name!r}: save put {found[0]} parts of code and {found[1]} of data; its table says "
+                f"{wanted[0]} and {wanted[1]}"
+            )
+        return Saved(*parts)
+
+    def rest(self) -> None:
+        if self.driver.has("rest_model"):
+            self.driver.tell("rest_model", self.prepared)
+
+    def improved(self, preparation: Preparation) -> PreparedModel | None:
+        driver, flat, better = self.driver, FlatPreparation(preparation), ffi.new("burst_prepared **")
+        try:
+            driver.call("improve", self.prepared, flat.pointer, better)
+        finally:
+            flat.check()
+        if better[0] == ffi.NULL:
+            return None
+        return LibraryModel(driver, self.model, self._flat, better[0], shared=self.serves_all)
+
+    def __del__(self) -> None:
+        self.driver.tell("release", self.prepared)
+
+
+def library_class(path: str) -> type[LibraryDevice]:
+    """The device class of the library at this absolute path. Raises DeviceNotFound."""
+    return _class_of(path, describe(path))
+
+
+_class_by_description: dict[tuple[str, int], type[LibraryDevice]] = {}
+
+
+def _class_of(path: str, said: LibraryDescription) -> type[LibraryDevice]:
+    found = _class_by_description.get((path, id(said)))
+    if found is None:
+        fields = {
+            "__doc__": f"The driver in {path}.",
+            "path": path,
+            "description": said,
+            "name": said.name,
+            "version": said.version,
+            "type": said.type,
+            "slots": said.slots or os.cpu_count() or 1,
+            "quantum": said.quantum_ns / 1e9 or Device.quantum,
+            "cache_files": said.cache_files and CacheFiles(*said.cache_files),
+            "extensions": tuple(map(Extension, said.extensions)),
+        }
+        found = _class_by_description[path, id(said)] = type("LibraryDevice", (LibraryDevice,), fields)
+    return found

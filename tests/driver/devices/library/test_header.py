@@ -1,0 +1,73 @@
+"""burst_device.h: what it declares is what Burst reads, in C and in C++."""
+
+import shutil
+import subprocess
+import sys
+
+import pytest
+from c_drivers import HEADERS, SOURCES, STRICT, compiled
+
+from driver.devices.library.table import ffi
+
+COMPILERS = [("cc", "-std=c99"), ("cc", "-std=c11"), ("c++", "-x", "c++", "-std=c++17")]
+
+
+def structs():
+    """The structs with fields that the header declares."""
+    names, _, _ = ffi.list_types()
+    return [name for name in names if ffi.typeof(name).kind == "struct" and ffi.typeof(name).fields]
+
+
+def test_layouts_are_those_of_the_compiler(tmp_path):
+    """The size of each struct, and the offset of each field, are the same for cffi and for the C compiler."""
+    said = {name: ffi.sizeof(name) for name in structs()}
+    said |= {f"{name}.{field}": ffi.offsetof(name, field) for name in structs() for field, _ in ffi.typeof(name).fields}
+    how = {what: f"offsetof({what.replace('.', ', ')})" if "." in what else f"sizeof({what})" for what in said}
+    lines = [f'printf("{what} %zu\\n", {expression});' for what, expression in how.items()]
+    program = tmp_path / "layout.c"
+    program.write_text(
+        '#include <stddef.h>\n#include <stdio.h>\n#include "burst_device.h"\nint main(void) {\n'
+        + "\n".join(lines)
+        + "}\n"
+    )
+    subprocess.run(["cc", *STRICT, program, "-o", tmp_path / "layout"], check=True)
+    out = subprocess.run([tmp_path / "layout"], check=True, capture_output=True, text=True).stdout
+    found = dict(line.split() for line in out.splitlines())
+    assert {what: int(number) for what, number in found.items()} == said
+    assert len(said) > 150
+
+
+@pytest.mark.parametrize("compiler", COMPILERS, ids=" ".join)
+def test_compiles_without_a_warning(compiler, tmp_path):
+    """The header and the small library compile as C99, C11 and C++17 with all warnings as errors; so does a driver, and
+    in C++ its function has C's name."""
+    compiled(tmp_path / "libtoy.so", "toy.c", compiler=compiler)
+    out = subprocess.run(
+        ["nm", "-D", "--defined-only", tmp_path / "libtoy.so"], check=True, capture_output=True, text=True
+    )
+    assert "burst_device_get" in out.stdout.split()
+
+
+def test_the_command_prints_the_folder():
+    """`--include` and `--cmake` print the folder with the header, the source and the file for CMake."""
+    for option, file in (("--include", "burst_device.h"), ("--cmake", "BurstDeviceConfig.cmake")):
+        command = [sys.executable, "-m", "driver.devices.library", option]
+        folder = subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+        assert folder == str(HEADERS)
+        assert (HEADERS / file).exists()
+
+
+@pytest.mark.skipif(shutil.which("cmake") is None, reason="there is no cmake")
+def test_cmake_builds_a_driver(tmp_path):
+    """`find_package(BurstDevice)` is all that a project needs to build one."""
+    (tmp_path / "CMakeLists.txt").write_text(f"""
+        cmake_minimum_required(VERSION 3.18)
+        project(toy LANGUAGES C)
+        find_package(BurstDevice REQUIRED)
+        add_library(toy MODULE {SOURCES / "toy.c"})
+        target_link_libraries(toy PRIVATE Burst::Device m)
+    """)
+    run = {"capture_output": True, "cwd": tmp_path}
+    subprocess.run(["cmake", "-S", ".", "-B", "out", f"-DBurstDevice_DIR={HEADERS}"], check=True, **run)
+    subprocess.run(["cmake", "--build", "out"], check=True, **run)
+    assert (tmp_path / "out/libtoy.so").exists()

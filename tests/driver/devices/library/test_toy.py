@@ -1,0 +1,106 @@
+"""A driver in C as its clients see it: named by its path, over every way of a request."""
+
+import os
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import driver
+from driver.devices import device_class
+from driver.interface import BindOptions, Preparation
+
+
+def test_a_path_is_a_name(toy, model, x, monkeypatch):
+    """`driver.connect` takes the path of a library, relative or not; both are one device, which runs models through
+    `run` and through a burst."""
+    monkeypatch.chdir(toy.parent)
+    with driver.connect("./libtoy.so") as device, driver.connect(str(toy)) as same:
+        assert (device.name, device.version, device.type) == ("toy", "1", "CPU")
+        assert device.service_pid == same.service_pid
+        with device.prepare(model) as prepared, prepared.burst() as burst:
+            np.testing.assert_array_equal(prepared.run(x)[0], (x + 1) * x)
+            np.testing.assert_array_equal(burst.run(x).outputs[0], (x + 1) * x)
+
+
+def test_compile_takes_a_path(toy, model, x):
+    """`driver.compile` places a model on a library that is named by its path."""
+    with driver.compile(model, devices=[str(toy)]) as compiled:
+        np.testing.assert_array_equal(compiled.run(x)[0], (x + 1) * x)
+
+
+def test_what_is_not_supported_is_told_with_the_reason(toy):
+    """The driver's own words against an operation reach the client; the others are supported."""
+    builder = driver.ModelBuilder()
+    x = builder.input("float32", (2, 2))
+    builder.output(builder.operation("SUB", builder.operation("ADD", x, x, 0), x, 0))
+    with driver.connect(str(toy)) as device:
+        assert device.explain(builder.build()) == [None, "only ADD, MUL and RELU are supported"]
+
+
+def test_a_missing_library_is_named():
+    """A path at which there is no library is DeviceNotFound, before a process is started."""
+    with pytest.raises(driver.DeviceNotFound, match=r"no/such.so.*build it"):
+        driver.connect("/no/such.so")
+
+
+def test_an_execution_calls_c_alone(toy, model, x):
+    """What a listener gets is a C function, and its context."""
+    device = device_class(str(toy))()
+    prepared = device.prepare(model, Preparation())
+    out = np.zeros(16, np.uint8)
+    bound = prepared.bind([x], [out], BindOptions())
+    assert bound.native
+    assert bound.shapes == (((1, 4), True),)
+    bound.run()
+    np.testing.assert_array_equal(out.view(np.float32), ((x + 1) * x)[0])
+
+
+def test_cancelled_executions_fail(toy, model, x):
+    """An execution that is cancelled fails, with Python and without, and says so."""
+    device = device_class(str(toy))()
+    bound = device.prepare(model, Preparation()).bind([x], [np.zeros(16, np.uint8)], BindOptions())
+    bound.cancel()
+    with pytest.raises(driver.DriverError, match="cancelled"):
+        bound.run()
+
+
+def test_output_that_is_too_small(toy, model, x):
+    """The shapes are told, and nothing is executed."""
+    device = device_class(str(toy))()
+    bound = device.prepare(model, Preparation()).bind([x], [np.zeros(15, np.uint8)], BindOptions())
+    assert bound.shapes == (((1, 4), False),)
+    assert bound.native is None
+    with pytest.raises(driver.DriverError, match="larger buffer"):
+        bound.run()
+
+
+def test_threads_share_a_prepared_model(toy, model):
+    """Executions of one prepared model run in several threads at once."""
+    device = device_class(str(toy))()
+    prepared = device.prepare(model, Preparation())
+    wrong = []
+
+    def work(number):
+        x, out = np.full((1, 4), number, np.float32), np.zeros(16, np.uint8)
+        bound = prepared.bind([x], [out], BindOptions())
+        for _ in range(1000):
+            bound.run()
+            wrong.extend(out.view(np.float32)[out.view(np.float32) != (number + 1) * number])
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_description_is_read_in_another_process(toy):
+    """Naming a library loads it into no process of the client's."""
+    fresh = toy.with_name("libfresh.so")
+    fresh.write_bytes(toy.read_bytes())
+    with driver.connect(str(fresh)) as device:
+        assert device.name == device_class(str(fresh)).name == "toy"
+    assert "libfresh.so" not in Path(f"/proc/{os.getpid()}/maps").read_text()
