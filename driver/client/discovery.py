@@ -12,13 +12,15 @@ import contextlib
 import fcntl
 import hashlib
 import os
+import pwd
 import re
 import socket
 import stat
 import subprocess
 import sys
+import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO, NamedTuple
 
 from burst import PeerDied
 from burst.channel import Channel
@@ -30,23 +32,79 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _BACKLOG = 128
+PATIENCE = 30.0
+"""Seconds that a process may hold the lock: a start under it takes tens of milliseconds."""
+
+_STOPPED = 1.0  # the same, for a process that is stopped
+_LOOK = 0.01  # seconds
+TEMPORARY, STAYING = Path("/tmp"), Path("/var/tmp")
 _LOG_LINES, _LOG_BYTES = 6, 2000  # of a log in an error message
 # Forks before anything heavy is imported, so that the service is init's child and never our zombie.
 _LAUNCH = "import os; os.fork() and os._exit(0)\nfrom driver.service.process import main; main()"
 
 
 def runtime_dir() -> Path:
-    """Where sockets, locks and logs lie: mode 0700, this user's. BURST_RUNTIME_DIR overrides it.
+    """Where sockets, locks and logs lie: mode 0700, this user's. BURST_RUNTIME_DIR overrides it. Raises DeviceFailed.
 
-    Raises DeviceFailed when another account could write to it.
+    Another account may have made the usual directory in /tmp first; then there are others. One of these that exists is
+    used from then on, whatever becomes of the usual one, so that all processes of the user find the same.
     """
+    if given := os.environ.get("BURST_RUNTIME_DIR"):
+        places = [Path(given).absolute()]
+    else:
+        spare = list(_spare_places())
+        places = [*_session_place(), *(path for path in spare if path.is_dir()), _common_place(), *spare]
+    for path in places:
+        with contextlib.suppress(OSError):  # it exists, or cannot be made: `taken` says so
+            path.mkdir(mode=0o700, parents=True)
+        if not taken(path):
+            return _private(path)
+    reasons = "; ".join(dict.fromkeys(map(taken, places)))
+    raise DeviceFailed(f"{reasons}; remove it or change its mode, or set BURST_RUNTIME_DIR to a directory of your own")
+
+
+def _session_place() -> Iterator[Path]:
     base = os.environ.get("XDG_RUNTIME_DIR")
-    default = Path(base, "burst") if base else Path(f"/tmp/burst-{os.getuid()}")
-    path = Path(os.environ.get("BURST_RUNTIME_DIR") or default).absolute()
-    with contextlib.suppress(FileExistsError):
-        path.mkdir(mode=0o700, parents=True)
-    status = path.lstat()
-    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
+    if base and Path(base).is_dir() and Path(base).stat().st_uid == os.getuid():  # `su` keeps another user's variable
+        yield Path(base, "burst").absolute()
+
+
+def _common_place() -> Path:
+    """The directory of processes without XDG_RUNTIME_DIR: every account may make it, for it is below /tmp."""
+    return TEMPORARY / f"burst-{os.getuid()}"
+
+
+def _spare_places() -> Iterator[Path]:
+    try:
+        home = Path(pwd.getpwuid(os.getuid()).pw_dir)
+    except KeyError:  # an account without an entry
+        home = Path(os.environ.get("HOME", "/"))
+    yield home / ".cache/burst" / f"run-{os.uname().nodename}"  # machines may share homes, but no sockets
+    yield STAYING / f"burst-{os.getuid()}"
+
+
+def why_elsewhere(path: Path) -> str:
+    """Why `runtime_dir` chose a spare place; "" if it chose a usual one."""
+    if os.environ.get("BURST_RUNTIME_DIR") or path not in _spare_places():
+        return ""
+    return taken(_common_place()) if os.path.lexists(_common_place()) else f"{_common_place()} was taken once"
+
+
+def taken(path: Path) -> str:
+    """Why the directory cannot be used, as far as others could have caused that; "" if it can."""
+    try:
+        status = path.lstat()
+    except OSError as error:
+        return f"{path} cannot be made: {error.strerror}"
+    if not stat.S_ISDIR(status.st_mode):
+        return f"{path} must be a directory of mode 0700 that belongs to you, and is none"
+    if status.st_uid != os.getuid():
+        return f"{path} must be a directory of mode 0700 that belongs to you, and belongs to uid {status.st_uid}"
+    return ""
+
+
+def _private(path: Path) -> Path:
+    if path.lstat().st_mode & 0o077:
         raise DeviceFailed(f"{path} must be a directory of mode 0700 that belongs to you; remove it or change its mode")
     return path
 
@@ -65,6 +123,20 @@ def short_name(name: str) -> str:
     return os.path.basename(name) if is_library(name) else name
 
 
+class Holder(NamedTuple):
+    """The process that holds the lock of a place."""
+
+    pid: int
+    command: str
+    is_stopped: bool
+
+    @classmethod
+    def of(cls, pid: int) -> Holder:
+        """Raises OSError when it has ended."""
+        name, _, rest = Path(f"/proc/{pid}/stat").read_text().partition(" (")[2].rpartition(") ")
+        return cls(pid, name, rest[0] in "Tt")
+
+
 class Place:
     """The files of one device name."""
 
@@ -76,15 +148,57 @@ class Place:
             raise DeviceFailed(f"{self.socket}: a socket's path has at most 107 bytes; {remedy}")
 
     @contextlib.contextmanager
-    def locked(self, *, wait: bool = True) -> Iterator[bool]:
-        """Yields whether we have the lock; it goes with the process that holds it."""
+    def locked(self, patience: float = PATIENCE) -> Iterator[bool]:
+        """Yields whether we have the lock after so many seconds; sooner if its holder is stopped (Ctrl-Z)."""
         with open(self.lock, "ab") as file:
+            is_ours = self._acquired(file, patience)
             try:
-                fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+                yield is_ours
+            finally:
+                if is_ours:  # at once, even if the process has forked meanwhile: the child's copy would keep the lock
+                    fcntl.flock(file, fcntl.LOCK_UN)
+
+    def _acquired(self, file: BinaryIO, patience: float) -> bool:
+        begin = time.monotonic()
+        ask_at = begin + _STOPPED
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                yield False
+                now = time.monotonic()
+                if now >= begin + patience:
+                    return False
+                if now >= ask_at:
+                    if (holder := self.holder()) and holder.is_stopped:
+                        return False
+                    ask_at = now + _STOPPED
+                time.sleep(_LOOK)  # flock has no timeout
             else:
-                yield True
+                return True
+
+    def holder(self) -> Holder | None:
+        """The process that holds the lock; None if there is none, or the kernel does not say."""
+        try:
+            lock = self.lock.stat()
+            lines = Path("/proc/locks").read_text().splitlines()
+        except OSError:
+            return None
+        for words in map(str.split, lines):  # "1: FLOCK ADVISORY WRITE 123 fe:00:456 0 EOF"; waiters have "->"
+            if words[1] == "FLOCK" and words[3] == "WRITE" and words[5].endswith(f":{lock.st_ino}"):
+                with contextlib.suppress(OSError, ValueError):
+                    if any(os.path.samestat(lock, fd.stat()) for fd in Path(f"/proc/{int(words[4])}/fd").iterdir()):
+                        return Holder.of(int(words[4]))
+        return None
+
+    def held(self) -> DeviceFailed:
+        """The error for a caller that did not get the lock: who holds it, and the remedy."""
+        if (holder := self.holder()) is None:
+            return DeviceFailed(f"{self.lock}: another process holds it for long; `fuser -v {self.lock}` names it")
+        process = f"{self.lock}: process {holder.pid} ({holder.command}) holds it"
+        if holder.is_stopped:
+            remedy = f"continue it with `kill -CONT {holder.pid}` (or `fg` in its shell), or end it"
+            return DeviceFailed(f"{process} and is stopped; {remedy}")
+        return DeviceFailed(f"{process} for longer than {PATIENCE:g} s; wait for it, or end it")
 
     def end_of_log(self) -> str:
         """Where the log lies, and its last lines, indented: for the message of a device that did not start."""
@@ -97,9 +211,11 @@ class Place:
         shown = "".join(f"\n    {line}" for line in lines)
         return f"its log is {self.log}" + (f", and ends with{shown}" if shown else ", and is empty")
 
-    def leave(self, listener: socket.socket) -> None:
-        """Under the lock: stops listening, and takes the socket's name away unless it is a successor's by now."""
+    def leave(self, listener: socket.socket, *, is_locked: bool = True) -> None:
+        """Stops listening; under the lock, also takes the socket's name away unless it is a successor's by now."""
         listener.close()
+        if not is_locked:
+            return  # what is left has no listener: the next service takes it away
         try:
             with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as probe:
                 probe.connect(str(self.socket))
@@ -118,9 +234,11 @@ def connect(name: str) -> Channel:
     if found := find(place):
         return found
     usable_class(name)  # says what is not installed here, and not in a log
-    with place.locked():
+    with place.locked() as is_ours:
         if found := find(place):
             return found
+        if not is_ours:
+            raise place.held()
         with listen(place) as listener:
             _start(name, place, listener)
         found = find(place)

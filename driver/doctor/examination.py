@@ -24,6 +24,7 @@ CHECKS: dict[str, Callable[[], Iterable[Finding]]] = {
     "limits of the process": machine.limits_of_the_process,
     "limits of clients": machine.limits_of_clients,
     "runtime directory": machine.runtime,
+    "start locks": machine.start_locks,
     "folders": machine.kept,
     "devices": installation.installed,
 }

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cffi import FFI
 
-from driver.client.discovery import Place, runtime_dir
+from driver.client.discovery import Place, runtime_dir, why_elsewhere
 from driver.doctor.finding import Finding, State, size, text_of
 from driver.engine.limits import limits, limits_file, memory_bytes
 from driver.errors import DeviceFailed
@@ -256,8 +256,21 @@ def runtime() -> Iterator[Finding]:
     mode = path.stat().st_mode & 0o777
     if not os.access(path, os.W_OK | os.X_OK):
         yield Finding("runtime directory", "warning", f"{path}: mode {mode:04o}, not writable", why, remedy)
-    else:
-        yield Finding("runtime directory", "ok", f"{path}, mode {mode:04o}")
+        return
+    yield Finding("runtime directory", "ok", f"{path}, mode {mode:04o}")
+    if reason := why_elsewhere(path):
+        why = f"another account can make it before you; devices of all your programs are in {path} since then"
+        yield Finding("runtime directory", "note", reason, why, f"none needed; remove both, and {path} is not used")
+
+
+def start_locks() -> Iterator[Finding]:
+    """Processes that hold the lock of a device's start, which is held for milliseconds, and are stopped."""
+    for lock in sorted(runtime_dir().glob("*.lock")):
+        holder = Place(lock.parent, lock.stem).holder()
+        if holder and holder.is_stopped:
+            found = f"{lock.stem}: process {holder.pid} ({holder.command}) holds it and is stopped"
+            why = "this device does not start while it does"
+            yield Finding("start lock", "warning", found, why, f"kill -CONT {holder.pid}, or end it")
 
 
 def kept() -> Iterator[Finding]:

@@ -119,8 +119,8 @@ class Service:
             if self._left in ready:
                 self._clients -= os.eventfd_read(self._left)  # the number of clients that have left since
             if stop in ready or self._engine.fileno() in ready:
-                with self._place.locked():
-                    self._place.leave(self._listener)
+                with self._place.locked(_END_TIMEOUT) as is_locked:
+                    self._place.leave(self._listener, is_locked=is_locked)
                     if stop not in ready and (running := self._running.ends()):  # the status comes late
                         self.files.note_end(_exit_code(self._engine_pid), running)
                     self.files.close()  # before another service starts
@@ -186,7 +186,7 @@ class Service:
         """Ends unless a client connects. A client takes the same lock before it starts a service, so it either finds
         this one or starts another.
         """
-        with self._place.locked(wait=False) as alone:
+        with self._place.locked(0) as alone:
             if not alone or select.select([self._listener], [], [], 0)[0]:
                 return False
             self._place.leave(self._listener)
@@ -480,8 +480,8 @@ def run(name: str, fd: int, place: Place, options: ServiceOptions) -> NoReturn:
             _log.error("device %r failed to start: its engine ended", name)
         else:
             _log.exception("device %r failed to start", name)
-        with place.locked():
-            place.leave(listener)  # clients see the failure now and read the log
+        with place.locked(_END_TIMEOUT) as is_locked:
+            place.leave(listener, is_locked=is_locked)  # clients see the failure now and read the log
         os._exit(1)
     os._exit(0 if service.run() else 1)  # threads that still serve clients end here, too
 

@@ -166,12 +166,14 @@ def _give(path: Path, gid: int, mode: int) -> None:
 
 def _listener(name: str, place: discovery.Place, gid: int | None) -> socket.socket:
     """Raises DeviceFailed if another process listens there."""
-    with place.locked():
+    with place.locked() as is_ours:
         if found := discovery.find(place):
             found.close()
             raise DeviceFailed(
                 f"{place.socket}: {name!r} is already served there; stop that service, or use another --dir"
             )
+        if not is_ours:
+            raise place.held()
         listener = discovery.listen(place)
         try:
             if gid is not None:

@@ -11,12 +11,16 @@ import stat
 import subprocess
 import sys
 import threading
+import time
+import warnings
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 import driver
 from driver.client import discovery
+from driver.doctor import machine
 
 CONNECT = "import driver\nwith driver.connect() as d: print(d.service_pid, d.engine_pid)"
 
@@ -298,6 +302,158 @@ def test_directory_is_made(place, monkeypatch):
     monkeypatch.delenv("BURST_RUNTIME_DIR")
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(place.path))
     assert discovery.runtime_dir() == place.path / "burst"
+
+
+@pytest.fixture
+def public(place, monkeypatch):
+    """A directory in the place of /tmp, and one in the place of /var/tmp; no home, and no variable."""
+    for name in ("BURST_RUNTIME_DIR", "XDG_RUNTIME_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    for name, folder in (("TEMPORARY", "tmp"), ("STAYING", "var")):
+        (place.path / folder).mkdir()
+        monkeypatch.setattr(discovery, name, place.path / folder)
+    (place.path / "home").mkdir()
+    entry = SimpleNamespace(pw_dir=str(place.path / "home"))
+    monkeypatch.setattr(discovery.pwd, "getpwuid", lambda _: entry)
+    found = place.path / "tmp" / f"burst-{os.getuid()}"
+    yield found
+    for path in (found, spare(place), place.path / "var" / f"burst-{os.getuid()}"):
+        type(place)(path).clear()
+
+
+def spare(place):
+    return place.path / "home/.cache/burst" / f"run-{os.uname().nodename}"
+
+
+def take(path, how):
+    """As another account would, who may make anything in /tmp."""
+    if how == "directory":
+        if os.geteuid():
+            pytest.skip("only root can give a directory to another account")
+        path.mkdir(mode=0o700)
+        os.chown(path, 12345, 12345)
+    elif how == "link":
+        path.symlink_to(path.parent)
+    else:
+        path.touch()
+
+
+@pytest.mark.parametrize("how", ["directory", "link", "file"])
+def test_another_account_was_faster(place, public, how):
+    """When another account has made the runtime directory first, a device starts in another, and doctor says so.
+
+    All processes find that one, also when the first is free again.
+    """
+    take(public, how)
+    with driver.connect() as first, driver.connect() as second:
+        assert first.service_pid == second.service_pid
+        assert discovery.runtime_dir() == spare(place)
+        notes = {finding.state: finding for finding in machine.runtime()}
+        assert str(public) in notes["note"].found
+        assert str(spare(place)) in notes["ok"].found
+        public.rmdir() if how == "directory" else public.unlink()
+        with driver.connect() as third:
+            assert third.service_pid == first.service_pid
+    assert not os.path.lexists(public)
+
+
+def test_another_account_was_faster_everywhere(place, public):
+    """Without a home, there is /var/tmp; when that is taken, too, all reasons and the remedy are told."""
+    take(public, "file")
+    (place.path / "home").rmdir()
+    (place.path / "home").touch()
+    last = place.path / "var" / f"burst-{os.getuid()}"
+    assert discovery.runtime_dir() == last
+    last.rmdir()
+    take(last, "file")
+    with pytest.raises(driver.DeviceFailed, match=rf"{public} must be.*{last} must be.*set BURST_RUNTIME_DIR to"):
+        driver.connect()
+
+
+def test_the_variable_of_another_user(public, place, monkeypatch):
+    """XDG_RUNTIME_DIR of another account, as `su` keeps it, is not used: it would take that account's place."""
+    if os.geteuid():
+        pytest.skip("only root can give a directory to another account")
+    other = place.path / "other"
+    other.mkdir()
+    os.chown(other, 12345, 12345)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(other))
+    assert discovery.runtime_dir() == public
+    assert list(other.iterdir()) == []
+
+
+HOLDER = """
+import os, signal, sys
+from pathlib import Path
+from driver.client.discovery import Place
+with Place(Path(sys.argv[1]), "reference").locked() as is_ours:
+    print(is_ours, flush=True)
+    os.kill(os.getpid(), signal.SIGSTOP)
+"""
+
+
+@pytest.fixture
+def stopped(place, kit):
+    """A process that has stopped while it holds the lock of the start."""
+    with kit.python(HOLDER, place.path, stdout=subprocess.PIPE) as holder:
+        assert holder.stdout.readline() == b"True\n"
+        os.waitpid(holder.pid, os.WUNTRACED)
+        yield holder
+        holder.kill()
+
+
+def test_a_stopped_process_holds_the_lock(place, stopped):
+    """A process that was stopped (Ctrl-Z) amid a start holds up no other: they are told its pid and the remedy."""
+    begin = time.monotonic()
+    message = rf"process {stopped.pid} \(.*\) holds it and is stopped; continue it with `kill -CONT {stopped.pid}`"
+    with pytest.raises(driver.DeviceFailed, match=message):
+        driver.connect()
+    assert time.monotonic() - begin < 10
+    (finding,) = machine.start_locks()
+    assert f"process {stopped.pid} (" in finding.found
+    assert place.pids() == []
+    stopped.send_signal(signal.SIGCONT)
+    with driver.connect() as device:
+        assert device.name == "reference"
+
+
+def test_a_device_ends_while_a_stopped_process_holds_the_lock(place, kit, process):
+    """A service whose engine has died does not wait for the lock; who connects is not kept waiting by it."""
+    with driver.connect() as device:
+        service, engine = process(device.service_pid), process(device.engine_pid)
+        with kit.python(HOLDER, place.path, stdout=subprocess.PIPE) as holder:
+            assert holder.stdout.readline() == b"True\n"
+            os.waitpid(holder.pid, os.WUNTRACED)
+            engine.kill()
+            assert service.has_ended()
+            holder.send_signal(signal.SIGCONT)
+            assert holder.wait(kit.patience) == 0
+    with driver.connect() as device:  # the name of the dead socket is no obstacle
+        assert device.service_pid != service.pid
+
+
+def test_who_holds_the_lock(place, kit):
+    """The kernel says which process holds the lock; a child that was forked meanwhile does not keep it."""
+    here = discovery.Place(place.path, "reference")
+    assert here.holder() is None
+    readable, writable = os.pipe()
+    with here.locked() as is_ours:
+        assert is_ours
+        assert here.holder() == (os.getpid(), here.holder().command, False)
+        with here.locked(0) as again:
+            assert not again
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            child = os.fork()
+        if not child:
+            os.close(writable)
+            os.read(readable, 1)
+            os._exit(0)
+    with here.locked(0) as is_ours:
+        assert is_ours
+    os.close(writable)
+    os.waitpid(child, 0)
+    os.close(readable)
 
 
 def test_long_path(place, monkeypatch):
