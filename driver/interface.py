@@ -159,6 +159,16 @@ class PreparedModel(ABC):
         Called from any thread when nothing has run on the device for a while and nothing is bound to the model.
         """
 
+    def burst_began(self, preference: Preference) -> None:  # noqa: B027 (by default it is no news)
+        """Hint: a client has opened a burst on this model, so executions will follow. Once for each burst, before its
+        first execution; `preference` is that of the preparation.
+
+        Called from any thread, so it returns at once. What it raises is logged once, and harms no client.
+        """
+
+    def burst_ended(self) -> None:  # noqa: B027 (by default it is no news)
+        """Hint: such a burst has ended: it was closed, or its client is gone. Called as `burst_began`."""
+
     def improved(self, preparation: Preparation) -> PreparedModel | None:
         """A better model to replace this one, for devices that first make a quick one; None: there is nothing better.
 
@@ -202,6 +212,40 @@ class DeviceStatus(NamedTuple):
 
 
 _UNKNOWN = DeviceStatus("unknown")
+Source = Literal["stated", "measured"]
+
+
+class Performance(NamedTuple):
+    """What something takes on a device, relative to the CPU in the client's process: lower is better, 1.0 the same."""
+
+    exec_time: float
+    power_usage: float | None = None  #: None where it is not known
+
+
+class Capabilities(NamedTuple):
+    """How fast a device is on this machine. What is missing, or None, it cannot do.
+
+    source: whether the driver has stated all of it, or Burst has measured all of it. Burst sets it.
+    """
+
+    operands: Mapping[str, Performance]  #: by HAL name of the type of an operation's first input
+    relaxed_scalar: Performance | None = None  #: FLOAT32 in models that allow the precision of float16
+    relaxed_tensor: Performance | None = None  #: TENSOR_FLOAT32 in those
+    if_performance: Performance | None = None
+    while_performance: Performance | None = None
+    source: Source = "stated"
+
+
+class Needs(NamedTuple):
+    """What a device needs of the system beyond what every program that computes has: what a sandbox has to leave it.
+
+    Paths are absolute, or begin with "~/"; a folder stands for all that is in it. Shared libraries and Python's own
+    files are no needs.
+    """
+
+    read_paths: tuple[str, ...] = ()
+    write_paths: tuple[str, ...] = ()  #: these are also read
+    system_calls: tuple[str, ...] = ()  #: by name, such as "ioctl"
 
 
 class Device(ABC):
@@ -246,6 +290,9 @@ class Device(ABC):
     watched: Callable[[str], AbstractContextManager[object]] = nullcontext
     """Within it a function of that name runs, in code of others. The engine sets it, to end if one never returns."""
 
+    needs: Needs = Needs()
+    """What it needs of the system."""
+
     library: str | None = None
     """The module that the device is made of; None: it needs no other."""
 
@@ -254,6 +301,16 @@ class Device(ABC):
 
     on_report: Callable[[], object] | None = None
     """What `report` calls. The engine sets it."""
+
+    @property
+    def capabilities(self) -> Capabilities | None:
+        """What the driver states about the device's speed and power; None: Burst measures it.
+
+        Override it as an attribute of the class, or as a property where the hardware has to be asked: the engine reads
+        it when a client asks. Statements are about all that the device supports: a type without a figure costs
+        infinitely much, and nothing is measured in its place.
+        """
+        return None
 
     def report(self, state: State, reason: str = "") -> None:
         """Tells the engine whether the device takes work from now on. Any thread, at any time; call it for each change.
@@ -310,6 +367,12 @@ class Device(ABC):
         """
         return self.prepare(model, preparation)
 
+    def rest(self) -> None:  # noqa: B027 (by default there is nothing to give back)
+        """Hint: nothing has run for a while, and nothing is bound. Gives back what the next `bind` can make again.
+
+        Called from any thread, while nothing is prepared. What it raises is logged once, and harms no client.
+        """
+
 
 def _is_there(module: str) -> bool:
     """Whether a module could be imported, as far as can be told without loading it."""
@@ -319,23 +382,6 @@ def _is_there(module: str) -> bool:
         return False
 
 
-class Performance(NamedTuple):
-    """What something takes on a device, relative to the CPU in the client's process: lower is better, 1.0 the same."""
-
-    exec_time: float
-    power_usage: float | None = None  #: None where it cannot be measured
-
-
-class Capabilities(NamedTuple):
-    """How fast a device is on this machine, as measured. What is missing, or None, it could not do."""
-
-    operands: Mapping[str, Performance]  #: by HAL name of the type of an operation's first input
-    relaxed_scalar: Performance | None = None  #: FLOAT32 in models that allow the precision of float16
-    relaxed_tensor: Performance | None = None  #: TENSOR_FLOAT32 in those
-    if_performance: Performance | None = None
-    while_performance: Performance | None = None
-
-
 @dataclass(frozen=True, slots=True)
 class DeviceInfo:
     """What is known about an installed device without starting it."""
@@ -343,6 +389,6 @@ class DeviceInfo:
     name: str
     version: str
     type: str
-    capabilities: Capabilities | None = None  #: None until `driver.compile` has measured it, once per version
-    missing: str = ""  #: what keeps it from being connected, and the remedy; "": nothing
+    capabilities: Capabilities | None = None  #: None until `driver.compile` has asked for them, once per version
+    missing: str = ""  #: what keeps it from being used, and the remedy; "": nothing
     status: DeviceStatus = _UNKNOWN  #: of one that runs; nothing is started by asking

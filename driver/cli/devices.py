@@ -18,6 +18,7 @@ from driver.client import discovery
 from driver.client.device import connect, status_of
 from driver.devices import device_class, missing, names
 from driver.errors import DriverError
+from driver.protocol.stated_capabilities import FIGURES
 from driver.runtime import capabilities as measures
 from driver.service.serve import DEFAULT_DIR
 
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
 
 FEATURE_LEVEL = 30  # Android's number for a driver of the HAL 1.3; all our devices implement it
 _SECONDS = 0.3  # measuring time for each way to call a device
-_FIGURES = ("relaxed_scalar", "relaxed_tensor", "if_performance", "while_performance")
 
 
 @dataclass(slots=True)
@@ -42,7 +42,7 @@ class _Row:
     feature_level: int = FEATURE_LEVEL
     cache_files: dict[str, int] | None = None  #: files of one compilation, beside the model; None: no caching
     runs: bool = False
-    capabilities: dict[str, Any] | None = None  #: None: not measured yet
+    capabilities: dict[str, Any] | None = None  #: with their source, "stated" or "measured"; None: not known yet
     measured: dict[str, Any] | None = None
     status: str = "unknown"  #: what a device that runs says: available, busy, offline or unknown, and why
     is_installed: bool = True  #: False: something that it needs is missing; `reason` names it and the remedy
@@ -51,9 +51,9 @@ class _Row:
     def note(self, capabilities: Capabilities | None) -> None:
         """Records capabilities under the HAL's names."""
         if capabilities is not None:
-            plain = {"operands": {name: p._asdict() for name, p in capabilities.operands.items()}}
-            others = {name: getattr(capabilities, name) for name in _FIGURES}
-            self.capabilities = plain | {name: p and p._asdict() for name, p in others.items()}
+            operands = {name: p._asdict() for name, p in capabilities.operands.items()}
+            others = {name: p and p._asdict() for name in FIGURES for p in [getattr(capabilities, name)]}
+            self.capabilities = {"source": capabilities.source, "operands": operands, **others}
 
 
 @click.command(epilog=examples("burst devices", "burst devices --measure"))
@@ -63,8 +63,8 @@ def devices(measure: bool, as_json: bool) -> None:
     """List devices: type, version, capabilities, speed.
 
     Covers installed devices and those that `burst serve` runs in /run/burst. Without --measure, no device is started
-    and capabilities come from the last measurement. Exits with 1 if a device to be measured does not work; one whose
-    extra is not installed is only listed.
+    and capabilities come from the last measurement. What a driver states is shown as it is, and never measured. Exits
+    with 1 if a device to be measured does not work; one whose extra is not installed is only listed.
     """
     found = [*map(_installed, names()), *_served()]
     with progress() as tell:
@@ -88,7 +88,7 @@ def _installed(name: str) -> _Row:
         files = kind.cache_files
         found = _Row(name, kind.version, kind.type, cache_files=files and files._asdict(), runs=_is_running(name))
         found.status = str(status_of(name))
-        found.note(measures.stored(name, kind.version))
+        found.note(measures.known(name, kind))
     except Exception as error:  # noqa: BLE001 (a vendor's code may do anything when it is loaded)
         return _Row(name, reason=str(error))
     return found
@@ -124,9 +124,7 @@ def _measure(found: _Row) -> None:
         with connect(found.name) as device:
             device.call("free", 0)  # a round trip to the engine process; frees nothing
             started = time.monotonic() - begin
-            capabilities = measures.measured(device)
-            measures.store(device.address, device.version, capabilities)
-            found.note(capabilities)
+            found.note(measures.taken(device))
             found.measured = {"seconds_to_connect": started, **_round_trips(device)}
             found.runs = True
     except (BurstError, DriverError, OSError) as error:
@@ -151,7 +149,7 @@ def _show(found: list[_Row]) -> None:
     print_table(("device", "type", "version", "running", "cache files"), rows)
     print_line(f"All devices accept models of the HAL 1.0 to 1.3 (feature level {FEATURE_LEVEL}).")
     _show_measured({device.name: device.measured for device in known if device.measured})
-    _show_capabilities({device.name: _figures(device.capabilities) for device in known if device.capabilities})
+    _show_capabilities({device.name: device.capabilities for device in known if device.capabilities})
     for device in found:
         if device.reason or (device.runs and not _takes_work(device)):
             print_line(f"{device.name}: {device.reason or device.status}")
@@ -189,15 +187,17 @@ def _times(name: str, measured: dict[str, Any]) -> Iterator[tuple[str, ...]]:
 def _show_capabilities(found: dict[str, dict[str, Any]]) -> None:
     """Prints one row for each capability of the HAL that any device has."""
     if not found:
-        print_line("Capabilities are not measured yet; run: burst devices --measure")
+        print_line("Capabilities are not known yet; run: burst devices --measure")
         return
-    names = dict.fromkeys(name for figures in found.values() for name in figures)
-    rows = [[name, *(_performance(figures.get(name)) for figures in found.values())] for name in names]
+    devices = [_figures(capabilities) for capabilities in found.values()]
+    names = dict.fromkeys(name for figures in devices for name in figures)
+    rows = [["source", *(capabilities["source"] for capabilities in found.values())]]
+    rows += [[name, *(_performance(figures.get(name)) for figures in devices)] for name in names]
     print_table(("time (and power); 1 = numpy on this CPU", *found), rows, range(1, 1 + len(found)))
 
 
 def _figures(capabilities: dict[str, Any]) -> dict[str, Any]:
-    others = {name: capabilities[name] for name in _FIGURES if capabilities[name]}
+    others = {name: capabilities[name] for name in FIGURES if capabilities[name]}
     return {**capabilities["operands"], **others}
 
 

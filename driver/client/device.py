@@ -29,6 +29,7 @@ from driver.nn.file_form import is_file
 from driver.options import PRIORITIES, Preference, PrepareOptions, Priority, check_application, number_of
 from driver.protocol.model_memory import MOST_HANDLES
 from driver.protocol.prepare_arguments import PrepareArguments
+from driver.protocol.stated_capabilities import from_wire
 from fmq.closing import Closing
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     from burst.channel import Channel
     from driver.client.device_buffers import Buffer, BufferDesc, BufferRole
     from driver.client.plain import PlainClient
-    from driver.interface import CacheFiles
+    from driver.interface import CacheFiles, Capabilities
     from driver.nn import Model
     from driver.options import Cache
 
@@ -388,6 +389,13 @@ class RemoteDevice(Closing):
     def status(self) -> DeviceStatus:
         """Whether the device takes work, as it says itself. Raises PeerDied."""
         return DeviceStatus(*self.call("status")[0])
+
+    def stated_capabilities(self) -> Capabilities | None:
+        """What the device's driver states about its speed and power; None: nothing, so that `driver.compile` measures.
+
+        Raises GeneralFailure for what makes no sense; PeerDied.
+        """
+        return from_wire(self.name, self.call("capabilities")[0])
 
     def check_available(self) -> None:
         """Raises DeviceUnavailable while the device takes no work; PeerDied."""

@@ -33,6 +33,7 @@ from driver.options import PRIORITIES
 from driver.protocol.model_codec import handles_in, sealed
 from driver.protocol.prepare_arguments import PrepareArguments
 from driver.protocol.rpc import Reply, take_fd
+from driver.protocol.stated_capabilities import stated_by, to_wire
 from fmq import Descriptor, FmqError, LifePage
 
 if TYPE_CHECKING:
@@ -117,6 +118,7 @@ class EngineClient:
             "census": self.census,
             "turns": self.turns,
             "status": self.status,
+            "capabilities": self.capabilities,
             "allocate": self.allocate,
             "release": self.release,
             "copy_from": self.copy_from,
@@ -264,6 +266,10 @@ class EngineClient:
         """The device's state and its reason."""
         state, reason = self._engine.device.status
         return Reply([state, str(reason)[:_MOST_REASON]])
+
+    def capabilities(self, _: Message) -> Reply:
+        """What the driver states about the device's speed, or nothing. Raises GeneralFailure."""
+        return Reply(to_wire(stated_by(self._engine.device)))
 
     def counts(self) -> list[FlowCounts]:
         """Counts of its executions, by priority."""

@@ -279,6 +279,12 @@ class CountedModel(PreparedModel):
     def configure_execution_burst(self, offer: BurstOffer) -> ExecutionBurst | None:
         return self.quick.configure_execution_burst(offer)
 
+    def burst_began(self, preference: Preference) -> None:
+        self.quick.burst_began(preference)
+
+    def burst_ended(self) -> None:
+        self.quick.burst_ended()
+
     def improved(self, preparation: Preparation) -> PreparedModel | None:
         return self.quick.improved(preparation)
 

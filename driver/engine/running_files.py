@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from burst import BurstOffer, ErrorStatus, ExecutionBurst
     from driver.interface import BindOptions, Preparation, Saved
+    from driver.options import Preference
 
     Array = np.ndarray[Any, Any]
 
@@ -198,6 +199,12 @@ class GuardedModel(PreparedModel):
 
     def configure_execution_burst(self, offer: BurstOffer) -> ExecutionBurst | None:
         return self.inner.configure_execution_burst(offer)
+
+    def burst_began(self, preference: Preference) -> None:
+        self.inner.burst_began(preference)
+
+    def burst_ended(self) -> None:
+        self.inner.burst_ended()
 
     def improved(self, preparation: Preparation) -> PreparedModel | None:
         better = self.inner.improved(preparation)

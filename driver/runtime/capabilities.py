@@ -1,6 +1,7 @@
-"""How fast a device is on this machine: measured against the CPU in this process, and remembered per device version.
+"""How fast a device is on this machine: as its driver states it, else measured; and remembered per device version.
 
-The figures are those of the HAL: time and power per type of operand, relative to the CPU. Each compares the same small
+The figures are those of the HAL: time and power per type of operand, relative to the CPU in this process. What a driver
+states is taken as it is, and nothing is measured beside it. Measured figures each compare the same small
 network (`WORKLOADS`) executed by turns here and there, transport included, by the quarter of the runs
 that was disturbed least; it takes less than two seconds, at the first time that `driver.compile` has to choose. What a
 device does not support has no figure, and costs infinitely much.
@@ -16,7 +17,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 from statistics import quantiles
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
 import numpy as np
 
@@ -27,14 +28,16 @@ from driver.client.served import is_path
 from driver.devices import device_class, names, usable_class
 from driver.devices.reference import ReferenceDevice
 from driver.errors import DeviceFailed, DeviceNotFound
-from driver.interface import Capabilities, DeviceInfo, Performance
+from driver.interface import Capabilities, DeviceInfo, Performance, Source
 from driver.nn import ModelBuilder
+from driver.protocol.stated_capabilities import FIGURES, all_figures, checked, types_of
 from driver.runtime.local import LocalDevice
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from driver.client.device import RemoteDevice
+    from driver.interface import Device
     from driver.nn import Model, Operation, Subgraph, Value
 
 
@@ -148,7 +151,6 @@ WORKLOADS = (
 _BUDGET = 1.2  # seconds for all workloads; building and preparing them takes some more
 _IN_A_ROW = 4  # runs of one party, before it is the other's turn
 _RAPL = Path("/sys/class/powercap")
-_FIGURES = ("relaxed_scalar", "relaxed_tensor", "if_performance", "while_performance")
 _RELAXED = {"FLOAT32": "relaxed_scalar", "TENSOR_FLOAT32": "relaxed_tensor"}
 CPU = Performance(1.0, 1.0)  # of everything on the CPU: what the others are measured in
 
@@ -178,7 +180,7 @@ class Cost(NamedTuple):
         found: Performance | None = CPU
         if self.capabilities is not None:
             known = self.capabilities
-            found = getattr(known, name) if name in _FIGURES else known.operands.get(name)
+            found = getattr(known, name) if name in FIGURES else known.operands.get(name)
         if found is None:
             return math.inf
         return found.power_usage if self.by_power and found.power_usage is not None else found.exec_time
@@ -186,16 +188,26 @@ class Cost(NamedTuple):
 
 def has_power(capabilities: Capabilities) -> bool:
     """Whether all its figures say something about power."""
-    figures = [*capabilities.operands.values(), *(getattr(capabilities, name) for name in _FIGURES)]
-    return all(figure.power_usage is not None for figure in figures if figure)
+    return all(figure.power_usage is not None for figure in all_figures(capabilities))
 
 
 def of(device: RemoteDevice) -> Capabilities:
-    """Those that are stored, or else measured now and stored. Raises StatusError, PeerDied, DeviceFailed."""
-    found = stored(device.address, device.version)
-    if found is None:
-        found = measured(device)
-        store(device.address, device.version, found)
+    """What its driver states; else those that are stored, or measured now and stored.
+
+    Raises StatusError, also for a statement that makes no sense; PeerDied, DeviceFailed.
+    """
+    before, stated = stored(device.address, device.version), device.stated_capabilities()
+    return before if before and before.source == "measured" and not stated else _kept(device, stated)
+
+
+def taken(device: RemoteDevice) -> Capabilities:
+    """What its driver states, else measured now; and stored. Raises as `of`."""
+    return _kept(device, device.stated_capabilities())
+
+
+def _kept(device: RemoteDevice, stated: Capabilities | None) -> Capabilities:
+    found = stated or measured(device)
+    store(device.address, device.version, found)
     return found
 
 
@@ -208,7 +220,7 @@ def measured(device: RemoteDevice) -> Capabilities:
         with suppress(StatusError):  # what a device promised and does not do has no figure
             performance = _measured(device, workload, until)
             figures |= dict.fromkeys(workload.figures, performance) if performance else {}
-    return Capabilities(figures, **{name: figures.pop(name, None) for name in _FIGURES})
+    return Capabilities(figures, **{name: figures.pop(name, None) for name in FIGURES}, source="measured")
 
 
 def _measured(device: RemoteDevice, workload: Workload, until: float) -> Performance | None:
@@ -303,18 +315,36 @@ def _info(name: str) -> DeviceInfo:
         usable_class(name)
     except DeviceNotFound as error:
         return DeviceInfo(name, kind.version, kind.type, missing=str(error))
-    return DeviceInfo(kind.name, kind.version, kind.type, stored(name, kind.version), status=status_of(name))
+    try:
+        found = known(name, kind)
+    except StatusError as error:
+        return DeviceInfo(kind.name, kind.version, kind.type, missing=str(error), status=status_of(name))
+    return DeviceInfo(kind.name, kind.version, kind.type, found, status=status_of(name))
+
+
+def known(name: str, kind: type[Device]) -> Capabilities | None:
+    """What is known without starting the device. Raises GeneralFailure for a statement that makes no sense."""
+    stated: object = kind.capabilities
+    if stated is None or isinstance(stated, property):
+        return stored(name, kind.version)
+    return checked(kind.name, stated, types_of(kind))
 
 
 def stored(address: str, version: str) -> Capabilities | None:
-    """What was measured of this version, or None."""
+    """What was measured of this version, or its driver has stated when it was connected the last time; or None."""
     with suppress(OSError, ValueError, KeyError, TypeError, AttributeError, DeviceFailed):
         plain = json.loads(_path(address).read_text())
         if (plain["version"], plain["cpu"]) == (version, ReferenceDevice.version):
             operands = {str(name): _performance(figure) for name, figure in plain["operands"].items()}
-            others = {name: plain[name] and _performance(plain[name]) for name in _FIGURES}
-            return Capabilities(operands, **others)
+            others = {name: plain[name] and _performance(plain[name]) for name in FIGURES}
+            return Capabilities(operands, **others, source=_source(plain["source"]))
     return None
+
+
+def _source(plain: Any) -> Source:
+    if plain not in get_args(Source):
+        raise ValueError(plain)
+    return plain  # type: ignore[no-any-return]
 
 
 def _performance(plain: Any) -> Performance:

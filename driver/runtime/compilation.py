@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from driver.client.prepared_model import RemotePreparedModel
     from driver.client.surface import AnyPreparedModel
-    from driver.interface import Capabilities
+    from driver.interface import Capabilities, Source
     from driver.nn import Model
 
 
@@ -236,6 +236,7 @@ class _Compilation:
         self._cache, self._given = cache, options.model
         self._own: dict[str, RemoteDevice] = {}  # connections of ours
         self._at = "none in particular"  # that is at work
+        self._sources: dict[str, Source] = {}  # of capabilities
 
     def placed_before(self, names: Sequence[str | RemoteDevice]) -> CompiledModel | None:
         """With the devices that were chosen the last time, of which none need be asked. None: there was no such time,
@@ -414,10 +415,11 @@ class _Compilation:
             figures,
             recipe,
             may_fall_back=options.may_fall_back,
+            capabilities=self._sources,
         )
 
     def _asked(self, names: Sequence[str | RemoteDevice]) -> list[_Candidate]:
-        """Each device, connected, measured if there is a choice, and asked what it supports."""
+        """Each device, connected, asked for its capabilities if there is a choice, and for what it supports."""
         found = []
         for n, name in enumerate(names):
             self._clock.begin(f"ask {_name(name)}", 0.5 * n / len(names))
@@ -447,7 +449,9 @@ class _Compilation:
                 model.main.operations
             )
         if measure and None in obstacles and isinstance(device, RemoteDevice) and not file_of(model):
-            return _Candidate(device, model, obstacles, measures.of(device))
+            capabilities = measures.of(device)
+            self._sources[device.address] = capabilities.source
+            return _Candidate(device, model, obstacles, capabilities)
         return _Candidate(device, model, obstacles, None)
 
     def _device(self, name: str | RemoteDevice) -> RemoteDevice | LocalDevice:

@@ -26,7 +26,7 @@ from driver.runtime.plan import PlannedModel, PreparedStep
 from driver.runtime.shared_buffers import ModelRoles, names_shared, on_memory
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from concurrent.futures import Future
 
     from burst import Memory, Request, Result
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from driver.client.device_buffers import Buffer, BufferDesc, BufferRole
     from driver.client.fenced import FencedExecution, Waitable
     from driver.client.prepared_model import RemotePreparedModel
+    from driver.interface import Source
     from driver.nn import Model
     from driver.options import Options, PrepareOptions
     from driver.runtime.chain import Chain
@@ -43,17 +44,27 @@ _numbers = count(1)
 
 
 class Placement(list[tuple[str, tuple[int, ...]]]):
-    """The steps of a compiled model, as a list, and the figures by which it was chosen."""
+    """The steps of a compiled model, as a list, and the figures by which it was chosen.
 
-    def __init__(self, steps: Sequence[tuple[str, tuple[int, ...]]], figures: Figures) -> None:
+    figures: seconds of plans, measured on the model itself. capabilities: of each device that was asked for them,
+    whether its driver has "stated" them or they were "measured"; they proposed the plans, and decided alone where
+    `figures` has no seconds.
+    """
+
+    def __init__(
+        self, steps: Sequence[tuple[str, tuple[int, ...]]], figures: Figures, capabilities: Mapping[str, Source]
+    ) -> None:
         super().__init__(steps)
-        self.figures = figures
+        self.figures, self.capabilities = figures, dict(capabilities)
 
     def __str__(self) -> str:
         where = " + ".join(f"{device} ({len(own)} operation{'s' * (len(own) != 1)})" for device, own in self)
         busy = ", on a busy machine" if self.figures.was_busy else ""
         compared = ", ".join(f"{name} {1e3 * s:.3g} ms" for name, s in sorted(self.figures.seconds.items()))
-        return f"{where}; measured{busy}: {compared}" if compared else where
+        if compared:
+            return f"{where}; measured{busy}: {compared}"
+        known = ", ".join(f"{name} {source}" for name, source in sorted(self.capabilities.items()))
+        return f"{where}; by capabilities: {known}" if known else where
 
 
 class CompiledModel(FallbackModel, AnyPreparedModel):
@@ -73,11 +84,12 @@ class CompiledModel(FallbackModel, AnyPreparedModel):
         recipe: tuple[Any, ...],
         *,
         may_fall_back: bool,
+        capabilities: Mapping[str, Source],
     ) -> None:
         """Use `compile`. `devices`: connections to be closed with it. `figures`: of the plans that were compared.
-        `recipe`: how to compile it again, for pickle.
+        `recipe`: how to compile it again, for pickle. `capabilities`: as of `Placement`.
         """
-        self._figures, self._recipe = figures, recipe
+        self._figures, self._recipe, self._capabilities = figures, recipe, capabilities
         self.model = model
         self.preference, self.priority = options.preference, options.priority
         self._steps, self._devices, self._fallbacks = steps, devices, fallbacks
@@ -96,12 +108,13 @@ class CompiledModel(FallbackModel, AnyPreparedModel):
     def placement(self) -> Placement:
         """What runs where now: (device, indices of operations of the main subgraph) of each step, in order.
 
-        Its `figures` are the seconds of one execution of each plan that was compared.
+        Its `figures` are the seconds of one execution of each plan that was compared; its `capabilities` say of each
+        device whether its driver has stated them or Burst has measured them.
         """
         if self.is_replaced:
-            return Placement([(NAME, tuple(range(len(self.model.main.operations))))], self._figures)
+            return Placement([(NAME, tuple(range(len(self.model.main.operations))))], self._figures, self._capabilities)
         steps = [(NAME if p.model.is_replaced else p.device, p.step.operations) for p in self._steps]
-        return Placement(steps, self._figures)
+        return Placement(steps, self._figures, self._capabilities)
 
     def __repr__(self) -> str:
         where = " + ".join(dict.fromkeys(device for device, _ in self.placement()))

@@ -309,7 +309,7 @@ class ServiceClient:
             **{method: partial(self.forward, method) for method in ("allocate", "release", "copy_from", "copy_to")},
             **{method: partial(self.forward, method) for method in ("copy", "buffer_state")},
             **{method: partial(self.forward, method) for method in ("stage", "turns", "status", "traces")},
-            **{method: partial(self.forward, method) for method in ("figures", "census")},
+            **{method: partial(self.forward, method) for method in ("figures", "census", "capabilities")},
             "restore": partial(self.noted, "restored", "not_restored", self.restore),
         }
 
