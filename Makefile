@@ -1,10 +1,10 @@
-# demo · test · check · stress · bench · docs. Each makes its own .venv when there is none, or when pyproject.toml changed.
+# demo · test · integration · check · stress · bench · docs. Each makes its own .venv when there is none, or when pyproject.toml changed.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 export OPENBLAS_NUM_THREADS ?= 1
 
-.PHONY: demo test check stress bench docs clean
+.PHONY: demo test integration check stress bench docs clean
 .DEFAULT_GOAL := test
 
 demo: $(VENV)/demo
@@ -13,6 +13,10 @@ demo: $(VENV)/demo
 
 test: $(VENV)/test
 	$(BIN)/python -m pytest -m "not stress" -n 2 --dist loadfile --no-loadscope-reorder
+
+# The driver in C of examples/device-c: built, held to the conformance tests, killed. `make test` does so where XNNPACK is installed.
+integration: $(VENV)/test
+	BURST_INTEGRATION=1 $(BIN)/python -m pytest -m "integration and not stress"
 
 check: $(VENV)/check
 	$(BIN)/ruff check
