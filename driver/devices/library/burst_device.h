@@ -37,6 +37,7 @@
 #ifndef BURST_DEVICE_H
 #define BURST_DEVICE_H
 #include <stdint.h>
+#include "burst_operations.h"
 #ifdef __cplusplus
 extern "C" {
 #endif

@@ -1,5 +1,6 @@
 """burst_device.h: what it declares is what Burst reads, in C and in C++."""
 
+import re
 import shutil
 import subprocess
 import sys
@@ -8,6 +9,7 @@ import pytest
 from c_drivers import HEADERS, SOURCES, STRICT, compiled
 
 from driver.devices.library.table import ffi
+from driver.nn import OPERATIONS, OperandType
 
 COMPILERS = [("cc", "-std=c99"), ("cc", "-std=c11"), ("c++", "-x", "c++", "-std=c++17")]
 
@@ -35,6 +37,17 @@ def test_layouts_are_those_of_the_compiler(tmp_path):
     found = dict(line.split() for line in out.splitlines())
     assert {what: int(number) for what, number in found.items()} == said
     assert len(said) > 150
+
+
+def test_numbers_are_those_of_the_hal():
+    """burst_operations.h names each operand type and each operation, with its number."""
+    text = (HEADERS / "burst_operations.h").read_text()
+    said = {name: int(number) for name, number in re.findall(r"BURST_(\w+) = (\d+)", text)}
+    operations = {f"OPERATION_{name}": kind.code for name, kind in OPERATIONS.items()}
+    assert {name: number for name, number in said.items() if name in operations} == operations
+    types = {name: number for name, number in said.items() if name not in operations}
+    assert sorted(types.values()) == sorted(OperandType)
+    assert {name: OperandType[name] for name in types if name.startswith("TENSOR_")}.items() <= types.items()
 
 
 @pytest.mark.parametrize("compiler", COMPILERS, ids=" ".join)
