@@ -95,7 +95,7 @@ def _installed(name: str) -> _Row:
 
 
 def _is_running(name: str) -> bool:
-    channel = discovery.find(discovery.Place(discovery.runtime_dir(), name))
+    channel = discovery.running(name)
     if channel:
         channel.close()
     return channel is not None

@@ -75,7 +75,7 @@ def connect(name: str = "reference", *, application: str | None = None) -> Remot
 def status_of(name: str) -> DeviceStatus:
     """The status of a device of this account. "unknown" while it does not run, and is not started by that."""
     with suppress(DeviceFailed, PeerDied, StatusError, Timeout):
-        if channel := discovery.find(discovery.Place(discovery.runtime_dir(), name)):
+        if channel := discovery.running(name):
             with channel:
                 return DeviceStatus(*Connection(channel, timeout=_ANSWER).call("status", timeout=_ANSWER)[0])
     return DeviceStatus("unknown")
@@ -85,7 +85,7 @@ def _own(name: str, application: str | None, attempts: int = _ATTEMPTS) -> Conne
     for _ in range(attempts):
         with suppress(PeerDied):
             return _greeted(discovery.connect(name), application)
-    log = discovery.Place(discovery.runtime_dir(), name).end_of_log()
+    log = discovery.end_of_log(name)
     raise DeviceFailed(f"device {name!r} ended while it started; {log}")
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
+import logging
 import os
 import pwd
 import re
@@ -24,6 +25,7 @@ from typing import TYPE_CHECKING, BinaryIO, NamedTuple
 
 from burst import PeerDied
 from burst.channel import Channel
+from driver.client import launch
 from driver.devices import usable_class
 from driver.devices.library.description import absolute, is_library
 from driver.errors import DeviceFailed
@@ -31,6 +33,11 @@ from driver.errors import DeviceFailed
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+_log = logging.getLogger(__name__)
+_APART = (
+    "device %r is started for this program and those with the same limits alone, because a device would keep what only "
+    "privilege can reset: %s; to share one device, start it from a program without these limits, or with `burst serve`"
+)
 _BACKLOG = 128
 PATIENCE = 30.0
 """Seconds that a process may hold the lock: a start under it takes tens of milliseconds."""
@@ -39,8 +46,6 @@ _STOPPED = 1.0  # the same, for a process that is stopped
 _LOOK = 0.01  # seconds
 TEMPORARY, STAYING = Path("/tmp"), Path("/var/tmp")
 _LOG_LINES, _LOG_BYTES = 6, 2000  # of a log in an error message
-# Forks before anything heavy is imported, so that the service is init's child and never our zombie.
-_LAUNCH = "import os; os.fork() and os._exit(0)\nfrom driver.service.process import main; main()"
 
 
 def runtime_dir() -> Path:
@@ -140,9 +145,13 @@ class Holder(NamedTuple):
 class Place:
     """The files of one device name."""
 
-    def __init__(self, directory: Path, name: str, remedy: str = "set BURST_RUNTIME_DIR to a shorter one") -> None:
-        """`remedy`: against a path that is too long. Raises DeviceFailed."""
-        stem = stem_of(name)
+    def __init__(
+        self, directory: Path, name: str, remedy: str = "set BURST_RUNTIME_DIR to a shorter one", apart: str = ""
+    ) -> None:
+        """`remedy`: against a path that is too long. `apart`: which of several devices of this name, if not the one
+        for all processes. Raises DeviceFailed.
+        """
+        self.apart, stem = apart, stem_of(name) + (f".{apart}" if apart else "")
         self.socket, self.lock, self.log = (directory / f"{stem}.{kind}" for kind in ("sock", "lock", "log"))
         if len(os.fsencode(self.socket)) > 107:
             raise DeviceFailed(f"{self.socket}: a socket's path has at most 107 bytes; {remedy}")
@@ -234,17 +243,37 @@ def connect(name: str) -> Channel:
     if found := find(place):
         return found
     usable_class(name)  # says what is not installed here, and not in a log
+    if limits := launch.kept():
+        place = apart(name, limits)
     with place.locked() as is_ours:
         if found := find(place):
             return found
         if not is_ours:
             raise place.held()
+        if limits:
+            _log.warning(_APART, name, launch.told(limits))
         with listen(place) as listener:
             _start(name, place, listener)
         found = find(place)
     if found is None:
         raise PeerDied(f"device {name!r} ended while it started")
     return found
+
+
+def apart(name: str, limits: dict[str, int]) -> Place:
+    """Of the device of processes that pass these limits on to what they start."""
+    return Place(runtime_dir(), name, apart=f"limited-{launch.name_of(limits)}")
+
+
+def running(name: str) -> Channel | None:
+    """A connection to the device that this process would use, or None; it is not started. Raises DeviceFailed."""
+    return find(Place(runtime_dir(), name)) or ((limits := launch.kept()) and find(apart(name, limits))) or None
+
+
+def end_of_log(name: str) -> str:
+    """`Place.end_of_log` of the device that this process would start."""
+    limits = launch.kept()
+    return (apart(name, limits) if limits else Place(runtime_dir(), name)).end_of_log()
 
 
 def find(place: Place) -> Channel | None:
@@ -288,7 +317,15 @@ def environment(directory: Path) -> dict[str, str]:
 def _start(name: str, place: Place, listener: socket.socket) -> None:
     with open(place.log, "wb") as log:
         launcher = subprocess.Popen(
-            [sys.executable, "-P", "-c", _LAUNCH, name, str(listener.fileno())],
+            [
+                sys.executable,
+                "-P",
+                launch.__file__,
+                "driver.service.process",
+                name,
+                str(listener.fileno()),
+                place.apart,
+            ],
             pass_fds=[listener.fileno()],
             start_new_session=True,
             cwd="/",

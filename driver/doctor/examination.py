@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from driver.doctor import installation, machine
+from driver.doctor import installation, machine, running
 from driver.doctor.finding import examined
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ CHECKS: dict[str, Callable[[], Iterable[Finding]]] = {
     "start locks": machine.start_locks,
     "folders": machine.kept,
     "devices": installation.installed,
+    "running devices": running.devices,
 }
 
 

@@ -487,5 +487,5 @@ def run(name: str, fd: int, place: Place, options: ServiceOptions) -> NoReturn:
 
 
 def main() -> None:
-    """Entry point of the process that a client starts. Arguments: device name, listening socket."""
-    run(sys.argv[1], int(sys.argv[2]), Place(runtime_dir(), sys.argv[1]), ServiceOptions())
+    """Entry point of the process that a client starts. Arguments: device name, listening socket, which of several."""
+    run(sys.argv[1], int(sys.argv[2]), Place(runtime_dir(), sys.argv[1], apart=sys.argv[3]), ServiceOptions())

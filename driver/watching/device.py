@@ -126,7 +126,7 @@ class WatchedDevice:
 @contextmanager
 def _connected(address: str) -> Iterator[Connection]:
     channel = served.connect(address) if served.is_path(address) else None
-    channel = channel or discovery.find(discovery.Place(discovery.runtime_dir(), address))
+    channel = channel or discovery.running(address)
     if channel is None:
         raise DeviceNotFound(f"name={address!r}: not running; it starts with its first client")
     try:

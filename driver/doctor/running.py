@@ -1,0 +1,65 @@
+"""Checks the running devices of this account: what they have inherited from the client that started them."""
+
+from __future__ import annotations
+
+import os
+import resource
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from burst import BurstError
+from driver.client.connection import Connection
+from driver.client.discovery import Place, find, runtime_dir
+from driver.client.launch import ENOUGH
+from driver.doctor.finding import Finding
+from driver.errors import DriverError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_WITHIN = 2.0  # seconds for an answer
+_SHARE = "its clients are held to that; such a device is started for programs with the same limits alone"
+_END = "the first client's: when that ends (as a systemd service that stops) or has no memory left, the device ends"
+
+
+def devices() -> Iterator[Finding]:
+    """Limits, priority and control group of each device that runs."""
+    for path in sorted(runtime_dir().glob("*.sock")):
+        try:
+            channel = find(Place(path.parent, path.stem))
+            if channel is None:
+                continue
+            with channel:
+                pid = Connection(channel, timeout=_WITHIN).engine_pid
+                yield _kept(path.stem, pid)
+                yield _group(path.stem, pid)
+        except (BurstError, DriverError) as error:
+            yield Finding(f"{path.stem}, running", "warning", f"does not answer: {error}", "it may hang", "kill it")
+
+
+def _kept(name: str, pid: int) -> Finding:
+    found = []
+    for number, (limit, enough) in ENOUGH.items():
+        soft = resource.prlimit(pid, number)[0]
+        if soft != resource.RLIM_INFINITY and not 0 <= enough <= soft:
+            found.append(f"{limit} {soft}")
+    if nice := os.getpriority(os.PRIO_PROCESS, pid):
+        found.append(f"nice {nice}")
+    if (scheduler := os.sched_getscheduler(pid)) != os.SCHED_OTHER:
+        found.append(f"scheduling class {scheduler}")
+    if adjusted := int(Path(f"/proc/{pid}/oom_score_adj").read_text()):
+        found.append(f"oom_score_adj {adjusted}")
+    subject = f"{name}, process {pid}"
+    if not found:
+        return Finding(subject, "ok", "no limits, nice 0, oom_score_adj 0")
+    remedy = "end it, and start it from a program without these; or use `burst serve`"
+    return Finding(subject, "note", f"has inherited {', '.join(found)}", _SHARE, remedy)
+
+
+def _group(name: str, pid: int) -> Finding:
+    own, its = (Path(f"/proc/{of}/cgroup").read_text().splitlines() for of in ("self", pid))
+    subject, group = f"{name}, control group", its[-1].split(":", 2)[2]
+    if own == its:
+        return Finding(subject, "ok", f"{group}, as this process")
+    remedy = "start it by `systemd-run --user`, or serve it by `burst serve`, if it must outlive that"
+    return Finding(subject, "note", group, _END, remedy)

@@ -1,0 +1,148 @@
+"""What a device inherits from the client that starts it, and what it undoes."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import driver
+from driver.client.launch import kept
+from driver.doctor import running
+
+LIMITED_CLIENT = """
+import ctypes, os, resource, signal, sys
+{}
+import driver
+with driver.connect() as d:
+    print(d.service_pid, d.engine_pid, flush=True)
+    sys.stdin.read(1)
+"""
+
+SOFT = """
+limits = {"CPU": 3600, "AS": 1 << 40, "DATA": 1 << 40, "FSIZE": 1 << 30, "STACK": 1 << 18, "NPROC": 5000}
+for name, soft in limits.items():
+    number = getattr(resource, "RLIMIT_" + name)
+    resource.setrlimit(number, (soft, resource.getrlimit(number)[1]))
+os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+open("/proc/self/oom_score_adj", "w").write("300")
+libc = ctypes.CDLL(None)
+libc.prctl(29, 10**9, 0, 0, 0)  # timer slack: a second
+libc.prctl(41, 1, 0, 0, 0)  # no huge pages
+for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGHUP):
+    signal.signal(number, signal.SIG_IGN)
+"""
+
+
+def limited(kit, how):
+    """A client without privileges over limits that sets these; its device's processes are the first line it prints."""
+    words = [sys.executable, "-c", LIMITED_CLIENT.replace("{}", how)]
+    if not os.geteuid():
+        if not shutil.which("setpriv"):
+            pytest.skip("setpriv is not installed")
+        words = ["setpriv", "--bounding-set=-sys_resource,-sys_nice", *words]
+    return subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+
+def limits_of(pid):
+    """Soft and hard, by name, as the kernel writes them."""
+    lines = Path(f"/proc/{pid}/limits").read_text().splitlines()[1:]
+    return {line[:26].strip(): tuple(line[26:68].split()) for line in lines}
+
+
+def test_soft_limits_of_the_first_client_are_reset(place, kit):
+    """What a client has restricted for itself, and a process may undo, the device undoes: for all of its threads."""
+    with limited(kit, SOFT) as client:
+        for pid in map(int, client.stdout.readline().split()):
+            limits, proc = limits_of(pid), Path(f"/proc/{pid}")
+            for name in ("Max cpu time", "Max address space", "Max data size", "Max file size"):
+                assert limits[name] == ("unlimited", "unlimited"), name
+            assert limits["Max processes"][0] == limits["Max processes"][1]
+            assert int(limits["Max stack size"][0]) == 8 << 20
+            assert (proc / "oom_score_adj").read_text() == "0\n"
+            status = dict(line.split(":\t") for line in (proc / "status").read_text().splitlines())
+            assert int(status["SigIgn"], 16) & ~(1 << 12 | 1 << 24) == 0  # Python ignores PIPE and XFSZ
+            assert status.get("THP_enabled", "1") == "1"
+            for task in (proc / "task").iterdir():
+                assert os.sched_getscheduler(int(task.name)) == os.SCHED_OTHER
+                assert os.sched_getaffinity(int(task.name)) == os.sched_getaffinity(0)
+            assert stack_of_threads(pid) >= 8 << 20  # some of ours ask for less
+        client.stdin.write(b".")
+
+
+def stack_of_threads(pid):
+    """Bytes, of the largest mapping in which a thread's stack pointer lies, but for the main thread's."""
+    pointers = []
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        words = (task / "syscall").read_text().split()
+        if int(task.name) != pid and len(words) > 2:
+            pointers.append(int(words[-2], 16))
+    spans = [line.split()[0].split("-") for line in Path(f"/proc/{pid}/maps").read_text().splitlines()]
+    spans = [(int(begin, 16), int(end, 16)) for begin, end in spans]
+    return max(end - begin for begin, end in spans for pointer in pointers if begin <= pointer < end)
+
+
+CPU = "resource.setrlimit(resource.RLIMIT_CPU, (60, 60))"
+SPACE = "resource.setrlimit(resource.RLIMIT_AS, (1 << 40, 1 << 40))"
+NICE = "os.nice(5)"
+IDLE = "os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))"
+
+
+@pytest.mark.parametrize(("how", "word"), [(CPU, "RLIMIT_CPU 60"), (NICE, "nice 5"), (IDLE, "SCHED_IDLE")])
+def test_a_client_with_limits_starts_no_device_for_others(place, kit, how, word):
+    """A client whose limits a device would keep starts one for itself, and is told; others get one without."""
+    with limited(kit, how) as client:
+        pids = [int(pid) for pid in client.stdout.readline().split()]
+        with driver.connect() as device:
+            assert {device.service_pid, device.engine_pid}.isdisjoint(pids)
+            for pid in (device.service_pid, device.engine_pid):
+                assert limits_of(pid)["Max cpu time"] == ("unlimited", "unlimited")
+                assert os.getpriority(os.PRIO_PROCESS, pid) == os.getpriority(os.PRIO_PROCESS, 0)
+                assert os.sched_getscheduler(pid) == os.SCHED_OTHER
+        _, said = client.communicate(b".")
+        assert "device 'reference' is started for this program and those with the same limits alone" in said.decode()
+        assert word in said.decode()
+    assert client.returncode == 0
+
+
+def test_a_client_with_limits_uses_the_device_of_all(place, kit):
+    """A client with limits uses a device that runs already."""
+    with driver.connect() as device, limited(kit, CPU + "\n" + NICE) as client:
+        assert [int(pid) for pid in client.stdout.readline().split()] == [device.service_pid, device.engine_pid]
+        client.stdin.write(b".")
+
+
+def test_clients_with_the_same_limits(place, kit):
+    """Programs with the same limits share a device; one with limited processor time has its own: time is used up."""
+    with limited(kit, SPACE) as one, limited(kit, SPACE) as two:
+        assert one.stdout.readline() == two.stdout.readline() != b""
+        one.stdin.write(b".")
+        two.stdin.write(b".")
+    with limited(kit, CPU) as one, limited(kit, CPU) as two:
+        pids = one.stdout.readline().split(), two.stdout.readline().split()
+        assert set(pids[0]).isdisjoint(pids[1])
+        assert all(map(len, pids))
+        one.stdin.write(b".")
+        two.stdin.write(b".")
+
+
+def test_doctor_tells_what_a_device_has_inherited(place, kit):
+    """`burst doctor` names the limits that a running device keeps, and whose control group it is in."""
+    with limited(kit, NICE) as client:
+        assert client.stdout.readline()
+        with driver.connect():
+            findings = list(running.devices())
+        client.stdin.write(b".")
+    found = {finding.subject.partition(",")[0]: finding for finding in findings if "process" in finding.subject}
+    apart = next(name for name in found if name.startswith("reference.limited-"))
+    assert (found["reference"].state, found[apart].state) == ("ok", "note")
+    assert "has inherited nice 5" in found[apart].found
+    assert [finding.state for finding in findings if finding.subject.endswith("control group")] == ["ok", "ok"]
+
+
+def test_ordinary_processes_pass_nothing_on():
+    """A process without limits of its own shares its device."""
+    assert kept() == {}
