@@ -53,6 +53,11 @@ class RunQueue:
         self.slots = slots
         self.handle = _owned(lib.burst_runqueue_new(slots, int(quantum * 1e9)), lib.burst_runqueue_free)
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether no execution has a slot and none waits, at this moment."""
+        return bool(lib.burst_runqueue_is_idle(self.handle))
+
 
 class Share:
     """Fair-share scheduling group: all clients of one account."""

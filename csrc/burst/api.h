@@ -177,6 +177,7 @@ typedef struct burst_flow burst_flow;
 enum { BURST_LOW = 0, BURST_MEDIUM = 1, BURST_HIGH = 2 };
 burst_runqueue *burst_runqueue_new(uint32_t slots, uint64_t quantum_ns); /* slots: that many executions at once */
 void burst_runqueue_free(burst_runqueue *queue);
+_Bool burst_runqueue_is_idle(const burst_runqueue *queue); /* a hint: no ticket has a slot, and none waits */
 burst_share *burst_share_new(burst_runqueue *queue, uint32_t weight); /* 1 to 1000 */
 void burst_share_free(burst_share *share);
 burst_application *burst_application_new(burst_share *share);

@@ -203,6 +203,10 @@ int burst_enter(burst_ticket *t, uint64_t estimate_ns, uint64_t deadline, uint64
     return r;
 }
 
+_Bool burst_runqueue_is_idle(const burst_runqueue *q) {
+    return !atomic_load_explicit(&q->turns, memory_order_relaxed); /* relaxed, because it is a hint */
+}
+
 /* Under the lock: calls a ticket for the slot that was left. It gets the slot if the client of `t` sends no request first. */
 static burst_ticket *call(burst_runqueue *q, burst_ticket *standby) {
     if (q->called) return NULL;

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from contextlib import ExitStack
+from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any, Self
 
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from burst import Request
     from burst.executor import Execution
     from burst.turns import Application, FlowCounts
+    from driver.engine.hints import BurstHints
     from driver.engine.launched import LaunchServer
     from driver.engine.models import SharedModel
     from driver.engine.process import Engine
@@ -236,7 +238,7 @@ class EngineClient:
         def bind(request: Request) -> Execution:
             self._engine.check_available()
             bound: Execution = execution(loaded, request, self._buffers, self._engine.pace.for_others)
-            if self._is_large() or any(worker.bound >= _FEW for worker in self.workers()):
+            if self._engine.rests or self._is_large() or any(worker.bound >= _FEW for worker in self.workers()):
                 self._engine.idle.begin()
             return bound
 
@@ -403,7 +405,7 @@ class EngineClient:
             ticket = Ticket(self.flow(number))
             offer = BurstOffer(*queues, callback, bind, trace, version, spin, loaded.priority, ticket, burst.ended)
             burst.configure(offer, loaded.prepared.configure_execution_burst)
-            self._start(burst)
+            self._start(burst, loaded.shared.bursts)
             undo.pop_all()
         return Reply([version])
 
@@ -433,19 +435,27 @@ class EngineClient:
         census = self._engine.census(self._sight)
         return Reply([], [to_read(census.memory), os.dup(census.life.fd)])
 
-    def _start(self, burst: OpenBurst) -> None:
-        engine = self._engine
+    def _start(self, burst: OpenBurst, hints: BurstHints) -> None:
+        engine, is_registered = self._engine, False
 
         def register() -> None:
+            nonlocal is_registered
+            is_registered = True
             engine.traces[burst] = self.uid, burst.trace.memory
             self._bursts.add(burst)
             engine.count_burst(+1)
             engine.note(self.uid, changes=1)
             engine.contexts.add(burst.context, burst.on_message, burst.stop)
 
-        burst.start(register, self._burst_ended)
+        hints.began()
+        try:
+            burst.start(register, partial(self._burst_ended, hints))
+        except GeneralFailure:
+            if not is_registered:
+                hints.ended()
+            raise
 
-    def _burst_ended(self, burst: OpenBurst) -> None:
+    def _burst_ended(self, hints: BurstHints, burst: OpenBurst) -> None:
         engine = self._engine
         engine.traces.pop(burst, None)
         self._bursts.discard(burst)
@@ -453,6 +463,7 @@ class EngineClient:
         burst.context.close()
         engine.count_burst(-1)
         engine.note(self.uid, changes=1)
+        hints.ended()
 
     def close(self) -> None:
         """Ends everything: the client is gone."""

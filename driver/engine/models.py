@@ -21,6 +21,7 @@ from burst._core import ffi
 from burst.turns import give_way
 from driver.deadlines import Rate, deadline
 from driver.engine.cache.compilations import Declined
+from driver.engine.hints import BurstHints, Hints
 from driver.interface import BoundExecution, Preparation, PreparedModel
 from driver.options import LOW
 from driver.protocol.model_codec import decode, sealed
@@ -74,19 +75,21 @@ class ModelUse(NamedTuple):
 
 
 USUAL = ModelUse()
+_NO_DRIVER = Hints("")
 
 
 class SharedModel:
     """A model prepared for one use. It lives as long as a client holds it.
 
+    bursts: the bursts on it, as its driver hears of them.
     digest: of the cache files that it was read from or written to. file: the digest of the file that it is; b"" for
     others. saved: contents of those it was read from. stage:
     how often an improved compilation has replaced `prepared`.
     """
 
     __slots__ = (
-        *("__weakref__", "_estimates", "_lock", "_savings", "digest", "file", "model", "prepared", "region", "saved"),
-        *("stage", "use", "where"),
+        *("__weakref__", "_estimates", "_lock", "_savings", "bursts", "digest", "file", "model", "prepared", "region"),
+        *("saved", "stage", "use", "where"),
     )
 
     def __init__(
@@ -97,8 +100,10 @@ class SharedModel:
         prepared: PreparedModel,
         use: ModelUse = USUAL,
         file: bytes = b"",
+        hints: Hints = _NO_DRIVER,
     ) -> None:
         self.region, self.where, self.model, self.prepared, self.use = region, where, model, prepared, use
+        self.bursts = BurstHints(prepared, use.preference, hints)
         self.digest: bytes | None = None
         self.file = file
         self.saved: Saved | None = None
@@ -141,6 +146,7 @@ class SharedModel:
         with self._lock:
             self.prepared, self.stage, self._estimates = better, self.stage + 1, {}
             switched()
+            self.bursts.move(better)
             for saving in self._savings:
                 try:
                     self._save(saving)
@@ -169,6 +175,7 @@ class ModelStore:
         self._device, self._running = device, running
         self._shared: WeakSet[SharedModel] = WeakSet()
         self._preparing, self._restoring = Rate(), Rate()
+        self._hints = Hints(device.name)
 
     def __len__(self) -> int:
         return len(self._shared)
@@ -229,7 +236,7 @@ class ModelStore:
     def rest(self) -> None:
         """Has all models free what they can make again: none has run for a while."""
         for shared in list(self._shared):
-            shared.prepared.rest()
+            self._hints.give("rest of a model", shared.prepared.rest)
 
     def _serving_first(self, use: ModelUse) -> list[SharedModel]:
         """All models: first those that this use may share whole, then those that share only their bytes."""
@@ -246,7 +253,7 @@ class ModelStore:
     ) -> SharedModel:
         if file and self._running:
             prepared = self._running.guarded(prepared, file)
-        shared = SharedModel(region, where, model, prepared, use, file)
+        shared = SharedModel(region, where, model, prepared, use, file, self._hints)
         self._shared.add(shared)
         return shared
 

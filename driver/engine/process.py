@@ -31,9 +31,11 @@ from driver.devices import device_class
 from driver.engine.cache.compilations import VerifiedCache
 from driver.engine.client import EngineClient
 from driver.engine.device_memory import Quota
+from driver.engine.hints import Hints
 from driver.engine.limits import limits, weights
 from driver.engine.models import ModelImprover, ModelStore, ModelUse, SharedModel
 from driver.engine.totals import Totals, summed
+from driver.interface import Device
 from driver.protocol.census import Census
 from driver.protocol.model_codec import handles_in
 from driver.protocol.rpc import Reply, serve, take_fd
@@ -48,7 +50,6 @@ if TYPE_CHECKING:
     from driver.engine.open_burst import OpenBurst
     from driver.engine.plain import PlainServer
     from driver.engine.running_files import RunningFiles
-    from driver.interface import Device
     from driver.protocol.model_memory import ModelBytes
     from driver.protocol.prepare_arguments import PrepareArguments
 
@@ -85,10 +86,14 @@ class IdleMonitor:
     """
 
     def __init__(
-        self, seconds: float, holders: Callable[[], Sequence[PlanHolder]], models: Callable[[], object] = lambda: None
+        self,
+        seconds: float,
+        holders: Callable[[], Sequence[PlanHolder]],
+        models: Callable[[], object] = lambda: None,
+        is_in_use: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`models`: called when no plans are left to drop."""
-        self._seconds, self._holders, self._models = seconds, holders, models
+        """`models`: called when no plans are left to drop, and `is_in_use()` is False, which is asked once a look."""
+        self._seconds, self._holders, self._models, self._is_in_use = seconds, holders, models, is_in_use
         self._seen: WeakKeyDictionary[PlanHolder, int] = WeakKeyDictionary()
         self._resting: WeakKeyDictionary[PlanHolder, int] = WeakKeyDictionary()
         self._bound, self._never = threading.Event(), threading.Event()
@@ -107,7 +112,7 @@ class IdleMonitor:
             self._bound.wait()
             self._never.wait(self._seconds)
             self._bound.clear()  # before looking: what is bound meanwhile is seen next time
-            if self.look():
+            if self.look() | self._is_in_use():
                 self._bound.set()
             elif not self._bound.is_set():
                 self._models()
@@ -179,7 +184,9 @@ class Engine:
         self._service, self.limits = service, limits()
         self._quota = Quota(self.limits.device_bytes)
         self.pace, self._models = Pacer(), ModelStore(self.device, running)
-        self.idle = IdleMonitor(self.limits.idle_seconds, self._holders, self._rest_models)
+        self.rests = type(self.device).rest is not Device.rest  #: whether its driver wants to hear of rests
+        self._hints, self._activity = Hints(self.device.name), 0
+        self.idle = IdleMonitor(self.limits.idle_seconds, self._holders, self._rest, self._is_in_use)
         self.compilations, self._improver = VerifiedCache(self.device, name), ModelImprover(self.forget_plans)
         self.contexts = ChannelLoop("burst-contexts")
         self.queue, self._weights = RunQueue(self.device.slots, self.device.quantum), weights()
@@ -235,6 +242,8 @@ class Engine:
             shared = use.run(traced)
         check("preparing")
         self._improver.watch(shared, self.pace)
+        if self.rests:
+            self.idle.begin()
         return shared
 
     def check_available(self) -> None:
@@ -246,9 +255,26 @@ class Engine:
     def _holders(self) -> list[OpenBurst | PlainServer]:
         return [holder for client in list(self.clients) for holder in client.holders()]
 
-    def _rest_models(self) -> None:
+    def _is_in_use(self) -> bool:
+        """Whether anything runs, or has run since this was asked last; False if the driver need not hear of it."""
+        if not self.rests:
+            return False
+        with self._counting:
+            left, clients = self._totals.snapshot(), list(self.clients)
+        sums = summed(left, (client.counts for client in clients), self.pace)
+        # A burst that the driver serves itself has no tickets; it counts its answers.
+        answers = sum(worker.answered for client in clients for worker in client.workers())
+        before, self._activity = self._activity, answers + sum(int(flow[0]) for flow in sums)
+        return before != self._activity or not self.queue.is_idle
+
+    def _rest(self) -> None:
+        """Requests are bound anew after a rest of the device: so it is noticed that the device is used again."""
         with self._preparing:
+            if self.rests:
+                self.forget_plans()
             self._models.rest()
+            if self.rests:
+                self._hints.give("rest", self.device.rest)
 
     def forget_plans(self) -> None:
         """Requests of all clients are bound anew: what they are bound to has changed."""

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from burst_test_devices.odd import Slow
 from driver.deadlines import deadline
 from driver.devices.reference import ReferenceDevice
 from driver.interface import BoundExecution, PreparedModel
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
 
     from driver.interface import BindOptions, Preparation
     from driver.nn import Model
+    from driver.options import Preference
 
 
 def note(what: str, **said: object) -> None:
@@ -36,9 +39,41 @@ class Listening(ReferenceDevice):
         note("prepare", preference=preparation.preference, deadline=preparation.deadline)
         return ListeningModel(super().prepare(model, preparation))
 
+    def rest(self) -> None:
+        note("rest")
+
+
+class Improving(Listening):
+    """Makes a better plan of a model once the first one has run three times."""
+
+    def prepare(self, model: Model, preparation: Preparation) -> PreparedModel:
+        """The first plan."""
+        return QuickModel(ReferenceDevice.prepare(self, model, preparation))
+
+
+class Dozing(Slow):
+    """As Slow; hears of rest."""
+
+    def rest(self) -> None:
+        note("rest")
+
+
+class Rude(Listening):
+    """Fails in every hint."""
+
+    def prepare(self, model: Model, preparation: Preparation) -> PreparedModel:
+        """As the reference device does."""
+        return RudeModel(ReferenceDevice.prepare(self, model, preparation))
+
+    def rest(self) -> None:
+        note("rest")
+        raise RuntimeError("no rest for the wicked")
+
 
 class ListeningModel(PreparedModel):
     """One model."""
+
+    plan = "first"
 
     def __init__(self, prepared: PreparedModel) -> None:
         self._prepared, self.is_static, self.serves_all = prepared, prepared.is_static, prepared.serves_all
@@ -48,6 +83,38 @@ class ListeningModel(PreparedModel):
     ) -> BoundExecution:
         note("bind", priority=options.priority, loop_timeout=options.loop_timeout)
         return ListeningExecution(self._prepared.bind(inputs, outputs, options))
+
+    def burst_began(self, preference: Preference) -> None:
+        note("burst_began", preference=preference, plan=self.plan)
+
+    def burst_ended(self) -> None:
+        note("burst_ended", plan=self.plan)
+
+
+class QuickModel(ListeningModel):
+    """The first plan."""
+
+    improves_after = 3
+
+    def improved(self, preparation: Preparation) -> PreparedModel:
+        better = ListeningModel(self._prepared)
+        better.plan = "better"
+        return better
+
+
+class RudeModel(ListeningModel):
+    """Fails in every hint, each time in another way."""
+
+    def burst_began(self, preference: Preference) -> None:
+        super().burst_began(preference)
+        raise RuntimeError("no burst is welcome")
+
+    def burst_ended(self) -> None:
+        super().burst_ended()
+        sys.exit("no burst may leave")
+
+    def rest(self) -> None:
+        raise ValueError("no model rests")
 
 
 class ListeningExecution(BoundExecution):

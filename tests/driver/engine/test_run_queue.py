@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from simulated_device import MS, QUANTUM, US, Client, Device, Job, World
 
 from burst._core import ffi, lib
+from burst.turns import Application, Flow, RunQueue, Share, Ticket
 from fmq import clock
 
 FOREVER = 2**64 - 1
@@ -537,3 +538,20 @@ def test_an_execution_that_can_be_broken_off_hears_of_urgent_ones():
         assert lib.burst_yield(mine) == 0
     assert lib.burst_outranking(mine) == 0
     lib.burst_leave(mine)
+
+
+def test_a_queue_is_idle_while_no_ticket_has_a_slot_or_waits():
+    """Also not between a waiter's arrival and its slot."""
+    queue = RunQueue(1, 1e-3)
+    flow = Flow(Application(Share(queue, 1), ""), MEDIUM)
+    first, second = Ticket(flow), Ticket(flow)
+    assert queue.is_idle
+    first.enter(FOREVER, None)
+    assert not queue.is_idle
+    waiter = threading.Thread(target=second.enter, args=(FOREVER, None))
+    waiter.start()
+    first.leave()
+    waiter.join()
+    assert not queue.is_idle
+    second.leave()
+    assert queue.is_idle

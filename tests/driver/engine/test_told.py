@@ -1,6 +1,5 @@
 """What a device is told: how it is to prepare, what is urgent, and by when it has to be done."""
 
-import json
 import time
 
 import numpy as np
@@ -13,19 +12,7 @@ X = np.ones((1, 4), np.float32)
 
 
 @pytest.fixture
-def heard(home):
-    """What the device has heard in this test, of some kinds, in order."""
-    path = home.path / "heard"
-    path.write_text("")
-
-    def heard(*kinds):
-        return [line for line in map(json.loads, path.read_text().splitlines()) if line["what"] in kinds]
-
-    return heard
-
-
-@pytest.fixture
-def device(home):
+def device(home, heard):
     with driver.connect(LISTENING) as found:
         yield found
 
