@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from burst import GeneralFailure
 from burst.turns import checkpoint
-from driver.deadlines import checker
+from driver.deadlines import check
 from driver.interface import BoundExecution, CacheFiles, Device, PreparedModel, Saved
 from driver.nn import OPERATIONS, Bound, Interpreter
 
@@ -44,7 +45,7 @@ class ReferenceModel(PreparedModel):
     serves_all = True
 
     def __init__(self, model: Model, pace: Callable[[], object]) -> None:
-        self._interpreter = Interpreter(model, pace, checkpoint=checkpoint, checker=checker)
+        self._interpreter = Interpreter(model, pace)
         self.is_static = self._interpreter.is_static
 
     def bind(
@@ -53,27 +54,56 @@ class ReferenceModel(PreparedModel):
         outputs: Sequence[NDArray[Any]],
         options: BindOptions,
     ) -> BoundExecution:
-        bound = self._interpreter.bind(inputs, outputs, options.pace, options.loop_timeout)
-        return StaticExecution(bound) if isinstance(bound, Bound) else DynamicExecution(bound)
+        watch = Watch()
+        bound = self._interpreter.bind(inputs, outputs, options.pace, options.loop_timeout, watch)
+        return StaticExecution(bound, watch) if isinstance(bound, Bound) else DynamicExecution(bound, watch)
 
     def saved(self, root: NDArray[np.uint8]) -> Saved:
         """Nothing but the model."""
         return Saved()
 
 
-class StaticExecution(BoundExecution):
+class Watch:
+    """What an execution looks at every few milliseconds: whether it has to end, or to let others come first."""
+
+    __slots__ = ("is_cancelled",)
+
+    def __init__(self) -> None:
+        self.is_cancelled = False
+
+    def __call__(self) -> None:
+        """Raises GeneralFailure, MissedDeadlineTransient."""
+        if self.is_cancelled:
+            raise GeneralFailure("the execution was cancelled")
+        checkpoint()
+        check("executing")
+
+
+class WatchedExecution(BoundExecution):
+    """Ends at its next look when it is cancelled."""
+
+    def __init__(self, watch: Watch) -> None:
+        self._watch = watch
+
+    def cancel(self) -> None:
+        self._watch.is_cancelled = True
+
+
+class StaticExecution(WatchedExecution):
     """Calls numpy's steps without a frame around them: on shapes that fit they cannot fail."""
 
     is_infallible = True
 
-    def __init__(self, bound: Bound) -> None:
+    def __init__(self, bound: Bound, watch: Watch) -> None:
+        super().__init__(watch)
         self.run, self.shapes = bound.run, bound.shapes
 
 
-class DynamicExecution(BoundExecution):
+class DynamicExecution(WatchedExecution):
     """Has the shapes of its outputs once it has run."""
 
-    def __init__(self, bound: DynamicBound) -> None:
+    def __init__(self, bound: DynamicBound, watch: Watch) -> None:
+        super().__init__(watch)
         self._bound, self.shapes = bound, bound.shapes
 
     def run(self) -> None:

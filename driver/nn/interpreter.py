@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from . import arena
+from .blocks import Look, look_nowhere
 from .calls import match_signature
 from .errors import ExecutionFailed, OutputInsufficientSize, OutputShapes
 from .model import Model, Operand, Operation, Subgraph
@@ -27,10 +28,11 @@ from .ops import OPERATIONS
 from .plan import REFUSALS, Prepared, StaticPlan, Tensors, guarded, output_shapes
 from .types import Dimensions, OperandLifeTime, byte_size
 
-Checker = Callable[[], Callable[[], Any] | None]
-
 _MAX_PLANS = 16
 """Sets of input shapes that a model's plans are kept for."""
+
+_AT_LEAST, _OFTEN = 1 << 12, 1 << 14
+"""The work that an operation counts as, however small it is; and the work after which there is a look between two."""
 
 
 class Interpreter:
@@ -38,11 +40,7 @@ class Interpreter:
 
     model: one that `validate` accepted; it is not validated again.
     pace: called after every operation that was prepared, so that a caller with latency to protect can let others run.
-    checkpoint: called between two operations of an execution, and before each in a subgraph, so that others may come
-        first there; what it raises ends the execution.
     is_static: whether `bind` can build all steps.
-    checker: called when an execution begins; what it gives, unless it is None, is called before each step, and ends the
-        execution by raising. Nothing is called for a model of one ufunc call.
 
     Any number of threads may bind, and run their bindings, at the same time.
     """
@@ -51,13 +49,10 @@ class Interpreter:
         self,
         model: Model,
         pace: Callable[[], Any] | None = None,
-        *,
-        checkpoint: Callable[[], Any] | None = None,
         graphs: "dict[int, Interpreter] | None" = None,
-        checker: Checker | None = None,
     ) -> None:
         """`graphs`: for a subgraph: those of its model that were made ready, by their numbers."""
-        self.model, self.checkpoint, self.checker, self.is_subgraph = model, checkpoint, checker, graphs is not None
+        self.model, self.is_subgraph = model, graphs is not None
         self.is_static = True
         self.constants: Tensors = {}
         self._plans: dict[tuple[Dimensions | None, ...], StaticPlan] = {}
@@ -76,6 +71,7 @@ class Interpreter:
         outputs: Sequence[Array] | None = None,
         pace: Callable[[], Any] | None = None,
         loop_timeout: float = LOOP_TIMEOUT,
+        look: Look = look_nowhere,
     ) -> "Bound | DynamicBound":
         """Tie the model to buffers.
 
@@ -84,6 +80,8 @@ class Interpreter:
             they hold beyond the result is left alone. None: the binding's own memory, its `results`.
         pace: called after every operation that was bound.
         loop_timeout: seconds that a WHILE may take.
+        look: called every few milliseconds while the model runs, between operations and inside of long ones, in the
+            thread that runs it. What it raises ends the execution. It is not called for a model of one short call.
 
         Raises `ExecutionFailed` when an operation cannot be computed whatever values the inputs will hold, `ValueError`
         for arrays that do not fit the model.
@@ -92,12 +90,8 @@ class Interpreter:
         tensors = {i: None if a is None else _input(self._operands[i], a) for i, a in arrays.items()}
         buffers = {} if outputs is None else dict(zip(self.model.main.outputs, outputs, strict=True))
         if self.is_static:
-            return Bound(self, self._plan_for(tensors, pace), tensors, buffers, pace)
-        return DynamicBound(self, tensors, buffers, loop_timeout)
-
-    def checkpoint_before(self, operation: Prepared) -> Callable[[], Any] | None:
-        """What comes between it and the one before."""
-        return self.checkpoint if operation.index or self.is_subgraph else None
+            return Bound(self, self._plan_for(tensors, pace), tensors, buffers, pace, look)
+        return DynamicBound(self, tensors, buffers, loop_timeout, look)
 
     def _plan_for(self, inputs: Tensors, pace: Callable[[], Any] | None) -> StaticPlan:
         """The plan for inputs of these shapes."""
@@ -137,9 +131,7 @@ class Interpreter:
         """A subgraph, made ready once however often the model refers to it."""
         if number not in self._graphs:
             model = replace(self.model, main=self.model.referenced[number])
-            self._graphs[number] = Interpreter(
-                model, checkpoint=self.checkpoint, graphs=self._graphs, checker=self.checker
-            )
+            self._graphs[number] = Interpreter(model, graphs=self._graphs)
         return self._graphs[number]
 
     def _packed(self, kind: OperationType, operation: Operation) -> dict[int, Array]:
@@ -207,6 +199,7 @@ class Bound:
         tensors: Tensors,
         buffers: dict[int, Array],
         pace: Callable[[], Any] | None,
+        look: Look,
     ) -> None:
         graph = interpreter.model.main
         self.shapes = output_shapes(graph.outputs, buffers, graph.operands, plan.tensors)
@@ -214,7 +207,7 @@ class Bound:
         self.run: Callable[[], Any] = partial(_refuse, self.shapes)
         if all(enough for _, enough in self.shapes):
             tensors = interpreter.constants | tensors
-            self.run = _bound(interpreter, plan, tensors, buffers, pace)
+            self.run = _bound(interpreter, plan, tensors, buffers, pace, look)
             self.results = _results(graph, tensors)
 
 
@@ -224,25 +217,27 @@ def _bound(
     tensors: Tensors,
     buffers: dict[int, Array],
     pace: Callable[[], Any] | None,
+    look: Look,
 ) -> Callable[[], Any]:
     """The steps of all operations as one call; adds their results to `tensors`."""
     steps: list[Step] = []
     owners: list[Prepared] = []
     scratch, block = arena.Scratch(), _block(interpreter.prepared[0], plan.nbytes)
+    work = _OFTEN if interpreter.is_subgraph else 0
     for prepared in interpreter.prepared:
-        if checkpoint := interpreter.checkpoint_before(prepared):
-            steps.append(partial(checkpoint))
-            owners.append(prepared)
         scratch.begin()
-        call = Call([], packed=prepared.packed, memory=scratch)
+        call = Call([], packed=prepared.packed, memory=scratch, look=look, work=work)
+        if work >= _OFTEN:
+            call.add_look()
         guarded(prepared, partial(_build, prepared, call, plan, block, tensors=tensors, buffers=buffers))
         steps += call.steps
         owners += [prepared] * len(call.steps)
+        work = call.work + _AT_LEAST
         if pace is not None:
             pace()
     if len(steps) == 1 and isinstance(steps[0].func, np.ufunc):
         return steps[0]  # cannot fail, so that nothing has to stand around it
-    return partial(_run_steps, steps, owners, interpreter.checker)
+    return partial(_run_steps, steps, owners)
 
 
 def _block(first: Prepared, nbytes: int) -> Array:
@@ -277,27 +272,26 @@ class DynamicBound:
     `run` is a method, because one that is kept in an attribute would be a cycle that only the garbage collector ends.
     """
 
-    __slots__ = ("_buffers", "_inputs", "_interpreter", "_loop_timeout", "results", "shapes")
+    __slots__ = ("_buffers", "_inputs", "_interpreter", "_look", "_loop_timeout", "results", "shapes")
 
     def __init__(
-        self, interpreter: Interpreter, inputs: Tensors, buffers: dict[int, Array], loop_timeout: float
+        self, interpreter: Interpreter, inputs: Tensors, buffers: dict[int, Array], loop_timeout: float, look: Look
     ) -> None:
         self._interpreter, self._inputs, self._buffers = interpreter, inputs, buffers
-        self._loop_timeout = loop_timeout
+        self._loop_timeout, self._look = loop_timeout, look
         self.results: list[Tensor] = []
         self.shapes = self._shapes(inputs)
 
     def run(self) -> None:
         """Executes the model once. Ends at an operation whose output does not fit its buffer."""
         tensors = self._interpreter.constants | self._inputs
-        scratch, checker = arena.Scratch(), self._interpreter.checker
+        scratch, look = arena.Scratch(), self._look
         for prepared in self._interpreter.prepared:
-            if checkpoint := self._interpreter.checkpoint_before(prepared):
-                checkpoint()
+            look()
             scratch.begin()
-            call = Call([], packed=prepared.packed, memory=scratch, loop_timeout=self._loop_timeout)
+            call = Call([], packed=prepared.packed, memory=scratch, loop_timeout=self._loop_timeout, look=look)
             guarded(prepared, partial(self._place, prepared, call, tensors))
-            _run_steps(call.steps, [prepared] * len(call.steps), checker)
+            _run_steps(call.steps, [prepared] * len(call.steps))
         self.shapes = self._shapes(tensors)
         self.results = _results(self._interpreter.model.main, tensors)
 
@@ -318,17 +312,12 @@ class DynamicBound:
         return output_shapes(graph.outputs, self._buffers, graph.operands, tensors)
 
 
-def _run_steps(steps: Sequence[Step], owners: Sequence[Prepared], checker: Checker | None) -> None:
+def _run_steps(steps: Sequence[Step], owners: Sequence[Prepared]) -> None:
     """Call `steps` in order; `owners` are the operations they belong to."""
-    left, check = iter(steps), checker and checker()
+    left = iter(steps)
     try:
         with np.errstate(all="ignore"):
-            if check:
-                for step in left:
-                    check()
-                    step()
-            else:
-                deque(map(operator.call, left), maxlen=0)  # a loop without a line of Python
+            deque(map(operator.call, left), maxlen=0)  # a loop without a line of Python
     except REFUSALS as error:
         raise owners[len(steps) - operator.length_hint(left) - 1].failure(error) from error
 

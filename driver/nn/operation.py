@@ -19,12 +19,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from . import blocks
 from .arena import Scratch
+from .blocks import Look, look_nowhere
 from .model import ChannelQuant, Operand
 from .types import Dimensions, OperandType
 
 Array = NDArray[Any]
 Step = partial[Any]
+
+MOST_VALUES = 1 << 12
+"""Elements of an operand that steers an operation: axes, sizes, a condition."""
 
 MAX_STEPS = 1 << 18
 """Longest kernel: a filter of absurd size is refused before its steps fill the memory."""
@@ -209,6 +214,7 @@ class Call:
     memory: for scratch.
     results: what the shape function of an `is_dynamic` operation computed, in the stored form, for `copy_results`.
     loop_timeout: seconds that a WHILE may take.
+    look: what a kernel calls between the blocks of its work, see `blocks`.
     """
 
     inputs: Sequence[Tensor | None]
@@ -218,6 +224,8 @@ class Call:
     memory: Scratch = field(default_factory=Scratch)
     results: Sequence[Array] = ()
     loop_timeout: float = LOOP_TIMEOUT
+    look: Look = look_nowhere
+    work: int = 0  #: of the steps since the last look, in elements
     _shared: dict[str, Array] = field(default_factory=dict)
 
     def tensor(self, index: int) -> Tensor:
@@ -272,10 +280,22 @@ class Call:
         return index < len(self.inputs) and self.integer(index) != 0
 
     def step(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
-        """Append one step to the kernel."""
+        """Append one step to the kernel, in blocks if it is a large one; and a look, after as much work as a block."""
         if len(self.steps) >= MAX_STEPS:
             raise ValueError(f"the kernel would take more than {MAX_STEPS} steps")
-        self.steps.append(partial(function, *args, **kwargs))
+        cost, cut = blocks.cost(function, args, kwargs), None
+        if cost > blocks.ELEMENTS:
+            cut = blocks.in_blocks(self.look, function, args, kwargs)
+        if self.work + cost > blocks.ELEMENTS and self.work:
+            self.add_look()
+        self.work += cost
+        self.steps.append(cut or partial(function, *args, **kwargs))
+
+    def add_look(self) -> None:
+        """Append a look, which begins a block."""
+        self.work = 0
+        if self.look is not look_nowhere:
+            self.steps.append(partial(self.look))
 
     def scratch(self, shape: Sequence[int], dtype: DTypeLike = np.float32, *, zeros: bool = False) -> Array:
         """An array that is the kernel's own while it runs. With `zeros` it is kept from run to run, and begins so."""
@@ -303,7 +323,7 @@ class Call:
             return self.packed[index]
         packed = transform(tensor)
         if not tensor.fixed:
-            self.step(_repack, transform, tensor, packed)
+            self.step(_repack, self.look, transform, tensor, packed)
         return packed
 
 
@@ -313,11 +333,12 @@ def copy_results(call: Call) -> None:
         call.step(np.copyto, out.data, result, casting="unsafe")
 
 
-Pack = Callable[[Tensor], Array]
+Pack = Callable[..., Array]
+"""From a tensor, and what to call while it takes long, to the array."""
 
 
-def _repack(transform: Pack, tensor: Tensor, packed: Array) -> None:
-    np.copyto(packed, transform(tensor))
+def _repack(look: Look, transform: Pack, tensor: Tensor, packed: Array) -> None:
+    blocks.each(look, np.copyto, packed, transform(tensor, look))
 
 
 Quantisation = Callable[[Tensor, Tensor], tuple[float, int]]

@@ -1,5 +1,6 @@
 """What is known of a model before it runs: its operations made ready, and what shapes and places their results have."""
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -9,7 +10,7 @@ import numpy as np
 from .arena import lay_out
 from .errors import ExecutionFailed, OutputShapes
 from .model import Operand, Operation, Subgraph
-from .operation import Array, Call, OperationType, Tensor, steers
+from .operation import MOST_VALUES, Array, Call, OperationType, Tensor, steers
 from .types import MAX_BYTES, Dimensions, OperandLifeTime, byte_size
 
 REFUSALS = (ValueError, ArithmeticError, LookupError, MemoryError)
@@ -49,6 +50,8 @@ class Prepared:
                 f"operand {index} has dimensions {list(tensor.shape)}, and the operation takes no empty tensor"
             )
         if steers(slot) and tensor.values is None:
+            if math.prod(tensor.shape) > MOST_VALUES:
+                raise ValueError(f"operand {index} has dimensions {list(tensor.shape)}: more than {MOST_VALUES} values")
             tensor = replace(tensor)
             tensor.keep_values()
         return tensor

@@ -8,10 +8,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from ..blocks import Look, copied, extreme, pieces
 from ..operation import Array, Call, OperationType, Signature, Tensor, declared
 from ..types import Dimensions, OperandType
 from .real import quantise
 from .window import image_shape
+
+BLOCK = 1 << 16
+"""Numbers of boxes that are computed between two looks: for each there are about twenty calls of numpy."""
 
 EIGHTH = 0.125
 """Scale of quantised boxes, whose zero point is 0."""
@@ -65,11 +69,6 @@ def stored(numbers: Array, tensor: Tensor) -> Array:
     return values.astype(tensor.type.dtype)
 
 
-def write(tensor: Tensor, numbers: Array) -> None:
-    """Store `numbers` as the data of `tensor`."""
-    np.copyto(tensor.data, stored(numbers, tensor))
-
-
 def expect_ordered(boxes: Array) -> None:
     """Refuse boxes [..., 4] of negative size, and those that are no numbers."""
     if not (boxes[..., :2] <= boxes[..., 2:]).all():
@@ -109,15 +108,19 @@ def _shape(call: Call) -> Sequence[Dimensions]:
     return [(n, columns)]
 
 
-def _transform(rois: Tensor, deltas: Tensor, batch: Tensor, images: Tensor, out: Tensor) -> None:
-    of, sizes = private(batch), reals(images.data, images)
-    expect_batches(of, len(sizes))
-    moves = reals(deltas.data, deltas).reshape(len(of), -1, 4)
-    write(out, transform(reals(rois.data, rois), moves, sizes[of]).reshape(out.shape))
+def _transform(look: Look, rois: Tensor, deltas: Tensor, batch: Tensor, images: Tensor, out: Tensor) -> None:
+    sizes = reals(images.data, images)
+    moves, moved = (array.reshape(len(rois.data), -1, 4) for array in (deltas.data, out.data))
+    for rows, classes, _ in pieces(moves.shape, BLOCK):
+        look()
+        of = np.array(batch.data[rows])
+        expect_batches(of, len(sizes))
+        boxes = transform(reals(rois.data[rows], rois), reals(moves[rows, classes], deltas), sizes[of])
+        np.copyto(moved[rows, classes], stored(boxes, out))
 
 
 def _build(call: Call) -> None:
-    call.step(_transform, *(call.tensor(i) for i in range(4)), call.outputs[0])
+    call.step(_transform, call.look, *(call.tensor(i) for i in range(4)), call.outputs[0])
 
 
 _FARTHEST = 1.5
@@ -156,26 +159,35 @@ def _refine(patch: Array, tolerance: float) -> tuple[Array, Array]:
     return delta, middle - (b0 * x + b1 * y) + (a00 * x * x + 2 * a01 * x * y + a11 * y * y) / 2
 
 
-def _find(maps: Array, heat: Tensor, boxes: Tensor, outputs: Sequence[Tensor]) -> None:
+def _find(look: Look, maps: Array, heat: Tensor, boxes: Tensor, outputs: Sequence[Tensor]) -> None:
     """`maps`: the stored values of `heat` as [boxes, keypoints, size, size]."""
-    count, keypoints, size, _ = maps.shape
-    corners = reals(boxes.data, boxes)
+    peaks = np.empty((*maps.shape[:2], 1), np.intp)
+    ordered = maps if maps.flags.c_contiguous else copied(look, maps)
+    extreme(look, "argmax", ordered.reshape(*maps.shape[:2], -1), 2, peaks)
+    for few, keypoints in pieces(maps.shape[:2], BLOCK):
+        look()
+        found = _refined(maps[few, keypoints], peaks[few, keypoints, 0], heat, reals(boxes.data[few], boxes))
+        for out, values in zip(outputs, found, strict=True):
+            np.copyto(out.data[few, keypoints], stored(values, out))
+
+
+def _refined(maps: Array, peaks: Array, heat: Tensor, corners: Array) -> tuple[Array, Array]:
+    """Scores and keypoints, from where each heatmap is highest and the corners of its box."""
     expect_ordered(corners)
-    peaks = maps.reshape(count, keypoints, -1).argmax(axis=-1)
+    count, keypoints, size, _ = maps.shape
     rows, columns = np.divmod(peaks, size)
     of = np.arange(count)[:, None, None, None], np.arange(keypoints)[:, None, None]
     patch = maps[(*of, _mirrored(rows, size)[..., :, None], _mirrored(columns, size)[..., None, :])]
     delta, score = _refine(reals(patch, heat), 1e-3 if heat.type == OperandType.TENSOR_FLOAT16 else 1e-5)
     low, high = corners[:, None, :2], corners[:, None, 2:]
     cells = np.stack((columns, rows), axis=-1).astype(np.float32) + delta + np.float32(0.5)
-    write(outputs[0], score)
-    write(outputs[1], cells / np.float32(size) * (high - low) + low)
+    return score, cells / np.float32(size) * (high - low) + low
 
 
 def _keypoints(call: Call) -> None:
     heat = call.tensor(0)
     maps = heat.data if call.flag(2) else heat.data.transpose(0, 3, 1, 2)
-    call.step(_find, maps, heat, call.tensor(1), call.outputs)
+    call.step(_find, call.look, maps, heat, call.tensor(1), call.outputs)
 
 
 OPERATIONS = (

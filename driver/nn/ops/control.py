@@ -6,10 +6,12 @@ only look at shapes.
 
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
+from ..blocks import Look
 from ..errors import ExecutionFailed, LoopTimeout
 from ..operation import ANY_RANK, Array, Call, OperationType, Signature, copy_results
 from ..types import Dimensions
@@ -37,7 +39,7 @@ def _named(what: str, function: Callable[..., Any], *arguments: Any) -> Any:
 
 def _if(call: Call) -> Sequence[Dimensions]:
     branch = 1 if call.matrix(0).reshape(-1)[0] else 2
-    bound = _named("branch", call.graph(branch).bind, _values(call, 3), None, None, call.loop_timeout)
+    bound = _named("branch", call.graph(branch).bind, _values(call, 3), None, None, call.loop_timeout, call.look)
     _named("branch", bound.run)
     return _give(call, [tensor.data for tensor in bound.results])
 
@@ -50,6 +52,7 @@ class _Loop:
 
     def __init__(self, call: Call) -> None:
         self._condition, self._body, self._timeout = call.graph(0), call.graph(1), call.loop_timeout
+        self.look = partial(_look_in_time, call.look, time.monotonic() + call.loop_timeout, call.loop_timeout)
         self._is_static = self._condition.is_static and self._body.is_static
         self._bound: dict[tuple[Any, int], Any] = {}
         state = len(self._body.model.main.outputs)
@@ -83,10 +86,17 @@ class _Loop:
     def _run(self, graph: Any, outputs: list[Array] | None) -> list[Array]:
         bound = self._bound.get((graph, self._turn)) if self._is_static else None
         if bound is None:
-            bound = graph.bind(self.values, outputs, None, self._timeout)
+            bound = graph.bind(self.values, outputs, None, self._timeout, self.look)
             self._bound[graph, self._turn] = bound
         bound.run()
         return [tensor.data for tensor in bound.results]
+
+
+def _look_in_time(look: Look, end: float, timeout: float) -> None:
+    """What the operations of a loop call. Raises LoopTimeout when the loop has taken too long."""
+    look()
+    if time.monotonic() > end:
+        raise LoopTimeout(f"a WHILE took longer than its loop timeout of {timeout} s")
 
 
 def _fit(one: Values, other: Sequence[Array]) -> bool:
@@ -94,11 +104,9 @@ def _fit(one: Values, other: Sequence[Array]) -> bool:
 
 
 def _while(call: Call) -> Sequence[Dimensions]:
-    end = time.monotonic() + call.loop_timeout
     loop = _Loop(call)
     while loop.goes_on():
-        if time.monotonic() > end:
-            raise LoopTimeout(f"a WHILE took longer than its loop timeout of {call.loop_timeout} s")
+        loop.look()
         loop.step()
     results = loop.values[: len(call.outputs)]
     if any(result is None for result in results):

@@ -11,6 +11,7 @@ from functools import partial
 
 import numpy as np
 
+from ..blocks import WINDOWS, Look, copied, look_nowhere
 from ..operation import Array, Call, OperationType, Signature, Tensor
 from ..types import Dimensions, OperandType
 from .real import accumulator, activation_bounds
@@ -164,9 +165,9 @@ def _depthwise_shape(call: Call) -> tuple[Dimensions]:
     return output_shape(call, g, wanted[3])
 
 
-def _taps(tensor: Tensor) -> Array:
+def _taps(tensor: Tensor, look: Look = look_nowhere) -> Array:
     """A depthwise filter as floats [height, width, 1, outputs]."""
-    return widen(tensor, (0, 1, 2)).transpose(1, 2, 0, 3)
+    return widen(tensor, (0, 1, 2), look).transpose(1, 2, 0, 3)
 
 
 def _depthwise(call: Call) -> None:
@@ -184,7 +185,7 @@ def _depthwise(call: Call) -> None:
             columns = slice(first, min(g.x.out, first + width))
             weights = repeated[:, :, : columns.stop - first]
             operands = _merged(source[n, rows, :, :, columns], weights, part[:, :, columns])
-            call.step(np.einsum, "niabjc,abjc->nijc", *operands[:2], out=operands[2])
+            call.step(np.einsum, WINDOWS, *operands[:2], out=operands[2])
         finish(call, part, part if result is view else view[n, rows])
 
 
@@ -263,10 +264,10 @@ def _transposed_shape(call: Call) -> tuple[Dimensions]:
     return (stored_shape(batch, y.size, x.size, call.shape(1)[0], nchw),)
 
 
-def _spread(tensor: Tensor) -> Array:
+def _spread(tensor: Tensor, look: Look = look_nowhere) -> Array:
     """A filter [outputs, height, width, inputs] as [inputs, height * width * outputs]."""
-    weights = widen(tensor, (1, 2, 3)).transpose(3, 1, 2, 0)
-    return np.ascontiguousarray(weights.reshape(len(weights), -1))
+    weights = copied(look, widen(tensor, (1, 2, 3), look).transpose(3, 1, 2, 0))
+    return weights.reshape(len(weights), -1)
 
 
 def _transpose_conv(call: Call) -> None:

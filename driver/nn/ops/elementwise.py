@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from ..blocks import by_element
 from ..model import Operand
 from ..operation import ANY_RANK, Array, Call, OperationType, Signature, Tensor, same_as_input
 from ..types import Dimensions, OperandType
@@ -49,6 +50,7 @@ def combine(call: Call, function: Callable[..., Any], code: int = 0) -> None:
         store(call, result, out.data, code)
 
 
+@by_element
 def quietly(function: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
     """Apply IEEE arithmetic without the warnings numpy gives for divisions by zero and overflows."""
     with np.errstate(all="ignore"):
@@ -123,6 +125,7 @@ def _relu(code: int, call: Call) -> None:
         call.step(source.data.clip, low, high, out.data)
 
 
+@by_element
 def logistic(x: Array, result: Array) -> None:
     """Write 1 / (1 + e^-x); e^-x may overflow to infinity, which gives the right limit."""
     np.negative(x, result)
@@ -202,6 +205,7 @@ def _extreme(function: Callable[..., Any], call: Call) -> None:
         call.step(function, _like_output(call, 0), _like_output(call, 1), out=out.data)
 
 
+@by_element
 def _blend(chosen: Array, bits: Array, a: Array, b: Array, result: Array) -> None:
     """Write `a` where `chosen`, else `b`; `bits` are integers as wide as the numbers, `result` may be `a`.
 
@@ -214,6 +218,7 @@ def _blend(chosen: Array, bits: Array, a: Array, b: Array, result: Array) -> Non
     np.bitwise_xor(result, b, result)
 
 
+@by_element
 def _leaky(negative: Array, bits: Array, x: Array, alpha: Array, result: Array) -> None:
     """Write alpha * x where x is negative, else x."""
     np.less(x, 0, negative)

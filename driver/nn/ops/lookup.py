@@ -6,27 +6,31 @@ Numbers are copied to private memory and checked there: where they lie another p
 
 import numpy as np
 
+from ..blocks import ELEMENTS, Look, copied, each, pieces, take
 from ..operation import ANY_RANK, Array, Call, OperationType, Signature, Tensor, declared, same_as_input
 from ..types import Dimensions
 from .axes import one_axis
 from .boxes import expect_rank
 
 
-def _check_indices(indices: Array, chosen: Array, size: int) -> None:
+def _check_indices(look: Look, indices: Array, chosen: Array, size: int) -> None:
     """Copy `indices` to `chosen`; `ValueError` unless all are in 0..size - 1."""
-    np.copyto(chosen, indices)
-    low, high = int(chosen.min()), int(chosen.max())
-    if low < 0 or high >= size:
-        raise ValueError(f"index {low if low < 0 else high} has to be in 0..{size - 1}")
+    for piece in pieces(indices.shape, ELEMENTS):
+        some = chosen[piece]
+        np.copyto(some, indices[piece])
+        low, high = int(some.min()), int(some.max())
+        if low < 0 or high >= size:
+            raise ValueError(f"index {low if low < 0 else high} has to be in 0..{size - 1}")
+        look()
 
 
 def _take(call: Call, values: Array, axis: int, indices: Tensor) -> None:
     """Write the entries of `axis` that `indices` names to output 0."""
     chosen = np.empty(indices.shape, np.intp) if indices.fixed else call.scratch(indices.shape, np.intp)
     if indices.fixed:
-        _check_indices(indices.data, chosen, values.shape[axis])
+        _check_indices(call.look, indices.data, chosen, values.shape[axis])
     else:
-        call.step(_check_indices, indices.data, chosen, values.shape[axis])
+        call.step(_check_indices, call.look, indices.data, chosen, values.shape[axis])
     call.step(np.take, values, chosen, axis, call.outputs[0].data, "clip")
 
 
@@ -59,19 +63,27 @@ def _found_shape(call: Call) -> tuple[Dimensions, Dimensions]:
     return (lookups, *shape[1:]), (lookups,)
 
 
-def _find_rows(lookups: Array, keys: Array, values: Array, rows: Array, hits: Array) -> None:
+def _find_rows(look: Look, lookups: Array, keys: Array, values: Array, rows: Array, hits: Array) -> None:
     """Write the row of every lookup that is among the ascending `keys`, zero bytes for the others."""
-    wanted, known = np.array(lookups), np.array(keys)
-    at = np.searchsorted(known, wanted)
-    missing = known.take(at, mode="clip") != wanted
-    np.take(values, at, 0, rows, "clip")
-    rows[missing] = 0
-    np.copyto(hits, ~missing, casting="unsafe")
+    known = copied(look, keys)
+    for (some,) in pieces(lookups.shape, STRIP):
+        look()
+        wanted = np.array(lookups[some])
+        at = np.searchsorted(known, wanted)
+        missing = known.take(at, mode="clip") != wanted
+        take(look, values, at, 0, rows[some])
+        if missing.any():
+            each(look, _clear, np.expand_dims(missing, tuple(range(1, rows.ndim))), rows[some])
+        np.copyto(hits[some], ~missing, casting="unsafe")
+
+
+def _clear(where: Array, rows: Array) -> None:
+    np.copyto(rows, 0, where=where)
 
 
 def _find(call: Call) -> None:
     rows, hits = (out.data for out in call.outputs)
-    call.step(_find_rows, call.array(0), call.array(1), call.array(2), rows, hits)
+    call.step(_find_rows, call.look, call.array(0), call.array(1), call.array(2), rows, hits)
 
 
 def _hits(_source: Tensor, _result: Tensor) -> tuple[float, int]:
@@ -80,13 +92,21 @@ def _hits(_source: Tensor, _result: Tensor) -> tuple[float, int]:
 
 
 LOW_HALF = 0xFFFFFFFF
-STRIP = 1 << 16
+STRIP = 1 << 14
+"""What is searched for at a time."""
+
+DRAWN = 1 << 16
 """Samples drawn at a time."""
+
+SORTED = 1 << 20
+"""Elements that are partitioned or sorted at a time."""
 
 
 def _best_shape(call: Call) -> tuple[Dimensions, Dimensions]:
     *outer, size = call.shape(0)
     k = call.integer(1)
+    if k > SORTED // 2:
+        raise ValueError(f"k {k} is more than {SORTED // 2}")
     if not 0 < k <= size:
         raise ValueError(f"k {k} has to be in 1..{size}, the last dimension of {list(call.shape(0))}")
     return (*outer, k), (*outer, k)
@@ -100,28 +120,50 @@ def _sortable(values: Array) -> Array:
     return bits ^ ((bits >> 31) & 0x7FFFFFFF)
 
 
-def _take_best(source: Array, keys: Array, values: Array, indices: Array) -> None:
+def _take_best(look: Look, source: Array, values: Array, indices: Array) -> None:
     """Write the largest of each row of `source`, and where they were; of equals the later one comes first."""
     size, k = source.shape[-1], values.shape[-1]
-    np.copyto(keys, _sortable(source))
+    for (rows,) in pieces(source.shape[:1], max(1, SORTED // size)):
+        best = np.empty((len(source[rows]), 0), np.int64)
+        for start in range(0, size, SORTED - k):
+            look()
+            best = _largest(source[rows], start, min(size, start + SORTED - k), best, k)
+        found = np.sort(best)[:, ::-1] & LOW_HALF
+        np.copyto(values[rows], np.take_along_axis(source[rows], found, -1))
+        np.copyto(indices[rows], found, casting="unsafe")
+
+
+def _largest(rows: Array, start: int, stop: int, among: Array, k: int) -> Array:
+    """Keys of the `k` largest of each row, in any order: of some columns, and of `among` those before. A key is the
+    value, and below that the column.
+    """
+    keys = np.empty((len(rows), stop - start), np.int64)
+    np.copyto(keys, _sortable(rows[:, start:stop]))
     np.left_shift(keys, 32, keys)
-    np.bitwise_or(keys, np.arange(size), keys)
-    if k < size:
-        keys.partition(size - k, axis=-1)
-    best = np.sort(keys[..., size - k :])[..., ::-1] & LOW_HALF
-    np.copyto(values, np.take_along_axis(source, best, -1))
-    np.copyto(indices, best, casting="unsafe")
+    np.bitwise_or(keys, np.arange(start, stop), keys)
+    if among.size:
+        keys = np.concatenate((among, keys), axis=1)
+    if k < keys.shape[1]:
+        keys.partition(keys.shape[1] - k, axis=-1)
+    return keys[:, -k:]
 
 
 def _best(call: Call) -> None:
-    values, indices = (out.data for out in call.outputs)
-    call.step(_take_best, call.array(0), call.scratch(call.shape(0), np.int64), values, indices)
+    *_, size = call.shape(0)
+    call.step(
+        _take_best,
+        call.look,
+        call.array(0).reshape(-1, size),
+        *(out.data.reshape(-1, out.shape[-1]) for out in call.outputs),
+    )
 
 
 def _drawn_shape(call: Call) -> tuple[Dimensions]:
     shape, samples = call.shape(0), call.integer(1)
     if len(shape) != 2:
         raise ValueError(f"logits of dimensions {list(shape)} have to be [batch, classes]")
+    if shape[1] > SORTED:
+        raise ValueError(f"{shape[1]} classes are more than {SORTED}")
     if samples < 1:
         raise ValueError(f"the number of samples {samples} has to be above 0")
     if call.shape(2) != (2,):
@@ -129,33 +171,47 @@ def _drawn_shape(call: Call) -> tuple[Dimensions]:
     return ((shape[0], samples),)
 
 
-def _cumulated(logits: Array) -> Array:
+def _cumulated(look: Look, logits: Array) -> Array:
     """For every row the sums of unnormalised probabilities up to each class; logits that are not finite count as 0."""
-    real = logits.astype(np.float64)
-    real[~np.isfinite(real)] = -np.inf
-    highest = real.max(axis=1, keepdims=True)
-    if (highest == -np.inf).any():
-        raise ValueError(f"row {int(np.argmin(highest))} of the logits has no finite one; there is no class to draw")
-    return np.cumsum(np.exp(real - highest), axis=1)
+    sums: Array = np.empty(logits.shape)
+    for (rows,) in pieces(sums.shape[:1], max(1, SORTED // logits.shape[1])):
+        look()
+        real = logits[rows].astype(np.float64)
+        real[~np.isfinite(real)] = -np.inf
+        highest = real.max(axis=1, keepdims=True)
+        if (highest == -np.inf).any():
+            row = (rows.start or 0) + int(np.argmin(highest))
+            raise ValueError(f"row {row} of the logits has no finite one; there is no class to draw")
+        np.cumsum(np.exp(real - highest), axis=1, out=sums[rows])
+    return sums
 
 
-def _draw_classes(logits: Array, seeds: Array, result: Array) -> None:
+def _draw_classes(look: Look, logits: Array, seeds: Array, result: Array) -> None:
     """Fill each row of `result` with classes, each the first whose cumulated probability exceeds a random number."""
     key = np.array(seeds).view(np.uint32).astype(np.uint64)
     random = np.random.Generator(np.random.Philox(key=key if key.any() else None))
-    sums = _cumulated(logits)
+    sums = _cumulated(look, logits)
     batch, classes = sums.shape
     rows = np.arange(batch)[:, np.newaxis]
-    ordered = (rows + 1j * sums).reshape(-1)  # complex numbers sort by row first, so that one search serves all rows
-    width = max(1, STRIP // batch)
+    ordered = np.empty(sums.shape, np.complex128)
+    each(look, _number, rows, sums, ordered)
+    width = max(1, DRAWN // batch)
     for start in range(0, result.shape[1], width):
         part = result[:, start : start + width]
-        targets = rows + 1j * (random.random(part.shape) * sums[:, -1:])
-        np.copyto(part, np.searchsorted(ordered, targets, side="right") - rows * classes, casting="unsafe")
+        for (some,) in pieces((batch,), max(1, STRIP // part.shape[1])):
+            look()
+            targets = rows[some] + 1j * (random.random(part[some].shape) * sums[some, -1:])
+            found = np.searchsorted(ordered.reshape(-1), targets, side="right")
+            np.copyto(part[some], found - rows[some] * classes, casting="unsafe")
+
+
+def _number(rows: Array, sums: Array, ordered: Array) -> None:
+    """Complex numbers sort by row first, so that one search serves all rows."""
+    np.copyto(ordered, rows + 1j * sums)
 
 
 def _draw(call: Call) -> None:
-    call.step(_draw_classes, call.array(0), call.array(2), call.outputs[0].data)
+    call.step(_draw_classes, call.look, call.array(0), call.array(2), call.outputs[0].data)
 
 
 OPERATIONS = (

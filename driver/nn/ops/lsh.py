@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ..blocks import Look, each, look_nowhere
 from ..operation import MAX_STEPS, Array, Call, OperationType, Signature
 from ..types import Dimensions
 
@@ -30,11 +31,15 @@ Pair = tuple[Array, Array]
 
 @dataclass(frozen=True, slots=True)
 class Messages:
-    """seeds: uint64 [seeds, 1], the float's bits. rows: uint8 [rows, at least 8]. length: bytes of a message."""
+    """seeds: uint64 [seeds, 1], the float's bits. rows: uint8 [rows, at least 8]. length: bytes of a message.
+
+    look: called after every block of the messages.
+    """
 
     seeds: Array
     rows: Array
     length: int
+    look: Look = look_nowhere
 
     def word(self, offset: int) -> Array:
         """The eight bytes from `offset` on; what lies behind the end of a short row is zeros."""
@@ -123,6 +128,7 @@ def _over_64(messages: Messages) -> Array:
     y, v, w = zero + ((SEED * K1 + 113) & WORD), (zero, zero), (zero, zero)
     z, x = _fold(y * K2 + 113) * K2, messages.word(0) + ((SEED * K2) & WORD)
     for offset in range(0, length - 1 - (length - 1) % BLOCK, BLOCK):
+        messages.look()
         x, y, z, v, w = _block(messages.words(offset, 8), x, y, z, v=v, w=w, factor=K1, weight=1)
     factor = ((z & 0xFF) << 1) + K1
     low = w[0] + (length - 1) % BLOCK
@@ -147,7 +153,7 @@ def _projected_shape(call: Call) -> tuple[Dimensions]:
     return ((hashes * bits,) if kind == DENSE else (hashes,),)
 
 
-def _scores(seeds: Array, rows: Array, length: int, weights: Array) -> Array:
+def _scores(look: Look, seeds: Array, rows: Array, length: int, weights: Array) -> Array:
     """For every seed the weighted sum of the fingerprints, read as signed numbers."""
     scores = np.zeros(len(seeds))
     for first in range(0, len(rows), STRIP):
@@ -155,19 +161,23 @@ def _scores(seeds: Array, rows: Array, length: int, weights: Array) -> Array:
         width = STRIP // len(strip)
         for start in range(0, len(seeds), width):
             part = slice(start, start + width)
-            found = fingerprints(Messages(seeds[part, np.newaxis], strip, length))
+            look()
+            found = fingerprints(Messages(seeds[part, np.newaxis], strip, length, look))
             scores[part] += found.view(np.int64) @ weights[first : first + STRIP]
     return scores
 
 
-def _project_bits(hashes: Array, source: Array, weights: Array | None, kind: int, result: Array) -> None:
+def _project_bits(look: Look, hashes: Array, source: Array, weights: Array | None, kind: int, result: Array) -> None:
     seeds = hashes.astype(np.float32).view(np.uint32).astype(np.uint64).reshape(-1)
     rows = np.ascontiguousarray(source).reshape(len(source), -1).view(np.uint8)
     length = 4 + rows.shape[1]
     if rows.shape[1] < 8:
-        rows = np.pad(rows, ((0, 0), (0, 8 - rows.shape[1])))
-    weighed = np.ones(len(rows)) if weights is None else weights.astype(np.float64)
-    bits = _scores(seeds, rows, length, weighed) > 0
+        short, rows = rows, np.zeros((len(rows), 8), np.uint8)
+        each(look, np.copyto, rows[:, : short.shape[1]], short)
+    weighed = np.ones(len(rows))
+    if weights is not None:
+        each(look, np.copyto, weighed, weights)
+    bits = _scores(look, seeds, rows, length, weighed) > 0
     if kind == DENSE:
         np.copyto(result, bits)
         return
@@ -180,7 +190,7 @@ def _project_bits(hashes: Array, source: Array, weights: Array | None, kind: int
 
 def _project(call: Call) -> None:
     weights = call.array(2) if call.given(2) else None
-    call.step(_project_bits, call.array(0), call.array(1), weights, call.integer(3), call.outputs[0].data)
+    call.step(_project_bits, call.look, call.array(0), call.array(1), weights, call.integer(3), call.outputs[0].data)
 
 
 OPERATIONS = (

@@ -1,10 +1,11 @@
 """LSTM, UNIDIRECTIONAL_SEQUENCE_LSTM, BIDIRECTIONAL_SEQUENCE_LSTM: one cell, whose inputs stand in different places."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from ..blocks import ELEMENTS, Look, product
 from ..operation import Array, Call, OperationType, Signature
 from ..types import Dimensions
 from .elementwise import logistic
@@ -115,21 +116,39 @@ class _FloatCell:
     norm: tuple[Array, Array] | None
     projection: tuple[Array, Array | None, Array] | None
 
-    def run(self, last: Array, sums: Array, results: Array) -> None:
-        """Compute some steps.
+    def run(self, look: Look, last: Array, sums: Array, results: Array) -> None:
+        """Compute some steps, as many sequences at once as one call of numpy may go over.
 
         last: the output before them. sums: what enters the gates [time, gates, batch, cells], but for the recurrence.
         results: their outputs [time, batch, units].
         """
-        for entering, result in zip(sums, results, strict=True):
+        gates, batch, cells = self.gates.shape
+        count = max(1, ELEMENTS // (gates * cells))
+        if count >= batch:
+            self._run(look, last, sums, results)
+            return
+        for start in range(0, batch, count):
+            rows = slice(start, start + count)
+            self._of(rows)._run(look, last[rows], sums[:, :, rows], results[:, rows])
+
+    def _of(self, rows: slice) -> "_FloatCell":
+        """The same cell for some of the sequences."""
+        projection = self.projection and (*self.projection[:2], self.projection[2][rows])
+        return replace(self, state=self.state[rows], gates=self.gates[:, rows], projection=projection)
+
+    def _run(self, look: Look, last: Array, sums: Array, results: Array) -> None:
+        often = max(1, ELEMENTS // max(self.gates.size, sum(weight.size for weight in self.recurrent)))
+        for number, (entering, result) in enumerate(zip(sums, results, strict=True)):
+            if number % often == 0:
+                look()
             for weight, gate in zip(self.recurrent, self.gates, strict=True):
-                np.matmul(last, weight, gate)
+                product(look, last, weight, gate)
             np.add(self.gates, entering, self.gates)
             self._renew_state()
             if self.projection is None:
                 self._emit(result)
             else:
-                self._project(*self.projection, result)
+                self._project(look, *self.projection, result)
             last = result
 
     def _renew_state(self) -> None:
@@ -158,9 +177,9 @@ class _FloatCell:
         self.settings.act(self.state, gates[0])
         np.multiply(gates[0], gates[-1], result)
 
-    def _project(self, matrix: Array, bias: Array | None, hidden: Array, result: Array) -> None:
+    def _project(self, look: Look, matrix: Array, bias: Array | None, hidden: Array, result: Array) -> None:
         self._emit(hidden)
-        np.matmul(hidden, matrix, result)
+        product(look, hidden, matrix, result)
         if bias is not None:
             np.add(result, bias, result)
         _clip(result, self.settings.projection_clip)
@@ -225,7 +244,7 @@ def _pass(
         if not form.has_norm:
             call.step(np.add, sums, biases[:, None], sums)
         results = way.turned(outputs[block])
-        call.step(cell.run, last, way.turned(np.moveaxis(sums, way.axis, 0)), results)
+        call.step(cell.run, call.look, last, way.turned(np.moveaxis(sums, way.axis, 0)), results)
         last = results[-1]
     give(call, view, result)
     return last, cell.state

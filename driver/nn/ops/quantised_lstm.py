@@ -4,11 +4,12 @@ Sums of products are taken in floats wide enough to be exact; everything else is
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 
 import numpy as np
 
+from ..blocks import Look, product
 from ..operation import Array, Call, OperationType, Quantisation, Signature, Tensor
 from ..types import Dimensions
 from .fixed_point import (
@@ -24,11 +25,14 @@ from .fixed_point import (
     tanh,
 )
 from .real import load
-from .recurrent import CELL, FORGET, INPUT, OUTPUT, CellForm, Places, examine, matrix_size, sized
+from .recurrent import CELL, FORGET, INPUT, MOST_CELLS, OUTPUT, CellForm, Places, examine, matrix_size, sized
 from .sums import weight_matrix
 
 Multiplier = tuple[int, int]
 Function = Callable[[Array], Array]
+
+_BLOCK = 1 << 14
+"""Elements of the state that are renewed between two looks, at least those of one sequence."""
 
 _PLACES = Places(first=1, states=18, norm=20)
 
@@ -38,10 +42,17 @@ def _ratio(a: float, b: float, c: float) -> Multiplier:
     return quantised_multiplier(float(np.float32(a) * np.float32(b) / np.float32(c)))
 
 
-def _product(x: Array, matrix: Array) -> Array:
+def _product(look: Look, x: Array, matrix: Array) -> Array:
     """A sum of products of integers that are held as floats."""
-    total: Array = np.matmul(x, matrix)
+    total = np.empty((len(x), matrix.shape[1]), np.result_type(x, matrix))
+    product(look, x, matrix, total)
     return total.astype(np.int64)
+
+
+def _rows(batch: int, cells: int) -> Iterable[slice]:
+    """The sequences, as many at a time as make a block: what is computed for each element takes a hundred calls."""
+    count = max(1, _BLOCK // cells)
+    return (slice(start, start + count) for start in range(0, batch, count))
 
 
 def _normalised(weights: Array, bias: Array, scale: Multiplier, x: Array) -> Array:
@@ -55,16 +66,21 @@ def _normalised(weights: Array, bias: Array, scale: Multiplier, x: Array) -> Arr
 
 
 def _gate_value(
+    look: Look,
     products: Sequence[tuple[Array, Array, Multiplier]],
     peephole: tuple[Array, Multiplier] | None,
     norm: Function | None,
     squash: Function,
+    rows: slice,
     cell: Array,
 ) -> Array:
-    """One gate from products of (values, weights, multiplier), peephole (weights, multiplier), norm and activation."""
+    """One gate of some sequences, from products of (values, weights, multiplier), peephole (weights, multiplier), norm
+    and activation.
+    """
+    look()
     total = np.zeros_like(cell)
     for values, matrix, multiplier in products:
-        total = saturate(total + scaled(_product(values, matrix), multiplier))
+        total = saturate(total + scaled(_product(look, values[rows], matrix), multiplier))
     if peephole is not None:
         weights, multiplier = peephole
         total = saturate(total + scaled(cell * weights, multiplier))
@@ -72,15 +88,15 @@ def _gate_value(
 
 
 def _projected(
-    matrix: Array, bias: Array | int, multiplier: Multiplier, zero_point: int, limit: int, hidden: Array
+    look: Look, matrix: Array, bias: Array | int, multiplier: Multiplier, zero_point: int, limit: int, hidden: Array
 ) -> Array:
     """From the hidden state to the output: `zero_point` of the output and its largest size."""
-    total = _product(hidden.astype(matrix.dtype), matrix) + bias
+    total = _product(look, hidden.astype(matrix.dtype), matrix) + bias
     return _limited(saturate(scaled(total, multiplier) + zero_point, INT8), limit)
 
 
 def _step(
-    gates: Mapping[int, Function],
+    gates: Mapping[int, Callable[[slice, Array], Array]],
     state: Array,
     power: int,
     cell_limit: int,
@@ -93,17 +109,18 @@ def _step(
     power: log2 of the scale of the cell state. cell_limit: the largest cell state, 0 for any.
     hidden_scale: multiplier and zero point of the hidden state.
     """
-    cell = state.astype(np.int64)
-    forget, new = gates[FORGET](cell), gates[CELL](cell)
-    enter = gates[INPUT](cell) if INPUT in gates else INT16.max - forget
-    cell = saturate(shift_right(forget * cell, 15) + shift_right(enter * new, 30 + power))
-    cell = _limited(cell, cell_limit)
-    multiplier, zero_point = hidden_scale
-    raw = gates[OUTPUT](cell) * tanh(cell, 15 + power)
-    hidden = saturate(scaled(raw, multiplier) - zero_point, INT8)
-    result = hidden if projection is None else projection(hidden + zero_point)
-    for out, value in zip(outputs, (result, cell, result), strict=True):
-        np.copyto(out, value, casting="unsafe")
+    for rows in _rows(*state.shape):
+        cell = state[rows].astype(np.int64)
+        forget, new = gates[FORGET](rows, cell), gates[CELL](rows, cell)
+        enter = gates[INPUT](rows, cell) if INPUT in gates else INT16.max - forget
+        cell = saturate(shift_right(forget * cell, 15) + shift_right(enter * new, 30 + power))
+        cell = _limited(cell, cell_limit)
+        multiplier, zero_point = hidden_scale
+        raw = gates[OUTPUT](rows, cell) * tanh(cell, 15 + power)
+        hidden = saturate(scaled(raw, multiplier) - zero_point, INT8)
+        result = hidden if projection is None else projection(hidden + zero_point)
+        for out, value in zip(outputs, (result, cell, result), strict=True):
+            np.copyto(out[rows], value, casting="unsafe")
 
 
 def _limited(x: Array, limit: int) -> Array:
@@ -148,7 +165,7 @@ def _shape(call: Call) -> Sequence[Dimensions]:
     return tuple(state.shape for state in states)
 
 
-def _gate(call: Call, form: CellForm, gate: int) -> Function:
+def _gate(call: Call, form: CellForm, gate: int) -> Callable[[slice, Array], Array]:
     """A gate whose sums of products have the scale that the operation names."""
     scale = call.real(26 + gate)
     products = []
@@ -164,7 +181,7 @@ def _gate(call: Call, form: CellForm, gate: int) -> Function:
         weights = call.tensor(_PLACES.norm + gate)
         factor = quantised_multiplier(weights.scale * 2**12)
         norm = partial(_normalised, weights.data, call.array(_PLACES.bias(gate)), factor)
-    return partial(_gate_value, products, peephole, norm, tanh if gate == CELL else logistic)
+    return partial(_gate_value, call.look, products, peephole, norm, tanh if gate == CELL else logistic)
 
 
 def _projection(call: Call, hidden_scale: float) -> Function | None:
@@ -176,7 +193,7 @@ def _projection(call: Call, hidden_scale: float) -> Function | None:
     state = call.tensor(_PLACES.states)
     bias = call.array(index + 1) if call.given(index + 1) else 0
     multiplier = _ratio(weights.scale, hidden_scale, state.scale)
-    return partial(_projected, call.pack(index, weight_matrix), bias, multiplier, state.zero_point, limit)
+    return partial(_projected, call.look, call.pack(index, weight_matrix), bias, multiplier, state.zero_point, limit)
 
 
 def _build(call: Call) -> None:
@@ -212,6 +229,7 @@ def _prescribed(call: Call, parameters: Mapping[int, tuple[float, int]]) -> None
 
 
 def _square_step(
+    look: Look,
     values: Array,
     gates: Sequence[tuple[Array, Array, Array]],
     multiplier: Multiplier,
@@ -227,28 +245,36 @@ def _square_step(
     The weights stand in the opposite order of the values they are multiplied with. Models are made for that.
     """
 
-    def total(recurrent: Array, weights: Array, bias: Array) -> Array:
-        split = len(recurrent)
-        products = _product(values[:, :split], recurrent) + _product(values[:, split:], weights)
-        return saturate(scaled(products + bias, multiplier))
+    for rows in _rows(*state.shape):
+        given = values[rows]
 
-    enter, forget, new, emit = (squash(total(*gate)) for gate, squash in zip(gates, _SQUASHES, strict=True))
-    cell = state.astype(np.int64)
-    cell = saturate(shift_right(high_product(enter, new, 15), 4) + high_product(forget, cell, 15))
-    result = high_product(emit, tanh(saturate(cell * 2)), 15)
-    np.copyto(cell_out, cell, casting="unsafe")
-    np.copyto(result_out, 128 + saturate(shift_right(result, 8), INT8), casting="unsafe")
+        def total(recurrent: Array, weights: Array, bias: Array, given: Array = given) -> Array:
+            look()
+            split = len(recurrent)
+            products = _product(look, given[:, :split], recurrent) + _product(look, given[:, split:], weights)
+            return saturate(scaled(products + bias, multiplier))
+
+        enter, forget, new, emit = (squash(total(*gate)) for gate, squash in zip(gates, _SQUASHES, strict=True))
+        cell = state[rows].astype(np.int64)
+        cell = saturate(shift_right(high_product(enter, new, 15), 4) + high_product(forget, cell, 15))
+        result = high_product(emit, tanh(saturate(cell * 2)), 15)
+        np.copyto(cell_out[rows], cell, casting="unsafe")
+        np.copyto(result_out[rows], 128 + saturate(shift_right(result, 8), INT8), casting="unsafe")
 
 
 def _square_build(call: Call) -> None:
     batch, width = call.shape(0)
     units = call.shape(14)[1]
+    if units > MOST_CELLS:
+        raise ValueError(f"a state of {units} elements is more than {MOST_CELLS}")
     gates = [(call.pack(5 + g, weight_matrix), call.pack(1 + g, weight_matrix), call.array(9 + g)) for g in range(4)]
     values = call.scratch((batch, width + units), np.result_type(*gates[0][:2]))
     for index, part in ((0, values[:, :width]), (14, values[:, width:])):
         call.step(np.subtract, call.array(index), 128.0, part)
     multiplier = quantised_multiplier(4096 * call.tensor(9).scale)
-    call.step(_square_step, values, gates, multiplier, call.array(13), *(tensor.data for tensor in call.outputs))
+    call.step(
+        _square_step, call.look, values, gates, multiplier, call.array(13), *(tensor.data for tensor in call.outputs)
+    )
 
 
 _SQUASHES = (logistic, logistic, tanh, logistic)

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from ..blocks import by_element
 from ..operation import Array, Call, Signature
 from ..types import Dimensions
 from .elementwise import logistic
@@ -22,10 +23,12 @@ Products = Sequence[tuple[int, int]]
 """(input, weights) pairs by their numbers: what is multiplied and added up before the recurrence."""
 
 
+@by_element
 def _relu(x: Array, out: Array) -> None:
     np.maximum(x, 0.0, out=out)
 
 
+@by_element
 def _relu6(x: Array, out: Array) -> None:
     x.clip(0.0, 6.0, out)
 
@@ -167,6 +170,9 @@ def give(call: Call, view: Array, result: Array) -> None:
         call.step(np.copyto, view, result, casting="unsafe")
 
 
+MOST_CELLS = 1 << 18
+"""Elements of the state of one sequence, all of which are renewed at once."""
+
 INPUT, FORGET, CELL, OUTPUT = range(4)
 """The gates, in the order in which operations list them."""
 
@@ -232,6 +238,8 @@ def examine(call: Call, places: Places, batch: int, width: int, aux_width: int |
     Raises `ValueError` when parts are missing, do not belong together or have other dimensions than they should.
     """
     cells, _ = matrix_size(call, places.weights(FORGET))
+    if cells > MOST_CELLS:
+        raise ValueError(f"a state of {cells} elements is more than {MOST_CELLS}")
     _, units = matrix_size(call, places.recurrent(FORGET))
     gates = _gates(call, places)
     has_peephole = _peephole(call, places, gates)

@@ -10,6 +10,7 @@ from functools import partial
 
 import numpy as np
 
+from ..blocks import ELEMENTS, Look, copied, each, pieces, product, reduce, take
 from ..model import Operand
 from ..operation import Array, Call, OperationType, Signature, Tensor, same_as_input
 from ..types import Dimensions, OperandType
@@ -175,18 +176,20 @@ def _read(rois: Tensor, batch: Tensor, ratios: Array, image: Dimensions, rounded
     return of, corners
 
 
-def _resampled(pixels: Array, rows: Resample, columns: Resample, out: Array) -> None:
+def _resampled(look: Look, pixels: Array, rows: Resample, columns: Resample, out: Array) -> None:
     """Resample `pixels` [height, width, channels] on both axes into `out`."""
     height, width, channels = pixels.shape
     if out.shape[0] * width <= height * out.shape[1]:
         fewer = rows(pixels.reshape(1, height, -1)).reshape(out.shape[0], width, channels)
-        np.copyto(out, columns(fewer))
+        each(look, np.copyto, out, columns(fewer))
     else:
         fewer = columns(pixels)
-        np.copyto(out, rows(fewer.reshape(1, height, -1)).reshape(out.shape))
+        each(look, np.copyto, out, rows(fewer.reshape(1, height, -1)).reshape(out.shape))
 
 
-def _sampling(start: float, stop: float, out: int, samples: int, size: int) -> tuple[int, slice, list[Band]]:
+def _sampling(
+    look: Look, start: float, stop: float, out: int, samples: int, *, size: int
+) -> tuple[int, slice, list[Band]]:
     """Samples of a bin, the pixels that a region sees on one axis, and how each bin weighs those."""
     step = max(np.float32(stop) - np.float32(start), np.float32(1)) / np.float32(out)
     count = samples or math.ceil(step)
@@ -194,6 +197,7 @@ def _sampling(start: float, stop: float, out: int, samples: int, size: int) -> t
     first = min(int(start + within[0]), size - 1)
     bands = []
     for low in range(0, out, _BLOCK):
+        look()
         bins = np.arange(low, min(low + _BLOCK, out), dtype=np.float32)
         bands.append(_band(start + step * bins[:, None] + within, low, first, size))
     return count, slice(first, first + bands[-1][1].stop), bands
@@ -216,44 +220,63 @@ def _band(positions: Array, bin_: int, first: int, size: int) -> Band:
     return slice(bin_, bin_ + bins), slice(begin - first, end - first), matrix
 
 
-def _average(bands: Sequence[Band], out: int, pixels: Array) -> Array:
+def _average(look: Look, bands: Sequence[Band], out: int, pixels: Array) -> Array:
     averages = np.empty((pixels.shape[0], out, pixels.shape[2]), np.float32)
     for bins, seen, weights in bands:
-        np.matmul(weights, pixels[:, seen], out=averages[:, bins])
+        look()
+        product(look, weights, pixels[:, seen], averages[:, bins])
     return averages
 
 
-def _average_apart(bands: Sequence[Band], out: int, pixels: Array) -> Array:
+def _average_apart(look: Look, bands: Sequence[Band], out: int, pixels: Array) -> Array:
     """As `_average`, where a pixel that is no finite number reaches only the bins that see it."""
     averages = np.zeros((pixels.shape[0], out, pixels.shape[2]), np.float32)
     for bins, seen, weights in bands:
         for pixel, column in enumerate(weights.T, seen.start):
-            sees = np.flatnonzero(column)
-            averages[:, sees + bins.start] += column[sees, None] * pixels[:, pixel, None]
+            look()
+            for bin_ in np.flatnonzero(column):
+                each(look, _add_share, averages[:, bin_ + bins.start], column[bin_], pixels[:, pixel])
     return averages
 
 
+def _add_share(total: Array, share: np.float32, pixel: Array) -> None:
+    np.add(total, share * pixel, total)
+
+
 def _align(
-    image: Array, read: Callable[[], tuple[Array, Array]], samples: tuple[int, int], ratio: float, out: Array
+    look: Look,
+    image: Array,
+    read: Callable[[], tuple[Array, Array]],
+    samples: tuple[int, int],
+    ratio: float,
+    out: Array,
 ) -> None:
     """`ratio`: of the features' scale to that of the output, 0 for floats."""
     _, height, width, _ = image.shape
     for region, b, (x1, y1, x2, y2) in zip(out, *read(), strict=True):
-        down, rows, row_bands = _sampling(y1, y2, out.shape[1], samples[0], height)
-        across, columns, column_bands = _sampling(x1, x2, out.shape[2], samples[1], width)
+        down, rows, row_bands = _sampling(look, y1, y2, out.shape[1], samples[0], size=height)
+        across, columns, column_bands = _sampling(look, x1, x2, out.shape[2], samples[1], size=width)
         if ratio >= 255 * down * across:  # as in the HAL, whose multiplier would not fit
             raise ValueError(
                 f"the features' scale is {ratio} times that of the output; it has to be below 255 a sample"
             )
-        pixels = np.ascontiguousarray(image[b, rows, columns])
+        pixels = copied(look, image[b, rows, columns])
         for average in (_average, _average_apart):
             down_and_across = (
-                partial(average, row_bands, region.shape[0]),
-                partial(average, column_bands, region.shape[1]),
+                partial(average, look, row_bands, region.shape[0]),
+                partial(average, look, column_bands, region.shape[1]),
             )
-            _resampled(pixels, *down_and_across, region)
-            if np.isfinite(region).all():
+            _resampled(look, pixels, *down_and_across, region)
+            if _is_finite(look, region):
                 break
+
+
+def _is_finite(look: Look, array: Array) -> bool:
+    for piece in pieces(array.shape, ELEMENTS):
+        look()
+        if not np.isfinite(array[piece]).all():
+            return False
+    return True
 
 
 def _build_align(call: Call) -> None:
@@ -262,7 +285,7 @@ def _build_align(call: Call) -> None:
     ratio = features.scale / call.outputs[0].scale if features.type.is_quantised else 0.0
     result = accumulator(call, view)
     read = _reader(call, image.shape, rounded=False)
-    call.step(_align, image, read, (call.integer(7), call.integer(8)), ratio, result)
+    call.step(_align, call.look, image, read, (call.integer(7), call.integer(8)), ratio, result)
     store(call, result, view, 0, factor=ratio)
 
 
@@ -275,34 +298,42 @@ def _bins(start: float, stop: float, out: int, size: int) -> tuple[slice, Bins]:
     return slice(begin, max(int(last[-1]), begin + 1)), (first - begin, last - begin)
 
 
-def _highest(bins: Bins, empty: float, pixels: Array) -> Array:
+def _highest(look: Look, bins: Bins, empty: float, pixels: Array) -> Array:
     """The maximum of each bin, `empty` where it has no pixel."""
     first, stop = bins
     last, widest = np.maximum(stop - 1, 0), int((stop - first).max())
-    highest: Array = pixels.take(np.minimum(first, last), axis=1)
+    pixels = pixels if pixels.flags.c_contiguous else copied(look, pixels)
+    highest = np.empty((pixels.shape[0], len(first), pixels.shape[2]), pixels.dtype)
+    take(look, pixels, np.minimum(first, last), 1, highest)
     if len(first) < widest:
         for bin_ in np.flatnonzero(stop > first):
-            np.maximum.reduce(pixels[:, first[bin_] : stop[bin_]], axis=1, out=highest[:, bin_])
+            look()
+            reduce(look, np.maximum, pixels[:, first[bin_] : stop[bin_]], (1,), highest[:, bin_, None])
     else:
         for tap in range(1, widest):
-            np.maximum(highest, pixels.take(np.minimum(first + tap, last), axis=1), out=highest)
+            look()
+            other = np.empty_like(highest)
+            take(look, pixels, np.minimum(first + tap, last), 1, other)
+            each(look, np.maximum, highest, other, out=highest)
     highest[:, first >= stop] = empty
     return highest
 
 
-def _pool(image: Array, read: Callable[[], tuple[Array, Array]], empty: float, out: Array) -> None:
+def _pool(look: Look, image: Array, read: Callable[[], tuple[Array, Array]], empty: float, out: Array) -> None:
     _, height, width, _ = image.shape
     for region, b, (x1, y1, x2, y2) in zip(out, *read(), strict=True):
         rows, row_bins = _bins(y1, y2, out.shape[1], height)
         columns, column_bins = _bins(x1, x2, out.shape[2], width)
-        highest = partial(_highest, row_bins, empty), partial(_highest, column_bins, empty)
-        _resampled(image[b, rows, columns], *highest, region)
+        highest = partial(_highest, look, row_bins, empty), partial(_highest, look, column_bins, empty)
+        look()
+        _resampled(look, image[b, rows, columns], *highest, region)
 
 
 def _build_pool(call: Call) -> None:
     nchw, features = call.flag(7), call.tensor(0)
     image = features.data.transpose(NHWC_FROM_NCHW) if nchw else features.data
-    call.step(_pool, image, _reader(call, image.shape, rounded=True), features.zero_point, output_image(call, nchw))
+    read, view = _reader(call, image.shape, rounded=True), output_image(call, nchw)
+    call.step(_pool, call.look, image, read, features.zero_point, view)
 
 
 OPERATIONS = (

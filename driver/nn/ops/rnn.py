@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ..blocks import ELEMENTS, Look, each, product
 from ..operation import Array, Call, OperationType, Signature
 from ..types import Dimensions
 from .real import accumulator, load
@@ -62,13 +63,16 @@ class RnnDirection:
         return units
 
 
-def _run(steps: Array, first: Array, recurrent: Array, act: Activation, scratch: Array) -> None:
+def _run(look: Look, steps: Array, first: Array, recurrent: Array, act: Activation, scratch: Array) -> None:
     """Turn what enters each of `steps` [time, batch, units] into its result, in place."""
     state = first
-    for step in steps:
-        np.matmul(state, recurrent, scratch)
-        np.add(step, scratch, step)
-        act(step, step)
+    often = max(1, ELEMENTS // max(1, scratch.size, recurrent.size))
+    for number, step in enumerate(steps):
+        if number % often == 0:
+            look()
+        product(look, state, recurrent, scratch)
+        each(look, np.add, step, scratch, step)
+        each(look, act, step, step)
         state = step
 
 
@@ -79,7 +83,7 @@ def _pass(call: Call, sources: Mapping[int, Array], way: RnnDirection, act: Acti
     add_products(call, [(flat(sources[x]), weights(call, w)) for x, w in way.products], entering)
     call.step(np.add, entering, load(call, own + 2), entering)
     steps = np.moveaxis(result, way.axis, 0)[:: -1 if way.backward else 1]
-    call.step(_run, steps, load(call, own + 3), weights(call, own + 1), act, call.scratch(steps.shape[1:]))
+    call.step(_run, call.look, steps, load(call, own + 3), weights(call, own + 1), act, call.scratch(steps.shape[1:]))
     give(call, view, result)
     final: Array = steps[-1]
     return final
@@ -163,10 +167,10 @@ def _svdf_shape(call: Call) -> Sequence[Dimensions]:
     return call.shape(4), (batch, units)
 
 
-def _keep(window: Array, state: Array) -> None:
+def _keep(call: Call, window: Array, state: Array) -> None:
     """Write what the next step will find: everything but the oldest, and room for the newest."""
-    state[..., :-1] = window[..., 1:]
-    state[..., -1] = 0
+    call.step(np.copyto, state[..., :-1], window[..., 1:], casting="unsafe")
+    call.step(np.copyto, state[..., -1], 0)
 
 
 def _svdf(call: Call) -> None:
@@ -178,7 +182,7 @@ def _svdf(call: Call) -> None:
     call.step(np.copyto, window.reshape(call.shape(4)), call.array(4))
     call.step(np.matmul, ordered(call, 0), features, newest)
     call.step(np.copyto, window[..., -1], newest)
-    call.step(_keep, window, state.reshape(window.shape))
+    _keep(call, window, state.reshape(window.shape))
     call.step(np.multiply, window, times, window)
     call.step(np.add.reduce, window.reshape(*result.shape, -1), -1, None, result)
     if call.given(3):

@@ -5,7 +5,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import DTypeLike
 
+from ..blocks import Look, each, look_nowhere
 from ..model import Operand
 from ..operation import Array, Call, OperationType, Signature, Tensor
 from ..types import Dimensions, OperandType
@@ -33,34 +35,41 @@ def strips(batch: int, rows: int, row_bytes: int) -> Iterator[tuple[slice, slice
             yield slice(n, n + images), slice(top, min(rows, top + height))
 
 
-def widen(tensor: Tensor, axes: tuple[int, ...]) -> Array:
+def widen(tensor: Tensor, axes: tuple[int, ...], look: Look = look_nowhere) -> Array:
     """Weights as floats without their zero point, in a type that sums their products over `axes` exactly.
 
     8-bit data leaves 16 bits of float32 for the weights of one sum; weights that may change count as the largest.
     """
     data = tensor.data
     if data.dtype.itemsize > 1:
-        return data.astype(np.float32, copy=False)
-    weights: Array = np.subtract(data, tensor.zero_point, dtype=np.float32)
+        return data if data.dtype == np.float32 else _as(look, data, np.float32)
+    weights = np.empty(data.shape, np.float32)
+    each(look, np.subtract, data, np.float32(tensor.zero_point), weights, dtype=np.float32)
     most = LARGEST * int(np.prod([data.shape[i] for i in axes]))
     if most * LARGEST >= EXACT and tensor.fixed:
         most = int(np.abs(weights).sum(axes).max(initial=0.0))  # exact as far as it matters
-    return weights if most * LARGEST < EXACT else weights.astype(np.float64)
+    return weights if most * LARGEST < EXACT else _as(look, weights, np.float64)
 
 
-def weight_matrix(tensor: Tensor) -> Array:
+def _as(look: Look, array: Array, dtype: DTypeLike) -> Array:
+    result = np.empty(array.shape, dtype)
+    each(look, np.copyto, result, array)
+    return result
+
+
+def weight_matrix(tensor: Tensor, look: Look = look_nowhere) -> Array:
     """A filter [outputs, ...] as a matrix [terms of one product, outputs].
 
     BLAS likes its terms in rows, but a large matrix is a view: to transpose it takes longer than to hash it.
     """
-    weights = widen(tensor, tuple(range(1, len(tensor.shape))))
+    weights = widen(tensor, tuple(range(1, len(tensor.shape))), look)
     matrix = weights.reshape(tensor.shape[0], -1).T
     return matrix if matrix.nbytes >= _LARGE else np.ascontiguousarray(matrix)
 
 
-def bias_vector(tensor: Tensor) -> Array:
+def bias_vector(tensor: Tensor, look: Look = look_nowhere) -> Array:
     """A bias as floats; float64 for quantised sums, whose biases use all 32 bits."""
-    return tensor.data.astype(np.float64 if tensor.type == OperandType.TENSOR_INT32 else np.float32)
+    return _as(look, tensor.data, np.float64 if tensor.type == OperandType.TENSOR_INT32 else np.float32)
 
 
 def output_factor(call: Call) -> float | Array:

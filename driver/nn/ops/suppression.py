@@ -10,9 +10,11 @@ from functools import partial
 
 import numpy as np
 
+from ..blocks import Look, each, pieces, reduce
 from ..operation import Array, Call, OperationType, Signature, Tensor, copy_results, declared, same_as_input
 from ..types import Dimensions, OperandType
 from .boxes import (
+    BLOCK,
     EIGHTH,
     eighths,
     expect_eighths,
@@ -28,6 +30,12 @@ from .window import NHWC_FROM_NCHW, image_shape, stored_shape
 
 Weaken = Callable[[Array, Array], tuple[Array, Array]]
 """From the scores that are left and their overlaps with the selected box to new scores, and which of them stay."""
+
+MOST_BOXES = 1 << 18
+"""Boxes of one image, or of one class, that one call of numpy sorts in tens of milliseconds; more are refused."""
+
+MOST_SCORES = 1 << 21
+"""Scores that are looked through at once."""
 
 _FEW = 512
 """Boxes whose overlaps are quicker computed all at once than one box at a time."""
@@ -52,12 +60,14 @@ def _area(boxes: Array) -> Array:
     return np.asarray(sides[0] * sides[1])
 
 
-def suppress(boxes: Array, scores: Array, limit: int, weaken: Weaken) -> tuple[Array, Array]:
+def suppress(look: Look, boxes: Array, scores: Array, limit: int, weaken: Weaken) -> tuple[Array, Array]:
     """Take the box with the best score, weaken those that overlap it, and so on until none is left.
 
     boxes: [n, 4]. scores: [n]. limit: how many to take at most; negative: all. Returns the indices taken, in this
-    order, and their scores then.
+    order, and their scores then. Raises ValueError for more than MOST_BOXES.
     """
+    if len(scores) > MOST_BOXES:
+        raise ValueError(f"{len(scores)} boxes to choose from are more than {MOST_BOXES}")
     indices, corners = np.arange(len(scores)), np.ascontiguousarray(boxes.T)
     taken: list[int] = []
     best_scores: list[float] = []
@@ -69,11 +79,14 @@ def suppress(boxes: Array, scores: Array, limit: int, weaken: Weaken) -> tuple[A
             best = best if left[best] else int(left.argmax())  # when nothing is above -inf
             taken.append(int(indices[best]))
             best_scores.append(float(scores[best]))
+            if table is None:
+                look()
             row = overlap(corners[:, best, None], corners) if table is None else table[best]
             scores, stays = weaken(scores, row)
             left &= stays
             left[best] = False
         indices, corners, scores = indices[left], corners[:, left], scores[left]
+        look()
     return np.array(taken, np.intp), np.array(best_scores, np.float32)
 
 
@@ -104,6 +117,8 @@ def _limited_shape(call: Call) -> Sequence[Dimensions]:
     n, classes = expect_rank(call, 0, 2)
     if classes < 2:
         raise ValueError(f"input 0 has {classes} classes; it needs the background and one more at least")
+    if n * classes > MOST_SCORES:
+        raise ValueError(f"{n} boxes of {classes} classes are more than {MOST_SCORES} scores")
     expect_shape(call, 1, n, classes * 4)
     expect_shape(call, 2, n)
     expect_eighths(call, 1)
@@ -113,7 +128,8 @@ def _limited_shape(call: Call) -> Sequence[Dimensions]:
     corners, batch = reals(raw, boxes), private(call.tensor(2))
     expect_ordered(corners)
     runs = np.cumsum(np.diff(batch, prepend=batch[:1]) != 0)
-    found = _candidates(reals(scores.data, scores), corners, runs, call.real(3), (call.integer(4), weaken))
+    rule = call.integer(4), weaken
+    found = _candidates(call.look, reals(scores.data, scores), corners, runs, call.real(3), rule=rule)
     rows, labels, weakened = _limited(*found, runs, call.integer(4))
     results = (stored(weakened, scores), raw[rows, labels], labels.astype(np.int32), batch[rows])
     call.results = results
@@ -121,18 +137,22 @@ def _limited_shape(call: Call) -> Sequence[Dimensions]:
 
 
 def _candidates(
-    scores: Array, boxes: Array, runs: Array, threshold: float, rule: tuple[int, Weaken]
+    look: Look, scores: Array, boxes: Array, runs: Array, threshold: float, *, rule: tuple[int, Weaken]
 ) -> tuple[Array, Array, Array]:
     """What suppression by `rule` leaves of each class of each run of rows: rows, classes and scores."""
     rows, labels = np.nonzero(scores[:, 1:] > threshold)
     labels += 1
+    if rows.size > MOST_BOXES:
+        raise ValueError(f"{rows.size} boxes to choose from are more than {MOST_BOXES}")
+    look()
     group = runs[rows] * scores.shape[1] + labels
     order = np.argsort(group, kind="stable")
     ends = np.flatnonzero(np.diff(group[order])) + 1
     chosen, kept = [np.empty(0, np.intp)], [np.empty(0, np.float32)]
     for members in np.split(order, ends) if order.size else ():
         at = rows[members], labels[members]
-        taken, weakened = suppress(boxes[at], scores[at], *rule)
+        look()
+        taken, weakened = suppress(look, boxes[at], scores[at], *rule)
         chosen.append(members[taken])
         kept.append(weakened)
     found = np.concatenate(chosen)
@@ -153,7 +173,7 @@ def _limited(rows: Array, labels: Array, scores: Array, runs: Array, limit: int)
 Chosen = tuple[Array, Array]
 """The anchors and the classes of the detections, best first."""
 
-Choice = Callable[[Array, Array], Chosen]
+Choice = Callable[[Look, Array, Array], Chosen]
 """From the scores [n, classes] and the boxes [n, 4] of an image to its detections."""
 
 
@@ -163,6 +183,8 @@ def _detection_shape(call: Call) -> Sequence[Dimensions]:
     expect_shape(call, 2, n, 4)
     if classes < 2:
         raise ValueError(f"input 0 has {classes} classes; it needs the background and one more at least")
+    if n > MOST_BOXES or classes > MOST_BOXES:
+        raise ValueError(f"{n} anchors and {classes} classes: each has to be {MOST_BOXES} at most")
     is_regular, detections, per_detection, per_class = (call.integer(i) for i in (7, 8, 9, 10))
     scales, thresholds = [call.real(i) for i in (3, 4, 5, 6)], [call.real(i) for i in (11, 12)]
     if not all(s > 0 for s in scales) or not all(t >= 0 for t in thresholds):
@@ -184,12 +206,15 @@ def _decode(deltas: Array, anchors: Array, scales: Array) -> Array:
     return np.concatenate((centre - half, centre + half), axis=1)
 
 
-def _regular(scores: Array, boxes: Array, *, best: int, per_class: int, threshold: float, iou: float) -> Chosen:
+def _regular(
+    look: Look, scores: Array, boxes: Array, *, best: int, per_class: int, threshold: float, iou: float
+) -> Chosen:
     """Suppression within each class, then the best of all classes: anchors and classes."""
     anchors, labels = [np.empty(0, np.intp)], [np.empty(0, np.intp)]
     for label in range(1, scores.shape[1]):
+        look()
         members = np.flatnonzero(scores[:, label] > threshold)
-        taken, _ = suppress(boxes[members], scores[members, label], per_class, hard(iou))
+        taken, _ = suppress(look, boxes[members], scores[members, label], per_class, hard(iou))
         anchors.append(members[taken])
         labels.append(np.full(len(taken), label, np.intp))
     rows, columns = np.concatenate(anchors), np.concatenate(labels)
@@ -197,23 +222,33 @@ def _regular(scores: Array, boxes: Array, *, best: int, per_class: int, threshol
     return rows[order], columns[order]
 
 
-def _fast(scores: Array, boxes: Array, *, best: int, per_box: int, threshold: float, iou: float) -> Chosen:
+def _fast(look: Look, scores: Array, boxes: Array, *, best: int, per_box: int, threshold: float, iou: float) -> Chosen:
     """Suppression between anchors by their best class, then the best classes of each: anchors and classes."""
-    highest = scores[:, 1:].max(axis=1)
+    highest = np.empty((len(scores), 1), np.float32)
+    reduce(look, np.maximum, scores[:, 1:], (1,), highest)
+    highest = highest[:, 0]
     members = np.flatnonzero(highest > threshold)
-    taken, _ = suppress(boxes[members], highest[members], best, hard(iou))
+    taken, _ = suppress(look, boxes[members], highest[members], best, hard(iou))
     rows = members[taken]
-    labels = 1 + np.argsort(-scores[rows, 1:], axis=1, kind="stable")[:, :per_box]
+    labels = np.empty((len(rows), min(per_box, scores.shape[1] - 1)), np.intp)
+    for (some,) in pieces(rows.shape, max(1, BLOCK // scores.shape[1])):
+        look()
+        labels[some] = 1 + np.argsort(-scores[rows[some], 1:], axis=1, kind="stable")[:, :per_box]
     return np.repeat(rows, labels.shape[1]), labels.reshape(-1)
 
 
-def _detect(inputs: Sequence[Tensor], outputs: Sequence[Tensor], scales: Array, choose: Choice, first: int) -> None:
-    scores, deltas, anchors = (reals(tensor.data, tensor) for tensor in inputs)
+def _detect(
+    look: Look, inputs: Sequence[Tensor], outputs: Sequence[Tensor], scales: Array, choose: Choice, *, first: int
+) -> None:
+    scores, deltas = (tensor.data for tensor in inputs[:2])
+    anchors = reals(inputs[2].data, inputs[2])
     for out in outputs:
-        out.data.fill(0)
-    for b, (image_scores, image_deltas) in enumerate(zip(scores, deltas, strict=True)):
-        boxes = _decode(image_deltas[:, :4], anchors, scales)
-        rows, labels = choose(image_scores, boxes)
+        each(look, np.copyto, out.data, 0)
+    for b, (raw_scores, image_deltas) in enumerate(zip(scores, deltas, strict=True)):
+        image_scores = np.empty(raw_scores.shape, np.float32)
+        each(look, np.copyto, image_scores, raw_scores)
+        boxes = _decode(reals(image_deltas[:, :4], inputs[1]), anchors, scales)
+        rows, labels = choose(look, image_scores, boxes)
         found = (image_scores[rows, labels], boxes[rows], labels - first, len(rows))
         for out, values in zip(outputs[:3], found[:3], strict=True):
             out.data[b, : len(rows)] = values
@@ -226,12 +261,15 @@ def _detection(call: Call) -> None:
     choose = partial(_regular, per_class=per_class) if is_regular else partial(_fast, per_box=per_detection)
     scales = np.array([call.real(i) for i in (3, 4, 5, 6)], np.float32)
     inputs = [call.tensor(i) for i in range(3)]
-    call.step(_detect, inputs, call.outputs, scales, partial(choose, **limits), 0 if call.flag(13) else 1)
+    choose, first = partial(choose, **limits), 0 if call.flag(13) else 1
+    call.step(_detect, call.look, inputs, call.outputs, scales, choose, first=first)
 
 
 def _check_proposals(call: Call, cells: Dimensions) -> None:
     """Refuse dimensions that do not go with scores for `cells` [batches, height, width, anchors]."""
     batches, height, width, anchors = cells
+    if height * width * anchors > MOST_BOXES:
+        raise ValueError(f"{anchors} anchors at {height} x {width} cells are more than {MOST_BOXES} boxes")
     expect_shape(call, 1, *stored_shape(batches, height, width, anchors * 4, call.flag(10)))
     expect_shape(call, 2, anchors, 4)
     expect_shape(call, 3, batches, 2)
@@ -250,6 +288,7 @@ def _proposed_shape(call: Call) -> Sequence[Dimensions]:
     scores, deltas = (_by_cell(call, index) for index in (0, 1))
     anchors = _anchors(reals(call.array(2), call.tensor(2)), cells[1], cells[2], strides)
     sizes = reals(call.array(3), call.tensor(3))
+    call.look()
     found = [_propose(call, *image, anchors) for image in zip(scores, deltas, sizes[:, None], strict=True)]
     rows = [np.full(len(best), b, np.int32) for b, (best, _) in enumerate(found)]
     best, boxes = (np.concatenate(parts) for parts in zip(*found, strict=True))
@@ -276,6 +315,7 @@ def _anchors(anchors: Array, height: int, width: int, strides: Array) -> Array:
 def _propose(call: Call, scores: Array, deltas: Array, size: Array, anchors: Array) -> tuple[Array, Array]:
     """Scores and boxes of one image of `size` [1, 2], best first."""
     before, after, threshold, smallest = call.integer(6), call.integer(7), call.real(8), call.real(9)
+    call.look()
     flat = scores.reshape(-1)
     boxes = transform(anchors, deltas.reshape(-1, 1, 4), size)[:, 0]
     best = np.argsort(-flat, kind="stable")[: before if before > 0 else None]
@@ -283,7 +323,8 @@ def _propose(call: Call, scores: Array, deltas: Array, size: Array, anchors: Arr
     centre = boxes[best, :2] + extent / 2
     stays = ((extent > smallest) & (centre < size[:, ::-1])).all(axis=1) & ~np.isnan(flat[best])
     best = best[stays]
-    taken, _ = suppress(boxes[best], flat[best], after, hard(threshold))
+    call.look()
+    taken, _ = suppress(call.look, boxes[best], flat[best], after, hard(threshold))
     return flat[best[taken]], boxes[best[taken]]
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from ..blocks import by_element
 from ..model import Operand
 from ..operation import ANY_RANK, Array, Call, OperationType, Signature, Tensor
 from .elementwise import quietly, same_shape, smooth
@@ -21,11 +22,13 @@ def _not(call: Call) -> None:
     call.step(np.logical_not, call.array(0), call.outputs[0].data.view(np.bool_))
 
 
+@by_element
 def _rsqrt(x: Array, result: Array) -> None:
     np.sqrt(x, result)
     np.reciprocal(result, result)
 
 
+@by_element
 def _hard_swish(x: Array, result: Array) -> None:
     """Write x * clip(x + 3, 0, 6) / 6."""
     np.add(x, 3.0, result)
@@ -35,6 +38,7 @@ def _hard_swish(x: Array, result: Array) -> None:
     np.multiply(result, 1 / 6, result)
 
 
+@by_element
 def _elu(alpha: float, positive: Array, x: Array, result: Array) -> None:
     """Write max(0, x) + min(0, alpha * (e^x - 1)); 0 * infinity on the right counts as 0, as it has no share."""
     np.expm1(x, result)

@@ -1,5 +1,6 @@
 """Runs single operations for the tests of driver.nn: with constant parameters, and with everything fed at run time."""
 
+import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -9,8 +10,9 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from driver.nn import Interpreter, Model, ModelBuilder, arena
+from driver.nn import Interpreter, Model, ModelBuilder, arena, blocks
 from driver.nn.operands import constant_operand
+from driver.nn.ops import boxes, lookup, lstm, quantised_lstm, resize, rnn, suppression
 
 
 @dataclass(frozen=True)
@@ -37,16 +39,17 @@ def run_model(model: Model, *inputs: Any, room: int = 1 << 16, again: bool = Tru
     again: a second run, over memory that holds something else by then, has to give the same.
     """
     buffers = [np.full(room + 1, 0xAB, np.uint8)[1:] for _ in model.main.outputs]
-    blocks: list[np.ndarray] = []
-    with mock.patch.object(arena, "memory", partial(_noted, blocks, arena.memory)):
+    allocated: list[np.ndarray] = []
+    with mock.patch.object(arena, "memory", partial(_noted, allocated, arena.memory)):
         bound = Interpreter(model).bind(inputs, buffers)
         bound.run()
         first = [buffer.copy() for buffer in buffers]
-        for block in (*blocks, *buffers) if again else ():
+        for block in (*allocated, *buffers) if again else ():
             block[...] = 0xAB
         bound.run()
     for one, other in zip(first, buffers, strict=True):
         assert not again or (one == other).all(), "what a run leaves in its memory changes the next one"
+    _compare_with_small_blocks(model, inputs, first)
     results = []
     for index, buffer, (dimensions, is_sufficient) in zip(model.main.outputs, buffers, bound.shapes, strict=True):
         dtype = model.main.operands[index].type.dtype
@@ -55,6 +58,37 @@ def run_model(model: Model, *inputs: Any, room: int = 1 << 16, again: bool = Tru
         assert (buffer[size:] == 0xAB).all(), "bytes behind the result were written"
         results.append(buffer[:size].view(dtype).reshape(dimensions))
     return tuple(results)
+
+
+SMALL_BLOCKS = {
+    blocks: {"ELEMENTS": 50, "PRODUCTS": 2000, "_SIDE": 4, "_PER_ELEMENT": 8},
+    boxes: {"BLOCK": 4},
+    lookup: {"ELEMENTS": 50, "STRIP": 3},
+    lstm: {"ELEMENTS": 50},
+    quantised_lstm: {"_BLOCK": 3},
+    resize: {"ELEMENTS": 50},
+    rnn: {"ELEMENTS": 50},
+    suppression: {"BLOCK": 4},
+}
+
+
+def _compare_with_small_blocks(model: Model, inputs: Sequence[Any], expected: Sequence[np.ndarray]) -> None:
+    """Work that is done in blocks of some elements gives the same; sums of floats, nearly the same."""
+    if any(operation.type == "RANDOM_MULTINOMIAL" for operation in model.main.operations):
+        return  # it may be without a seed
+    buffers = [np.full(buffer.size + 1, 0xAB, np.uint8)[1:] for buffer in expected]
+    with contextlib.ExitStack() as stack:
+        for module, constants in SMALL_BLOCKS.items():
+            stack.enter_context(mock.patch.multiple(module, **constants))
+        Interpreter(model).bind(inputs, buffers).run()
+    for one, other, index in zip(buffers, expected, model.main.outputs, strict=True):
+        dtype = model.main.operands[index].type.dtype
+        size = one.size // dtype.itemsize * dtype.itemsize
+        given, wanted = (array[:size].view(dtype) for array in (one, other))
+        if dtype.kind == "f":
+            np.testing.assert_allclose(given, wanted, 1e-3 if dtype == np.float16 else 1e-5, 1e-4)
+        else:
+            np.testing.assert_array_equal(given, wanted)
 
 
 def _noted(blocks: list[np.ndarray], memory: Callable[[int], np.ndarray], nbytes: int) -> np.ndarray:
