@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import ExitStack
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +17,7 @@ from rich.text import Text
 from burst import BurstError
 from driver.cli.names import DeviceName
 from driver.cli.output import examples, json_option, print_json, with_options
-from driver.errors import DriverError
+from driver.errors import DeviceFailed, DriverError
 from driver.vts import (
     ALL,
     CATEGORIES,
@@ -34,6 +35,7 @@ from driver.vts import (
     run,
 )
 from driver.vts.report import KINDS
+from driver.vts.sanitizers import Sanitizers, read_without_runtimes
 from driver.vts.target import PATIENCE
 
 if TYPE_CHECKING:
@@ -48,6 +50,12 @@ def _names_of_tests(_context: Any, _option: Any, incomplete: str) -> list[str]:
     if "/" not in incomplete:
         return [f"{category}/" for category in CATEGORIES if category.startswith(incomplete)]
     return [test.name for test in catalogue((), USUAL) if test.name.startswith(incomplete)]
+
+
+def _sanitize(_context: Any, _option: Any, is_wanted: bool) -> bool:
+    if is_wanted:
+        read_without_runtimes()
+    return is_wanted
 
 
 _options = with_options(
@@ -73,6 +81,13 @@ _options = with_options(
     json_option,
     click.option("--junit", type=_FILE, metavar="FILE", help="Also write the results as JUnit XML."),
     click.option("--known-failures", type=_FILE, metavar="FILE", help="TOML file of failures to count as skipped."),
+    click.option(
+        "--sanitize",
+        is_flag=True,
+        is_eager=True,  # before DEVICE is looked at
+        callback=_sanitize,
+        help="DEVICE is a library built with sanitizers; their reports are failures. Starts a device of its own.",
+    ),
     click.option("--timeout", default=PATIENCE, show_default=True, help="Seconds after which a call counts as hung."),
 )
 
@@ -92,12 +107,14 @@ def vts(
     as_json: bool,
     junit: Path | None,
     known_failures: Path | None,
+    sanitize: bool,
     timeout: float,
 ) -> None:
     """Run the conformance tests on a device.
 
-    DEVICE is the name of an installed device, or "module:Class". Test names begin with their category: device,
-    extension, model, request, operations, burst, memory, caching, qos. Exits with 0 if no test failed, else 1.
+    DEVICE is the name of an installed device, "module:Class", or the path of a driver in C. Test names begin with
+    their category: device, extension, model, request, operations, burst, memory, caching, qos. Exits with 0 if no test
+    failed, else 1.
     """
     if timeout <= 0:
         raise click.UsageError(f"--timeout {timeout}: must be above 0")
@@ -106,7 +123,7 @@ def vts(
         names = [test.name for test in tests]
         print_json(names) if as_json else click.echo("\n".join(names))
         return
-    report, stale = _run(device, tests, known_failures, timeout)
+    report, stale = _run(device, tests, known_failures, timeout, sanitize=sanitize)
     if junit:
         _write(junit, report.as_junit())
     if as_json:
@@ -131,9 +148,14 @@ def _tests(glob: str, cases: Path | None, scope: Scope) -> list[Test]:
 
 
 def _run(
-    device: str, tests: Sequence[Test], known_failures: Path | None, timeout: float
+    device: str, tests: Sequence[Test], known_failures: Path | None, timeout: float, *, sanitize: bool
 ) -> tuple[Report, Sequence[str]]:
-    with Target(device, timeout) as target, _progress() as progress:
+    with ExitStack() as stack:
+        try:
+            sanitizers = stack.enter_context(Sanitizers(device)) if sanitize else None
+        except DeviceFailed as error:
+            raise click.UsageError(str(error)) from error
+        target, progress = stack.enter_context(Target(device, timeout, sanitizers)), stack.enter_context(_progress())
         try:
             version = target.device.version
         except (BurstError, DriverError) as error:

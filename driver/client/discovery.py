@@ -31,7 +31,7 @@ from driver.devices.library.description import absolute, is_library
 from driver.errors import DeviceFailed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
 _log = logging.getLogger(__name__)
 _APART = (
@@ -54,7 +54,9 @@ def runtime_dir() -> Path:
     Another account may have made the usual directory in /tmp first; then there are others. One of these that exists is
     used from then on, whatever becomes of the usual one, so that all processes of the user find the same.
     """
-    if given := os.environ.get("BURST_RUNTIME_DIR"):
+    if _own:
+        places = [_own.folder]
+    elif given := os.environ.get("BURST_RUNTIME_DIR"):
         places = [Path(given).absolute()]
     else:
         spare = list(_spare_places())
@@ -66,6 +68,27 @@ def runtime_dir() -> Path:
             return _private(path)
     reasons = "; ".join(dict.fromkeys(map(taken, places)))
     raise DeviceFailed(f"{reasons}; remove it or change its mode, or set BURST_RUNTIME_DIR to a directory of your own")
+
+
+class OwnDevices(NamedTuple):
+    """Devices that a process starts for itself alone. variables: of their environment, beside the usual ones."""
+
+    folder: Path
+    variables: Mapping[str, str]
+
+
+_own: OwnDevices | None = None
+
+
+@contextlib.contextmanager
+def own_devices(devices: OwnDevices) -> Iterator[None]:
+    """Within, this process finds and starts these devices alone."""
+    global _own  # noqa: PLW0603 (a process finds devices in one way at a time)
+    _own = devices
+    try:
+        yield
+    finally:
+        _own = None
 
 
 def _session_place() -> Iterator[Path]:
@@ -329,7 +352,7 @@ def _start(name: str, place: Place, listener: socket.socket) -> None:
             pass_fds=[listener.fileno()],
             start_new_session=True,
             cwd="/",
-            env=environment(place.socket.parent),
+            env={**environment(place.socket.parent), **(_own.variables if _own else {})},
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,

@@ -71,6 +71,8 @@ def run(tests: Iterable[Test], target: Target) -> Iterator[Outcome]:
     for test in tests:
         begin = time.monotonic()
         kind, message = _judged(test, target)
+        if report := target.reports():
+            kind, message = "failed", f"{message}\n{report}" if kind == "failed" else report
         yield Outcome(test.name, kind, message, time.monotonic() - begin)
 
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from driver.client.device import RemoteDevice
     from driver.nn import Model
     from driver.options import Cache
+    from driver.vts.sanitizers import Sanitizers
 
 PATIENCE = 30.0
 _MOST_FAILED_STARTS = 3
@@ -32,9 +33,9 @@ _MOST_FAILED_STARTS = 3
 class Target:
     """One device: connects on first use, and again after the connection was lost."""
 
-    def __init__(self, name: str, patience: float = PATIENCE) -> None:
-        """patience: seconds after which the device counts as hung."""
-        self.name, self.patience = name, patience
+    def __init__(self, name: str, patience: float = PATIENCE, sanitizers: Sanitizers | None = None) -> None:
+        """patience: seconds after which the device counts as hung. sanitizers: that the device was built with."""
+        self.name, self.patience, self._sanitizers = name, patience, sanitizers
         self._device: RemoteDevice | None = None
         self._bench: Bench | None = None
         self._failed_starts, self._last_failure = 0, ""
@@ -67,6 +68,10 @@ class Target:
         if device is not None:
             with suppress(BurstError, DriverError, FmqError, OSError):
                 device.close()
+
+    def reports(self) -> str:
+        """What sanitizers have reported since the last call; "" for nothing."""
+        return self._sanitizers.reports() if self._sanitizers else ""
 
     def supported(self, model: Model) -> list[bool]:
         """The device's answer for each operation. Raises InvalidArgument when it refuses the model."""
