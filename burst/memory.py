@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from enum import KEEP, IntFlag
 from functools import partial
 from multiprocessing import reduction
-from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar
 
 import numpy as np
 
@@ -26,6 +26,7 @@ from burst.dma_buf import END, READ, WRITE, is_dma_buf, sync_dma_buf
 from burst.errors import GeneralFailure, InvalidArgument, ResourceExhaustedPersistent, ResourceExhaustedTransient
 from burst.images import FORMATS, Plane, checked_format, checked_planes, end_of, packed_planes, plane_sizes
 from burst.memory_limits import available_text, check_available, descriptors_text
+from burst.own_kinds import described, is_own_kind, opener_of, registered_kinds
 from fmq import Region
 from fmq._core import ffi, lib
 from fmq.errors import InvalidDescriptor, NoSpace, raise_errno
@@ -99,7 +100,7 @@ class Memory(Region):
     a descriptor, and it pickles, with all that is known about it.
     """
 
-    kind: ClassVar[str] = "ashmem"  #: the HAL's name
+    kind: str = "ashmem"  #: the HAL's name; one that is a driver's own is named like an extension
     needs_sync = False  #: executions have to call `begin` and `end`
     needs_descriptor = False  #: also when it is mapped
 
@@ -211,6 +212,15 @@ class Memory(Region):
         fields = [format, width, height, [list(plane) for plane in where], int(usage)]
         return adopted(HardwareBuffer, fields, os.dup(fd))
 
+    @classmethod
+    def from_handle(cls, fd: int, nbytes: int, kind: str, fields: Sequence[int] = ()) -> VendorMemory:
+        """Memory of a kind that only the device's driver knows, named like an extension: "com.example.heap".
+
+        The driver says what `nbytes` and `fields`, at most 16 integers of 64 bits, mean. `fd` stays the caller's.
+        Raises ValueError for arguments that no kind has, OSError for a descriptor that is not open.
+        """
+        return adopted(VendorMemory, [kind, nbytes, list(fields)], os.dup(fd))
+
     def to_wire(self) -> list[Any]:
         """What travels beside the descriptor."""
         return [self.kind, *self.fields()]
@@ -235,7 +245,7 @@ class Memory(Region):
         Raises InvalidArgument for a kind that is unknown, GeneralFailure for what cannot be mapped.
         """
         memory = _received(plain, fd)
-        if not memory.needs_descriptor:
+        if not memory.needs_descriptor and not memory.is_closed:
             memory.close()
             if found := frozen_memory(memory.asarray()):
                 found.close()
@@ -258,7 +268,7 @@ class MappedFd(Memory):
     What was written to a file on a disk is there when the execution's result comes.
     """
 
-    kind: ClassVar[str] = "mmap_fd"
+    kind = "mmap_fd"
 
     def __init__(self, fd: int, nbytes: int, protection: int, offset: int) -> None:
         """Owns `fd`, which was checked."""
@@ -316,7 +326,7 @@ class DmaBuf(Memory):
 class HardwareBufferBlob(DmaBuf):
     """A hardware buffer that is no image: bytes. Made by `Memory.from_hardware_buffer` with the format "blob"."""
 
-    kind: ClassVar[str] = "hardware_buffer_blob"
+    kind = "hardware_buffer_blob"
 
     def fields(self) -> list[Any]:
         """Bytes, which is the buffer's width, and usage."""
@@ -336,7 +346,7 @@ class HardwareBufferBlob(DmaBuf):
 class HardwareBuffer(DmaBuf):
     """An image. Made by `allocate`, or by `Memory.from_hardware_buffer` in memory of others."""
 
-    kind: ClassVar[str] = "hardware_buffer"
+    kind = "hardware_buffer"
 
     def __init__(
         self,
@@ -434,6 +444,36 @@ class HardwareBuffer(DmaBuf):
         return parts
 
 
+class VendorMemory(Memory):
+    """Memory of a kind that only the device's driver knows: this process does not map it. Made by
+    `Memory.from_handle`.
+    """
+
+    def __init__(self, fd: int, kind: str, nbytes: int, numbers: tuple[int, ...]) -> None:
+        """Owns `fd`. Does not map it, so it makes no `Region`."""
+        self._fd, self.name, self.writable = fd, None, True
+        self.kind, self.nbytes, self.numbers = kind, nbytes, numbers
+
+    def fields(self) -> list[Any]:
+        """Bytes, and what the driver needs besides."""
+        return [self.nbytes, list(self.numbers)]
+
+    @classmethod
+    def checked(cls, fields: list[Any], fd: int) -> dict[str, Any]:
+        """As of `Memory`, but `fields` begin with the kind, and the descriptor may be of anything."""
+        kind, nbytes, numbers = described(*fields)
+        return {"kind": kind, "nbytes": nbytes, "numbers": numbers}
+
+    @property
+    def is_frozen(self) -> bool:
+        """Never: what is behind it is the driver's business."""
+        return False
+
+    def asarray(self, dtype: Any = np.uint8, shape: int | tuple[int, ...] | None = None, offset: int = 0) -> NoReturn:
+        """Raises ValueError."""
+        raise ValueError(f"memory of kind {self.kind} is not mapped here: map it with the library that made it")
+
+
 @dataclass(eq=False)
 class DeviceBuffer:
     """Memory that the device manages, where a request could name a `Memory`. Its token means something to it alone."""
@@ -513,14 +553,24 @@ def _received(plain: object, fd: int) -> Memory:
                 return adopted(KINDS[name], fields, fd)
             except (InvalidDescriptor, OSError) as error:
                 raise GeneralFailure(f"{name} cannot be mapped: {error}") from error
+        case [str(name), *fields] if opener := opener_of(name):
+            try:
+                handle = described(name, *fields)
+            except InvalidDescriptor as error:
+                os.close(fd)
+                raise InvalidArgument(f"memory of kind {name}: {error}") from error
+            return opener(handle, fd)
         case [str(name), *_]:
             os.close(fd)
-            raise InvalidArgument(f"memory of kind {name!r:.40}: this device knows {', '.join(KINDS)}")
+            known = ", ".join((*KINDS, *registered_kinds()))
+            raise InvalidArgument(f"memory of kind {name!r:.120}: this device knows {known}")
     os.close(fd)
     raise GeneralFailure(f"{plain!r:.80} does not describe memory: [kind, fields…]")
 
 
 def _unpickled(plain: list[Any], carried: Any) -> Memory:
+    if is_own_kind(plain[0]):
+        return adopted(VendorMemory, plain, carried.detach())
     return _received(plain, carried.detach())
 
 

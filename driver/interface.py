@@ -6,6 +6,7 @@ Override what the device does better than the default; the engine never looks fo
 
 from __future__ import annotations
 
+import math
 import os
 from abc import ABC, abstractmethod
 from contextlib import nullcontext
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from burst import BurstOffer, ErrorStatus, ExecutionBurst
-    from driver.nn import Extension, Model
+    from driver.nn import Extension, ExtensionType, Model, OperandType
     from driver.options import Preference, Priority
 
 
@@ -190,6 +191,69 @@ class PreparedModel(ABC):
         return None
 
 
+class DriverBuffer(ABC):
+    """Memory of the driver's own, in any layout: what `Device.allocate` returns, or `Device.map_memory`.
+
+    `bind` gets this object in the place of the array of an input or output, whole. The engine copies values in and out
+    with the methods here, each call in a thread of its own: no execution that writes the buffer runs meanwhile, unless
+    the client breaks its own rules. Whether the buffer has a value is the engine's business.
+    """
+
+    nbytes: int
+    """Bytes of memory that it occupies. They are charged to the client."""
+
+    def array(self) -> NDArray[np.uint8] | None:
+        """The bytes of the value in the HAL's layout (row-major, without gaps), where the CPU can use them as they lie.
+
+        None: the layout is the driver's own.
+        """
+        return None
+
+    @abstractmethod
+    def copy_from(self, source: NDArray[np.uint8]) -> None:
+        """Makes `source` the value: all of its bytes, in the HAL's layout. May raise anything; then it has no value."""
+
+    @abstractmethod
+    def copy_to(self, target: NDArray[np.uint8]) -> None:
+        """Writes the value to all of `target`, in the HAL's layout. May raise anything."""
+
+    def close(self) -> None:  # noqa: B027 (memory that Python frees needs nothing)
+        """Frees the memory. Called exactly once, from any thread, when the client has released the buffer or is gone
+        and what was bound to it is dropped.
+        """
+
+
+class BufferUse(NamedTuple):
+    """What a buffer is for: input or output `io_index` of a prepared model, in which part of all executions."""
+
+    prepared: PreparedModel
+    is_input: bool
+    io_index: int
+    frequency: float  #: above 0 and at most 1
+
+
+class BufferRequest(NamedTuple):
+    """A buffer that a client wants. It was checked: the uses fit each other, and all dimensions are known."""
+
+    type: OperandType | ExtensionType
+    dimensions: tuple[int, ...]
+    roles: tuple[BufferUse, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the value in the HAL's layout: what the arrays of `copy_from` and `copy_to` have."""
+        return math.prod(self.dimensions) * self.type.element_size
+
+
+class MemoryHandle(NamedTuple):
+    """Memory of one of the driver's own kinds, as a client describes it. Only the types here were checked."""
+
+    kind: str  #: one of `Device.own_memory_kinds`
+    fd: int  #: the engine's, closed after `map_memory`: duplicate it to keep it
+    nbytes: int  #: above 0
+    fields: tuple[int, ...]  #: what the kind needs besides: at most 16 integers of 64 bits, signed
+
+
 State = Literal["available", "busy", "offline", "unknown"]
 
 
@@ -278,6 +342,9 @@ class Device(ABC):
     "hardware_buffer_blob", "hardware_buffer". An operation on a constant in another kind is answered as not supported.
     None: all, as for every device that reads the arrays that it gets.
     """
+
+    own_memory_kinds: frozenset[str] = frozenset()
+    """Kinds of memory that this driver alone knows, named like an extension: "com.example.heap". See `map_memory`."""
 
     extensions: tuple[Extension, ...] = ()
     """The vendor extensions that it knows. It is asked about no operation that uses another one."""
@@ -372,6 +439,24 @@ class Device(ABC):
 
         Called from any thread, while nothing is prepared. What it raises is logged once, and harms no client.
         """
+
+    def allocate(self, request: BufferRequest) -> DriverBuffer | None:
+        """Memory for a driver-managed buffer, in any layout; None: the engine's own memory is used, as by default.
+
+        One call at a time for a device. The buffer is also bound to models that replace those of its roles
+        (`PreparedModel.improved`). Raises ValueError for what it cannot make, StatusError.
+        """
+        return None
+
+    def map_memory(self, handle: MemoryHandle) -> NDArray[np.uint8] | DriverBuffer:
+        """Maps memory of one of `own_memory_kinds`. Any thread, several at once.
+
+        An array of uint8 with one axis is used as other pools are, at any offset, and unmapped when Python frees it;
+        if it is read-only, no output can lie in it. A DriverBuffer is used whole. The client may write to the memory at
+        any time, and the handle may be wrong in every way: raises ValueError then, which the client gets as
+        INVALID_ARGUMENT.
+        """
+        raise ValueError(f"the driver {self.name} maps no memory of the kind {handle.kind}")
 
 
 def _is_there(module: str) -> bool:

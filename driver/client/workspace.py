@@ -22,6 +22,7 @@ from burst import (
     Request,
     RequestArgument,
 )
+from burst.memory import VendorMemory
 from driver.client.names import by_position, named
 from driver.nn import combine_dimensions
 from driver.nn.file_form import takes_empty
@@ -274,7 +275,7 @@ def _end(known: ref[KnownRequest], _: ref[Any]) -> None:
 
 
 def output_views(model: Model, request: Request, shapes: Sequence[OutputShape]) -> tuple[Any, ...]:
-    """Typed views of a request's outputs in its pools, None where that is a buffer.
+    """Typed views of a request's outputs in its pools, None where that is a buffer, or memory that only a driver maps.
 
     `shapes` may be empty when the model knows them all.
     """
@@ -286,7 +287,7 @@ def output_views(model: Model, request: Request, shapes: Sequence[OutputShape]) 
 
 
 def _view(pool: Memory | DeviceBuffer, dtype: Any, shape: tuple[int, ...], offset: int) -> Any:
-    if not isinstance(pool, Memory):
+    if not isinstance(pool, Memory) or isinstance(pool, VendorMemory):
         return None
     return pool.read().reshape(shape) if isinstance(pool, HardwareBuffer) else pool.asarray(dtype, shape, offset)
 

@@ -25,10 +25,13 @@ from burst import (
 )
 from burst import OutputInsufficientSize as InsufficientSize
 from burst._core import ffi, lib
+from burst.memory import VendorMemory
 from burst.memory_limits import check_available
 from burst.messages import Cause
 from burst.request_checks import check_request
 from burst.wire import Token
+from driver.engine.device_memory import ManagedBuffer
+from driver.engine.driver_memory import DriverPool, HoldingExecution
 from driver.engine.named_buffers import NamedBuffers
 from driver.errors import DriverError, ExecutionFailed, LoopTimeout, OutputInsufficientSize
 from driver.interface import BindOptions
@@ -43,6 +46,7 @@ if TYPE_CHECKING:
 
     from burst import Request, RequestArgument
     from driver.engine.device_memory import LoadedModel, ManagedBuffers
+    from driver.engine.driver_memory import HeldBuffer
     from driver.interface import BoundExecution, PreparedModel
     from driver.nn import Model, Operand
 
@@ -52,7 +56,7 @@ _USUAL = BindOptions()
 
 
 class PoolAccess:
-    """The pools of one bound request, and what is done before and after each run.
+    """The pools of one bound request, what is done before and after each run, and the driver's buffers among them.
 
     Images are gathered and scattered, and shared pools synchronised. `copied_bytes`: what each run copies, because an
     image has gaps between rows.
@@ -63,6 +67,7 @@ class PoolAccess:
         self._after: list[Callable[[], object]] = []
         self._synced: dict[Memory, bool] = {}  # whether the run writes to it
         self._shapes: dict[int, tuple[int, ...]] = {}  # of outputs that are images
+        self.held: list[HeldBuffer] = []
         self.copied_bytes = 0
 
     def __bool__(self) -> bool:
@@ -72,6 +77,17 @@ class PoolAccess:
         """Notes that the request reads or writes this pool."""
         if isinstance(pool, Memory) and pool.needs_sync:
             self._synced[pool] = writes or self._synced.get(pool, False)
+
+    def hold(self, where: str, argument: RequestArgument, operand: Operand, held: HeldBuffer, nbytes: int) -> Any:
+        """The driver's buffer of so many bytes, which `bind` gets in the place of an array. Raises InvalidArgument."""
+        if argument.offset or argument.length not in {0, nbytes}:
+            raise InvalidArgument(
+                f"{where}: {argument.length} bytes at offset {argument.offset} of a buffer of the driver; it is used "
+                "whole: give offset 0 and length 0"
+            )
+        _dimensions(where, argument, operand)
+        self.held.append(held)
+        return held.buffer
 
     def input(self, where: str, argument: RequestArgument, operand: Operand, image: HardwareBuffer) -> Array:
         """The image as an input array. Raises InvalidArgument."""
@@ -159,9 +175,11 @@ def _long(dimensions: tuple[int, ...]) -> list[int]:
 
 
 def check_arguments(model: Model, request: Request) -> None:
-    """As binding checks a request, without binding it; of buffers it knows nothing. Raises InvalidArgument."""
+    """As binding checks a request, without binding it; of memory that only a device knows it knows nothing. Raises
+    InvalidArgument.
+    """
     check_request(request.inputs, request.outputs, len(request.pools))
-    if all(isinstance(pool, Memory) for pool in request.pools):
+    if all(isinstance(pool, Memory) and not isinstance(pool, VendorMemory) for pool in request.pools):
         _arrays(model, request, PoolAccess())
     else:
         _check_counts(model, request)
@@ -200,6 +218,8 @@ class BoundRequest:
             raise GeneralFailure(str(error)) from error
         except ValueError as error:
             raise InvalidArgument(str(error)) from error
+        if access.held:
+            self._bound = HoldingExecution(self._bound, access.held)
         self.is_static = prepared.is_static if self._bound.is_static is None else self._bound.is_static
         if self.is_static:
             _check_shapes(request, self._bound)
@@ -279,6 +299,9 @@ def _input(
     access.uses(pool, writes=False)
     if isinstance(pool, HardwareBuffer):
         return access.input(f"input {n}", argument, operand, pool)
+    if held := _held(pool):
+        found: NDArray[Any] = access.hold(f"input {n}", argument, operand, held, pool.nbytes)
+        return found
     dims = _dimensions(f"input {n}", argument, operand)
     memory = _memory(f"input {n}", argument, pool)
     is_known = 0 not in dims and (dims or operand.type.is_scalar)
@@ -305,6 +328,9 @@ def _output(n: int, argument: RequestArgument, operand: Operand, request: Reques
     access.uses(pool, writes=True)
     if isinstance(pool, HardwareBuffer):
         return access.output(n, argument, operand, pool)
+    if held := _held(pool):
+        found: NDArray[Any] = access.hold(f"output {n}", argument, operand, held, pool.nbytes)
+        return found
     _dimensions(f"output {n}", argument, operand)
     return _memory(f"output {n}", argument, pool)
 
@@ -323,7 +349,14 @@ def _dimensions(where: str, argument: RequestArgument, operand: Operand) -> tupl
 
 def _pool(argument: RequestArgument, request: Request) -> Memory:
     pool: Memory = request.pools[argument.pool]
+    if isinstance(pool, VendorMemory):
+        raise InvalidArgument(f"pool {argument.pool} is memory of kind {pool.kind}: only its driver can use it")
     return pool
+
+
+def _held(pool: object) -> HeldBuffer | None:
+    """The driver's buffer that a pool is."""
+    return pool.held if isinstance(pool, DriverPool | ManagedBuffer) else None
 
 
 def _memory(where: str, argument: RequestArgument, pool: Memory) -> NDArray[np.uint8]:

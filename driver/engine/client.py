@@ -101,7 +101,7 @@ class EngineClient:
         self._numbers = count(1)
         self._models: dict[int, LoadedModel] = {}
         self._enter(engine.application(uid))
-        self._buffers = ManagedBuffers(engine.new_quota())
+        self._buffers = ManagedBuffers(engine.new_quota(), engine.memory)
         self._bursts: set[OpenBurst] = set()
         self._plain: list[PlainServer] = []
         self._fenced: FencedServer | None = None

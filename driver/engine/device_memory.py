@@ -4,6 +4,8 @@ A buffer is allocated for roles: input or output k of certain prepared models. I
 or a client copies something into it, and fresh again when either of these fails. A fresh buffer cannot be an input.
 Dimensions that neither its description nor its roles fix are set by each write.
 
+A buffer of fixed dimensions may be the driver's own (driver_memory.py). Whether it has a value is kept here.
+
 Requests name a buffer by its token. A token is valid for one client only, and is never used again.
 """
 
@@ -14,6 +16,7 @@ import mmap
 import threading
 import weakref
 from collections import Counter
+from functools import partial
 from itertools import chain, count
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -27,8 +30,9 @@ from burst import (
     ResourceExhaustedPersistent,
 )
 from burst._core import ffi
+from driver.engine.driver_memory import DriverPool
 from driver.engine.limits import no_room
-from driver.interface import BindOptions
+from driver.interface import BindOptions, BufferRequest, BufferUse
 from driver.nn import combine_dimensions
 from driver.options import PRIORITIES
 from driver.protocol.buffers import BufferKind, BufferState
@@ -38,6 +42,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from driver.engine.driver_memory import DriverMemory, HeldBuffer
     from driver.engine.models import SharedModel
     from driver.interface import PreparedModel
     from driver.nn import Model, Operand
@@ -144,6 +149,11 @@ class Quota:
         start = -block.ctypes.data % _ALIGNMENT
         return block[start : start + nbytes]
 
+    def charge(self, nbytes: int) -> Callable[[], object]:
+        """Charges memory that a driver has made. Returns what gives it back, once. Raises ResourceExhausted*."""
+        self._take(nbytes)
+        return partial(self._give_back, nbytes)
+
     def hold(self, key: Hashable, nbytes: int) -> None:
         """Charges memory that is there already, once however often it is held. Raises ResourceExhausted*."""
         with self._lock:
@@ -219,15 +229,23 @@ class ManagedBuffer:
     writable = True
 
     def __init__(
-        self, kind: BufferKind, dimensions: tuple[int, ...], roles: frozenset[OperandRole], quota: MemorySource
+        self,
+        kind: BufferKind,
+        dimensions: tuple[int, ...],
+        roles: frozenset[OperandRole],
+        quota: MemorySource,
+        held: HeldBuffer | None = None,
     ) -> None:
-        """Raises ResourceExhaustedTransient, ResourceExhaustedPersistent."""
+        """held: the driver's own memory for it, if its dimensions are fixed. None: it gets memory from `quota`.
+
+        Raises ResourceExhaustedTransient, ResourceExhaustedPersistent.
+        """
         self.kind, self.dimensions, self.roles, self._quota = kind, dimensions, roles, quota
         self.token, self.version = next(_tokens), 0
         self.fresh = ffi.new("uint32_t *", 1)  #: read and written in C, too
-        self.is_fixed = kind.type.is_scalar or (bool(dimensions) and 0 not in dimensions)
-        self.known = dimensions
-        self._array = quota.room(self.size(dimensions) if self.is_fixed else 0)
+        self.is_fixed = _is_fixed(kind, dimensions)
+        self.known, self.held = dimensions, held
+        self._array = quota.room(self.size(dimensions) if self.is_fixed and held is None else 0)
 
     @property
     def is_fresh(self) -> bool:
@@ -255,7 +273,7 @@ class ManagedBuffer:
     @property
     def nbytes(self) -> int:
         """Its present capacity."""
-        return self._array.nbytes
+        return self.size(self.dimensions) if self.held else self._array.nbytes
 
     def asarray(self, dtype: Any, shape: int, offset: int = 0) -> NDArray[Any]:
         """A view, like that of a `Memory`."""
@@ -276,26 +294,26 @@ class ManagedBuffer:
             self.version += 1
 
     def release(self) -> None:
-        """Frees its memory. Requests that are bound to it notice."""
-        self._array, self.is_fresh = self._array[:0], True
+        """Frees its memory, a driver's once nothing is bound to it. Requests that are bound to it notice."""
+        self._array, self.held, self.is_fresh = self._array[:0], None, True
         self.version += 1
 
     def copy_from(self, memory: Memory, dimensions: tuple[int, ...]) -> None:
-        """Copies `memory` in, as a value of that shape; (): as described. Raises InvalidArgument, and is fresh then."""
+        """Copies `memory` in, as a value of that shape; (): as described. Raises StatusError, and is fresh then."""
         try:
             found = self._fixed_by(dimensions)
             nbytes = self.size(found)
             _check_size(memory, nbytes, f"{self.kind.type.name} {list(found)}")
             self.grow(nbytes)
+            self._write(memory.asarray())
         except Exception:
             self.is_fresh = True
             raise
-        self._array[:nbytes] = memory.asarray()
         self.settle(found)
 
     def copy(self, source: ManagedBuffer) -> None:
         """Copies the value of another buffer in. Raises InvalidArgument where that is of another kind, GeneralFailure
-        where it has none; InvalidArgument, and is fresh then, where the dimensions do not fit.
+        where it has none; StatusError, and is fresh then, where the dimensions do not fit or the driver fails.
         """
         if source is self:
             return
@@ -306,18 +324,39 @@ class ManagedBuffer:
             found = self._fixed_by(source.known)
             nbytes = self.size(found)
             self.grow(nbytes)
+            self._write(source._read(nbytes))
         except Exception:
             self.is_fresh = True
             raise
-        self._array[:nbytes] = source._array[:nbytes]
         self.settle(found)
+
+    def _write(self, value: NDArray[np.uint8]) -> None:
+        if self.held:
+            self.held.copy_from(value)
+        else:
+            self._array[: value.nbytes] = value
+
+    def _read(self, nbytes: int) -> NDArray[np.uint8]:
+        """Its value; a copy where that has a layout of the driver's own."""
+        if self.held is None:
+            return self._array[:nbytes]
+        found = self.held.in_place(nbytes)
+        if found is None:
+            found = self._quota.room(nbytes)
+            self.held.copy_to(found)
+        return found
 
     def copy_to(self, memory: Memory) -> None:
         """Copies its value out. Raises InvalidArgument, GeneralFailure."""
         nbytes = self.size(self.known) if self.is_fixed or not self.is_fresh else memory.nbytes
         _check_size(memory, nbytes, f"buffer {self.token}")
         self.check_value()
-        memory.asarray()[:] = self._array[:nbytes]
+        if not memory.writable:
+            raise InvalidArgument("target: the memory is read-only; copy to writable memory")
+        if self.held:
+            self.held.copy_to(memory.asarray())
+        else:
+            memory.asarray()[:] = self._array[:nbytes]
 
     def check_value(self) -> None:
         """Raises GeneralFailure while it is fresh."""
@@ -337,9 +376,15 @@ class ManagedBuffer:
         return found
 
 
+def _is_fixed(kind: BufferKind, dimensions: tuple[int, ...]) -> bool:
+    return kind.type.is_scalar or (bool(dimensions) and 0 not in dimensions)
+
+
 def _check_size(memory: Memory, nbytes: int, what: str) -> None:
     if isinstance(memory, HardwareBuffer):
         raise GeneralFailure(f"bytes cannot be copied to or from an image in {memory.format}; use a pool of bytes")
+    if isinstance(memory, DriverPool) and memory.held:
+        raise GeneralFailure(f"bytes cannot be copied to or from memory of kind {memory.kind}; use a pool of bytes")
     if memory.nbytes != nbytes:
         raise InvalidArgument(f"the memory has {memory.nbytes} bytes, but {what} has {nbytes}")
 
@@ -347,9 +392,11 @@ def _check_size(memory: Memory, nbytes: int, what: str) -> None:
 class ManagedBuffers:
     """The buffers of one client, by token."""
 
-    def __init__(self, quota: Quota) -> None:
-        """`quota`: the client's, for its buffers and for the temporaries of its executions."""
-        self.quota = quota
+    def __init__(self, quota: Quota, driver: DriverMemory | None = None) -> None:
+        """`quota`: the client's, for its buffers and for the temporaries of its executions. `driver`: what may allocate
+        in the engine's place.
+        """
+        self.quota, self._driver = quota, driver
         self._buffers: dict[int, ManagedBuffer] = {}
 
     def __getitem__(self, token: int) -> ManagedBuffer:
@@ -364,10 +411,16 @@ class ManagedBuffers:
     ) -> ManagedBuffer:
         """Allocates a buffer for roles [model index, input or output index, frequency] of `models`.
 
-        Raises InvalidArgument, ResourceExhaustedTransient, ResourceExhaustedPersistent.
+        Raises InvalidArgument, ResourceExhaustedTransient, ResourceExhaustedPersistent; GeneralFailure for a driver
+        that fails to allocate.
         """
         kind, dimensions, roles = describe(dimensions, models, inputs, outputs)
-        buffer = ManagedBuffer(kind, dimensions, roles, self.quota)
+        held = None
+        if self._driver and _is_fixed(kind, dimensions):
+            sides = (True, inputs), (False, outputs)
+            uses = [BufferUse(models[m].prepared, is_input, n, f) for is_input, side in sides for m, n, f in side]
+            held = self._driver.allocate(BufferRequest(kind.type, dimensions, tuple(uses)), self.quota)
+        buffer = ManagedBuffer(kind, dimensions, roles, self.quota, held)
         self._buffers[buffer.token] = buffer
         return buffer
 

@@ -30,6 +30,7 @@ from burst.channel import Channel, Message, close_all, pack
 from burst.messages import NO_CAUSE, NO_TIMING, Cause
 from burst.slots import checked_slots
 from burst.turns import Ticket
+from driver.engine.driver_memory import DriverPool
 from driver.engine.request_worker import RequestWorker
 from driver.engine.schedule import FenceSchedule, LaunchedExecution, TimeLimits, check_deadline
 from driver.nn import combine_dimensions
@@ -394,7 +395,8 @@ def check_outputs(model: Model, request: Request) -> None:
             )
         pool = request.pools[argument.pool] if argument.pool < len(request.pools) else None
         needed = math.prod(found) * operand.type.element_size
-        if isinstance(pool, Memory) and not isinstance(pool, HardwareBuffer) and argument.length < needed:
+        is_whole = isinstance(pool, HardwareBuffer) or (isinstance(pool, DriverPool) and pool.held)
+        if isinstance(pool, Memory) and not is_whole and argument.length < needed:
             raise InvalidArgument(
                 f"output {n}: {argument.length} bytes are too few for {operand.type.name} {list(found)}"
             )

@@ -30,7 +30,8 @@ class Limits:
     burst's two queues, which limits the requests in it. uid_clients, device_clients: connected clients, of one account
     and of all. uid_applications: applications of one account that have connected clients.
 
-    idle_seconds: an idle device frees what it can make again after so long.
+    idle_seconds: an idle device frees what it can make again after so long. driver_seconds: how long a driver may take
+    to allocate a buffer, or to copy to or from one.
     """
 
     client_bytes: int
@@ -46,6 +47,7 @@ class Limits:
     device_clients: int = 1024
     uid_applications: int = 128
     idle_seconds: float = 10.0
+    driver_seconds: float = 30.0
 
     def check(self, name: str, there: int, remedy: str, more: int = 1) -> None:
         """Raises ResourceExhaustedTransient if `more` do not fit. `remedy`: what the client itself can do."""
@@ -78,11 +80,11 @@ def limits() -> Limits:
     found.pop("weights", None)
     known = [field.name for field in fields(Limits)]
     for name, value in found.items():
-        kinds = (int, float) if name == "idle_seconds" else (int,)
+        kinds = (int, float) if name.endswith("_seconds") else (int,)
         if name not in known or type(value) not in kinds or not 0 < value < 2**63:
             raise ValueError(
                 f"{path}: {name} = {value!r}: the limits are {', '.join(known)}, each a whole number above 0 "
-                "(idle_seconds may be a fraction)"
+                "(seconds may be a fraction)"
             )
     return Limits(**(defaults | found))
 

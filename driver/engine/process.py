@@ -31,6 +31,7 @@ from driver.devices import device_class
 from driver.engine.cache.compilations import VerifiedCache
 from driver.engine.client import EngineClient
 from driver.engine.device_memory import Quota
+from driver.engine.driver_memory import DriverMemory
 from driver.engine.hints import Hints
 from driver.engine.limits import limits, weights
 from driver.engine.models import ModelImprover, ModelStore, ModelUse, SharedModel
@@ -183,6 +184,7 @@ class Engine:
         self.device.on_report = self.forget_plans  # a request that is bound anew meets `check_available`
         self._service, self.limits = service, limits()
         self._quota = Quota(self.limits.device_bytes)
+        self.memory = DriverMemory(self.device, self.limits.driver_seconds)
         self.pace, self._models = Pacer(), ModelStore(self.device, running)
         self.rests = type(self.device).rest is not Device.rest  #: whether its driver wants to hear of rests
         self._hints, self._activity = Hints(self.device.name), 0

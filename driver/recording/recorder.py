@@ -19,6 +19,7 @@ import numpy as np
 
 from burst import Busy, Controller, DeviceBuffer, ErrorStatus, HardwareBuffer
 from burst.controller import NotSent, Packet
+from burst.memory import VendorMemory
 from driver.client.device import RemoteDevice
 from driver.client.prepared_model import RemotePreparedModel
 from driver.client.workspace import nbytes
@@ -144,11 +145,11 @@ class Arguments:
             self.is_whole = False
 
     def outputs(self, shapes: Sequence[OutputShape]) -> list[Part | None]:
-        """None for what stays on the device."""
+        """None for what stays on the device, or in memory that this process does not map."""
         if self._shapes is not shapes:
             self._outputs = [
                 None
-                if isinstance(self._request.pools[a.pool], DeviceBuffer)
+                if isinstance(self._request.pools[a.pool], DeviceBuffer | VendorMemory)
                 else self._part(a, o, shapes[n].dimensions if shapes else ())
                 for n, (a, o) in enumerate(zip(self._request.outputs, self._operands, strict=True))
             ]

@@ -23,6 +23,7 @@ from burst import (
     Timing,
 )
 from burst.errors import timed_out
+from burst.memory import VendorMemory
 from driver.client.names import copies, together
 from driver.client.session import FAILURES
 from driver.client.surface import AnyPreparedModel
@@ -328,9 +329,10 @@ def _failure_of(step: PreparedStep, result: Result) -> Result:
 
 
 def _pools_of(sides: tuple[Any, Any], pools: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Pools of a step's request: with other memory in the place of buffers that belong to other steps' devices."""
+    """Pools of a step's request: with other memory in the place of memory that belongs to other steps' devices."""
     used = {argument.pool for side in sides for argument in side}
-    return tuple(pools[-1] if isinstance(p, DeviceBuffer) and n not in used else p for n, p in enumerate(pools))
+    theirs = (isinstance(p, DeviceBuffer | VendorMemory) and n not in used for n, p in enumerate(pools))
+    return tuple(pools[-1] if is_theirs else p for p, is_theirs in zip(pools, theirs, strict=True))
 
 
 def _buffers_of(side: Sequence[RequestArgument], request: Request) -> list[DeviceBuffer]:
@@ -340,8 +342,8 @@ def _buffers_of(side: Sequence[RequestArgument], request: Request) -> list[Devic
 
 
 def _holds(argument: RequestArgument, request: Request, size: int) -> bool:
-    """Whether an output of that many bytes fits; an image is used whole, and of its own buffers a device knows it."""
+    """Whether an output of that many bytes fits; an image is used whole, and of its own memory a device knows it."""
     pool = request.pools[argument.pool] if argument.pool < len(request.pools) else None
-    if isinstance(pool, DeviceBuffer):
+    if isinstance(pool, DeviceBuffer | VendorMemory):
         return True
     return (pool.nbytes if isinstance(pool, HardwareBuffer) else argument.length) >= size

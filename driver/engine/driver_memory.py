@@ -1,0 +1,246 @@
+"""Memory that a driver makes: buffers that it allocates itself, and memory of kinds that it alone can map.
+
+The driver is not trusted to behave. Whatever it raises becomes an error that names it. Allocations and copies run in
+threads of their own: one that never returns costs its client an answer, and no other client anything.
+
+A driver's buffer has several holders: the client, through its token or slot, and whatever is bound to it. They share a
+`HeldBuffer`, which closes the buffer when the last of them is gone: first what is bound goes, then the buffer.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from contextvars import copy_context
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+
+from burst import GeneralFailure, InvalidArgument, Memory, StatusError
+from burst.own_kinds import register_kinds
+from driver.interface import BoundExecution, Device, DriverBuffer, MemoryHandle
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from numpy.typing import NDArray
+
+    from burst import ErrorStatus
+    from burst.own_kinds import HandleDescription
+    from driver.engine.device_memory import Quota
+    from driver.interface import BufferRequest
+
+_log = logging.getLogger(__name__)
+_T = TypeVar("_T")
+
+
+class DriverCalls:
+    """Calls a driver, for a limited time. A call that does not return in time fails; its result is dropped later."""
+
+    def __init__(self, driver: str, patience: float) -> None:
+        """patience: seconds for each call."""
+        self.driver, self.patience = driver, patience
+
+    def __call__(self, method: str, work: Callable[[], _T], on_late: Callable[[_T], object] = lambda _: None) -> _T:
+        """What `work` returns, run in another thread. `on_late` gets a result that comes too late.
+
+        Raises StatusError, which names the driver and the method.
+        """
+        found: list[_T] = []
+        errors: list[Exception] = []
+        ended, is_decided = threading.Event(), threading.Lock()
+
+        def run() -> None:
+            try:
+                found.append(work())
+            except Exception as error:  # noqa: BLE001 (a driver may raise anything)
+                errors.append(error)
+            is_late = not is_decided.acquire(blocking=False)
+            ended.set()
+            if is_late and found:
+                on_late(found.pop())
+
+        threading.Thread(target=copy_context().run, args=(run,), name=f"driver-{method}", daemon=True).start()
+        if not ended.wait(self.patience) and is_decided.acquire(blocking=False):
+            raise GeneralFailure(f"the driver {self.driver} has not returned from {method} for {self.patience:g} s")
+        ended.wait()
+        if errors:
+            raise self.failed(method, errors.pop())
+        return found.pop()
+
+    def failed(self, method: str, error: Exception) -> StatusError:
+        """What the client gets for an error of the driver: the driver's status if it has one."""
+        if isinstance(error, StatusError):
+            return type(error)(f"the driver {self.driver} refuses {method}: {error}")
+        return self.lied(f"failed in {method}: {type(error).__name__}: {error}")
+
+    def lied(self, what: str) -> GeneralFailure:
+        """What the client gets for nonsense."""
+        return GeneralFailure(f"the driver {self.driver} {what}")
+
+
+class HeldBuffer:
+    """A driver's buffer. The last reference to this object closes it, and gives back what was charged for it."""
+
+    def __init__(self, buffer: DriverBuffer, calls: DriverCalls) -> None:
+        self.buffer, self._calls, self._pending = buffer, calls, ""
+        self._give_back: Callable[[], object] = lambda: None
+
+    def charge(self, quota: Quota) -> None:
+        """Charges what the driver says that it occupies. Raises StatusError."""
+        try:
+            nbytes = self.buffer.nbytes
+        except Exception as error:
+            raise self._calls.failed("nbytes", error) from error
+        if type(nbytes) is not int or not 0 <= nbytes < 2**63:
+            raise self._calls.lied(f"says nbytes={nbytes!r:.40} of a buffer: it is a whole number from 0 on")
+        try:
+            self._give_back = quota.charge(nbytes)
+        except StatusError as error:
+            raise type(error)(f"of a buffer the driver {self._calls.driver} says nbytes={nbytes}: {error}") from error
+
+    def copy_from(self, source: NDArray[np.uint8]) -> None:
+        """Makes `source` its value. Raises StatusError."""
+        self._copy("copy_from", lambda: self.buffer.copy_from(source))
+
+    def copy_to(self, target: NDArray[np.uint8]) -> None:
+        """Writes its value to all of `target`. Raises StatusError."""
+        self._copy("copy_to", lambda: self.buffer.copy_to(target))
+
+    def in_place(self, nbytes: int) -> NDArray[np.uint8] | None:
+        """The value where it lies; None for a native layout. Raises StatusError."""
+        found = self._calls("array", self.buffer.array)
+        if found is None or (_is_bytes(found) and found.nbytes >= nbytes):
+            return None if found is None else found[:nbytes]
+        raise self._calls.lied(f"returns {found!r:.80} from array: {nbytes} bytes are an array of uint8 with one axis")
+
+    def _copy(self, method: str, work: Callable[[], None]) -> None:
+        """While one copy hangs there is no other: each would cost a thread. The thread holds the buffer open."""
+        if self._pending:
+            raise self._calls.lied(f"has not returned from {self._pending} of this buffer yet")
+
+        def copy() -> None:
+            self._pending = method
+            try:
+                work()
+            finally:
+                self._pending = ""
+
+        self._calls(method, copy)
+
+    def __del__(self) -> None:
+        try:
+            self.buffer.close()
+        except Exception:  # noqa: BLE001 (a driver may raise anything)
+            _log.exception("the driver %s failed to close a buffer", self._calls.driver)
+        finally:
+            self._give_back()
+
+
+class DriverMemory:
+    """The memory of the engine's own driver. Registers its kinds of memory with this process."""
+
+    def __init__(self, device: Device, patience: float) -> None:
+        """patience: seconds for each call of the driver. Raises ValueError for a kind with a wrong name."""
+        self._device, self._calls, self._allocating = device, DriverCalls(device.name, patience), threading.Lock()
+        register_kinds(device.own_memory_kinds, self._opened)
+
+    def allocate(self, request: BufferRequest, quota: Quota) -> HeldBuffer | None:
+        """A driver's buffer, charged to the client; None: the driver leaves that to the engine. Raises StatusError."""
+        if type(self._device).allocate is Device.allocate:
+            return None
+        if not self._allocating.acquire(timeout=self._calls.patience):
+            raise self._calls.lied(f"has not returned from allocate for another buffer for {self._calls.patience:g} s")
+        # The call gives the lock back, also when it returns too late.
+        found = self._calls("allocate", lambda: self._allocated(request), on_late=_close)
+        if found is None:
+            return None
+        if not isinstance(found, DriverBuffer):
+            raise self._calls.lied(f"returns {found!r:.80} from allocate, and not a DriverBuffer or None")
+        held = HeldBuffer(found, self._calls)
+        held.charge(quota)
+        return held
+
+    def _allocated(self, request: BufferRequest) -> DriverBuffer | None:
+        try:
+            return self._device.allocate(request)
+        except ValueError as error:
+            raise InvalidArgument(str(error)) from error
+        finally:
+            self._allocating.release()
+
+    def _opened(self, given: HandleDescription, fd: int) -> Memory:
+        """Memory of one of the driver's own kinds. Owns `fd`. Raises InvalidArgument, GeneralFailure."""
+        what = f"map_memory of kind {given.kind}"
+        try:
+            found = self._device.map_memory(MemoryHandle(given.kind, fd, given.nbytes, given.fields))
+        except ValueError as error:
+            raise InvalidArgument(f"the driver {self._device.name} refuses {what}: {error}") from error
+        except Exception as error:
+            raise self._calls.failed(what, error) from error
+        finally:
+            os.close(fd)
+        if isinstance(found, DriverBuffer):
+            return DriverPool(given, np.empty(0, np.uint8), HeldBuffer(found, self._calls))
+        if not _is_bytes(found):
+            raise self._calls.lied(f"returns {found!r:.80} from {what}: a DriverBuffer, or uint8 with one axis")
+        return DriverPool(given, found)
+
+
+class DriverPool(Memory):
+    """Memory of one of the driver's own kinds, as the driver has mapped it for the engine.
+
+    held: what it is, where the driver has made a buffer of it, to be used whole. Otherwise it is an array of bytes.
+    """
+
+    def __init__(self, given: HandleDescription, array: NDArray[np.uint8], held: HeldBuffer | None = None) -> None:
+        """Has no descriptor, and maps nothing: the driver has."""
+        self._fd, self.name, self._bytes, self.held = -1, None, array, held
+        self.kind, self.nbytes, self.writable = given.kind, array.nbytes, bool(array.flags.writeable)
+        if held:
+            self.nbytes, self.writable = given.nbytes, True
+
+    def asarray(self, dtype: Any = np.uint8, shape: int | tuple[int, ...] | None = None, offset: int = 0) -> Any:
+        """As of `Memory`. Raises GeneralFailure for a buffer of the driver."""
+        if self.held:
+            raise GeneralFailure(f"memory of kind {self.kind} has no bytes that the CPU can use; use a pool of bytes")
+        return super().asarray(dtype, shape, offset)
+
+
+class HoldingExecution(BoundExecution):
+    """An execution that is bound to a driver's buffers, with these: it is dropped before they are."""
+
+    def __init__(self, inner: BoundExecution, held: Sequence[HeldBuffer]) -> None:
+        self._inner, self._held = inner, held
+        self.native, self.is_infallible = inner.native, inner.is_infallible
+        self.copied_bytes, self.checked_bytes = inner.copied_bytes, inner.checked_bytes
+
+    @property
+    def shapes(self) -> Sequence[tuple[tuple[int, ...], bool]]:  # type: ignore[override]  # follows the inner one's
+        """As the driver says."""
+        return self._inner.shapes
+
+    def run(self) -> object:
+        """Executes."""
+        return self._inner.run()
+
+    def failure(self, status: ErrorStatus) -> Exception:
+        """As the driver says."""
+        return self._inner.failure(status)
+
+    def cancel(self) -> None:
+        """Passes it on."""
+        self._inner.cancel()
+
+    def __del__(self) -> None:
+        del self._inner
+
+
+def _is_bytes(found: object) -> bool:
+    return isinstance(found, np.ndarray) and found.dtype == np.uint8 and found.ndim == 1 and found.flags.c_contiguous
+
+
+def _close(late: DriverBuffer | None) -> None:
+    if isinstance(late, DriverBuffer):
+        late.close()
