@@ -141,7 +141,8 @@ class PreparedModel(ABC):
         outputs: Sequence[NDArray[Any]],
         options: BindOptions,
     ) -> BoundExecution:
-        """Inputs typed and shaped (None: omitted), outputs as raw uint8 memory.
+        """Inputs typed and shaped (None: omitted), outputs as raw uint8 memory. A `BufferArgument` is in the place of
+        each array that lies in a DriverBuffer, which only a driver with `allocate` or `map_memory` gets.
 
         Raises ExecutionFailed, ValueError.
         """
@@ -194,9 +195,10 @@ class PreparedModel(ABC):
 class DriverBuffer(ABC):
     """Memory of the driver's own, in any layout: what `Device.allocate` returns, or `Device.map_memory`.
 
-    `bind` gets this object in the place of the array of an input or output, whole. The engine copies values in and out
-    with the methods here, each call in a thread of its own: no execution that writes the buffer runs meanwhile, unless
-    the client breaks its own rules. Whether the buffer has a value is the engine's business.
+    `bind` gets it whole, as a `BufferArgument` in the place of the array of an input or output. The engine copies
+    values in and out with the methods here, in other threads than those that execute, one call at a time for a buffer.
+    No execution that writes the buffer runs meanwhile, unless the client is careless. Whether the buffer has a value is
+    the engine's business.
     """
 
     nbytes: int
@@ -221,6 +223,13 @@ class DriverBuffer(ABC):
         """Frees the memory. Called exactly once, from any thread, when the client has released the buffer or is gone
         and what was bound to it is dropped.
         """
+
+
+class BufferArgument(NamedTuple):
+    """What `bind` gets for an input or output that lies in a driver's buffer."""
+
+    buffer: DriverBuffer
+    dimensions: tuple[int, ...]  #: of an input all are known; of an output what model and client say, 0: not known
 
 
 class BufferUse(NamedTuple):

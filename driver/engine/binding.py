@@ -34,7 +34,7 @@ from driver.engine.device_memory import ManagedBuffer
 from driver.engine.driver_memory import DriverPool, HoldingExecution
 from driver.engine.named_buffers import NamedBuffers
 from driver.errors import DriverError, ExecutionFailed, LoopTimeout, OutputInsufficientSize
-from driver.interface import BindOptions
+from driver.interface import BindOptions, BufferArgument
 from driver.nn import LONGEST_LOOP_TIMEOUT, LOOP_TIMEOUT, arena, combine_dimensions
 from driver.nn.arena import memory
 from driver.nn.file_form import takes_empty
@@ -78,16 +78,16 @@ class PoolAccess:
         if isinstance(pool, Memory) and pool.needs_sync:
             self._synced[pool] = writes or self._synced.get(pool, False)
 
-    def hold(self, where: str, argument: RequestArgument, operand: Operand, held: HeldBuffer, nbytes: int) -> Any:
-        """The driver's buffer of so many bytes, which `bind` gets in the place of an array. Raises InvalidArgument."""
-        if argument.offset or argument.length not in {0, nbytes}:
+    def hold(self, where: str, argument: RequestArgument, operand: Operand, pool: DriverPool | ManagedBuffer) -> Any:
+        """What `bind` gets for a driver's buffer, in the place of an array. Raises InvalidArgument."""
+        assert pool.held
+        if argument.offset or argument.length not in {0, pool.nbytes}:
             raise InvalidArgument(
                 f"{where}: {argument.length} bytes at offset {argument.offset} of a buffer of the driver; it is used "
                 "whole: give offset 0 and length 0"
             )
-        _dimensions(where, argument, operand)
-        self.held.append(held)
-        return held.buffer
+        self.held.append(pool.held)
+        return BufferArgument(pool.held.buffer, _dimensions(where, argument, operand))
 
     def input(self, where: str, argument: RequestArgument, operand: Operand, image: HardwareBuffer) -> Array:
         """The image as an input array. Raises InvalidArgument."""
@@ -299,12 +299,11 @@ def _input(
     access.uses(pool, writes=False)
     if isinstance(pool, HardwareBuffer):
         return access.input(f"input {n}", argument, operand, pool)
-    if held := _held(pool):
-        found: NDArray[Any] = access.hold(f"input {n}", argument, operand, held, pool.nbytes)
-        return found
     dims = _dimensions(f"input {n}", argument, operand)
-    memory = _memory(f"input {n}", argument, pool)
     is_known = 0 not in dims and (dims or operand.type.is_scalar)
+    if is_known and isinstance(pool, DriverPool | ManagedBuffer) and pool.held:
+        return access.hold(f"input {n}", argument, operand, pool)  # type: ignore[no-any-return]
+    memory = _memory(f"input {n}", argument, pool)
     if not is_known and not (is_file and _is_empty_or_single(argument, operand)):
         raise InvalidArgument(f"input {n}: dimensions {dims} are not fully known; give them in the request")
     needed = math.prod(dims) * operand.type.element_size
@@ -328,9 +327,8 @@ def _output(n: int, argument: RequestArgument, operand: Operand, request: Reques
     access.uses(pool, writes=True)
     if isinstance(pool, HardwareBuffer):
         return access.output(n, argument, operand, pool)
-    if held := _held(pool):
-        found: NDArray[Any] = access.hold(f"output {n}", argument, operand, held, pool.nbytes)
-        return found
+    if isinstance(pool, DriverPool | ManagedBuffer) and pool.held:
+        return access.hold(f"output {n}", argument, operand, pool)  # type: ignore[no-any-return]
     _dimensions(f"output {n}", argument, operand)
     return _memory(f"output {n}", argument, pool)
 
@@ -352,11 +350,6 @@ def _pool(argument: RequestArgument, request: Request) -> Memory:
     if isinstance(pool, VendorMemory):
         raise InvalidArgument(f"pool {argument.pool} is memory of kind {pool.kind}: only its driver can use it")
     return pool
-
-
-def _held(pool: object) -> HeldBuffer | None:
-    """The driver's buffer that a pool is."""
-    return pool.held if isinstance(pool, DriverPool | ManagedBuffer) else None
 
 
 def _memory(where: str, argument: RequestArgument, pool: Memory) -> NDArray[np.uint8]:

@@ -17,6 +17,7 @@ import numpy as np
 from cffi import FFI
 
 from burst.memory import FROZEN, KINDS
+from burst.own_kinds import is_own_kind
 from driver.nn import InvalidModel
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ class ModelBytes(Protocol):
 class Handle(NamedTuple):
     """A part of a pool, as it travels beside the pool's descriptor."""
 
-    kind: str  #: of the pool: a key of `burst.memory.KINDS`
+    kind: str  #: of the pool: a key of `burst.memory.KINDS`, or a driver's own kind
     offset: int  #: in the pool's memory: a multiple of the page size
     nbytes: int
 
@@ -186,7 +187,7 @@ def _checked(fd: int, handle: Handle | None, start: int) -> Part:
     status = os.fstat(fd)  # after the look at the seals: the size cannot change
     if handle is None:
         handle = Handle("", 0, status.st_size)
-    elif handle.kind not in KINDS:
+    elif handle.kind not in KINDS and not is_own_kind(handle.kind):  # the service refuses operations on the latter
         raise InvalidModel(f"{what} is unknown: this device knows {', '.join(KINDS)}")
     offset, nbytes = handle.offset, handle.nbytes
     if nbytes < 1 or offset < 0 or offset % mmap.PAGESIZE or offset + nbytes > status.st_size:

@@ -37,7 +37,7 @@ from driver.runtime.launched import launch_here
 from driver.runtime.local import BACKGROUND, LocalDevice, LocalPrepared
 from driver.runtime.places import check_shapes
 from driver.runtime.results import LaterResult
-from driver.runtime.shared_buffers import Evacuated, lost, names_buffers
+from driver.runtime.shared_buffers import Evacuated, lost, names_buffers, names_vendor_memory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -217,7 +217,7 @@ def executed(
     except FAILURES as error:
         failure = error
     cpu = instead(failure)
-    if cpu is None:
+    if cpu is None or names_vendor_memory(request):
         if result is None:
             raise failure
         return result

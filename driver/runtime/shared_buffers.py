@@ -22,6 +22,7 @@ from burst import (
     Result,
     StatusError,
 )
+from burst.memory import VendorMemory
 from driver.client.device_buffers import Buffer, RemoteBuffer, closed
 from driver.engine.device_memory import ManagedBuffer, OperandRole
 from driver.engine.named_buffers import NamedBuffers
@@ -194,6 +195,11 @@ def names_shared(request: Request) -> bool:
 def names_buffers(request: Request) -> bool:
     """Whether it names buffers of a device."""
     return any(isinstance(pool, DeviceBuffer) for pool in request.pools)
+
+
+def names_vendor_memory(request: Request) -> bool:
+    """Whether it names memory of a kind that its device alone can use."""
+    return any(isinstance(pool, VendorMemory) for pool in request.pools)
 
 
 def lost(request: Request) -> BuffersLost:

@@ -27,6 +27,7 @@ import numpy as np
 
 from burst import InvalidArgument, Malformed, PeerDied, ResourceExhaustedTransient, StatusError, Timeout
 from burst.channel import Channel, Message, close_all
+from burst.memory import KINDS
 from burst.turns import give_way
 from driver.client.discovery import Place, runtime_dir
 from driver.deadlines import overdue, passed, seconds_left
@@ -285,12 +286,15 @@ class Service:
         if is_file(model) and FILE.name not in extensions:
             return model, [_NOT_YOURS]
         reasons = explained(model, extensions, device.explain)
-        if (kinds := device.memory_kinds) is None or len(reasons) != len(model.main.operations):
+        kinds = KINDS.keys() if device.memory_kinds is None else device.memory_kinds
+        unreadable = {part.kind for part in memory.parts if part.kind} - kinds
+        if not unreadable or len(reasons) != len(model.main.operations):
             return model, reasons
-        refused = operations_on(model, lambda value: memory.kind_at(value.ctypes.data) not in {None, *kinds})
-        unreadable = f"it reads a constant in memory of a kind that the device cannot read; {', '.join(kinds)} it can"
-        pairs = zip(reasons, refused, strict=True)
-        return model, [reason or (unreadable if is_refused else None) for reason, is_refused in pairs]
+        refused = operations_on(model, lambda value: memory.kind_at(value.ctypes.data) in unreadable)
+        why = f"it reads a constant in memory of a kind that the device cannot read; {', '.join(kinds)} it can"
+        return model, [
+            reason or (why if is_refused else None) for reason, is_refused in zip(reasons, refused, strict=True)
+        ]
 
 
 class ServiceClient:

@@ -71,7 +71,7 @@ def settled(shared, monkeypatch, kit):
     monkeypatch.setenv("BURST_RUNTIME_DIR", str(shared.path))
 
     def settled(name, exec_time=0.5, power_usage=None):
-        address = name if name.islower() else kit.odd(name)
+        address = name if name.islower() or ":" in name else kit.odd(name)
         version = device_class(address).version
         capabilities.store(address, version, speed(exec_time, power_usage))
         return address

@@ -3,6 +3,7 @@
 import os
 import re
 import signal
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -274,6 +275,27 @@ def test_a_failed_request_on_buffers_is_executed_here(failing):
             execute(request_of(old, new)).raise_for_status()
             assert value_of(new) == (2 * X).tolist()
             assert counts(failing) == {"whole": n + 1}
+
+
+def test_buffers_of_a_drivers_own_layout(settled, shared):
+    """They are the device's; the CPU executes on what the driver copies out of them, and the driver copies it in."""
+    with driver.compile(sum_model(), [settled("burst_test_devices.heap:Troubled"), "cpu"]) as compiled:
+        old, new = (compiled.allocate(BufferDesc(), *STATE) for _ in range(2))
+        assert old.is_on_device
+        old.copy_from(X)
+        trouble = Path(shared.path, "trouble")
+        with compiled.burst() as burst:
+            for n, execute in enumerate((compiled.execute, burst.execute)):
+                trouble.write_text("run fails")
+                try:
+                    assert execute(request_of(old, new)).status == ErrorStatus.NONE
+                finally:
+                    trouble.unlink()
+                assert value_of(new) == (2 * X).tolist()
+                execute(request_of(new, old)).raise_for_status()
+                assert value_of(old) == (3 * X).tolist()
+                assert counts(compiled) == {"whole": n + 1}
+                old.copy_from(X)
 
 
 def test_an_input_without_a_value_is_no_failure_of_the_device(failing):
