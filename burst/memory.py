@@ -559,7 +559,8 @@ def _received(plain: object, fd: int) -> Memory:
             except InvalidDescriptor as error:
                 os.close(fd)
                 raise InvalidArgument(f"memory of kind {name}: {error}") from error
-            return opener(handle, fd)
+            opened: Memory = opener(handle, fd)
+            return opened
         case [str(name), *_]:
             os.close(fd)
             known = ", ".join((*KINDS, *registered_kinds()))

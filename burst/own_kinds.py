@@ -14,9 +14,7 @@ from fmq.errors import InvalidDescriptor
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from burst.memory import Memory
-
-    Opener = Callable[["HandleDescription", int], Memory]
+    Opener = Callable[["HandleDescription", int], Any]
 
 _NAME = re.compile(r"[a-z0-9_]+(\.[a-z0-9_]+)+")
 _LONGEST_NAME = 100
@@ -56,7 +54,9 @@ def described(kind: str, *given: Any) -> HandleDescription:
 
 def register_kinds(kinds: Iterable[str], opener: Opener) -> None:
     """This process is a device with these kinds. `opener` gets what a client described, checked, and a descriptor that
-    it owns. It raises StatusError. Raises ValueError for a name that is not a driver's own.
+    it owns, and returns a `burst.Memory`. It raises StatusError.
+
+    Raises ValueError for a name that is not a driver's own.
     """
     for kind in kinds:
         if not is_own_kind(kind):

@@ -14,6 +14,8 @@ import pytest
 import driver
 from burst import GeneralFailure, InvalidArgument, Memory, Request, RequestArgument, StatusError
 from driver import BufferDesc, BufferRole
+from driver.engine.driver_memory import HoldingExecution
+from driver.interface import BoundExecution
 
 X = np.array([[1, 2, 3, 4]], np.float32)
 DSP = "burst_test_devices.heap:Dsp"
@@ -195,6 +197,8 @@ class TestEnds:
 import sys, driver, numpy as np
 from burst import Request, RequestArgument
 from driver import BufferDesc, BufferRole
+from driver.engine.driver_memory import HoldingExecution
+from driver.interface import BoundExecution
 m = driver.ModelBuilder(); x, y = (m.input("float32", (1, 4)) for _ in range(2)); m.output(m.operation("ADD", x, y, 0))
 prepared = driver.connect({DSP!r}).prepare(m.build())
 roles = [BufferRole(0, 0), BufferRole(0, 1)], [BufferRole(0, 0)]
@@ -222,6 +226,25 @@ print("ready", flush=True); sys.stdin.read()
                 kept = buffers_of(prepared)
             kit.until(lambda: sorted(numbers(place, "close")) == [1, 2])
             del kept
+
+
+def test_what_holds_buffers_says_what_the_driver_says():
+    """The engine's wrapper passes on everything that an execution can say."""
+
+    class Inner(BoundExecution):
+        run, shapes, native, is_static = staticmethod(lambda: "ran"), [((1,), True)], (1, 2), False
+        copied_bytes, checked_bytes, is_infallible, calls = 3, 4, True, ()
+        failure = staticmethod(lambda status: status)
+
+        def cancel(self):
+            self.calls = (*self.calls, "cancel")
+
+    inner = Inner()
+    outer = HoldingExecution(inner, [])
+    names = {name for name in (*BoundExecution.__annotations__, *vars(BoundExecution)) if not name.startswith("_")}
+    methods = {"run", "failure", "cancel"}
+    assert {name: getattr(outer, name) for name in names - methods} == {n: getattr(inner, n) for n in names - methods}
+    assert (outer.run(), outer.failure(5), outer.cancel(), inner.calls) == ("ran", 5, None, ("cancel",))
 
 
 @pytest.fixture

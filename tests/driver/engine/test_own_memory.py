@@ -403,10 +403,11 @@ class TestClient:
     def test_a_recording_goes_on(self, connect_dsp, tmp_path):
         """A request whose inputs lie in it is counted as left out; the request itself is executed."""
         prepared, _ = connect_dsp
-        with record(tmp_path / "tape"):
-            with prepared.device.prepare(sum_model()) as again, again.burst() as burst:
-                assert burst.execute(Request(*LINEAR, (pool_of(),))).status == 0
-                assert again.execute(Request(*LINEAR, (pool_of(),))).status == 0
-                mixed = Memory.create(32)
-                request = Request((at(0), at(16)), (RequestArgument(pool=1, length=16),), (mixed, pool_of()))
-                assert burst.execute(request).status == 0
+        with record(tmp_path / "tape") as tape, prepared.device.prepare(sum_model()) as again, again.burst() as burst:
+            assert burst.execute(Request(*LINEAR, (pool_of(),))).status == 0
+            assert again.execute(Request(*LINEAR, (pool_of(),))).status == 0
+            mixed = Memory.create(32)
+            request = Request((at(0), at(16)), (RequestArgument(pool=1, length=16),), (mixed, pool_of()))
+            assert burst.execute(request).status == 0
+        assert sum(tape.left_out.values()) == 2
+        assert tape.runs == 1
