@@ -1,6 +1,7 @@
 """Kinds of pools in this process: what each says of itself, what is refused, and what it takes to make one."""
 
 import fcntl
+import gc
 import mmap
 import os
 import subprocess
@@ -97,6 +98,7 @@ class TestTravel:
 
     def test_a_device_keeps_no_descriptor(self, file):
         """Memory that a device knows costs it no open file."""
+        gc.collect()  # of tests before this one
         before = os.listdir("/proc/self/fd")
         arrived = [Memory.from_wire(p.to_wire(), os.dup(p.fd)) for p in [make(kind, file) for kind in KINDS]]
         assert len(arrived) == len(KINDS)

@@ -239,7 +239,7 @@ class TestHostile:
         "another magic": lambda: pool_of(magic=b"HELP"),
         "larger than it is": lambda: of_descriptor(os.memfd_create("heap")),
         "a socket": lambda: of_descriptor(socket.socket().detach()),
-        "a pipe": lambda: of_descriptor(os.pipe()[0]),
+        "a terminal": lambda: of_descriptor(os.open("/dev/ptmx", os.O_RDWR)),
         "a folder": lambda: of_descriptor(os.open("/", os.O_RDONLY)),
         "an eventfd": lambda: of_descriptor(os.eventfd(0)),
     }
