@@ -338,7 +338,8 @@ def environment(directory: Path) -> dict[str, str]:
 
 
 def _start(name: str, place: Place, listener: socket.socket) -> None:
-    with open(place.log, "wb") as log:
+    place.log.unlink(missing_ok=True)
+    with open(place.log, "ab") as log:  # both processes append, and cut it when it has grown
         launcher = subprocess.Popen(
             [
                 sys.executable,

@@ -43,6 +43,7 @@ from driver.protocol.model_codec import decode, handles_in, operations_on, seale
 from driver.protocol.prepare_arguments import PrepareArguments
 from driver.protocol.rpc import PROTOCOL, Reply, call, serve
 from driver.service.applications import application_of
+from driver.service.bounded_log import BoundedHandler, EngineLog, LogFile
 from driver.service.file_gate import FileGate
 from fmq import LifePage
 
@@ -428,7 +429,7 @@ def _check_supported(model: Model, reasons: Sequence[str | None]) -> None:
         raise InvalidArgument(f"operation {first} ({kind}) is not supported: {reason}{others}")
 
 
-def start_engine(name: str, listener: socket.socket) -> EngineProcess:
+def start_engine(name: str, listener: socket.socket, log: EngineLog) -> EngineProcess:
     """Starts the engine process. It ends when this process dies or closes its end of the channel.
 
     By fork, because both processes begin with importing the same modules: a device starts in half the time. Only this
@@ -439,8 +440,10 @@ def start_engine(name: str, listener: socket.socket) -> EngineProcess:
     with warnings.catch_warnings(), far:
         warnings.simplefilter("ignore", DeprecationWarning)
         if pid := os.fork():
+            log.close_writable()
             return EngineProcess(near, pid, running)
         try:
+            log.redirect()
             near.close()
             listener.close()
             run_engine(name, far, running)
@@ -472,14 +475,17 @@ def isolate() -> None:
 
 def run(name: str, fd: int, place: Place, options: ServiceOptions) -> NoReturn:
     """Runs the service process. `fd`: the listening socket. Exits with 1 after a failure."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(process)d %(name)s: %(message)s")
+    file = LogFile(place.log)
+    logging.basicConfig(level=logging.INFO, handlers=[BoundedHandler(file.write, "the service's log")])
     isolate()
-    listener = socket.socket(fileno=fd)
+    listener, engine_log = socket.socket(fileno=fd), EngineLog(file)
     try:
-        service = Service(name, listener, place, options, start_engine(name, listener))
+        service = Service(name, listener, place, options, start_engine(name, listener, engine_log))
+        engine_log.begin()
         if options.on_start:
             options.on_start(service)
     except BaseException as error:  # noqa: BLE001 (no client may wait for a service that failed)
+        engine_log.finish()
         if isinstance(error, PeerDied):
             _log.error("device %r failed to start: its engine ended", name)
         else:
@@ -487,7 +493,9 @@ def run(name: str, fd: int, place: Place, options: ServiceOptions) -> NoReturn:
         with place.locked(_END_TIMEOUT) as is_locked:
             place.leave(listener, is_locked=is_locked)  # clients see the failure now and read the log
         os._exit(1)
-    os._exit(0 if service.run() else 1)  # threads that still serve clients end here, too
+    is_well = service.run()
+    engine_log.finish()
+    os._exit(0 if is_well else 1)  # threads that still serve clients end here, too
 
 
 def main() -> None:

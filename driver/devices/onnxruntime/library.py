@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 OLDEST = (1, 20)
 
 _REMEDY = "pip install 'burst-engine[onnxruntime]'"
-_ERRORS = 3  # of the log's severities
+_FATAL = 4  # of the log's severities: errors are raised, and a client could have megabytes of them logged
 _PROVIDERS = {"cpu": ["CPUExecutionProvider"], "cuda": ["CUDAExecutionProvider", "CPUExecutionProvider"]}
 PROVIDERS = tuple(_PROVIDERS)
 """What runs the kernels, by its name in the options. What has no CUDA kernel runs on the CPU."""
@@ -70,7 +70,7 @@ def require_provider(provider: str) -> None:
 def session_options(threads: int) -> Any:
     """Options that all sessions have."""
     options = library().SessionOptions()
-    options.log_severity_level, options.intra_op_num_threads = _ERRORS, threads
+    options.log_severity_level, options.intra_op_num_threads = _FATAL, threads
     options.inter_op_num_threads = 1
     # Threads that spin while they wait take processors from clients and from other devices.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
