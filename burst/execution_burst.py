@@ -47,7 +47,7 @@ class BurstOffer:
         trace: where both sides note the times of requests, and the device why one failed.
         version: of the wire.
         spin: seconds that the client wants the device to poll for a request before it sleeps, or "adaptive".
-        priority: of its executions, 0 to 2 for low, medium and high.
+        priority: of its executions: "low", "medium" or "high".
         ticket: of the device's run queue, for this burst alone: with it executions wait for their turn.
         on_end: to be called once, in any thread, when the burst is over and has freed everything.
     """
@@ -59,7 +59,7 @@ class BurstOffer:
     trace: Trace = field(default_factory=Trace.create)
     version: int = VERSIONS[0]
     spin: float | str = DEFAULT_SPIN
-    priority: int = 1
+    priority: str = "medium"
     ticket: Ticket | None = None
     on_end: Callable[[], object] = _nothing
 

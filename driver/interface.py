@@ -134,6 +134,11 @@ class PreparedModel(ABC):
     improves_after: int = 0
     """Number of executions after which the engine asks `improved` for a better model; 0: there is none."""
 
+    burst_versions: Sequence[int] = (2, 1)
+    """The versions of the wire that its own bursts speak. In version 1, the HAL's, clients send one request at a time
+    and no deadlines, and take the plain path for buffers of the device and loop timeouts.
+    """
+
     @abstractmethod
     def bind(
         self,
@@ -186,6 +191,7 @@ class PreparedModel(ABC):
 
         The engine starts and stops it, and tells it what the client frees. `offer.on_end` must be called once, soon
         after `stop`. What the driver serves itself takes no turns with other executions, unless it uses `offer.ticket`.
+        `offer.version` is one of `burst_versions`; a client that speaks none of these is served by the engine.
 
         Raises StatusError: the client gets no burst.
         """

@@ -20,6 +20,7 @@ EXPECTED = {  # of each block, in order: lines of its output
         ["[2. 3. 4. 5.]\n[1. 1. 1. 1.]"],
         ["[1.0, 2.0, 3.0, 4.0, 5.0, 6.0]\n1.0 2.0 3.0 4.0 5.0 6.0 1.0"],
         ["{'burst': 300, 'plain': 0} ['encode', 'queue', 'wake', 'bind', 'execute', 'return', 'total']\n2"],
+        ["NONE [2. 3. 4. 5.]"],
     ],
     "docs/importers.md": [["(1, 20)"], ["True True"]],
     "docs/models.md": [["[[75 75 75 75 75 75 75 75]]"], ["[1024.] [10]"]],

@@ -114,7 +114,7 @@ class BurstSession:
             request = Request(inputs.arguments, outputs.arguments, (inputs.memory, outputs.memory))
             packet = self.controller.encode(request, measure=self.options.measure)
             fitting = CHANNEL_LENGTH * DATUM // packet.nbytes  # into the channel
-            self.depth = max(1, min(self.depth, fitting))
+            self.depth = 1 if self.controller.version == 1 else max(1, min(self.depth, fitting))
             outputs.encoded[inputs] = encoded = EncodedRequest(inputs, outputs, request, packet)
         return encoded
 

@@ -385,8 +385,8 @@ class EngineClient:
         """
         if len(message.fds) not in {4, 5} or not (spin == "adaptive" or 0 <= spin <= 10):  # type: ignore[operator]
             raise Malformed('a burst needs 4 or 5 descriptors, and 0 to 10 seconds of spinning or "adaptive"')
-        version = max(set(versions) & set(VERSIONS), default=0)
-        if not version:
+        spoken = {*versions} & {*VERSIONS}
+        if not spoken:
             raise InvalidArgument(f"versions {versions!r:.80}: this device speaks {list(VERSIONS)}")
         bind, loaded = self.model(number), self._loaded(number)
         self._limits.check("client_bursts", len(self._bursts), "close bursts")
@@ -403,8 +403,9 @@ class EngineClient:
             trace.note_application(self._application.name)
             burst = OpenBurst(self._engine.device.name, context, trace)
             ticket = Ticket(self.flow(number))
-            offer = BurstOffer(*queues, callback, bind, trace, version, spin, loaded.priority, ticket, burst.ended)
-            burst.configure(offer, loaded.prepared.configure_execution_burst)
+            priority = PRIORITIES[loaded.priority]
+            offer = BurstOffer(*queues, callback, bind, trace, max(spoken), spin, priority, ticket, burst.ended)
+            version = burst.configure(offer, loaded.prepared, spoken)
             self._start(burst, loaded.shared.bursts)
             undo.pop_all()
         return Reply([version])

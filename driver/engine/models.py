@@ -264,6 +264,7 @@ class CountedModel(PreparedModel):
     def __init__(self, quick: PreparedModel, ask: Callable[[], object]) -> None:
         self.quick, self._ask, self._runs = quick, ask, count(1)
         self.is_static, self.serves_all, self.improves_after = quick.is_static, quick.serves_all, quick.improves_after
+        self.burst_versions = quick.burst_versions
 
     def bind(
         self,

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from burst import ExecutionBurst, ExecutionBurstServer, GeneralFailure, Malformed, StatusError
@@ -19,10 +20,11 @@ from burst.trace import blamed
 from fmq import FmqError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Collection, Iterable
 
     from burst import BurstOffer, Trace
     from burst.channel import Channel, Message
+    from driver.interface import PreparedModel
 
 _log = logging.getLogger(__name__)
 GRACE = 5.0
@@ -40,14 +42,19 @@ class OpenBurst:
         self._timer: threading.Timer | None = None
         self._lock, self._is_ended = threading.RLock(), False
 
-    def configure(self, offer: BurstOffer, own: Callable[[BurstOffer], ExecutionBurst | None]) -> None:
-        """Serves the offer, whose `on_end` is `ended`, with the driver's `own` burst; the engine's server, if that is
-        None. Raises StatusError; then the callback is still the caller's.
+    def configure(self, offer: BurstOffer, prepared: PreparedModel, versions: Collection[int]) -> int:
+        """Serves the offer, whose `on_end` is `ended`, with the driver's own burst; with the engine's server, if the
+        driver has none. `versions`: of the wire, that the client speaks, too. Returns the version of the burst.
+
+        Raises StatusError; then the callback is still the caller's.
         """
         try:
-            with blamed(self.trace):
-                burst: object = own(offer)
-            burst = ExecutionBurstServer.create(offer) if burst is None else burst
+            burst: object = None
+            if version := max({*versions} & {*prepared.burst_versions}, default=0):
+                with blamed(self.trace):
+                    burst = prepared.configure_execution_burst(replace(offer, version=version))
+            if burst is None:
+                version, burst = offer.version, ExecutionBurstServer.create(offer)
         except FmqError as error:
             raise GeneralFailure(f"the burst's queues cannot be used: {error}") from error
         except StatusError as error:
@@ -62,6 +69,7 @@ class OpenBurst:
                 self._words(f"configure_execution_burst returned {burst!r:.80}; return an ExecutionBurst, or None")
             )
         self._burst, self._callback = burst, offer.callback
+        return version
 
     def start(self, register: Callable[[], object], on_end: Callable[[OpenBurst], object]) -> None:
         """Calls `register`, and begins to serve. `on_end` is called once, when the burst has ended.

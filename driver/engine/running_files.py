@@ -177,6 +177,7 @@ class GuardedModel(PreparedModel):
     def __init__(self, inner: PreparedModel, digest: bytes, running: RunningFiles) -> None:
         self.inner, self._digest, self._running = inner, digest, running
         self.serves_all, self.improves_after = inner.serves_all, inner.improves_after
+        self.burst_versions = inner.burst_versions
 
     @property
     def is_static(self) -> bool:  # type: ignore[override]

@@ -12,22 +12,28 @@ import numpy as np
 from burst import Controller, ErrorStatus, Memory
 from burst.controller import Packet
 from burst.datum import DATUM
-from driver.vts.bench import ArgumentPlace, answer, output_sizes, request
-from driver.vts.kit import Failed, Test, check
+from driver.vts.bench import JUNK, ArgumentPlace, answer, output_sizes, request
+from driver.vts.kit import Failed, Test, check, skip
 from driver.vts.operations import check_short, prepared
 from driver.vts.request import valid
 from driver.vts.samples import SAMPLES, sample
+from fmq import clock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from burst import Request
     from burst.wire import ResultPacket
     from driver.client.prepared_model import RemotePreparedModel
+    from driver.client.surface import AnyBurst
     from driver.vts.bench import Array
     from driver.vts.cases import Case
     from driver.vts.target import Target
 
 _RUNS, _BURSTS, _DEPTH = 8, 4, 4
+_POOL, _UNUSED = 1 << 14, 96  # bytes; pools: more than one message carries
+_LATE, _LONG = 10**9, 10**13  # ns
+MISSED = {ErrorStatus.MISSED_DEADLINE_TRANSIENT, ErrorStatus.MISSED_DEADLINE_PERSISTENT}
 _JUNK = [
     bytes.fromhex(row).ljust(DATUM, b"\0")
     for row in (
@@ -52,6 +58,10 @@ def tests() -> Iterator[Test]:
         Test("burst/malformed/inserted", partial(malformed, _inserted)),
         Test("burst/malformed/replaced", partial(malformed, _replaced)),
         Test("burst/free_memory", free_memory),
+        Test("burst/reuse", reuse),
+        Test("burst/pools", pools),
+        Test("burst/measure", measure),
+        Test("burst/deadline", deadline),
         Test("burst/several_at_once", several),
         Test("burst/order", order),
         Test("burst/short_output", short_output),
@@ -129,6 +139,71 @@ def free_memory(target: Target) -> None:
                 continue
             status = burst.execute(asked, timeout=target.patience).status
             check(not status, f"after memory was freed, a valid request gets {status.name}")
+
+
+def reuse(target: Target) -> None:
+    """Memory that comes after freed memory is the memory that the client means, and not the freed one."""
+    with prepared(sample("add"), target) as model, model.burst() as burst:
+        for seed in range(_RUNS):
+            case, pool = sample("add", seed), Memory.create(_POOL)
+            asked = request(case, [ArgumentPlace(pool, n << 12) for n in range(3)], output_sizes(case))
+            _check_executed(burst, asked, plain(model, case, target), f"after {seed} pools were freed", target)
+            burst.free_memory(pool)
+
+
+def pools(target: Target) -> None:
+    """Each argument in a pool of its own, named in any order, among pools that the request does not use."""
+    unused = [Memory.create(64) for _ in range(_UNUSED)]
+    with prepared(sample("add"), target) as model, model.burst() as burst:
+        places = [ArgumentPlace(Memory.create(_POOL), 0) for _ in range(3)]
+        for seed in range(_RUNS):
+            case = sample("add", seed)
+            places = places[1:] + places[:1]
+            asked = request(case, places, output_sizes(case))
+            asked = asked._replace(pools=(*asked.pools, *unused[:: _RUNS - seed]))
+            what = f"with the pools in another order, {len(asked.pools)} of them"
+            _check_executed(burst, asked, plain(model, case, target), what, target)
+
+
+def _check_executed(burst: AnyBurst, asked: Request, expected: list[bytes], what: str, target: Target) -> None:
+    found = answer(partial(burst.execute, timeout=target.patience), asked)
+    check(not found.status, f"{what}, a valid request gets {found.status.name}: {found.message}")
+    _same(expected, found.outputs, what)
+
+
+def measure(target: Target) -> None:
+    """Requests that are measured, and others between them: only the results of those have times."""
+    with prepared(sample("add"), target) as model, Controller(model.configure_burst(0.0), spin=0.0) as controller:
+        asked = valid("add")
+        for number in range(_RUNS):
+            is_measured = number % 3 == 1
+            controller.start(controller.packet(asked, measure=is_measured))
+            found = controller.receive(target.patience, measure=True)  # as the result has it, whatever was asked for
+            check(not found.status, f"execution {number}, measured or not, gets {found.status.name}")
+            if not is_measured:
+                check(found.timing == (None, None), f"no timing was requested, and {found.timing} came")
+            known = [time for time in found.timing if time is not None]
+            check(known == sorted(known), f"{known} us: the device has taken longer than the driver")
+
+
+def deadline(target: Target) -> None:
+    """A request whose deadline has passed is not executed, the ones before and after it are."""
+    with prepared(sample("add"), target) as model, Controller(model.configure_burst(0.0), spin=0.0) as controller:
+        if controller.version == 1:
+            skip("its bursts speak wire version 1, which has no deadlines")
+        asked = valid("add")
+        place = asked.outputs[0]
+        output = asked.pools[place.pool].asarray(np.uint8, place.length, place.offset)
+        for ends in (None, clock.now() - _LATE, clock.now() + _LONG, clock.now() - _LATE, None):
+            output[:] = JUNK
+            controller.start(controller.packet(asked), ends)
+            found = controller.receive(target.patience)
+            if ends is None or ends > clock.now():
+                check(not found.status, f"a request whose deadline is not near gets {found.status.name}")
+                continue
+            check(found.status in MISSED, f"a request whose deadline has passed gets {found.status.name}")
+            check((output == JUNK).all(), "a request whose deadline has passed was executed")
+            check(not found.output_shapes, "a request whose deadline has passed gets output shapes")
 
 
 def several(target: Target) -> None:

@@ -15,6 +15,7 @@ from driver.nn import Model, Operand, Operation, Subgraph
 from driver.options import PREFERENCES, PRIORITIES
 from driver.protocol.plain_codec import decode_answer, encode_request, with_deadline
 from driver.vts.bench import answer, refusal
+from driver.vts.burst import MISSED
 from driver.vts.cases import Case
 from driver.vts.kit import Failed, Test, check, skip
 from driver.vts.operations import check_bare, prepared
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
     from driver.vts.bench import Answer
     from driver.vts.target import Target
 
-_MISSED = {ErrorStatus.MISSED_DEADLINE_TRANSIENT, ErrorStatus.MISSED_DEADLINE_PERSISTENT}
 _LONG = 3600.0
 _LOOP_TIMEOUT = 1e-3
 # Below and above the values of the HAL, and of another type.
@@ -81,7 +81,7 @@ def deadline_passed(target: Target) -> None:
 
 
 def _check_missed(found: Answer, what: str) -> None:
-    check(found.status in _MISSED, f"{what} gets {found.status.name}, not MISSED_DEADLINE_*")
+    check(found.status in MISSED, f"{what} gets {found.status.name}, not MISSED_DEADLINE_*")
     check_bare(found)
 
 
@@ -189,7 +189,7 @@ def execution(way: str, name: str, target: Target) -> None:
 
 
 def _check_status(status: ErrorStatus, name: str) -> None:
-    allowed = {ErrorStatus.NONE} | (set() if name == "unlimited" else _MISSED)
+    allowed = {ErrorStatus.NONE} | (set() if name == "unlimited" else MISSED)
     check(status in allowed, f"with the deadline {name!r}, the status is {status.name}")
 
 

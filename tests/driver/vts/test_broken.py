@@ -37,6 +37,10 @@ BROKEN = {
     "broken_caches:Tokenless": {"caching": "an unknown token: the device restores a model"},
     "broken_caches:Forgetful": {"caching": "on the plain path the device returns INVALID_ARGUMENT"},
     "broken_caches:Fussy": {"caching": "2 model files and 1 data files: preparing gets GENERAL_FAILURE"},
+    "wrong_bursts:Stale": {"burst": "after 1 pools were freed: output 0 differs from that of the plain path"},
+    "wrong_bursts:Sorting": {"burst": "with the pools in another order, 17 of them: output 0 differs"},
+    "wrong_bursts:Talkative": {"burst": "no timing was requested, and Timing("},
+    "wrong_bursts:Tireless": {"burst": "a request whose deadline has passed gets NONE"},
     "Boastful": {"qos": "no timing was requested, and (3, 2) came"},
 }
 FEW = re.compile(
