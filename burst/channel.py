@@ -105,6 +105,7 @@ class Channel(Closing):
         # Closes the socket without a ResourceWarning when the channel is dropped or the interpreter ends.
         self._finalizer = weakref.finalize(self, sock.close)
         self._watch: Watch | None = None
+        self._last_words: Callable[[], str] = str
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _SEND_TIMEOUT)
 
     @classmethod
@@ -156,9 +157,23 @@ class Channel(Closing):
         """Whether the owner of the watched LifePage is gone. True before any of its sockets ends."""
         return self._watch is not None and self._watch.has_died
 
+    @property
+    def last_words(self) -> str:
+        """Why the device has ended, where it has said so; "": it has not."""
+        return self._last_words()
+
+    def note_end(self, words: str | Callable[[], str]) -> None:
+        """Has errors of this channel say why the device has ended; or how to find out, once one is raised."""
+        self._last_words = (lambda: words) if isinstance(words, str) else words
+
+    def gone(self) -> PeerDied:
+        """The error of a device's end."""
+        words = self.last_words
+        return PeerDied(f"{DEVICE_GONE}: {words}" if words else DEVICE_GONE)
+
     def _gone(self, why: str) -> PeerDied:
         """The end of the connection. Only a device is watched, and it ends none while it lives."""
-        return PeerDied(DEVICE_GONE if self._watch and self.fileno() >= 0 else why)
+        return self.gone() if self._watch and self.fileno() >= 0 else PeerDied(why)
 
     def send(self, body: Sequence[object], fds: Sequence[int] = ()) -> None:
         """Raises PeerDied, and Malformed for a message that is too long."""

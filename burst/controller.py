@@ -20,7 +20,7 @@ from burst.channel import MAX_FDS, Channel, ChannelLoop, Message
 from burst.datum import DATUM, DATUM_DTYPE
 from burst.dropped import DropList, later
 from burst.ends import handle_of
-from burst.errors import DEVICE_GONE, Busy, GeneralFailure, InvalidArgument, Malformed, PeerDied, Timeout, timed_out
+from burst.errors import Busy, GeneralFailure, InvalidArgument, Malformed, Timeout, timed_out
 from burst.memory import DeviceBuffer, Memory
 from burst.messages import NO_TIMING, ErrorStatus, Request, Timing
 from burst.request_checks import check_request
@@ -331,6 +331,10 @@ class Controller(Closing):
             self._refuse(code, packet.nbytes, timeout)
         return code
 
+    def note_end(self, words: Callable[[], str]) -> None:
+        """How to find out why the device has died, for errors. As `Channel.note_end`."""
+        self._context.note_end(words)
+
     def _refuse(self, code: int, nbytes: int, timeout: float | None) -> NoReturn:
         if code in {-errno.EAGAIN, -errno.EMSGSIZE}:
             raise NotSent(f"a packet of {nbytes} bytes does not fit into the channel")
@@ -343,7 +347,7 @@ class Controller(Closing):
             raise Busy("this burst is executing in another thread; wait for it, or open another burst")
         if code == -errno.EPIPE:
             self._invalidate("the device died")
-            raise PeerDied(DEVICE_GONE)
+            raise self._context.gone()
         try:
             raise_errno(code, "burst")
         except (fmq.Closed, fmq.Corrupt) as error:

@@ -18,6 +18,8 @@ An execution's own errors are burst's (`burst.StatusError` and its classes, `bur
 
 from __future__ import annotations
 
+import signal
+
 from driver.nn.errors import DriverError, ExecutionFailed, InvalidModel, LoopTimeout, OutputInsufficientSize
 
 
@@ -63,6 +65,14 @@ class NotPlaced(DriverError):
 
     Nothing was prepared; the message names the operations.
     """
+
+
+def signal_name(number: int) -> str:
+    """SIGSEGV for 11."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
 
 
 __all__ = [

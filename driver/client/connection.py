@@ -5,8 +5,9 @@ from __future__ import annotations
 import threading
 import time
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
-from weakref import WeakSet
+from weakref import WeakSet, ref
 
 from burst import PeerDied, StatusError, Timeout
 from burst.channel import Channel
@@ -16,10 +17,10 @@ from driver.client.launches import AsyncClient
 from driver.client.plain import PlainClient
 from driver.deadlines import seconds_left
 from driver.interface import CacheFiles
-from driver.protocol.rpc import PROTOCOL, call
+from driver.protocol.rpc import PROTOCOL, call, last_words
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from burst import Memory
 
@@ -41,6 +42,7 @@ class Connection:
     def __init__(self, channel: Channel, application: str | None = None, timeout: float = _START_TIMEOUT) -> None:
         """Says hello. Raises StatusError, PeerDied, Timeout; the channel stays the caller's then."""
         self.channel, self._is_over = channel, False
+        self.parting = 0.05  #: seconds in which a service whose engine has died may say why
         self._dropped = DropList(self._tell)
         self._paths: WeakSet[MemoryPath] = WeakSet()
         self._opening, self._listing = threading.Lock(), threading.Lock()
@@ -110,7 +112,18 @@ class Connection:
         _, fds = self.call(method, timeout=timeout)
         channel = Channel.from_fd(fds[0])
         channel.watch(fds[1])
+        channel.note_end(self.at_end)
         return channel
+
+    @property
+    def at_end(self) -> Callable[[], str]:
+        """`last_words`, for what this connection refers to."""
+        return partial(_last_words_of, ref(self))
+
+    def last_words(self) -> str:
+        """Why the device has ended, as it is about to say or has said; "": it does not."""
+        with self._dropped.lock:
+            return last_words(self.channel, self.parting)
 
     def fences(self) -> FencesClient:
         """For fenced executions, one connection for all of them. Raises StatusError, PeerDied."""
@@ -163,3 +176,8 @@ class Connection:
     def _close_idle(self) -> None:
         while self._idle:
             self._idle.pop().close()
+
+
+def _last_words_of(connection: ref[Connection]) -> str:
+    found = connection()
+    return found.last_words() if found else ""

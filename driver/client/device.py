@@ -21,7 +21,7 @@ from driver.client.encoded_models import latest
 from driver.client.prepared_model import Home, RemotePreparedModel
 from driver.client.recovery import Revivals, quarantine
 from driver.deadlines import seconds_left, waiting
-from driver.devices.library.description import absolute
+from driver.devices.library.description import absolute, is_library
 from driver.errors import DeviceFailed, DeviceNotFound, DriverError
 from driver.interface import DeviceStatus
 from driver.nn import validate
@@ -48,6 +48,7 @@ _ATTEMPTS = (
 )
 _PATIENCE = 10.0  # seconds for the owner of a served device to start it again
 _AGAIN = 0.05
+_PARTING = 1.0  # seconds in which a service tells what a driver in a library did to its engine
 _NO_REASON = "the device does not support it either; the reasons against other operations come first"
 _ANSWER = 1.0  # seconds that a device may take to say how it is
 
@@ -84,7 +85,9 @@ def status_of(name: str) -> DeviceStatus:
 def _own(name: str, application: str | None, attempts: int = _ATTEMPTS) -> Connection:
     for _ in range(attempts):
         with suppress(PeerDied):
-            return _greeted(discovery.connect(name), application)
+            found = _greeted(discovery.connect(name), application)
+            found.parting = _PARTING if is_library(name) else found.parting
+            return found
     log = discovery.end_of_log(name)
     raise DeviceFailed(f"device {name!r} ended while it started; {log}")
 

@@ -326,6 +326,7 @@ class RemotePreparedModel(AnyPreparedModel):
         """A burst's queues and listener, where the model is prepared."""
         controller = Controller(self.configure_burst(options.spin, home), options.memory, options.spin)
         home.connection.add_path(controller)
+        controller.note_end(home.connection.at_end)
         controller.trace.describe(describe(self.model), options.depth)
         return controller
 

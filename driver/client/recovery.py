@@ -9,7 +9,6 @@ model, in this process: another process may do better.
 from __future__ import annotations
 
 import os
-import signal
 import threading
 import time
 import weakref
@@ -17,6 +16,7 @@ from collections import deque
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from burst import BuffersLost, DeviceBuffer, PeerDied, Quarantined
+from driver.errors import signal_name
 from driver.protocol.model_digest import model_digest, structure_digest
 
 if TYPE_CHECKING:
@@ -124,14 +124,6 @@ def crash_in_preparation(trace: Trace) -> Crash | None:
 def digest_of(model: Model) -> str:
     """SHA-256 of the model, in hexadecimal digits."""
     return model_digest(model, structure_digest(model)).hex()
-
-
-def signal_name(number: int) -> str:
-    """SIGSEGV for 11."""
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
 
 
 def describe(model: Model) -> str:

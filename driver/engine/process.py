@@ -23,10 +23,11 @@ from burst import (
     Memory,
     PeerDied,
 )
+from burst._core import lib
 from burst.channel import Channel, ChannelLoop
 from burst.trace import blamed, note_crashes
 from burst.turns import Application, RunQueue, Share, waiters
-from driver.deadlines import check, check_entry, due, taking
+from driver.deadlines import check, check_entry, due, seconds_left, taking
 from driver.devices import device_class
 from driver.engine.cache.compilations import VerifiedCache
 from driver.engine.client import EngineClient
@@ -35,6 +36,7 @@ from driver.engine.driver_memory import DriverMemory
 from driver.engine.hints import Hints
 from driver.engine.limits import limits, weights
 from driver.engine.models import ModelImprover, ModelStore, ModelUse, SharedModel
+from driver.engine.running_files import GRACE, RunningFiles
 from driver.engine.totals import Totals, summed
 from driver.interface import Device
 from driver.protocol.census import Census
@@ -45,12 +47,12 @@ from fmq.region import guard
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from contextlib import AbstractContextManager
 
     from burst.channel import Message
     from driver.engine.cache.compilations import RestoredCompilation
     from driver.engine.open_burst import OpenBurst
     from driver.engine.plain import PlainServer
-    from driver.engine.running_files import RunningFiles
     from driver.protocol.model_memory import ModelBytes
     from driver.protocol.prepare_arguments import PrepareArguments
 
@@ -145,6 +147,8 @@ def _trim() -> None:
 # values, about one in 200 back-to-back requests meets a slice, which does not change their p99.
 _WORK, _PAUSE = 100e-6, 1e-3
 
+_PREPARING = {"prepare", "improve", "save"}
+
 WEIGHT = 100
 """The weight of an account that limits.toml does not name."""
 
@@ -183,6 +187,9 @@ class Engine:
         self.device: Device = device_class(name)()
         self.device.on_report = self.forget_plans  # a request that is bound anew meets `check_available`
         self._service, self.limits = service, limits()
+        if self.device.asked_apart:
+            self.device.watched = partial(self._calling, running)
+            running.watch_executions(self.device.name)
         self._quota = Quota(self.limits.device_bytes)
         self.memory = DriverMemory(self.device, self.limits.driver_seconds)
         self.pace, self._models = Pacer(), ModelStore(self.device, running)
@@ -199,6 +206,14 @@ class Engine:
         self._censuses: dict[int | None, Census] = {}
         self._totals = Totals()
         self._preparing, self._counting = threading.Lock(), threading.Lock()
+
+    def _calling(self, running: RunningFiles, function: str) -> AbstractContextManager[None]:
+        """Within, this thread calls a function of the driver."""
+        left, most = seconds_left(lib.burst_due()), self.limits.driver_seconds
+        if function in _PREPARING:
+            most = self.limits.prepare_seconds
+            most = most if left is None else min(most, left + GRACE)
+        return running.calling(self.device.name, function, most)
 
     def prepare(
         self,

@@ -1,10 +1,14 @@
-"""Which model files run in the engine, in memory that the service reads when the engine has died.
+"""Which model files and functions of a driver run in the engine, in memory that the service reads when that has died.
 
 Each thread that executes files has a slot: the digest of the file that it runs, and the signal that hits the thread,
 which the handler of fatal signals notes there. So the service knows which file to quarantine. A run that goes on a
 second after its deadline, or after its client gave it up, cannot be stopped: it is noted, too, and the engine ends.
 
-Executions in C (`BoundExecution.native`) are not noted: that would take Python.
+A slot also has the name of the function of a driver in a shared library that its thread has called. A call that takes
+too long ends the engine, too.
+
+Executions in C (`BoundExecution.native`) are not noted: that would take Python. Those of a driver in a shared library
+are bounded all the same (csrc/burst/timed.c).
 """
 
 from __future__ import annotations
@@ -14,8 +18,8 @@ import mmap
 import os
 import threading
 import time
-from contextlib import suppress
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, NoReturn, TypeVar
 
 import numpy as np
 
@@ -24,7 +28,7 @@ from driver.interface import BoundExecution, PreparedModel
 from fmq.clock import FOREVER
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from burst import BurstOffer, ErrorStatus, ExecutionBurst
     from driver.interface import BindOptions, Preparation, Saved
@@ -32,6 +36,7 @@ if TYPE_CHECKING:
 
     Array = np.ndarray[Any, Any]
 
+T = TypeVar("T")
 _log = logging.getLogger(__name__)
 GRACE = 1.0
 """Seconds that a run may go on after it was told to end."""
@@ -39,10 +44,11 @@ GRACE = 1.0
 OVERDUE = 0xFFFF
 """In the place of a signal: the engine ended itself, because a run could not be stopped."""
 
-_SLOTS, _SLOT = 256, np.dtype([("signal", np.uint64), ("digest", "V32"), ("unused", "V24")])
+_SLOTS, _SLOT = 256, np.dtype([("signal", np.uint64), ("digest", "V32"), ("function", "S24")])
 _SIGNAL = ffi.offsetof("burst_trace", "device", "signal")
 _LOOK = 0.25  # seconds
 _NONE = bytes(32)
+_MOST_WORDS = 512  # bytes
 
 
 class FileEnd(NamedTuple):
@@ -56,16 +62,57 @@ class RunningFiles:
     """The slots. Both processes have them from one fork."""
 
     def __init__(self) -> None:
-        self._map = mmap.mmap(-1, _SLOTS * _SLOT.itemsize)
-        self.slots: Array = np.frombuffer(self._map, _SLOT)
+        self._map = mmap.mmap(-1, _SLOTS * _SLOT.itemsize + _MOST_WORDS)
+        self.slots: Array = np.frombuffer(self._map, _SLOT, _SLOTS)
         self._free = list(range(_SLOTS))
         self._local = threading.local()
         self._watch = OverdueWatch(self._end)
+        self._calls = OverdueWatch(self.end_with)
 
     def ends(self) -> list[FileEnd]:
         """The files that were running, or whose thread got a signal."""
         found = [FileEnd(row["digest"].tobytes(), int(row["signal"])) for row in self.slots]
         return [each for each in found if each.digest != _NONE]
+
+    @property
+    def functions(self) -> list[str]:
+        """Of a driver, that threads had called when the engine ended."""
+        return sorted({name.decode() for name in self.slots["function"].tolist() if name})
+
+    @property
+    def last_words(self) -> str:
+        """Why the engine has ended itself; "": it has not."""
+        return self._map[-_MOST_WORDS:].rstrip(b"\0").decode(errors="replace")
+
+    def end_with(self, words: str) -> NoReturn:
+        """Ends the engine, and says why."""
+        raw = words.encode()[:_MOST_WORDS]
+        self._map[-_MOST_WORDS:] = raw + bytes(_MOST_WORDS - len(raw))
+        _log.error("%s; the engine ends", words)
+        os._exit(1)
+
+    @contextmanager
+    def calling(self, driver: str, function: str, seconds: float) -> Iterator[None]:
+        """Within, this thread calls a driver's function, which returns in so many seconds, or the engine ends."""
+        slot, call = self.slot(), object()
+        end = time.monotonic_ns() + int((seconds - GRACE) * 1e9)
+        self._calls.add(call, f"driver {driver!r}: {function} did not return within {seconds:g} s", end)
+        before = slot.note_function(function) if slot else ""
+        try:
+            yield
+        finally:
+            if slot:
+                slot.note_function(before)
+            self._calls.remove(call)
+
+    def watch_executions(self, driver: str) -> None:
+        """Ends the engine when an execution of that driver goes on too long after its deadline or cancellation."""
+
+        def watch() -> None:
+            lib.burst_timed_overdue(int(GRACE * 1e9))
+            self.end_with(f"driver {driver!r}: execute went on {GRACE:g} s after its deadline or cancellation")
+
+        threading.Thread(target=watch, name="overdue executions", daemon=True).start()
 
     def guarded(self, prepared: PreparedModel, digest: bytes) -> PreparedModel:
         """The model of a file with that digest; its runs are noted."""
@@ -121,6 +168,12 @@ class Slot:
         """It runs none."""
         self._bytes[:] = _NONE
 
+    def note_function(self, name: str) -> str:
+        """This thread calls a function of that name from now on; "": none. Returns the one before."""
+        before = bytes(self._row["function"][0]).decode()
+        self._row["function"] = name.encode()
+        return before
+
     def note(self, signal: int) -> None:
         """As the handler of signals does it."""
         self._row["signal"] = signal
@@ -131,23 +184,25 @@ class Slot:
             self._free.append(self._number)
 
 
-class OverdueWatch:
+class OverdueWatch(Generic[T]):
     """Calls `end` for runs that go on too long. One thread, which sleeps while nothing is bounded."""
 
-    def __init__(self, end: Callable[[Slot], object]) -> None:
+    def __init__(self, end: Callable[[T], object]) -> None:
         self._end = end
-        self._runs: dict[object, tuple[int, Slot]] = {}
+        self._runs: dict[object, tuple[int, T]] = {}
         self._starting, self._thread = (
             threading.Lock(),
             threading.Thread(target=self._look, name="overdue", daemon=True),
         )
         self._some = threading.Event()
 
-    def add(self, run: object, slot: Slot, end: int) -> None:
-        """The run ends by `end`, CLOCK_MONOTONIC ns, or is overdue GRACE seconds later. The earliest end counts."""
+    def add(self, run: object, what: T, end: int) -> None:
+        """The run ends by `end`, CLOCK_MONOTONIC ns, or is overdue GRACE seconds later: `end(what)`. The earliest end
+        counts.
+        """
         known = self._runs.get(run)
         if known is None or end < known[0]:
-            self._runs[run] = end, slot
+            self._runs[run] = end, what
         if not self._some.is_set():
             self._some.set()
             with self._starting:
@@ -163,9 +218,9 @@ class OverdueWatch:
             self._some.wait()
             time.sleep(_LOOK)
             latest = time.monotonic_ns() - int(GRACE * 1e9)
-            for run, (end, slot) in list(self._runs.items()):
+            for run, (end, what) in list(self._runs.items()):
                 if end < latest and run in self._runs:
-                    self._end(slot)
+                    self._end(what)
             self._some.clear()  # before looking: a run that is added meanwhile sets it again
             if self._runs:
                 self._some.set()

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import logging
 import time
+from contextlib import suppress
 from itertools import count
 from typing import TYPE_CHECKING, Any, NamedTuple, cast, get_args
 
-from burst import ErrorStatus, Malformed, PeerDied, StatusError
+from burst import ErrorStatus, Malformed, PeerDied, StatusError, Timeout
 from burst.channel import close_all
 from burst.errors import status_error
 from burst.messages import NO_CAUSE, Cause, Phase
@@ -37,16 +38,41 @@ class Reply(NamedTuple):
     fds: Sequence[int] = ()
 
 
+def farewell(words: str) -> list[object]:
+    """What a service sends to each client before it ends: why."""
+    return [-1, words[:_MAX_TEXT]]
+
+
+def last_words(channel: Channel, timeout: float) -> str:
+    """Why the service at the other end has ended, if it has said so; "": it has not."""
+    with suppress(PeerDied, Timeout, Malformed):
+        while not channel.last_words:
+            message = channel.receive(timeout)
+            message.close()
+            match message.body:
+                case [-1, str(words)]:
+                    channel.note_end(words)
+    return channel.last_words
+
+
 def call(
     channel: Channel, method: str, *arguments: object, fds: Sequence[int] = (), timeout: float | None = None
 ) -> tuple[list[Any], list[int]]:
     """Values and descriptors of the answer; the caller closes the latter. Raises StatusError, PeerDied, Timeout."""
     number, end = next(_numbers), None if timeout is None else time.monotonic() + timeout
-    channel.send([number, method, *arguments], fds)
+    try:
+        channel.send([number, method, *arguments], fds)
+    except PeerDied:
+        if last_words(channel, 0.0):
+            raise channel.gone() from None
+        raise
     while True:
         message = channel.receive(None if end is None else max(0.0, end - time.monotonic()))
         try:
             match message.body:
+                case [-1, str(words)]:
+                    channel.note_end(words)
+                    raise channel.gone()
                 case [int(earlier), *_] if earlier < number:
                     continue
                 case [_, 0, *values]:

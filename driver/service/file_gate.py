@@ -10,10 +10,11 @@ from burst import GeneralFailure
 from driver.deadlines import overdue, seconds_left
 from driver.devices.files import file_digest
 from driver.engine.running_files import OVERDUE
+from driver.errors import signal_name
 from driver.nn.file_form import FILE, file_of, is_file
 from driver.options import LOW
 from driver.service.file_records import FileRecords
-from driver.service.trials import UNPROVOKED, TrialEnded, TrialServer, signal_name
+from driver.service.trials import UNPROVOKED, TrialEnded, TrialServer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -36,15 +36,18 @@ from driver.engine.cache.compilations import files_needed
 from driver.engine.limits import limits
 from driver.engine.process import main as run_engine
 from driver.engine.running_files import RunningFiles
+from driver.errors import signal_name
 from driver.nn import validate
 from driver.nn.file_form import FILE, is_file
 from driver.nn.known import explained
 from driver.protocol.model_codec import decode, handles_in, operations_on, sealed
 from driver.protocol.prepare_arguments import PrepareArguments
-from driver.protocol.rpc import PROTOCOL, Reply, call, serve
+from driver.protocol.rpc import PROTOCOL, Reply, call, farewell, serve
 from driver.service.applications import application_of
+from driver.service.asking import Asker
 from driver.service.bounded_log import BoundedHandler, EngineLog, LogFile
 from driver.service.file_gate import FileGate
+from driver.service.trials import UNPROVOKED
 from fmq import LifePage
 
 if TYPE_CHECKING:
@@ -99,11 +102,14 @@ class Service:
         self._place, self._options = place, options
         self._device: Device = device_class(name)()
         self.files = FileGate(self._device, name)  # forks: before there are threads
+        self._limits, self._door = limits(), threading.Lock()
+        seconds = self._limits.driver_seconds
+        self._asker = Asker(self._device, seconds) if self._device.asked_apart else None  # forks, too
         self._life = LifePage()
         _, fds = call(self._engine, "ready", fds=[self._life.fd], timeout=_START_TIMEOUT)
         self._engine.watch(fds[0])
         self._clients = 0
-        self._limits, self._door = limits(), threading.Lock()
+        self._channels: set[Channel] = set()
         self._of_uid: Counter[int] = Counter()
         self._outcomes: Counter[str] = Counter()
         self._refusing = threading.Semaphore(_REFUSALS)
@@ -121,18 +127,35 @@ class Service:
             if self._left in ready:
                 self._clients -= os.eventfd_read(self._left)  # the number of clients that have left since
             if stop in ready or self._engine.fileno() in ready:
-                with self._place.locked(_END_TIMEOUT) as is_locked:
-                    self._place.leave(self._listener, is_locked=is_locked)
-                    if stop not in ready and (running := self._running.ends()):  # the status comes late
-                        self.files.note_end(_exit_code(self._engine_pid), running)
-                    self.files.close()  # before another service starts
-                if stop not in ready:
-                    _log.error("the engine ended")
+                self._end(is_stopped=stop in ready)
                 return stop in ready
             if self._listener.fileno() in ready:
                 self._accept()
             if not ready and not self._clients and self._retire():
                 return True
+
+    def _end(self, *, is_stopped: bool) -> None:
+        with self._place.locked(_END_TIMEOUT) as is_locked:
+            self._place.leave(self._listener, is_locked=is_locked)
+            if not is_stopped and (self._asker or self._running.ends()):  # the status comes late
+                code = _exit_code(self._engine_pid)
+                self.files.note_end(code, self._running.ends())
+                self._tell_end(code)
+            self.files.close()  # before another service starts
+        if not is_stopped:
+            _log.error("the engine ended")
+
+    def _tell_end(self, code: int) -> None:
+        """Tells all clients why the engine has ended, if that is the driver's doing."""
+        words = self._running.last_words
+        if not words and code < 0 and -code not in UNPROVOKED:
+            functions = ", ".join(self._running.functions) or "execute, or a thread of its own"
+            words = f"driver {self._device.name!r}: {functions} ended the engine with {signal_name(-code)}"
+        if self._asker and words:
+            _log.error("%s", words)
+            for channel in list(self._channels):
+                with suppress(PeerDied):
+                    channel.send(farewell(words))
 
     def _accept(self) -> None:
         try:
@@ -197,6 +220,7 @@ class Service:
 
     def _serve(self, channel: Channel, uid: int) -> None:
         try:
+            self._channels.add(channel)
             with ServiceClient(channel, self) as client:
                 serve(channel, client.handlers)
         except PeerDied:
@@ -204,6 +228,7 @@ class Service:
         finally:
             if self._engine.peer_has_died:
                 threading.Event().wait()  # until this process ends: clients must not connect to it again
+            self._channels.discard(channel)
             channel.close()
             self._leave(uid)
             os.eventfd_write(self._left, 1)
@@ -279,14 +304,21 @@ class Service:
         raise overdue("queued" if was_queued else "preparing", deadline or 0)
 
     def _check(self, uid: int, fds: list[int], where: object) -> tuple[Model, list[str | None]]:
-        memory = sealed(fds, where)
-        self._limits.check_size("client_bytes", sum(memory.occupied.values()), "prepare a smaller model")
-        model = decode(memory, where)
-        validate(model)
-        device, extensions = self._device, self._extensions(uid)
-        if is_file(model) and FILE.name not in extensions:
-            return model, [_NOT_YOURS]
-        reasons = explained(model, extensions, device.explain)
+        own = [os.dup(fd) for fd in fds] if self._asker else []
+        try:
+            memory = sealed(fds, where)
+            self._limits.check_size("client_bytes", sum(memory.occupied.values()), "prepare a smaller model")
+            model = decode(memory, where)
+            validate(model)
+            device, extensions = self._device, self._extensions(uid)
+            if is_file(model) and FILE.name not in extensions:
+                return model, [_NOT_YOURS]
+            if self._asker:
+                reasons = self._asker.explained(own, where, extensions, len(model.main.operations))
+            else:
+                reasons = explained(model, extensions, device.explain)
+        finally:
+            close_all(own)
         kinds = KINDS.keys() if device.memory_kinds is None else device.memory_kinds
         unreadable = {part.kind for part in memory.parts if part.kind} - kinds
         if not unreadable or len(reasons) != len(model.main.operations):

@@ -3,35 +3,31 @@
 A file can hit a defect of the runtime that reads it, and end the process that the runtime is in. So a file that the
 device has not seen yet is loaded, and run once on zeros, in a process of its own, before the engine loads it.
 
-Such a process has to begin with the runtime in memory, to be cheap. It is forked by the trial server, a process with
-one thread, which the service forks once it has loaded the device and before it starts threads. The server also tells
-how the trial ended: the exit status, and the last words that the runtime wrote to its standard error.
+The fork server (`driver.service.fork_server`) makes that process, with the runtime in memory, and tells how it ended.
 """
 
 from __future__ import annotations
 
-import gc
 import math
 import os
 import resource
-import select
 import signal
 import threading
-import warnings
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, NamedTuple
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from cffi import FFI
 
 from burst import ErrorStatus, GeneralFailure, Malformed, PeerDied, Timeout
-from burst.channel import Channel
 from burst.errors import status_error
 from burst.turns import give_way
 from driver.deadlines import overdue, passed, seconds_left
+from driver.errors import signal_name
 from driver.interface import BindOptions, Preparation
 from driver.protocol.model_codec import decode, sealed
-from driver.protocol.rpc import failure, take_fd
+from driver.protocol.rpc import failure
+from driver.service.fork_server import ForkServer
 from fmq.closing import Closing
 
 if TYPE_CHECKING:
@@ -39,6 +35,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from burst.channel import Channel
     from driver.interface import Device, PreparedModel
     from driver.nn import Model, Operand
     from driver.options import Preference
@@ -55,13 +52,6 @@ UNPROVOKED = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SI
 _PATIENCE = 600.0  # seconds that a file may take to load, whatever it waits for
 _SPARE = 10.0  # seconds beyond RUN_SECONDS for a busy machine
 _MOST_BYTES = 1 << 30  # of arguments of the first run
-_MOST_WORDS = 300  # characters
-_STDERR, _LAST_FD = 2, 1 << 30
-
-_ffi = FFI()
-_ffi.cdef("int prctl(int option, unsigned long value);")
-_libc: Any = _ffi.dlopen(None)
-_PDEATHSIG = 1
 
 
 class TrialEnded(Exception):
@@ -121,6 +111,10 @@ class Trial(Closing):
         message.close()
         return message.body
 
+    def send(self, body: list[Any], fds: Sequence[int]) -> None:
+        """Says what to try. Raises PeerDied."""
+        self._channel.send(body, fds)
+
     def close(self) -> None:
         self._channel.close()
 
@@ -129,114 +123,27 @@ class TrialServer:
     """Begins trials. Any thread."""
 
     def __init__(self, device: Device) -> None:
-        """Forks the server. No thread may exist but this one, and numpy's, which survive forks."""
-        near, far = Channel.pair()
-        gc.freeze()
-        with warnings.catch_warnings(), far:
-            warnings.simplefilter("ignore", DeprecationWarning)
-            if not os.fork():
-                _become_server(device, far)
-        self._channel = near
+        """Forks the server, as `ForkServer` does."""
+        self._server = ForkServer(partial(_try, device))
 
     def begin(self, fds: Sequence[int], where: Sequence[Any], preference: Preference, *, gives_way: bool) -> Trial:
         """Loads the model in these descriptors, which stay the caller's, and runs it. Raises GeneralFailure."""
-        near, far = Channel.pair()
-        trial = Trial(near)
         try:
-            with far:
-                self._channel.send([], [far.fileno()])
-            near.send([where, preference, gives_way], fds)
+            trial = Trial(self._server.begin())
+        except PeerDied as error:
+            raise GeneralFailure("the device can try no more model files: start it again") from error
+        try:
+            trial.send([where, preference, gives_way], fds)
         except PeerDied as error:
             trial.close()
             raise GeneralFailure("the device can try no more model files: start it again") from error
         return trial
 
 
-# ---- the server process
-
-
-class _Child(NamedTuple):
-    pid: int
-    pidfd: int
-    channel: Channel
-    words: int  #: a memfd, its standard error
-
-
-def _become_server(device: Device, channel: Channel) -> None:
-    try:
-        _libc.prctl(_PDEATHSIG, signal.SIGKILL)
-        _close_all_but(channel.fileno())
-        _serve(device, channel)
-    except PeerDied:
-        os._exit(0)
-    finally:
-        os._exit(1)
-
-
-def _close_all_but(*fds: int) -> None:
-    """Closes all descriptors beside standard input, output and error."""
-    first = _STDERR + 1
-    for fd in sorted(fds):
-        os.closerange(first, fd)
-        first = fd + 1
-    os.closerange(first, _LAST_FD)
-
-
-def _serve(device: Device, channel: Channel) -> None:
-    """Raises PeerDied when the service is gone."""
-    poll, children = select.poll(), dict[int, _Child]()
-    poll.register(channel, select.POLLIN)
-    while True:
-        for fd, _ in poll.poll():
-            if fd == channel.fileno():
-                child = _forked(device, Channel.from_fd(take_fd(channel.receive())))
-                children[child.pidfd] = children[child.channel.fileno()] = child
-                poll.register(child.pidfd, select.POLLIN)
-                poll.register(child.channel, 0)  # the hang-up of the service
-            elif fd in children:  # and not ended by an event just before
-                child = children.pop(fd)
-                poll.unregister(fd)
-                if fd != child.pidfd:
-                    os.kill(child.pid, signal.SIGKILL)
-                    continue
-                if children.pop(child.channel.fileno(), None):
-                    poll.unregister(child.channel)
-                _bury(child)
-
-
-def _forked(device: Device, channel: Channel) -> _Child:
-    words = os.memfd_create("words", os.MFD_CLOEXEC)
-    pid = os.fork()
-    if not pid:
-        try:
-            os.dup2(words, _STDERR)
-            _close_all_but(channel.fileno())
-            _try(device, channel)
-        finally:
-            os._exit(0)
-    return _Child(pid, os.pidfd_open(pid), channel, words)
-
-
-def _bury(child: _Child) -> None:
-    """Tells how the child has ended, unless it had done all."""
-    _, status = os.waitpid(child.pid, 0)
-    size = os.fstat(child.words).st_size
-    raw = os.pread(child.words, 4 * _MOST_WORDS, max(0, size - 4 * _MOST_WORDS))
-    words = " ".join("".join(c if c.isprintable() else " " for c in raw.decode(errors="replace")).split())
-    with suppress(PeerDied):
-        child.channel.send(["ended", os.waitstatus_to_exitcode(status), words[-_MOST_WORDS:]])
-    child.channel.close()
-    os.close(child.pidfd)
-    os.close(child.words)
-
-
 # ---- the process of one trial
 
 
 def _try(device: Device, channel: Channel) -> None:
-    _libc.prctl(_PDEATHSIG, signal.SIGKILL)
-    with suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
-        file.write("1000")  # if memory runs out, this process is the one to end
     message = channel.receive()
     where, preference, gives_way = message.body
     if gives_way:
@@ -287,11 +194,3 @@ def _zeros(operand: Operand) -> NDArray[Any]:
     if math.prod(shape) * operand.type.element_size > _MOST_BYTES:
         raise MemoryError
     return np.zeros(shape, operand.type.dtype)
-
-
-def signal_name(number: int) -> str:
-    """SIGSEGV for 11."""
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"

@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from driver.errors import DeviceNotFound
+from driver.errors import DeviceNotFound, signal_name
 
 SECONDS = 10.0
 """That a library may take to be loaded, and to answer what is supported."""
@@ -92,11 +91,3 @@ def _end(during: str, code: int | None, words: bytes) -> str:
         return f"{during} did not end within {SECONDS:g} s{said}"
     how = f"with {signal_name(-code)}" if code < 0 else f"with exit status {code}"
     return f"{during} ended the process {how}{said}"
-
-
-def signal_name(number: int) -> str:
-    """SIGSEGV for 11."""
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"

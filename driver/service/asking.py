@@ -1,0 +1,148 @@
+"""What a device supports, asked in a process apart: for devices that call code of others.
+
+Such code may crash or never return. The process opens the device, answers one model after the other, and lives until it
+is closed, crashes, or takes too long; the next question gets a fresh one. So the code never runs in the service's own
+process.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from contextlib import contextmanager, suppress
+from functools import partial
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import msgpack
+
+from burst import ErrorStatus, GeneralFailure, Malformed, PeerDied, Timeout
+from burst.channel import close_all
+from burst.errors import status_error
+from driver.errors import signal_name
+from driver.nn.known import explained
+from driver.protocol.model_codec import decode, sealed
+from driver.protocol.rpc import failure, take_fd
+from driver.service.fork_server import ForkServer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from burst.channel import Channel, Message
+    from driver.interface import Device
+
+_MOST_NAME = 64  # bytes of the name of a function
+_MOST_BYTES = 64 << 20  # of an answer
+
+
+class Asker:
+    """Asks one device. One thread at a time."""
+
+    def __init__(self, device: Device, seconds: float) -> None:
+        """Forks, as `ForkServer` does. `seconds`: that an answer may take."""
+        self._name, self._seconds = device.name, seconds
+        self._during = mmap.mmap(-1, mmap.PAGESIZE)
+        self._server = ForkServer(partial(_answer_all, device, self._during))
+        self._channel: Channel | None = None
+
+    def explained(self, fds: Sequence[int], where: Any, extensions: Sequence[str], count: int) -> list[str | None]:
+        """As `driver.nn.known.explained`, of the valid model in these descriptors, which has `count` operations.
+
+        Raises StatusError: also when the process ends, or is ended because it takes too long.
+        """
+        try:
+            if self._channel is None:
+                self._channel = self._server.begin()
+            self._channel.send([where, list(extensions)], fds)
+            message = self._channel.receive(self._seconds)
+        except Timeout:
+            self.close()
+            raise GeneralFailure(
+                f"{self._what} did not return within {self._seconds:g} s; its process was ended"
+            ) from None
+        except (PeerDied, Malformed) as error:
+            self.close()
+            raise GeneralFailure(f"driver {self._name!r} can be asked no more: start the device again") from error
+        try:
+            return self._reasons(message, count)
+        finally:
+            message.close()
+
+    def _reasons(self, message: Message, count: int) -> list[str | None]:
+        match message.body:
+            case ["refused", int(status), str(text), *_] if 0 < status <= max(ErrorStatus):
+                raise status_error(ErrorStatus(status), text)
+            case ["ended", int(code), str(words)]:
+                self._tell_end(code, words)
+        try:
+            return _checked(_read(take_fd(message)), count)
+        except (Malformed, ValueError, msgpack.UnpackException) as error:
+            self.close()
+            raise GeneralFailure(f"{self._what} left no readable answer: {error}") from error
+
+    @property
+    def _what(self) -> str:
+        """What it is doing, or did last."""
+        name = self._during[:_MOST_NAME].rstrip(b"\0").decode(errors="replace")
+        return f"driver {self._name!r}: {name or 'its start'}"
+
+    def _tell_end(self, code: int, words: str) -> NoReturn:
+        self.close()
+        how = f"with {signal_name(-code)}" if code < 0 else f"with exit status {code}"
+        said = f'; its last words: "{words}"' if words else ""
+        raise GeneralFailure(f"{self._what} ended its process {how}{said}")
+
+    def close(self) -> None:
+        """Ends the process."""
+        if self._channel is not None:
+            self._channel.close()
+            self._channel = None
+
+
+def _read(fd: int) -> Any:
+    try:
+        size = os.fstat(fd).st_size
+        if size > _MOST_BYTES:
+            raise Malformed(f"it has {size} bytes; at most {_MOST_BYTES} are read")
+        return msgpack.unpackb(os.pread(fd, size, 0))
+    finally:
+        os.close(fd)
+
+
+def _checked(reasons: Any, count: int) -> list[str | None]:
+    is_list = isinstance(reasons, list) and all(isinstance(reason, str | None) for reason in reasons)
+    if not is_list or len(reasons) != count:
+        raise Malformed(f"it is not {count} reasons")
+    return list(reasons)
+
+
+# ---- the process that is asked
+
+
+def _answer_all(device: Device, during: mmap.mmap, channel: Channel) -> None:
+    @contextmanager
+    def noted(function: str) -> Iterator[None]:
+        name = function.encode()[:_MOST_NAME]
+        during[:_MOST_NAME] = name + bytes(_MOST_NAME - len(name))
+        yield
+
+    device.watched = noted
+    with suppress(PeerDied):
+        while True:
+            message = channel.receive()
+            try:
+                _answer(device, channel, message.body, message.take_fds())
+            except Exception as error:  # noqa: BLE001 (whatever it is, it is the answer)
+                reply, status = failure(error)
+                channel.send(["refused", int(status), *reply.values])
+
+
+def _answer(device: Device, channel: Channel, body: Any, fds: list[int]) -> None:
+    where, extensions = body
+    model = decode(sealed(fds, where), where[:2])
+    answer = msgpack.packb(explained(model, extensions, device.explain))
+    memory = os.memfd_create("answer", os.MFD_CLOEXEC)
+    try:
+        os.write(memory, answer)
+        channel.send(["answered"], [memory])
+    finally:
+        close_all([memory])

@@ -1,0 +1,147 @@
+"""Processes that are thrown away: what may end a process, or never return, is done in one of these.
+
+Such a process has to begin with the device's modules in memory, to be cheap. It is forked by the fork server, a process
+with one thread, which the service forks once it has loaded the device and before it starts threads. The server also
+tells how a process ended: the exit status, and the last words that it wrote to its standard error.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import select
+import signal
+import warnings
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from cffi import FFI
+
+from burst import PeerDied
+from burst.channel import Channel
+from driver.protocol.rpc import take_fd
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    Work = Callable[[Channel], object]
+
+_MOST_WORDS = 300  # characters
+_STDERR, _LAST_FD = 2, 1 << 30
+
+_ffi = FFI()
+_ffi.cdef("int prctl(int option, unsigned long value);")
+_libc: Any = _ffi.dlopen(None)
+_PDEATHSIG = 1
+
+
+class ForkServer:
+    """Begins processes that do one kind of work. Any thread."""
+
+    def __init__(self, work: Work) -> None:
+        """Forks the server. No thread may exist but this one, and numpy's, which survive forks.
+
+        `work`: what each process does, with its end of a channel; the process ends when that returns.
+        """
+        near, far = Channel.pair()
+        gc.freeze()
+        with warnings.catch_warnings(), far:
+            warnings.simplefilter("ignore", DeprecationWarning)
+            if not os.fork():
+                _become_server(work, far)
+        self._channel = near
+
+    def begin(self) -> Channel:
+        """A channel to a new process. Closing it kills the process; when that ends by itself, and not by calling
+        `os._exit` after it has closed the channel, ["ended", code, words] comes: its exit status, or minus the signal,
+        and the last that it wrote. Raises PeerDied.
+        """
+        near, far = Channel.pair()
+        try:
+            with far:
+                self._channel.send([], [far.fileno()])
+        except PeerDied:
+            near.close()
+            raise
+        return near
+
+
+# ---- the server process
+
+
+class _Child(NamedTuple):
+    pid: int
+    pidfd: int
+    channel: Channel
+    words: int  #: a memfd, its standard error
+
+
+def _become_server(work: Work, channel: Channel) -> None:
+    try:
+        _libc.prctl(_PDEATHSIG, signal.SIGKILL)
+        _close_all_but(channel.fileno())
+        _serve(work, channel)
+    except PeerDied:
+        os._exit(0)
+    finally:
+        os._exit(1)
+
+
+def _close_all_but(*fds: int) -> None:
+    """Closes all descriptors beside standard input, output and error."""
+    first = _STDERR + 1
+    for fd in sorted(fds):
+        os.closerange(first, fd)
+        first = fd + 1
+    os.closerange(first, _LAST_FD)
+
+
+def _serve(work: Work, channel: Channel) -> None:
+    """Raises PeerDied when the service is gone."""
+    poll, children = select.poll(), dict[int, _Child]()
+    poll.register(channel, select.POLLIN)
+    while True:
+        for fd, _ in poll.poll():
+            if fd == channel.fileno():
+                child = _forked(work, Channel.from_fd(take_fd(channel.receive())))
+                children[child.pidfd] = children[child.channel.fileno()] = child
+                poll.register(child.pidfd, select.POLLIN)
+                poll.register(child.channel, 0)  # the hang-up of the service
+            elif fd in children:  # and not ended by an event just before
+                child = children.pop(fd)
+                poll.unregister(fd)
+                if fd != child.pidfd:
+                    os.kill(child.pid, signal.SIGKILL)
+                    continue
+                if children.pop(child.channel.fileno(), None):
+                    poll.unregister(child.channel)
+                _bury(child)
+
+
+def _forked(work: Work, channel: Channel) -> _Child:
+    words = os.memfd_create("words", os.MFD_CLOEXEC)
+    pid = os.fork()
+    if not pid:
+        try:
+            os.dup2(words, _STDERR)
+            _close_all_but(channel.fileno())
+            _libc.prctl(_PDEATHSIG, signal.SIGKILL)
+            with suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
+                file.write("1000")  # if memory runs out, this process is the one to end
+            work(channel)
+        finally:
+            os._exit(0)
+    return _Child(pid, os.pidfd_open(pid), channel, words)
+
+
+def _bury(child: _Child) -> None:
+    """Tells how the child has ended, unless it had done all."""
+    _, status = os.waitpid(child.pid, 0)
+    size = os.fstat(child.words).st_size
+    raw = os.pread(child.words, 4 * _MOST_WORDS, max(0, size - 4 * _MOST_WORDS))
+    words = " ".join("".join(c if c.isprintable() else " " for c in raw.decode(errors="replace")).split())
+    with suppress(PeerDied):
+        child.channel.send(["ended", os.waitstatus_to_exitcode(status), words[-_MOST_WORDS:]])
+    child.channel.close()
+    os.close(child.pidfd)
+    os.close(child.words)
