@@ -326,6 +326,10 @@ class Needs(NamedTuple):
     write_paths: tuple[str, ...] = ()  #: these are also read
     system_calls: tuple[str, ...] = ()  #: by name, such as "ioctl"
 
+    def __str__(self) -> str:
+        parts = zip(("reads", "writes", "calls"), self, strict=True)
+        return "; ".join(f"{verb} {', '.join(names)}" for verb, names in parts if names) or "nothing"
+
 
 class Device(ABC):
     """Runs models. One instance lives in the service and says what it supports; another one runs models in the engine.

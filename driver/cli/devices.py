@@ -23,7 +23,7 @@ from driver.runtime import capabilities as measures
 from driver.service.serve import DEFAULT_DIR
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from driver.client.device import RemoteDevice
     from driver.interface import Capabilities
@@ -40,6 +40,7 @@ class _Row:
     version: str = ""
     type: str = ""
     feature_level: int = FEATURE_LEVEL
+    needs: dict[str, Sequence[str]] | None = None  #: of the system: paths and system calls; None: not known
     cache_files: dict[str, int] | None = None  #: files of one compilation, beside the model; None: no caching
     runs: bool = False
     capabilities: dict[str, Any] | None = None  #: with their source, "stated" or "measured"; None: not known yet
@@ -87,6 +88,7 @@ def _installed(name: str) -> _Row:
             return _Row(name, kind.version, kind.type, is_installed=False, reason=reason)
         files = kind.cache_files
         found = _Row(name, kind.version, kind.type, cache_files=files and files._asdict(), runs=_is_running(name))
+        found.needs = kind.needs._asdict()
         found.status = str(status_of(name))
         found.note(measures.known(name, kind))
     except Exception as error:  # noqa: BLE001 (a vendor's code may do anything when it is loaded)

@@ -14,7 +14,7 @@ from driver.devices.file_device import FileDevice, FileExecution, FileModel, Fil
 from driver.devices.lowering.errors import LibraryFailed
 from driver.devices.onnxruntime.onnx_file import check_places
 from driver.devices.stoppable import Attempt
-from driver.interface import CacheFiles, Saved
+from driver.interface import CacheFiles, Needs, Saved
 from driver.nn import InvalidModel
 
 if TYPE_CHECKING:
@@ -47,6 +47,11 @@ class OpenVinoDevice(FileDevice):
 
     name, version, type = "openvino", f"1 (OpenVINO {version_of('openvino')})", "CPU"
     library, file_kinds, cache_files = "openvino", ("onnx", "tflite"), CacheFiles(1, 0)
+    needs = Needs(
+        read_paths=("/sys/devices", "/sys/fs/cgroup", "/sys/kernel/mm", "/proc/meminfo"),
+        write_paths=("/tmp",),
+        system_calls=("sched_setaffinity",),
+    )
 
     def __init__(self) -> None:
         _openvino()  # before the device forks: each trial of a file has it then

@@ -9,7 +9,7 @@ import numpy as np
 from burst import GeneralFailure
 from burst.turns import checkpoint
 from driver.deadlines import check
-from driver.interface import BoundExecution, CacheFiles, Device, PreparedModel, Saved
+from driver.interface import BoundExecution, CacheFiles, Device, Needs, PreparedModel, Saved
 from driver.nn import OPERATIONS, Bound, Interpreter
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ class ReferenceDevice(Device):
     name = "reference"
     version = f"1 (numpy {np.__version__})"
     type = "CPU"
+    needs = Needs()  # it computes, and opens nothing
     cache_files = CacheFiles(0, 0)  #: transforming weights takes no longer than verifying transformed ones
 
     def supported_operations(self, model: Model) -> list[bool]:

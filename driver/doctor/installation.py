@@ -69,7 +69,7 @@ def installed() -> Iterator[Finding]:
         if lacks:
             yield Finding(f"device {name}", "note", f"not installed: {lacks.what}", _NEEDS, lacks.remedy)
         else:
-            yield Finding(f"device {name}", "ok", f"version {kind.version}, {kind.type}")
+            yield Finding(f"device {name}", "ok", f"version {kind.version}, {kind.type}; needs: {kind.needs}")
 
 
 def started() -> Iterator[Finding]:

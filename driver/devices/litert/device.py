@@ -26,7 +26,7 @@ from driver.devices.litert.tflite_file import TfliteFile, missing_operator
 from driver.devices.litert.weights import aligned
 from driver.devices.lowering.errors import LibraryFailed
 from driver.devices.lowering.model import LoweredModel, LoweringDevice
-from driver.interface import CacheFiles
+from driver.interface import CacheFiles, Needs
 from driver.nn.file_form import FILE
 
 if TYPE_CHECKING:
@@ -72,6 +72,7 @@ class LiteRtDevice(LoweringDevice[LiteRtProgram]):
     type = "CPU"
     extensions = (FILE,)
     file_kind = "tflite"
+    needs = Needs(read_paths=("~/.config/burst/litert.toml", "/sys/devices/system/cpu", "/proc/cpuinfo"))
     cache_files = CacheFiles(2, 0)  #: the description of a program, and its flatbuffer
 
     def __init__(self, threads: int | None = None) -> None:

@@ -27,7 +27,7 @@ from driver.devices.onnxruntime.program import OrtPort, OrtProgram, lowered, obs
 from driver.devices.onnxruntime.writer import OrtWriter, model
 from driver.devices.stoppable import StoppableRuns
 from driver.errors import ExecutionFailed, OutputInsufficientSize
-from driver.interface import BoundExecution, CacheFiles
+from driver.interface import BoundExecution, CacheFiles, Needs
 from driver.nn.file_form import FILE
 
 if TYPE_CHECKING:
@@ -74,12 +74,18 @@ def options() -> OrtOptions:
     return OrtOptions(threads, provider, staged)
 
 
+_HARDWARE = "/sys/devices/system/cpu", "/sys/bus/pci/devices", "/sys/class/drm", "/sys/class/accel", "/proc/cpuinfo"
+_ON_CPU = Needs(read_paths=("~/.config/burst/onnxruntime.toml", *_HARDWARE))
+_WITH_CUDA = Needs(_ON_CPU.read_paths, ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia0"), ("ioctl",))
+
+
 class OnnxRuntimeDevice(LoweringDevice[OrtProgram]):
     """Runs models with ONNX Runtime, on the CPU or with CUDA."""
 
     name = "onnxruntime"
     version = f"1 (ONNX Runtime {version()})"
     type = "CPU"
+    needs = _ON_CPU
     cache_files = CacheFiles(1, 1)  #: graphs, and weights that are not laid out as in the model
     extensions = (FILE,)
     file_kind = "onnx"
@@ -99,7 +105,7 @@ class OnnxRuntimeDevice(LoweringDevice[OrtProgram]):
         library()
         require_provider(self._provider)
         if self._provider == "cuda":
-            self.type = "GPU"
+            self.type, self.needs = "GPU", _WITH_CUDA
         self_test(self._provider)
 
     @classmethod

@@ -76,6 +76,8 @@ class TestCommand:
         subjects = {entry["subject"]: entry for entry in findings}
         assert subjects["client_bursts"]["found"] == "256"
         assert subjects["fmq._core"]["state"] == subjects["burst._core"]["state"] == "ok"
+        assert subjects["device reference"]["found"].endswith("; needs: nothing")
+        assert "; needs: reads ~/.config/burst/litert.toml, " in subjects["device litert"]["found"]
         assert {"device reference", "kernel", "futex_waitv", "/dev/shm", "RLIMIT_FSIZE"} <= subjects.keys()
         assert [entry for entry in findings if entry["state"] == "warning"] == []
         assert done.returncode == 0
