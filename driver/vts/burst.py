@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING
@@ -12,6 +13,7 @@ import numpy as np
 from burst import Controller, ErrorStatus, Memory
 from burst.controller import Packet
 from burst.datum import DATUM
+from driver.options import PREFERENCES
 from driver.vts.bench import JUNK, ArgumentPlace, answer, output_sizes, request
 from driver.vts.kit import Failed, Test, check, skip
 from driver.vts.operations import check_short, prepared
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from burst.wire import ResultPacket
     from driver.client.prepared_model import RemotePreparedModel
     from driver.client.surface import AnyBurst
+    from driver.options import Preference
     from driver.vts.bench import Array
     from driver.vts.cases import Case
     from driver.vts.target import Target
@@ -34,6 +37,7 @@ _RUNS, _BURSTS, _DEPTH = 8, 4, 4
 _POOL, _UNUSED = 1 << 14, 96  # bytes; pools: more than one message carries
 _LATE, _LONG = 10**9, 10**13  # ns
 MISSED = {ErrorStatus.MISSED_DEADLINE_TRANSIENT, ErrorStatus.MISSED_DEADLINE_PERSISTENT}
+_HINT = 1.0  # seconds that a burst may take to open
 _JUNK = [
     bytes.fromhex(row).ljust(DATUM, b"\0")
     for row in (
@@ -67,6 +71,25 @@ def tests() -> Iterator[Test]:
         Test("burst/short_output", short_output),
         Test("burst/reopened", reopened),
     )
+    for preference in PREFERENCES:
+        yield Test(f"burst/hints/{preference}", partial(hints, preference))
+
+
+def hints(preference: Preference, target: Target) -> None:
+    """The driver hears of each burst, used or not: it survives that, and does not keep the client waiting."""
+    case = sample("add")
+    with prepared(case, target):
+        pass
+    with target.prepared(case.model, None, preference) as model:
+        expected = plain(model, case, target)
+        for is_used in (False, True, False):
+            begin = time.monotonic()
+            with model.burst() as burst:
+                took = time.monotonic() - begin
+                check(took < _HINT, f"opening a burst takes {took:.1f} s; a hint of a burst has to return at once")
+                if is_used:
+                    _same(expected, burst.run(*case.feeds, timeout=target.patience).outputs, f"with {preference}")
+        _same(expected, model.run(*case.feeds, timeout=target.patience), f"after bursts with {preference}")
 
 
 def plain(model: RemotePreparedModel, case: Case, target: Target) -> list[bytes]:

@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+import re
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
+from burst import ErrorStatus
 from driver.client.device import connect
+from driver.client.served import is_path
+from driver.devices import device_class
 from driver.devices.library.description import is_library
+from driver.interface import Needs, State
 from driver.vts.burst import plain
-from driver.vts.kit import Test, check
+from driver.vts.kit import Test, check, skip
 from driver.vts.operations import prepared
+from driver.vts.request import valid
 from driver.vts.samples import SAMPLES, sample
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from driver.interface import Capabilities
     from driver.vts.target import Target
 
+_PATH, _CALL = re.compile(r"(~?/).*"), re.compile(r"[a-z0-9_]+")
 _TYPES = ("OTHER", "CPU", "GPU", "ACCELERATOR")
 _THREADS, _RUNS = 4, 8
 
@@ -29,6 +37,10 @@ def tests() -> Iterator[Test]:
         Test("device/name", name),
         Test("device/version", version),
         Test("device/type", type_),
+        Test("device/state", state),
+        Test("device/needs", needs),
+        Test("device/capabilities/well_formed", capabilities),
+        Test("device/capabilities/complete", complete_capabilities),
         Test("device/second_client", second_client),
         Test("device/concurrent_executions", concurrent_executions),
         Test("device/concurrent_preparations", concurrent_preparations),
@@ -59,6 +71,50 @@ def type_(target: Target) -> None:
     """The device has a type of the HAL."""
     found = target.device.type
     check(found in _TYPES, f"the device's type is {found!r:.40}, not one of {', '.join(_TYPES)}")
+
+
+def state(target: Target) -> None:
+    """The device says one of the HAL's four states, and takes work while it says that it does."""
+    found = target.device.status()
+    check(found.state in get_args(State), f"the state is {found.state!r:.40}, not one of {', '.join(get_args(State))}")
+    check(found.takes_work, f"the device takes no work, so it cannot be tested: {found}")
+    with prepared(sample("add"), target) as model:
+        status = model.execute(valid("add"), timeout=target.patience).status
+        check(status != ErrorStatus.DEVICE_UNAVAILABLE, f"the state is {found}, but an execution gets {status.name}")
+
+
+def needs(target: Target) -> None:
+    """What the driver declares to need is paths and names of system calls that a sandbox can use."""
+    if is_path(target.device.address):
+        skip("a served device: its driver is not installed here")
+    found = device_class(target.device.address).needs
+    check(isinstance(found, Needs), f"needs is {found!r:.80}, not driver.interface.Needs")
+    for field, names in found._asdict().items():
+        check(isinstance(names, tuple), f"needs.{field} is {names!r:.80}, not a tuple of texts")
+        for one in names:
+            is_right = _CALL.fullmatch if field == "system_calls" else _PATH.match
+            form = "the name of a system call" if field == "system_calls" else 'an absolute path, or one from "~/"'
+            check(isinstance(one, str) and is_right(one), f"needs.{field} has {one!r:.80}, not {form}")
+
+
+def capabilities(target: Target) -> None:
+    """What the driver states about its speed makes sense, each time."""
+    for _ in range(2):
+        _stated(target)
+
+
+def _stated(target: Target) -> Capabilities:
+    found = target.device.stated_capabilities()
+    return found if found is not None else skip("the driver states no capabilities; Burst measures them")
+
+
+def complete_capabilities(target: Target) -> None:
+    """A driver that states its speed states it for each type that it supports: others would be placed nowhere."""
+    found, model = _stated(target), sample("add").model
+    if all(target.supported(model)):
+        kind = model.main.operands[model.main.inputs[0]].type.name
+        known = ", ".join(found.operands) or "no type"
+        check(kind in found.operands, f"it supports ADD of {kind}, and states capabilities for {known} alone")
 
 
 def supported_operations(which: str, target: Target) -> None:

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from burst import Controller, ErrorStatus, InvalidArgument, Result, StatusError
+from burst import Controller, ErrorStatus, InvalidArgument, Memory, Result, StatusError
 from burst.channel import Channel, pack
-from driver.nn import Model, Operand, Operation, Subgraph
+from driver.nn import Model, ModelBuilder, Operand, Operation, Subgraph
 from driver.options import PREFERENCES, PRIORITIES
-from driver.protocol.plain_codec import decode_answer, encode_request, with_deadline
-from driver.vts.bench import answer, refusal
+from driver.protocol.plain_codec import decode_answer, encode_request, with_deadline, with_loop_timeout
+from driver.vts.bench import ArgumentPlace, answer, refusal, request
 from driver.vts.burst import MISSED
 from driver.vts.cases import Case
 from driver.vts.kit import Failed, Test, check, skip
@@ -38,6 +38,8 @@ _LOOP_TIMEOUT = 1e-3
 WRONG_PREFERENCES = {"low_power-1": -1, "sustained_speed+1": len(PREFERENCES), "no_word": "speed"}
 _PREFERENCE = "fast_single_answer"
 _SHORT = 5_000_000  # ns
+_MANY, _NEAR, _GRACE = 200, 300_000_000, 2.0  # operations; ns until a deadline; seconds after it
+_LOOP, _ROOM = 1.0, 64  # seconds that a loop may take; bytes for an argument
 _DEADLINES: dict[str, Callable[[], int]] = {
     "now": clock.now,
     "short": lambda: clock.now() + _SHORT,
@@ -61,6 +63,9 @@ def tests() -> Iterator[Test]:
         yield Test(f"qos/deadline/prepare/{name}", partial(preparation, name))
         for way in ("plain", "burst"):
             yield Test(f"qos/deadline/{way}/{name}", partial(execution, way, name))
+    yield Test("qos/deadline/prepare/long", long_preparation)
+    for way in ("plain", "burst"):
+        yield Test(f"qos/deadline/{way}/in_the_middle", partial(in_the_middle, way))
     for number, priority in enumerate(PRIORITIES):
         options = (_PREFERENCE, None, number)
         yield Test(f"qos/priority/{priority}", partial(preferring, f"at priority {number}", options))
@@ -185,6 +190,47 @@ def execution(way: str, name: str, target: Target) -> None:
     with prepared(sample("add"), target) as model:
         for _ in range(2):
             _check_status(ask(model, valid("add"), _DEADLINES[name](), target.patience), name)
+        _check_answer(model, target)
+
+
+def long_preparation(target: Target) -> None:
+    """The device gives a preparation up that cannot be done by its deadline, instead of finishing it first."""
+    model = _chain(_MANY)
+    if not all(target.supported(model)):
+        skip("ADD: not supported by the device")
+    end, status = clock.now() + _NEAR, ErrorStatus.NONE
+    try:
+        with target.prepared(model, None, _PREFERENCE, end):
+            pass
+    except StatusError as error:
+        status = error.status
+    late = (clock.now() - end) / 1e9
+    check(status in {ErrorStatus.NONE, *MISSED}, f"with a deadline that is too near, preparing gets {status.name}")
+    check(late < _GRACE, f"preparing {_MANY} operations ends {late:.1f} s after its deadline, with {status.name}")
+
+
+def _chain(length: int) -> Model:
+    builder = ModelBuilder()
+    x: Any = builder.input("float32", (2, 2))
+    for n in range(length):
+        x = builder.operation("ADD", x, np.full((2, 2), n, np.float32), 0)
+    builder.output(x)
+    return builder.build()
+
+
+def in_the_middle(way: str, target: Target) -> None:
+    """A deadline that passes while an execution runs is missed; the driver says so, too, and not that it has failed."""
+    case, ask = endless(), _plain if way == "plain" else _burst
+    pool = Memory.create(2 * _ROOM)
+    places = [ArgumentPlace(pool, n * _ROOM) for n in range(2)]
+    asked = with_loop_timeout(request(case, places, [4]), _LOOP)
+    with prepared(case, target) as model:
+        begin = time.monotonic()
+        status = ask(model, asked, clock.now() + int(_LOOP / 4 * 1e9), target.patience)
+        took = time.monotonic() - begin
+        check(status in MISSED, f"an execution whose deadline passes while it runs gets {status.name}")
+        check(took < _LOOP + _GRACE, f"it ends {took:.1f} s after it began, {_LOOP:g} s being its loop timeout")
+    with prepared(sample("add"), target) as model:
         _check_answer(model, target)
 
 

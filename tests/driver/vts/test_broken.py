@@ -41,6 +41,15 @@ BROKEN = {
     "wrong_bursts:Sorting": {"burst": "with the pools in another order, 17 of them: output 0 differs"},
     "wrong_bursts:Talkative": {"burst": "no timing was requested, and Timing("},
     "wrong_bursts:Tireless": {"burst": "a request whose deadline has passed gets NONE"},
+    "broken_statements:Boundless": {"device": "TENSOR_FLOAT32: exec_time nan"},
+    "broken_statements:Silent": {"device": "supports ADD of TENSOR_FLOAT32, and states capabilities for TENSOR_BOOL8"},
+    "broken_statements:Dreaming": {"device": "the state is 'asleep', not one of available, busy, offline, unknown"},
+    "broken_statements:Needy": {"device": "needs.read_paths is '/dev/dri', not a tuple"},
+    "broken_statements:Napping": {"burst": "a hint of a burst has to return at once"},
+    "broken_statements:Jumpy": {"burst": "the device died", "qos": "the device died"},
+    "broken_statements:Snobbish": {"qos": "the device answered GENERAL_FAILURE"},
+    "broken_statements:Unpunctual": {"qos": "preparing 200 operations ends"},
+    "broken_statements:Blunt": {"qos": "an execution whose deadline passes while it runs gets GENERAL_FAILURE"},
     "Boastful": {"qos": "no timing was requested, and (3, 2) came"},
 }
 FEW = re.compile(
@@ -66,6 +75,8 @@ def report(shared, monkeypatch):
 
 
 OFTEN = {
+    "broken_statements:Boundless",
+    "broken_statements:Unpunctual",
     "Generous",
     "Mortal",
     "Nameless",
