@@ -32,6 +32,7 @@ from burst import (
 from burst._core import ffi
 from driver.engine.driver_memory import DriverPool
 from driver.engine.limits import no_room
+from driver.engine.models import of_driver
 from driver.interface import BindOptions, BufferRequest, BufferUse
 from driver.nn import combine_dimensions
 from driver.options import PRIORITIES
@@ -418,7 +419,8 @@ class ManagedBuffers:
         held = None
         if self._driver and _is_fixed(kind, dimensions):
             sides = (True, inputs), (False, outputs)
-            uses = [BufferUse(models[m].prepared, is_input, n, f) for is_input, side in sides for m, n, f in side]
+            own = [of_driver(model.prepared) for model in models]
+            uses = [BufferUse(own[m], is_input, n, f) for is_input, side in sides for m, n, f in side]
             held = self._driver.allocate(BufferRequest(kind.type, dimensions, tuple(uses)), self.quota)
         buffer = ManagedBuffer(kind, dimensions, roles, self.quota, held)
         self._buffers[buffer.token] = buffer

@@ -22,6 +22,7 @@ from burst.turns import give_way
 from driver.deadlines import Rate, deadline
 from driver.engine.cache.compilations import Declined
 from driver.engine.hints import BurstHints, Hints
+from driver.engine.running_files import GuardedModel
 from driver.interface import BoundExecution, Preparation, PreparedModel
 from driver.options import LOW
 from driver.protocol.model_codec import decode, sealed
@@ -356,3 +357,10 @@ class ModelImprover:
         elif isinstance(shared.prepared, CountedModel):  # there is nothing to count for any more
             shared.prepared = shared.prepared.quick
             self._forget_plans()
+
+
+def of_driver(prepared: PreparedModel) -> PreparedModel:
+    """What the driver has made, without what the engine has put around it."""
+    while isinstance(prepared, CountedModel | GuardedModel):
+        prepared = prepared.quick if isinstance(prepared, CountedModel) else prepared.inner
+    return prepared

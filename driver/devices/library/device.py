@@ -10,12 +10,24 @@ import numpy as np
 
 from burst import GeneralFailure
 from driver.devices.library.description import LibraryDescription, describe
+from driver.devices.library.driver_buffers import allocated, mapped
 from driver.devices.library.execution import LibraryExecution
 from driver.devices.library.flat_model import FlatModel
 from driver.devices.library.loaded import Callback, LoadedDriver, printable
 from driver.devices.library.table import ffi
-from driver.interface import BoundExecution, CacheFiles, Device, DeviceStatus, PreparedModel, Saved
-from driver.nn import Extension
+from driver.interface import (
+    BoundExecution,
+    CacheFiles,
+    Capabilities,
+    Device,
+    DeviceStatus,
+    DriverBuffer,
+    Needs,
+    Performance,
+    PreparedModel,
+    Saved,
+)
+from driver.nn import Extension, OperandType
 from fmq.clock import FOREVER
 
 if TYPE_CHECKING:
@@ -23,11 +35,14 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from driver.interface import BindOptions, Preparation
+    from driver.interface import BindOptions, BufferArgument, BufferRequest, MemoryHandle, Preparation
     from driver.nn import Model
+    from driver.options import Preference
 
 _PREFERENCES = {"low_power": 0, "fast_single_answer": 1, "sustained_speed": 2}
 _MOST_REASON = 1000  # bytes
+_TYPE_NAMES = {int(kind): kind.name for kind in OperandType}
+_FIGURES = {-1: "relaxed_scalar", -2: "relaxed_tensor", -3: "if_performance", -4: "while_performance"}
 
 
 class LibraryDevice(Device):
@@ -83,6 +98,44 @@ class LibraryDevice(Device):
         callback.check()
         return reasons
 
+    @property
+    def capabilities(self) -> Capabilities | None:
+        if "capabilities" not in self.description.functions:
+            return None
+        driver, operands = self.driver, dict[str, Performance]()
+        others: dict[str, Any] = {}
+
+        def put(code: int, exec_time: float, power: float) -> None:
+            figure = Performance(exec_time, power if power >= 0 else None)
+            if code in _FIGURES:
+                others[_FIGURES[code]] = figure
+            elif code in _TYPE_NAMES:
+                operands[_TYPE_NAMES[code]] = figure
+            else:
+                raise GeneralFailure(f"driver {driver.name!r}: capabilities put {code}, which is no operand type")
+
+        callback = Callback("void(void *, int32_t, float, float)", put)
+        capabilities = ffi.new("burst_capabilities *", (ffi.sizeof("burst_capabilities"), ffi.NULL, callback.pointer))
+        driver.call("capabilities", driver.device, capabilities)
+        callback.check()
+        return Capabilities(operands, **others)
+
+    def rest(self) -> None:
+        loaded = self._loaded
+        if loaded and loaded.has("rest"):
+            loaded.tell("rest", loaded.device)
+
+    def allocate(self, request: BufferRequest) -> DriverBuffer | None:
+        if "allocate" not in self.description.functions:
+            return None
+        models = [use.prepared for use in request.roles]
+        own = next((model for model in models if isinstance(model, LibraryModel)), None)
+        prefixes = dict(own.model.extensions) if own else {}
+        return allocated(self.driver, request, prefixes, _prepared_of)
+
+    def map_memory(self, handle: MemoryHandle) -> DriverBuffer:
+        return mapped(self.driver, handle)
+
     def prepare(self, model: Model, preparation: Preparation) -> PreparedModel:
         return self._prepare(model, FlatPreparation(preparation))
 
@@ -134,8 +187,8 @@ class LibraryModel(PreparedModel):
 
     def bind(
         self,
-        inputs: Sequence[NDArray[Any] | None],
-        outputs: Sequence[NDArray[Any]],
+        inputs: Sequence[NDArray[Any] | BufferArgument | None],
+        outputs: Sequence[NDArray[Any] | BufferArgument],
         options: BindOptions,
     ) -> BoundExecution:
         return LibraryExecution(self, inputs, outputs, options)
@@ -166,6 +219,14 @@ class LibraryModel(PreparedModel):
         if self.driver.has("rest_model"):
             self.driver.tell("rest_model", self.prepared)
 
+    def burst_began(self, preference: Preference) -> None:
+        if self.driver.has("burst_began"):
+            self.driver.tell("burst_began", self.prepared, _PREFERENCES[preference])
+
+    def burst_ended(self) -> None:
+        if self.driver.has("burst_ended"):
+            self.driver.tell("burst_ended", self.prepared)
+
     def improved(self, preparation: Preparation) -> PreparedModel | None:
         driver, flat, better = self.driver, FlatPreparation(preparation), ffi.new("burst_prepared **")
         try:
@@ -178,6 +239,12 @@ class LibraryModel(PreparedModel):
 
     def __del__(self) -> None:
         self.driver.tell("release", self.prepared)
+
+
+def _prepared_of(model: PreparedModel) -> Any:
+    if not isinstance(model, LibraryModel):
+        raise GeneralFailure(f"{type(model).__name__} is no model of this driver")
+    return model.prepared
 
 
 def library_class(path: str) -> type[LibraryDevice]:
@@ -202,6 +269,8 @@ def _class_of(path: str, said: LibraryDescription) -> type[LibraryDevice]:
             "quantum": said.quantum_ns / 1e9 or Device.quantum,
             "cache_files": said.cache_files and CacheFiles(*said.cache_files),
             "extensions": tuple(map(Extension, said.extensions)),
+            "own_memory_kinds": frozenset(said.memory_kinds),
+            "needs": Needs(**{name: tuple(words) for name, words in said.needs.items()}),
         }
         found = _class_by_description[path, id(said)] = type("LibraryDevice", (LibraryDevice,), fields)
     return found

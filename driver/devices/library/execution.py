@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 from burst import ErrorStatus, GeneralFailure
 from burst._core import ffi as burst_ffi
 from burst._core import lib
+from driver.devices.library.driver_buffers import LibraryBuffer
 from driver.devices.library.loaded import Why
 from driver.devices.library.table import ffi
 from driver.errors import ExecutionFailed, OutputInsufficientSize
-from driver.interface import BoundExecution
+from driver.interface import BoundExecution, BufferArgument
 from driver.nn import combine_dimensions
 from driver.options import PRIORITIES
 
@@ -33,12 +34,12 @@ class LibraryExecution(BoundExecution):
     def __init__(
         self,
         model: LibraryModel,
-        inputs: Sequence[NDArray[Any] | None],
-        outputs: Sequence[NDArray[Any]],
+        inputs: Sequence[NDArray[Any] | BufferArgument | None],
+        outputs: Sequence[NDArray[Any] | BufferArgument],
         options: BindOptions,
     ) -> None:
         self._model, self._driver, self._kept = model, model.driver, (inputs, outputs)
-        self._room = [output.nbytes for output in outputs]
+        self._room = [_room(output) for output in outputs]
         binding, *arguments = self._binding(inputs, outputs, options)
         self._object = self._driver.made("bind", "burst_execution *", model.prepared, binding)
         del arguments
@@ -62,9 +63,14 @@ class LibraryExecution(BoundExecution):
             for argument, array, operand in zip(side, arrays, operands, strict=False):
                 if array is None:
                     continue
-                dimensions = array.shape if arrays is inputs else graph.operands[operand].dimensions
+                if isinstance(array, BufferArgument):
+                    dimensions = array.dimensions
+                    argument.buffer = _buffer(array).pointer
+                else:
+                    dimensions = array.shape if arrays is inputs else graph.operands[operand].dimensions
+                    argument.memory = ffi.cast("void *", array.ctypes.data)
                 kept.append(ffi.new("uint32_t[]", [*dimensions, 0]))
-                argument.memory, argument.bytes = ffi.cast("void *", array.ctypes.data), array.nbytes
+                argument.bytes = _room(array)
                 argument.rank, argument.dimensions = len(dimensions), kept[-1]
             sides.append(side)
         binding = ffi.new("burst_binding *", {"size": ffi.sizeof("burst_binding")})
@@ -157,6 +163,16 @@ class LibraryExecution(BoundExecution):
             lib.burst_timed_free(self._timed)
         if hasattr(self, "_object"):
             self._driver.tell("unbind", self._object)
+
+
+def _buffer(argument: BufferArgument) -> LibraryBuffer:
+    if not isinstance(argument.buffer, LibraryBuffer):
+        raise GeneralFailure(f"{type(argument.buffer).__name__} is no buffer of this driver")
+    return argument.buffer
+
+
+def _room(argument: NDArray[Any] | BufferArgument) -> int:
+    return _buffer(argument).value_bytes if isinstance(argument, BufferArgument) else argument.nbytes
 
 
 def _address(pointer: Any) -> int:
