@@ -100,6 +100,28 @@ def test_ten_lines_run_a_model_file(tmp_path):
     assert "int8 [" in ran(script, tmp_path)
 
 
+def test_a_driver_in_c_from_its_page_alone(tmp_path):
+    """docs/howto/device-c.md: its source compiles without a warning by its command, passes the kit, and runs."""
+    page = (ROOT / "docs/howto/device-c.md").read_text()
+    (source,) = re.findall(r"^```c\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
+    (tmp_path / "negator.c").write_text(source)
+    build, kit = re.findall(r"^```sh\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    done = subprocess.run(
+        ["bash", "-ec", build.replace("-Wextra", "-Wextra -Werror") + kit],
+        cwd=tmp_path,
+        env=os.environ | {"PATH": path},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(r"operations +│ +4 │ +0 │", done.stdout)
+    (program,) = blocks("docs/howto/device-c.md")
+    assert ran(program, tmp_path) == "[-0. -1. -2. -3.]\n"
+
+
 @pytest.mark.stress
 def test_five_commands_lead_a_newcomer_to_a_result(tmp_path):
     """docs/howto/newcomer.md: from a clone, in an empty environment, to what a model file of one's own answers."""
