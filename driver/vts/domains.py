@@ -189,11 +189,13 @@ def value(seed: int = 1) -> Any:
     return np.random.default_rng(seed).standard_normal(SHAPE).astype(np.float32)
 
 
-def check_value(buffer: Buffer, expected: Any) -> None:
-    """Check the value of a buffer."""
+def check_value(
+    buffer: Buffer, expected: Any, otherwise: str = "the buffer holds other values than were written to it"
+) -> None:
+    """Check the value of a buffer. otherwise: what is wrong if it has another one."""
     found = np.zeros_like(expected)
     buffer.copy_to(found)
-    check(found.tobytes() == expected.tobytes(), "the buffer holds other values than were written to it")
+    check(found.tobytes() == expected.tobytes(), otherwise)
 
 
 def there_and_back(target: Target) -> None:

@@ -17,7 +17,7 @@ import numpy as np
 from burst import ErrorStatus, HardwareBuffer, Memory, Request, RequestArgument, Usage
 from burst.images import FORMATS
 from driver.nn import ModelBuilder
-from driver.vts import domains
+from driver.vts import domains, own_memory
 from driver.vts.bench import JUNK, ArgumentPlace, answer, output_sizes, refusal, request
 from driver.vts.burst import plain
 from driver.vts.kit import Test, check, skip
@@ -56,6 +56,7 @@ def tests() -> Iterator[Test]:
     yield Test("memory/out_of_bounds", out_of_bounds)
     yield Test("memory/freed", freed)
     yield from domains.tests()
+    yield from own_memory.tests()
     for name in FORMATS:
         for layout in ("packed", "padded"):
             yield Test(f"memory/hardware_buffer/{name}/{layout}", partial(images, name, layout == "padded"))

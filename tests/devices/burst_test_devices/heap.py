@@ -178,6 +178,8 @@ class DspExecution(BoundExecution):
     def __init__(self, shape: tuple[int, ...], function: Any, arguments: Sequence[Argument]) -> None:
         count = math.prod(shape)
         self._vectors = [_vector(each, count) for each in arguments]
+        if any(vector is None for vector in self._vectors[:-1]):
+            raise ValueError(f"an input has fewer than {count} elements")
         is_sufficient = self._vectors[-1] is not None
         self.shapes = [(shape, is_sufficient)]
         self._kept = arguments, function
@@ -199,13 +201,11 @@ class DspExecution(BoundExecution):
 
 
 def _vector(argument: Argument, count: int) -> _Vector | None:
-    """Where its elements lie; None: there are fewer. Raises ValueError for a buffer that has fewer."""
+    """Where its elements lie; None: there are fewer."""
     if isinstance(argument, BufferArgument):
         assert isinstance(argument.buffer, HeapBuffer)
         memory = argument.buffer.memory
-        if memory.nbytes < 4 * count:
-            raise ValueError(f"a buffer of {memory.nbytes} bytes for {count} elements")
-        return _Vector(memory.ctypes.data + memory.nbytes - 4, -1)
+        return None if memory.nbytes < 4 * count else _Vector(memory.ctypes.data + memory.nbytes - 4, -1)
     assert argument is not None
     return _Vector(argument.ctypes.data, 1) if argument.nbytes >= 4 * count else None
 

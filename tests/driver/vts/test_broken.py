@@ -50,6 +50,13 @@ BROKEN = {
     "broken_statements:Snobbish": {"qos": "the device answered GENERAL_FAILURE"},
     "broken_statements:Unpunctual": {"qos": "preparing 200 operations ends"},
     "broken_statements:Blunt": {"qos": "an execution whose deadline passes while it runs gets GENERAL_FAILURE"},
+    "broken_memory:Unswapped": {"memory": "the buffer holds other values than were written to it"},
+    "broken_memory:Halved": {"memory": "the buffer holds other values than were written to it"},
+    "broken_memory:Guarded": {"memory": "an input in a buffer with the output in a buffer leaves another value"},
+    "broken_memory:Shared": {"memory": "a buffer with the output in plain memory gives another value"},
+    "broken_memory:Aliasing": {"memory": "holds what its client has written elsewhere after the copy"},
+    "broken_memory:Believing": {"memory": "a wrong handle of kind com.example.block gets NONE"},
+    "broken_memory:Crashing": {"memory": "the device died"},
     "Boastful": {"qos": "no timing was requested, and (3, 2) came"},
 }
 FEW = re.compile(
@@ -86,6 +93,8 @@ OFTEN = {
     "Scribbler",
     "Boastful",
     "broken_caches:Trusting",
+    "broken_memory:Aliasing",
+    "broken_memory:Crashing",
 }
 
 
@@ -99,6 +108,15 @@ def test_the_kit_finds_what_is_broken(report, name):
     assert failed.keys() == BROKEN[name].keys()
     for category, words in BROKEN[name].items():
         assert any(words in o.message for o in found.of_kind("failed") if o.category == category)
+
+
+@pytest.mark.parametrize("name", ["heap:Dsp", "broken_memory:Buffered"])
+def test_memory_of_a_drivers_own_passes(report, name):
+    """In a layout of its own, and of a kind of its own: nothing fails, and all that is about such memory is tried."""
+    found = report(name, "memory/", chosen=str)
+    assert not found.of_kind("failed")
+    passed = {outcome.name for outcome in found.of_kind("passed")}
+    assert {"memory/own_kind/too_short", "memory/copy/owned", "memory/layout/2x3x5x7"} <= passed
 
 
 def test_every_category_can_fail():
