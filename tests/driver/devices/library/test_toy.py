@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from c_drivers import compiled
 
 import driver
 from driver.devices import device_class
@@ -104,3 +105,14 @@ def test_description_is_read_in_another_process(toy):
     with driver.connect(str(fresh)) as device:
         assert device.name == device_class(str(fresh)).name == "toy"
     assert "libfresh.so" not in Path(f"/proc/{os.getpid()}/maps").read_text()
+
+
+def test_a_burst_is_served_while_python_stands_still(tmp_path, place, model, x):
+    """A thread of the driver holds the engine's GIL until a thousand requests have been executed and answered: none of
+    them takes Python, or there would be no answer.
+    """
+    path = compiled(tmp_path / "libholder.so", "holder.c", flags=["-pthread"])
+    with driver.connect(str(path)) as device, device.prepare(model) as prepared, prepared.burst() as burst:
+        held = 0
+        while held < 1000:
+            held += int(burst.run(x, timeout=20).outputs[0][0, 0])
