@@ -139,10 +139,9 @@ def _private(path: Path) -> Path:
 
 def stem_of(name: str) -> str:
     """What files of a device are called: after its name or, of a library, its last part, and a digest of its path."""
-    path = absolute(name)
-    last = short_name(path)
-    if last != path:
-        last += "-" + hashlib.sha256(os.fsencode(path)).hexdigest()[:12]
+    last = short_name(name)
+    if last != name:
+        last += "-" + hashlib.sha256(os.fsencode(absolute(name))).hexdigest()[:12]
     return re.sub(r"[^A-Za-z0-9_.-]", "_", last)
 
 

@@ -76,9 +76,14 @@ class _Child(NamedTuple):
     words: int  #: a memfd, its standard error
 
 
+def end_with_parent() -> None:
+    """The kernel kills this process when its parent dies."""
+    _libc.prctl(_PDEATHSIG, signal.SIGKILL)
+
+
 def _become_server(work: Work, channel: Channel) -> None:
     try:
-        _libc.prctl(_PDEATHSIG, signal.SIGKILL)
+        end_with_parent()
         _close_all_but(channel.fileno())
         _serve(work, channel)
     except PeerDied:
@@ -125,7 +130,7 @@ def _forked(work: Work, channel: Channel) -> _Child:
         try:
             os.dup2(words, _STDERR)
             _close_all_but(channel.fileno())
-            _libc.prctl(_PDEATHSIG, signal.SIGKILL)
+            end_with_parent()
             with suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
                 file.write("1000")  # if memory runs out, this process is the one to end
             work(channel)

@@ -2,6 +2,9 @@
 
 The command binds the socket and then becomes the process that a client would start: isolated, in a clean environment,
 with an engine beside it. Unlike that process it stays without clients, and ends on SIGTERM or SIGINT.
+
+A driver in a shared library may crash. So its service is a child of the command's process, which holds the sockets, and
+starts another service when that has ended with its engine: clients that connect meanwhile wait, and are served.
 """
 
 from __future__ import annotations
@@ -10,8 +13,11 @@ import grp
 import os
 import pwd
 import signal
+import socket
 import stat
 import sys
+import time
+from collections import deque
 from contextlib import suppress
 from functools import partial
 from importlib import resources
@@ -20,18 +26,19 @@ from typing import TYPE_CHECKING, NoReturn
 
 from driver.client import discovery
 from driver.client.served import owner_of
-from driver.devices import usable_class
+from driver.devices import device_class, usable_class
 from driver.devices.library.description import absolute
 from driver.errors import DeviceFailed
+from driver.service.fork_server import end_with_parent
 from driver.service.health import VARIABLES, begin_monitoring
 from driver.service.process import ServiceOptions, run
 
 if TYPE_CHECKING:
-    import socket
     from collections.abc import Callable, Sequence
 
 DEFAULT_DIR = Path("/run/burst")
 _ENDS = (signal.SIGTERM, signal.SIGINT)
+_MOST_ENDS, _WITHIN = 10, 60.0  # of a service that is started again; seconds
 _RUN = "from driver.service.serve import main; main()"
 
 
@@ -82,8 +89,36 @@ def main() -> None:
     is_open, is_quiet = (word == "True" for word in sys.argv[4:6])
     stop = _readable_at_end()
     place = discovery.Place(Path(os.environ["BURST_RUNTIME_DIR"]), discovery.short_name(name))
+    if device_class(name).asked_apart:
+        stay(name, place, fd)
     on_start = partial(begin_monitoring, address=str(place.socket), metrics_fd=metrics_fd, is_quiet=is_quiet)
     run(name, fd, place, ServiceOptions(linger=None, any_uid=is_open, stop=stop, on_start=on_start))
+
+
+def stay(name: str, place: discovery.Place, fd: int) -> None:
+    """Returns in a child process, which is to serve. This one starts another when that has ended, and ends when it was
+    stopped, or with 1 after too many ends. `fd`: the listening socket.
+    """
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDS)
+    ends: deque[float] = deque(maxlen=_MOST_ENDS)
+    while True:
+        parent, child = os.getpid(), os.fork()
+        if not child:
+            end_with_parent()
+            if os.getppid() != parent:
+                os._exit(1)
+            if os.environ.get("WATCHDOG_PID") == str(parent):
+                os.environ["WATCHDOG_PID"] = str(os.getpid())
+            return
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        now = time.monotonic()
+        is_often = len(ends) == _MOST_ENDS and now - ends[0] < _WITHIN
+        if not code or is_often:
+            with place.locked():
+                place.leave(socket.socket(fileno=fd))
+            os._exit(bool(code))
+        ends.append(now)
+        print(f"{name}: its service has ended; another one is started", file=sys.stderr, flush=True)
 
 
 def _exposed(address: str, gid: int | None) -> tuple[socket.socket, str]:
