@@ -451,7 +451,7 @@ class EngineClient:
         hints.began()
         try:
             burst.start(register, partial(self._burst_ended, hints))
-        except GeneralFailure:
+        except Exception:
             if not is_registered:
                 hints.ended()
             raise

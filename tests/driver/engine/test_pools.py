@@ -250,7 +250,9 @@ class TestImages:
         monkeypatch.setattr("driver.runtime.compilation.can_be_measured", lambda _: False)
         monkeypatch.setattr("driver.runtime.compilation.MOST_STEPS", 99)
         litert = connect("litert")  # its speed is known, so that a busy machine does not measure it
-        capabilities.store("litert", litert.version, Capabilities({"TENSOR_FLOAT32": Performance(0.5)}))
+        capabilities.store(
+            "litert", litert.version, Capabilities({"TENSOR_FLOAT32": Performance(0.5)}, source="measured")
+        )
         with driver.compile(m.build(), devices=[litert, "cpu"]) as compiled:
             assert len(compiled.placement()) == 3
             found = compiled.execute(Request((RequestArgument(),), (RequestArgument(pool=1),), (image, result)))

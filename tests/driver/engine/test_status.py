@@ -85,7 +85,7 @@ def test_its_status_is_seen(device, report, kit, monkeypatch):
 def test_a_compiled_model_falls_back_meanwhile(device, report, kit, monkeypatch):
     """Its requests run on the CPU, and so do those of one that is compiled then; it goes back to the device."""
     monkeypatch.setattr("driver.runtime.compilation.can_be_measured", lambda _: False)
-    capabilities.store(MOODY, device.version, Capabilities({"TENSOR_FLOAT32": Performance(0.01)}))
+    capabilities.store(MOODY, device.version, Capabilities({"TENSOR_FLOAT32": Performance(0.01)}, source="measured"))
     with driver.compile(kit.add_model(), [device, "cpu"]) as compiled, compiled.burst() as burst:
         assert "cpu" not in str(compiled.placement())
         report(device, "offline", "the cable is out")

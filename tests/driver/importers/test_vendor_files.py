@@ -113,7 +113,9 @@ def settled(shared, monkeypatch):
     """litert is faster than the CPU at everything, so that nobody measures it."""
     monkeypatch.setenv("BURST_RUNTIME_DIR", str(shared.path))
     figure = driver.Performance(0.5, None)
-    figures = driver.Capabilities(dict.fromkeys(OperandType.__members__, figure), figure, figure, figure)
+    figures = driver.Capabilities(
+        dict.fromkeys(OperandType.__members__, figure), figure, figure, figure, source="measured"
+    )
     capabilities.store("litert", device_class("litert").version, figures)
 
 

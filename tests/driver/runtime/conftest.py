@@ -15,7 +15,7 @@ FIGURES = ("FLOAT32", "TENSOR_FLOAT32", "TENSOR_INT32", "TENSOR_BOOL8")
 def speed(exec_time, power_usage=None):
     """Capabilities that are the same for everything."""
     figure = driver.Performance(exec_time, power_usage)
-    return driver.Capabilities(dict.fromkeys(FIGURES, figure), figure, figure, figure, figure)
+    return driver.Capabilities(dict.fromkeys(FIGURES, figure), figure, figure, figure, figure, "measured")
 
 
 def mixed_model():
