@@ -235,11 +235,12 @@ typedef struct {
     uint32_t size;
     uint32_t version; /* of the wire, 1 or 2 */
     int32_t request_queue, result_queue; /* descriptors of their memory; they and the next become the driver's, if it takes it */
-    uint64_t request_offset, result_offset; /* of their control blocks */
+    uint64_t request_offset, result_offset; /* of their control pages */
+    uint64_t request_ring, result_ring;     /* offsets of their elements */
     uint32_t request_elements, result_elements;
     int32_t callback; /* a socket to the client, which resolves slots of memory */
     uint64_t spin_ns; /* that the client wants the driver to poll before it sleeps */
-    int32_t priority;
+    int32_t priority; /* of its executions; the driver's own bursts take no turns with other executions */
     void *context;
     void (*ended)(void *context); /* call it once, from any thread, when the burst is over */
 } burst_offer;
@@ -262,6 +263,7 @@ typedef struct {
     const char *const *memory_kinds; /* of its own, by name ("com.example.heap"), ended by NULL; NULL: none */
     const burst_needs *needs;        /* NULL: nothing */
     uint32_t n_code_files, n_data_files, keeps_compilations; /* how a compilation is kept, if it is */
+    uint32_t burst_version; /* the newest version of the wire that `configure_burst` speaks; 0: all of them */
 
     /* -- the device. `open` comes first, once in each process; one thread. */
     burst_status (*open)(const burst_host *host, burst_device **device, burst_why *why);

@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from burst import GeneralFailure
+from burst.wire import VERSIONS
 from driver.devices.library.description import LibraryDescription, describe
 from driver.devices.library.driver_buffers import allocated, mapped
 from driver.devices.library.execution import LibraryExecution
 from driver.devices.library.flat_model import FlatModel
 from driver.devices.library.loaded import Callback, LoadedDriver, printable
+from driver.devices.library.own_burst import configured
 from driver.devices.library.table import ffi
 from driver.interface import (
     BoundExecution,
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from burst import BurstOffer, ExecutionBurst
     from driver.interface import BindOptions, BufferArgument, BufferRequest, MemoryHandle, Preparation
     from driver.nn import Model
     from driver.options import Preference
@@ -181,6 +184,7 @@ class LibraryModel(PreparedModel):
     def __init__(self, driver: LoadedDriver, model: Model, flat: FlatModel, prepared: Any, *, shared: bool) -> None:
         self.driver, self.model, self.prepared, self._flat = driver, model, prepared, flat
         self.serves_all = shared
+        self.burst_versions = [v for v in VERSIONS if v <= (driver.table.burst_version or max(VERSIONS))]
         if driver.has("improve"):
             with driver.watched("improves_after"):
                 self.improves_after = driver.table.improves_after(prepared)
@@ -214,6 +218,9 @@ class LibraryModel(PreparedModel):
                 f"{wanted[0]} and {wanted[1]}"
             )
         return Saved(*parts)
+
+    def configure_execution_burst(self, offer: BurstOffer) -> ExecutionBurst | None:
+        return configured(self, offer) if self.driver.has("configure_burst") else None
 
     def rest(self) -> None:
         if self.driver.has("rest_model"):
