@@ -1,6 +1,6 @@
 """burst moves one execution: a request through a message queue to a listener thread, and its result back."""
 
-from burst.controller import Controller, NotSent, Offer
+from burst.controller import Accepted, Controller, NotSent, Offer
 from burst.errors import (
     BuffersLost,
     BurstError,
@@ -29,6 +29,7 @@ from burst.server import ExecutionBurstServer
 from burst.trace import Trace
 
 __all__ = [
+    "Accepted",
     "BuffersLost",
     "BurstError",
     "BurstExecutorWithCache",

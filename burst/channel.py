@@ -154,8 +154,19 @@ class Channel(Closing):
 
     @property
     def peer_has_died(self) -> bool:
-        """Whether the owner of the watched LifePage is gone. True before any of its sockets ends."""
-        return self._watch is not None and self._watch.has_died
+        """Whether the owner of the watched LifePage is gone. True before any of its sockets ends, or from when this one
+        has ended, should the kernel have been unable to mark the page.
+        """
+        return self._watch is not None and (self._watch.has_died or self._has_hung_up)
+
+    @property
+    def _has_hung_up(self) -> bool:
+        poll = select.poll()
+        try:
+            poll.register(self.socket, 0)
+        except ValueError:
+            return False  # this end is closed
+        return bool(poll.poll(0))
 
     @property
     def last_words(self) -> str:

@@ -27,11 +27,12 @@ from burst.request_checks import check_request
 from burst.slots import SlotTable, identity_of
 from burst.trace import Trace
 from burst.wire import NOT_MEASURED, VERSIONS, RequestPacket, ResultPacket, Token, decode_result, encode_request
-from fmq import clock
+from fmq import LifePage, clock
 from fmq._hot import lib as hot
 from fmq.clock import FOREVER, deadline_of
 from fmq.closing import Closing
 from fmq.errors import raise_errno
+from fmq.region import Region
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -61,11 +62,17 @@ class Offer(NamedTuple):
     versions: Sequence[int]  #: of the wire that the client speaks
 
 
+class Accepted(NamedTuple):
+    """What a device answers to an `Offer`."""
+
+    version: int  #: of the wire that both sides speak from now on
+    life: int  #: descriptor of the device's LifePage for this burst; the client closes it
+
+
 class Configure(Protocol):
     """How a prepared model opens a burst: it starts a listener, or raises StatusError."""
 
-    def __call__(self, offer: Offer) -> int:
-        """Returns the wire version that both sides speak from now on."""
+    def __call__(self, offer: Offer) -> Accepted: ...
 
 
 def _one_of(versions: Sequence[int], chosen: int) -> int:
@@ -138,7 +145,7 @@ class Controller(Closing):
             fmq.MessageQueue.create(DATUM_DTYPE, length, memory=memory) as requests,
             fmq.MessageQueue.create(DATUM_DTYPE, length, memory=memory) as results,
         ):
-            self._writer, self._reader = requests.writer(), results.reader()
+            self._writer, self._reader = requests.writer(follows=True), results.reader(follows=True)
             self._writer.spin = self._reader.spin = spin
             self._callback, callback = Channel.pair()
             self._context, context = Channel.pair()
@@ -151,11 +158,24 @@ class Controller(Closing):
                     offer = Offer(
                         requests.descriptor, results.descriptor, self.trace.memory, callback, context, versions
                     )
-                    self.version = _one_of(versions, configure(offer))
+                    self.version = self._accept(versions, configure(offer))
             except BaseException:
                 self.close()
                 raise
         self._caller.framed = self.version > 1
+
+    def _accept(self, versions: Sequence[int], accepted: Accepted) -> int:
+        """The wire version. From now on the device's death ends all waits: by its life page, and by the end of the
+        context, which the device closes only after it has released the page.
+        """
+        try:
+            page = Region.from_fd(accepted.life, LifePage.nbytes, writable=False)
+        except fmq.InvalidDescriptor as error:
+            raise GeneralFailure(f"the device's life page cannot be used: {error}") from error
+        page.close()
+        self._writer.follow(page)
+        self._reader.follow(page, self._context.socket)  # of the two, only the reader waits
+        return _one_of(versions, accepted.version)
 
     def _new_caller(self, length: int) -> Any:
         nbytes = length * DATUM

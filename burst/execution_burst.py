@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from burst.trace import Trace
 from burst.wire import VERSIONS
+from fmq import LifePage
 from fmq.end import DEFAULT_SPIN
 
 if TYPE_CHECKING:
@@ -50,6 +51,9 @@ class BurstOffer:
         priority: of its executions: "low", "medium" or "high".
         ticket: of the device's run queue, for this burst alone: with it executions wait for their turn.
         on_end: to be called once, in any thread, when the burst is over and has freed everything.
+        life: tells the client of this process's death. Closing it says that the burst is over; the engine closes it,
+            too, when the burst is stopped or has ended. If another process serves the burst and dies, `life.die()`
+            before `on_end()` says so: the client gets PeerDied, and may recover.
     """
 
     requests: Descriptor
@@ -62,6 +66,7 @@ class BurstOffer:
     priority: str = "medium"
     ticket: Ticket | None = None
     on_end: Callable[[], object] = _nothing
+    life: LifePage = field(default_factory=LifePage)
 
 
 class ExecutionBurst(ABC):

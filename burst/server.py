@@ -67,13 +67,13 @@ class ExecutionBurstServer(ExecutionBurst):
     def __init__(self, offer: BurstOffer, job: Callable[[RequestPacket], Job], memories: MemoryCache) -> None:
         """Use `create` or `create_with_executor`."""
         self._callback, self.on_end, self._version = offer.callback, offer.on_end, offer.version
-        self._ticket, self.trace = offer.ticket, offer.trace
+        self._ticket, self.trace, self._life = offer.ticket, offer.trace, offer.life
         for queue_of in (offer.requests, offer.results):
             check_queue(queue_of)
-        with MessageQueue.open(offer.requests) as queue:
+        with MessageQueue.open(offer.requests.unannounced()) as queue:
             self._reader = queue.reader()
         try:
-            with MessageQueue.open(offer.results) as queue:
+            with MessageQueue.open(offer.results.unannounced()) as queue:
                 self._writer = queue.writer()
         except BaseException:
             self._reader.close()
@@ -142,6 +142,7 @@ class ExecutionBurstServer(ExecutionBurst):
         self._callback.shutdown()
         self._writer.close()  # first: the listener may be waiting for room in it
         self._reader.close()
+        self._life.close()
         with self._starting:
             is_mine = not self._is_stopped and self._thread.ident is None
             self._is_stopped = True
@@ -187,6 +188,7 @@ class ExecutionBurstServer(ExecutionBurst):
         """Frees everything. The listener calls it last; `stop` calls it when no listener has started."""
         self._writer.close()
         self._reader.close()
+        self._life.close()
         self._callback.close()
         if self._ticket:
             self._ticket.leave()  # an error may have come between an execution and its answer

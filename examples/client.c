@@ -25,7 +25,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-enum { PROTOCOL = 3, INVALID_ARGUMENT = 4 };
+enum { PROTOCOL = 4, INVALID_ARGUMENT = 4 };
 enum { CONTROL = 4096, DTYPE_AT = 1024, WRITER_LIFE_AT = 768, READER_LIFE_AT = 896 };
 enum { DATUM = 24, LENGTH = 1024, SLOT = 0, MOST_REQUESTS = 1000000 };
 enum { TENSOR_FLOAT32 = 3, INT32 = 1, MODEL_INPUT = 1, MODEL_OUTPUT = 2, CONSTANT = 3 };
@@ -80,19 +80,25 @@ static int call(int device, message *m, int arguments) {
     die("the device refuses: %.*s (status %d)", length, m->bytes + m->at, status);
 }
 
-/* hello: who is there, and the word that tells us of its death while we wait for an answer. */
-static void greet(int device, message *m) {
+/* The life page that came with an answer: the word that tells us of a process's death while we wait for it. */
+static void *life_page(message *m) {
     void *life;
     struct stat status;
-    begin_call(m, "hello");
-    put(m, "i", PROTOCOL);
-    if (call(device, m, 1) != 9 || m->n_fds != 1) die("hello was answered with %d descriptors", m->n_fds);
+    if (m->n_fds != 1) die("an answer with %d descriptors; a life page is one", m->n_fds);
     int seals = checked(fcntl(m->fds[0], F_GET_SEALS), "the life page's seals");
     if (!(seals & F_SEAL_SHRINK) || fstat(m->fds[0], &status) || status.st_size < CONTROL)
-        die("the life page that came with hello is not sealed, or too small");
+        die("the life page that came with an answer is not sealed, or too small");
     checked(fmq_map(m->fds[0], CONTROL, 0, &life), "mapping the life page");
-    checked((int)fmq_watch(life, device), "fmq_watch"); /* shuts our socket down when the device dies */
     close(m->fds[0]);
+    return life;
+}
+
+/* hello: who is there. */
+static void greet(int device, message *m) {
+    begin_call(m, "hello");
+    put(m, "i", PROTOCOL);
+    if (call(device, m, 1) != 9) die("hello was not answered with 9 values");
+    checked((int)fmq_watch(life_page(m), device), "fmq_watch"); /* shuts our socket down when the device dies */
 }
 
 /* ---- memory and the model ---------------------------------------------------------------------------------------- */
@@ -146,7 +152,7 @@ static queue new_queue(int role) {
     q.lock = checked(open(path, O_RDWR | O_CLOEXEC), path);
     struct flock one = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = role, .l_len = 1};
     checked(fcntl(q.lock, F_OFD_SETLK, &one), "taking a queue's role");
-    q.life = checked(fmq_life_hold(q.lock, role == FMQ_WRITER ? WRITER_LIFE_AT : READER_LIFE_AT), "fmq_life_hold");
+    q.life = checked(fmq_life_hold(q.lock, role == FMQ_WRITER ? WRITER_LIFE_AT : READER_LIFE_AT, 0), "fmq_life_hold");
     checked(fmq_open(control, (char *)control + CONTROL, &shape, role, &q.end), "fmq_open");
     return q;
 }
@@ -227,6 +233,10 @@ static void configure(int device, message *m, int model, int newest, burst *b) {
     if (call(device, m, 5) != 1) die("the device names no wire version");
     b->version = (int)take_the('i', m);
     if (b->version < 1 || b->version > newest) die("the device chose wire version %d", b->version);
+    /* The device's word is not in our queues; and should it never be marked, the context ends with the device. */
+    void *life = life_page(m);
+    fmq_follow(b->requests.end, life), fmq_follow(b->results.end, life);
+    checked((int)fmq_link(b->results.end, context[0]), "fmq_link");
     close(callback[1]), close(context[1]);
 }
 

@@ -45,6 +45,7 @@ class AttachedQueue:
     control_at: int
     ring: Region
     ring_at: int
+    announces: bool = True  #: ends in this process have their life word in the control page
 
     @classmethod
     def at(cls, region: Region, offset: int) -> AttachedQueue:
@@ -93,6 +94,7 @@ class Descriptor:
     fds: tuple[int, ...] = ()  #: borrowed from the queue, or owned by a descriptor that arrived
     name: str | None = None  #: instead of fds
     sealed: bool = True  #: memory that its owner can still shrink is refused
+    announces: bool = True  #: see `unannounced`
 
     @property
     def capacity(self) -> int:
@@ -113,7 +115,7 @@ class Descriptor:
             said, is_so = getattr(self, what), getattr(found, what)
             if said != is_so:
                 raise InvalidDescriptor(f"{what}: the descriptor says {said!r}, the memory holds {is_so!r}")
-        return AttachedQueue(found, *place_of)
+        return AttachedQueue(found, *place_of, self.announces)
 
     def region(self) -> Region:
         """The memory that holds the control page, attached anew."""
@@ -125,6 +127,12 @@ class Descriptor:
             raise ValueError("read_only: for unsynchronized queues without a name; both sides of the others write")
         opened = tuple(os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC) for fd in self.fds)
         return _owning(replace(self, fds=opened))
+
+    def unannounced(self) -> Descriptor:
+        """The same queue, for a process that tells its peers of its life by a LifePage of its own. The life word of an
+        end would be in memory that is the peer's; a peer that truncates it could keep the kernel from telling others.
+        """
+        return replace(self, announces=False)
 
     def _regions(self, writable: bool | None) -> list[Region]:
         """Maps the memory writable if possible and wanted; only readers of unsynchronized queues can do without."""
@@ -148,14 +156,14 @@ class Descriptor:
         return [_WIRE_VERSION, dtype_text(self.dtype), int(self.flavour), grantors], list(self.fds)
 
     @classmethod
-    def from_wire(cls, plain: object, fds: Sequence[int], *, sealed: bool = True) -> Descriptor:
+    def from_wire(cls, plain: object, fds: Sequence[int], *, sealed: bool = True, announces: bool = True) -> Descriptor:
         """The descriptor that an untrusted peer sent. Owns the fds, also after an error. Raises InvalidDescriptor.
 
         `sealed=False` accepts memory that its owner can still shrink: only for processes that called
-        `fmq.region.guard`.
+        `fmq.region.guard`. `announces=False`: see `unannounced`.
         """
         try:
-            return _owning(cls._from_wire(plain, tuple(fds), sealed))
+            return _owning(replace(cls._from_wire(plain, tuple(fds), sealed), announces=announces))
         except BaseException:
             for fd in fds:
                 os.close(fd)
@@ -183,14 +191,19 @@ class Descriptor:
     def __reduce__(self) -> tuple[Any, ...]:
         carried = [reduction.DupFd(fd) for fd in self.fds]
         grantors = [tuple(grantor) for grantor in self.grantors]
-        return _unpickle, (self.dtype, int(self.flavour), grantors, carried, self.name, self.sealed)
+        return _unpickle, (self.dtype, int(self.flavour), grantors, carried, self.name, self.sealed, self.announces)
 
 
 def _unpickle(
-    dtype: np.dtype[Any], flavour: int, grantors: list[Any], carried: list[Any], name: str | None, sealed: bool
+    dtype: np.dtype[Any],
+    flavour: int,
+    grantors: list[Any],
+    carried: list[Any],
+    name: str | None,
+    *more: bool,
 ) -> Descriptor:
     fds = tuple(fd.detach() for fd in carried)
-    return _owning(Descriptor(dtype, Flavour(flavour), tuple(Grantor(*g) for g in grantors), fds, name, sealed))
+    return _owning(Descriptor(dtype, Flavour(flavour), tuple(Grantor(*g) for g in grantors), fds, name, *more))
 
 
 def _owning(descriptor: Descriptor) -> Descriptor:

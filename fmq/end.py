@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import os
 import weakref
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
     from fmq.descriptor import AttachedQueue
     from fmq.event import EventFlag
+    from fmq.region import Region
 
 DEFAULT_SPIN = 50e-6  # seconds
 _from_buffer, _new = ffi.from_buffer, ffi.new
@@ -48,7 +50,8 @@ class _End(Closing):
 
     _which: int
 
-    def __init__(self, place: AttachedQueue) -> None:
+    def __init__(self, place: AttachedQueue, *, follows: bool = False) -> None:
+        """`follows`: the caller calls `follow` before any transfer."""
         geometry, self._place = place.geometry, place
         self.dtype, self.capacity = geometry.dtype, geometry.capacity
         self.overwrites = geometry.flavour is Flavour.UNSYNCHRONIZED
@@ -67,6 +70,23 @@ class _End(Closing):
         self._flag: EventFlag | None = None
         self.spin = DEFAULT_SPIN
         self._finalizer = weakref.finalize(self, self._role.release)
+        self.peer_page: Region | None = None  #: a LifePage on which the peer tells of its life; None: in the queue
+        self._link = weakref.finalize(self, lib.fmq_unlink, -1)
+        if place.announces and not follows:
+            self._link_lock()
+
+    def _link_lock(self) -> None:
+        """The life thread asks for the peer's lock when a file of this memory is closed: the kernel may be unable to
+        mark the life word. Where the system has no more inotify, the life word is the only way.
+        """
+        if self._which == WRITER and self.overwrites:
+            return  # it does not know its readers
+        byte = self._place.control_at + (WRITER if self._which == READER else READER)
+        self._relink(lib.fmq_link_lock(self.handle, self._role.lock_fd, byte))
+
+    def _relink(self, token: int) -> None:
+        self._link()
+        self._link = weakref.finalize(self, lib.fmq_unlink, token)
 
     def _take_role(self) -> tuple[Role | Seat, int]:
         place = self._place
@@ -74,7 +94,7 @@ class _End(Closing):
             return Seat(place.control, place.control_at), READER if place.control.writable else OBSERVER
         if not (place.control.writable and place.ring.writable):
             raise ValueError("writable=False: this queue was opened for observing; open it again to take a role")
-        return Role(place.control, place.control_at, self._which), self._which
+        return Role(place.control, place.control_at, self._which, announces=place.announces), self._which
 
     @property
     def spin(self) -> float | str:
@@ -122,17 +142,29 @@ class _End(Closing):
         return ("nobody", "alive", "released", "dead")[lib.fmq_peer(self.usable())]
 
     @property
-    def peer_life(self) -> Any:
-        """The address of the peer's life word, for waits of other kinds."""
-        return self._place.control.base + self._place.control_at + self._peer_life_at
+    def _peer_word(self) -> tuple[Region, int]:
+        if self.peer_page:
+            return self.peer_page, 0
+        at = LIFE_AT[WRITER if self._which == READER else READER]
+        return self._place.control, self._place.control_at + at
 
-    @property
-    def _peer_life_at(self) -> int:
-        return LIFE_AT[WRITER if self._which == READER else READER]
+    def follow(self, page: Region, sock: socket.socket | None = None) -> None:
+        """The peer tells of its life by a LifePage of its own, and no longer in the queue's memory. `sock` is connected
+        to the peer alone: when that hangs up, the peer is gone even if the kernel did not mark the page.
+
+        Before any other call. Raises OSError.
+        """
+        lib.fmq_follow(self.handle, page.base)
+        self.peer_page = page  # keeps it mapped
+        if sock is None:
+            return
+        if (token := lib.fmq_link(self.handle, sock.fileno())) < 0:
+            raise OSError(-token, f"cannot watch a peer's socket: {os.strerror(-token)}")
+        self._relink(token)
 
     def watch(self, sock: socket.socket) -> Watch:
         """Shuts `sock` down when the peer dies, so that a wait on it ends as promptly as one on this queue."""
-        return Watch(self._place.control, self._place.control_at + self._peer_life_at, sock)
+        return Watch(*self._peer_word, sock)
 
     def notify(self, flag: EventFlag | None, mask: int = 1) -> None:
         """Makes every transfer on this end also set the bits of `mask` in `flag`; None ends that.
@@ -161,6 +193,7 @@ class _End(Closing):
 
     def close(self) -> None:
         """Ends the call of another thread, drops an open reservation, tells the peer, and frees the role."""
+        self._link()  # before the role, whose file it uses
         lib.fmq_stop(self.handle)  # first: a task that the bell resumes must find the end closed
         for bell in (self._bell, self._async_bell):
             if bell is not None:

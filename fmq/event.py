@@ -17,16 +17,15 @@ if TYPE_CHECKING:
     from fmq.region import Region
 
 NBYTES = 8
-_MOST_PEERS = 127  # what one futex_waitv takes besides the bits
+_MOST_PEERS = 126  # what one futex_waitv takes besides the bits and the process's own word
 _SLICE = 100_000_000  # ns: in the main thread, where signal handlers run, Ctrl-C is noticed this soon
 
 
 class HasPeer(Protocol):
     """An end of a queue."""
 
-    @property
-    def peer_life(self) -> Any:
-        """The address of the peer's life word."""
+    def usable(self) -> Any:
+        """The C core's end. Raises Closed."""
 
 
 class EventFlag:
@@ -55,11 +54,11 @@ class EventFlag:
         if len(peers) > _MOST_PEERS:
             raise ValueError(f"peers: {len(peers)} ends; one wait watches at most {_MOST_PEERS}")
         deadline, bits = deadline_of(timeout), ffi.new("uint32_t *")
-        lives = ffi.new("void *[]", [end.peer_life for end in peers])
+        ends = ffi.new("fmq_end *[]", [end.usable() for end in peers])
         is_main = threading.get_native_id() == os.getpid()
         while True:
             until = min(deadline, lib.fmq_now() + _SLICE) if is_main else deadline
-            code = lib.fmq_event_wait(self.address, self.checked(mask), lives, len(lives), until, bits)
+            code = lib.fmq_event_wait(self.address, self.checked(mask), ends, len(ends), until, bits)
             if not code:
                 return int(bits[0])
             if code != -errno.EINTR and (code != -errno.ETIMEDOUT or until == deadline):

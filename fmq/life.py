@@ -6,7 +6,7 @@ import errno
 import fcntl
 import os
 import weakref
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from fmq._core import lib
 from fmq.closing import Closing
@@ -15,8 +15,6 @@ from fmq.region import Region
 if TYPE_CHECKING:
     import socket
 
-PAGE = 4096
-
 
 class LifePage:
     """A word that says whether this process lives, on a page that no other process can write.
@@ -24,10 +22,12 @@ class LifePage:
     One page serves one peer: the kernel wakes one waiter per word.
     """
 
+    nbytes: Final = 4096
+
     def __init__(self) -> None:
         self.fd = os.memfd_create("fmq-life", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        os.ftruncate(self.fd, PAGE)
-        self._slot = lib.fmq_life_hold(self.fd, 0)
+        os.ftruncate(self.fd, self.nbytes)
+        self._slot = lib.fmq_life_hold(self.fd, 0, 1)
         if self._slot < 0:
             os.close(self.fd)
             raise OSError(-self._slot, f"cannot announce this process's life: {os.strerror(-self._slot)}")
@@ -39,6 +39,12 @@ class LifePage:
     def close(self) -> None:
         """Releases the word, which tells the peer that this process left in good order."""
         self._finalizer()
+
+    def die(self) -> None:
+        """Marks the word as if this process had died: for one that stands in for another process, which has."""
+        if self._finalizer.detach():
+            lib.fmq_life_die(self._slot)
+            os.close(self.fd)
 
 
 class Watch(Closing):
@@ -57,7 +63,7 @@ class Watch(Closing):
     @classmethod
     def of_page(cls, fd: int, sock: socket.socket) -> Watch:
         """Watches a LifePage that a peer sent. Owns `fd`. Raises InvalidDescriptor."""
-        page = Region.from_fd(fd, PAGE, writable=False)
+        page = Region.from_fd(fd, LifePage.nbytes, writable=False)
         page.close()
         return cls(page, 0, sock)
 

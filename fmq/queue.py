@@ -128,15 +128,20 @@ class MessageQueue(Closing):
         fds = tuple(region.fd for region in place.regions)
         return Descriptor(g.dtype, g.flavour, place.grantors, fds, sealed=all(r.sealed for r in place.regions))
 
-    def writer(self) -> MessageQueueWriter:
-        """Takes the writer's role. Raises RoleTaken while another writer lives."""
-        return MessageQueueWriter(self._place)
+    def writer(self, *, follows: bool = False) -> MessageQueueWriter:
+        """Takes the writer's role. Raises RoleTaken while another writer lives.
 
-    def reader(self) -> MessageQueueReader:
+        `follows`: the peer will tell of its life by a LifePage of its own; call `follow` before any transfer.
+        """
+        return MessageQueueWriter(self._place, follows=follows)
+
+    def reader(self, *, follows: bool = False) -> MessageQueueReader:
         """Takes the reader's role. Raises RoleTaken while another reader lives. An unsynchronized queue takes any
         number of readers; each has its own position and begins with the next element that is written.
+
+        `follows`: as of `writer`.
         """
-        return MessageQueueReader(self._place)
+        return MessageQueueReader(self._place, follows=follows)
 
     def close(self) -> None:
         """Closes the file descriptors; ends that were taken go on. Regions that were passed in stay open."""

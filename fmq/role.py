@@ -62,8 +62,8 @@ class LockFile:
 class Role:
     """The exclusive right to write to a queue, or to read from it, until `release` or death."""
 
-    def __init__(self, control: Region, at: int, which: int) -> None:
-        """Raises RoleTaken while another end holds it."""
+    def __init__(self, control: Region, at: int, which: int, *, announces: bool = True) -> None:
+        """Raises RoleTaken while another end holds it. `announces`: by the life word in the control page."""
         self._control, self._byte = control, at + which
         with descriptors:
             file = _files.get(control) or _files.setdefault(control, LockFile(control))
@@ -73,8 +73,8 @@ class Role:
                 if file.close_if_unused():
                     del _files[control]
             self._file = file
-            self._life = lib.fmq_life_hold(file.fd, at + LIFE_AT[which])
-        if self._life < 0:
+            self._life = lib.fmq_life_hold(file.fd, at + LIFE_AT[which], 0) if announces else -1
+        if announces and self._life < 0:
             self.release()
             raise OSError(-self._life, f"cannot announce this process's life: {_why(-self._life)}")
 
@@ -89,6 +89,11 @@ class Role:
             self._byte = -1
             if self._file.close_if_unused():
                 del _files[self._control]
+
+    @property
+    def lock_fd(self) -> int:
+        """The file that has the lock, while the role is held."""
+        return self._file.fd
 
     @property
     def is_held(self) -> bool:
@@ -110,6 +115,11 @@ class Seat:
         ):  # in memory of another user a reader is not visible
             self._fd = os.open(f"/proc/self/fd/{control.fd}", os.O_RDONLY | os.O_CLOEXEC)
             _set_lock(self._fd, at + READER, fcntl.F_RDLCK)
+
+    @property
+    def lock_fd(self) -> int:
+        """The file that has the lock; -1: it is not shared."""
+        return self._fd
 
     def release(self) -> None:
         """Gives up the share of the lock."""

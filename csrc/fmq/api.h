@@ -84,10 +84,10 @@ int fmq_notify(fmq_end *end, void *flag, uint32_t mask); /* every transfer also 
 int64_t fmq_exchange(const fmq_channel *channel, const void *packet, uint64_t bytes, uint64_t deadline);
 int64_t fmq_exchange_start(const fmq_channel *channel, const void *packet, uint64_t bytes); /* never sleeps; -ETIMEDOUT */
 
-/* event flag: eight bytes of any shared memory, bits and sleepers. The wait also ends (-EPIPE, -ESHUTDOWN) when the first
- * of n peers, given by their life words, is gone; n < 128. */
+/* event flag: eight bytes of any shared memory, bits and sleepers. The wait also ends (-EPIPE, -ESHUTDOWN) when the peer of
+ * the first of n ends is gone; n < 127. */
 int fmq_event_wake(void *flag, uint32_t mask);
-int fmq_event_wait(void *flag, uint32_t mask, void *const *lives, unsigned n, uint64_t deadline, uint32_t *bits);
+int fmq_event_wait(void *flag, uint32_t mask, fmq_end *const *peers, unsigned n, uint64_t deadline, uint32_t *bits);
 
 /* bridge: a thread of this process sleeps on a queue or a life word for the caller, and signals once. Returns a token; a
  * token that is no longer valid does nothing. */
@@ -98,11 +98,22 @@ int64_t fmq_bridge(fmq_end *end, uint64_t n, int eventfd, int64_t again); /* emp
 int64_t fmq_watch(void *word, int socket); /* shuts the socket down when the process that holds `word` dies */
 void fmq_unhang(int64_t token);
 
-/* life: the kernel marks held words when this process dies, whatever its size */
-int fmq_life_hold(int fd, uint64_t offset); /* maps that page; returns a slot */
+/* life: the kernel marks held words when this process dies, whatever its size. `own`: in memory that this process made, and
+ * that it seals at once. Returns a slot. */
+int fmq_life_hold(int fd, uint64_t offset, int own);
 void fmq_life_release(int slot);
+void fmq_life_die(int slot); /* marks the word as the kernel would: another process, for which it stood, has died */
 int fmq_life_state(const void *word);
+void fmq_follow(fmq_end *end, void *word); /* the peer's life word lies there, and not in the queue; before any other call */
+
+/* the second way to learn of a death, for when the kernel could not mark the word: the life thread watches a descriptor that
+ * the peer's process holds open at its other end, and calls fmq_lose when that hangs up; or, of a queue's memory, asks for
+ * the lock on `byte` whenever a process has closed the file. -1: no such. A link that is no longer valid does nothing. */
+int64_t fmq_link(fmq_end *end, int socket);
+int64_t fmq_link_lock(fmq_end *end, int file, int64_t byte);
+void fmq_unlink(int64_t link);
+void fmq_lose(fmq_end *end); /* the peer is gone: calls finish what has arrived, and then -EPIPE */
 
 /* process: what this process has once, for burst._core, which checks that both were built from the same sources */
 typedef struct fmq_process fmq_process;
-const fmq_process *fmq_this_process(void);
+fmq_process *fmq_this_process(void);

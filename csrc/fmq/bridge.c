@@ -21,12 +21,13 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-enum { BELLS = 63, GROUPS = 64 }; /* a wait word and a life word each, and the doorbell: one futex_waitv, one thread */
+enum { BELLS = 63, GROUPS = 64 }; /* a wait word and a life word each, the doorbell, the process's endings: one futex_waitv, one thread */
 static const uint64_t OLD_KERNEL_SLICE = 5000000; /* ns: without futex_waitv everything is looked at this often */
 
 typedef struct {
     _Atomic uint32_t *life; /* NULL: a free bell */
     _Atomic uint32_t *wait; /* of a queue's end; NULL: life alone */
+    const fmq_end *end;      /* NULL: life alone */
     _Atomic uint64_t *counter;
     uint64_t target; /* what the counter has to reach */
     bool shared;     /* see SLEEP_SHARED_SLICE */
@@ -72,18 +73,19 @@ static void ring(bell *b, bool is_death) {
     b->life = NULL;
 }
 
-/* Whether there is reason to ring. `life` was read before. */
-static bool is_over(const bell *b, uint32_t life) {
+/* Whether there is reason to ring. `ended` was read before, and `life` after that. */
+static bool is_over(const bell *b, uint32_t life, uint32_t ended) {
     if (life_is_dead(life)) return true;
     if (!b->wait) return false;
+    if (end_is_lost(b->end, life, ended)) return true;
     return life == LIFE_RELEASED || (int64_t)(atomic_load(b->counter) - b->target) >= 0; /* pairs: SLEEP */
 }
 
 /* Announces the sleep and then looks, as an end does for itself. Returns how many entries to sleep on; 0: it rang. */
 static unsigned announce(bell *b, futex_entry *entries) {
-    uint32_t life = atomic_load(b->life); /* pairs: DEAD */
+    uint32_t ended = b->wait ? atomic_load(&b->end->ended) : 0, life = atomic_load(b->life); /* pairs: DEAD */
     uint32_t announced = b->wait ? sleep_announce(b->wait) : 0;
-    if (is_over(b, life)) return ring(b, life_is_dead(life)), 0;
+    if (is_over(b, life, ended)) return ring(b, life_is_dead(life)), 0;
     unsigned n = 0;
     entries[n++] = futex_on(b->life, life);
     if (b->wait) entries[n++] = futex_on(b->wait, announced);
@@ -98,6 +100,8 @@ static unsigned look_at_all(group *g, futex_entry *entries, uint64_t *until) {
     unsigned n = 0;
     uint32_t rung = atomic_load(&g->doorbell);
     entries[n++] = futex_on(&g->doorbell, rung);
+    fmq_process *process = fmq_this_process();
+    entries[n++] = futex_on_private(&process->endings, atomic_load(&process->endings));
     for (int i = 0; i < BELLS; i++) {
         if (!g->bells[i].life) continue;
         if (g->bells[i].shared) *until = futex_now() + SLEEP_SHARED_SLICE;
@@ -118,7 +122,7 @@ static void *thread_main(void *argument) {
         int r = futex_wait_all(entries, n, until);
         if (r == -ENOSYS || r == -EPERM)
             futex_wait(&g->doorbell, (uint32_t)entries[0].expected, FUTEX_BITSET_MATCH_ANY,
-                       n > 1 ? futex_now() + OLD_KERNEL_SLICE : FMQ_FOREVER);
+                       n > 2 ? futex_now() + OLD_KERNEL_SLICE : FMQ_FOREVER);
     }
     return NULL;
 }
@@ -189,11 +193,12 @@ int64_t fmq_bridge(fmq_end *e, uint64_t n, int eventfd, int64_t again) {
     if (n > e->capacity) return -EMSGSIZE;
     int64_t token = end_enter_free(e);
     if (token) return token;
-    bell b = {.life = e->their_life, .wait = e->my_wait, .counter = &e->theirs->counter, .fd = eventfd};
+    bell b = {.life = e->their_life, .wait = e->my_wait, .end = e, .counter = &e->theirs->counter, .fd = eventfd};
     b.target = e->position + n - (e->writer ? e->capacity : 0);
     if (e->writer && e->overwrites) b.target = atomic_load(b.counter); /* there is always room */
     b.shared = end_is_listener(e);
-    if (is_over(&b, atomic_load(b.life))) {
+    uint32_t ended = atomic_load(&e->ended);
+    if (is_over(&b, atomic_load(b.life), ended)) {
         fmq_unhang(again);
         ring(&b, false);
         token = -EALREADY;

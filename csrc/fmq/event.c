@@ -9,7 +9,7 @@
 #include "fmq/api.h"
 
 #include "fmq/futex.h"
-#include "fmq/life.h"
+#include "fmq/ring.h"
 #include "fmq/sleep.h"
 
 #include <errno.h>
@@ -34,28 +34,31 @@ int fmq_event_wake(void *flag, uint32_t mask) {
     return 0;
 }
 
-/* Why one of these lives has ended, or 0. */
-static int look_at_lives(void *const *lives, unsigned n, futex_entry *entries) {
+/* Why one of these peers is gone, or 0. */
+static int look_at_peers(fmq_end *const *peers, unsigned n, futex_entry *entries) {
     int r = 0;
+    if (n) entries[n] = futex_on_private(&peers[0]->process->endings, atomic_load(&peers[0]->process->endings));
     for (unsigned i = 0; i < n; i++) {
-        uint32_t life = atomic_load((_Atomic uint32_t *)lives[i]); /* pairs: DEAD */
-        entries[i] = futex_on(lives[i], life);
+        uint32_t ended = atomic_load(&peers[i]->ended), life = atomic_load(peers[i]->their_life); /* pairs: DEAD */
+        entries[i] = futex_on(peers[i]->their_life, life);
         if (life_is_dead(life)) {
             r = -EPIPE;
-            futex_wake(lives[i], INT_MAX, FUTEX_BITSET_MATCH_ANY); /* the kernel woke one; that one wakes the others */
-        } else if (life == LIFE_RELEASED && !r) {
-            r = -ESHUTDOWN;
+            futex_wake(peers[i]->their_life, INT_MAX, FUTEX_BITSET_MATCH_ANY); /* the kernel woke one; that one wakes the others */
+        } else if (life == LIFE_RELEASED) {
+            r = r ? r : -ESHUTDOWN;
+        } else if (end_is_lost(peers[i], life, ended)) {
+            r = -EPIPE;
         }
     }
     return r;
 }
 
-/* Sleeps while the bits are `now` and the lives as in entries[0 .. n). */
+/* Sleeps while the bits are `now` and the peers as in entries[0 .. n], of which the last is of this process. */
 static int sleep_on(event_flag *f, uint32_t now, uint32_t mask, futex_entry *entries, unsigned n, uint64_t deadline) {
     if (!n) return futex_wait(&f->bits, now, mask, deadline);
-    entries[n] = futex_on(&f->bits, now);
+    entries[n + 1] = futex_on(&f->bits, now);
     uint64_t slice = futex_now() + SLEEP_SHARED_SLICE;
-    int r = futex_wait_all(entries, n + 1, slice < deadline ? slice : deadline);
+    int r = futex_wait_all(entries, n + 2, slice < deadline ? slice : deadline);
     if (r == -ETIMEDOUT && slice < deadline) return 0;
     if (r != -ENOSYS && r != -EPERM) return r < 0 ? r : 0;
     slice = futex_now() + OLD_KERNEL_SLICE;
@@ -63,13 +66,13 @@ static int sleep_on(event_flag *f, uint32_t now, uint32_t mask, futex_entry *ent
     return r == -ETIMEDOUT && slice < deadline ? 0 : r;
 }
 
-int fmq_event_wait(void *flag, uint32_t mask, void *const *lives, unsigned n, uint64_t deadline, uint32_t *bits) {
+int fmq_event_wait(void *flag, uint32_t mask, fmq_end *const *peers, unsigned n, uint64_t deadline, uint32_t *bits) {
     event_flag *f = flag;
     futex_entry entries[FUTEX_MOST];
-    if (!mask || n >= FUTEX_MOST) return -EINVAL;
+    if (!mask || n > FUTEX_MOST - 2) return -EINVAL;
     int r = 0;
     for (;;) {
-        int ended = look_at_lives(lives, n, entries); /* before the bits: what a peer set before its end is told first */
+        int ended = look_at_peers(peers, n, entries); /* before the bits: what a peer set before its end is told first */
         if ((*bits = consume(f, mask))) return 0;
         if (r || ended) return r ? r : ended;
         atomic_fetch_add(&f->sleepers, 1); /* seq_cst, then the look at bits.  pairs: EVENT_SLEEP */

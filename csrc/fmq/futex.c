@@ -54,14 +54,19 @@ int futex_wait_all(futex_entry *entries, unsigned n, uint64_t deadline) {
     return r < 0 ? -errno : (int)r;
 }
 
-int futex_wait_either(_Atomic uint32_t *a, uint32_t in_a, _Atomic uint32_t *b, uint32_t in_b, uint64_t deadline) {
-    futex_entry entries[2] = {futex_on(a, in_a), futex_on(b, in_b)};
-    int r = futex_wait_all(entries, 2, deadline);
+int futex_wait_either(_Atomic uint32_t *a, uint32_t in_a, _Atomic uint32_t *b, uint32_t in_b, _Atomic uint32_t *own, uint32_t in_own,
+                      uint64_t deadline) {
+    futex_entry entries[3] = {futex_on(a, in_a), futex_on(b, in_b), futex_on_private(own, in_own)};
+    int r = futex_wait_all(entries, 3, deadline);
     return r < 0 ? r : 0;
 }
 
 void futex_wake(_Atomic uint32_t *word, int count, uint32_t mask) {
     syscall(SYS_futex, word, FUTEX_WAKE_BITSET, count, NULL, NULL, mask);
+}
+
+void futex_wake_private(_Atomic uint32_t *word) {
+    syscall(SYS_futex, word, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0);
 }
 
 void futex_release(_Atomic uint32_t *word) {

@@ -24,6 +24,11 @@ typedef struct {
     uint32_t flags, reserved;
 } futex_entry;
 
+/* A word of this process's own memory. */
+static inline futex_entry futex_on_private(_Atomic uint32_t *word, uint32_t expected) {
+    return (futex_entry){expected, (uint64_t)(uintptr_t)word, 2 | 128 /* FUTEX_32, private */, 0};
+}
+
 static inline futex_entry futex_on(_Atomic uint32_t *word, uint32_t expected) {
     return (futex_entry){expected, (uint64_t)(uintptr_t)word, 2 /* FUTEX_32, not private */, 0};
 }
@@ -33,10 +38,14 @@ static inline futex_entry futex_on(_Atomic uint32_t *word, uint32_t expected) {
 enum { FUTEX_MOST = 128 };
 int futex_wait_all(futex_entry *entries, unsigned n, uint64_t deadline);
 
-/* Sleeps while *a == in_a and *b == in_b; 0 when woken, -ENOSYS before Linux 5.16. */
-int futex_wait_either(_Atomic uint32_t *a, uint32_t in_a, _Atomic uint32_t *b, uint32_t in_b, uint64_t deadline);
+/* Sleeps while *a == in_a, *b == in_b and *own == in_own, a word of this process; 0 when woken, -ENOSYS before Linux 5.16. */
+int futex_wait_either(_Atomic uint32_t *a, uint32_t in_a, _Atomic uint32_t *b, uint32_t in_b, _Atomic uint32_t *own, uint32_t in_own,
+                      uint64_t deadline);
 
 void futex_wake(_Atomic uint32_t *word, int count, uint32_t mask);
+
+/* Wakes all that sleep on a word of this process. Needs no shared memory, which a peer may have taken away. */
+void futex_wake_private(_Atomic uint32_t *word);
 
 /* Sets *word to FUTEX_WAITERS and wakes all sleepers, in one system call: a caller that is killed does both or neither. */
 void futex_release(_Atomic uint32_t *word);

@@ -7,6 +7,10 @@
  * The list must be in memory that no peer can write, the words in memory that peers can see. The kernel finds a word at
  * its node + one constant. So two arenas of equal shape: slot i of `words` maps the peer-visible page, slot i of `nodes`
  * is private; node and word have the same offset in their pages, and the constant is words - nodes.
+ *
+ * The kernel's walk ends at the first word that it cannot touch, because a peer has truncated its page, say. So the list is
+ * in order: words on pages that this process made and sealed come first, and no peer can keep them from being marked. Words
+ * in sealed memory of queues follow, and last those in memory that can be truncated. link.c is the second way.
  */
 #define _GNU_SOURCE
 #include "fmq/life.h"
@@ -15,11 +19,13 @@
 
 #include "fmq/api.h"
 #include "fmq/futex.h"
+#include "fmq/link.h"
 #include "fmq/memory.h"
 #include "fmq/ring.h"
 #include "fmq/thread.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <limits.h>
 #include <pthread.h>
 #include <stdbool.h>
@@ -30,6 +36,7 @@
 #include <unistd.h>
 
 enum { SLOTS = 2048 }; /* the kernel's ROBUST_LIST_LIMIT */
+enum { OWN, SEALED, UNSEALED }; /* who can take a word's page away: no process; none, but it can make a hole; a peer */
 
 typedef struct node {
     struct node *_Atomic next;
@@ -47,6 +54,7 @@ static struct {
     size_t page;
     uint32_t tid;
     node *used[SLOTS];
+    unsigned char ranks[SLOTS];
 } life = {.lock = PTHREAD_MUTEX_INITIALIZER, .started = PTHREAD_COND_INITIALIZER};
 
 static fmq_process process = {.version = FMQ_PROCESS_VERSION, .end_bytes = sizeof(struct fmq_end)};
@@ -59,7 +67,7 @@ static void *thread_main(void *unused) {
     life.tid = (uint32_t)syscall(SYS_gettid);
     pthread_cond_broadcast(&life.started);
     pthread_mutex_unlock(&life.lock);
-    for (;;) pause();
+    link_serve();
     return NULL;
 }
 
@@ -70,10 +78,11 @@ static void forget(void) {
     life.words = life.nodes = NULL;
     life.tid = 0;
     process.generation++;
+    link_forget();
     for (int i = 0; i < SLOTS; i++) life.used[i] = NULL;
 }
 
-const fmq_process *fmq_this_process(void) { return &process; }
+fmq_process *fmq_this_process(void) { return &process; }
 
 static char *reserve_arena(void) {
     char *p = mmap(NULL, SLOTS * life.page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -98,6 +107,13 @@ static int start(void) {
     return r;
 }
 
+int life_start(void) {
+    pthread_mutex_lock(&life.lock);
+    int r = start();
+    pthread_mutex_unlock(&life.lock);
+    return r;
+}
+
 static _Atomic uint32_t *word_of(node *n) { return (_Atomic uint32_t *)((char *)n + life.head.futex_offset); }
 
 static int map_slot(int fd, uint64_t offset) {
@@ -113,17 +129,34 @@ static int map_slot(int fd, uint64_t offset) {
     return slot;
 }
 
-int fmq_life_hold(int fd, uint64_t offset) {
+static unsigned char rank_of(int fd, int own) {
+    if (own) return OWN;
+    int seals = fcntl(fd, F_GET_SEALS);
+    return seals >= 0 && (seals & F_SEAL_SHRINK) ? SEALED : UNSEALED;
+}
+
+/* What the kernel comes to just before a word of that rank. */
+static node *last_before(unsigned char rank) {
+    node *before = &life.head.list, *n;
+    while ((n = atomic_load(&before->next)) != &life.head.list) {
+        if (life.ranks[((char *)n - life.nodes) / (ptrdiff_t)life.page] >= rank) break;
+        before = n;
+    }
+    return before;
+}
+
+int fmq_life_hold(int fd, uint64_t offset, int own) {
     if (offset % 8) return -EINVAL;
     pthread_mutex_lock(&life.lock);
     int slot = start();
     if (!slot) slot = map_slot(fd, offset);
     if (slot >= 0) {
-        node *n = life.used[slot];
+        life.ranks[slot] = rank_of(fd, own);
+        node *n = life.used[slot], *before = last_before(life.ranks[slot]);
         /* Each step leaves a list that the kernel can walk: we may be killed between any two. Linked before the word is
          * ours, so that there is no moment in which the word is ours and unlisted. */
-        atomic_store(&n->next, atomic_load(&life.head.list.next));
-        atomic_store(&life.head.list.next, n);
+        atomic_store(&n->next, atomic_load(&before->next));
+        atomic_store(&before->next, n);
         atomic_store(word_of(n), life.tid | FUTEX_WAITERS);
         /* Threads that sleep on a predecessor's life look again: the kernel woke only one of them. */
         futex_wake(word_of(n), INT_MAX, FUTEX_BITSET_MATCH_ANY);
@@ -133,12 +166,17 @@ int fmq_life_hold(int fd, uint64_t offset) {
     return slot;
 }
 
-void fmq_life_release(int token) {
+static void mark_dead(_Atomic uint32_t *word) {
+    atomic_store(word, FUTEX_OWNER_DIED);
+    futex_wake(word, INT_MAX, FUTEX_BITSET_MATCH_ANY);
+}
+
+static void let_go(int token, void (*change)(_Atomic uint32_t *)) {
     pthread_mutex_lock(&life.lock);
     int slot = token & 0xffff;
     node *n = token >> 16 == process.generation && slot < SLOTS ? life.used[slot] : NULL;
     if (n) {
-        futex_release(word_of(n)); /* pairs: DEAD */
+        change(word_of(n)); /* pairs: DEAD */
         node *before = &life.head.list;
         while (atomic_load(&before->next) != n) before = atomic_load(&before->next);
         atomic_store(&before->next, atomic_load(&n->next));
@@ -149,3 +187,6 @@ void fmq_life_release(int token) {
     }
     pthread_mutex_unlock(&life.lock);
 }
+
+void fmq_life_release(int token) { let_go(token, futex_release); }
+void fmq_life_die(int token) { let_go(token, mark_dead); }

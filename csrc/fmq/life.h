@@ -3,6 +3,7 @@
 #define FMQ_LIFE_H
 
 #include <linux/futex.h>
+#include <stdatomic.h>
 #include <stdint.h>
 
 /* 0                        no process ever held it
@@ -12,14 +13,20 @@
 #define LIFE_NOBODY 0u
 #define LIFE_RELEASED ((uint32_t)FUTEX_WAITERS)
 
+/* Why an end is over, in a word of its own process that no peer can reach. Every sleep on an end sleeps on this word too. */
+#define END_STOPPED 1u /* fmq_stop */
+#define END_LOST 2u    /* fmq_lose: the peer whose life word was `lost_life` is gone, though the kernel did not mark it */
+#define END_TOLD 4u    /* counts both, so that the word never returns to a value that a thread is about to sleep on */
+
 /* What a process has once and every end looks at. burst._core compiles the ring a second time, but has no state of its
  * own for it: each end brings its process along. */
 struct fmq_process {
     uint32_t version;   /* FMQ_PROCESS_VERSION */
     uint32_t end_bytes; /* sizeof(struct fmq_end), where fmq._core was compiled */
     int generation;     /* counts the forks since the first word was held: what was opened before one is the parent's alone */
+    _Atomic uint32_t endings; /* counts fmq_stop and fmq_lose: threads that wait for several ends sleep on it */
 };
-#define FMQ_PROCESS_VERSION 1u
+#define FMQ_PROCESS_VERSION 2u
 
 static inline int life_is_dead(uint32_t word) { return (word & FUTEX_OWNER_DIED) != 0; }
 

@@ -99,7 +99,13 @@ int fmq_life_state(const void *word) {
     return life == LIFE_RELEASED ? FMQ_RELEASED : FMQ_ALIVE;
 }
 
-int fmq_peer(const fmq_end *e) { return fmq_life_state(e->their_life); }
+int fmq_peer(const fmq_end *e) {
+    uint32_t ended = atomic_load(&e->ended), life = atomic_load(e->their_life);
+    if (life != LIFE_RELEASED && end_is_lost(e, life, ended)) return FMQ_DEAD;
+    return fmq_life_state(e->their_life);
+}
+
+void fmq_follow(fmq_end *e, void *word) { e->their_life = word; }
 
 int64_t fmq_position(fmq_end *e) {
     if (e->mine) return (int64_t)(atomic_load(&e->mine->counter) & INT64_MAX);

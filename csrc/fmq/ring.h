@@ -9,7 +9,7 @@
 #include <stdbool.h>
 
 struct fmq_end {
-    const struct fmq_process *process; /* the one that has this end */
+    struct fmq_process *process; /* the one that has this end */
 
     /* What the two roles share, seen from this one. All pointers go into the control block. */
     fmq_counter *mine, *theirs;             /* mine: NULL for readers of an unsynchronized queue */
@@ -44,11 +44,17 @@ struct fmq_end {
     uint64_t usual_wait; /* ns: what a wait has lately taken, for FMQ_SPIN_ADAPTIVE */
 
     _Atomic uint32_t busy;    /* a thread is inside a call */
-    _Atomic uint32_t stopped; /* fmq_stop */
+    _Atomic uint32_t ended;   /* END_STOPPED, END_LOST; 0 while both sides go on */
+    _Atomic uint32_t lost_life; /* END_LOST is of this life; a successor has another one */
 };
 
 /* A reader of an unsynchronized queue: one of any number, with no role and no shared counter. */
 static inline bool end_is_listener(const struct fmq_end *e) { return e->overwrites && !e->writer; }
+
+/* `ended` was read before `life`. */
+static inline bool end_is_lost(const struct fmq_end *e, uint32_t life, uint32_t ended) {
+    return (ended & END_LOST) && life == atomic_load(&e->lost_life);
+}
 
 static inline void end_leave(struct fmq_end *e) { atomic_store_explicit(&e->busy, 0, memory_order_release); /* pairs: ONE_CALLER */ }
 
@@ -67,9 +73,9 @@ static inline bool end_is_ours(struct fmq_end *e) {
 static inline int end_enter(struct fmq_end *e) {
     if (!end_is_ours(e)) return -ECANCELED;
     /* acquire: what the last caller did to this end is visible.  pairs: ONE_CALLER.
-     * seq_cst, and then the look at `stopped`: either we see it, or fmq_stop sees us inside.  pairs: STOP */
+     * seq_cst, and then the look at `ended`: either we see it, or fmq_stop sees us inside.  pairs: STOP */
     if (atomic_exchange(&e->busy, 1)) return -EBUSY;
-    if (!atomic_load(&e->stopped)) return 0;
+    if (!(atomic_load(&e->ended) & END_STOPPED)) return 0;
     end_leave(e);
     return -ECANCELED;
 }

@@ -45,16 +45,32 @@ void sleep_greet_peer(fmq_end *e) {
 
 uint32_t sleep_announce(_Atomic uint32_t *word) { return atomic_fetch_or(word, 1) | 1; /* seq_cst.  pairs: SLEEP */ }
 
+/* Tells this process's threads that wait on an end why it is over, by words that only this process can reach: a peer may
+ * have truncated the shared ones. The words change before the wake, so no sleeper can miss it. */
+static void tell_own_threads(fmq_end *e, uint32_t why) {
+    atomic_fetch_or(&e->ended, why); /* pairs: STOP */
+    atomic_fetch_add(&e->ended, END_TOLD);
+    futex_wake_private(&e->ended);
+    atomic_fetch_add(&e->process->endings, 1);
+    futex_wake_private(&e->process->endings);
+}
+
 /* Returns when no thread is inside a call any more: from then on this end changes nothing, and another end may take the
- * role. Wakes again and again, whatever the word says, because a hostile peer could hide that a thread sleeps. The word
- * keeps its value: other readers may sleep on it too, and if we were killed after a change, they would sleep on. */
+ * role. A thread may sleep on its wait word alone (old kernels), so that is woken too, again and again, whatever it
+ * says. The word keeps its value: other readers may sleep on it too, and if we were killed after a change, they would sleep on. */
 void fmq_stop(fmq_end *e) {
-    atomic_store(&e->stopped, 1); /* pairs: STOP */
-    if (!end_is_ours(e)) return;
+    if (!end_is_ours(e)) return (void)atomic_fetch_or(&e->ended, END_STOPPED);
+    tell_own_threads(e, END_STOPPED);
     do {
         if (e->my_wait) futex_wake(e->my_wait, INT_MAX, FUTEX_BITSET_MATCH_ANY);
         sched_yield();
     } while (atomic_load(&e->busy)); /* pairs: STOP */
+}
+
+void fmq_lose(fmq_end *e) {
+    if (!end_is_ours(e)) return;
+    atomic_store(&e->lost_life, atomic_load(e->their_life));
+    tell_own_threads(e, END_LOST);
 }
 
 /* ---- spin -------------------------------------------------------------------------------------------------------- */
@@ -67,7 +83,9 @@ static bool same_cpu(const fmq_end *e) {
 /* Relaxed, because this only ends the spinning: the turn that follows looks properly. */
 static bool is_over(const fmq_end *e) {
     uint32_t life = atomic_load_explicit(e->their_life, memory_order_relaxed);
-    return life_is_dead(life) || life == LIFE_RELEASED || atomic_load_explicit(&e->stopped, memory_order_relaxed);
+    if (life_is_dead(life) || life == LIFE_RELEASED) return true;
+    uint32_t ended = atomic_load_explicit(&e->ended, memory_order_relaxed);
+    return ended && ((ended & END_STOPPED) || end_is_lost(e, life, ended));
 }
 
 static int spin_for(fmq_end *e, uint64_t n, uint64_t spin_ns, uint64_t deadline) {
@@ -86,24 +104,26 @@ static int spin_for(fmq_end *e, uint64_t n, uint64_t spin_ns, uint64_t deadline)
 
 /* ---- sleep ------------------------------------------------------------------------------------------------------- */
 
-int sleep_ended(const fmq_end *e, uint32_t life) {
-    if (atomic_load(&e->stopped)) return -ECANCELED; /* pairs: STOP */
+int sleep_ended(const fmq_end *e, uint32_t life, uint32_t ended) {
+    if ((ended | atomic_load(&e->ended)) & END_STOPPED) return -ECANCELED; /* pairs: STOP */
     if (life_is_dead(life)) return -EPIPE;
-    return life == LIFE_RELEASED ? -ESHUTDOWN : -EAGAIN;
+    if (life == LIFE_RELEASED) return -ESHUTDOWN;
+    return end_is_lost(e, life, ended) ? -EPIPE : -EAGAIN;
 }
 
 /* What a sleeper saw, and sleeps on while it stays so. */
 typedef struct {
-    uint32_t life, announced;
+    uint32_t life, ended, announced;
 } sight;
 
 /* Announces a sleep, and then looks: 0 when n are at hand, -EAGAIN when there is reason to sleep. */
 static int announce(fmq_end *e, uint64_t n, sight *saw) {
     /* Life before data: what a peer published before it died is delivered before its death is told.  pairs: DEAD */
+    saw->ended = atomic_load(&e->ended); /* before life, which a peer in good order changes before it closes anything */
     saw->life = atomic_load(e->their_life);
     saw->announced = sleep_announce(e->my_wait);
     int r = ring_need(e, n);
-    return r == -EAGAIN ? sleep_ended(e, saw->life) : r;
+    return r == -EAGAIN ? sleep_ended(e, saw->life, saw->ended) : r;
 }
 
 /* The kernel wakes one sleeper of a dead process's word; that one, whatever else it finds, wakes the others. */
@@ -131,7 +151,8 @@ static uint64_t no_longer_than(uint64_t deadline) {
 /* As futex_wait; LOOK_AGAIN when no wake came and the deadline has not passed either. */
 static int sleep_once(fmq_end *e, sight saw, uint64_t until) {
     uint64_t slice = end_is_listener(e) ? futex_now() + SLEEP_SHARED_SLICE : FMQ_FOREVER;
-    int r = futex_wait_either(e->my_wait, saw.announced, e->their_life, saw.life, slice < until ? slice : until);
+    int r = futex_wait_either(e->my_wait, saw.announced, e->their_life, saw.life, &e->ended, saw.ended,
+                              slice < until ? slice : until);
     if (r == -ETIMEDOUT && slice < until) return LOOK_AGAIN;
     if (r != -ENOSYS && r != -EPERM) return r; /* EPERM: a container's filter older than the system call */
     slice = futex_now() + OLD_KERNEL_SLICE;
@@ -170,9 +191,9 @@ int sleep_spin(fmq_end *e, uint64_t n, uint64_t spin_ns) {
 
 /* Not at hand: because the peer is gone, or for now. Life before data, as above. */
 static int why_not(fmq_end *e, uint64_t n) {
-    uint32_t life = atomic_load(e->their_life); /* pairs: DEAD */
+    uint32_t ended = atomic_load(&e->ended), life = atomic_load(e->their_life); /* pairs: DEAD */
     int r = ring_need(e, n);
-    return r == -EAGAIN ? sleep_ended(e, life) : r;
+    return r == -EAGAIN ? sleep_ended(e, life, ended) : r;
 }
 
 static int wait_for(fmq_end *e, uint64_t n, uint64_t spin_ns, uint64_t deadline) {
@@ -205,11 +226,12 @@ int sleep_until(fmq_end *e, uint64_t n, uint64_t spin_ns, uint64_t deadline) {
 
 /* ---- several at once --------------------------------------------------------------------------------------------- */
 
-enum { ENDS_PER_SLEEP = FUTEX_MOST / 2 }; /* a wait word and a life word each */
+enum { ENDS_PER_SLEEP = (FUTEX_MOST - 1) / 2 }; /* a wait word and a life word each, and this process's endings */
 
 /* Marks the ends on which a transfer of one element would not wait, and returns how many those are. */
 static int look_at_all(fmq_end *const *ends, unsigned n, uint8_t *ready, futex_entry *entries) {
     int count = 0;
+    uint32_t endings = atomic_load(&ends[0]->process->endings); /* before the looks */
     for (unsigned i = 0; i < n; i++) {
         sight saw;
         count += ready[i] = announce(ends[i], 1, &saw) != -EAGAIN;
@@ -217,6 +239,7 @@ static int look_at_all(fmq_end *const *ends, unsigned n, uint8_t *ready, futex_e
         entries[2 * i] = futex_on(ends[i]->my_wait, saw.announced);
         entries[2 * i + 1] = futex_on(ends[i]->their_life, saw.life);
     }
+    entries[2 * (n < ENDS_PER_SLEEP ? n : ENDS_PER_SLEEP)] = futex_on_private(&ends[0]->process->endings, endings);
     return count;
 }
 
@@ -226,11 +249,11 @@ static int sleep_on_all(fmq_end *const *ends, unsigned n, futex_entry *entries, 
     uint64_t slice = n > some ? futex_now() + 1000000 : FMQ_FOREVER;
     for (unsigned i = 0; i < some && slice == FMQ_FOREVER; i++)
         if (end_is_listener(ends[i])) slice = futex_now() + SLEEP_SHARED_SLICE;
-    int r = futex_wait_all(entries, 2 * some, slice < until ? slice : until);
+    int r = futex_wait_all(entries, 2 * some + 1, slice < until ? slice : until);
     if (r == -ENOSYS || r == -EPERM) {
         slice = futex_now() + 1000000;
         r = futex_wait(ends[0]->my_wait, (uint32_t)entries[0].expected, FUTEX_BITSET_MATCH_ANY, slice < until ? slice : until);
-    } else if (r >= 0) {
+    } else if (r >= 0 && (unsigned)r < 2 * some) {
         count_spurious(ends[r / 2]);
     }
     return r == -ETIMEDOUT && slice < until ? LOOK_AGAIN : r;

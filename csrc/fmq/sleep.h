@@ -30,7 +30,7 @@ void sleep_wake_peer(struct fmq_end *e);
  * changed the word and died before its wake. */
 void sleep_greet_peer(struct fmq_end *e);
 
-/* Why no more will come, or -EAGAIN. `life` was read before the counter was. */
-int sleep_ended(const struct fmq_end *e, uint32_t life);
+/* Why no more will come, or -EAGAIN. `life` and `ended` were read before the counter was. */
+int sleep_ended(const struct fmq_end *e, uint32_t life, uint32_t ended);
 
 #endif

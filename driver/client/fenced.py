@@ -199,12 +199,12 @@ class FencedExecution(Closing):
         if self._fence < 0:
             return FenceState.UNKNOWN
         state = look(self._fence)
-        if state != FenceState.ACTIVE or timeout == 0:
+        if state != FenceState.ACTIVE:
             return state
         poll = select.poll()
         poll.register(self._fence, select.POLLIN)
         self._path.watch(poll)
-        left = seconds_left(end)
+        left = 0 if timeout == 0 else seconds_left(end)
         found = poll.poll(None if left is None else left * 1e3)
         state = look(self._fence)
         has_ended = any(fd != self._fence for fd, _ in found)

@@ -8,7 +8,18 @@ from contextlib import suppress
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
-from burst import Controller, ErrorStatus, InvalidArgument, PeerDied, Quarantined, Timeout, Trace
+from burst import (
+    Accepted,
+    Controller,
+    ErrorStatus,
+    GeneralFailure,
+    InvalidArgument,
+    PeerDied,
+    Quarantined,
+    Timeout,
+    Trace,
+)
+from burst.channel import close_all
 from driver.client.burst import Burst
 from driver.client.device_buffers import check_buffers
 from driver.client.fenced import FencedExecution, FencedOptions, duplicates, output_shapes
@@ -349,11 +360,15 @@ class RemotePreparedModel(AnyPreparedModel):
         connection, number, _ = home or self.present_home()
         self.device.check_process()
 
-        def configure(offer: Offer) -> int:
+        def configure(offer: Offer) -> Accepted:
             (request_wire, request_fds), (result_wire, result_fds) = offer.requests.to_wire(), offer.results.to_wire()
             fds = [*request_fds, *result_fds, offer.callback.fileno(), offer.context.fileno(), offer.trace.fd]
-            answer, _ = connection.call("burst", number, request_wire, result_wire, spin, list(offer.versions), fds=fds)
-            return int(answer[0])
+            versions = list(offer.versions)
+            answer, found = connection.call("burst", number, request_wire, result_wire, spin, versions, fds=fds)
+            if len(found) != 1:
+                close_all(found)
+                raise GeneralFailure(f"the device answered with {len(found)} descriptors; a burst's answer has one")
+            return Accepted(int(answer[0]), *found)
 
         return configure
 

@@ -381,7 +381,8 @@ class EngineClient:
     ) -> Reply:
         """Configures a burst. Descriptors: two queues, the callback, the context, and a trace if the client wants one.
 
-        Answers the wire version.
+        Answers the wire version, and a life page of this process: the queues are in the client's memory, and so may
+        not have a word of ours.
         """
         if len(message.fds) not in {4, 5} or not (spin == "adaptive" or 0 <= spin <= 10):  # type: ignore[operator]
             raise Malformed('a burst needs 4 or 5 descriptors, and 0 to 10 seconds of spinning or "adaptive"')
@@ -396,23 +397,29 @@ class EngineClient:
             try:
                 queues = self._queue(requests, message), self._queue(results, message)
             except FmqError as error:
-                raise GeneralFailure(f"the burst's queues cannot be used: {error}") from error
+                remedy = "" if self.uid == os.getuid() else '; a client of another account opens it with memory="memfd"'
+                raise GeneralFailure(f"the burst's queues cannot be used: {error}{remedy}") from error
             memory = trace_memory(message.fds)
             trace = Trace(memory) if memory else Trace.create()
             trace.page.device.priority = 1 + loaded.priority
             trace.note_application(self._application.name)
-            burst = OpenBurst(self._engine.device.name, context, trace)
+            life = LifePage()
+            undo.callback(life.close)
+            told = os.dup(life.fd)
+            undo.callback(os.close, told)
+            burst = OpenBurst(self._engine.device.name, context, trace, life)
             ticket = Ticket(self.flow(number))
             priority = PRIORITIES[loaded.priority]
-            offer = BurstOffer(*queues, callback, bind, trace, max(spoken), spin, priority, ticket, burst.ended)
+            offer = BurstOffer(*queues, callback, bind, trace, max(spoken), spin, priority, ticket, burst.ended, life)
             version = burst.configure(offer, loaded.prepared, spoken)
             self._start(burst, loaded.shared.bursts)
             undo.pop_all()
-        return Reply([version])
+        return Reply([version], [told])
 
     def _queue(self, wire: object, message: Message) -> Descriptor:
         """The queue in a message's first descriptor. Raises ResourceExhaustedPersistent, InvalidDescriptor."""
-        queue = Descriptor.from_wire(wire, [message.fds.pop(0)], sealed=False)
+        is_stranger = self.uid != os.getuid()  # within the account: memory="posix", and `guard` turns it into zeros
+        queue = Descriptor.from_wire(wire, [message.fds.pop(0)], sealed=is_stranger, announces=False)
         self._limits.check_size("burst_elements", queue.capacity, "use shorter queues")
         check_queue(queue)
         return queue

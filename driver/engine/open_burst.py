@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from burst import BurstOffer, Trace
     from burst.channel import Channel, Message
     from driver.interface import PreparedModel
+    from fmq import LifePage
 
 _log = logging.getLogger(__name__)
 GRACE = 5.0
@@ -34,8 +35,8 @@ GRACE = 5.0
 class OpenBurst:
     """A burst, its context and its trace. Any thread may call its methods."""
 
-    def __init__(self, device: str, context: Channel, trace: Trace) -> None:
-        self._device, self.context, self.trace = device, context, trace
+    def __init__(self, device: str, context: Channel, trace: Trace, life: LifePage) -> None:
+        self._device, self.context, self.trace, self._life = device, context, trace, life
         self._burst: ExecutionBurst | None = None
         self._callback: Channel | None = None
         self._on_end: Callable[[OpenBurst], object] | None = None
@@ -103,6 +104,7 @@ class OpenBurst:
         if not isinstance(burst, ExecutionBurstServer):  # that one is known to end
             self._begin_grace()
         self._tell("stop", burst.stop)
+        self._life.close()
 
     def on_message(self, message: Message) -> None:
         """A message of the context. Raises Malformed."""
@@ -138,6 +140,7 @@ class OpenBurst:
             timer, self._timer = self._timer, None
         if timer:
             timer.cancel()
+        self._life.close()  # before the context, whose end alone would mean that this process has died
         if self._callback:
             self._callback.close()
         if on_end:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from burst.channel import Channel, Message
 
 _log = logging.getLogger(__name__)
-PROTOCOL = 3  # version of the calls between client and service; `hello` compares it
+PROTOCOL = 4  # version of the calls between client and service; `hello` compares it
 _MAX_TEXT = 1000
 _PHASES = get_args(Phase)
 _numbers = count()  # of calls in this process

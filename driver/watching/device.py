@@ -23,8 +23,8 @@ from driver.errors import DeviceNotFound
 from driver.options import PRIORITIES
 from driver.protocol.census import Census, CensusCounts
 from driver.watching.figures import BurstFigures, DeviceFigures, Queue, Spread
+from fmq import LifePage
 from fmq._core import lib
-from fmq.life import PAGE
 from fmq.region import Region
 
 if TYPE_CHECKING:
@@ -47,15 +47,17 @@ class WatchedDevice:
             self.name, self.version = str(connection.name), str(connection.version)
             self._pids = connection.service_pid, connection.engine_pid
             _, fds = connection.call("census", timeout=_PATIENCE)
-            memory, self._life = _mapped(fds[0], Census.nbytes), _mapped(fds[1], PAGE)
+            memory, self._life = _mapped(fds[0], Census.nbytes), _mapped(fds[1], LifePage.nbytes)
             self._census, self._processes = CensusCounts(memory), Processes(*self._pids)
             self._ask(connection)
         self._cpu, self._cpu_at = self._processes.cpu_seconds(), time.monotonic()
 
     @property
     def has_ended(self) -> bool:
-        """True once its life word says that it is dead."""
-        return bool(lib.fmq_life_state(self._life.base) != lib.FMQ_ALIVE)
+        """True once its life word says that it is dead, or, should the kernel have been unable to mark that, once its
+        engine's process has ended.
+        """
+        return bool(lib.fmq_life_state(self._life.base) != lib.FMQ_ALIVE) or self._processes.has_engine_ended
 
     def glance(self) -> None:
         """Notes new results for the next `look`."""
@@ -295,6 +297,16 @@ class Processes:
         self._all = _family(service, engine)
         self._pss: int | None = None
         self._pss_at = float("-inf")
+
+    @property
+    def has_engine_ended(self) -> bool:
+        """False also when it is not visible."""
+        if not self._all:
+            return False
+        try:
+            return not self._all[1].is_running() or bool(self._all[1].status() == psutil.STATUS_ZOMBIE)
+        except psutil.NoSuchProcess:
+            return True
 
     def cpu_seconds(self) -> float | None:
         """CPU time of both, in seconds."""

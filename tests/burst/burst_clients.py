@@ -13,6 +13,7 @@ from burst.dropped import DropList
 from burst.slots import SlotTable
 from burst.wire import RequestPacket, decode_result, encode_request
 from fmq.clock import deadline_of
+from fmq.region import Region
 
 PATIENCE = 20.0
 
@@ -25,12 +26,16 @@ class RawClient:
         self.queues = [fmq.MessageQueue.create(dtype, length) for length in lengths]
         self.callback, callback = Channel.pair()
         self.context, context = Channel.pair()
-        self.writer, self.reader = self.queues[0].writer(), self.queues[1].reader()
+        self.writer, self.reader = self.queues[0].writer(follows=True), self.queues[1].reader(follows=True)
         self._exchange = fmq.Exchange(self.writer, self.reader)
         try:
             with callback, context:
                 queues = (queue.descriptor for queue in self.queues)
-                configure(Offer(*queues, Trace.create().memory, callback, context, [version]))
+                accepted = configure(Offer(*queues, Trace.create().memory, callback, context, [version]))
+            page = Region.from_fd(accepted.life, fmq.LifePage.nbytes, writable=False)
+            page.close()
+            for end in (self.writer, self.reader):
+                end.follow(page)
         except BaseException:
             self.close()
             raise

@@ -18,6 +18,7 @@ import pytest
 
 import fmq
 from burst import (
+    Accepted,
     BurstOffer,
     Controller,
     ErrorStatus,
@@ -155,8 +156,9 @@ class Host:
             raise
         self.servers.append(server)
         _contexts.add(ends[1], partial(self._on_message, server), server.stop)
+        accepted = Accepted(offered.version, os.dup(offered.life.fd))
         server.start()
-        return offered.version
+        return accepted
 
     def _on_message(self, server, message):
         _, *slots = message.body
@@ -227,10 +229,11 @@ def offer(channel, burst):
     """A Configure that asks the process at the other end of `channel`; see `accept`."""
     (request_wire, request_fds), (result_wire, result_fds) = burst.requests.to_wire(), burst.results.to_wire()
     fds = [*request_fds, *result_fds, burst.trace.fd, burst.callback.fileno(), burst.context.fileno()]
-    answer = channel.call([[request_wire, result_wire], burst.versions], fds, PATIENCE).body
-    if isinstance(answer[0], str):
-        raise GeneralFailure(answer[0])
-    return answer[0]
+    message = channel.call([[request_wire, result_wire], burst.versions], fds, PATIENCE)
+    (answer,) = message.body
+    if isinstance(answer, str):
+        raise GeneralFailure(answer)
+    return Accepted(answer, *message.take_fds())
 
 
 def accept(message, channel, host):
@@ -240,11 +243,12 @@ def accept(message, channel, host):
             wires, versions = message.body
             queues = [fmq.Descriptor.from_wire(wire, [message.fds.pop(0)], sealed=False) for wire in wires]
             trace = Memory.from_wire(["ashmem", Trace.nbytes, True], message.fds.pop(0))
-            version = host(Offer(*queues, trace, callback, context, versions))
+            accepted = host(Offer(*queues, trace, callback, context, versions))
     except fmq.FmqError as error:
         channel.send([str(error)])
     else:
-        channel.send([version])
+        channel.send([accepted.version], [accepted.life])
+        os.close(accepted.life)
     finally:
         message.close()
 

@@ -1,12 +1,14 @@
 """Devices that answer nonsense, break their queue or leave: the request fails, and the burst is not used again."""
 
+import os
 import random
 
 import numpy as np
 import pytest
 
 import fmq
-from burst import ErrorStatus, GeneralFailure, NotSent, OutputShape, Timeout, Timing
+from burst import Accepted, ErrorStatus, GeneralFailure, NotSent, OutputShape, Timeout, Timing
+from burst.channel import Channel
 from burst.datum import DATUM, DATUM_DTYPE
 from burst.messages import NO_TIMING
 from burst.wire import VERSIONS, RequestPacket, ResultPacket, encode_request, encode_result
@@ -27,16 +29,19 @@ class FakeDevice:
     """Takes requests and answers whatever it is told to."""
 
     def __call__(self, offer):
-        with fmq.MessageQueue.open(offer.requests) as queue:
+        with fmq.MessageQueue.open(offer.requests.unannounced()) as queue:
             self.reader = queue.reader()
-        with fmq.MessageQueue.open(offer.results) as queue:
+        with fmq.MessageQueue.open(offer.results.unannounced()) as queue:
             self.writer = queue.writer()
             self.control = offer.results.region().asarray(np.uint64, 512)
-        return offer.versions[0]
+        self.life, self.context = fmq.LifePage(), Channel.from_fd(os.dup(offer.context.fileno()))
+        return Accepted(offer.versions[0], os.dup(self.life.fd))
 
     def close(self):
         self.reader.close()
         self.writer.close()
+        self.life.close()
+        self.context.close()
 
 
 @pytest.fixture

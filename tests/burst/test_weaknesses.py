@@ -15,8 +15,9 @@ import numpy as np
 import pytest
 
 import fmq
-from burst import Busy, ErrorStatus, GeneralFailure, NotSent, PeerDied, Request, RequestArgument, Timeout
+from burst import Accepted, Busy, ErrorStatus, GeneralFailure, NotSent, PeerDied, Request, RequestArgument, Timeout
 from burst import server as burst_server
+from burst.channel import Channel
 from burst.datum import DATUM, DATUM_DTYPE
 from burst.messages import NO_TIMING
 from burst.wire import VERSIONS, RequestPacket, ResultPacket, encode_request, encode_result
@@ -216,15 +217,16 @@ def test_a_late_answer_is_not_taken_for_another(service, burst, memory, incremen
 
 @only_with_ids
 @pytest.mark.parametrize("number", [0, 2, 2**64 - 1])
-def test_a_lost_answer_is_not_replaced_by_the_next(burst, memory, number):
+def test_a_lost_answer_is_not_replaced_by_the_next(burst, memory, closing, number):
     """17c. A device that leaves an answer out, or sends one that nobody asked for, ends the burst."""
 
     def device(offer):
         with fmq.MessageQueue.open(offer.results) as queue:
             writers.append(queue.writer())
-        return 2
+        closing(Channel.from_fd(os.dup(offer.context.fileno())))
+        return Accepted(2, os.dup(page.fd))
 
-    writers = []
+    writers, page = [], fmq.LifePage()
     client = burst(device)
     result = encode_result(ResultPacket(NONE, (), NO_TIMING, number), 2)
     writers[0].write(np.frombuffer(result, DATUM_DTYPE))
@@ -341,9 +343,10 @@ def test_size_and_version_are_negotiated(service, burst, memory, length, wire):
 
 def test_a_version_that_nobody_agreed_upon(burst):
     """22. What a device chose is checked against what was offered."""
+    page = fmq.LifePage()
     for answer in (0, 3, None):
         with pytest.raises(GeneralFailure, match=f"version {answer}"):
-            burst(lambda _, answer=answer: answer)
+            burst(lambda _, answer=answer: Accepted(answer, os.dup(page.fd)))
 
 
 @pytest.mark.parametrize("spin", [0.0, 50e-6, "adaptive"])

@@ -102,8 +102,8 @@ static bool in_bridge;
 static void *(*bridge_body)(void *);
 static void *bridge_argument;
 
-static const fmq_process process = {.version = FMQ_PROCESS_VERSION};
-const fmq_process *fmq_this_process(void) { return &process; }
+static fmq_process process = {.version = FMQ_PROCESS_VERSION};
+fmq_process *fmq_this_process(void) { return &process; }
 uint32_t futex_cpu(void) { return 1; } /* the machine may move us; a run has to replay all the same */
 uint64_t futex_now(void) { return step_before(NULL), fake_now += LOOK_NS; }
 
@@ -128,8 +128,9 @@ int futex_wait(_Atomic uint32_t *word, uint32_t expected, uint32_t mask, uint64_
     return sleep_until_script_says(deadline, false);
 }
 
-int futex_wait_either(_Atomic uint32_t *a, uint32_t in_a, _Atomic uint32_t *b, uint32_t in_b, uint64_t deadline) {
-    (void)a, (void)in_a, (void)b, (void)in_b;
+int futex_wait_either(_Atomic uint32_t *a, uint32_t in_a, _Atomic uint32_t *b, uint32_t in_b, _Atomic uint32_t *own, uint32_t in_own,
+                      uint64_t deadline) {
+    (void)a, (void)in_a, (void)b, (void)in_b, (void)own, (void)in_own;
     return sleep_until_script_says(deadline, true);
 }
 
@@ -143,6 +144,7 @@ int futex_wait_all(futex_entry *entries, unsigned n, uint64_t deadline) {
 }
 
 void futex_wake(_Atomic uint32_t *word, int count, uint32_t mask) { (void)count, (void)mask, step_before(word); }
+void futex_wake_private(_Atomic uint32_t *word) { step_before(word); }
 
 int thread_start(void *(*body)(void *), void *argument) {
     if (!bridge_body) bridge_body = body, bridge_argument = argument;
@@ -247,11 +249,12 @@ static void wait_any(void) {
 }
 
 static void event(void) {
-    void *lives[2] = {&world.control->writer_life, &world.control->reader_life}, *flag = &world.control->event;
+    fmq_end *const *peers = world.ends;
+    void *flag = &world.control->event;
     uint32_t mask = take(), bits = 0;
     if (take() % 2) expect(fmq_event_wake(flag, mask), 0, -1, open_errors);
     uint8_t how = take();
-    expect(fmq_event_wait(flag, mask, lives, how % 3, fake_now + how * UINT64_C(10000), &bits), 0, -1, open_errors);
+    expect(fmq_event_wait(flag, mask, peers, how % 3, fake_now + how * UINT64_C(10000), &bits), 0, -1, open_errors);
     if (bits & ~mask) fail("bits of somebody else", bits);
 }
 

@@ -146,7 +146,7 @@ static void act(void) {
     case 0: case 1: case 2: send(); break;
     case 3: case 4: read_results(); break;
     case 5: forget(take() % PLANS); break;
-    case 6: if (take() < 8) atomic_store(&w.request.end->stopped, 1), atomic_store(&w.result.end->stopped, 1); break;
+    case 6: if (take() < 8) atomic_store(&w.request.end->ended, END_STOPPED), atomic_store(&w.result.end->ended, END_STOPPED); break;
     default:
         if (!w.gone) return;
         atomic_store(&w.request.control->writer_life.word, UINT32_C(0x40000000));
@@ -156,11 +156,12 @@ static void act(void) {
 
 /* ---- the kernel ---------------------------------------------------------------------------------------------------- */
 
-static const fmq_process process = {.version = FMQ_PROCESS_VERSION};
-const fmq_process *fmq_this_process(void) { return &process; }
+static fmq_process process = {.version = FMQ_PROCESS_VERSION};
+fmq_process *fmq_this_process(void) { return &process; }
 uint32_t futex_cpu(void) { return 1; }
 uint64_t futex_now(void) { return step_before(NULL), fake_now += LOOK_NS; }
 void futex_wake(_Atomic uint32_t *word, int count, uint32_t mask) { (void)count, (void)mask, step_before(word); }
+void futex_wake_private(_Atomic uint32_t *word) { step_before(word); }
 int thread_start(void *(*body)(void *), void *argument) { return (void)body, (void)argument, 0; }
 
 static int sleep_here(uint64_t deadline) {
@@ -174,8 +175,9 @@ static int sleep_here(uint64_t deadline) {
 int futex_wait(_Atomic uint32_t *a, uint32_t in_a, uint32_t mask, uint64_t deadline) {
     return (void)a, (void)in_a, (void)mask, sleep_here(deadline);
 }
-int futex_wait_either(_Atomic uint32_t *a, uint32_t in_a, _Atomic uint32_t *b, uint32_t in_b, uint64_t deadline) {
-    return (void)a, (void)in_a, (void)b, (void)in_b, sleep_here(deadline);
+int futex_wait_either(_Atomic uint32_t *a, uint32_t in_a, _Atomic uint32_t *b, uint32_t in_b, _Atomic uint32_t *own, uint32_t in_own,
+                      uint64_t deadline) {
+    return (void)a, (void)in_a, (void)b, (void)in_b, (void)own, (void)in_own, sleep_here(deadline);
 }
 int futex_wait_all(futex_entry *entries, unsigned n, uint64_t deadline) { return (void)entries, (void)n, sleep_here(deadline); }
 

@@ -66,9 +66,8 @@ static void survive_question(survivor *s) {
     if (!s->result) fmq_write(mine_of_answers.end, &s->got, 1, 0, FMQ_FOREVER);
 }
 static void wait_for_bit(survivor *s, uint32_t mask, unsigned lives) {
-    void *life = life_of(&queues[0], playing->victim);
     uint32_t bits = 0;
-    s->result = fmq_event_wait(&queues[0].control->event.word, mask, &life, lives, FMQ_FOREVER, &bits);
+    s->result = fmq_event_wait(&queues[0].control->event.word, mask, &mine.end, lives, FMQ_FOREVER, &bits);
     if (bits) s->got = published;
 }
 static void survive_event(survivor *s) { wait_for_bit(s, 2, 1); }

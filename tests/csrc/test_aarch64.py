@@ -15,7 +15,8 @@ import pytest
 
 COMPILER, EMULATOR = "aarch64-linux-gnu-gcc", "qemu-aarch64-static"
 CORE = tuple(
-    f"fmq/{name}.c" for name in ("queue", "sleep", "ring", "event", "bridge", "futex", "life", "thread", "memory")
+    f"fmq/{name}.c"
+    for name in ("queue", "sleep", "ring", "event", "bridge", "futex", "life", "link", "thread", "memory")
 )
 SCHEDULED = tuple(f"fmq/{name}.c" for name in ("queue", "sleep", "ring", "event"))
 # program -> sources, flags, whether it takes SEED MILLISECONDS, and what its output has to have

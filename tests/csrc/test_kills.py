@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
-CORE = tuple(f"fmq/{name}.c" for name in ("queue", "sleep", "ring", "event", "futex", "life", "thread", "memory"))
+CORE = tuple(
+    f"fmq/{name}.c" for name in ("queue", "sleep", "ring", "event", "futex", "life", "link", "thread", "memory")
+)
 NOW = ("-Wl,-z,now",)  # no symbol is looked up inside the call that is stepped
 BIG = 4096  # MB: what a process with a model may hold
 
@@ -21,19 +23,20 @@ MUTANTS = {
     ),
     "write": (
         "fmq/sleep.c",
-        "futex_wait_either(e->my_wait, saw.announced, e->their_life, saw.life, slice < until ? slice : until)",
+        """futex_wait_either(e->my_wait, saw.announced, e->their_life, saw.life, &e->ended, saw.ended,
+                              slice < until ? slice : until)""",
         "futex_wait(e->my_wait, saw.announced, ~0u, until)",
     ),
     "write to two readers": ("fmq/sleep.c", "    pass_on_death(e);\n", ""),
     "event, two waiters": (
         "fmq/event.c",
-        "futex_wake(lives[i], INT_MAX, FUTEX_BITSET_MATCH_ANY); /* the kernel woke one",
+        "futex_wake(peers[i]->their_life, INT_MAX, FUTEX_BITSET_MATCH_ANY); /* the kernel woke one",
         "/* the kernel woke one",
     ),
     "release": (
         "fmq/life.c",
-        "futex_release(word_of(n));",
-        "*word_of(n) = LIFE_RELEASED, futex_wake(word_of(n), INT_MAX, ~0u);",
+        "change(word_of(n));",
+        "(void)change, *word_of(n) = LIFE_RELEASED, futex_wake(word_of(n), INT_MAX, ~0u);",
     ),
 }
 SKIPS_THE_CALL, OWN_WORD, *OTHERS = MUTANTS

@@ -8,7 +8,8 @@ import pytest
 THREAD = ("-fsanitize=thread", "-Wno-tsan")  # it cannot see fences; what they order is all atomic
 ADDRESS = ("-fsanitize=address,undefined", "-fno-sanitize-recover")
 CORE = tuple(
-    f"fmq/{name}.c" for name in ("queue", "sleep", "ring", "event", "bridge", "futex", "life", "thread", "memory")
+    f"fmq/{name}.c"
+    for name in ("queue", "sleep", "ring", "event", "bridge", "futex", "life", "link", "thread", "memory")
 )
 TURNS = ("burst/runqueue.c", "burst/flows.c", "burst/turns.c")
 BURST = (*CORE, *TURNS, "burst/packet.c", "burst/caller.c", "burst/listener.c", "burst/blame.c", "burst/deadline.c")

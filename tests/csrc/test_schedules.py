@@ -4,6 +4,9 @@ import re
 
 import pytest
 
+WAIT = """futex_wait_either(e->my_wait, saw.announced, e->their_life, saw.life, &e->ended, saw.ended,
+                              slice < until ? slice : until)"""
+STOP_WAKES = "if (e->my_wait) futex_wake(e->my_wait, INT_MAX, FUTEX_BITSET_MATCH_ANY);"
 ANNOUNCE = "saw->announced = sleep_announce(e->my_wait);"
 LOOK = "    int r = ring_need(e, n);\n"
 # Each is a line of sleep.c or ring.c broken on purpose; the explorer has to notice, or it proves nothing.
@@ -16,24 +19,35 @@ MUTANTS = {
     "wakes before it publishes": ("fmq/ring.c", "atomic_store_explicit(&e->mine->counter, e->position", "wake_early(e"),
     "sleeps on its own word only": (
         "fmq/sleep.c",
-        "futex_wait_either(e->my_wait, saw.announced, e->their_life, saw.life, slice < until ? slice : until)",
+        WAIT,
         "futex_wait(e->my_wait, saw.announced, ~0u, until)",
     ),
     "looks at life after data": (
         "fmq/sleep.c",
-        "return r == -EAGAIN ? sleep_ended(e, saw->life) : r;",
-        "return r == -EAGAIN ? sleep_ended(e, saw->life = atomic_load(e->their_life)) : r;",
+        "return r == -EAGAIN ? sleep_ended(e, saw->life, saw->ended) : r;",
+        "return r == -EAGAIN ? sleep_ended(e, saw->life = atomic_load(e->their_life), saw->ended) : r;",
     ),
     "stop does not wait for the call inside": ("fmq/sleep.c", "} while (atomic_load(&e->busy));", "} while (0);"),
     "stop does not wake": (
         "fmq/sleep.c",
-        "if (e->my_wait) futex_wake(e->my_wait, INT_MAX, FUTEX_BITSET_MATCH_ANY);",
-        ";",
+        f"    tell_own_threads(e, END_STOPPED);\n    do {{\n        {STOP_WAKES}",
+        "    atomic_fetch_or(&e->ended, END_STOPPED);\n    do {",
     ),
     "a dead peer is told before its last words": (
         "fmq/sleep.c",
-        f"{LOOK}    return r == -EAGAIN ? sleep_ended(e, saw->life) : r;",
-        "    int r = sleep_ended(e, saw->life);\n    return r == -EAGAIN ? ring_need(e, n) : r;",
+        f"{LOOK}    return r == -EAGAIN ? sleep_ended(e, saw->life, saw->ended) : r;",
+        "    int r = sleep_ended(e, saw->life, saw->ended);\n    return r == -EAGAIN ? ring_need(e, n) : r;",
+    ),
+    "a loss wakes no thread": ("fmq/sleep.c", "    futex_wake_private(&e->ended);\n", ""),
+    "a loss is not noted": (
+        "fmq/sleep.c",
+        "tell_own_threads(e, END_LOST)",
+        "tell_own_threads(e, 0)",
+    ),
+    "a loss is told before last words": (
+        "fmq/sleep.c",
+        f"    {ANNOUNCE}\n{LOOK}",
+        f"    {ANNOUNCE}\n    int r = end_is_lost(e, saw->life, saw->ended) ? -EPIPE : ring_need(e, n);\n",
     ),
 }
 WAKE_EARLY = """
@@ -61,7 +75,7 @@ def test_no_schedule_loses_a_wake_up(build):
     killed at any point, stops, releases, or the kernel is old; every result is one that the scenario lists."""
     out = explorer(build)("2")
     counts = [int(n) for n in re.findall(r": (\d+) schedules", out)]
-    assert len(counts) == 15
+    assert len(counts) == 20
     assert sum(counts) > 15_000
 
 

@@ -5,7 +5,9 @@ import re
 
 import pytest
 
-CORE = tuple(f"fmq/{name}.c" for name in ("queue", "sleep", "ring", "event", "futex", "life", "thread", "memory"))
+CORE = tuple(
+    f"fmq/{name}.c" for name in ("queue", "sleep", "ring", "event", "futex", "life", "link", "thread", "memory")
+)
 THREAD = ("-fsanitize=thread", "-Wno-tsan")  # it cannot see fences; what they order is all atomic
 ADDRESS = ("-fsanitize=address,undefined", "-fno-sanitize-recover")
 WAKES_ALONE = "-DSLEEP_SHARED_SLICE=UINT64_C(1000000000000)"  # nobody looks again by himself

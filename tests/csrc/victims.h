@@ -74,7 +74,7 @@ static inline _Atomic uint32_t *life_of(queue *q, int role) {
 
 static inline player play(queue *q, int role) {
     player p;
-    p.life = fmq_life_hold(q->fd, (uint64_t)((char *)life_of(q, role) - (char *)q->control));
+    p.life = fmq_life_hold(q->fd, (uint64_t)((char *)life_of(q, role) - (char *)q->control), 0);
     MUST(p.life >= 0 && !fmq_open(q->control, q->ring, &q->shape, role, &p.end));
     return p;
 }

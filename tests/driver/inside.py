@@ -31,6 +31,11 @@ def reader_of(controller):
     return controller._reader
 
 
+def life_word_of(controller):
+    """Where the device's life word is mapped."""
+    return reader_of(controller).peer_page.base
+
+
 def model_number_of(prepared):
     """What the device calls a prepared model."""
     return prepared._number

@@ -18,6 +18,7 @@ from burst.turns import checkpoint
 from driver.devices.reference import ReferenceDevice
 from driver.errors import ExecutionFailed
 from driver.interface import BoundExecution, CacheFiles, PreparedModel, Saved
+from fmq._core import lib
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -115,6 +116,14 @@ class Slow(ReferenceDevice):
             time.sleep(1e-3)
             preparation.pace()
         return _Before(super().prepare(model, preparation), _wait)
+
+
+class Unmarked(Slow):
+    """As Slow, and once it has begun to execute, the kernel cannot mark the life words of its process any more."""
+
+    def prepare(self, model: Model, preparation: Preparation) -> PreparedModel:
+        """As Slow does."""
+        return _Before(super().prepare(model, preparation), _break_walk)
 
 
 class Single(Slow):
@@ -359,6 +368,15 @@ def _note_run(inputs: Sequence[NDArray[Any] | None]) -> None:
     assert inputs[0] is not None
     with Path(os.environ["BURST_RUNTIME_DIR"], "ran").open("a") as file:
         file.write(f"{inputs[0].flat[1]:g}\n")
+
+
+def _break_walk(_: object) -> None:
+    """Puts a word first into the list that the kernel walks at this process's death, on a page that is not there."""
+    page = os.memfd_create("broken")
+    os.ftruncate(page, mmap.PAGESIZE)
+    assert lib.fmq_life_hold(page, 0, 1) >= 0
+    os.ftruncate(page, 0)
+    os.close(page)
 
 
 class _Before(PreparedModel):

@@ -127,7 +127,7 @@ class FirmwareProcess:
         everything = [*fds[0], *fds[1], offer.callback.fileno(), *encoded.fds]
         with self._lock:
             channel = self._channel = self._channel or self._start()
-            self._bursts[number] = burst = RemoteBurst(channel, number, offer.on_end)
+            self._bursts[number] = burst = RemoteBurst(channel, number, offer)
         try:
             channel.send(
                 ["configure", number, self._kind, wires, encoded.where, [offer.version, offer.spin]], everything
@@ -167,7 +167,9 @@ class FirmwareProcess:
                 bursts = [number for number, burst in self._bursts.items() if burst.channel is channel]
             for number in bursts:
                 self._say(number, f"it died with status {process.returncode}")
-                self._bursts.pop(number).on_end()
+                burst = self._bursts.pop(number)
+                burst.life.die()
+                burst.on_end()
             channel.close()
 
     def _say(self, number: int, said: str) -> None:
@@ -179,8 +181,8 @@ class FirmwareProcess:
 class RemoteBurst(ExecutionBurst):
     """A burst in the firmware's process."""
 
-    def __init__(self, channel: Channel, number: int, on_end: Callable[[], object]) -> None:
-        self.channel, self._number, self.on_end = channel, number, on_end
+    def __init__(self, channel: Channel, number: int, offer: BurstOffer) -> None:
+        self.channel, self._number, self.on_end, self.life = channel, number, offer.on_end, offer.life
 
     def start(self) -> None:
         self._tell("start")

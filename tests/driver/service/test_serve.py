@@ -449,6 +449,20 @@ def test_a_killed_client_leaves_nothing(members, for_group, kit):
     assert friend.do("out = burst.run(X).outputs[0].tolist()") == [[2.0] * 4]
 
 
+def test_queues_that_can_be_truncated_are_for_the_devices_own_account(members, for_group):
+    """A member of the group cannot open a burst on unsealed memory, nor on POSIX shared memory, which has no
+    seals: it could truncate that under the device's threads. It is told what to do, and on a memfd it can.
+    """
+    said = members[0].do(f"sys.path.insert(0, {str(Path(__file__).parents[1])!r})", "import unsealed", TRUNCATES)
+    assert "not sealed against shrinking" in said
+    said = members[0].do("prepared.burst(memory='posix')")
+    assert 'opens it with memory="memfd"' in said
+    assert members[0].do("out = prepared.burst().run(X).outputs[0].tolist()") == [[2.0] * 4]
+
+
+TRUNCATES = "unsealed.truncate_queues(prepared)"
+
+
 def test_its_own_account_alone(accounts):
     """Without --group the folder is closed, and even root, who can enter it, is not served."""
     with foreign() as (address, process):

@@ -1,0 +1,9 @@
+/* What the life thread does while it lives: it watches what the kernel closes when a peer dies. */
+#ifndef FMQ_LINK_H
+#define FMQ_LINK_H
+
+void link_serve(void);  /* the life thread's body; does not return */
+void link_forget(void); /* in the child of a fork: the thread is gone, and so are the links */
+int life_start(void);   /* life.c: makes sure that the life thread runs */
+
+#endif
