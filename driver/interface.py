@@ -472,8 +472,9 @@ class Device(ABC):
 
         An array of uint8 with one axis is used as other pools are, at any offset, and unmapped when Python frees it;
         if it is read-only, no output can lie in it. A DriverBuffer is used whole. The client may write to the memory at
-        any time, and the handle may be wrong in every way: raises ValueError then, which the client gets as
-        INVALID_ARGUMENT.
+        any time, and truncate it, which ends a process that touches it then: map it with `burst.Memory.from_fd`, which
+        sees to that, if it can be truncated. The handle may be wrong in every way: raises ValueError then, which the
+        client gets as INVALID_ARGUMENT.
         """
         raise ValueError(f"the driver {self.name} maps no memory of the kind {handle.kind}")
 

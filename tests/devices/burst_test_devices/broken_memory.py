@@ -6,13 +6,13 @@ bytes. Memory of the kind "com.example.block" is a memfd, the fields are where t
 
 from __future__ import annotations
 
-import mmap
 import os
 import stat
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from burst import Memory
 from driver.devices.reference import ReferenceDevice
 from driver.interface import BufferArgument, DriverBuffer, PreparedModel
 
@@ -73,7 +73,9 @@ class Buffered(ReferenceDevice):
         (start,) = handle.fields
         if not 0 <= start <= status.st_size - handle.nbytes:
             raise ValueError(f"{handle.nbytes} bytes from {start} on are not in {status.st_size}")
-        return np.frombuffer(mmap.mmap(handle.fd, start + handle.nbytes), np.uint8)[start:]
+        mapped = Memory.from_fd(handle.fd, start + handle.nbytes)
+        mapped.close()
+        return mapped.asarray()[start:]
 
 
 class BufferedModel(PreparedModel):

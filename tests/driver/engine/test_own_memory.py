@@ -199,7 +199,7 @@ class TestEnds:
         prepared.device.free_memory(pool)
         kit.until(lambda: not is_mapped())
 
-    @pytest.mark.parametrize("clients", [2, pytest.param(100, marks=pytest.mark.stress)])
+    @pytest.mark.parametrize("clients", [2, pytest.param(60, marks=pytest.mark.stress)])
     def test_killed(self, prepared, place, kit, clients):
         """When the client is killed while executions are bound to it on both paths. No descriptor is left."""
         program = f"""
@@ -252,6 +252,20 @@ class TestHostile:
         execute, bad = ways(prepared, burst)[way], self.WRONG[what]()
         assert status_of(execute, Request(*LINEAR, (bad,))) == INVALID
         assert execute(Request(*LINEAR, (pool_of(),))).status == 0
+
+    @pytest.mark.parametrize("way", ["plain", "async", "fenced", "burst"])
+    @pytest.mark.parametrize("is_reversed", [False, True])
+    def test_it_is_cut_off(self, connect_dsp, way, is_reversed):
+        """A client that truncates what the driver has mapped hurts itself alone: it reads as zeros."""
+        prepared, burst = connect_dsp
+        execute, pool, result = ways(prepared, burst)[way], pool_of(16, is_reversed=is_reversed), Memory.create(16)
+        request = Request((RequestArgument(length=16),) * 2, (RequestArgument(pool=1, length=16),), (pool, result))
+        assert execute(request).status == 0
+        assert result.asarray(np.float32).tolist() == [14] * 4
+        os.ftruncate(pool.fd, 0)
+        assert execute(request).status == 0
+        assert result.asarray(np.float32).tolist() == [0] * 4
+        assert prepared.run(X, X)[0].tolist() == (X + X).tolist()
 
     def test_its_text(self, connect_dsp):
         """It names the driver, the kind and the reason."""
@@ -314,6 +328,12 @@ class TestHostile:
             trouble.unlink()
             for execute in (prepared.execute, burst.execute):
                 assert execute(Request(*LINEAR, (pool_of(),))).status == 0
+
+
+def test_a_kind_is_named_like_an_extension(place):
+    """A driver that takes a name of ours for its own kind does not start, and its author is told."""
+    with pytest.raises(driver.DeviceFailed, match="own_memory_kinds: 'ashmem' is not named like an extension"):
+        driver.connect("burst_test_devices.heap:Misnamed")
 
 
 def of_descriptor(fd):
