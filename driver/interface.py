@@ -373,6 +373,10 @@ class Device(ABC):
     code of others.
     """
 
+    def is_outdated(self) -> bool:
+        """Whether the code that it was made of has been replaced since, so that new clients want another process."""
+        return False
+
     watched: Callable[[str], AbstractContextManager[object]] = nullcontext
     """Within it a function of that name runs, in code of others. The engine sets it, to end if one never returns."""
 

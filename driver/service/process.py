@@ -130,7 +130,11 @@ class Service:
                 self._end(is_stopped=stop in ready)
                 return stop in ready
             if self._listener.fileno() in ready:
-                self._accept()
+                if linger is not None and self._device.is_outdated():
+                    poll.unregister(self._listener)
+                    self._hand_over()
+                else:
+                    self._accept()
             if not ready and not self._clients and self._retire():
                 return True
 
@@ -156,6 +160,12 @@ class Service:
             for channel in list(self._channels):
                 with suppress(PeerDied):
                     channel.send(farewell(words))
+
+    def _hand_over(self) -> None:
+        """Takes no more clients: whoever connects starts a service of the new code. Those that are here stay."""
+        with self._place.locked(_END_TIMEOUT) as is_locked:
+            self._place.leave(self._listener, is_locked=is_locked)
+        _log.info("the driver was replaced; new clients get another process")
 
     def _accept(self) -> None:
         try:
@@ -211,6 +221,9 @@ class Service:
         """Ends unless a client connects. A client takes the same lock before it starts a service, so it either finds
         this one or starts another.
         """
+        if self._listener.fileno() < 0:  # another one has taken over
+            self.files.close()
+            return True
         with self._place.locked(0) as alone:
             if not alone or select.select([self._listener], [], [], 0)[0]:
                 return False

@@ -47,11 +47,16 @@ def absolute(name: str) -> str:
 
 def describe(path: str) -> LibraryDescription:
     """Of the library at this absolute path; once for each build of it. Raises DeviceNotFound."""
+    return _described(path, build_of(path))
+
+
+def build_of(path: str) -> tuple[int, ...]:
+    """What tells this build of a library from others at the same path. Raises DeviceNotFound."""
     try:
         found = Path(path).stat()
     except OSError as error:
         raise DeviceNotFound(f"name={path!r}: there is no such library ({error.strerror}); build it") from error
-    return _described(path, (found.st_dev, found.st_ino, found.st_mtime_ns, found.st_size))
+    return found.st_dev, found.st_ino, found.st_mtime_ns, found.st_size
 
 
 @cache

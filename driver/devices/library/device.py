@@ -10,13 +10,14 @@ import numpy as np
 
 from burst import GeneralFailure
 from burst.wire import VERSIONS
-from driver.devices.library.description import LibraryDescription, describe
+from driver.devices.library.description import LibraryDescription, build_of, describe
 from driver.devices.library.driver_buffers import allocated, mapped
 from driver.devices.library.execution import LibraryExecution
 from driver.devices.library.flat_model import FlatModel
 from driver.devices.library.loaded import Callback, LoadedDriver, printable
 from driver.devices.library.own_burst import configured
 from driver.devices.library.table import ffi
+from driver.errors import DeviceNotFound
 from driver.interface import (
     BoundExecution,
     CacheFiles,
@@ -57,8 +58,14 @@ class LibraryDevice(Device):
     status = DeviceStatus("unknown")  #: until the library is loaded
 
     def __init__(self) -> None:
-        self._loading = threading.Lock()
+        self._loading, self._build = threading.Lock(), build_of(self.path)
         self._loaded: LoadedDriver | None = None
+
+    def is_outdated(self) -> bool:
+        try:
+            return build_of(self.path) != self._build
+        except DeviceNotFound:
+            return False  # there is nothing better
 
     @property
     def driver(self) -> LoadedDriver:

@@ -32,6 +32,10 @@ struct burst_execution {
     uint64_t room[8];
 };
 
+#ifndef VERSION
+#define VERSION "1"
+#endif
+
 enum { ADD = 0, MUL = 18, RELU = 19, TENSOR_FLOAT32 = 3 };
 
 static burst_status toy_open(const burst_host *host, burst_device **device, burst_why *why) {
@@ -256,7 +260,7 @@ __attribute__((visibility("default")))
 const burst_device_table *burst_device_get(uint32_t abi) {
     if (abi != BURST_DEVICE_ABI) return NULL;
     table.abi = BURST_DEVICE_ABI, table.size = sizeof table;
-    table.name = "toy", table.version = "1", table.type = BURST_CPU, table.is_shareable = 1;
+    table.name = "toy", table.version = VERSION, table.type = BURST_CPU, table.is_shareable = 1;
     table.open = toy_open, table.close = toy_close, table.supported = toy_supported;
     table.prepare = toy_prepare, table.release = toy_release, table.bind = toy_bind, table.unbind = toy_unbind;
     table.execute = toy_execute, table.output_shape = toy_output_shape;

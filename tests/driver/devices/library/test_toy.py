@@ -116,3 +116,15 @@ def test_a_burst_is_served_while_python_stands_still(tmp_path, place, model, x):
         held = 0
         while held < 1000:
             held += int(burst.run(x, timeout=20).outputs[0][0, 0])
+
+
+def test_a_library_that_is_built_again(tmp_path, place, model, x):
+    """Clients that connect afterwards get the new build, at once; those that were there keep the old one."""
+    path = compiled(tmp_path / "libtoy.so", "toy.c")
+    with driver.connect(str(path)) as before, before.prepare(model) as prepared:
+        compiled(path, "toy.c", flags=['-DVERSION="2"'])
+        with driver.connect(str(path)) as after, driver.connect(str(path)) as again:
+            assert (before.version, after.version, again.version) == ("1", "2", "2")
+            assert after.service_pid == again.service_pid != before.service_pid
+            np.testing.assert_array_equal(prepared.run(x)[0], (x + 1) * x)
+            np.testing.assert_array_equal(after.prepare(model).run(x)[0], (x + 1) * x)
