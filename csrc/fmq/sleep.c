@@ -59,7 +59,10 @@ static void tell_own_threads(fmq_end *e, uint32_t why) {
  * role. A thread may sleep on its wait word alone (old kernels), so that is woken too, again and again, whatever it
  * says. The word keeps its value: other readers may sleep on it too, and if we were killed after a change, they would sleep on. */
 void fmq_stop(fmq_end *e) {
-    if (!end_is_ours(e)) return (void)atomic_fetch_or(&e->ended, END_STOPPED);
+    if (!end_is_ours(e)) {
+        atomic_fetch_or(&e->ended, END_STOPPED);
+        return;
+    }
     tell_own_threads(e, END_STOPPED);
     do {
         if (e->my_wait) futex_wake(e->my_wait, INT_MAX, FUTEX_BITSET_MATCH_ANY);

@@ -66,7 +66,7 @@ static int attach(queue *q, int fd, uint64_t control, uint64_t ring, uint32_t el
     snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
     q->lock = open(path, O_RDWR | O_CLOEXEC); /* a lock of our own, which ends with us */
     if (q->lock < 0 || fcntl(q->lock, F_OFD_SETLK, &one)) return -1;
-    q->life = fmq_life_hold(q->lock, control + (role == FMQ_WRITER ? WRITER_LIFE_AT : READER_LIFE_AT));
+    q->life = fmq_life_hold(q->lock, control + (role == FMQ_WRITER ? WRITER_LIFE_AT : READER_LIFE_AT), 0);
     unsigned char *base = (unsigned char *)q->base;
     return q->life < 0 ? -1 : fmq_open(base + control, base + ring, &shape, role, &q->end);
 }
