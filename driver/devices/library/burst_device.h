@@ -220,7 +220,9 @@ typedef struct {
     const burst_role *roles;
 } burst_buffer_description;
 
-/* A pool of a memory kind of the driver's own, as its client describes it. Nothing in it was checked. */
+/* A pool of a memory kind of the driver's own, as its client describes it. Nothing in it was checked. A client may
+ * truncate a file at any time, and touching what is gone ends the process of all clients with SIGBUS: refuse a memfd that
+ * is not sealed against it (F_GET_SEALS, F_SEAL_SHRINK). */
 typedef struct {
     uint32_t size;
     const char *kind;
