@@ -18,6 +18,7 @@ from driver.client import discovery, served
 from driver.client.connection import Connection
 from driver.client.device_buffers import RemoteBuffer, kind_of
 from driver.client.encoded_models import latest
+from driver.client.hardening import confinement
 from driver.client.prepared_model import Home, RemotePreparedModel
 from driver.client.recovery import Revivals, quarantine
 from driver.deadlines import seconds_left, waiting
@@ -413,6 +414,7 @@ class RemoteDevice(Closing):
         account, against others'. `share`: the part of all contended time that this account has used since it came.
         `application`: the name that was declared, or the control group's, or "" for what belongs to the account alone.
         `application_share`: the part of the account's contended time that this application has used since it came.
+        `sandbox`: for "service" and "engine", what `driver.client.hardening` says.
         `priorities`: for "low", "medium" and "high" what `burst.turns.FlowCounts` says.
         """
         (slots, waiting, weight, application, flows), _ = self.call("turns")
@@ -428,6 +430,7 @@ class RemoteDevice(Closing):
             "application": application,
             "application_share": application_share,
             "priorities": priorities,
+            "sandbox": {"service": confinement(self.service_pid), "engine": confinement(self.engine_pid)},
         }
 
     def traces(self) -> list[Trace]:

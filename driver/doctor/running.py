@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from burst import BurstError
 from driver.client.connection import Connection
 from driver.client.discovery import Place, find, runtime_dir
+from driver.client.hardening import confinement
 from driver.client.launch import ENOUGH
 from driver.doctor.finding import Finding
 from driver.errors import DriverError
@@ -33,6 +34,7 @@ def devices() -> Iterator[Finding]:
                 pid = Connection(channel, timeout=_WITHIN).engine_pid
                 yield _kept(path.stem, pid)
                 yield _group(path.stem, pid)
+                yield _confined(path.stem, pid)
         except (BurstError, DriverError) as error:
             yield Finding(f"{path.stem}, running", "warning", f"does not answer: {error}", "it may hang", "kill it")
 
@@ -63,3 +65,14 @@ def _group(name: str, pid: int) -> Finding:
         return Finding(subject, "ok", f"{group}, as this process")
     remedy = "start it by `systemd-run --user`, or serve it by `burst serve`, if it must outlive that"
     return Finding(subject, "note", group, _END, remedy)
+
+
+def _confined(name: str, pid: int) -> Finding:
+    found, subject = confinement(pid), f"{name}, sandbox"
+    if found is None:
+        return Finding(subject, "note", "unknown", "the kernel does not say")
+    words = [f"{word.replace('_', ' ')} {'active' if is_active else 'not active'}" for word, is_active in found.items()]
+    if all(found.values()):
+        return Finding(subject, "ok", ", ".join(words))
+    remedy = "a kernel with seccomp filters, on x86-64 or aarch64"
+    return Finding(subject, "note", ", ".join(words), "code that takes a device over is confined by nothing", remedy)

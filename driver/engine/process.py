@@ -29,6 +29,7 @@ from burst.trace import blamed, note_crashes
 from burst.turns import Application, RunQueue, Share, waiters
 from driver.deadlines import check, check_entry, due, seconds_left, taking
 from driver.devices import device_class
+from driver.engine import sandbox
 from driver.engine.cache.compilations import VerifiedCache
 from driver.engine.client import EngineClient
 from driver.engine.device_memory import Quota
@@ -398,6 +399,7 @@ def main(name: str, service: Channel, running: RunningFiles) -> None:
     note_crashes()
     guard()
     engine = Engine(name, service, running)
+    sandbox.enter(engine.device.needs.system_calls)
     life = LifePage()
     ready = service.receive()
     service.watch(take_fd(ready))

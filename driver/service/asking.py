@@ -18,6 +18,7 @@ import msgpack
 from burst import ErrorStatus, GeneralFailure, Malformed, PeerDied, Timeout
 from burst.channel import close_all
 from burst.errors import status_error
+from driver.engine import sandbox
 from driver.errors import signal_name
 from driver.nn.known import explained
 from driver.protocol.model_codec import decode, sealed
@@ -119,6 +120,8 @@ def _checked(reasons: Any, count: int) -> list[str | None]:
 
 
 def _answer_all(device: Device, during: mmap.mmap, channel: Channel) -> None:
+    sandbox.enter(device.needs.system_calls)
+
     @contextmanager
     def noted(function: str) -> Iterator[None]:
         name = function.encode()[:_MOST_NAME]

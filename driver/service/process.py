@@ -32,6 +32,7 @@ from burst.turns import give_way
 from driver.client.discovery import Place, runtime_dir
 from driver.deadlines import overdue, passed, seconds_left
 from driver.devices import device_class
+from driver.engine import sandbox
 from driver.engine.cache.compilations import files_needed
 from driver.engine.limits import limits
 from driver.engine.process import main as run_engine
@@ -245,6 +246,11 @@ class Service:
             channel.close()
             self._leave(uid)
             os.eventfd_write(self._left, 1)
+
+    @property
+    def needed_calls(self) -> tuple[str, ...]:
+        """System calls that the device says it needs."""
+        return self._device.needs.system_calls
 
     def own_client(self) -> Channel:
         """A connection for this process itself, outside the limits. It is served until it is closed."""
@@ -527,6 +533,7 @@ def run(name: str, fd: int, place: Place, options: ServiceOptions) -> NoReturn:
     try:
         service = Service(name, listener, place, options, start_engine(name, listener, engine_log))
         engine_log.begin()
+        sandbox.enter(service.needed_calls)
         if options.on_start:
             options.on_start(service)
     except BaseException as error:  # noqa: BLE001 (no client may wait for a service that failed)

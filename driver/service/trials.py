@@ -23,6 +23,7 @@ from burst import ErrorStatus, GeneralFailure, Malformed, PeerDied, Timeout
 from burst.errors import status_error
 from burst.turns import give_way
 from driver.deadlines import overdue, passed, seconds_left
+from driver.engine import sandbox
 from driver.errors import signal_name
 from driver.interface import BindOptions, Preparation
 from driver.protocol.model_codec import decode, sealed
@@ -144,6 +145,7 @@ class TrialServer:
 
 
 def _try(device: Device, channel: Channel) -> None:
+    sandbox.enter(device.needs.system_calls)
     message = channel.receive()
     where, preference, gives_way = message.body
     if gives_way:
