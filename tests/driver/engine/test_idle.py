@@ -135,7 +135,12 @@ def test_worth_it(monkeypatch, tmp_path):
     quota = Quota(2**30)
     application = Application(Share(RunQueue(1, 1e-3), 1), "")
     engine = SimpleNamespace(
-        clients=set(), limits=limits(), new_quota=lambda: quota, application=lambda _: application, note=lambda _: None
+        clients=set(),
+        limits=limits(),
+        memory=None,
+        new_quota=lambda: quota,
+        application=lambda _: application,
+        note=lambda _: None,
     )
     client = EngineClient(engine, 0)
     nothing, few, many = (SimpleNamespace(bound=n) for n in (0, 4, 5))
