@@ -32,6 +32,13 @@ SMALL = {
         config(ELEMENTS=1, BELLS=1, **ONE, **NOBODY_DIES),
     ],
     "event": [config(WAITERS=1, WAITS=2), config(WAITERS=1, WAITER_DEATHS=1)],
+    "death": [
+        config(),
+        config(FAULTS=1),
+        config(ENTRIES=3, FAULTS=1, RELEASES=1),
+        config(NEIGHBOUR=0, FAULTS=1, HEIRS=1, RELEASES=1),
+        config(HEIRS=1),
+    ],
     "overwrite": [
         config(ELEMENTS=4, **NOBODY_DIES),
         config(ELEMENTS=2, WORDS=1, MOST=2, CAPACITY=2),
@@ -40,6 +47,7 @@ SMALL = {
     ],
 }
 FULL = {
+    "death, a fault, a release and an heir": ("death", config(ENTRIES=3, FAULTS=1, RELEASES=1, HEIRS=1)),
     "queue, transfers of two": ("queue", config(ELEMENTS=4, TIMEOUTS=1)),
     "queue, reads of two": ("queue", config(ELEMENTS=4, MOST_WRITTEN=1, MOST_READ=2)),
     "queue, two words in an element": ("queue", config(ELEMENTS=3, WORDS=2)),
@@ -113,6 +121,41 @@ OVERRUNS = config(ELEMENTS=4, **NOBODY_DIES)
 SHARED_WORD = config(ELEMENTS=2, **TWO_READERS, **NOBODY_DIES)
 # name -> model, configuration, and what is replaced. Each breaks one step on purpose; Spin has to notice.
 MUTANTS = {
+    "a neighbour's page comes first": (
+        "death",
+        config(),
+        [
+            ("    :: entry < ENTRIES && entry == 0 ->\n", "    :: entry == ENTRIES - 1 ->\n"),
+            ("    :: entry < ENTRIES && entry > 0 ->\n", "    :: entry < ENTRIES - 1 ->\n"),
+            ("        :: entry == ENTRIES - 1 && truncated -> break\n", "        :: truncated -> break\n"),
+        ],
+    ),
+    "there is no second way": ("death", config(FAULTS=1), [("life == seen -> lose()\n", "life == seen -> skip\n")]),
+    "a loss wakes no thread": ("death", config(FAULTS=1), [("    ended++;\n    wake()\n", "    ended++\n")]),
+    "a loss leaves the word as it was": ("death", config(FAULTS=1), [("    ended++;\n    wake()\n", "    wake()\n")]),
+    "the lock is asked for at the event alone": (
+        "death",
+        config(FAULTS=1),
+        [("-> freed && !is_locked || good_order || heir_came /*", "-> true /*")],
+    ),
+    "the lock is asked for once": (
+        "death",
+        config(FAULTS=1, HEIRS=1),
+        [("(seen == TID || seen == HEIR) && !is_locked && life == seen ->", "(seen == TID || seen == HEIR) ->")],
+    ),
+    "a successor is lost with the dead": (
+        "death",
+        config(FAULTS=1, HEIRS=1),
+        [("saw_ended && saw_life == lost_life ->", "saw_ended ->")],
+    ),
+    "a loss is told before last words": (
+        "death",
+        config(FAULTS=1),
+        [
+            ("        saw_ended = ended;\n", ""),
+            ("        /* then what was lost */\n", "        saw_ended = ended;\n"),
+        ],
+    ),
     "looks before it announces": (
         "queue",
         NO_DEATH,
