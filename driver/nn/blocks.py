@@ -29,6 +29,9 @@ ELEMENTS = 1 << 19
 PRODUCTS = 1 << 25
 """Products that one call adds up in a matrix product, which takes a 64th of the time of other calls for each."""
 
+_TERMS = 1 << 22
+"""Elements of one factor of a product, which BLAS reads from memory; twice the terms of one sum."""
+
 _PER_ELEMENT = PRODUCTS // ELEMENTS
 _SIDE = 256
 """Rows of a block of a matrix product, if it has as many: enough for BLAS to use what it has loaded."""
@@ -119,7 +122,7 @@ def extreme(look: Look, method: str, source: Array, axis: int, found: Array) -> 
 
 def product(look: Look, a: Array, b: Array, out: Array) -> None:
     """`np.matmul(a, b, out)`."""
-    if _products(a, b) <= PRODUCTS:
+    if _products(a, b) <= PRODUCTS and max(a.size, b.size) <= _TERMS:
         np.matmul(a, b, out)
     elif a.ndim > 2 or b.ndim > 2:
         lead = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
@@ -144,12 +147,13 @@ def _product_of(look: Look, a: Array, b: Array, out: Array, lead: int, *, few: b
 
 def _matrix_product(look: Look, a: Array, b: Array, out: Array) -> None:
     (rows, terms), columns = a.shape, b.shape[1]
-    if terms > PRODUCTS:
+    if terms > _TERMS // 2:
         _long_product(look, a, b, out)
         return
     room = max(1, PRODUCTS // max(1, terms))  # elements of the result
-    height = min(rows, max(min(_SIDE, math.isqrt(room)), room // columns))
-    width = min(columns, max(1, room // height))
+    most = max(1, _TERMS // max(1, terms))  # rows of the one, and columns of the other
+    height = min(rows, most, max(min(_SIDE, math.isqrt(room)), room // columns))
+    width = min(columns, most, max(1, room // height))
     for top in range(0, rows, height):
         for left in range(0, columns, width):
             here = slice(top, top + height), slice(left, left + width)
@@ -159,8 +163,8 @@ def _matrix_product(look: Look, a: Array, b: Array, out: Array) -> None:
 
 def _long_product(look: Look, a: Array, b: Array, out: Array) -> None:
     """Of more terms than a block has: added up block by block."""
-    for start in range(0, a.shape[1], PRODUCTS):
-        part = a[:, start : start + PRODUCTS], b[start : start + PRODUCTS]
+    for start in range(0, a.shape[1], _TERMS // 2):
+        part = a[:, start : start + _TERMS // 2], b[start : start + _TERMS // 2]
         if not start:
             product(look, *part, out)
             continue
@@ -208,7 +212,7 @@ def take(
 def sums_of_products(look: Look, subscripts: str, source: Array, taps: Array, out: Array) -> None:
     """`np.einsum` of windows [n, i, a, b, j, c] and a filter [a, b, j, c]."""
     assert subscripts == WINDOWS
-    for number, (n, i, j, c) in enumerate(pieces(out.shape, max(1, 8 * ELEMENTS // math.prod(taps.shape[:2])))):
+    for number, (n, i, j, c) in enumerate(pieces(out.shape, max(1, 4 * ELEMENTS // math.prod(taps.shape[:2])))):
         if number:
             look()
         np.einsum(subscripts, source[n, i, :, :, j, c], taps[:, :, j, c], out=out[n, i, j, c])

@@ -31,6 +31,9 @@ Step = partial[Any]
 MOST_VALUES = 1 << 12
 """Elements of an operand that steers an operation: axes, sizes, a condition."""
 
+LEAST_WORK = 1 << 10
+"""What any step counts as: so many elements take as long as a call."""
+
 MAX_STEPS = 1 << 18
 """Longest kernel: a filter of absurd size is refused before its steps fill the memory."""
 
@@ -283,7 +286,7 @@ class Call:
         """Append one step to the kernel, in blocks if it is a large one; and a look, after as much work as a block."""
         if len(self.steps) >= MAX_STEPS:
             raise ValueError(f"the kernel would take more than {MAX_STEPS} steps")
-        cost, cut = blocks.cost(function, args, kwargs), None
+        cost, cut = max(LEAST_WORK, blocks.cost(function, args, kwargs)), None
         if cost > blocks.ELEMENTS:
             cut = blocks.in_blocks(self.look, function, args, kwargs)
         if self.work + cost > blocks.ELEMENTS and self.work:

@@ -14,8 +14,8 @@ from ..types import Dimensions, OperandType
 from .real import quantise
 from .window import image_shape
 
-BLOCK = 1 << 16
-"""Numbers of boxes that are computed between two looks: for each there are about twenty calls of numpy."""
+BLOCK = 1 << 13
+"""Numbers of boxes that are computed between two looks: for each there are dozens of calls of numpy."""
 
 EIGHTH = 0.125
 """Scale of quantised boxes, whose zero point is 0."""

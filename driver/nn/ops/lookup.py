@@ -92,7 +92,7 @@ def _hits(_source: Tensor, _result: Tensor) -> tuple[float, int]:
 
 
 LOW_HALF = 0xFFFFFFFF
-STRIP = 1 << 14
+STRIP = 1 << 12
 """What is searched for at a time."""
 
 DRAWN = 1 << 16
@@ -178,11 +178,14 @@ def _cumulated(look: Look, logits: Array) -> Array:
         look()
         real = logits[rows].astype(np.float64)
         real[~np.isfinite(real)] = -np.inf
+        look()
         highest = real.max(axis=1, keepdims=True)
         if (highest == -np.inf).any():
             row = (rows.start or 0) + int(np.argmin(highest))
             raise ValueError(f"row {row} of the logits has no finite one; there is no class to draw")
-        np.cumsum(np.exp(real - highest), axis=1, out=sums[rows])
+        each(look, np.subtract, real, highest, real)
+        each(look, np.exp, real, real)
+        np.cumsum(real, axis=1, out=sums[rows])
     return sums
 
 

@@ -174,9 +174,8 @@ def _project_bits(look: Look, hashes: Array, source: Array, weights: Array | Non
     if rows.shape[1] < 8:
         short, rows = rows, np.zeros((len(rows), 8), np.uint8)
         each(look, np.copyto, rows[:, : short.shape[1]], short)
-    weighed = np.ones(len(rows))
-    if weights is not None:
-        each(look, np.copyto, weighed, weights)
+    weighed: Array = np.empty(len(rows))
+    each(look, np.copyto, weighed, 1.0 if weights is None else weights)
     bits = _scores(look, seeds, rows, length, weighed) > 0
     if kind == DENSE:
         np.copyto(result, bits)

@@ -123,7 +123,7 @@ class _FloatCell:
         results: their outputs [time, batch, units].
         """
         gates, batch, cells = self.gates.shape
-        count = max(1, ELEMENTS // (gates * cells))
+        count = max(1, ELEMENTS // (4 * gates * cells))
         if count >= batch:
             self._run(look, last, sums, results)
             return

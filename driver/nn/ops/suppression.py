@@ -317,10 +317,15 @@ def _propose(call: Call, scores: Array, deltas: Array, size: Array, anchors: Arr
     before, after, threshold, smallest = call.integer(6), call.integer(7), call.real(8), call.real(9)
     call.look()
     flat = scores.reshape(-1)
-    boxes = transform(anchors, deltas.reshape(-1, 1, 4), size)[:, 0]
+    boxes, moves = np.empty((len(flat), 4), np.float32), deltas.reshape(-1, 1, 4)
+    for rows, _ in pieces(boxes.shape, BLOCK):
+        call.look()
+        boxes[rows] = transform(anchors[rows], moves[rows], size)[:, 0]
     best = np.argsort(-flat, kind="stable")[: before if before > 0 else None]
+    call.look()
     extent = boxes[best, 2:] - boxes[best, :2]
     centre = boxes[best, :2] + extent / 2
+    call.look()
     stays = ((extent > smallest) & (centre < size[:, ::-1])).all(axis=1) & ~np.isnan(flat[best])
     best = best[stays]
     call.look()

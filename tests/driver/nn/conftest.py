@@ -61,7 +61,7 @@ def run_model(model: Model, *inputs: Any, room: int = 1 << 16, again: bool = Tru
 
 
 SMALL_BLOCKS = {
-    blocks: {"ELEMENTS": 50, "PRODUCTS": 2000, "_SIDE": 4, "_PER_ELEMENT": 8},
+    blocks: {"ELEMENTS": 50, "PRODUCTS": 2000, "_SIDE": 4, "_TERMS": 2000, "_PER_ELEMENT": 8},
     boxes: {"BLOCK": 4},
     lookup: {"ELEMENTS": 50, "STRIP": 3},
     lstm: {"ELEMENTS": 50},
