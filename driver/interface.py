@@ -107,6 +107,14 @@ class BoundExecution:
         once; the run ends at the next point where the device looks. By default a run goes on to its end.
         """
 
+    def is_running(self) -> bool:
+        """Whether a run is in progress. From any thread.
+
+        The engine asks when it has cancelled the execution: a run that goes on for a second more ends the engine, so
+        that the client that is gone does not hold a slot. By default the engine is not ended.
+        """
+        return False
+
 
 class CacheFiles(NamedTuple):
     """How many files a compilation is kept in, of each of the HAL's two kinds."""

@@ -145,6 +145,7 @@ typedef struct burst_foreign {
 void burst_turn_init(burst_turn *turn);
 int32_t burst_foreign_run(void *foreign);          /* copies, calls step by step, copies; returns an error status */
 void burst_foreign_cancel(burst_foreign *foreign); /* ends its run before the next step, and all later ones at once */
+_Bool burst_foreign_runs(burst_foreign *foreign); /* whether its run is in progress; any thread */
 _Bool burst_foreign_ends(void *turn); /* for the library to call within a step: whether it has to stop */
 /* timed: a driver's function that takes an object and a deadline, as a burst_function. */
 typedef int32_t driver_function(void *object, uint64_t deadline); /* returns an error status; UINT64_MAX: no deadline */

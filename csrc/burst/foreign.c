@@ -27,6 +27,18 @@ static _Atomic uint32_t *cancelled(burst_foreign *f) { return (_Atomic uint32_t 
 
 void burst_foreign_cancel(burst_foreign *f) { atomic_store(cancelled(f), 1); }
 
+static _Atomic uintptr_t *runner(burst_turn *turn) { return (_Atomic uintptr_t *)&turn->running; }
+
+/* Relaxed, because nothing is handed over with it: another thread asks only whether the run that it has cancelled goes on. */
+static void note_runner(burst_turn *turn, burst_foreign *f) {
+    atomic_store_explicit(runner(turn), (uintptr_t)f, memory_order_relaxed);
+}
+
+/* Relaxed, because of that. */
+_Bool burst_foreign_runs(burst_foreign *f) {
+    return atomic_load_explicit(runner(f->turn), memory_order_relaxed) == (uintptr_t)f;
+}
+
 /* Relaxed, because nothing is handed over with it. */
 static bool is_cancelled(burst_foreign *f) {
     if (atomic_load_explicit(cancelled(f), memory_order_relaxed)) f->ended = BURST_CANCELLED;
@@ -75,7 +87,7 @@ _Bool burst_foreign_ends(void *context) {
 /* In our turn. */
 static void run_steps(burst_foreign *f) {
     burst_turn *turn = f->turn;
-    turn->running = f;
+    note_runner(turn, f);
     turn->due = burst_due();
     is_overdue(f, BURST_QUEUED);
     const burst_step *end = f->steps + f->n_steps;
@@ -95,6 +107,7 @@ int32_t burst_foreign_run(void *context) {
     copy(f->before, f->n_before);
     take_turn(f);
     run_steps(f);
+    note_runner(f->turn, NULL);
     pthread_mutex_unlock(mutex(f->turn));
     if (f->ended == BURST_CANCELLED) return GENERAL_FAILURE;
     if (f->ended) return MISSED_DEADLINE_TRANSIENT;

@@ -87,6 +87,11 @@ class StoppableRuns:
             self._stop = None
         return _CANCELLED if fault and self.is_cancelled else fault  # in our words, not in the library's
 
+    @property
+    def is_running(self) -> bool:
+        """Whether a run is in progress."""
+        return self._stop is not None
+
     def cancel(self) -> None:
         """The run in progress ends before its next operation, and all later ones before their first. Any thread."""
         self.is_cancelled = True

@@ -252,8 +252,8 @@ class ModelStore:
         use: ModelUse,
         file: bytes,
     ) -> SharedModel:
-        if file and self._running:
-            prepared = self._running.guarded(prepared, file)
+        if self._running:
+            prepared = self._running.guarded(prepared, file) if file else self._running.bounded(prepared)
         shared = SharedModel(region, where, model, prepared, use, file, self._hints)
         self._shared.add(shared)
         return shared
@@ -313,6 +313,9 @@ class _CountedExecution(BoundExecution):
 
     def cancel(self) -> None:
         self._bound.cancel()
+
+    def is_running(self) -> bool:
+        return self._bound.is_running()
 
 
 class ModelImprover:

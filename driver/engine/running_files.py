@@ -68,6 +68,7 @@ class RunningFiles:
         self._local = threading.local()
         self._watch = OverdueWatch(self._end)
         self._calls = OverdueWatch(self.end_with)
+        self._cancelled: OverdueWatch[BoundExecution] = OverdueWatch(self._end_cancelled)
 
     def ends(self) -> list[FileEnd]:
         """The files that were running, or whose thread got a signal."""
@@ -117,6 +118,20 @@ class RunningFiles:
     def guarded(self, prepared: PreparedModel, digest: bytes) -> PreparedModel:
         """The model of a file with that digest; its runs are noted."""
         return GuardedModel(prepared, digest, self)
+
+    def bounded(self, prepared: PreparedModel) -> PreparedModel:
+        """A model of operations; a run that goes on too long after it was cancelled ends the engine."""
+        return BoundedModel(prepared, b"", self)
+
+    def watch_cancelled(self, bound: BoundExecution) -> None:
+        """It was cancelled now."""
+        if bound.is_running():
+            self._cancelled.add(bound, bound, time.monotonic_ns())
+
+    def _end_cancelled(self, bound: BoundExecution) -> None:
+        self._cancelled.remove(bound)
+        if bound.is_running():
+            self.end_with(f"an execution went on {GRACE:g} s after it was cancelled, or its client was gone")
 
     def slot(self) -> Slot | None:
         """Of this thread; None where all are taken."""
@@ -315,3 +330,39 @@ class GuardedExecution(BoundExecution):
             self._running.watch(self, slot, self._cancelled)
             if self._slot is None:  # it ended meanwhile
                 self._running.unwatch(self)
+
+
+class BoundedModel(GuardedModel):
+    """A model of operations."""
+
+    def bind(
+        self,
+        inputs: Sequence[Array | None],
+        outputs: Sequence[Array],
+        options: BindOptions,
+    ) -> BoundExecution:
+        bound = self.inner.bind(inputs, outputs, options)
+        can_tell = type(bound).is_running is not BoundExecution.is_running
+        return BoundedExecution(bound, self._running) if can_tell else bound
+
+    def improved(self, preparation: Preparation) -> PreparedModel | None:
+        better = self.inner.improved(preparation)
+        return better and BoundedModel(better, b"", self._running)
+
+
+class BoundedExecution(BoundExecution):
+    """One of such a model. Its runs are the device's own, without anything around them."""
+
+    def __init__(self, inner: BoundExecution, running: RunningFiles) -> None:
+        self._inner, self._running = inner, running
+        self.run, self.failure, self.is_running = inner.run, inner.failure, inner.is_running  # type: ignore[method-assign]
+        self.native, self.is_infallible, self.is_static = inner.native, inner.is_infallible, inner.is_static
+        self.copied_bytes, self.checked_bytes = inner.copied_bytes, inner.checked_bytes
+
+    @property
+    def shapes(self) -> Sequence[tuple[tuple[int, ...], bool]]:  # type: ignore[override]
+        return self._inner.shapes
+
+    def cancel(self) -> None:
+        self._inner.cancel()
+        self._running.watch_cancelled(self._inner)

@@ -107,6 +107,9 @@ class LiteRtExecution(BoundExecution):
         if self._context is not None:
             lib.burst_foreign_cancel(self._context)
 
+    def is_running(self) -> bool:
+        return self._context is not None and bool(lib.burst_foreign_runs(self._context))
+
 
 def _place(port: LiteRtPort, memory: NDArray[np.uint8]) -> NDArray[np.uint8]:
     """The memory that LiteRT uses for `memory`: itself if possible, else a copy."""

@@ -251,6 +251,9 @@ class OnnxRuntimeExecution(BoundExecution):
         """The run in progress ends before its next operation, with ExecutionFailed. From any thread."""
         self._runs.cancel()
 
+    def is_running(self) -> bool:
+        return self._runs.is_running
+
 
 def _bytes(array: NDArray[Any] | None) -> NDArray[np.uint8]:
     assert array is not None

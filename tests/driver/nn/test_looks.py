@@ -32,7 +32,7 @@ def test_the_longest_stretch_without_a_look(name):
     """
     model, feeds = prepared(name)
     marks = []
-    bound = Interpreter(model).bind(feeds, look=lambda: marks.append(time.thread_time()))
+    bound = Interpreter(model).bind(feeds, loop_timeout=60, look=lambda: marks.append(time.thread_time()))
     runs = [stretches(bound, marks) for _ in range(2)]
     assert min(np.percentile(run, 90) for run in runs) <= USUAL
     assert min(run.max() for run in runs) <= WORST
@@ -53,7 +53,7 @@ def test_what_a_look_raises_ends_the_run(name):
         if len(looks) == 3:
             raise Ended
 
-    bound = Interpreter(model).bind(feeds, look=look)
+    bound = Interpreter(model).bind(feeds, loop_timeout=60, look=look)
     looks.clear()
     with pytest.raises(Ended):
         bound.run()
