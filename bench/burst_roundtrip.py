@@ -5,7 +5,8 @@
 The client is pinned to CPU 0; every thread of the device's two processes, and every peer's server, to CPU 1. Every
 round runs a short block of everything, each right after a block of the floor (peers/limit.c) that it stands beside:
 polling for what polls, sleeping for what sleeps. The peers do no work: they answer 64 bytes at once. The native row is
-native_device.py, whose model is a C function that a listener can call without Python.
+native_device.py, whose model is a C function that a listener calls without Python. "Driver in C" is the shared library
+of examples/device-c, which gives its ADD to XNNPACK.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from measure import (
     HERE,
+    NotMeasured,
     Runs,
     Subject,
     block_of,
@@ -34,7 +36,7 @@ from measure import (
     scratch,
     times_floor,
 )
-from own_device import own_device, pinned
+from own_device import c_driver, own_device, pinned
 from verdict import Budget, Report, arguments, cells, parse, progress, publish, subject_rows
 
 import driver
@@ -43,8 +45,9 @@ from driver.cli.timing import estimate
 
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Callable
 
-    from measure import Ask
+    from measure import Ask, Block
 
     from driver import Model, RemotePreparedModel
     from driver.cli.timing import Estimate
@@ -54,12 +57,15 @@ SPIN, FUTEX = "floor: limit spin", "floor: limit futex"
 ADD, INTERPRETER = "in process: numpy.add", "in process: interpreter"
 BURST, POSIX, SLEEPING = "burst, spinning (memfd)", "burst, spinning (posix)", "burst, sleeping (spin=0)"
 NATIVE, PLAIN = "burst, spinning (native)", "plain path"
+LIBRARY, LITERT = "burst, spinning (driver in C)", "burst, spinning (litert)"
 PEERS = ("iceoryx2", "iceoryx2_wait", "uds", "pipe", "zmq", "nng", "grpc", "posix_mq", "faster_fifo")
 POLLING_PEERS = ("iceoryx2",)
 SHORT = {  # names in the picture
     BURST: "burst, polling",
     POSIX: "burst, polling (posix)",
     NATIVE: "burst, native",
+    LIBRARY: "burst, driver in C",
+    LITERT: "burst, litert",
     SLEEPING: "burst, sleeping",
     PLAIN: "plain path",
     "uds": "UDS + msgpack",
@@ -113,13 +119,29 @@ def burst_subject(
     return Subject(name, block_of(burst.run, count), floor, is_ours=True)
 
 
-def native(count: int, stack: ExitStack) -> Subject:
-    """The same on a device that offers its listener a C function."""
-    device = stack.enter_context(own_device("native_device:Native"))
+def others(count: int, directory: Path, stack: ExitStack) -> list[Subject]:
+    """The same on devices whose listener calls C: a function, a driver in a shared library, a library behind Python."""
+    return [
+        on_device(NATIVE, lambda: "native_device:Native", count, stack),
+        on_device(LIBRARY, lambda: str(c_driver(directory / "device-c")), count, stack),
+        on_device(LITERT, lambda: "litert", count, stack),
+    ]
+
+
+def on_device(name: str, find: Callable[[], str], count: int, stack: ExitStack) -> Subject:
+    """A burst on a device of its own; where there is no such device, a row that says why."""
+    try:
+        device = stack.enter_context(own_device(find()))
+    except (NotMeasured, driver.DeviceNotFound) as error:
+        return Subject(name, partial(_fail, str(error)), SPIN)
     prepared = stack.enter_context(device.prepare(add_model()))
-    subject = burst_subject(NATIVE, SPIN, prepared, count, stack)
+    subject = burst_subject(name, SPIN, prepared, count, stack)
     subject.block = pinned(device, subject.block)
     return subject
+
+
+def _fail(why: str) -> Block:
+    raise NotMeasured(why)
 
 
 def plain(prepared: RemotePreparedModel, count: int) -> Subject:
@@ -143,6 +165,7 @@ def budgets(runs: Runs) -> list[Budget]:
         Budget("polling: burst <= floor + 6.5 x in-process numpy.add, in numpy.adds", in_adds, 6.5),
         Budget("polling: burst <= 0.5 x iceoryx2", against(BURST, "iceoryx2"), 0.5),
         Budget("polling: native <= floor + 1 us", over_floor(runs, NATIVE), 1.0, "us"),
+        Budget("polling: driver in C <= 1.05 x native", against(LIBRARY, NATIVE), 1.05),
         Budget("sleeping: burst <= 1.3 x limit futex", times_floor(runs, SLEEPING), 1.3),
         Budget("sleeping: burst <= 0.7 x plain path", against(SLEEPING, PLAIN), 0.7),
         Budget("sleeping: plain path <= 2 x uds (msgpack over a Unix socket)", against(PLAIN, "uds"), 2.0),
@@ -165,7 +188,7 @@ def run(args: argparse.Namespace) -> Runs:
         ours = [*bursts(prepared, count, stack), plain(prepared, count)]
         for subject in ours:
             subject.block = pinned(device, subject.block)
-        ours.insert(2, native(count, stack))
+        ours[2:2] = others(count, directory, stack)
         ask = stack.enter_context(peers_process())
         args.subjects = [*in_process(count), *ours, *(peer(name, peer_count, ask) for name in args.peers)]
         return interleave(args.subjects, floors, args.pairs, progress)

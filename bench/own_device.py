@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
+import subprocess
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
-from measure import DEVICE_CPU, HERE, scratch
+from measure import DEVICE_CPU, HERE, NotMeasured, scratch
 
 import driver
 from driver.client import discovery
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
 
     from measure import Block
 
@@ -41,6 +44,18 @@ def own_device(name: str = "reference") -> Iterator[driver.RemoteDevice]:
             device.close()
             with suppress(ProcessLookupError):
                 os.kill(device.service_pid, signal.SIGTERM)  # the engine ends with it
+
+
+def c_driver(folder: Path) -> Path:
+    """The driver of examples/device-c, built in this folder. Raises NotMeasured where it cannot be."""
+    if not shutil.which("cmake"):
+        raise NotMeasured("cmake is missing (Debian: apt install cmake)")
+    source, define = HERE.parent / "examples/device-c", f"-DBurstDevice_DIR={HERE.parent / 'driver/devices/library'}"
+    commands = ["cmake", "-S", source, "-B", folder, define], ["cmake", "--build", folder]
+    for command in commands:
+        if subprocess.run(command, capture_output=True, check=False).returncode:
+            raise NotMeasured("XNNPACK is missing (Debian: apt install libxnnpack-dev libpthreadpool-dev)")
+    return folder / "libburst_xnnpack.so"
 
 
 def installed(names: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { INT32 = 1, TENSOR_FLOAT32 = 3, SAME = 1, VALID = 2 }; /* the HAL's types of operands and padding schemes */
+enum { SAME = 1, VALID = 2 }; /* the HAL's padding schemes */
 static const size_t MOST_ELEMENTS = (size_t)1 << 40;
 
 /* ---- refusals. The first one counts; planning goes on, with zeros, up to the next look at `status`. ---------------- */
@@ -47,7 +47,7 @@ static shape tensor(planner *p, uint32_t n, size_t rank) {
     shape found = p->shapes[index];
     if (!operand || operand->lifetime == BURST_NO_VALUE)
         refuse(p, "input %u is omitted", n);
-    else if (operand->type != TENSOR_FLOAT32)
+    else if (operand->type != BURST_TENSOR_FLOAT32)
         refuse(p, "input %u (operand %u) is of type %d; this driver computes TENSOR_FLOAT32 (3)", n, index, operand->type);
     else if (operand->rank > MAX_RANK)
         refuse(p, "input %u (operand %u) has rank %u; XNNPACK takes %d", n, index, operand->rank, MAX_RANK);
@@ -99,7 +99,7 @@ static void result(planner *p, step *s, shape found) {
     bool agrees = !declared->rank || declared->rank == found.rank;
     for (uint32_t i = 0; agrees && i < declared->rank; i++)
         agrees = !declared->dimensions[i] || declared->dimensions[i] == found.dimensions[i];
-    if (type != TENSOR_FLOAT32)
+    if (type != BURST_TENSOR_FLOAT32)
         refuse(p, "output 0 (operand %u) is of type %d; this driver computes TENSOR_FLOAT32 (3)", index, type);
     if (!agrees || shape_elements(&found) > MOST_ELEMENTS)
         refuse(p, "output 0 (operand %u) is declared %s and becomes %s", index, WORDS(*declared), WORDS(found));
@@ -284,7 +284,7 @@ static void plan_convolution(planner *p, step *s) {
     s->weights = constant(p, 1, "filter"), s->bias = constant(p, 2, "bias");
     if (p->status) return;
     uint32_t fan = s->kind->name[0] == 'D'; /* the multiplier of DEPTHWISE_CONV_2D stands before the activation */
-    bool is_explicit = has(p, 9 + fan) && burst_input_of(p->graph, p->operation, 7 + fan)->type == INT32;
+    bool is_explicit = has(p, 9 + fan) && burst_input_of(p->graph, p->operation, 7 + fan)->type == BURST_SCALAR_INT32;
     uint32_t at = (is_explicit ? 9 : 6) + fan;
     size_t channels = s->channels = a.dimensions[3], outputs = s->result_channels = filter.dimensions[fan ? 3 : 0];
     size_t multiplier = fan ? (size_t)number(p, at - 1, "multiplier", 1) : 0;

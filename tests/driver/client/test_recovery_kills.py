@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from xnnpack_driver import built
 
 import driver
 from driver.client import recovery
@@ -21,6 +22,7 @@ BOUND = 10.0  # seconds for one slow frame, with every other process of the test
 DEPTH = 4
 LIMIT = float(os.environ.get("RECOVERY_SECONDS", "1440"))  # that the stress test may take
 SIDES = ("engine", "service", "both", "client")
+CRASHES = signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS
 
 FRAMES = """
 import sys, numpy as np, driver
@@ -29,7 +31,7 @@ from driver.client import recovery
 sys.path.insert(0, sys.argv[1])
 from conftest import add_model
 recovery._MOST_REVIVALS = 10**6
-with driver.connect() as device, device.prepare(add_model()) as prepared:
+with driver.connect(sys.argv[2]) as device, device.prepare(add_model()) as prepared:
     with prepared.burst(recover=True, depth=4) as burst:
         print("ready", flush=True)
         pending, n = deque(), 0
@@ -95,8 +97,8 @@ class Frames:
 class Client:
     """Another process that streams frames through a burst of its own, and ends only when it is killed."""
 
-    def __init__(self, kit):
-        self._process = kit.python(FRAMES, Path(__file__).parents[1], stdout=subprocess.PIPE)
+    def __init__(self, kit, address):
+        self._process = kit.python(FRAMES, Path(__file__).parents[1], address, stdout=subprocess.PIPE)
         assert self._process.stdout.readline() == b"ready\n"
 
     def kill(self):
@@ -127,44 +129,45 @@ def one_kill(burst, frames, source, strike):
     return slowest, burst.stats()["recoveries"] - recoveries
 
 
-def striker(device, client, side):
+def striker(device, client, side, number):
     def strike():
         if side == "client":
             client.kill()
             return
         for name in ("service_pid", "engine_pid") if side == "both" else (f"{side}_pid",):
             with contextlib.suppress(ProcessLookupError):
-                os.kill(getattr(device, name), signal.SIGKILL)
+                os.kill(getattr(device, name), number)
 
     return strike
 
 
-def random_kills(kit, place, seed, rounds):
+def random_kills(kit, place, seed, rounds, address="reference"):
     """Kills and results, the seconds of each slow frame after a device's death, and what leaked."""
-    with driver.connect() as device, device.prepare(kit.add_model()) as prepared:  # starts what stays: threads of pools
+    with driver.connect(address) as device, device.prepare(kit.add_model()) as prepared:  # starts threads, which stay
         prepared.run(np.zeros((1, 4), np.float32)), prepared.burst().close()
     del device, prepared
     held = Held(kit)
-    found = kills_of(kit, place, random.Random(seed), rounds)
+    found = kills_of(kit, place, random.Random(seed), rounds, address)
     kit.until(lambda: not place.pids())
-    assert set(place.files()) <= {"reference.lock", "reference.log"}
+    assert {Path(name).suffix for name in place.files()} <= {".lock", ".log"}
     return *found, held.check()
 
 
-def kills_of(kit, place, source, rounds):
+def kills_of(kit, place, source, rounds, address):
     slow, end = [], time.monotonic() + LIMIT
     with contextlib.ExitStack() as stack:
-        device = stack.enter_context(driver.connect())
+        device = stack.enter_context(driver.connect(address))
         prepared = stack.enter_context(device.prepare(kit.add_model()))
         burst = stack.enter_context(prepared.burst(recover=True, depth=DEPTH))
-        frames, client = Frames(burst, kit.patience), Client(kit)
+        frames, client = Frames(burst, kit.patience), Client(kit, address)
         for n in range(rounds):
             if time.monotonic() > end:
                 break
             side = SIDES[source.randrange(4)] if n >= 4 else SIDES[n]
-            slowest, recoveries = one_kill(burst, frames, source, striker(device, client, side))
+            number = source.choice(CRASHES) if side == "engine" else signal.SIGKILL
+            slowest, recoveries = one_kill(burst, frames, source, striker(device, client, side, number))
             if side == "client":
-                client = Client(kit)
+                client = Client(kit, address)
             elif recoveries:
                 slow.append(slowest)
         frames.finish()
@@ -179,9 +182,25 @@ def _patient(monkeypatch):
     monkeypatch.setattr(recovery, "_MOST_REVIVALS", 10**6)
 
 
+@pytest.fixture(scope="module")
+def c_driver(tmp_path_factory):
+    """The driver in C of the examples."""
+    return str(built(tmp_path_factory.mktemp("device-c")))
+
+
 def test_random_kills(place, kit):
     """Five kills of an engine, a service, both or a client (seed 4): every result comes once, and is right."""
-    kills, results, slow, _ = random_kills(kit, place, 4, 5)
+    check_random_kills(kit, place, "reference")
+
+
+@pytest.mark.integration
+def test_random_kills_of_a_driver_in_c(place, kit, c_driver):
+    """The same, and signals that a library raises in its engine when it crashes: another engine serves at once."""
+    check_random_kills(kit, place, c_driver)
+
+
+def check_random_kills(kit, place, address):
+    kills, results, slow, _ = random_kills(kit, place, 4, 5, address)
     assert kills == 5
     assert results > kills
     assert len(slow) > 2
@@ -191,10 +210,21 @@ def test_random_kills(place, kit):
 @pytest.mark.stress
 def test_many_random_kills(place, kit, capsys):
     """Five thousand kills at random moments, or as many as 24 minutes allow: no result is lost, doubled or wrong."""
+    check_many_kills(kit, place, capsys, 5000, "reference")
+
+
+@pytest.mark.stress
+@pytest.mark.integration
+def test_many_random_kills_of_a_driver_in_c(place, kit, capsys, c_driver):
+    """A thousand kills and crashes of it, of its service or of a client: nothing is lost, and nothing is left."""
+    check_many_kills(kit, place, capsys, 1000, c_driver)
+
+
+def check_many_kills(kit, place, capsys, rounds, address):
     seed = random.SystemRandom().randrange(2**32)
     with capsys.disabled():
         print(f"\nrecovery, seed {seed}:", end=" ", flush=True)
-        kills, results, slow, leaks = random_kills(kit, place, seed, 5000)
+        kills, results, slow, leaks = random_kills(kit, place, seed, rounds, address)
         p50, p99 = np.percentile(slow, [50, 99])
         print(f"{kills} kills, {results} results, {len(slow)} recoveries: one slow frame of")
         print(f"p50 {p50 * 1e3:.0f} ms, p99 {p99 * 1e3:.0f} ms, max {max(slow) * 1e3:.0f} ms;", end=" ")
