@@ -67,6 +67,7 @@ static void on_bus_error(int signal, siginfo_t *info, void *context) {
         mmap(page, page_size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == page)
         return; /* the access is repeated, and finds zeros */
     sigaction(signal, &before, NULL); /* the access is repeated, and is fatal as it should be */
+    if (info->si_code <= 0) raise(signal); /* sent, not caused by an access */
 }
 
 int fmq_guard(void) {

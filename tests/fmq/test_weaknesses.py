@@ -6,6 +6,9 @@ The stress versions are tests/csrc; here are quick ones, with real processes whe
 import fcntl
 import os
 import re
+import signal
+import subprocess
+import sys
 import time
 
 import numpy as np
@@ -139,6 +142,13 @@ def survive_truncation():
     w.write(np.ones(8192))
     os.ftruncate(queue.descriptor.fds[0], 4096)
     assert not r.read(8192, 0)[4096:].any()
+
+
+def test_a_bus_error_that_is_sent_ends_a_guarded_process():
+    """4. The guard repeats an access that failed; where none did, it is no reason to live on."""
+    code = "import fmq.region, os; fmq.region.guard(); os.kill(os.getpid(), 7); print('alive')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (-signal.SIGBUS, b"")
 
 
 @pytest.mark.parametrize("flavour", fmq.Flavour)
