@@ -4,6 +4,7 @@ import contextlib
 import gc
 import os
 import random
+import select
 import signal
 import subprocess
 import threading
@@ -136,9 +137,19 @@ def striker(device, client, side, number):
             return
         for name in ("service_pid", "engine_pid") if side == "both" else (f"{side}_pid",):
             with contextlib.suppress(ProcessLookupError):
-                os.kill(getattr(device, name), number)
+                end(getattr(device, name), number)
 
     return strike
+
+
+def end(pid, number):
+    """Sends a signal and waits until the process has died of it: a crash takes longer than some frames."""
+    fd = os.pidfd_open(pid)
+    try:
+        signal.pidfd_send_signal(fd, number)
+        assert select.select([fd], [], [], BOUND)[0]
+    finally:
+        os.close(fd)
 
 
 def random_kills(kit, place, seed, rounds, address="reference"):
