@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from measure import DEVICE_CPU, HERE, NotMeasured, scratch
 
 import driver
-from driver.client import discovery
+from driver.client import launch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -21,23 +21,21 @@ if TYPE_CHECKING:
     from measure import Block
 
 # A device's processes see installed packages only. These look here, too, after all else: "native_device:Native".
-_LAUNCH = (
-    "import os; os.fork() and os._exit(0)\n"
-    f"import sys; sys.path.append({str(HERE)!r})\n"
-    "from driver.service.process import main; main()"
-)
+_LAUNCH = f"import runpy, sys; sys.path.append({str(HERE)!r}); runpy.run_path({launch.__file__!r}, run_name='__main__')"
 
 
 @contextmanager
 def own_device(name: str = "reference") -> Iterator[driver.RemoteDevice]:
     """`driver.connect(name)` in a runtime directory of its own; both processes end with the block."""
     with scratch() as directory:
-        before, discovery._LAUNCH = discovery._LAUNCH, _LAUNCH
+        script, before = directory / "launch.py", launch.__file__
+        script.write_text(_LAUNCH)
         os.environ["BURST_RUNTIME_DIR"] = str(directory)
         try:
+            launch.__file__ = str(script)
             device = driver.connect(name)
         finally:
-            discovery._LAUNCH = before
+            launch.__file__ = before
         try:
             yield device
         finally:
@@ -49,12 +47,12 @@ def own_device(name: str = "reference") -> Iterator[driver.RemoteDevice]:
 def c_driver(folder: Path) -> Path:
     """The driver of examples/device-c, built in this folder. Raises NotMeasured where it cannot be."""
     if not shutil.which("cmake"):
-        raise NotMeasured("cmake is missing (Debian: apt install cmake)")
+        raise NotMeasured("cmake is missing; install it (Debian: apt install cmake)")
     source, define = HERE.parent / "examples/device-c", f"-DBurstDevice_DIR={HERE.parent / 'driver/devices/library'}"
     commands = ["cmake", "-S", source, "-B", folder, define], ["cmake", "--build", folder]
     for command in commands:
         if subprocess.run(command, capture_output=True, check=False).returncode:
-            raise NotMeasured("XNNPACK is missing (Debian: apt install libxnnpack-dev libpthreadpool-dev)")
+            raise NotMeasured("XNNPACK is missing; install it (Debian: apt install libxnnpack-dev libpthreadpool-dev)")
     return folder / "libburst_xnnpack.so"
 
 
