@@ -183,7 +183,8 @@ def kills_of(kit, place, source, rounds, address):
                 slow.append(slowest)
         frames.finish()
         client.kill()
-        kit.until(lambda: len(place.pids()) == 2)
+        most = 2 if address == "reference" else 4  # the others ask a library what it supports, where it may crash
+        kit.until(lambda: 2 <= len(place.pids()) <= most)
     return n + 1, frames.results, slow
 
 
