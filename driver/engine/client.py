@@ -36,6 +36,7 @@ from driver.protocol.prepare_arguments import PrepareArguments
 from driver.protocol.rpc import Reply, take_fd
 from driver.protocol.stated_capabilities import stated_by, to_wire
 from fmq import Descriptor, FmqError, LifePage
+from fmq.region import checked_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -420,6 +421,8 @@ class EngineClient:
         """The queue in a message's first descriptor. Raises ResourceExhaustedPersistent, InvalidDescriptor."""
         is_stranger = self.uid != os.getuid()  # within the account: memory="posix", and `guard` turns it into zeros
         queue = Descriptor.from_wire(wire, [message.fds.pop(0)], sealed=is_stranger, announces=False)
+        for fd in queue.fds if is_stranger else ():
+            checked_size(fd, None, sealed=True)  # here, whichever process of the device attaches it
         self._limits.check_size("burst_elements", queue.capacity, "use shorter queues")
         check_queue(queue)
         return queue

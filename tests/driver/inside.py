@@ -1,5 +1,7 @@
 """What tests look at inside of a client: each private name stands here once."""
 
+from driver.engine.client import EngineClient
+
 
 def session_of(burst):
     """Its connection of the moment: the controller, and what became of requests."""
@@ -34,6 +36,11 @@ def reader_of(controller):
 def life_word_of(controller):
     """Where the device's life word is mapped."""
     return reader_of(controller).peer_page.base
+
+
+def taken_queue(client, wire, message):
+    """What the engine makes of a queue that a client sends: its descriptor, or an error."""
+    return EngineClient._queue(client, wire, message)
 
 
 def model_number_of(prepared):

@@ -1,14 +1,19 @@
 """A client that takes memory away hurts only itself: touching what was truncated would end a process with SIGBUS."""
 
 import os
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from inside import controller_of, model_number_of, reader_of, writer_of
+from inside import controller_of, model_number_of, reader_of, taken_queue, writer_of
+from unsealed import unsealed_queue
 
 import driver
+import fmq
 from burst import Memory, NotSent, Request, RequestArgument, StatusError
+from burst.datum import DATUM_DTYPE
 from driver.client.workspace import KnownRequest
+from driver.engine.limits import limits
 
 A = np.ones((1, 4), np.float32)
 
@@ -65,3 +70,19 @@ def test_truncated_queues_end_the_burst_and_not_the_device(adder):
             controller.send(packet, timeout=0.5)
         np.testing.assert_array_equal(other.run(A, A).outputs[0], A + A)
     np.testing.assert_array_equal(adder.run(A, A)[0], A + A)
+
+
+@pytest.mark.parametrize("what", ["memfd", "posix", "unsealed"])
+@pytest.mark.parametrize("uid", [os.getuid(), os.getuid() + 1])
+def test_whose_queues_may_be_truncated(what, uid):
+    """Those of the device's own account: from another account's client the engine takes what is sealed, looking before
+    any process of the device attaches it.
+    """
+    made = unsealed_queue()[2] if what == "unsealed" else fmq.MessageQueue.create(DATUM_DTYPE, 64, memory=what)
+    wire, fds = made.descriptor.to_wire()
+    client, message = SimpleNamespace(uid=uid, _limits=limits()), SimpleNamespace(fds=[os.dup(fd) for fd in fds])
+    if uid == os.getuid() or what == "memfd":
+        assert taken_queue(client, wire, message).capacity == 64
+    else:
+        with pytest.raises(fmq.InvalidDescriptor, match="not sealed against shrinking"):
+            taken_queue(client, wire, message)
