@@ -13,6 +13,7 @@ import pytest
 from xnnpack_driver import EXAMPLE, built
 
 import driver
+from burst import Request, RequestArgument
 from driver.devices import device_class
 
 pytestmark = pytest.mark.integration
@@ -196,6 +197,39 @@ def test_executions_of_one_model_run_at_the_same_time(library, tmp_path, monkeyp
             for n, future in asked:
                 np.testing.assert_allclose(future.result(LONG).outputs[0], single * n, rtol=1e-4)
         os.kill(device.service_pid, 15)
+
+
+def test_a_fenced_chain_stays_in_the_drivers_own_buffers(library, tmp_path, monkeypatch):
+    """Ten executions go back and forth between two buffers that the driver allocated, launched with fences and in a
+    burst: each adds 1, and no bulk byte is copied."""
+    monkeypatch.setenv("BURST_RUNTIME_DIR", str(tmp_path))
+    builder = driver.ModelBuilder()
+    x = builder.input("float32", (1, 4))
+    builder.output(builder.operation("ADD", x, np.ones((1, 4), np.float32), 0))
+    role = [driver.BufferRole(0, 0, 1.0)]
+    with driver.connect(str(library)) as device, device.prepare(builder.build()) as prepared, prepared.burst() as burst:
+        one, other = (device.allocate(driver.BufferDesc((1, 4)), [prepared], role, role) for _ in range(2))
+        one.copy_from(np.zeros((1, 4), np.float32))
+        there, back = (
+            Request((RequestArgument(),), (RequestArgument(pool=1),), buffers)
+            for buffers in ((one, other), (other, one))
+        )
+        fenced = []
+        for request in (there, back) * 5:
+            fenced.append(prepared.execute_fenced(request, fenced[-1:]))
+        fenced[-1].wait(LONG)
+        np.testing.assert_array_equal(result_of(one), np.full(4, 10))
+        for request in (there, back) * 5:
+            burst.execute(request)
+        np.testing.assert_array_equal(result_of(one), np.full(4, 20))
+        assert burst.stats()["copied_bytes"]["bulk"] == 0
+        os.kill(device.service_pid, 15)
+
+
+def result_of(buffer):
+    found = np.zeros((1, 4), np.float32)
+    buffer.copy_to(found)
+    return found.ravel()
 
 
 def test_the_readme_names_what_is_there():
