@@ -133,6 +133,7 @@ class _Server(ThreadingHTTPServer):
     """A thread for each connection, as many as `visits` admits, and each until its deadline."""
 
     daemon_threads = True
+    address_family = socket.AF_UNIX  # of the socket that it makes at first: the sandbox refuses others
 
     def __init__(self, listener: socket.socket, handler: Any) -> None:
         super().__init__(("", 0), handler, bind_and_activate=False)
