@@ -118,7 +118,10 @@ class ExecutorCache:
     def _remove_freed(self) -> None:
         while self._freed and self._lock.acquire(blocking=False):
             try:
-                slots, self._freed[:] = set(self._freed) & self._added, []
+                slots = set[int]()
+                while self._freed:  # one by one: another thread may add to it meanwhile
+                    slots.add(self._freed.pop())
+                slots &= self._added
                 self._added -= slots
                 self._remove(slots)
             finally:
@@ -190,4 +193,6 @@ def _fits(dimensions: tuple[int, ...], given: tuple[int, ...]) -> bool:
     """Whether they are numbers on the wire, and those of the request where it gives some."""
     if not all(0 <= d < 2**32 for d in dimensions):
         return False
-    return not given or tuple(g or d for g, d in zip(given, dimensions, strict=False)) == dimensions
+    return not given or (
+        len(given) == len(dimensions) and all(g in {0, d} for g, d in zip(given, dimensions, strict=True))
+    )

@@ -156,7 +156,7 @@ void burst_timed_free(burst_timed *timed);    /* it does not run */
 int32_t burst_timed_run(void *timed);         /* calls the function; returns its status, GENERAL_FAILURE for what is none */
 void burst_timed_cancel(burst_timed *timed);  /* later runs fail at once, and one that goes on has to end now; any thread */
 int32_t burst_timed_status(const burst_timed *timed); /* what the function has returned last; BURST_TIMED_CANCELLED: it was not called */
-int32_t burst_timed_checkpoint(void); /* within a run: burst_checkpoint; not 0: the run was cancelled, or has no time left */
+int32_t burst_timed_checkpoint(void); /* within a run: burst_checkpoint; GENERAL_FAILURE: cancelled; MISSED_DEADLINE_TRANSIENT: late */
 void *burst_timed_overdue(uint64_t grace_ns); /* sleeps until a run goes on so long after its deadline or cancellation; its object */
 /* managed: a burst_function on buffers of the device. A buffer is fresh (1) while it has no value; then it is no input. */
 typedef struct {

@@ -11,6 +11,7 @@
 #include "burst/packet.h"
 #include "fmq/futex.h"
 
+#include <errno.h>
 #include <pthread.h>
 #include <stdlib.h>
 
@@ -87,12 +88,15 @@ int32_t burst_timed_status(const burst_timed *t) { return t->status; }
 
 int32_t burst_timed_checkpoint(void) {
     uint64_t due = burst_due();
-    return burst_checkpoint() || (current && is_cancelled(current)) || (due != UINT64_MAX && futex_now() > due);
+    int r = burst_checkpoint();
+    if ((r && r != -ETIMEDOUT) || (current && is_cancelled(current))) return GENERAL_FAILURE;
+    return r || (due != UINT64_MAX && futex_now() > due) ? MISSED_DEADLINE_TRANSIENT : 0;
 }
 
-static burst_timed *look(uint64_t grace_ns, bool *is_bounded) {
+/* The object of a run that is overdue. Taken under the lock: without it the run may end, and be freed, at any moment. */
+static void *look(uint64_t grace_ns, bool *is_bounded) {
     uint64_t now = futex_now();
-    burst_timed *found = NULL;
+    void *found = NULL;
     *is_bounded = false;
     pthread_mutex_lock(&lock);
     for (burst_timed *t = first; t && !found; t = t->after) {
@@ -101,7 +105,7 @@ static burst_timed *look(uint64_t grace_ns, bool *is_bounded) {
         if (cancelled < end) end = cancelled;
         if (end == UINT64_MAX) continue;
         *is_bounded = true;
-        if (now > end && now - end > grace_ns) found = t;
+        if (now > end && now - end > grace_ns) found = t->object;
     }
     pthread_mutex_unlock(&lock);
     return found;
@@ -109,8 +113,8 @@ static burst_timed *look(uint64_t grace_ns, bool *is_bounded) {
 
 void *burst_timed_overdue(uint64_t grace_ns) {
     for (bool is_bounded;;) {
-        burst_timed *found = look(grace_ns, &is_bounded);
-        if (found) return found->object;
+        void *found = look(grace_ns, &is_bounded);
+        if (found) return found;
         if (is_bounded) {
             futex_wait(&bell, AWAKE, UINT32_MAX, futex_now() + LOOK_NS);
             continue;
@@ -119,6 +123,6 @@ void *burst_timed_overdue(uint64_t grace_ns) {
         found = look(grace_ns, &is_bounded);
         if (!found && !is_bounded) futex_wait(&bell, ASLEEP, UINT32_MAX, FMQ_FOREVER);
         atomic_store(&bell, AWAKE);
-        if (found) return found->object;
+        if (found) return found;
     }
 }

@@ -241,13 +241,14 @@ static burst_status bind(burst_prepared *prepared, const burst_binding *binding,
 
 /* The hot path. */
 static burst_status execute(burst_execution *e, uint64_t deadline) {
+    (void)deadline;
     if (!e->lane) return BURST_OUTPUT_INSUFFICIENT_SIZE;
     const burst_host *host = e->prepared->device->host;
     for (uint32_t i = 0; i < e->n_before; i++) memcpy(e->before[i].to, e->before[i].from, e->before[i].bytes);
     for (uint32_t i = 0, n = e->prepared->plan.n_steps; i < n; i++) {
         if (atomic_load_explicit(&e->is_cancelled, memory_order_relaxed)) return BURST_GENERAL_FAILURE;
-        if (i && host->checkpoint()) return BURST_GENERAL_FAILURE;
-        if (i && deadline != UINT64_MAX && host->now() > deadline) return BURST_MISSED_DEADLINE_TRANSIENT;
+        burst_status status = i ? host->checkpoint() : BURST_NONE; /* it looks at the deadline, too */
+        if (status) return status;
         if (xnn_run_operator(e->lane->operators[i], NULL)) return BURST_GENERAL_FAILURE;
     }
     for (uint32_t i = 0; i < e->n_after; i++) memcpy(e->after[i].to, e->after[i].from, e->after[i].bytes);

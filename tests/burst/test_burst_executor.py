@@ -18,6 +18,7 @@ from burst import (
     Result,
     Timing,
 )
+from burst.burst_executor import ExecutorCache, checked_result
 from burst.channel import Channel
 from burst.errors import MissedDeadlineTransient
 from burst.messages import Cause
@@ -101,6 +102,34 @@ def test_freed_memory_leaves_the_executor(kept, burst, memory, keeper, mappings)
         device.wait_freed()
         assert executor.called("remove") == [[n] for n in range(slot + 1)]
         assert mappings(pool) == 1
+
+
+def test_memory_that_is_freed_while_other_is_removed(keeper):
+    """A slot that another thread frees while the executor removes one is removed, too: no call of `free` is lost."""
+
+    class Freed(int):  # compared while the slots to remove are gathered
+        def __eq__(self, other):
+            if frees:
+                cache.free(frees.pop())
+            return int(self) == other
+
+        __hash__ = int.__hash__
+
+    frees: list[list[int]] = []
+    executor = keeper()
+    cache = ExecutorCache(executor)
+    cache.resolve([0, 1], lambda slots: slots)
+    frees.append([1])
+    cache.free([Freed(0)])
+    assert sorted(executor.called("remove")) == [[0], [1]]
+
+
+@pytest.mark.parametrize("dimensions", [(2,), (2, 3, 1), (3, 3)])
+def test_shapes_of_another_rank_than_the_request_gives(dimensions):
+    """They contradict it, as other dimensions do."""
+    request = Request((), (RequestArgument(length=4, dimensions=(2, 0)),), ())
+    with pytest.raises(GeneralFailure, match=r"gives dimensions \[2, 0\]"):
+        checked_result(Result(NONE, output_shapes=(OutputShape(dimensions),)), request)
 
 
 def test_memory_is_not_removed_while_an_execution_uses_it(kept, burst, memory, keeper, gate):

@@ -66,7 +66,7 @@ static int is_scalar(int32_t type) { return type == 0 || type == 1 || type == 2 
 uint64_t burst_operand_bytes(const burst_operand *operand) {
     if (operand->value) return operand->value_bytes;
     uint64_t size = burst_element_bytes(operand->type), n = burst_elements(operand->rank, operand->dimensions);
-    if ((!operand->rank && !is_scalar(operand->type)) || !size || n > UINT64_MAX / size) return 0;
+    if ((!operand->rank && !is_scalar(operand->type)) || !size || n >= UINT64_MAX / size) return 0;
     return n * size;
 }
 

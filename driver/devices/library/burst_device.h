@@ -7,9 +7,9 @@
  *
  * Processes. The engine prepares and executes. Two more processes load the library: one reads the table's first fields and
  * ends, and one opens the device and calls `supported` alone. The process that clients talk to never loads it. So a crash
- * ends one of the others, which is started again. A call that does not return is ended with its process: `supported` after
- * 10 s, `prepare` a second after its deadline or after `prepare_seconds` of limits.toml, `execute` a second after its
- * deadline or cancellation, all others after `driver_seconds`.
+ * ends one of the others, which is started again. A call that does not return is ended with its process: reading the table
+ * after 10 s; `prepare`, `improve` and `save` a second after their deadline or after `prepare_seconds` of limits.toml;
+ * `execute` a second after its deadline or cancellation; all others after `driver_seconds`.
  *
  *     const burst_device_table *burst_device_get(uint32_t abi) { return abi == BURST_DEVICE_ABI ? &table : NULL; }
  *
@@ -17,15 +17,16 @@
  * name by an entry point of the group "burst.devices" whose value is the library's path.
  *
  * Versions. BURST_DEVICE_ABI counts incompatible changes; a library of another one is refused. Everything else is additive:
- * structs grow at their end, and each struct that stands alone says in `size` how large its maker knew it. Burst reads no
- * field beyond the driver's `size`, and a driver reads none beyond Burst's. Elements of arrays are `stride` bytes apart, so
- * use the functions of burst_device.c, which know this, to iterate. The ABI is provisional until Burst 1.0.
+ * structs grow at their end, and each struct that stands alone says in `size` how large its maker knew it; only burst_shape
+ * never grows. Burst reads no field beyond the driver's `size`, and a driver reads none beyond Burst's. Elements of arrays
+ * are `stride` bytes apart, so use the functions of burst_device.c, which know this, to iterate. The ABI is provisional
+ * until Burst 1.0.
  *
  * Errors. Functions that can fail return a burst_status, the HAL's ErrorStatus. With a status that is not BURST_NONE they may
  * write a text for people into `why`: UTF-8, ended by 0, at most `room` bytes with the 0. Clients are shown it.
  *
  * Threads. A function says from which threads it is called. "any" means: from several at once, for different objects, unless
- * it says "one at a time". No function is called while the process forks, none after `close`.
+ * it says "one at a time". No function is called while the process forks.
  *
  * Who frees what. Burst frees what it passes in; a pointer into it is valid until the function returns, unless the function
  * says for longer. The driver frees what it made when Burst calls the function that ends it: `release` for what `prepare`
@@ -128,7 +129,7 @@ typedef struct {
     const uint16_t *extension_prefixes;
 } burst_model;
 
-/* ---- what Burst offers the driver. Valid from `open` until `close` has returned; any thread may call it. */
+/* ---- what Burst offers the driver. Valid from `open` on, as long as the device; any thread may call it. */
 
 typedef struct {
     uint32_t abi, size;
@@ -137,7 +138,8 @@ typedef struct {
     void (*report)(void *context, int32_t state, const char *reason);
     void (*log)(void *context, const char *text); /* a line in the device's log */
     /* From the thread of `execute`, between pieces of work, holding nothing that others wait for: lets more urgent
-     * executions through. 0; else the execution was cancelled or has no time left: return BURST_GENERAL_FAILURE. */
+     * executions through, and looks at the deadline. Not 0: the execution was cancelled or has no time left; return what
+     * it returns, BURST_GENERAL_FAILURE or BURST_MISSED_DEADLINE_TRANSIENT. */
     int32_t (*checkpoint)(void);
     uint64_t (*now)(void); /* CLOCK_MONOTONIC nanoseconds, as all deadlines are */
 } burst_host;
@@ -267,7 +269,8 @@ typedef struct {
     uint32_t n_code_files, n_data_files, keeps_compilations; /* how a compilation is kept, if it is */
     uint32_t burst_version; /* the newest version of the wire that `configure_burst` speaks; 0: all of them */
 
-    /* -- the device. `open` comes first, once in each process; one thread. */
+    /* -- the device. `open` comes first, in each process that needs the device; one thread. If it fails, it is called again
+     * for the next client. This version of Burst never calls `close`: a device's process ends as if it were killed. */
     burst_status (*open)(const burst_host *host, burst_device **device, burst_why *why);
     void (*close)(burst_device *device);
     /* Refuses, through `answers`, the operations of the main subgraph that `prepare` would not take; what it does not
@@ -286,8 +289,9 @@ typedef struct {
      * deadline: CLOCK_MONOTONIC ns, UINT64_MAX: none; for the accelerator, and to give up with
      * BURST_MISSED_DEADLINE_TRANSIENT. An output that has too little memory: BURST_OUTPUT_INSUFFICIENT_SIZE. */
     burst_status (*execute)(burst_execution *execution, uint64_t deadline);
-    /* The shape of an output: known after `bind` where it follows from the inputs' shapes, else after `execute`.
-     * Not BURST_NONE: not known yet. An execution of which `bind` tells all shapes is executed only if all outputs fit. */
+    /* The shape of an output: known after `bind` where it follows from the inputs' shapes, else after `execute`. The thread
+     * that has called these. Not BURST_NONE: not known yet. An execution of which `bind` tells all shapes is executed only if
+     * all outputs fit. */
     burst_status (*output_shape)(const burst_execution *execution, uint32_t output, burst_shape *shape);
 
     /* -- from here on all functions are optional: NULL where the driver has none. */
@@ -295,42 +299,51 @@ typedef struct {
     void (*explain)(const burst_execution *execution, burst_why *why);
     /* Ends a running `execute` with BURST_GENERAL_FAILURE as soon as it can, and every later one. Any thread; returns at once. */
     void (*cancel)(burst_execution *execution);
-    /* What the device is worth. None: Burst measures it. */
+    /* What the device is worth. None: Burst measures it. Any thread, several at once. */
     burst_status (*capabilities)(burst_device *device, const burst_capabilities *capabilities, burst_why *why);
 
     /* Memory for a driver-managed buffer, in any layout. BURST_RESOURCE_EXHAUSTED_*: Burst's own memory is used, and `bind`
      * gets it as `memory`. One at a time for each device. occupied: bytes to charge to the client. */
     burst_status (*allocate)(burst_device *device, const burst_buffer_description *description, burst_buffer **buffer,
                              uint64_t *occupied, burst_why *why);
-    void (*free_buffer)(burst_buffer *buffer); /* also of what `map_memory` made; nothing is bound to it */
-    /* Copies the value in or out, in the HAL's layout, `bytes` as described. No execution writes it meanwhile. */
+    void (*free_buffer)(burst_buffer *buffer); /* also of what `map_memory` made; any thread; nothing is bound to it */
+    /* Copies the value in or out, in the HAL's layout, `bytes` as described. No execution writes it meanwhile. Any thread,
+     * one at a time for each buffer. */
     burst_status (*copy_from)(burst_buffer *buffer, const void *source, uint64_t bytes, burst_why *why);
     burst_status (*copy_to)(burst_buffer *buffer, void *target, uint64_t bytes, burst_why *why);
-    /* The value's address, if the CPU can use it in the HAL's layout as it lies there; NULL: a native layout. */
+    /* The value's address, if the CPU can use it in the HAL's layout as it lies there; NULL: a native layout. Called once,
+     * when the buffer is made; the address holds until `free_buffer`. */
     void *(*host_memory)(burst_buffer *buffer);
-    /* Maps memory of a kind of the driver's own. BURST_INVALID_ARGUMENT for a handle that is wrong. */
+    /* Maps memory of a kind of the driver's own. BURST_INVALID_ARGUMENT for a handle that is wrong. Any thread, several at
+     * once. */
     burst_status (*map_memory)(burst_device *device, const burst_handle *handle, burst_buffer **buffer, burst_why *why);
 
-    /* Keeps what `prepare` needs to be quicker next time. BURST_NONE without a call of `put`: not worth it. */
+    /* Keeps what `prepare` needs to be quicker next time. BURST_NONE without a call of `put`: not worth it. Any
+     * thread, one at a time for each model; the model may be executing. */
     burst_status (*save)(burst_prepared *prepared, const burst_saving *saving, burst_why *why);
     /* A better model to replace this one, made while this one serves; *better NULL: there is none. Called once, after
-     * `improves_after` executions, in a background thread. */
+     * `improves_after` executions, in a background thread; another model may be prepared meanwhile. */
     burst_status (*improve)(burst_prepared *prepared, const burst_preparation *preparation, burst_prepared **better,
                             burst_why *why);
-    uint32_t (*improves_after)(burst_prepared *prepared);
+    uint32_t (*improves_after)(burst_prepared *prepared); /* called once, when the model is made; 0: never */
 
     /* Hints about power. A burst on the model was opened, or has ended: expect executions soon, or no more. Any thread. */
     void (*burst_began)(burst_prepared *prepared, int32_t preference);
     void (*burst_ended)(burst_prepared *prepared);
-    /* Nothing has run for a while: give back what the next `bind` or `execute` can make again. One thread at a time. */
+    /* Nothing has run for a while: give back what the next `bind` or `execute` can make again. One thread at a time; `bind`
+     * and `execute` may come meanwhile. */
     void (*rest)(burst_device *device);
     void (*rest_model)(burst_prepared *prepared);
 
-    /* A burst whose queues the driver serves itself. BURST_DEVICE_UNAVAILABLE: Burst serves it, as always with NULL here. */
+    /* A burst whose queues the driver serves itself. BURST_DEVICE_UNAVAILABLE: Burst serves it, as always with NULL here. Any
+     * thread. */
     burst_status (*configure_burst)(burst_prepared *prepared, const burst_offer *offer, burst_session **session,
                                     burst_why *why);
-    void (*free_memory)(burst_session *session, const int32_t *slots, uint32_t n); /* the client frees them; any thread */
-    void (*end_burst)(burst_session *session); /* ends it; `ended` comes soon, unless it came already. Then it is freed. */
+    /* The client frees these slots. Any thread; of `free_memory` and `end_burst` one at a time for each session. */
+    void (*free_memory)(burst_session *session, const int32_t *slots, uint32_t n);
+    /* Called exactly once; `ended` comes soon afterwards, or came before. When both have been called, the driver frees the
+     * session. */
+    void (*end_burst)(burst_session *session);
 } burst_device_table;
 /* cffi reads up to here. */
 

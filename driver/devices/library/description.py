@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from driver.errors import DeviceNotFound, signal_name
 
 SECONDS = 10.0
-"""That a library may take to be loaded, and to answer what is supported."""
+"""That a library may take to be loaded, and its table to be read."""
 _NAME = re.compile(r".+\.so(\.[0-9]+)*", re.DOTALL)
 _PROGRAM = Path(__file__).with_name("table.py")
 _MOST_WORDS = 300  # characters

@@ -156,9 +156,10 @@ class LibraryDevice(Device):
         driver, flat = self.driver, FlatModel(model)
         try:
             prepared = driver.made("prepare", "burst_prepared *", driver.device, flat.pointer, preparation.pointer)
+            made = LibraryModel(driver, model, flat, prepared, shared=bool(driver.table.is_shareable))
         finally:
-            preparation.check()
-        return LibraryModel(driver, model, flat, prepared, shared=bool(driver.table.is_shareable))
+            preparation.check()  # if it raises, `made` is released
+        return made
 
 
 class FlatPreparation:
@@ -242,14 +243,15 @@ class LibraryModel(PreparedModel):
             self.driver.tell("burst_ended", self.prepared)
 
     def improved(self, preparation: Preparation) -> PreparedModel | None:
-        driver, flat, better = self.driver, FlatPreparation(preparation), ffi.new("burst_prepared **")
+        driver, flat, place = self.driver, FlatPreparation(preparation), ffi.new("burst_prepared **")
+        better = None
         try:
-            driver.call("improve", self.prepared, flat.pointer, better)
+            driver.call("improve", self.prepared, flat.pointer, place)
+            if place[0] != ffi.NULL:
+                better = LibraryModel(driver, self.model, self._flat, place[0], shared=self.serves_all)
         finally:
-            flat.check()
-        if better[0] == ffi.NULL:
-            return None
-        return LibraryModel(driver, self.model, self._flat, better[0], shared=self.serves_all)
+            flat.check()  # if it raises, `better` is released
+        return better
 
     def __del__(self) -> None:
         self.driver.tell("release", self.prepared)

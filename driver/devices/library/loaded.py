@@ -141,22 +141,24 @@ class Callback:
         """`kind`: of the C function, whose first argument is the context; `function`: gets the others."""
         self.error: Exception | None = None
         self._function = function
-        is_void = kind.startswith("void")
-        self.pointer = ffi.callback(kind, self._call, error=None if is_void else int(ErrorStatus.GENERAL_FAILURE))
+        self._is_void = kind.startswith("void")
+        self.pointer = ffi.callback(kind, self._call, error=None if self._is_void else int(ErrorStatus.GENERAL_FAILURE))
 
     def _call(self, _: Any, *arguments: Any) -> int | None:
-        if self.error is not None:
-            return _status_of(self.error)
-        try:
-            return self._function(*arguments)
-        except Exception as error:  # noqa: BLE001 (it goes on where the driver was called)
-            self.error = error
-            return _status_of(error)
+        if self.error is None:
+            try:
+                return self._function(*arguments)
+            except Exception as error:  # noqa: BLE001 (it goes on where the driver was called)
+                self.error = error
+        return None if self._is_void else _status_of(self.error)
 
     def check(self) -> None:
-        """Raises what the function has raised."""
+        """Raises what the function has raised, once: it must not stay in a cycle with its own traceback."""
         if self.error is not None:
-            raise self.error
+            try:
+                raise self.error
+            finally:
+                self.error = None
 
 
 def _status_of(error: Exception) -> int:

@@ -28,8 +28,9 @@ def configured(model: LibraryModel, offer: BurstOffer) -> LibraryBurst | None:
     """The driver's own burst; None: it leaves this one to the engine. Raises StatusError."""
     number = next(_numbers)
     burst = _open[number] = LibraryBurst(model, offer.on_end)
-    fds = [os.dup(fd) for fd in (offer.requests.fds[0], offer.results.fds[0], offer.callback.fileno())]
+    fds: list[int] = []
     try:
+        fds.extend(map(os.dup, (offer.requests.fds[0], offer.results.fds[0], offer.callback.fileno())))
         burst.configure(_flat(offer, fds, number))
     except BaseException as error:
         close_all(fds)

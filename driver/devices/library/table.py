@@ -8,6 +8,7 @@ of a service start that program (`driver.devices.library.description`) and never
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 from functools import cache
@@ -102,6 +103,10 @@ def _checked(found: Any) -> Any:
             f"its table says size {found.size}, but the required functions end at {needed}: set it to "
             "sizeof(burst_device_table)"
         )
+    if found.size % ffi.alignof("burst_device_table"):
+        raise LibraryFault(
+            f"its table says size {found.size}, which ends within a field: set it to sizeof(burst_device_table)"
+        )
     table = ffi.new("burst_device_table *")
     ffi.memmove(table, found, min(found.size, ffi.sizeof("burst_device_table")))
     missing = [name for name in _REQUIRED if getattr(table, name) == ffi.NULL]
@@ -187,10 +192,15 @@ def _needs(table: Any) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Prints one line for each thing that is begun, and then {"table": …} or {"fault": …} as JSON."""
+    """Prints one line for each thing that is begun, and then {"table": …} or {"fault": …} as JSON.
+
+    What the library prints goes to the standard error.
+    """
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
 
     def tell(**what: object) -> None:
-        print(json.dumps(what), flush=True)
+        print(json.dumps(what), file=answers, flush=True)
 
     try:
         table, _library = load(sys.argv[1], lambda word: tell(during=word))

@@ -51,6 +51,7 @@ ANSWERED = [
 LIES = [
     ("faulty.abi = 2", "its table says abi 2, this Burst speaks 1; build it with the header"),
     ("faulty.size = 16", "its table says size 16, but the required functions end at"),
+    ("faulty.size -= 4", "which ends within a field"),
     ("faulty.name = NULL", "name is NULL: give a text"),
     (r'faulty.version = "\377"', "version is .* not UTF-8"),
     (r'faulty.name = "a\nb"', "can be printed"),
@@ -203,6 +204,12 @@ def test_a_file_that_is_no_library(tmp_path):
     (tmp_path / "libtext.so").write_text("no library")
     with pytest.raises(driver.DeviceNotFound, match=r"it cannot be loaded: .*libtext.so"):
         device_class(str(tmp_path / "libtext.so"))
+
+
+def test_a_library_that_prints(tmp_path):
+    """What it prints while it is read is not taken for an answer."""
+    path = compiled(tmp_path / "libprints.so", "faulty.c", flags=['-DLIE=puts("{\\"table"), fflush(stdout)'])
+    assert device_class(str(path)).name == "faulty"
 
 
 def test_a_library_that_never_answers(tmp_path, monkeypatch):

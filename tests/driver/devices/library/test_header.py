@@ -61,6 +61,30 @@ def test_compiles_without_a_warning(compiler, tmp_path):
     assert "burst_device_get" in out.stdout.split()
 
 
+def test_sizes_of_operands(tmp_path):
+    """`burst_operand_bytes` is 0 for every type whose dimensions are not known, and for too many elements."""
+    program = tmp_path / "sizes.c"
+    program.write_text("""
+        #include "burst_device.h"
+        static uint64_t bytes(int32_t type, uint32_t rank, const uint32_t *dimensions) {
+            burst_operand operand = {0};
+            operand.type = type, operand.rank = rank, operand.dimensions = dimensions;
+            return burst_operand_bytes(&operand);
+        }
+        int main(void) {
+            const uint32_t known[] = {2, 3}, open[] = {2, 0}, many[] = {1u << 31, 1u << 31, 4};
+            for (int32_t type = 3; type < 15; type++) {
+                if (type == BURST_SCALAR_BOOL || type == BURST_SCALAR_FLOAT16) continue;
+                if (bytes(type, 2, known) != 6 * burst_element_bytes(type)) return 1;
+                if (bytes(type, 2, open) || bytes(type, 0, open) || bytes(type, 3, many)) return 2;
+            }
+            return bytes(BURST_SCALAR_INT32, 0, open) != 4;
+        }
+    """)
+    subprocess.run(["cc", *STRICT, program, HEADERS / "burst_device.c", "-o", tmp_path / "sizes"], check=True)
+    assert subprocess.run([tmp_path / "sizes"], check=False).returncode == 0
+
+
 def test_the_command_prints_the_folder():
     """`--include` and `--cmake` print the folder with the header, the source and the file for CMake."""
     for option, file in (("--include", "burst_device.h"), ("--cmake", "BurstDeviceConfig.cmake")):

@@ -9,7 +9,10 @@ import pytest
 from c_drivers import compiled
 
 import driver
+from burst import MissedDeadlineTransient
+from driver.deadlines import due
 from driver.devices import device_class
+from driver.devices.library.table import ffi
 from driver.interface import BindOptions, Preparation
 
 
@@ -65,6 +68,42 @@ def test_cancelled_executions_fail(toy, model, x):
     bound.cancel()
     with pytest.raises(driver.DriverError, match="cancelled"):
         bound.run()
+
+
+def test_a_checkpoint_ends_an_execution_whose_time_is_up(toy, model, x):
+    """What `host->checkpoint` returns past the deadline is the status of a missed deadline."""
+    device = device_class(str(toy))()
+    bound = device.prepare(model, Preparation()).bind([x], [np.zeros(16, np.uint8)], BindOptions())
+    with due(1), pytest.raises(MissedDeadlineTransient):
+        bound.run()
+    bound.run()
+
+
+def test_a_model_that_is_ready_too_late_is_released(toy, model, capfd):
+    """A driver that goes on when `pace` says that its time is up: the client gets the missed deadline, and the driver
+    gets its model back, at once. Nothing else is said."""
+    device, released = device_class(str(toy))(), []
+    table, place = device.driver.table, ffi.new("char *")
+    kind = ffi.typeof(table.prepare)
+
+    @ffi.callback(kind)
+    def prepare(_device, _model, preparation, prepared, _why):
+        preparation.pace(preparation.context)
+        prepared[0] = ffi.cast("burst_prepared *", place)
+        return 0
+
+    @ffi.callback("void(burst_prepared *)")
+    def release(prepared):
+        released.append(prepared)
+
+    def late():
+        raise MissedDeadlineTransient
+
+    table.prepare, table.release = prepare, release
+    with pytest.raises(MissedDeadlineTransient):
+        device.prepare(model, Preparation(pace=late))
+    assert released == [ffi.cast("burst_prepared *", place)]
+    assert capfd.readouterr().err == ""
 
 
 def test_output_that_is_too_small(toy, model, x):
