@@ -18,7 +18,7 @@ import numpy as np
 
 from driver.devices.reference import ReferenceDevice
 from driver.errors import OutputInsufficientSize
-from driver.interface import BoundExecution, PreparedModel
+from driver.interface import BoundExecution, Needs, PreparedModel
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -65,6 +65,7 @@ def compiled() -> Any:
 class Native(ReferenceDevice):
     """Compiles its function with its first model."""
 
+    needs = Needs(system_calls=("execve",))  # it compiles its function
     name = "native"
     version = "1"
     _add: Any = None

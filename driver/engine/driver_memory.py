@@ -233,6 +233,10 @@ class HoldingExecution(BoundExecution):
         """Passes it on."""
         self._inner.cancel()
 
+    def is_running(self) -> bool:
+        """As the driver says."""
+        return self._inner.is_running()
+
     def __del__(self) -> None:
         del self._inner
 

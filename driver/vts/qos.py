@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from burst import Controller, ErrorStatus, InvalidArgument, Memory, Result, StatusError
+from burst import Controller, ErrorStatus, InvalidArgument, Memory, NotSent, Result, StatusError
 from burst.channel import Channel, pack
 from driver.nn import Model, ModelBuilder, Operand, Operation, Subgraph
 from driver.options import PREFERENCES, PRIORITIES
@@ -226,7 +226,10 @@ def in_the_middle(way: str, target: Target) -> None:
     asked = with_loop_timeout(request(case, places, [4]), _LOOP)
     with prepared(case, target) as model:
         begin = time.monotonic()
-        status = ask(model, asked, clock.now() + int(_LOOP / 4 * 1e9), target.patience)
+        try:
+            status = ask(model, asked, clock.now() + int(_LOOP / 4 * 1e9), target.patience)
+        except NotSent as error:  # a burst of wire version 1
+            skip(str(error))
         took = time.monotonic() - begin
         check(status in MISSED, f"an execution whose deadline passes while it runs gets {status.name}")
         check(took < _LOOP + _GRACE, f"it ends {took:.1f} s after it began, {_LOOP:g} s being its loop timeout")

@@ -68,9 +68,9 @@ def test_another_abi_is_refused(library):
 
 
 @pytest.mark.parametrize("scope", [None, pytest.param("--all", marks=pytest.mark.stress)])
-def test_it_passes_the_conformance_tests(library, scope, tmp_path):
+def test_it_passes_the_conformance_tests(library, scope, runtime_dir):
     """`burst vts` finds no failure, and each operation that the driver claims has passed a case."""
-    environment = os.environ | {"BURST_RUNTIME_DIR": str(tmp_path)}
+    environment = os.environ | {"BURST_RUNTIME_DIR": str(runtime_dir)}
     command = [sys.executable, "-m", "driver.cli", "vts", library, "--json", *([scope] if scope else [])]
     done = subprocess.run([*map(str, command)], capture_output=True, text=True, env=environment, check=False)
     report = json.loads(done.stdout)
@@ -177,9 +177,9 @@ def test_it_reads_nothing_behind_a_clients_memory(library):
     assert (done.stdout, done.returncode) == ("right\n", 0), done.stderr
 
 
-def test_executions_of_one_model_run_at_the_same_time(library, tmp_path, monkeypatch):
+def test_executions_of_one_model_run_at_the_same_time(library, runtime_dir, monkeypatch):
     """Two bursts with requests in flight at once: each has its own operators, so each result is right."""
-    monkeypatch.setenv("BURST_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setenv("BURST_RUNTIME_DIR", str(runtime_dir))
     filters = np.random.default_rng(2).random((8, 3, 3, 4), np.float32)
     builder = driver.ModelBuilder()
     x = builder.input("float32", (1, 16, 16, 4))
@@ -199,10 +199,10 @@ def test_executions_of_one_model_run_at_the_same_time(library, tmp_path, monkeyp
         os.kill(device.service_pid, 15)
 
 
-def test_a_fenced_chain_stays_in_the_drivers_own_buffers(library, tmp_path, monkeypatch):
+def test_a_fenced_chain_stays_in_the_drivers_own_buffers(library, runtime_dir, monkeypatch):
     """Ten executions go back and forth between two buffers that the driver allocated, launched with fences and in a
     burst: each adds 1, and no bulk byte is copied."""
-    monkeypatch.setenv("BURST_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setenv("BURST_RUNTIME_DIR", str(runtime_dir))
     builder = driver.ModelBuilder()
     x = builder.input("float32", (1, 4))
     builder.output(builder.operation("ADD", x, np.ones((1, 4), np.float32), 0))

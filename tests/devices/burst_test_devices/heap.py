@@ -24,7 +24,7 @@ from burst import Memory, ResourceExhaustedTransient
 from burst_test_devices.listening import note
 from driver.devices.reference import ReferenceDevice
 from driver.errors import ExecutionFailed, OutputInsufficientSize
-from driver.interface import BoundExecution, BufferArgument, DriverBuffer, PreparedModel
+from driver.interface import BoundExecution, BufferArgument, DriverBuffer, Needs, PreparedModel
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -108,6 +108,7 @@ class Dsp(ReferenceDevice):
     name = "dsp"
     version = "1"
     own_memory_kinds = frozenset({KIND})
+    needs = Needs(system_calls=("execve",))  # it compiles its function
     _add: Any = None
     _buffers = 0
 

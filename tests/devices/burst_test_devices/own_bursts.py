@@ -26,7 +26,7 @@ from burst.wire import Token
 from burst_test_devices.firmware import FirmwareBurst
 from burst_test_devices.odd import Slow
 from driver.devices.reference import ReferenceDevice
-from driver.interface import BoundExecution, PreparedModel
+from driver.interface import BoundExecution, Needs, PreparedModel
 from driver.protocol.model_codec import encode
 
 if TYPE_CHECKING:
@@ -201,6 +201,7 @@ class RemoteBurst(ExecutionBurst):
 class Firmware(ReferenceDevice):
     """Bursts are served by a firmware in a process of its own."""
 
+    needs = Needs(system_calls=("execve",))  # it starts the firmware
     kind = "reference"
     versions: Sequence[int] = (2, 1)
 

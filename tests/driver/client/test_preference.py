@@ -148,6 +148,8 @@ class TestModels:
     class Device:
         """Notes what it is asked for."""
 
+        name = "notes"
+
         def __init__(self):
             self.asked = []
 

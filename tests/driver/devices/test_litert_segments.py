@@ -358,7 +358,7 @@ def test_a_client_that_is_killed(place, kit, path, before):
             kit.until(lambda: processor_time(device.engine_pid) > begin + whole / 10)
             os.kill(client.pid, signal.SIGKILL)
             begin = processor_time(device.engine_pid)
-            kit.until(lambda: tasks(device.engine_pid) <= idle)
+            kit.until(lambda: tasks(device.engine_pid) <= idle + 2)  # those that watch overdue runs and idle clients
             spent = processor_time(device.engine_pid) - begin
             print(f"{path}: {spent * 1e3:.0f} ms of work after the kill; an execution is {whole * 1e3:.0f} ms")
         assert spent < 0.6 * whole

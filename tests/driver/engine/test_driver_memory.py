@@ -239,12 +239,16 @@ def test_what_holds_buffers_says_what_the_driver_says():
         def cancel(self):
             self.calls = (*self.calls, "cancel")
 
+        def is_running(self):
+            return True
+
     inner = Inner()
     outer = HoldingExecution(inner, [])
     names = {name for name in (*BoundExecution.__annotations__, *vars(BoundExecution)) if not name.startswith("_")}
-    methods = {"run", "failure", "cancel"}
+    methods = {"run", "failure", "cancel", "is_running"}
     assert {name: getattr(outer, name) for name in names - methods} == {n: getattr(inner, n) for n in names - methods}
     assert (outer.run(), outer.failure(5), outer.cancel(), inner.calls) == ("ran", 5, None, ("cancel",))
+    assert outer.is_running()
 
 
 @pytest.fixture
