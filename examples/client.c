@@ -193,6 +193,7 @@ static void write_elements(queue *q, const unsigned char *from, uint64_t n) {
 typedef struct {
     queue requests, results;
     int callback, context, pool, version;
+    int64_t link;
 } burst;
 
 /* A thread: the device asks for the memory behind slots, all of it or none. */
@@ -236,7 +237,8 @@ static void configure(int device, message *m, int model, int newest, burst *b) {
     /* The device's word is not in our queues; and should it never be marked, the context ends with the device. */
     void *life = life_page(m);
     fmq_follow(b->requests.end, life), fmq_follow(b->results.end, life);
-    checked((int)fmq_link(b->results.end, context[0]), "fmq_link");
+    b->link = fmq_link(b->results.end, context[0]);
+    checked((int)b->link, "fmq_link");
     close(callback[1]), close(context[1]);
 }
 
@@ -325,6 +327,7 @@ int main(int argc, char **argv) {
     m.length = 0, m.n_fds = 0;
     put(&m, "2si", "free_memory", SLOT); /* slot 0 would never be used again */
     send_message(b.context, &m);
+    fmq_unlink(b.link); /* before fmq_free: the life thread would tell an end that is gone */
     close_queue(&b.requests), close_queue(&b.results);
     close(b.context), shutdown(b.callback, SHUT_RDWR);
     begin_call(&m, "free");

@@ -20,6 +20,7 @@ from burst.channel import MAX_BYTES, MAX_FDS, pack
 from burst.datum import DATUM_DTYPE
 from burst.wire import ResultPacket, decode_result, encode_request, encode_result
 from driver.protocol import rpc
+from fmq.region import Region
 
 
 @pytest.fixture(scope="module")
@@ -83,11 +84,20 @@ class Client:
         self.context, context = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.callback.settimeout(20)
         requests, results = (fmq.MessageQueue.create(DATUM_DTYPE, 1024) for _ in range(2))
-        self.writer, self.reader = requests.writer(), results.reader()
+        self.writer, self.reader = requests.writer(follows=True), results.reader(follows=True)
         with callback, context, requests, results:
             memories = [queue.descriptor.fds[0] for queue in (requests, results)]
-            self.answer, fds = ask(connection, burst, [*memories, callback.fileno(), context.fileno()])
-        assert fds == []
+            self.answer, self.fds = ask(connection, burst, [*memories, callback.fileno(), context.fileno()])
+
+    def follow(self):
+        """The life page that the answer brought, and nothing else. Not linked: the context is the test's to close."""
+        (fd,) = self.fds
+        assert fcntl.fcntl(fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK
+        page = Region.from_fd(fd, fmq.LifePage.nbytes, writable=False)
+        page.close()
+        for end in (self.writer, self.reader):
+            end.follow(page)
+            assert end.peer == "alive"
 
     def send(self, packet):
         self.writer.write(np.frombuffer(packet, DATUM_DTYPE), timeout=20)
@@ -110,9 +120,9 @@ class Client:
 def client(connection):
     """With a prepared model and an open burst."""
     prepare(connection)
-    found = Client(connection, messages()[3])
-    yield found
-    found.close()
+    with contextlib.closing(Client(connection, messages()[3])) as found:
+        found.follow()
+        yield found
 
 
 def test_a_device_understands_the_example(connection, client, pool):
@@ -133,23 +143,23 @@ def test_version_1_is_the_shorter_example(connection, pool):
     """Asked for 1 alone, a device answers 1, and takes the request as the page shortens it."""
     prepare(connection)
     *first_values, _ = said(block("hex messages"))[3]
-    client = Client(connection, pack([*first_values, [1]]))
-    assert client.answer == pack([3, 0, 1])
-    client.send(first(raw(block("hex request 2")), 6, at=4))
-    client.hands_over(*messages()[5:7], [pool.fd])
-    assert client.receive() == first(raw(block("hex result 2")), 5, at=8)
-    client.close()
+    with contextlib.closing(Client(connection, pack([*first_values, [1]]))) as client:
+        client.follow()
+        assert client.answer == pack([3, 0, 1])
+        client.send(first(raw(block("hex request 2")), 6, at=4))
+        client.hands_over(*messages()[5:7], [pool.fd])
+        assert client.receive() == first(raw(block("hex result 2")), 5, at=8)
 
 
 def test_versions_that_nobody_speaks_are_refused(connection):
     """And the connection goes on."""
     prepare(connection)
     *first_values, _ = said(block("hex messages"))[3]
-    client = Client(connection, pack([*first_values, [99]]))
-    number, status, *_ = msgpack.unpackb(client.answer)
-    assert number == 3
-    assert status != ErrorStatus.NONE
-    client.close()
+    with contextlib.closing(Client(connection, pack([*first_values, [99]]))) as client:
+        number, status, *_ = msgpack.unpackb(client.answer)
+        assert number == 3
+        assert status != ErrorStatus.NONE
+        assert client.fds == []  # no burst, no life page
     assert ask(connection, messages()[-2])[0] == messages()[-1]
 
 
