@@ -342,12 +342,14 @@ class _Decoder:
 
     def _constant(self, kind: OperandType | ExtensionType, dimensions: Any, offset: int, nbytes: int) -> NDArray[Any]:
         """A read-only view with the operand's dtype and dimensions; of bytes that do not fit them, as they lie there,
-        for `driver.nn.validate` to refuse.
+        for `driver.nn.validate` to refuse. Code in C relies on the alignment.
         """
         if not 0 <= offset <= offset + nbytes <= len(self._bytes):
             raise ValueError(
                 f"a constant of {nbytes} bytes at {offset} is outside the model's {len(self._bytes)} bytes"
             )
+        if offset % _ALIGN:
+            raise ValueError(f"a constant lies at {offset}, which is no multiple of {_ALIGN}")
         raw = self._bytes[offset : offset + nbytes]
         if nbytes != byte_size(kind, dimensions):
             return raw

@@ -198,7 +198,8 @@ static void plan_reshape(planner *p, step *s) {
     uint64_t rank = burst_operand_bytes(burst_input_of(p->graph, p->operation, 1)) / sizeof *target;
     found.rank = rank > MAX_RANK ? 0 : (uint32_t)rank;
     for (uint32_t i = 0; i < found.rank; i++)
-        if (target[i] != -1) known *= found.dimensions[i] = (size_t)target[i];
+        if (target[i] < -1) refuse(p, "input 1 (shape) has %d; a dimension is above 0, or -1", target[i]);
+        else if (target[i] != -1) known *= found.dimensions[i] = (size_t)target[i];
     for (uint32_t i = 0; i < found.rank; i++)
         if (target[i] == -1) found.dimensions[i] = known ? size / known : 0;
     if (!found.rank || shape_elements(&found) != size)

@@ -227,6 +227,7 @@ def lies(structure):
     yield "a trailing nil", [*structure, None]
     yield "constant outside", [header, counts, x, [*constant[:5], [2**40, 16], *constant[6:]], *others]
     yield "constant before", [header, counts, x, [*constant[:5], [-16, 16], *constant[6:]], *others]
+    yield "constant not aligned", [header, counts, x, [*constant[:5], [4, 16], *constant[6:]], *others]
     yield "constant too short", [header, counts, x, [*constant[:5], [0, 15], *constant[6:]], *others]
     yield "constant of negative size", [header, counts, x, [*constant[:5], [16, -16], *constant[6:]], *others]
     yield "constant of nothing", [header, counts, x, [*constant[:5], None, *constant[6:]], *others]
