@@ -118,6 +118,7 @@ def test_a_driver_in_c_from_its_page_alone(tmp_path):
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.search(r"operations +│ +4 │ +0 │", done.stdout)
+    assert "not tested: request, burst" in done.stdout  # which need ADD
     (program,) = blocks("docs/howto/device-c.md")
     assert ran(program, tmp_path) == "[-0. -1. -2. -3.]\n"
 

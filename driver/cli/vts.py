@@ -201,3 +201,7 @@ def _show(report: Report, console: Console) -> None:
     for column, total in zip(table.columns, ("all", *map(str, report.summary.values())), strict=True):
         column.footer = total
     console.print(table)
+    idle = [name for name, counts in report.categories.items() if sum(counts.values()) == counts["skipped"] > 0]
+    if idle:
+        told = f"not tested: {', '.join(idle)}; most of these tests need ADD of two TENSOR_FLOAT32"
+        console.print(Text(told, "yellow"), soft_wrap=True)

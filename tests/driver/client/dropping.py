@@ -145,7 +145,7 @@ def check(device, way, count):
 
 def main(most, *ways):
     gc.disable()
-    resource.setrlimit(resource.RLIMIT_NOFILE, (int(most), int(most)))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (int(most), resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
     device = driver.connect("reference")
     for way, count in (word.split("=") for word in ways):
         check(device, way, int(count))
