@@ -89,8 +89,8 @@ class SharedModel:
     """
 
     __slots__ = (
-        *("__weakref__", "_estimates", "_lock", "_savings", "bursts", "digest", "file", "model", "prepared", "region"),
-        *("saved", "stage", "use", "where"),
+        *("__weakref__", "_estimates", "_estimating", "_lock", "_savings", "bursts", "digest", "file"),
+        *("model", "prepared", "region", "saved", "stage", "use", "where"),
     )
 
     def __init__(
@@ -111,7 +111,8 @@ class SharedModel:
         self.stage = 0
         self._estimates: dict[object, Any] = {}
         self._savings: list[CacheWriter] = []
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # while the driver saves the model, which may take long
+        self._estimating = threading.Lock()  # every request that is bound takes it, of all clients
 
     def serves(self, use: ModelUse) -> bool:
         """Whether another client with this use may share it."""
@@ -127,7 +128,7 @@ class SharedModel:
     def estimate_of(self, request: Request) -> Any:
         """The burst_estimate for executions with inputs of these shapes, shared by all clients."""
         shapes = tuple(None if a.has_no_value else tuple(a.dimensions) for a in request.inputs)
-        with self._lock:
+        with self._estimating:
             found = self._estimates.get(shapes)
             if found is None:
                 if len(self._estimates) >= _MOST_ESTIMATES:
@@ -145,7 +146,9 @@ class SharedModel:
     def improve(self, better: PreparedModel, switched: Callable[[], None]) -> None:
         """Puts `better` in place, calls `switched`, and writes the cache files again."""
         with self._lock:
-            self.prepared, self.stage, self._estimates = better, self.stage + 1, {}
+            self.prepared, self.stage = better, self.stage + 1
+            with self._estimating:
+                self._estimates = {}
             switched()
             self.bursts.move(better)
             for saving in self._savings:

@@ -1,5 +1,6 @@
 """Models on their way to a device: refused before they travel, read by nobody who trusts them, kept apart."""
 
+import contextlib
 import fcntl
 import os
 import random
@@ -13,7 +14,11 @@ from inside import model_number_of
 from sent_models import arrived, sent
 
 import driver
+from burst import Request
 from driver import Operand, Operation, Subgraph
+from driver.devices.reference import ReferenceModel
+from driver.engine.cache.compilations import Declined
+from driver.engine.models import SharedModel
 from driver.protocol.model_codec import decode, encode, sealed
 
 F_SEAL_FUTURE_WRITE = 0x10
@@ -398,3 +403,31 @@ def test_prepared_at_the_same_time(device, kit):
     for thread in threads:
         thread.join()
     assert results == {n: n + 1.0 for n in range(8)}
+
+
+def test_a_driver_that_saves_a_model_for_long_keeps_no_request_waiting(kit):
+    """While a driver serialises a shared model, other clients' requests on it are bound."""
+    begun, may_end = threading.Event(), threading.Event()
+
+    class Slow(ReferenceModel):
+        def saved(self, root):
+            begun.set()
+            may_end.wait(kit.patience)
+
+    model = kit.add_model()
+    fds, where = sent(model)
+    shared = SharedModel(sealed(fds, where), where, model, Slow(model, lambda: None))
+
+    def save():
+        with contextlib.suppress(Declined):
+            shared.save(None)
+
+    saving = threading.Thread(target=save)
+    saving.start()
+    assert begun.wait(kit.patience)
+    binding = threading.Thread(target=shared.estimate_of, args=(Request((), (), ()),))
+    binding.start()
+    binding.join(kit.patience / 2)
+    assert not binding.is_alive()
+    may_end.set()
+    saving.join(kit.patience)
