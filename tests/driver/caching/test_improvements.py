@@ -299,8 +299,8 @@ def test_an_improvement_that_fails(staged, kit, files):
         kit.until(lambda: "this improvement fails on purpose" in staged.log())
         check_runs(prepared)
         assert prepared.stage == 0
-        prepared.close()
-        assert staged.restored(device, kit.add_model(), files) == {"quick"}
+        prepared.close()  # and the thread that has failed lets go of the model, too: soon it has to be restored
+        kit.until(lambda: staged.restored(device, kit.add_model(), files) == {"quick"})
 
 
 def kill(device):
