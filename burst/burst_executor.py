@@ -11,9 +11,9 @@ from functools import partial
 from operator import index
 from typing import TYPE_CHECKING, Any
 
-from burst._core import ffi, lib
+from burst._core import lib
 from burst.errors import GeneralFailure, OutputInsufficientSize, Result, status_error
-from burst.executor import Job
+from burst.executor import Estimates, Job
 from burst.messages import NO_CAUSE, Cause, ErrorStatus, OutputShape
 from burst.turns import FOREVER
 from burst.wire import Token
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from burst.wire import RequestPacket
 
 _log = logging.getLogger(__name__)
-_MOST_ESTIMATES = 16
 _NONE, _SHORT = ErrorStatus.NONE, ErrorStatus.OUTPUT_INSUFFICIENT_SIZE
 
 
@@ -42,7 +41,7 @@ class ExecutorCache:
         self._executor, self._lock = executor, threading.Lock()
         self._added, self._freed = set[int](), list[int]()
         self._fetch: Callable[[list[int]], list[Memory]] | None = None
-        self._estimates: dict[object, Any] = {}
+        self.estimates = Estimates()
 
     def job(self, packet: RequestPacket) -> Job:
         """How to bind that request."""
@@ -80,16 +79,6 @@ class ExecutorCache:
         finally:
             self._remove_freed()
         return checked_result(found, request)
-
-    def estimate_of(self, request: Request) -> Any:
-        """The burst_estimate for executions with inputs of these shapes."""
-        shapes = tuple(tuple(argument.dimensions) for argument in request.inputs)
-        found = self._estimates.get(shapes)
-        if found is None:
-            if len(self._estimates) >= _MOST_ESTIMATES:
-                self._estimates.clear()
-            found = self._estimates[shapes] = ffi.new("burst_estimate *")
-        return found
 
     @property
     def cancel(self) -> Callable[[], object] | None:
@@ -144,7 +133,7 @@ class _ExecutorRun:
         """The pools of the request are slots, and tokens."""
         self._cache, self._slots, self._measure = cache, tuple(request.pools), measure
         self._request = request._replace(pools=())
-        self.estimate, self.cancel = cache.estimate_of(request), cache.cancel
+        self.estimate, self.cancel = cache.estimates.of(request), cache.cancel
         self.shapes: tuple[OutputShape, ...] = ()
         self.time_on_device: int | None = None
 

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from time import monotonic_ns
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol
 
-from burst._core import lib
+from burst._core import ffi, lib
 from burst.causes import admit, missed, not_done
 from burst.errors import InternalError, Malformed, MissedDeadlineTransient, StatusError, status_error
 from burst.messages import NO_CAUSE, NO_TIMING, Cause, ErrorStatus, OutputShape, Request, Timing
@@ -72,6 +72,27 @@ class Execution(Protocol):
     @property
     def is_static(self) -> bool:
         """True when `shapes` never changes."""
+
+
+class Estimates:
+    """A burst_estimate for executions with inputs of the same shapes. Any thread."""
+
+    _MOST = 16
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._found: dict[object, Any] = {}
+
+    def of(self, request: Request) -> Any:
+        """The one for this request."""
+        shapes = tuple(None if a.has_no_value else tuple(a.dimensions) for a in request.inputs)
+        with self._lock:
+            found = self._found.get(shapes)
+            if found is None:
+                if len(self._found) >= self._MOST:
+                    self._found.clear()
+                found = self._found[shapes] = ffi.new("burst_estimate *")
+        return found
 
 
 class Job(NamedTuple):

@@ -374,7 +374,7 @@ def execution(loaded: LoadedModel, request: Request, buffers: ManagedBuffers, pa
         found = ManagedRequest(loaded, request, buffers, pace)
     else:
         found = BoundRequest(loaded.model, loaded.prepared, request, loaded.options(pace))
-    found.estimate = loaded.shared.estimate_of(request)
+    found.estimate = loaded.shared.estimates.of(request)
     return found
 
 

@@ -17,7 +17,7 @@ from itertools import count
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
 from weakref import WeakSet
 
-from burst._core import ffi
+from burst.executor import Estimates
 from burst.turns import give_way
 from driver.deadlines import Rate, deadline
 from driver.engine.cache.compilations import Declined
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from burst import BurstOffer, ExecutionBurst, Request
+    from burst import BurstOffer, ExecutionBurst
     from driver.engine.cache.compilations import CacheWriter, RestoredCompilation
     from driver.engine.running_files import RunningFiles
     from driver.interface import BindOptions, Device, Saved
@@ -47,7 +47,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
 _MOST_SAVINGS = 16  # cache writers of a model that is being improved: each holds descriptors
-_MOST_ESTIMATES = 16  # per model
 
 
 class ModelUse(NamedTuple):
@@ -89,7 +88,7 @@ class SharedModel:
     """
 
     __slots__ = (
-        *("__weakref__", "_estimates", "_estimating", "_lock", "_savings", "bursts", "digest", "file"),
+        *("__weakref__", "_lock", "_savings", "bursts", "digest", "estimates", "file"),
         *("model", "prepared", "region", "saved", "stage", "use", "where"),
     )
 
@@ -109,10 +108,9 @@ class SharedModel:
         self.file = file
         self.saved: Saved | None = None
         self.stage = 0
-        self._estimates: dict[object, Any] = {}
+        self.estimates = Estimates()  # of all clients
         self._savings: list[CacheWriter] = []
         self._lock = threading.Lock()  # while the driver saves the model, which may take long
-        self._estimating = threading.Lock()  # every request that is bound takes it, of all clients
 
     def serves(self, use: ModelUse) -> bool:
         """Whether another client with this use may share it."""
@@ -125,17 +123,6 @@ class SharedModel:
             return False
         return same_memory(self.region, region)
 
-    def estimate_of(self, request: Request) -> Any:
-        """The burst_estimate for executions with inputs of these shapes, shared by all clients."""
-        shapes = tuple(None if a.has_no_value else tuple(a.dimensions) for a in request.inputs)
-        with self._estimating:
-            found = self._estimates.get(shapes)
-            if found is None:
-                if len(self._estimates) >= _MOST_ESTIMATES:
-                    self._estimates.clear()
-                found = self._estimates[shapes] = ffi.new("burst_estimate *")
-        return found
-
     def save(self, saving: CacheWriter) -> None:
         """Writes cache files now and, for the latest ones, again after an improvement. Raises Declined, OSError."""
         with self._lock:
@@ -146,9 +133,7 @@ class SharedModel:
     def improve(self, better: PreparedModel, switched: Callable[[], None]) -> None:
         """Puts `better` in place, calls `switched`, and writes the cache files again."""
         with self._lock:
-            self.prepared, self.stage = better, self.stage + 1
-            with self._estimating:
-                self._estimates = {}
+            self.prepared, self.stage, self.estimates = better, self.stage + 1, Estimates()
             switched()
             self.bursts.move(better)
             for saving in self._savings:

@@ -179,10 +179,7 @@ class CompiledModel(FallbackModel, AnyPreparedModel):
             left = None if end is None else max(0.0, end - time.monotonic())
             return self.execute(request, measure, left, loop_timeout, deadline)
 
-        future = BACKGROUND.submit(work)
-        if callback:
-            future.add_done_callback(callback)
-        return future
+        return BACKGROUND.submit(work, callback)
 
     def execute_fenced(
         self,

@@ -81,10 +81,13 @@ class Background:
         self._threads: ThreadPoolExecutor | None = None
         fork.abandon_in_child(self)
 
-    def submit(self, work: Callable[[], _T]) -> Future[_T]:
+    def submit(self, work: Callable[[], _T], callback: Callable[[Future[_T]], object] | None = None) -> Future[_T]:
         """As `ThreadPoolExecutor.submit`. `work` waits for nothing that comes after it here."""
         self._threads = self._threads or ThreadPoolExecutor(os.cpu_count(), "burst-cpu")
-        return self._threads.submit(work)
+        future = self._threads.submit(work)
+        if callback:
+            future.add_done_callback(callback)
+        return future
 
     def abandon(self) -> None:
         """In a forked child: the threads are the parent's."""
@@ -221,10 +224,7 @@ class LocalPrepared(AnyPreparedModel):
             except Timeout as error:
                 raise timed_out(timeout, error.phase, error.late_by) from None
 
-        future = BACKGROUND.submit(work)
-        if callback:
-            future.add_done_callback(callback)
-        return future
+        return BACKGROUND.submit(work, callback)
 
     def execute_fenced(
         self,

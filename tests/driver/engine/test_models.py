@@ -425,7 +425,7 @@ def test_a_driver_that_saves_a_model_for_long_keeps_no_request_waiting(kit):
     saving = threading.Thread(target=save)
     saving.start()
     assert begun.wait(kit.patience)
-    binding = threading.Thread(target=shared.estimate_of, args=(Request((), (), ()),))
+    binding = threading.Thread(target=shared.estimates.of, args=(Request((), (), ()),))
     binding.start()
     binding.join(kit.patience / 2)
     assert not binding.is_alive()
