@@ -49,10 +49,12 @@ def test_one_request_many_times_at_once(kit, device):
         inputs = [np.random.default_rng(3).random(prepared.model.main.operands[i].dimensions, np.float32) for i in (0,)]
         (wanted,) = prepared.run(*inputs)
         request, _ = kit.request(inputs, wanted.nbytes)
-        for future in [prepared.execute_async(request, measure=True) for _ in range(50)]:
-            result = future.result(kit.patience)
-            assert np.array_equal(result.outputs[0], wanted)
-            assert 0 <= result.timing.time_on_device <= result.timing.time_in_driver
+        for _ in range(10):
+            launched = [prepared.execute_async(request, measure=True) for _ in range(5)]
+            results = [future.result(kit.patience) for future in launched]
+            assert np.array_equal(results[-1].outputs[0], wanted)  # all write it: looked at once all are done
+            assert all(0 <= r.timing.time_on_device <= r.timing.time_in_driver for r in results)
+            results[-1].outputs[0][...] = 0
 
 
 def test_too_many(kit, place):
