@@ -8,6 +8,7 @@ is freed, _PERSISTENT if it could not.
 from __future__ import annotations
 
 import os
+import resource
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ from burst.turns import MOST_WEIGHT
 from driver.config import configured
 
 _CGROUP = Path("/sys/fs/cgroup")
+RESERVED = 256
+"""Descriptors of a device that no client gets."""
 
 
 @dataclass(frozen=True)
@@ -29,6 +32,10 @@ class Limits:
     its pending fenced executions, and the fences of others that they wait for. burst_elements: capacity of each of a
     burst's two queues, which limits the requests in it. uid_clients, device_clients: connected clients, of one account
     and of all. uid_applications: applications of one account that have connected clients.
+
+    account_…, device_…: what one account and all together may hold, as driver/engine/ledger.py counts it. One
+    application may hold `application_percent` of what its account may, so that the account's other programs find room.
+    By default an account has half of what the process has, less a reserve of its own.
 
     idle_seconds: an idle device frees what it can make again after so long. driver_seconds: how long a driver may take
     to allocate a buffer, or to copy to or from one; a driver in a shared library for any call but an execution, or its
@@ -47,6 +54,29 @@ class Limits:
     uid_clients: int = 512
     device_clients: int = 1024
     uid_applications: int = 128
+    application_percent: int = 75
+    account_pools: int = 8192
+    account_pool_bytes: int = 2**62
+    account_descriptors: int = 8192
+    account_mappings: int = 24_000
+    account_threads: int = 2048
+    account_life_words: int = 992
+    account_guards: int = 2000
+    account_plans: int = 32_768
+    account_models: int = 2048
+    account_buffers: int = 16_384
+    account_fences: int = 4096
+    device_pools: int = 16_384
+    device_pool_bytes: int = 2**62
+    device_descriptors: int = 16_384
+    device_mappings: int = 48_000
+    device_threads: int = 4096
+    device_life_words: int = 1984
+    device_guards: int = 4000
+    device_plans: int = 65_536
+    device_models: int = 4096
+    device_buffers: int = 32_768
+    device_fences: int = 8192
     idle_seconds: float = 10.0
     driver_seconds: float = 30.0
     prepare_seconds: float = 600.0
@@ -56,14 +86,14 @@ class Limits:
         most = getattr(self, name)
         if there + more > most:
             raise ResourceExhaustedTransient(
-                f"the limit {name} = {most} is reached, with {there} in use; {remedy}, or {_raised(name)}"
+                f"the limit {name} = {most} is reached, with {there} in use; {remedy}, or {raised(name)}"
             )
 
     def check_size(self, name: str, size: int, remedy: str) -> None:
         """Raises ResourceExhaustedPersistent if `size` is too large."""
         most = getattr(self, name)
         if size > most:
-            raise ResourceExhaustedPersistent(f"{size} exceeds the limit {name} = {most}; {remedy}, or {_raised(name)}")
+            raise ResourceExhaustedPersistent(f"{size} exceeds the limit {name} = {most}; {remedy}, or {raised(name)}")
 
 
 def limits_file() -> Path:
@@ -77,6 +107,13 @@ def limits() -> Limits:
     Raises ValueError.
     """
     defaults: dict[str, Any] = {"client_bytes": memory_bytes() // 4, "device_bytes": memory_bytes() // 2}
+    defaults |= {"account_pool_bytes": memory_bytes() // 2, "device_pool_bytes": memory_bytes()}
+    for figure, most in _possible().items():
+        whole = min(most, getattr(Limits, f"device_{figure}"))
+        defaults |= {
+            f"device_{figure}": whole,
+            f"account_{figure}": min(whole // 2, getattr(Limits, f"account_{figure}")),
+        }
     path = limits_file()
     found = configured(path)
     found.pop("weights", None)
@@ -91,17 +128,35 @@ def limits() -> Limits:
     return Limits(**(defaults | found))
 
 
+def _possible() -> dict[str, int]:
+    """What this process may have, less what it needs itself."""
+    descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    threads = [2**31, resource.getrlimit(resource.RLIMIT_NPROC)[1]]
+    mappings = _number(Path("/proc/sys/vm/max_map_count"), 65_530) * 3 // 4
+    threads += [_number(Path("/proc/sys/kernel/threads-max"), 2**31), _number(_CGROUP / "pids.max", 2**31)]
+    most = min(n for n in threads if n > 0) * 3 // 4
+    return {"descriptors": max(64, descriptors - RESERVED), "mappings": mappings, "threads": most}
+
+
+def _number(path: Path, default: int) -> int:
+    try:
+        return int(path.read_text())
+    except (OSError, ValueError):  # no such file, or "max"
+        return default
+
+
 def no_room(nbytes: int, free: int, most: int, name: str) -> ResourceExhaustedTransient | ResourceExhaustedPersistent:
     """The error for bytes that do not fit: never, or until others are freed."""
     kind = ResourceExhaustedPersistent if nbytes > most else ResourceExhaustedTransient
     who = "a client" if name == "client_bytes" else "all clients together"
     return kind(
         f"an execution or a buffer needs {nbytes} bytes, and {free} of the {most} that {who} may use on a device are "
-        f"free ({name}); release buffers and models, or {_raised(name)}"
+        f"free ({name}); release buffers and models, or {raised(name)}"
     )
 
 
-def _raised(name: str) -> str:
+def raised(name: str) -> str:
+    """The remedy that raises a limit."""
     return f"raise {name} in {limits_file()} and restart the device"
 
 

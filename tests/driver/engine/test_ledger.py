@@ -1,0 +1,79 @@
+"""The ledger counts what each application of each account holds, and refuses what exceeds a limit."""
+
+import gc
+
+import pytest
+
+from burst import ResourceExhaustedTransient
+from driver.engine.ledger import FIGURES, Ledger
+from driver.engine.limits import Limits, limits
+
+FEW = Limits(client_bytes=1, device_bytes=1, account_pools=8, device_pools=12, application_percent=75)
+
+
+@pytest.fixture
+def ledger():
+    return Ledger(FEW)
+
+
+def held(ledger, uid=None):
+    return {(row.uid, row.application): row.held for row in ledger.rows(uid)}
+
+
+def test_what_is_taken_is_counted_until_it_is_given_back(ledger):
+    """By hand, by `with` and by the last reference, and once."""
+    holder = ledger.account(1000).application("camera")
+    by_hand = holder.take("close pools", pools=2, mappings=3)
+    with holder.take("close pools", pools=1):
+        assert held(ledger) == {(1000, "camera"): {"pools": 3, "mappings": 3}}
+    by_hand.give_back()
+    by_hand.give_back()
+    assert held(ledger) == {(1000, "camera"): {}}
+    claim = holder.take("close pools", pools=4)
+    assert held(ledger) == {(1000, "camera"): {"pools": 4}}
+    del claim
+    assert held(ledger) == {(1000, "camera"): {}}
+
+
+@pytest.mark.parametrize(
+    ("before", "words"),
+    [
+        ({(1000, "a"): 6}, r"75 % of account_pools = 8 is reached: this application has 6 .* asks for 1 more"),
+        ({(1000, "a"): 4, (1000, "b"): 4}, "account_pools = 8 is reached: this account has 8"),
+        ({(1001, "a"): 6, (1002, "a"): 6}, "device_pools = 12 is reached: all accounts have 12"),
+    ],
+    ids=["application", "account", "device"],
+)
+def test_what_exceeds_a_limit_is_refused_with_the_figure(ledger, before, words):
+    """The error names the limit, what is in use, the remedy and the file; nothing is counted."""
+    claims = [ledger.account(uid).application(name).take("", pools=n) for (uid, name), n in before.items()]
+    holder = ledger.account(1000).application("a")
+    with pytest.raises(ResourceExhaustedTransient, match=f"{words}.*; close pools, or raise .*_pools in .*limits.toml"):
+        holder.take("close pools", mappings=1, pools=1)
+    assert not holder.held["mappings"]
+    claims.clear()
+    holder.take("close pools", pools=1)
+
+
+def test_an_application_that_is_gone_is_forgotten(ledger):
+    """Names cost nothing once neither a client nor a claim has them."""
+    claims = [ledger.account(1000).application(str(n)).take("", mappings=1) for n in range(50)]
+    assert len(ledger.rows(1000)) == 50
+    claims.clear()
+    gc.collect()
+    assert ledger.rows() == []
+
+
+def test_what_is_spent_adds_up(ledger):
+    """Seconds and bytes of logs are never refused."""
+    holder = ledger.account(1000).application()
+    holder.spend("preparing_seconds", 0.5)
+    holder.spend("preparing_seconds", 0.25)
+    assert ledger.rows()[0].spent == {"preparing_seconds": 0.75}
+
+
+def test_by_default_no_account_can_take_all_of_anything():
+    """An account has half at most, and all together leave the process a reserve."""
+    found = limits()
+    for figure in FIGURES:
+        assert 0 < 2 * getattr(found, f"account_{figure}") <= getattr(found, f"device_{figure}"), figure
