@@ -20,13 +20,10 @@ import warnings
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
-from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Self
-
-import numpy as np
+from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 from burst import InvalidArgument, Malformed, PeerDied, ResourceExhaustedTransient, StatusError, Timeout
-from burst.channel import Channel, Message, close_all
+from burst.channel import Channel, close_all
 from burst.memory import KINDS
 from burst.turns import give_way
 from driver.client.discovery import Place, runtime_dir
@@ -41,18 +38,17 @@ from driver.errors import signal_name
 from driver.nn import validate
 from driver.nn.file_form import FILE, is_file
 from driver.nn.known import explained
-from driver.protocol.model_codec import decode, handles_in, operations_on, sealed
-from driver.protocol.prepare_arguments import PrepareArguments
-from driver.protocol.rpc import PROTOCOL, Reply, call, farewell, serve
-from driver.service.applications import application_of
+from driver.protocol.model_codec import decode, operations_on, sealed
+from driver.protocol.rpc import PROTOCOL, call, farewell, serve
 from driver.service.asking import Asker
 from driver.service.bounded_log import BoundedHandler, EngineLog, LogFile
 from driver.service.file_gate import FileGate
+from driver.service.service_client import ServiceClient
 from driver.service.trials import UNPROVOKED
 from fmq import LifePage
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from driver.interface import Device
     from driver.nn import Model
@@ -66,7 +62,6 @@ _NOT_YOURS = (
     'runtime, or takes it over, would do so to the others; load it with form="operations", or use a device of your own'
 )
 _REFUSALS = 8  # answered at once; further connections are only closed
-_MOST_REASONS, _MOST_REASON, _LEAST_REASON = 30_000, 1000, 60  # characters: of all that are told, and of each
 _GREETING = 1.0  # seconds that a refused client may take to say hello
 
 
@@ -347,137 +342,6 @@ class Service:
         return model, [
             reason or (why if is_refused else None) for reason, is_refused in zip(reasons, refused, strict=True)
         ]
-
-
-class ServiceClient:
-    """One connection."""
-
-    def __init__(self, channel: Channel, service: Service) -> None:
-        self._service, self._channel = service, channel
-        self._engine = service.new_engine_channel(channel.peer_uid)
-        self._life = LifePage()
-        self.handlers: dict[str, Callable[..., Reply]] = {
-            "hello": self.hello,
-            "supported": self.supported,
-            "explain": self.explain,
-            "prepare": partial(self.noted, "prepared", "refused", self.prepare),
-            **{method: partial(self.forward, method) for method in ("free", "channel", "fenced", "async", "burst")},
-            **{method: partial(self.forward, method) for method in ("allocate", "release", "copy_from", "copy_to")},
-            **{method: partial(self.forward, method) for method in ("copy", "buffer_state")},
-            **{method: partial(self.forward, method) for method in ("stage", "turns", "status", "traces")},
-            **{method: partial(self.forward, method) for method in ("figures", "census", "capabilities")},
-            "restore": partial(self.noted, "restored", "not_restored", self.restore),
-        }
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._engine.close()
-        self._life.close()
-
-    def hello(self, _: Message, version: int, *declared: object) -> Reply:
-        """Describes the device. `declared`: the name of the client's application, or nothing.
-
-        Raises InvalidArgument for another version of the protocol, or a name that cannot be one;
-        ResourceExhaustedTransient while the account has as many applications as it may have.
-        """
-        if version != PROTOCOL:
-            raise InvalidArgument(
-                f"protocol {version}: this service speaks {PROTOCOL}; use the same release on both sides"
-            )
-        # The answer proves that the engine is alive: a client that reconnects after a death relies on it.
-        call(self._engine, "join", application_of(self._channel, declared), bool(declared))
-        return Reply(self._service.describe(self._channel.peer_uid), [os.dup(self._life.fd)])
-
-    def supported(self, message: Message, where: object) -> Reply:
-        """`supported_operations` of the model in the descriptors, one bit each."""
-        _, reasons = self._explained(message.take_fds(), where)
-        return Reply(_as_bits(reasons))
-
-    def explain(self, message: Message, where: object) -> Reply:
-        """As `supported`, and number and reason of the first that are not, shortened where there are many."""
-        _, reasons = self._explained(message.take_fds(), where)
-        found = [(n, reason) for n, reason in enumerate(reasons) if reason is not None]
-        most = max(_LEAST_REASON, min(_MOST_REASON, _MOST_REASONS // max(1, len(found))))
-        return Reply([*_as_bits(reasons), [(n, reason[:most]) for n, reason in found[: _MOST_REASONS // most]]])
-
-    def prepare(self, message: Message, where: object, *plain: object) -> Reply:
-        """Validates here, compiles in the engine; answers the prepared model's number.
-
-        Cache files may follow the model's descriptors, as many as the arguments say, and then memory for a trace.
-        """
-        arguments = PrepareArguments.from_wire(*plain)
-        count = 1 + len(handles_in(where))
-        if len(message.fds) < count:
-            raise Malformed("a descriptor of the model is missing")
-        fds = message.take_fds()
-        try:
-            model, reasons = self._explained([os.dup(fd) for fd in fds[:count]], where, arguments.deadline)
-            _check_supported(model, reasons)
-            values = self._load(model, fds, where, arguments)
-        finally:
-            close_all(fds)
-        if arguments.cache_counts:
-            self._service.note("declined" if values[-1] else "saved")
-        return Reply(values)
-
-    def _explained(self, fds: list[int], where: object, deadline: int | None = None) -> tuple[Model, list[str | None]]:
-        return self._service.explained(self._channel.peer_uid, fds, where, deadline)
-
-    def _load(self, model: Model, fds: list[int], where: Any, arguments: PrepareArguments) -> list[Any]:
-        """Prepares in the engine; its answer. Raises StatusError, PeerDied."""
-        values: list[Any] = []
-        own = fds[: 1 + len(handles_in(where))]
-        try:
-            with self._service.files.admitted(model, own, where, arguments) as file:
-                values, _ = call(self._engine, "load", file, where, *arguments.to_wire(), fds=fds)
-        except StatusError:
-            if values:  # the file ended its trial in the run that followed
-                call(self._engine, "free", values[0])
-            raise
-        return values
-
-    def noted(
-        self, done: str, failed: str, method: Callable[..., Reply], message: Message, *arguments: object
-    ) -> Reply:
-        """Calls a method and counts its outcome."""
-        try:
-            reply = method(message, *arguments)
-        except Exception:
-            self._service.note(failed)
-            raise
-        self._service.note(done)
-        return reply
-
-    def restore(self, message: Message, *arguments: Any) -> Reply:
-        """Makes the model in the cache files ready in the engine, unless it is a file in quarantine."""
-        (number, file), _ = call(self._engine, "restore", *arguments, fds=message.fds)
-        try:
-            self._service.check_file(file, self._channel.peer_uid)
-        except StatusError:
-            call(self._engine, "free", number)
-            raise
-        return Reply([number])
-
-    def forward(self, method: str, message: Message, *arguments: Any) -> Reply:
-        """Passes a call on to the engine."""
-        values, fds = call(self._engine, method, *arguments, fds=message.fds)
-        return Reply(values, fds)
-
-
-def _as_bits(reasons: Sequence[str | None]) -> list[object]:
-    return [len(reasons), np.packbits([reason is None for reason in reasons]).tobytes()]
-
-
-def _check_supported(model: Model, reasons: Sequence[str | None]) -> None:
-    """Raises InvalidArgument with the first reason."""
-    refused = [(n, reason) for n, reason in enumerate(reasons) if reason is not None]
-    if refused:
-        (first, reason), more = refused[0], len(refused) - 1
-        others = f"; nor {'is one other' if more == 1 else f'are {more} others'}" if more else ""
-        kind = model.main.operations[first].type
-        raise InvalidArgument(f"operation {first} ({kind}) is not supported: {reason}{others}")
 
 
 def start_engine(name: str, listener: socket.socket, log: EngineLog) -> EngineProcess:

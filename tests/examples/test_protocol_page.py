@@ -31,6 +31,7 @@ from driver.engine.limits import Limits
 from driver.nn.types import OperandLifeTime, OperandType
 from driver.protocol import model_codec, plain_codec, rpc
 from driver.service import process
+from driver.service.service_client import ServiceClient
 from fmq._core import ffi, lib
 from fmq.geometry import CONTROL, Geometry, dtype_text
 from fmq.role import LIFE_AT
@@ -170,7 +171,7 @@ def test_numbers_with_names_are_the_sources():
 
 def test_the_methods_are_the_service_s():
     """All of them."""
-    source = inspect.getsource(process.ServiceClient.__init__)
+    source = inspect.getsource(ServiceClient.__init__)
     lists = "".join(re.findall(r"for method in (\(.*?\))", source))
     assert {row[0] for row in table("method")} == {*re.findall(r'"(\w+)":', source), *re.findall(r'"(\w+)"', lists)}
 
