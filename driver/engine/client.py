@@ -147,6 +147,7 @@ class EngineClient:
 
     def _enter(self, application: Application) -> None:
         self._application = application
+        self.holder = self._engine.ledger.account(self.uid).application(application.name)
         self._flows = [Flow(application, priority) for priority in range(len(PRIORITIES))]
 
     def load(self, message: Message, file: bytes, where: list[Any], *plain: object) -> Reply:

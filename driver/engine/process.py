@@ -35,6 +35,7 @@ from driver.engine.client import EngineClient
 from driver.engine.device_memory import Quota
 from driver.engine.driver_memory import DriverMemory
 from driver.engine.hints import Hints
+from driver.engine.ledger import Ledger
 from driver.engine.limits import limits, weights
 from driver.engine.models import ModelImprover, ModelStore, ModelUse, SharedModel
 from driver.engine.running_files import GRACE, RunningFiles
@@ -192,6 +193,7 @@ class Engine:
             self.device.watched = partial(self._calling, running)
             running.watch_executions(self.device.name)
         self._quota = Quota(self.limits.device_bytes)
+        self.ledger = Ledger(self.limits)
         self.memory = DriverMemory(self.device, self.limits.driver_seconds)
         self.pace, self._models = Pacer(), ModelStore(self.device, running)
         self.rests = type(self.device).rest is not Device.rest  #: whether its driver wants to hear of rests
