@@ -28,6 +28,7 @@ from driver.engine.binding import execution
 from driver.engine.cache.compilations import CacheOwner, Declined, SentModel
 from driver.engine.device_memory import LoadedModel, ManagedBuffers, ModelCharge
 from driver.engine.launched import AsyncServer, FencedServer, LaunchOwner, check_outputs
+from driver.engine.ledger import PRICES
 from driver.engine.open_burst import OpenBurst
 from driver.engine.plain import PlainServer
 from driver.options import PRIORITIES
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from burst.turns import Application, FlowCounts
     from driver.engine.hints import BurstHints
     from driver.engine.launched import LaunchServer
+    from driver.engine.ledger import Claim
     from driver.engine.models import SharedModel
     from driver.engine.process import Engine
 
@@ -89,6 +91,7 @@ _MOST_ROLES = 256  # per buffer
 _MOST_REASON = 1000  # characters
 _WORTH = 2**20  # bytes of temporaries that are worth binding a request again for
 _FEW = 4  # plans that stay bound: a burst of depth 1 alternates between fewer requests than this
+_FEWER_CLIENTS = "launch executions from fewer connections"
 _TRACES_AT_ONCE = 32  # descriptors in one answer
 
 
@@ -96,12 +99,13 @@ class EngineClient:
     """Owns what one client has made in the engine. All of it ends with the client's connection."""
 
     def __init__(self, engine: Engine, uid: int) -> None:
+        """Raises ResourceExhaustedTransient."""
         self._engine, self.uid, self._limits = engine, uid, engine.limits
+        self._enter(engine.application(uid))
         engine.clients.add(self)
         engine.note(uid)
         self._numbers = count(1)
         self._models: dict[int, LoadedModel] = {}
-        self._enter(engine.application(uid))
         self._buffers = ManagedBuffers(engine.new_quota(), engine.memory)
         self._bursts: set[OpenBurst] = set()
         self._plain: list[PlainServer] = []
@@ -146,8 +150,9 @@ class EngineClient:
         return Reply()
 
     def _enter(self, application: Application) -> None:
-        self._application = application
-        self.holder = self._engine.ledger.account(self.uid).application(application.name)
+        holder = self._engine.ledger.account(self.uid).application(application.name)
+        self._claim = holder.take("close connections", **PRICES["client"])
+        self._application, self.holder = application, holder
         self._flows = [Flow(application, priority) for priority in range(len(PRIORITIES))]
 
     def load(self, message: Message, file: bytes, where: list[Any], *plain: object) -> Reply:
@@ -347,8 +352,8 @@ class EngineClient:
         """Opens a plain path. Each takes one call at a time, so a client opens one per call in flight."""
         self._plain = [server for server in self._plain if server.is_alive]
         self._limits.check("client_connections", len(self._plain), "make fewer calls at once")
-        near, life, reply = _new_connection()
-        server = PlainServer(near, self.model, self.flow, life.close)
+        near, end, reply = self._new_connection("plain path", "make fewer calls at once")
+        server = PlainServer(near, self.model, self.flow, end)
         self._plain.append(server)
         server.start()
         return reply
@@ -359,8 +364,8 @@ class EngineClient:
             raise ResourceExhaustedTransient(
                 "this client already has a connection for fenced executions; close it first"
             )
-        near, life, reply = _new_connection()
-        self._fenced = FencedServer(near, self._launch_owner(self._fenced_model), life.close)
+        near, end, reply = self._new_connection("launches", _FEWER_CLIENTS)
+        self._fenced = FencedServer(near, self._launch_owner(self._fenced_model), end)
         self._fenced.start()
         return reply
 
@@ -370,10 +375,24 @@ class EngineClient:
             raise ResourceExhaustedTransient(
                 "this client already has a connection for asynchronous executions; close it first"
             )
-        near, life, reply = _new_connection()
-        self._async = AsyncServer(near, self._launch_owner(self.model), life.close)
+        near, end, reply = self._new_connection("launches", _FEWER_CLIENTS)
+        self._async = AsyncServer(near, self._launch_owner(self.model), end)
         self._async.start()
         return reply
+
+    def _new_connection(self, kind: str, remedy: str) -> tuple[Channel, Callable[[], None], Reply]:
+        """A channel past the service, what its end frees, and the answer that hands it and a life page over.
+
+        Raises ResourceExhaustedTransient.
+        """
+        claim = self.holder.take(remedy, **PRICES[kind])
+        (near, far), life = Channel.pair(), LifePage()
+
+        def end() -> None:
+            life.close()
+            claim.give_back()
+
+        return near, end, Reply([], [_handed_over(far), os.dup(life.fd)])
 
     def _launch_owner(self, model: Callable[[int], Callable[[Request], Execution]]) -> LaunchOwner:
         return LaunchOwner(model, self.flow, self._engine.queue.slots, self._limits)
@@ -394,6 +413,8 @@ class EngineClient:
         bind, loaded = self.model(number), self._loaded(number)
         self._limits.check("client_bursts", len(self._bursts), "close bursts")
         with ExitStack() as undo:
+            claim = self.holder.take("close bursts", **PRICES["burst"])
+            undo.callback(claim.give_back)
             callback = undo.enter_context(Channel.from_fd(message.fds.pop(2)))
             context = undo.enter_context(Channel.from_fd(message.fds.pop(2)))
             try:
@@ -414,7 +435,7 @@ class EngineClient:
             priority = PRIORITIES[loaded.priority]
             offer = BurstOffer(*queues, callback, bind, trace, max(spoken), spin, priority, ticket, burst.ended, life)
             version = burst.configure(offer, loaded.prepared, spoken)
-            self._start(burst, loaded.shared.bursts)
+            self._start(burst, loaded.shared.bursts, claim)
             undo.pop_all()
         return Reply([version], [told])
 
@@ -447,7 +468,7 @@ class EngineClient:
         census = self._engine.census(self._sight)
         return Reply([], [to_read(census.memory), os.dup(census.life.fd)])
 
-    def _start(self, burst: OpenBurst, hints: BurstHints) -> None:
+    def _start(self, burst: OpenBurst, hints: BurstHints, claim: Claim) -> None:
         engine, is_registered = self._engine, False
 
         def register() -> None:
@@ -461,13 +482,13 @@ class EngineClient:
 
         hints.began()
         try:
-            burst.start(register, partial(self._burst_ended, hints))
+            burst.start(register, partial(self._burst_ended, hints, claim))
         except Exception:
             if not is_registered:
                 hints.ended()
             raise
 
-    def _burst_ended(self, hints: BurstHints, burst: OpenBurst) -> None:
+    def _burst_ended(self, hints: BurstHints, claim: Claim, burst: OpenBurst) -> None:
         engine = self._engine
         engine.traces.pop(burst, None)
         self._bursts.discard(burst)
@@ -476,11 +497,13 @@ class EngineClient:
         engine.count_burst(-1)
         engine.note(self.uid, changes=1)
         hints.ended()
+        claim.give_back()
 
     def close(self) -> None:
         """Ends everything: the client is gone."""
         self._engine.clients.discard(self)
         self._engine.note(self.uid)
+        self._claim.give_back()
         for burst in list(self._bursts):
             burst.stop()
         for plain in self._plain:
@@ -501,12 +524,6 @@ class _Descriptors(list[int]):
 
     def __exit__(self, *_: object) -> None:
         close_all(self)
-
-
-def _new_connection() -> tuple[Channel, LifePage, Reply]:
-    """A channel past the service, a life page for it, and the answer that hands both over."""
-    (near, far), life = Channel.pair(), LifePage()
-    return near, life, Reply([], [_handed_over(far), os.dup(life.fd)])
 
 
 def _handed_over(channel: Channel) -> int:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 from weakref import WeakValueDictionary
@@ -21,8 +22,6 @@ from burst import ResourceExhaustedTransient
 from driver.engine.limits import raised
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from driver.engine.limits import Limits
 
 FIGURES = {
@@ -39,6 +38,18 @@ FIGURES = {
     "fences": "fences that executions wait for",
 }
 """What is held, and what it counts."""
+
+PRICES: Mapping[str, Mapping[str, int]] = {
+    "client": {"descriptors": 1, "mappings": 2, "threads": 1},
+    "plain path": {"descriptors": 2, "mappings": 3, "threads": 1, "life_words": 1},
+    "burst": {"descriptors": 6, "mappings": 10, "threads": 1, "life_words": 1},
+    "launches": {"descriptors": 4, "mappings": 5, "threads": 2, "life_words": 1},
+    "pool": {"mappings": 2},
+}
+"""What each thing of a client's costs the engine. A thread is two mappings: its stack, and the page below it.
+
+Not counted is what the C library shares among threads: its arenas, at most eight for each processor, of two mappings.
+"""
 
 SPENT = ("preparing_seconds", "validating_seconds", "log_bytes")
 

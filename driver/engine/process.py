@@ -22,6 +22,7 @@ from burst import (
     InvalidArgument,
     Memory,
     PeerDied,
+    ResourceExhaustedTransient,
 )
 from burst._core import lib
 from burst.channel import Channel, ChannelLoop
@@ -43,7 +44,7 @@ from driver.engine.totals import Totals, summed
 from driver.interface import Device
 from driver.protocol.census import Census
 from driver.protocol.model_codec import handles_in
-from driver.protocol.rpc import Reply, serve, take_fd
+from driver.protocol.rpc import Reply, refuse, serve, take_fd
 from fmq import LifePage
 from fmq.region import guard
 
@@ -192,8 +193,7 @@ class Engine:
         if self.device.asked_apart:
             self.device.watched = partial(self._calling, running)
             running.watch_executions(self.device.name)
-        self._quota = Quota(self.limits.device_bytes)
-        self.ledger = Ledger(self.limits)
+        self.ledger, self._quota = Ledger(self.limits), Quota(self.limits.device_bytes)
         self.memory = DriverMemory(self.device, self.limits.driver_seconds)
         self.pace, self._models = Pacer(), ModelStore(self.device, running)
         self.rests = type(self.device).rest is not Device.rest  #: whether its driver wants to hear of rests
@@ -359,7 +359,11 @@ class Engine:
 
     def serve(self, channel: Channel, uid: int) -> None:
         """Serves one client of that account until its connection ends."""
-        client = EngineClient(self, uid)
+        try:
+            client = EngineClient(self, uid)
+        except ResourceExhaustedTransient as error:
+            refuse(channel, error)
+            return
         client.handlers["figures"] = partial(self.figures, uid)
         try:
             with channel:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 PROTOCOL = 4  # version of the calls between client and service; `hello` compares it
 _MAX_TEXT = 1000
+_FIRST_CALL = 1.0  # seconds that a peer which is refused may take for it
 _PHASES = get_args(Phase)
 _numbers = count()  # of calls in this process
 
@@ -41,6 +42,16 @@ class Reply(NamedTuple):
 def farewell(words: str) -> list[object]:
     """What a service sends to each client before it ends: why."""
     return [-1, words[:_MAX_TEXT]]
+
+
+def refuse(channel: Channel, error: StatusError) -> None:
+    """Sends the error as the answer to the first call, and closes the channel.
+
+    It must read the call first: closing a socket with unread data also drops data on its way to the peer.
+    """
+    with channel, suppress(PeerDied, Timeout, Malformed, OSError):
+        channel.receive(_FIRST_CALL).close()
+        channel.send([None, int(error.status), str(error)[:_MAX_TEXT]])
 
 
 def last_words(channel: Channel, timeout: float) -> str:

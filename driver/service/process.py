@@ -39,7 +39,7 @@ from driver.nn import validate
 from driver.nn.file_form import FILE, is_file
 from driver.nn.known import explained
 from driver.protocol.model_codec import decode, operations_on, sealed
-from driver.protocol.rpc import PROTOCOL, call, farewell, serve
+from driver.protocol.rpc import PROTOCOL, call, farewell, refuse, serve
 from driver.service.asking import Asker
 from driver.service.bounded_log import BoundedHandler, EngineLog, LogFile
 from driver.service.file_gate import FileGate
@@ -62,7 +62,6 @@ _NOT_YOURS = (
     'runtime, or takes it over, would do so to the others; load it with form="operations", or use a device of your own'
 )
 _REFUSALS = 8  # answered at once; further connections are only closed
-_GREETING = 1.0  # seconds that a refused client may take to say hello
 
 
 class ServiceOptions(NamedTuple):
@@ -199,13 +198,9 @@ class Service:
         return True
 
     def _refuse(self, channel: Channel, error: StatusError) -> None:
-        """Sends the error as the answer to `hello`. It must read `hello` first: closing a socket with unread data also
-        drops data on its way to the client.
-        """
+        """Sends the error as the answer to `hello`."""
         try:
-            with channel, suppress(PeerDied, Timeout, Malformed, OSError):
-                channel.receive(_GREETING).close()
-                channel.send([None, int(error.status), str(error)])
+            refuse(channel, error)
         finally:
             self._refusing.release()
 
