@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 from weakref import WeakValueDictionary
@@ -22,6 +21,8 @@ from burst import ResourceExhaustedTransient
 from driver.engine.limits import raised
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from driver.engine.limits import Limits
 
 FIGURES = {

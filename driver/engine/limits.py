@@ -134,7 +134,7 @@ def _possible() -> dict[str, int]:
     threads = [2**31, resource.getrlimit(resource.RLIMIT_NPROC)[1]]
     mappings = _number(Path("/proc/sys/vm/max_map_count"), 65_530) * 3 // 4
     threads += [_number(Path("/proc/sys/kernel/threads-max"), 2**31), _number(_CGROUP / "pids.max", 2**31)]
-    most = min(n for n in threads if n > 0) * 3 // 4
+    most = min(n for n in threads if n > 0) * 3 // 4 // 2  # the service's come out of the same number
     return {"descriptors": max(64, descriptors - RESERVED), "mappings": mappings, "threads": most}
 
 

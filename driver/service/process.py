@@ -22,7 +22,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
-from burst import InvalidArgument, Malformed, PeerDied, ResourceExhaustedTransient, StatusError, Timeout
+from burst import InvalidArgument, PeerDied, ResourceExhaustedTransient, StatusError
 from burst.channel import Channel, close_all
 from burst.memory import KINDS
 from burst.turns import give_way

@@ -15,6 +15,7 @@ from burst.turns import Application, RunQueue, Share
 from driver.devices.litert import LiteRtDevice
 from driver.engine.client import EngineClient
 from driver.engine.device_memory import Quota
+from driver.engine.ledger import Ledger
 from driver.engine.limits import limits
 from driver.engine.process import IdleMonitor
 from driver.interface import BindOptions, Preparation
@@ -137,6 +138,7 @@ def test_worth_it(monkeypatch, tmp_path):
     engine = SimpleNamespace(
         clients=set(),
         limits=limits(),
+        ledger=Ledger(limits()),
         memory=None,
         new_quota=lambda: quota,
         application=lambda _: application,

@@ -10,6 +10,7 @@ import pytest
 
 import driver
 from burst import Controller, PeerDied, ResourceExhaustedPersistent, ResourceExhaustedTransient
+from burst.channel import close_all
 from driver.engine.limits import Limits, limits
 
 X = np.zeros((1, 4), np.float32)
@@ -126,6 +127,49 @@ class TestDevice:
         assert len(engines) == 1
 
 
+class TestAccount:
+    """What one account may hold of the tables of the device's processes."""
+
+    def test_life_words(self, configure, kit):
+        """One application cannot take all life words: its plain paths are refused with the figure, and another one of
+        the account finds some. What is closed is free again.
+        """
+        path = configure(account_life_words=8)
+        with driver.connect(application="a") as device, driver.connect(application="b") as other:
+            fds = [device.call("channel")[1] for _ in range(6)]
+            words = (
+                "75 % of account_life_words = 8 is reached: this application has 6 words .* asks for 1 more; "
+                f"make fewer calls at once, or raise account_life_words in {path}"
+            )
+            with pytest.raises(ResourceExhaustedTransient, match=words):
+                device.call("channel")
+            fds += [other.call("channel")[1] for _ in range(2)]
+            with pytest.raises(ResourceExhaustedTransient, match=r"account_life_words = 8 .* this account has 8"):
+                other.call("channel")
+            close_all(fds.pop())
+            close_all(fds.pop())
+
+            def opened():
+                with contextlib.suppress(ResourceExhaustedTransient):
+                    return other.call("channel")[1]
+
+            kit.until(opened)
+
+    def test_threads_and_clients(self, configure, kit):
+        """What a burst or a client costs besides is counted, too; a client that is refused is told why."""
+        configure(account_threads=8)
+        with driver.connect() as device, device.prepare(kit.add_model()) as prepared:
+            bursts = [prepared.burst() for _ in range(5)]
+            with pytest.raises(ResourceExhaustedTransient, match=r"account_threads = 8 .*has 6 threads .*close bursts"):
+                prepared.burst()
+            with (
+                driver.connect(application="b"),
+                pytest.raises(ResourceExhaustedTransient, match=r"account_threads = 8 .*close connections"),
+            ):
+                driver.connect(application="b")
+            assert bursts[0].run(X).outputs[0].tolist() == [[1, 1, 1, 1]]
+
+
 class TestFile:
     """limits.toml."""
 
@@ -136,6 +180,11 @@ class TestFile:
         path = configure(**{name: value})
         with pytest.raises(ValueError, match=f"{path}: {name} = "):
             limits()
+
+    def test_documented(self):
+        """Every limit is in the table of its page."""
+        page = (Path(driver.__file__).parents[1] / "docs/qos.md").read_text()
+        assert [field.name for field in fields(Limits) if f"`{field.name}`" not in page] == []
 
     def test_unknown(self, configure):
         """A name that is none is refused, with those that are."""

@@ -42,13 +42,13 @@ class Things:
     def client(self):
         return self._stack.enter_context(driver.connect())
 
-    def plain_path(self, n=0):
+    def plain_path(self, n):
         self._call(self.clients[n], "channel")
 
     def launches(self, n):
         self._call(self.clients[n], "async")
 
-    def burst(self):
+    def burst(self, _=None):
         return self._stack.enter_context(self.prepared.burst())
 
     def pools(self, burst):
@@ -72,11 +72,7 @@ def things(place, kit):
 )
 def test_what_the_engine_pays(things, kind, price):
     """A connection, a burst and a plain path cost the engine at most what the ledger counts for them, and not less."""
-    make = {
-        "plain path": lambda n: things.plain_path(n),
-        "launches": lambda n: things.launches(n),
-        "burst": lambda _: things.burst(),
-    }[kind]
+    make = {"plain path": things.plain_path, "launches": things.launches, "burst": things.burst}[kind]
     make(NUMBER)  # whatever the first of its kind makes for all
     check(things.pid, price, [make] * NUMBER)
 
