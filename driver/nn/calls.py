@@ -12,17 +12,25 @@ from .types import OperandLifeTime
 _DEFAULTS = {"BOOL": 0, "2*INT32": 1, "INT32": -1}
 """What a trailing input means when it is left out, by its tail: a layout or another flag, dilations, an axis."""
 
+_MOST_TYPES = 32  # that a message repeats
+
 
 def check_call(kind: OperationType, inputs: Sequence[Operand], outputs: Sequence[Operand]) -> Signature:
     """The signature of `kind` that a call with these operands fits; `InvalidModel` when there is none."""
     match_signature(kind, inputs)
     fitting = [s for s in kind.signatures if _inputs_fault(s, inputs) is None and _outputs_fit(s, inputs, outputs)]
     if not fitting:
-        given = ", ".join(o.type.name for o in outputs) or "nothing"
-        raise InvalidModel(f"cannot give {given} for inputs of types {', '.join(o.type.name for o in inputs)}")
+        raise InvalidModel(f"cannot give {_types(outputs)} for inputs of types {_types(inputs)}")
     if kind.check and (reason := kind.check(inputs, outputs)):
         raise InvalidModel(reason)
     return fitting[0]
+
+
+def _types(operands: Sequence[Operand]) -> str:
+    """For people, who read no thousand of them."""
+    names = [operand.type.name for operand in operands[:_MOST_TYPES]]
+    more = len(operands) - len(names)
+    return ", ".join((*names, *([f"and {more} more"] if more else ()))) or "nothing"
 
 
 def match_signature(kind: OperationType, inputs: Sequence[Operand]) -> tuple[Signature, tuple[str, ...]]:

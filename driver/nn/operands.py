@@ -22,7 +22,8 @@ LARGEST_SCALE = float(np.finfo(np.float32).max)
 def operand_fault(operand: Operand, referenced: int) -> str | None:
     """What is wrong with an operand by itself, or None. `referenced` subgraphs exist."""
     return (
-        _dimensions_fault(operand)
+        _rank_fault(operand.dimensions)
+        or _dimensions_fault(operand)
         or _size_fault(operand)
         or _quantisation_fault(operand)
         or _channel_fault(operand)
@@ -44,12 +45,21 @@ def _dimensions_fault(operand: Operand) -> str | None:
 
 def _size_fault(operand: Operand) -> str | None:
     """The HAL counts bytes in 32 bits, and numpy has a largest rank."""
-    dimensions, size = list(operand.dimensions), byte_size(operand.type, operand.dimensions)
-    if len(dimensions) > ANY_RANK[-1]:
-        return f"rank {len(dimensions)}; at most {ANY_RANK[-1]} is supported"
+    dimensions = list(operand.dimensions)
     if any(not 0 <= d < 2**32 for d in dimensions):
         return f"dimensions {dimensions} have to be in 0..2^32-1"
+    size = byte_size(operand.type, dimensions)
     return f"dimensions {dimensions} need {size} bytes, larger than 4 GiB" if size > MAX_BYTES else None
+
+
+def check_rank(dimensions: Sequence[int]) -> None:
+    """Raises InvalidModel if a tensor cannot have so many dimensions."""
+    if reason := _rank_fault(dimensions):
+        raise InvalidModel(reason)
+
+
+def _rank_fault(dimensions: Sequence[int]) -> str | None:
+    return f"rank {len(dimensions)}; at most {ANY_RANK[-1]} is supported" if len(dimensions) > ANY_RANK[-1] else None
 
 
 def _quantisation_fault(operand: Operand) -> str | None:

@@ -6,7 +6,8 @@ recurses along its references.
 """
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from graphlib import CycleError, TopologicalSorter
 from itertools import chain
 
@@ -28,16 +29,101 @@ NAME_LENGTH = 64
 
 def validate(model: Model) -> None:
     """Check `model` against the rules of HAL 1.3; `InvalidModel` names the operand or operation, and the rule."""
-    if not model.main.operands or not model.main.operations:
-        raise InvalidModel("a model needs at least one operand and one operation")
-    for check in (_check_subgraph, _check_control_flow):
-        for number, graph in enumerate((model.main, *model.referenced)):
-            where = f"referenced subgraph {number - 1}, " if number else ""
-            try:
-                check(model, graph)
-            except InvalidModel as error:
-                raise InvalidModel(f"{where}{error}") from None
+    for number, graph in enumerate((model.main, *model.referenced)):
+        with located(number):
+            rules = GraphRules(len(graph.operands), len(graph.operations), len(model.referenced), is_main=not number)
+            for operand in graph.operands:
+                rules.operand(operand)
+            rules.lists(graph.inputs, graph.outputs)
+            for operation in graph.operations:
+                rules.operation(operation)
+            rules.end()
+    validate_references(model)
+
+
+def validate_references(model: Model, pace: Callable[[], object] = lambda: None) -> None:
+    """The rules between subgraphs, of a model whose subgraphs keep `GraphRules`. `pace`: is called often."""
+    for number, graph in enumerate((model.main, *model.referenced)):
+        with located(number):
+            _check_control_flow(model, graph, pace)
     _check_references(model)
+
+
+@contextmanager
+def located(number: int) -> Iterator[None]:
+    """Within, what is wrong is wrong in that subgraph: 0 is the main one, n the referenced one n - 1."""
+    try:
+        yield
+    except InvalidModel as error:
+        if not number:
+            raise
+        raise InvalidModel(f"referenced subgraph {number - 1}, {error}") from None
+
+
+class GraphRules:
+    """The rules of one subgraph, checked as its parts arrive: all operands, then the lists, all operations, the end.
+
+    Every method raises InvalidModel for the first rule that is broken.
+    """
+
+    def __init__(self, n_operands: int, n_operations: int, referenced: int, *, is_main: bool) -> None:
+        """`referenced`: the number of subgraphs beside the main one."""
+        if is_main and not (n_operands and n_operations):
+            raise InvalidModel("a model needs at least one operand and one operation")
+        self._referenced = referenced
+        self._operands: list[Operand] = []
+        self._waiting: list[bool] = []  # of each operand: whether an operation has to write it, and none has yet
+        self._readers: list[int] = []
+        self._operations = 0
+
+    def operand(self, operand: Operand) -> None:
+        """The next one."""
+        if reason := operand_fault(operand, self._referenced):
+            raise InvalidModel(f"operand {len(self._operands)} ({operand.type.name}): {reason}")
+        self._operands.append(operand)
+        self._waiting.append(operand.lifetime.is_written)
+        self._readers.append(0)
+
+    def lists(self, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+        """Those of the subgraph's own inputs and outputs."""
+        self._lists = (inputs, _L.SUBGRAPH_INPUT, "input"), (outputs, _L.SUBGRAPH_OUTPUT, "output")
+        for listed, lifetime, word in self._lists:
+            _check_list(self._operands, listed, lifetime, word)
+
+    def operation(self, operation: Operation) -> None:
+        """The next one."""
+        index, self._operations = self._operations, self._operations + 1
+        _check_operation(self._operands, index, operation)
+        for i in operation.inputs:
+            self._readers[i] += 1
+            if self._waiting[i]:
+                raise InvalidModel(
+                    f"{_label(index, operation)}: reads operand {i} before it is written; put operations in executable "
+                    "order"
+                )
+        for i in operation.outputs:
+            if not self._waiting[i]:
+                raise InvalidModel(f"{_label(index, operation)}: operand {i} is written a second time")
+            self._waiting[i] = False
+
+    def end(self) -> None:
+        """There are no more."""
+        for listed, lifetime, word in self._lists:
+            missing = {i for i, o in enumerate(self._operands) if o.lifetime == lifetime}.difference(listed)
+            if missing:
+                raise InvalidModel(f"operand {min(missing)} has lifetime {lifetime.name} but is not listed as {word}")
+        for i, (operand, is_waiting, count) in enumerate(
+            zip(self._operands, self._waiting, self._readers, strict=True)
+        ):
+            if is_waiting:
+                raise InvalidModel(
+                    f"operand {i} ({operand.type.name}): lifetime {operand.lifetime.name}, but never written"
+                )
+            if operand.number_of_consumers not in (None, count):
+                raise InvalidModel(
+                    f"operand {i} ({operand.type.name}): number_of_consumers is {operand.number_of_consumers}, "
+                    f"not {count}"
+                )
 
 
 def required_version(model: Model) -> int:
@@ -60,21 +146,10 @@ def _operation_version(graph: Subgraph, operation: Operation) -> int:
     return call_version(kind, inputs, [graph.operands[i] for i in operation.outputs])
 
 
-def _check_subgraph(model: Model, graph: Subgraph) -> None:
-    for index, operand in enumerate(graph.operands):
-        if reason := operand_fault(operand, len(model.referenced)):
-            raise InvalidModel(f"operand {index} ({operand.type.name}): {reason}")
-    for index, operation in enumerate(graph.operations):
-        _check_operation(graph, index, operation)
-    _check_list(graph, graph.inputs, _L.SUBGRAPH_INPUT, "input")
-    _check_list(graph, graph.outputs, _L.SUBGRAPH_OUTPUT, "output")
-    _check_order(graph)
-    _check_consumers(graph)
-
-
-def _check_control_flow(model: Model, graph: Subgraph) -> None:
+def _check_control_flow(model: Model, graph: Subgraph, pace: Callable[[], object]) -> None:
     """Once the operands and the lists of all subgraphs are known to be sound."""
     for index, operation in enumerate(graph.operations):
+        pace()
         try:
             check_branches(model, graph, operation)
         except InvalidModel as error:
@@ -85,16 +160,14 @@ def _label(index: int, operation: Operation) -> str:
     return f"operation {index} ({operation.type[:NAME_LENGTH]})"
 
 
-def _check_operation(graph: Subgraph, index: int, operation: Operation) -> None:
+def _check_operation(operands: Sequence[Operand], index: int, operation: Operation) -> None:
     for i in chain(operation.inputs, operation.outputs):
-        if not 0 <= i < len(graph.operands):
-            raise InvalidModel(
-                f"{_label(index, operation)}: operand {i} does not exist, there are {len(graph.operands)}"
-            )
-    outputs = [graph.operands[i] for i in operation.outputs]
+        if not 0 <= i < len(operands):
+            raise InvalidModel(f"{_label(index, operation)}: operand {i} does not exist, there are {len(operands)}")
+    outputs = [operands[i] for i in operation.outputs]
     if extension_of(operation.type) is None:  # what an extension's operation takes, its devices know
         try:
-            check_call(_kind(operation.type), [graph.operands[i] for i in operation.inputs], outputs)
+            check_call(_kind(operation.type), [operands[i] for i in operation.inputs], outputs)
         except InvalidModel as error:
             raise InvalidModel(f"{_label(index, operation)}: {error}") from None
     for i, operand in zip(operation.outputs, outputs, strict=True):
@@ -112,53 +185,16 @@ def _kind(name: str) -> OperationType:
     raise InvalidModel(f"no such operation here{did_you_mean(name[:NAME_LENGTH], OPERATIONS)}")
 
 
-def _check_list(graph: Subgraph, listed: Sequence[int], lifetime: OperandLifeTime, word: str) -> None:
-    """`listed` names exactly the operands of one lifetime, each once."""
+def _check_list(operands: Sequence[Operand], listed: Sequence[int], lifetime: OperandLifeTime, word: str) -> None:
+    """`listed` names operands of one lifetime, each once."""
     if len(set(listed)) != len(listed):
         twice = next(i for i, count in Counter(listed).items() if count > 1)
         raise InvalidModel(f"operand {twice} is listed twice among the {word}s")
     for i in listed:
-        if not 0 <= i < len(graph.operands):
-            raise InvalidModel(f"{word} operand {i} does not exist, there are {len(graph.operands)}")
-        if graph.operands[i].lifetime != lifetime:
-            raise InvalidModel(
-                f"{word} operand {i} has lifetime {graph.operands[i].lifetime.name}, not {lifetime.name}"
-            )
-    missing = {i for i, o in enumerate(graph.operands) if o.lifetime == lifetime}.difference(listed)
-    if missing:
-        raise InvalidModel(f"operand {min(missing)} has lifetime {lifetime.name} but is not listed as {word}")
-
-
-def _check_order(graph: Subgraph) -> None:
-    """Every operand is written once, and before it is read."""
-    written: set[int] = set()
-    for index, operation in enumerate(graph.operations):
-        for i in operation.inputs:
-            if graph.operands[i].lifetime.is_written and i not in written:
-                raise InvalidModel(
-                    f"{_label(index, operation)}: reads operand {i} before it is written; put operations in executable "
-                    "order"
-                )
-        for i in operation.outputs:
-            if i in written:
-                raise InvalidModel(f"{_label(index, operation)}: operand {i} is written a second time")
-            written.add(i)
-    for i, operand in enumerate(graph.operands):
-        if operand.lifetime.is_written and i not in written:
-            raise InvalidModel(
-                f"operand {i} ({operand.type.name}): lifetime {operand.lifetime.name}, but never written"
-            )
-
-
-def _check_consumers(graph: Subgraph) -> None:
-    readers = [0] * len(graph.operands)
-    for i in chain.from_iterable(operation.inputs for operation in graph.operations):
-        readers[i] += 1
-    for i, (operand, count) in enumerate(zip(graph.operands, readers, strict=True)):
-        if operand.number_of_consumers not in (None, count):
-            raise InvalidModel(
-                f"operand {i} ({operand.type.name}): number_of_consumers is {operand.number_of_consumers}, not {count}"
-            )
+        if not 0 <= i < len(operands):
+            raise InvalidModel(f"{word} operand {i} does not exist, there are {len(operands)}")
+        if operands[i].lifetime != lifetime:
+            raise InvalidModel(f"{word} operand {i} has lifetime {operands[i].lifetime.name}, not {lifetime.name}")
 
 
 def _check_references(model: Model) -> None:
@@ -187,26 +223,27 @@ def _check_if(model: Model, inputs: Sequence[Operand], outputs: Sequence[Operand
     for word, reference in (("then", inputs[1]), ("else", inputs[2])):
         where = f"the {word} branch"
         graph = model.referenced[reference.value]
-        _check_pairs(where, "input", inputs[3:], _operands(graph, graph.inputs))
-        _check_pairs(where, "output", outputs, _operands(graph, graph.outputs))
+        _check_pairs(where, "input", inputs[3:], graph, graph.inputs)
+        _check_pairs(where, "output", outputs, graph, graph.outputs)
 
 
 def _check_while(model: Model, inputs: Sequence[Operand], outputs: Sequence[Operand]) -> None:
     condition, body = (model.referenced[reference.value] for reference in inputs[:2])
     carried = inputs[2:]
-    _check_pairs("the condition", "input", carried, _operands(condition, condition.inputs))
+    _check_pairs("the condition", "input", carried, condition, condition.inputs)
     if len(condition.outputs) != 1:
         raise InvalidModel(f"the condition has {len(condition.outputs)} outputs; it has to have 1")
     _check_condition("the output of the condition", condition.operands[condition.outputs[0]])
-    arguments, results = _operands(body, body.inputs), _operands(body, body.outputs)
-    _check_pairs("the body", "input", carried, arguments)
-    if not len(outputs) <= len(results) <= len(arguments):
+    _check_pairs("the body", "input", carried, body, body.inputs)
+    count = len(body.outputs)
+    if not len(outputs) <= count <= len(body.inputs):
         raise InvalidModel(
-            f"the body has {len(results)} outputs; from {len(outputs)}, the outputs here, to {len(arguments)}, its "
+            f"the body has {count} outputs; from {len(outputs)}, the outputs here, to {len(body.inputs)}, its "
             "inputs, are possible"
         )
-    _check_pairs("the body", "output", arguments[: len(results)], results)
-    _check_pairs("the body", "output", outputs, results[: len(outputs)])
+    arguments = [body.operands[i] for i in body.inputs[:count]]
+    _check_pairs("the body", "output", arguments, body, body.outputs)
+    _check_pairs("the body", "output", outputs, body, body.outputs[: len(outputs)])
 
 
 _CHECKS: dict[str, Callable[[Model, Sequence[Operand], Sequence[Operand]], None]] = {
@@ -215,20 +252,17 @@ _CHECKS: dict[str, Callable[[Model, Sequence[Operand], Sequence[Operand]], None]
 }
 
 
-def _operands(graph: Subgraph, indices: Sequence[int]) -> list[Operand]:
-    return [graph.operands[i] for i in indices]
-
-
 def _check_condition(where: str, operand: Operand) -> None:
     if operand.type != OperandType.TENSOR_BOOL8 or operand.dimensions != (1,):
         raise InvalidModel(f"{where} is {operand.type.name} {list(operand.dimensions)}; it has to be TENSOR_BOOL8 [1]")
 
 
-def _check_pairs(where: str, word: str, outer: Sequence[Operand], inner: Sequence[Operand]) -> None:
-    if len(outer) != len(inner):
-        raise InvalidModel(f"{where} has {len(inner)} {word}s; it has to have {len(outer)}")
-    for n, (a, b) in enumerate(zip(outer, inner, strict=True)):
-        if reason := _difference(a, b):
+def _check_pairs(where: str, word: str, outer: Sequence[Operand], graph: Subgraph, listed: Sequence[int]) -> None:
+    """Numbers first: a model may refer many times to a subgraph with many inputs."""
+    if len(outer) != len(listed):
+        raise InvalidModel(f"{where} has {len(listed)} {word}s; it has to have {len(outer)}")
+    for n, (operand, i) in enumerate(zip(outer, listed, strict=True)):
+        if reason := _difference(operand, graph.operands[i]):
             raise InvalidModel(f"{word} {n} of {where} has {reason}")
 
 

@@ -24,8 +24,10 @@ from burst.channel import close_all
 from burst.memory import FROZEN, frozen_memory
 from driver.nn import ExtensionType, InvalidModel, Model, Operand, OperandLifeTime, OperandType, Operation, Subgraph
 from driver.nn.extension import PREFIX_BITS
+from driver.nn.operands import check_rank
 from driver.nn.types import byte_size
-from driver.protocol.model_memory import MOST_HANDLES, Handle, SealedModel, pages, same_bytes
+from driver.nn.validate import GraphRules, located, validate_references
+from driver.protocol.model_memory import MOST_HANDLES, Handle, SealedModel, has_holes, pages, same_bytes
 from fmq import InvalidDescriptor
 
 if TYPE_CHECKING:
@@ -39,9 +41,12 @@ if TYPE_CHECKING:
 
 _VERSION = 1
 _ALIGN = 64
-_MAX_STRUCTURE = 64 * 2**20
-_MAX_COUNT = 2**18  # operands or operations of a subgraph: one bit for each fits into a message
+_MAX_STRUCTURE = 32 * 2**20
+_MAX_COUNT = 2**18  # operands or operations of all subgraphs: one bit for each fits into a message
+_MAX_OBJECT = 4 * 2**20  # bytes: unpacking one holds the GIL
+_CHUNK = 2**16  # bytes that are unpacked without a look at what they are
 _MAX_NAME = 201  # of an extension and its operation
+_MAX_TEXT = 512  # bytes
 _MAX_EXTENSIONS = 64
 _DTYPE = re.compile(r"[<|][biufcV][0-9]{1,5}")
 _BY_REFERENCE = OperandLifeTime.CONSTANT_REFERENCE
@@ -157,7 +162,7 @@ def _in_pool(value: Any) -> tuple[FrozenMemory, int] | None:
 
 
 def _handles_of(values: Sequence[Any], most: int) -> dict[FrozenMemory, Handle]:
-    """The part of each frozen pool in which constants lie; of too many pools the largest parts."""
+    """The part of each frozen pool in which constants lie, unless it has holes; of too many pools the largest parts."""
     ends: dict[FrozenMemory, tuple[int, int]] = {}
     for value in values:
         if found := _in_pool(value):
@@ -168,6 +173,7 @@ def _handles_of(values: Sequence[Any], most: int) -> dict[FrozenMemory, Handle]:
     for memory, (first, last) in ends.items():
         start = first // mmap.PAGESIZE * mmap.PAGESIZE
         handles[memory] = Handle(memory.kind, start, last - start)
+    handles = {memory: handle for memory, handle in handles.items() if not has_holes(memory.fd, handle)}
     kept = sorted(handles, key=lambda memory: handles[memory].nbytes, reverse=True)[:most]
     return {memory: handle for memory, handle in handles.items() if memory in kept}
 
@@ -201,7 +207,7 @@ def _handle(plain: object) -> Handle:
 def sealed(fds: list[int], where: object) -> SealedModel:
     """Maps the memory of a model that another process sent. Owns `fds`.
 
-    Raises InvalidModel unless all of it is sealed against writing, shrinking and growing.
+    Raises InvalidModel unless all of it is sealed against writing, shrinking and growing, and all of its pages exist.
     """
     try:
         handles = handles_in(where)
@@ -215,12 +221,20 @@ def sealed(fds: list[int], where: object) -> SealedModel:
 def decode(region: ModelBytes, where: object, pace: Callable[[], object] = lambda: None) -> Model:
     """Decodes a model in `sealed` memory. Constants are views of the memory and keep it mapped.
 
-    Checks only that the bytes form a model; `driver.nn.validate` checks the model. Raises InvalidModel.
+    Checks only that the bytes form a model; `decode_valid` checks the model. Raises InvalidModel.
     """
-    try:
-        return _Decoder(region, where, pace).model()
-    except _UNREADABLE as error:
-        raise InvalidModel(f"the model's bytes cannot be read: {error or type(error).__name__}") from error
+    return _Decoder(region, where, pace, is_checked=False).model()
+
+
+def decode_valid(region: ModelBytes, where: object, pace: Callable[[], object] = lambda: None) -> Model:
+    """As `decode`, and checks the model against the rules of `driver.nn.validate`, each as soon as what it is about has
+    been read. So a model costs no more than what comes before its first fault.
+    `pace` is called before each operand and operation,
+    and may raise. Raises InvalidModel.
+    """
+    model = _Decoder(region, where, pace, is_checked=True).model()
+    validate_references(model, pace)
+    return model
 
 
 def operations_on(model: Model, is_meant: Callable[[Any], bool]) -> list[bool]:
@@ -277,39 +291,99 @@ def _extensions_from_wire(plain: Any = ()) -> tuple[tuple[tuple[str, int], ...],
 
 
 class _Decoder:
-    def __init__(self, region: ModelBytes, where: object, pace: Callable[[], object]) -> None:
-        match where:
-            case [int(offset), int(size), *_] if (
-                offset >= 0 and 0 < size <= _MAX_STRUCTURE and offset + size <= region.nbytes
-            ):
-                pass
-            case _:
-                raise ValueError(f"structure at {where!r:.60} is outside the model's {region.nbytes} bytes")
-        self._bytes = region.asarray()
-        self._size, self._pace = size, pace
-        self._unpacker = msgpack.Unpacker(max_buffer_size=size, use_list=False, max_ext_len=0)
-        self._unpacker.feed(bytes(self._bytes[offset : offset + size]))
-
-    def _next(self) -> Any:
-        self._pace()
-        return self._unpacker.unpack()
+    def __init__(self, region: ModelBytes, where: object, pace: Callable[[], object], *, is_checked: bool) -> None:
+        self._bytes, self._where, self._pace, self._is_checked = region.asarray(), where, pace, is_checked
+        self._left = [_MAX_COUNT, _MAX_COUNT]  # operands and operations that further subgraphs may have
+        self._unpacker = msgpack.Unpacker(
+            max_buffer_size=_MAX_STRUCTURE,
+            use_list=False,
+            max_str_len=_MAX_TEXT,
+            max_bin_len=_MAX_OBJECT,
+            max_array_len=_MAX_COUNT,
+            max_map_len=0,
+            max_ext_len=0,
+        )
 
     def model(self) -> Model:
+        """Raises InvalidModel."""
+        try:
+            self._start, self._end = self._bounds()
+            self._next_byte = self._start
+            return self._model()
+        except InvalidModel:
+            raise
+        except _UNREADABLE as error:
+            raise InvalidModel(f"the model's bytes cannot be read: {error or type(error).__name__}") from error
+
+    def _bounds(self) -> tuple[int, int]:
+        match self._where:
+            case [int(offset), int(size), *_] if (
+                offset >= 0 and 0 < size <= _MAX_STRUCTURE and offset + size <= len(self._bytes)
+            ):
+                return offset, offset + size
+        raise ValueError(
+            f"structure at {self._where!r:.60} is not in the model's {len(self._bytes)} bytes, or has more than "
+            f"{_MAX_STRUCTURE}"
+        )
+
+    def _next(self) -> Any:
+        """The next object of the stream."""
+        self._pace()
+        begin = self._unpacker.tell()
+        while True:
+            try:
+                return self._unpacker.unpack()
+            except msgpack.OutOfData:
+                if self._unpacker.tell() - begin > _MAX_OBJECT:
+                    raise ValueError(f"an object of the structure has more than {_MAX_OBJECT} bytes") from None
+                self._feed()
+
+    def _feed(self) -> None:
+        """Lets the unpacker have some more of the structure."""
+        start, stop = self._next_byte, min(self._next_byte + _CHUNK, self._end)
+        if start == stop:
+            raise ValueError("the structure ends too early")
+        self._unpacker.feed(bytes(self._bytes[start:stop]))
+        self._next_byte = stop
+
+    def _model(self) -> Model:
         version, relaxed, graphs, *extensions = self._next()
         if version != _VERSION or not 1 <= graphs <= _MAX_COUNT:
             raise ValueError(f"unsupported version {version!r:.20} with {graphs!r:.20} subgraphs")
         prefixes, self._types = _extensions_from_wire(*extensions)
-        main, *referenced = [self._graph() for _ in range(graphs)]
-        if self._unpacker.tell() != self._size:
+        main, *referenced = [self._graph(number, graphs - 1) for number in range(graphs)]
+        if self._start + self._unpacker.tell() != self._end:
             raise ValueError("there are bytes after the last subgraph")
         return Model(main, tuple(referenced), bool(relaxed), prefixes)
 
-    def _graph(self) -> Subgraph:
+    def _graph(self, number: int, referenced: int) -> Subgraph:
         n_operands, n_operations, inputs, outputs = self._next()
-        if max(n_operands, n_operations) > _MAX_COUNT:
-            raise ValueError(f"{n_operands} operands and {n_operations} operations; at most {_MAX_COUNT} are allowed")
-        operands = [self._operand(n, *self._next()) for n in range(n_operands)]
-        return Subgraph(operands, [self._operation(*self._next()) for _ in range(n_operations)], inputs, outputs)
+        self._count(n_operands, n_operations)
+        inputs, outputs = _indices(inputs), _indices(outputs)
+        operands, operations = list[Operand](), list[Operation]()
+        with located(number):
+            rules = GraphRules(n_operands, n_operations, referenced, is_main=not number) if self._is_checked else None
+            for n in range(n_operands):
+                operands.append(self._operand(n, *self._next()))
+                if rules:
+                    rules.operand(operands[-1])
+            if rules:
+                rules.lists(inputs, outputs)
+            for _ in range(n_operations):
+                operations.append(self._operation(*self._next()))
+                if rules:
+                    rules.operation(operations[-1])
+            if rules:
+                rules.end()
+        return Subgraph(operands, operations, inputs, outputs)
+
+    def _count(self, *counts: int) -> None:
+        """Those of a subgraph."""
+        self._left = [left - max(0, count) for left, count in zip(self._left, counts, strict=True)]
+        if min(self._left) < 0:
+            raise ValueError(
+                f"{counts[0]} operands and {counts[1]} operations; at most {_MAX_COUNT} are allowed in all subgraphs"
+            )
 
     def _operand(
         self,
@@ -326,10 +400,15 @@ class _Decoder:
     ) -> Operand:
         if not isinstance(code, int) or not isinstance(params, bytes | None):
             raise TypeError(f"an operand's type must be a number, not {type(code).__name__}, and its parameters bytes")
+        if not isinstance(dims, tuple) or not isinstance(life, int) or not isinstance(uses, int | None):
+            raise TypeError("an operand's dimensions must be a list, its lifetime and its number of consumers numbers")
         try:
             kind = self._types.get(code) or OperandType.parse(code)
-            if OperandLifeTime(life).is_constant:
+            check_rank(dims)  # before anything is computed from them
+            if OperandLifeTime.parse(life).is_constant:
                 value = self._constant(kind, dims, *value)
+            elif not isinstance(value, int | None):
+                raise TypeError("the value of an operand that is no constant must be a number")
             return Operand(kind, dims, scale, zero, life, value, quant, uses, extension_params=params)
         except InvalidModel as error:
             raise InvalidModel(f"operand {n}: {error}") from None
@@ -338,7 +417,7 @@ class _Decoder:
     def _operation(kind: str, inputs: Any, outputs: Any) -> Operation:
         if not isinstance(kind, str) or len(kind) > _MAX_NAME:
             raise TypeError(f"an operation's type must be a name of at most {_MAX_NAME} letters")
-        return Operation(kind, inputs, outputs)
+        return Operation(kind, _indices(inputs), _indices(outputs))
 
     def _constant(self, kind: OperandType | ExtensionType, dimensions: Any, offset: int, nbytes: int) -> NDArray[Any]:
         """A read-only view with the operand's dtype and dimensions; of bytes that do not fit them, as they lie there,
@@ -357,3 +436,9 @@ class _Decoder:
             return raw.view(kind.dtype).reshape(dimensions)
         except ValueError:  # dimensions below 0, or too many of them
             return raw
+
+
+def _indices(plain: Any) -> tuple[int, ...]:
+    if not isinstance(plain, tuple):
+        raise TypeError(f"indices of operands must be a list, not {type(plain).__name__}")
+    return tuple(map(int, plain))

@@ -192,7 +192,17 @@ def _checked(fd: int, handle: Handle | None, start: int) -> Part:
     offset, nbytes = handle.offset, handle.nbytes
     if nbytes < 1 or offset < 0 or offset % mmap.PAGESIZE or offset + nbytes > status.st_size:
         raise InvalidModel(f"{what}: {nbytes} bytes at {offset} are not whole pages of its {status.st_size} bytes")
+    if has_holes(fd, handle):
+        raise InvalidModel(f"{what} has holes, which would become pages of the device's when it reads them: write all")
     return Part(start, nbytes, handle.kind or None, (status.st_dev, status.st_ino, offset), status.st_size)
+
+
+def has_holes(fd: int, handle: Handle) -> bool:
+    """Whether pages of this part do not exist, or cannot be told. Pages that the system has swapped out do."""
+    try:
+        return os.lseek(fd, handle.offset, os.SEEK_HOLE) < handle.offset + handle.nbytes
+    except OSError:
+        return True
 
 
 def map_again(root: NDArray[np.uint8], skew: int, target: Any) -> None:

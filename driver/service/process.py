@@ -35,10 +35,9 @@ from driver.engine.limits import limits
 from driver.engine.process import main as run_engine
 from driver.engine.running_files import RunningFiles
 from driver.errors import signal_name
-from driver.nn import validate
 from driver.nn.file_form import FILE, is_file
 from driver.nn.known import explained
-from driver.protocol.model_codec import decode, operations_on, sealed
+from driver.protocol.model_codec import decode_valid, operations_on, sealed
 from driver.protocol.rpc import PROTOCOL, call, farewell, refuse, serve
 from driver.service.asking import Asker
 from driver.service.bounded_log import BoundedHandler, EngineLog, LogFile
@@ -317,8 +316,7 @@ class Service:
         try:
             memory = sealed(fds, where)
             self._limits.check_size("client_bytes", sum(memory.occupied.values()), "prepare a smaller model")
-            model = decode(memory, where)
-            validate(model)
+            model = decode_valid(memory, where)
             device, extensions = self._device, self._extensions(uid)
             if is_file(model) and FILE.name not in extensions:
                 return model, [_NOT_YOURS]

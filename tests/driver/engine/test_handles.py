@@ -225,6 +225,7 @@ class TestHostile:
         """A sparse pool of a terabyte: a few bytes for its client, and refused before the device reads any of it."""
         fd = os.memfd_create("sparse", os.MFD_ALLOW_SEALING)
         os.ftruncate(fd, 2**40)
+        os.pwrite(fd, bytes(mmap.PAGESIZE), 0)  # the handle's part has no hole
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, ALL)
         encoded = encode(product(Memory.frozen(weights())))
         try:
