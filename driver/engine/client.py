@@ -113,6 +113,7 @@ class EngineClient:
         self._async: AsyncServer | None = None
         self.handlers: dict[str, Callable[..., Reply]] = {
             "join": self.join,
+            "spend": self.spend,
             "load": self.load,
             "restore": self.restore,
             "stage": self.stage,
@@ -147,6 +148,11 @@ class EngineClient:
         except ResourceExhaustedTransient:
             if is_declared:
                 raise
+        return Reply()
+
+    def spend(self, _: Message, figure: str, amount: float) -> Reply:
+        """The service has spent so much on this client."""
+        self.holder.spend(figure, amount)
         return Reply()
 
     def _enter(self, application: Application) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
+from graphlib import TopologicalSorter
 from itertools import chain
 
 from .extension import ExtensionType, extension_of
@@ -16,7 +17,11 @@ def explained(
 
     `explain`: is asked once, about a model of the operations that use none but these extensions.
     """
-    unknown = [_unknown(model, operation, extensions) for operation in model.main.operations]
+    inside = _names_inside(model)
+    unknown = [
+        [name for name in _names(model.main, operation, inside) if name not in extensions]
+        for operation in model.main.operations
+    ]
     if not any(unknown):
         return list(explain(model))
     kept = [n for n, names in enumerate(unknown) if not names]
@@ -31,22 +36,32 @@ def explained(
     return found
 
 
-def _unknown(model: Model, operation: Operation, extensions: Collection[str]) -> list[str]:
-    """The extensions that an operation uses, and those that its subgraphs use, as far as they are not known."""
-    graphs = [(model.main, operation)]
-    names: list[str] = []
-    seen: set[int] = set()
-    while graphs:
-        graph, one = graphs.pop()
-        operands = [graph.operands[i] for i in chain(one.inputs, one.outputs)]
-        names += [o.type.extension for o in operands if isinstance(o.type, ExtensionType)]
-        if (name := extension_of(one.type)) is not None:
-            names.append(name)
-        pending = [o.value for o in operands if o.lifetime == OperandLifeTime.SUBGRAPH and o.value not in seen]
-        seen.update(pending)
-        for number in pending:
-            graphs += [(model.referenced[number], each) for each in model.referenced[number].operations]
-    return [name for name in dict.fromkeys(names) if name not in extensions]
+def _names(graph: Subgraph, operation: Operation, inside: Sequence[Sequence[str]]) -> list[str]:
+    """The extensions that an operation uses, and those that its subgraphs use; `inside`: of each referenced one."""
+    operands = [graph.operands[i] for i in chain(operation.inputs, operation.outputs)]
+    names = [o.type.extension for o in operands if isinstance(o.type, ExtensionType)]
+    if (name := extension_of(operation.type)) is not None:
+        names.append(name)
+    names += chain.from_iterable(inside[n] for n in _subgraphs(operands))
+    return list(dict.fromkeys(names))
+
+
+def _subgraphs(operands: Sequence[Operand]) -> list[int]:
+    return [o.value for o in operands if o.lifetime == OperandLifeTime.SUBGRAPH]
+
+
+def _names_inside(model: Model) -> list[Sequence[str]]:
+    """The extensions that each referenced subgraph uses. Each is looked at once, after those that it refers to."""
+    found: list[Sequence[str]] = [()] * len(model.referenced)
+    refers = {
+        n: {o.value for o in g.operands if o.lifetime == OperandLifeTime.SUBGRAPH}
+        for n, g in enumerate(model.referenced)
+    }
+    for n in TopologicalSorter(refers).static_order():
+        graph = model.referenced[n]
+        names = chain.from_iterable(_names(graph, operation, found) for operation in graph.operations)
+        found[n] = list(dict.fromkeys(names))
+    return found
 
 
 def _part(model: Model, kept: Sequence[int]) -> Model:

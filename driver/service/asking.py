@@ -2,13 +2,15 @@
 
 Such code may crash or never return. The process opens the device, answers one model after the other, and lives until it
 is closed, crashes, or takes too long; the next question gets a fresh one. So the code never runs in the service's own
-process.
+process. Each account has a process of its own: no account waits for another's answer, or gets it from code that a model
+of another's has confused.
 """
 
 from __future__ import annotations
 
 import mmap
 import os
+import threading
 from contextlib import contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -32,28 +34,77 @@ if TYPE_CHECKING:
     from driver.interface import Device
 
 _MOST_NAME = 64  # bytes of the name of a function
+_PLACES = mmap.PAGESIZE // _MOST_NAME
+_MOST_IDLE = 4  # processes
 _MOST_BYTES = 64 << 20  # of an answer
 
 
 class Asker:
-    """Asks one device. One thread at a time."""
+    """Asks one device. Any thread."""
 
     def __init__(self, device: Device, seconds: float) -> None:
         """Forks, as `ForkServer` does. `seconds`: that an answer may take."""
         self._name, self._seconds = device.name, seconds
         self._during = mmap.mmap(-1, mmap.PAGESIZE)
         self._server = ForkServer(partial(_answer_all, device, self._during))
-        self._channel: Channel | None = None
+        self._changing = threading.Lock()
+        self._places, self._idle = list(range(_PLACES)), dict[int, AskedProcess]()
 
-    def explained(self, fds: Sequence[int], where: Any, extensions: Sequence[str], count: int) -> list[str | None]:
-        """As `driver.nn.known.explained`, of the valid model in these descriptors, which has `count` operations.
+    def explained(
+        self, uid: int, fds: Sequence[int], where: Any, extensions: Sequence[str], count: int
+    ) -> list[str | None]:
+        """As `driver.nn.known.explained`, of that account's valid model in these descriptors, which has `count`
+        operations.
 
         Raises StatusError: also when the process ends, or is ended because it takes too long.
         """
+        process = self._taken(uid)
+        try:
+            return process.explained(fds, where, extensions, count)
+        finally:
+            self._put_back(uid, process)
+
+    def _taken(self, uid: int) -> AskedProcess:
+        """One that nothing else asks. Raises GeneralFailure."""
+        with self._changing:
+            if found := self._idle.pop(uid, None):
+                return found
+            if not self._places:
+                raise GeneralFailure(f"driver {self._name!r} is asked by too many at once; try again later")
+            place = self._places.pop()
+        return AskedProcess(self._name, self._seconds, self._server, self._during, place)
+
+    def _put_back(self, uid: int, process: AskedProcess) -> None:
+        with self._changing:
+            if process.is_alive and uid not in self._idle and len(self._idle) < _MOST_IDLE:
+                self._idle[uid] = process
+                return
+            self._places.append(process.place)
+        process.close()
+
+
+class AskedProcess:
+    """A process that is asked. One thread at a time."""
+
+    def __init__(self, name: str, seconds: float, server: ForkServer, during: mmap.mmap, place: int) -> None:
+        """`place`: where in `during` it says which function it calls."""
+        self._name, self._seconds, self._server, self.place = name, seconds, server, place
+        start = place * _MOST_NAME
+        self._during = memoryview(during)[start : start + _MOST_NAME]
+        self._during[:] = bytes(_MOST_NAME)
+        self._channel: Channel | None = None
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it can be asked again."""
+        return self._channel is not None
+
+    def explained(self, fds: Sequence[int], where: Any, extensions: Sequence[str], count: int) -> list[str | None]:
+        """As `Asker.explained`."""
         try:
             if self._channel is None:
                 self._channel = self._server.begin()
-            self._channel.send([where, list(extensions)], fds)
+            self._channel.send([where, list(extensions), self.place], fds)
             message = self._channel.receive(self._seconds)
         except Timeout:
             self.close()
@@ -83,7 +134,7 @@ class Asker:
     @property
     def _what(self) -> str:
         """What it is doing, or did last."""
-        name = self._during[:_MOST_NAME].rstrip(b"\0").decode(errors="replace")
+        name = bytes(self._during).rstrip(b"\0").decode(errors="replace")
         return f"driver {self._name!r}: {name or 'its start'}"
 
     def _tell_end(self, code: int, words: str) -> NoReturn:
@@ -121,11 +172,12 @@ def _checked(reasons: Any, count: int) -> list[str | None]:
 
 def _answer_all(device: Device, during: mmap.mmap, channel: Channel) -> None:
     sandbox.enter(device.needs.system_calls)
+    start = 0
 
     @contextmanager
     def noted(function: str) -> Iterator[None]:
         name = function.encode()[:_MOST_NAME]
-        during[:_MOST_NAME] = name + bytes(_MOST_NAME - len(name))
+        during[start : start + _MOST_NAME] = name + bytes(_MOST_NAME - len(name))
         yield
 
     device.watched = noted
@@ -133,14 +185,15 @@ def _answer_all(device: Device, during: mmap.mmap, channel: Channel) -> None:
         while True:
             message = channel.receive()
             try:
-                _answer(device, channel, message.body, message.take_fds())
+                where, extensions, place = message.body
+                start = place * _MOST_NAME
+                _answer(device, channel, where, extensions, message.take_fds())
             except Exception as error:  # noqa: BLE001 (whatever it is, it is the answer)
                 reply, status = failure(error)
                 channel.send(["refused", int(status), *reply.values])
 
 
-def _answer(device: Device, channel: Channel, body: Any, fds: list[int]) -> None:
-    where, extensions = body
+def _answer(device: Device, channel: Channel, where: Any, extensions: list[str], fds: list[int]) -> None:
     model = decode(sealed(fds, where), where[:2])
     answer = msgpack.packb(explained(model, extensions, device.explain))
     memory = os.memfd_create("answer", os.MFD_CLOEXEC)

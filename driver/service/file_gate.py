@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
+from collections import defaultdict
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from burst import GeneralFailure
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
     from driver.nn import Model
     from driver.protocol.prepare_arguments import PrepareArguments
 
-_AT_ONCE = 4  # trials
+_AT_ONCE = 4  # trials of an account
 
 
 class FileGate:
@@ -34,13 +36,14 @@ class FileGate:
         """Forks the trial server if the device runs files: no thread may exist yet. `name`: as of `FileRecords`."""
         self.records = FileRecords(device, name)
         self._trials = TrialServer(device) if FILE.name in {known.name for known in device.extensions} else None
-        self._slots = threading.Semaphore(_AT_ONCE)
+        self._slots: defaultdict[int, threading.Semaphore] = defaultdict(partial(threading.Semaphore, _AT_ONCE))
 
     @contextmanager
     def admitted(
-        self, model: Model, fds: Sequence[int], where: Sequence[Any], arguments: PrepareArguments
+        self, uid: int, model: Model, fds: Sequence[int], where: Sequence[Any], arguments: PrepareArguments
     ) -> Iterator[bytes]:
-        """Within, the engine may load the model in these descriptors; yields the digest of its file, b"" if it is none.
+        """Within, the engine may load that account's model in these descriptors; yields the digest of its file, b"" if
+        it is none.
 
         A file that is new here is loaded in a trial before, and runs in it meanwhile. Raises GeneralFailure for a file
         that is quarantined, or ends its trial, which may be on leaving; MissedDeadlineTransient; and what stands for
@@ -57,7 +60,8 @@ class FileGate:
             yield digest
             return
         low, deadline = arguments.priority == LOW, arguments.deadline
-        if not self._slots.acquire(timeout=seconds_left(deadline)):
+        slots = self._slots[uid]
+        if not slots.acquire(timeout=seconds_left(deadline)):
             raise overdue("queued", deadline or 0)
         try:
             with self._trials.begin(fds, where, arguments.preference, gives_way=low) as trial:
@@ -67,7 +71,7 @@ class FileGate:
         except TrialEnded as error:
             raise self._refused(digest, error) from error
         finally:
-            self._slots.release()
+            slots.release()
         self.records.note_passed(digest)
 
     def check(self, digest: bytes) -> None:

@@ -18,16 +18,12 @@ import threading
 import time
 import warnings
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 from burst import InvalidArgument, PeerDied, ResourceExhaustedTransient, StatusError
-from burst.channel import Channel, close_all
-from burst.memory import KINDS
-from burst.turns import give_way
+from burst.channel import Channel
 from driver.client.discovery import Place, runtime_dir
-from driver.deadlines import overdue, passed, seconds_left
 from driver.devices import device_class
 from driver.engine import sandbox
 from driver.engine.cache.compilations import files_needed
@@ -35,31 +31,24 @@ from driver.engine.limits import limits
 from driver.engine.process import main as run_engine
 from driver.engine.running_files import RunningFiles
 from driver.errors import signal_name
-from driver.nn.file_form import FILE, is_file
-from driver.nn.known import explained
-from driver.protocol.model_codec import decode_valid, operations_on, sealed
+from driver.nn.file_form import FILE
 from driver.protocol.rpc import PROTOCOL, call, farewell, refuse, serve
-from driver.service.asking import Asker
 from driver.service.bounded_log import BoundedHandler, EngineLog, LogFile
 from driver.service.file_gate import FileGate
 from driver.service.service_client import ServiceClient
 from driver.service.trials import UNPROVOKED
+from driver.service.validation import NOT_YOURS, ValidationBudget, Validator
 from fmq import LifePage
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from driver.interface import Device
-    from driver.nn import Model
 
 _log = logging.getLogger(__name__)
 LINGER = 2.0  # seconds without a client
 _RETRY = 0.1  # seconds after a failed accept
 _START_TIMEOUT, _END_TIMEOUT = 60.0, 2.0
-_NOT_YOURS = (
-    "this device serves several accounts, and runs model files for its own account alone: a file that crashes its "
-    'runtime, or takes it over, would do so to the others; load it with form="operations", or use a device of your own'
-)
 _REFUSALS = 8  # answered at once; further connections are only closed
 
 
@@ -97,8 +86,7 @@ class Service:
         self._device: Device = device_class(name)()
         self.files = FileGate(self._device, name)  # forks: before there are threads
         self._limits, self._door = limits(), threading.Lock()
-        seconds = self._limits.driver_seconds
-        self._asker = Asker(self._device, seconds) if self._device.asked_apart else None  # forks, too
+        self.validator = Validator(self._device, self._limits, self._extensions)  # forks, too
         self._life = LifePage()
         _, fds = call(self._engine, "ready", fds=[self._life.fd], timeout=_START_TIMEOUT)
         self._engine.watch(fds[0])
@@ -108,8 +96,6 @@ class Service:
         self._outcomes: Counter[str] = Counter()
         self._refusing = threading.Semaphore(_REFUSALS)
         self._left = os.eventfd(0, os.EFD_CLOEXEC)
-        # Validation runs at low priority, so that it takes no CPU from a listener: Linux priorities are per thread.
-        self._heavy = ThreadPoolExecutor(1, "validation", initializer=give_way)
 
     def run(self) -> bool:
         """Serves until it has had no client for a while, or `stop` becomes readable; False if the engine has ended."""
@@ -135,7 +121,7 @@ class Service:
     def _end(self, *, is_stopped: bool) -> None:
         with self._place.locked(_END_TIMEOUT) as is_locked:
             self._place.leave(self._listener, is_locked=is_locked)
-            if not is_stopped and (self._asker or self._running.ends()):  # the status comes late
+            if not is_stopped and (self._device.asked_apart or self._running.ends()):  # the status comes late
                 code = _exit_code(self._engine_pid)
                 self.files.note_end(code, self._running.ends())
                 self._tell_end(code)
@@ -149,7 +135,7 @@ class Service:
         if not words and code < 0 and -code not in UNPROVOKED:
             functions = ", ".join(self._running.functions) or "execute, or a thread of its own"
             words = f"driver {self._device.name!r}: {functions} ended the engine with {signal_name(-code)}"
-        if self._asker and words:
+        if self._device.asked_apart and words:
             _log.error("%s", words)
             for channel in list(self._channels):
                 with suppress(PeerDied):
@@ -283,7 +269,7 @@ class Service:
         Raises InvalidArgument, GeneralFailure.
         """
         if file and FILE.name not in self._extensions(uid):
-            raise InvalidArgument(_NOT_YOURS)
+            raise InvalidArgument(NOT_YOURS)
         self.files.check(file)
 
     def new_engine_channel(self, uid: int) -> Channel:
@@ -293,48 +279,9 @@ class Service:
             self._engine.send(["client", uid], [far.fileno()])
         return near
 
-    def explained(
-        self, uid: int, fds: list[int], where: object, deadline: int | None = None
-    ) -> tuple[Model, list[str | None]]:
-        """Decodes and validates a model of that account's client in the low-priority thread. Owns `fds`.
-
-        Raises MissedDeadline* if it is not done by the deadline.
-        """
-        if found := passed(deadline):
-            close_all(fds)
-            found.raise_for_status()
-        future = self._heavy.submit(self._check, uid, fds, where)
-        if wait([future], seconds_left(deadline)).done:
-            return future.result()
-        was_queued = future.cancel()
-        if was_queued:
-            close_all(fds)
-        raise overdue("queued" if was_queued else "preparing", deadline or 0)
-
-    def _check(self, uid: int, fds: list[int], where: object) -> tuple[Model, list[str | None]]:
-        own = [os.dup(fd) for fd in fds] if self._asker else []
-        try:
-            memory = sealed(fds, where)
-            self._limits.check_size("client_bytes", sum(memory.occupied.values()), "prepare a smaller model")
-            model = decode_valid(memory, where)
-            device, extensions = self._device, self._extensions(uid)
-            if is_file(model) and FILE.name not in extensions:
-                return model, [_NOT_YOURS]
-            if self._asker:
-                reasons = self._asker.explained(own, where, extensions, len(model.main.operations))
-            else:
-                reasons = explained(model, extensions, device.explain)
-        finally:
-            close_all(own)
-        kinds = KINDS.keys() if device.memory_kinds is None else device.memory_kinds
-        unreadable = {part.kind for part in memory.parts if part.kind} - kinds
-        if not unreadable or len(reasons) != len(model.main.operations):
-            return model, reasons
-        refused = operations_on(model, lambda value: memory.kind_at(value.ctypes.data) in unreadable)
-        why = f"it reads a constant in memory of a kind that the device cannot read; {', '.join(kinds)} it can"
-        return model, [
-            reason or (why if is_refused else None) for reason, is_refused in zip(reasons, refused, strict=True)
-        ]
+    def new_budget(self, deadline: int | None) -> ValidationBudget:
+        """What the validation of one model may take."""
+        return ValidationBudget(self._limits, deadline)
 
 
 def start_engine(name: str, listener: socket.socket, log: EngineLog) -> EngineProcess:

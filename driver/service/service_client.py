@@ -22,8 +22,11 @@ if TYPE_CHECKING:
     from burst.channel import Channel, Message
     from driver.nn import Model
     from driver.service.process import Service
+    from driver.service.validation import Explained
 
 _MOST_REASONS, _MOST_REASON, _LEAST_REASON = 30_000, 1000, 60  # characters: of all that are told, and of each
+
+_WORTH_TELLING = 10e-3  # seconds
 
 
 class ServiceClient:
@@ -33,6 +36,7 @@ class ServiceClient:
         self._service, self._channel = service, channel
         self._engine = service.new_engine_channel(channel.peer_uid)
         self._life = LifePage()
+        self._validated = 0.0  # seconds that the ledger does not know yet
         self.handlers: dict[str, Callable[..., Reply]] = {
             "hello": self.hello,
             "supported": self.supported,
@@ -99,15 +103,22 @@ class ServiceClient:
             self._service.note("declined" if values[-1] else "saved")
         return Reply(values)
 
-    def _explained(self, fds: list[int], where: object, deadline: int | None = None) -> tuple[Model, list[str | None]]:
-        return self._service.explained(self._channel.peer_uid, fds, where, deadline)
+    def _explained(self, fds: list[int], where: object, deadline: int | None = None) -> Explained:
+        budget = self._service.new_budget(deadline)
+        try:
+            return self._service.validator.explained(self._channel.peer_uid, fds, where, budget)
+        finally:
+            self._validated += budget.seconds
+            if self._validated > _WORTH_TELLING:
+                call(self._engine, "spend", "validating_seconds", self._validated)
+                self._validated = 0.0
 
     def _load(self, model: Model, fds: list[int], where: Any, arguments: PrepareArguments) -> list[Any]:
         """Prepares in the engine; its answer. Raises StatusError, PeerDied."""
         values: list[Any] = []
         own = fds[: 1 + len(handles_in(where))]
         try:
-            with self._service.files.admitted(model, own, where, arguments) as file:
+            with self._service.files.admitted(self._channel.peer_uid, model, own, where, arguments) as file:
                 values, _ = call(self._engine, "load", file, where, *arguments.to_wire(), fds=fds)
         except StatusError:
             if values:  # the file ended its trial in the run that followed

@@ -1,0 +1,130 @@
+"""Decodes and validates the models that clients send, and asks the device about them: all that takes time in Python.
+
+Each account's models are validated in a thread of its own, for no longer than `validate_seconds` of a processor. The
+threads have low priority, so that they take no processor from a listener: Linux priorities are per thread.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from concurrent.futures import wait
+from functools import partial
+from typing import TYPE_CHECKING
+
+from burst import ResourceExhaustedPersistent
+from burst.channel import close_all
+from burst.memory import KINDS
+from burst.turns import give_way
+from driver.deadlines import check, overdue, passed, seconds_left
+from driver.engine.account_threads import AccountThreads
+from driver.engine.limits import raised
+from driver.nn.file_form import FILE, is_file
+from driver.nn.known import explained
+from driver.protocol.model_codec import decode_valid, operations_on, sealed
+from driver.service.asking import Asker
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from driver.engine.limits import Limits
+    from driver.interface import Device
+    from driver.nn import Model
+    from driver.protocol.model_memory import SealedModel
+
+NOT_YOURS = (
+    "this device serves several accounts, and runs model files for its own account alone: a file that crashes its "
+    'runtime, or takes it over, would do so to the others; load it with form="operations", or use a device of your own'
+)
+_THREADS = 8  # accounts whose models are validated at once
+
+Explained = tuple["Model", list[str | None]]
+"""A model, and of each of its operations why the device does not support it."""
+
+
+class ValidationBudget:
+    """The processor time that the validation of one model may take: what paces it."""
+
+    def __init__(self, limits: Limits, deadline: int | None) -> None:
+        self.seconds = 0.0  #: used so far
+        self.deadline = deadline  #: CLOCK_MONOTONIC nanoseconds; None: none
+        self._most, self._begin = limits.validate_seconds, 0.0
+
+    def begin(self) -> None:
+        """The validation begins, in this thread."""
+        self._begin = time.thread_time()
+
+    def end(self) -> None:
+        """It ends."""
+        self.seconds = time.thread_time() - self._begin
+
+    def __call__(self) -> None:
+        """Raises ResourceExhaustedPersistent once the time is used up, and MissedDeadlineTransient."""
+        self.end()
+        if self.deadline is not None:
+            check("preparing", self.deadline)
+        if self.seconds > self._most:
+            raise ResourceExhaustedPersistent(
+                f"validating this model takes more than validate_seconds = {self._most:g} s of a processor; prepare a "
+                f"smaller model, or {raised('validate_seconds')}"
+            )
+
+
+class Validator:
+    """Validates for one device. Any thread."""
+
+    def __init__(self, device: Device, limits: Limits, extensions: Callable[[int], Sequence[str]]) -> None:
+        """Forks if the device is asked apart: no thread may exist yet. `extensions`: that an account may use."""
+        self._device, self._limits, self._extensions = device, limits, extensions
+        self._asker = Asker(device, limits.driver_seconds) if device.asked_apart else None
+        self._threads = AccountThreads("validation", _THREADS, give_way)
+
+    def explained(self, uid: int, fds: list[int], where: object, budget: ValidationBudget) -> Explained:
+        """Validates a model of that account's. Owns `fds`.
+
+        Raises InvalidModel; MissedDeadline* if it is not done by the deadline; ResourceExhausted*.
+        """
+        deadline = budget.deadline
+        try:
+            if found := passed(deadline):
+                found.raise_for_status()
+            future = self._threads.submit(uid, partial(self._explained, uid, fds, where, budget))
+        except BaseException:
+            close_all(fds)
+            raise
+        if wait([future], seconds_left(deadline)).done:
+            return future.result()
+        was_queued = future.cancel()
+        if was_queued:
+            close_all(fds)
+        raise overdue("queued" if was_queued else "preparing", deadline or 0)
+
+    def _explained(self, uid: int, fds: list[int], where: object, budget: ValidationBudget) -> Explained:
+        own: list[int] = []
+        budget.begin()
+        try:
+            own += [os.dup(fd) for fd in fds] if self._asker else []
+            memory = sealed(fds, where)
+            self._limits.check_size("client_bytes", sum(memory.occupied.values()), "prepare a smaller model")
+            model, extensions = decode_valid(memory, where, budget), self._extensions(uid)
+            if is_file(model) and FILE.name not in extensions:
+                return model, [NOT_YOURS]
+            if self._asker:
+                reasons = self._asker.explained(uid, own, where, extensions, len(model.main.operations))
+            else:
+                reasons = explained(model, extensions, self._device.explain)
+            return model, self._with_memory(model, memory, reasons)
+        finally:
+            budget.end()
+            close_all(own)
+
+    def _with_memory(self, model: Model, memory: SealedModel, reasons: list[str | None]) -> list[str | None]:
+        """The reasons, and that of operations on constants in memory that the device cannot read."""
+        device = self._device
+        kinds = KINDS.keys() if device.memory_kinds is None else device.memory_kinds
+        unreadable = {part.kind for part in memory.parts if part.kind} - kinds
+        if not unreadable or len(reasons) != len(model.main.operations):
+            return reasons
+        refused = operations_on(model, lambda value: memory.kind_at(value.ctypes.data) in unreadable)
+        why = f"it reads a constant in memory of a kind that the device cannot read; {', '.join(kinds)} it can"
+        return [reason or (why if is_refused else None) for reason, is_refused in zip(reasons, refused, strict=True)]

@@ -1,0 +1,148 @@
+"""Validation by account: what one account's models cost, another account does not wait for."""
+
+import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import pytest
+from sent_models import sent
+
+import driver
+from burst import GeneralFailure, MissedDeadlineTransient, ResourceExhaustedPersistent
+from driver.devices.reference import ReferenceDevice
+from driver.engine.limits import limits
+from driver.nn.known import explained
+from driver.service.validation import ValidationBudget, Validator
+from fmq import clock
+
+E, V = 1001, 1002
+PATIENCE = 20.0  # seconds
+
+
+class Slow(ReferenceDevice):
+    """Does not answer about the models of one account, until it is let go."""
+
+    def __init__(self):
+        self.begun, self.may_end = threading.Event(), threading.Event()
+
+    def explain(self, model):
+        if len(model.main.operations) > 1:
+            self.begun.set()
+            assert self.may_end.wait(PATIENCE)
+        return super().explain(model)
+
+
+def chain(length):
+    """So many additions."""
+    builder = driver.ModelBuilder()
+    x = builder.input("float32", (1, 4))
+    for _ in range(length):
+        x = builder.operation("ADD", x, x, 0)
+    builder.output(x)
+    return builder.build()
+
+
+LONG = chain(3000)
+
+
+def validator(device, **more):
+    return Validator(device, replace(limits(), **more), lambda _: ())
+
+
+def budget(deadline=None, **more):
+    return ValidationBudget(replace(limits(), **more), deadline)
+
+
+@pytest.fixture
+def clients():
+    """Threads that call the service."""
+    with ThreadPoolExecutor(8) as threads:
+        yield threads
+
+
+def test_no_account_waits_for_anothers_models(clients):
+    """A device that does not answer about one account's models answers about another's; the first account waits."""
+    device = Slow()
+    service = validator(device)
+    stuck = [clients.submit(service.explained, E, *sent(chain(2)), budget()) for _ in range(5)]
+    assert device.begun.wait(PATIENCE)
+    _, reasons = service.explained(V, *sent(chain(1)), budget())
+    assert reasons == [None]
+    assert not any(future.done() for future in stuck)
+    device.may_end.set()
+    assert [future.result(PATIENCE)[1] for future in stuck] == [[None, None]] * 5
+
+
+def test_a_model_has_so_many_seconds():
+    """A valid model that takes longer is refused with the figure, and others after it are validated."""
+    service, spent = validator(ReferenceDevice()), budget(validate_seconds=0.05)
+    before = os.listdir("/proc/self/fd")
+    with pytest.raises(ResourceExhaustedPersistent, match=r"more than validate_seconds = 0.05 s .* raise validate_sec"):
+        service.explained(E, *sent(LONG), spent)
+    assert 0.05 < spent.seconds < 0.2
+    assert len(os.listdir("/proc/self/fd")) == len(before)
+    used = budget()
+    assert service.explained(E, *sent(chain(100)), used)[1] == [None] * 100
+    assert used.seconds > 0
+
+
+def test_a_validation_ends_at_its_deadline():
+    """It is given up at the next operation, and does not occupy its account's thread any longer."""
+    service, (fds, where) = validator(ReferenceDevice()), sent(LONG)
+    begin = clock.now()
+    late = budget(deadline=begin + 20_000_000)
+    with pytest.raises(MissedDeadlineTransient):
+        service.explained(E, fds, where, late)
+    assert service.explained(E, *sent(chain(1)), budget())[1] == [None]
+    assert late.seconds < 0.1
+
+
+def test_each_account_asks_a_process_of_its_own(clients):
+    """A driver's code that hangs over one account's model answers about another's, and what it says is its own."""
+    device = Slow()
+    device.asked_apart = True
+    service = validator(device, driver_seconds=2.0)
+    stuck = clients.submit(service.explained, E, *sent(chain(2)), budget())
+    assert service.explained(V, *sent(chain(1)), budget())[1] == [None]
+    assert not stuck.done()
+    with pytest.raises(GeneralFailure, match="did not return within 2 s; its process was ended"):
+        stuck.result(PATIENCE)
+    assert service.explained(E, *sent(chain(1)), budget())[1] == [None]
+
+
+def test_extensions_inside_of_subgraphs_are_looked_for_once():
+    """A thousand operations that refer to one large subgraph: it is read once, and not for each of them."""
+
+    class Counted(list):
+        reads = 0
+
+        def __iter__(self):
+            Counted.reads += 1
+            return super().__iter__()
+
+    model = branching(1000, Counted)
+    assert explained(model, (), lambda part: [None] * len(part.main.operations)) == [None] * 1000
+    assert Counted.reads <= 2
+
+
+def branching(count, kind):
+    """`count` IFs on the same branch, whose list of operations is of that kind."""
+    operand, operation = driver.Operand, driver.Operation
+    branch = driver.Subgraph(
+        [operand("TENSOR_FLOAT32", (2,), lifetime="INPUT"), operand("TENSOR_FLOAT32", (2,), lifetime="OUTPUT")],
+        [operation("RELU", (0,), (1,))],
+        (0,),
+        (1,),
+    )
+    object.__setattr__(branch, "operations", kind(branch.operations))
+    operands = [
+        operand("TENSOR_BOOL8", (1,), lifetime="INPUT"),
+        operand("SUBGRAPH", (), lifetime="SUBGRAPH", value=0),
+        operand("TENSOR_FLOAT32", (2,), lifetime="INPUT"),
+        *(operand("TENSOR_FLOAT32", (2,), lifetime="OUTPUT") for _ in range(count)),
+    ]
+    operations = [operation("IF", (0, 1, 1, 2), (3 + n,)) for n in range(count)]
+    model = driver.Model(driver.Subgraph(operands, operations, (0, 2), range(3, 3 + count)), (branch,))
+    kind.reads = 0
+    return model
