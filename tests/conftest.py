@@ -1,10 +1,13 @@
 """Tests talk to devices of their own, never to the user's."""
 
 import gc
+import json
 import os
 import shutil
 import signal
 import tempfile
+from collections import Counter
+from pathlib import Path
 
 import pytest
 import together
@@ -42,6 +45,29 @@ def pytest_collection():
 def pytest_collection_modifyitems(items):
     """First the tests that build: files are handed out in order, and the last one may keep a worker waiting."""
     items.sort(key=lambda item: item.path.name != "test_packaging.py")
+
+
+_tally = Counter()
+
+
+@pytest.fixture(scope="session")
+def tally():
+    """Counts what a test has done, for the table at the end: `tally("kills", 50)`."""
+
+    def count(what, times=1):
+        _tally[what] += times
+
+    return count
+
+
+def pytest_terminal_summary(terminalreporter):
+    """What was done, where it was counted, and for whoever started the tests to add up."""
+    if _tally:
+        terminalreporter.section("what was done")
+        for what, times in sorted(_tally.items()):
+            terminalreporter.line(f"{times:>12,} {what}")
+    if file := os.environ.get("BURST_TALLY"):
+        Path(file).write_text(json.dumps(_tally))
 
 
 @pytest.fixture(scope="session", autouse=True)

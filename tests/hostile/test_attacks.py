@@ -1,0 +1,67 @@
+"""One account attacks a device that serves a group; a tenant of another account does not notice."""
+
+from contextlib import ExitStack
+
+import accounts
+import pytest
+from attacks import ATTACKS
+from neighbourhood import neighbourhood
+from silent_file import NoSilentFile
+from trial import trial
+
+FINDINGS = ("C1", "C2a", "C2b", "C2c", "H1", "H2", "H3", "H4", "H5", "H6", "H7", "M2", "M3", "M4")
+"""Of the review, where an account attacks a served device: M1, L1 and L2 are about what a first client passes on."""
+OFTEN = ("truncated_queues", "silent_pools", "noise")
+
+
+class Served:
+    """A device that is served to a group; another one in its place when an attack has harmed it."""
+
+    def __init__(self, stack):
+        self._stack, self._hood = stack, None
+
+    def whole(self):
+        """One that works."""
+        if self._hood is None:
+            self._hood = self._stack.enter_context(neighbourhood())
+        return self._hood
+
+    def drop(self):
+        """It is harmed."""
+        self._stack.close()
+        self._hood = None
+
+
+@pytest.fixture(scope="module")
+def served():
+    if why := accounts.missing():
+        pytest.skip(why)
+    with ExitStack() as stack:
+        yield Served(stack)
+
+
+def test_every_finding_is_an_attack():
+    """None of them is left out, and each attack says what it does."""
+    assert {attack.finding for attack in ATTACKS.values()} - {"new"} == set(FINDINGS)
+    assert all(attack.claim.endswith((".", "at work")) for attack in ATTACKS.values())
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in OFTEN else pytest.param(name, marks=pytest.mark.stress) for name in ATTACKS]
+)
+def test_a_neighbour_notices_nothing(served, name, tally):
+    """While the attack goes on, a tenant connects, prepares and executes in every way; the processes are the same
+    afterwards, and what the attacker held is free again.
+    """
+    hood = served.whole()
+    with hood.tenant() as tenant:
+        try:
+            outcome = trial(hood, tenant, name)
+        except NoSilentFile as error:
+            pytest.skip(str(error))
+    print(outcome)
+    tally("attacks")
+    if outcome.faults:
+        told = "\n".join((str(outcome), *outcome.said, hood.log_end()))
+        served.drop()
+        pytest.fail(told)
