@@ -99,6 +99,11 @@ class Packet:
         #: Sends the packet and waits a short while: 0 for a result like `Controller.last`, else a code for `go_on`.
         self.call: Callable[[], int] = partial(_call, caller, self.data, self.nbytes)
 
+    @property
+    def address(self) -> int:
+        """Of its bytes; 0 if only `call` can send it."""
+        return int(ffi.cast("uintptr_t", self.data))
+
     def __bytes__(self) -> bytes:
         return bytes(ffi.buffer(self.data, self.nbytes))
 
@@ -215,6 +220,20 @@ class Controller(Closing):
 
     def _slot(self, pool: Memory | DeviceBuffer) -> int | Token:
         return Token(pool.token) if isinstance(pool, DeviceBuffer) else self._slots.slot_of(pool)
+
+    @property
+    def address(self) -> int:
+        """Of what `burst._hot` calls with."""
+        return int(ffi.cast("uintptr_t", self._caller))
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether `burst._hot` may send what was sent before: nothing is in flight, and nothing else has changed."""
+        return bool(self._caller.is_ready)
+
+    @is_ready.setter
+    def is_ready(self, is_ready: bool) -> None:
+        self._caller.is_ready = is_ready
 
     @property
     def in_flight(self) -> int:
@@ -428,6 +447,7 @@ class Controller(Closing):
 
     def close(self) -> None:
         """Ends the burst on both sides. A second call does nothing."""
+        self.is_ready = False
         if self._finalizer.detach():
             _forget(self._callback)
         for end in (self._writer, self._reader, self._context, self.trace.memory):

@@ -28,8 +28,7 @@ with the request unless the error's `phase` is "waiting for the answer". Transie
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from burst.messages import NO_CAUSE, NO_TIMING, Cause, ErrorStatus, OutputShape, Timing
 from fmq.errors import PeerDied as _QueuePeerDied
@@ -115,8 +114,16 @@ class InternalError(BurstError):
     """A bug of Burst: please report it. Close the burst and trust nothing that it returned."""
 
 
-@dataclass(slots=True, eq=False)
-class Result:
+class _Result(NamedTuple):
+    status: ErrorStatus
+    outputs: tuple[NDArray[Any], ...] = ()
+    output_shapes: tuple[OutputShape, ...] = ()
+    timing: Timing = NO_TIMING
+    message: str = ""
+    cause: Cause = NO_CAUSE
+
+
+class Result(_Result):
     """What came of one execution. It is compared by identity, because comparing arrays has no one answer.
 
     Attributes:
@@ -124,17 +131,14 @@ class Result:
         outputs: one array per output, empty unless `status` is NONE; None where it is in a buffer of the device.
         output_shapes: one per output when `status` is OUTPUT_INSUFFICIENT_SIZE, and when it is NONE and the model
             leaves a shape open; may be empty when all shapes are known beforehand, and is for any other status.
-        message: what the device says about an error, for people.
         timing: in microseconds; known only if asked for, and only when `status` is NONE.
+        message: what the device says about an error, for people.
         cause: what is known about an error.
     """
 
-    status: ErrorStatus
-    outputs: tuple[NDArray[Any], ...] = ()
-    output_shapes: tuple[OutputShape, ...] = ()
-    timing: Timing = NO_TIMING
-    message: str = ""
-    cause: Cause = NO_CAUSE
+    __slots__ = ()
+    __eq__ = object.__eq__
+    __hash__ = object.__hash__
 
     def raise_for_status(self) -> None:
         """Return if the status is NONE.
@@ -177,8 +181,7 @@ class StatusError(BurstError):
     def as_result(self) -> Result:
         """The answer that it stands for, as `execute` returns it."""
         result = self.result or Result(self.status, cause=self.cause)
-        result.message = result.message or str(self)
-        return result
+        return result if result.message else result._replace(message=str(self))
 
     @property
     def cause(self) -> Cause:

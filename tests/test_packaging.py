@@ -15,7 +15,7 @@ import pytest
 ROOT = pathlib.Path(__file__).parents[1]
 DEVICES = set((ROOT / "tests/devices/burst_test_devices").glob("[!_]*.py"))
 LIBRARY = ["burst_device.h", "burst_device.c", "BurstDeviceConfig.cmake"]
-EXTENSIONS = ["burst/_core.abi3.so", "fmq/_core.abi3.so", "fmq/_hot.abi3.so"]
+EXTENSIONS = ["burst/_core.abi3.so", "burst/_hot.abi3.so", "fmq/_core.abi3.so", "fmq/_hot.abi3.so"]
 
 
 @pytest.fixture(scope="module")

@@ -34,7 +34,7 @@ typedef struct {
 } burst_trace;
 
 typedef struct {
-    void *start; /* burst_call, for fmq._hot */
+    void *start; /* burst_call, for fmq._hot and burst._hot */
     fmq_end *out, *back;
     burst_trace *trace;
     unsigned char *spare, *result; /* buffer_bytes each: `result` holds the last result that was not like the one before */
@@ -50,6 +50,7 @@ typedef struct {
     uint64_t results;             /* how many came */
     uint64_t on_device, in_driver; /* times of the last result; 2^64 - 1: not measured */
     int framed;
+    uint32_t is_ready; /* burst._hot may send what was sent before: no request is in flight, and nothing else has changed */
     uint32_t calling; /* a burst_call is not over: from its beginning until its result is there, or Python gives it up */
 } burst_caller;
 

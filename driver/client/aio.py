@@ -46,6 +46,7 @@ class Arrivals:
 
     def __init__(self, pipeline: Pipeline) -> None:
         self._weak = ref(pipeline)
+        pipeline.session.controller.is_ready = False  # from now on `run` has to tell the loops
         self._watched: dict[_Loop, _Watched] = {}
         self._refused: set[_Loop] = set()  # loops that watch as soon as another thread stops receiving
         self._looking = threading.RLock()

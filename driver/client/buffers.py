@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import deque
-from itertools import count
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from burst import ResultsHeld
@@ -76,7 +75,7 @@ class Buffers:
         self._free: deque[InputSet] = deque()
         self._last = OutputSet(model)
         self._last.next = self._last
-        self._outputs, self._numbers = [self._last], count(1)
+        self._outputs = [self._last]
         self._partners: dict[InputSet, OutputSet] = {}
 
     def fill(self, arrays: Sequence[Any]) -> int:
@@ -124,7 +123,6 @@ class Buffers:
                 found = self._new_outputs()
                 break
             found = found.next
-        found.number = next(self._numbers)
         self._last = found
         return found
 
@@ -133,7 +131,6 @@ class Buffers:
         if found is None or found.is_busy or found.is_held():
             found = self._partners[inputs] = self.free_outputs()
         else:
-            found.number = next(self._numbers)
             self._last = found
         return found
 

@@ -7,6 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from burst import Busy, ErrorStatus, MissedDeadlineTransient, Request, Result, Timeout
+from burst._hot import HotBurst
 from burst.dropped import later
 from burst.errors import timed_out
 from driver.client.names import together
@@ -18,22 +19,27 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from burst import Memory
+    from driver.client.buffers import EncodedRequest
     from driver.client.pipeline import Pipeline
     from driver.client.tasks import Tasks
+    from driver.client.workspace import OutputSet
     from driver.nn import Model
     from driver.options import ExecuteOptions
 
 _NONE = ErrorStatus.NONE
+_MOST_READY = 4  # as in csrc/burst/hot.c
 
 
-class Burst(AnyBurst):
-    """As `AnyBurst`, on one device."""
+class Burst(HotBurst, AnyBurst):
+    """As `AnyBurst`, on one device. `run` is C's (csrc/burst/hot.c): it returns a result that was made ready here."""
 
     def __init__(self, pipeline: Pipeline) -> None:
         """Use `prepared.burst()`."""
         self._pipeline, self._buffers, self._measure = pipeline, pipeline.buffers, pipeline.options.measure
         self._in_flight, self._session = pipeline.in_flight, pipeline.session
         self._statistics = pipeline.session.statistics
+        self._ready_for: tuple[object, ...] = ()
+        self._ready: list[OutputSet] = []
 
     @property
     def model(self) -> Model:
@@ -43,51 +49,96 @@ class Burst(AnyBurst):
     def inputs(self) -> tuple[NDArray[Any] | None, ...]:
         return self._buffers.inputs.arrays
 
-    def run(self, *arrays: Any, timeout: float | None = None, **by_name: Any) -> Result:
+    def _run(self, *arrays: Any, timeout: float | None = None, **by_name: Any) -> Result:
+        """As `run`, for what is not ready."""
         if by_name:
             arrays = together(arrays, by_name)
         in_flight = self._in_flight
         if in_flight.is_running:
             raise Busy("this burst is executing in another thread; wait for it, or open another burst")
         with in_flight.submitting:
-            # From here to `return` this is written out, without calls that the usual request can do without.
-            if in_flight.requests or in_flight.staged or in_flight.is_moving:
-                future = None
-            else:
-                in_flight.is_running = True
-                try:  # whatever comes, the burst is usable again, and event loops look at its results
-                    session, buffers = self._session, self._buffers
-                    controller = session.controller
-                    end = None if timeout is None else session.begin_by(timeout)
-                    if arrays:
-                        controller.mark_begin()
-                        self._statistics.copied += buffers.fill(arrays)
-                    outputs, inputs = buffers.free_outputs(), buffers.inputs
-                    encoded = outputs.encoded.get(inputs) or session.encode(inputs, outputs)
-                    try:  # the exchange: an error in it, Ctrl-C too, may leave a result behind that still comes
-                        code = encoded.packet.call()
-                        is_usual = not (code or self._measure or end)
-                        reply = controller.last if is_usual else controller.go_on(code, encoded.packet, timeout, end)
-                    except BaseException as error:  # noqa: BLE001 (raised again, unless there is another way)
-                        controller.interrupted(error)
-                        future = self._pipeline.recover_from(error, encoded, timeout)
-                    else:
-                        if reply.status is _NONE:
-                            if self._measure:
-                                self._statistics.note(reply.timing)
-                            shapes = reply.output_shapes
-                            # The arrays were made for these very shapes: no call is needed to find them.
-                            known = outputs.shapes is shapes
-                            arrays = outputs.named(outputs.given) if known else outputs.arrays(shapes)
-                            return Result(_NONE, arrays, shapes, reply.timing)
-                        future = self._pipeline.retry_with_larger_outputs(encoded, reply, timeout, end)
-                finally:
-                    in_flight.is_running = False
-                    if timeout is not None:
-                        self._session.controller.due(None)
-                    if self._pipeline.loops:
-                        self._pipeline.loops.rearm()
-        return future.result() if future else self._run_behind_others(arrays, timeout)
+            self._session.controller.is_ready = False
+            if in_flight.is_idle:
+                return self._run_alone(arrays, timeout)
+        return self._run_behind_others(arrays, timeout)
+
+    def _run_alone(self, arrays: tuple[Any, ...], timeout: float | None) -> Result:
+        """Under `submitting`."""
+        in_flight, session, buffers = self._in_flight, self._session, self._buffers
+        in_flight.is_running = True
+        try:  # whatever comes, the burst is usable again, and event loops look at its results
+            controller = session.controller
+            end = None if timeout is None else session.begin_by(timeout)
+            if arrays:
+                controller.mark_begin()
+                self._statistics.copied += buffers.fill(arrays)
+            outputs, inputs = buffers.free_outputs(), buffers.inputs
+            encoded = outputs.encoded.get(inputs) or session.encode(inputs, outputs)
+            return self._finish(encoded, None, timeout, end)
+        finally:
+            self._end(timeout)
+
+    def _go_on(self, encoded: EncodedRequest, code: int, timeout: float | None, end: int) -> Result:
+        """Called by `run` under `submitting`, when its exchange ended with that code or later than `end`. 0: no end."""
+        try:
+            self._in_flight.is_running = True
+            return self._finish(encoded, code, timeout, end or None)
+        finally:
+            self._end(timeout)
+
+    def _end(self, timeout: float | None) -> None:
+        self._in_flight.is_running = False
+        if timeout is not None:
+            self._session.controller.due(None)
+        if self._pipeline.loops:
+            self._pipeline.loops.rearm()
+
+    def _finish(self, encoded: EncodedRequest, code: int | None, timeout: float | None, end: int | None) -> Result:
+        """The exchange, unless it has ended with `code`, and what came of it."""
+        controller, pipeline = self._session.controller, self._pipeline
+        try:  # an error in it, Ctrl-C too, may leave a result behind that still comes
+            if code is None:
+                encoded.outputs.number = controller.sent + 1
+                code = encoded.packet.call()
+            is_usual = not (code or self._measure or end)
+            reply = controller.last if is_usual else controller.go_on(code, encoded.packet, timeout, end)
+        except BaseException as error:  # noqa: BLE001 (raised again, unless there is another way)
+            controller.interrupted(error)
+            return pipeline.recover_from(error, encoded, timeout).result()
+        if reply.status is not _NONE:
+            return pipeline.retry_with_larger_outputs(encoded, reply, timeout, end).result()
+        if self._measure:
+            self._statistics.note(reply.timing)
+        result = encoded.outputs.result(reply.output_shapes, reply.timing)
+        if not (self._measure or pipeline.loops):
+            self._make_ready(encoded, result)
+        return result
+
+    def _make_ready(self, encoded: EncodedRequest, result: Result) -> None:
+        """The next `run` may return this result, once nothing holds it any more, if the device answers as just now."""
+        controller, buffers, outputs = self._session.controller, self._buffers, encoded.outputs
+        its = controller, encoded.inputs, controller.last
+        if encoded.inputs is not buffers.inputs or outputs.ready is not result or not encoded.packet.address:
+            return
+        is_known = self._ready_for and all(a is b for a, b in zip(its, self._ready_for, strict=True))
+        if not (is_known and all(each.is_ready for each in self._ready)):
+            self._forget()
+            arrays = tuple(a for a in encoded.inputs.arrays if a is not None)
+            self._begin_ready(controller.address, controller, self._in_flight.submitting, arrays)
+            self._ready_for = its
+        if not outputs.is_ready and len(self._ready) < _MOST_READY:
+            packet = encoded.packet
+            self._add_ready(result, encoded, packet.address, packet.nbytes, outputs.number_at)
+            self._ready.append(outputs)
+            outputs.is_ready = True
+        controller.is_ready = True
+
+    def _forget(self) -> None:
+        self._forget_ready()
+        for outputs in self._ready:
+            outputs.is_ready = False
+        self._ready.clear()
+        self._ready_for = ()
 
     def _run_behind_others(self, arrays: tuple[Any, ...], timeout: float | None) -> Result:
         """While other requests are in flight."""
@@ -124,6 +175,7 @@ class Burst(AnyBurst):
         self._pipeline.free_memory(memory)
 
     def stats(self) -> dict[str, Any]:
+        self._statistics.copied_ready = self._copied_bytes()
         return self._session.stats(len(self._in_flight.requests))
 
     def trace(self, path: str) -> int:
@@ -131,6 +183,7 @@ class Burst(AnyBurst):
 
     def close(self) -> None:
         self._pipeline.close()
+        self._forget()
 
     def __del__(self) -> None:
         if self._in_flight.requests:

@@ -74,7 +74,7 @@ class InFlight:
 
     def append(self, encoded: EncodedRequest, future: Future, number: int) -> None:
         """Under the lock: the newest request. Its outputs are in use from now on."""
-        encoded.outputs.is_busy = True
+        encoded.outputs.is_busy, encoded.outputs.number = True, number
         self.requests.append(PendingRequest(number, encoded, future))
 
     def append_next(self, encoded: EncodedRequest, future: Future, sent: int) -> None:

@@ -100,6 +100,7 @@ class Pipeline:
         try:
             session.check()
             with self.in_flight.submitting:
+                session.controller.is_ready = False
                 self.collect()
                 if session.is_displaced:
                     session.goes_back(self.in_flight)
@@ -468,6 +469,7 @@ class Pipeline:
             self.session.bind(request, self.in_flight)
             try:
                 with self.in_flight.submitting:
+                    self.session.controller.is_ready = False
                     if self.in_flight.is_idle:
                         return self._execute(request, options, deadline)
             except PeerDied as error:
@@ -578,7 +580,7 @@ class Pipeline:
     def abandon(self) -> None:
         """In a forked child: the burst is the parent's, whose threads held the locks and whose inputs are in use."""
         self.in_flight.abandon()
-        self.loops = None
+        self.session.controller.is_ready, self.loops = False, None
         self.buffers.inputs = fork.unusable(self.session.check_process)
 
     def close(self) -> None:

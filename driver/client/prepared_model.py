@@ -146,7 +146,7 @@ class RemotePreparedModel(AnyPreparedModel):
             return wait.given_up()
         home.connection.put_plain_path(path)
         if result.status == 0:
-            result.outputs = known.outputs(self.model, request, result.output_shapes)
+            return result._replace(outputs=known.outputs(self.model, request, result.output_shapes))
         return result
 
     def _recognised(self, request: Request) -> KnownRequest:
@@ -195,7 +195,7 @@ class RemotePreparedModel(AnyPreparedModel):
 
         def finish(result: Result) -> Result:
             if result.status == 0:
-                result.outputs = self.outputs(request, result.output_shapes)
+                return result._replace(outputs=self.outputs(request, result.output_shapes))
             return result
 
         try:

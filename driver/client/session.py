@@ -132,7 +132,7 @@ class BurstSession:
     def result_of(self, encoded: EncodedRequest, reply: ResultPacket) -> Result:
         """Of a request that succeeded. Raises GeneralFailure."""
         self.statistics.note(reply.timing)
-        return Result(ErrorStatus.NONE, encoded.outputs.arrays(reply.output_shapes), reply.output_shapes, reply.timing)
+        return encoded.outputs.result(reply.output_shapes, reply.timing)
 
     def error_of(self, reply: ResultPacket, deadline: int | None) -> StatusError:
         """The exception for the last result, which has no outputs."""
@@ -219,8 +219,7 @@ class BurstSession:
 
     def _checked(self, encoded: EncodedRequest, result: Result) -> Result:
         result.raise_for_status()
-        result.outputs = encoded.outputs.arrays(result.output_shapes)
-        return result
+        return result._replace(outputs=encoded.outputs.arrays(result.output_shapes))
 
     # ---- the device's death
 

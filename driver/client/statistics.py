@@ -24,7 +24,7 @@ class Statistics:
     """Counts that Python keeps; the others are in the burst's trace."""
 
     def __init__(self) -> None:
-        self.plain = self.copied = self.drops = self.recoveries = 0
+        self.plain = self.copied = self.copied_ready = self.drops = self.recoveries = 0
         self._earlier = np.zeros(7, np.int64)  # of controllers that were replaced
         self._on_device = self._in_driver = 0
 
@@ -65,7 +65,7 @@ class Statistics:
             "drops": self.drops,
             "recoveries": self.recoveries,
             "memories_sent": sent,
-            "copied_bytes": {"bulk": self.copied + copied, "control": control},
+            "copied_bytes": {"bulk": self.copied + self.copied_ready + copied, "control": control},
             "stages": {name: spread(ns) for name, ns in stages.items()},
             "cpu_seconds": {"client": busy_ns / 1e9, "device": cpu_of_listener(controller.trace)},
             "seconds": {"total": total_ns / 1e9, **seconds} if measure else None,

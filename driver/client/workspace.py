@@ -15,14 +15,19 @@ import numpy as np
 
 from burst import (
     DeviceBuffer,
+    ErrorStatus,
     GeneralFailure,
     HardwareBuffer,
     Memory,
     OutputShape,
     Request,
     RequestArgument,
+    Result,
+    Timing,
 )
+from burst._core import ffi
 from burst.memory import VendorMemory
+from burst.messages import NO_TIMING
 from driver.client.names import by_position, named
 from driver.nn import combine_dimensions
 from driver.nn.file_form import takes_empty
@@ -90,6 +95,16 @@ class InputSet:
         return copied
 
 
+class _OutputPlace:
+    """The base of an output's array. It is no array and no view of one, past which numpy would look for the base of
+    a view: so each view of an output refers to the output.
+    """
+
+    def __init__(self, memory: NDArray[np.uint8], offset: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:
+        self._memory, data = memory, (memory.ctypes.data + offset, False)
+        self.__array_interface__ = {"version": 3, "shape": shape, "typestr": dtype.str, "data": data}
+
+
 class OutputSet:
     """The outputs of one request, and whether the caller still holds them.
 
@@ -111,37 +126,68 @@ class OutputSet:
         self.sizes = tuple(sizes)
         *self._places, end = _offsets(sizes)
         self.memory = Memory.create(end)
-        # With a base that is no array, views of our arrays refer to them and not past them.
-        self._bytes: Any = self.memory.asarray().data
+        self._bytes = self.memory.asarray()
         self.arguments = tuple(
             RequestArgument(pool=_OUTPUTS, offset=offset, length=length)
             for offset, length in zip(self._places, sizes, strict=True)
         )
+        self.begin()
+
+    def begin(self) -> None:
+        """Nothing has used its memory."""
         self.shapes: Sequence[OutputShape] | None = None  #: for which
-        self.given: list[NDArray[Any]] = []  #: arrays were made
+        self.given: tuple[NDArray[Any], ...] = ()  #: arrays were made
+        self.ready: Result | None = None  #: of these arrays, without times
+        self.is_ready = False  #: `Burst.run` has that result, too
         self.is_busy = False  #: a request of a burst that is in flight writes to it
-        self.number = 0  #: of the request of a burst that used it last
+        self._number = ffi.new("uint64_t *")
+        self.number_at = int(ffi.cast("uintptr_t", self._number))
         self.encoded: dict[InputSet, EncodedRequest] = {}  #: requests of a burst on this memory
 
     def arrays(self, shapes: Sequence[OutputShape]) -> tuple[Any, ...]:
         """Typed views; `shapes` may be empty when the model knows them all. The same ones again for the same shapes."""
         if self.shapes is not shapes:
             if self.shapes != shapes:
-                self.given = [self._view(n, shapes[n].dimensions if shapes else None) for n in range(len(self.sizes))]
+                dimensions = [shape.dimensions for shape in shapes] if shapes else [None] * len(self.sizes)
+                self.given, self.ready = self.named(self._view(n, d) for n, d in enumerate(dimensions)), None
             self.shapes = shapes
-        return self.named(self.given)
+        return self.given
+
+    def result(self, shapes: Sequence[OutputShape], timing: Timing) -> Result:
+        """The result of a request that succeeded: without times the same one again. Raises GeneralFailure."""
+        arrays = self.arrays(shapes)
+        if timing is not NO_TIMING:
+            return Result(ErrorStatus.NONE, arrays, tuple(shapes), timing)
+        if self.ready is None or self.ready.output_shapes is not shapes:
+            self.ready = Result(ErrorStatus.NONE, arrays, tuple(shapes), timing)
+        return self.ready
+
+    @property
+    def number(self) -> int:
+        """Of the request of a burst that used it last."""
+        return int(self._number[0])
+
+    @number.setter
+    def number(self, number: int) -> None:
+        self._number[0] = number
 
     def _view(self, n: int, dimensions: tuple[int, ...] | None) -> NDArray[Any]:
         operand = self._operands[n]
         dims = operand.dimensions if dimensions is None else dimensions
         if nbytes(operand, dims) > self.sizes[n]:
             raise GeneralFailure(f"the device reports shape {dims} for output {n}, which does not fit the buffer")
-        return np.ndarray(dims, operand.type.dtype, self._bytes, self._places[n])
+        return np.asarray(_OutputPlace(self._bytes, self._places[n], operand.type.dtype, dims))
 
     def is_held(self) -> bool:
         """Whether the caller still refers to one of the arrays that were given out last."""
+        if not self.given:
+            return False
+        if getrefcount(self.given) > _OF_ATTRIBUTE + (self.ready is not None):
+            return True
+        if self.ready is not None and getrefcount(self.ready) > _OF_ATTRIBUTE + self.is_ready:
+            return True
         for array in self.given:  # noqa: SIM110 (any(…) takes four times as long, and this is in every run)
-            if getrefcount(array) > _OURS:
+            if getrefcount(array) > _OF_ARRAY:
                 return True
         return False
 
@@ -153,14 +199,19 @@ class OutputSet:
         return tuple(map(max, sizes, self.sizes))
 
 
-def _references_of_ours() -> int:
-    """What `getrefcount` counts in `is_held` when the caller holds no array."""
-    for array in [np.empty(1)]:
-        count = getrefcount(array)
-    return count
+class _Kept:
+    def __init__(self) -> None:
+        self.given = (np.empty(1),)
 
 
-_OURS = _references_of_ours()
+def _references_of_ours(kept: _Kept) -> tuple[int, int]:
+    """What `getrefcount` counts in `is_held` when the caller holds nothing: for an attribute, and for an array."""
+    for array in kept.given:
+        of_array = getrefcount(array)
+    return getrefcount(kept.given), of_array
+
+
+_OF_ATTRIBUTE, _OF_ARRAY = _references_of_ours(_Kept())
 
 
 class Workspace:

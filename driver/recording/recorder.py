@@ -275,6 +275,11 @@ class TapedPacket(Packet):
         self.data, self.nbytes, self.measure = packet.data, packet.nbytes, packet.measure
         self.arguments, self.call = arguments, partial(call, self, packet)
 
+    @property
+    def address(self) -> int:
+        """0: each run is written to the tape."""
+        return 0
+
 
 class TapedController(Controller):
     """A burst's client side that records each request, from sending it until its result comes."""

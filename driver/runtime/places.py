@@ -71,8 +71,7 @@ class StepOutputs(OutputSet):
     def __init__(self, operands: Sequence[Operand], memory: Memory, its: tuple[RequestArgument, ...]) -> None:
         self._operands, self.memory, self.arguments = list(operands), memory, its
         self.sizes = tuple(argument.length for argument in its)
-        self.number, self.is_busy, self.encoded = 0, False, {}
-        self.shapes, self.given = None, []
+        self.begin()
 
     def arrays(self, shapes: Sequence[OutputShape]) -> tuple[NDArray[Any], ...]:
         """None: the chain knows where they are. Raises GeneralFailure for shapes that contradict the model."""

@@ -121,7 +121,7 @@ class PlannedModel(AnyPreparedModel):
             ways = [step.model.execute for step in self.steps]
             result = self._execute(ways, workspace.request, room, ExecuteOptions(timeout=timeout))
         outputs = copies(result.outputs)
-        result.outputs = ()
+        result = result._replace(outputs=())
         self._workspaces.put(shapes, workspace, workspace.nbytes)  # not after an error: a device may still write to it
         result.raise_for_status()
         return outputs

@@ -127,7 +127,7 @@ def on_memory(its: ModelRoles, request: Request, execute: Callable[[Request], Re
     if result.outputs:
         pairs = zip(result.outputs, request.outputs, strict=True)
         outputs: Any = (None if a.pool in found else output for output, a in pairs)
-        result.outputs = tuple(outputs)
+        return result._replace(outputs=tuple(outputs))
     return result
 
 

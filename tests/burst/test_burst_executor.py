@@ -192,8 +192,7 @@ def test_times_are_reported_only_when_they_are_asked_for(kept, burst, memory, ke
             begin = time.monotonic_ns()
             while time.monotonic_ns() - begin < 2_000_000:
                 pass
-            result.timing = Timing(self.said, 10**6)
-            return result
+            return result._replace(timing=Timing(self.said, 10**6))
 
     executor = Measuring()
     client, pool = burst(kept(executor)), memory()

@@ -140,7 +140,7 @@ def hear(call):
     except (BurstError, driver.DriverError, ValueError, TypeError) as error:
         words = Answer(type(error).__name__, phase=getattr(error, "phase", None), text=_text(error))
         return Heard(words, "exception")
-    if isinstance(result, tuple):
+    if not isinstance(result, Result):
         result = Result(ErrorStatus.NONE, result)
     return Heard(_answer(result), "result", result.timing.time_on_device is not None)
 

@@ -74,6 +74,11 @@ def request_of(x, outputs=2):
     return Request((RequestArgument(pool=0, length=16),), its, (memory, room)), room
 
 
+def bare(signature):
+    """Its parameters after self, without their types, which a method in C does not tell."""
+    return [each.replace(annotation=each.empty) for each in signature.parameters.values()][1:]
+
+
 def test_the_surface_is_one():
     """Every public method has the same parameters, names and defaults in all of them; none has one that others lack."""
     expected = {name for name in dir(driver.AnyBurst) if not name.startswith("_")}
@@ -81,7 +86,7 @@ def test_the_surface_is_one():
         assert issubclass(kind, driver.AnyBurst)
         for name in expected - {"inputs", "model", "source", "tasks", "on_memory"}:
             ours, theirs = (inspect.signature(getattr(found, name)) for found in (kind, driver.AnyBurst))
-            assert list(ours.parameters.values()) == list(theirs.parameters.values()), (kind, name)
+            assert bare(ours) == bare(theirs), (kind, name)
 
 
 def test_every_way_in_gives_the_same(compiled, runtime_kit, kit, tmp_path):

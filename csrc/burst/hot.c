@@ -1,0 +1,340 @@
+/* burst._hot: `run()` of a burst on a request that is known, in one call from Python.
+ *
+ * This is the one file that includes Python.h: a function of cffi cannot be a method, take optional arguments without
+ * parsing them in Python, or return an object that exists already. It decides nothing. Python makes results ready, and
+ * says by `is_ready` of the burst's caller that the next `run()` may use them; whatever is not the usual case goes to
+ * the methods `_run` and `_go_on` of the Python class.
+ *
+ * The global lock is the only lock here, and it is held from the look at `is_ready` to the result: an exchange that takes
+ * longer than burst_call waits is Python's to end. Free-threaded Python has no such lock, and always uses `_run`.
+ */
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include <stdint.h>
+#include <string.h>
+#include <time.h>
+
+#include "burst/api.h"
+
+enum { MOST_READY = 4, MOST_INPUTS = 8 };
+
+typedef int64_t exchange(burst_caller *caller, const void *packet, uint64_t bytes);
+
+typedef struct {
+    PyObject *result;        /* of the request, if it succeeds as it did before */
+    PyObject *outputs;       /* its arrays; borrowed */
+    PyObject *encoded;       /* for `_go_on`; it keeps the packet */
+    const void *packet;
+    uint64_t bytes;
+    uint64_t *number;        /* of the request that used it last */
+} ready;
+
+typedef struct {
+    PyObject_HEAD
+    burst_caller *caller;
+    exchange *start;
+    PyObject *keeps;   /* what `caller` belongs to */
+    PyObject *locking; /* of `submitting`: acquire and release */
+    ready ready[MOST_READY];
+    int count, last;
+    Py_buffer inputs[MOST_INPUTS];
+    int n_inputs, takes_arrays;
+    uint64_t copied;
+} hot;
+
+static void forget(hot *h) {
+    if (h->caller) h->caller->is_ready = 0;
+    h->caller = NULL;
+    int n_ready = h->count, n_inputs = h->n_inputs;
+    h->count = h->n_inputs = h->takes_arrays = 0;
+    for (int i = 0; i < n_ready; i++) {
+        Py_CLEAR(h->ready[i].result);
+        Py_CLEAR(h->ready[i].encoded);
+    }
+    for (int i = 0; i < n_inputs; i++) PyBuffer_Release(&h->inputs[i]);
+    Py_CLEAR(h->keeps);
+    Py_CLEAR(h->locking);
+}
+
+/* ---- one run ------------------------------------------------------------------------------------------------------ */
+
+/* Our own references: the output set has the result and the tuple, we have the result, the result the tuple, which has the
+ * arrays. One more is the program's. */
+static int is_free(const ready *r) {
+    if (Py_REFCNT(r->result) > 2 || Py_REFCNT(r->outputs) > 2) return 0;
+    Py_ssize_t n = PyTuple_Size(r->outputs);
+    for (Py_ssize_t i = 0; i < n; i++)
+        if (Py_REFCNT(PyTuple_GetItem(r->outputs, i)) > 1) return 0;
+    return 1;
+}
+
+static ready *next_free(hot *h) {
+    for (int k = 1, i = h->last; k <= h->count; k++) {
+        if (++i >= h->count) i = 0;
+        if (is_free(&h->ready[i])) return h->last = i, &h->ready[i];
+    }
+    return NULL;
+}
+
+static int is_alike(const Py_buffer *given, const Py_buffer *wanted) {
+    if (given->ndim != wanted->ndim || given->len != wanted->len || given->itemsize != wanted->itemsize) return 0;
+    if (strcmp(given->format ? given->format : "B", wanted->format ? wanted->format : "B")) return 0;
+    return !given->ndim || !memcmp(given->shape, wanted->shape, (size_t)given->ndim * sizeof *given->shape);
+}
+
+/* Copies arrays into the inputs, all or none. 0: they do not fit as they are, which `_run` judges. */
+static int fill(hot *h, PyObject *const *arrays, Py_ssize_t n) {
+    Py_buffer given[MOST_INPUTS];
+    int taken = 0, fits = h->takes_arrays && n == h->n_inputs;
+    for (; fits && taken < n; taken++) {
+        if (PyObject_GetBuffer(arrays[taken], &given[taken], PyBUF_C_CONTIGUOUS | PyBUF_FORMAT)) {
+            PyErr_Clear();
+            fits = 0;
+            break;
+        }
+        fits = is_alike(&given[taken], &h->inputs[taken]);
+    }
+    for (int i = 0; i < taken; i++) {
+        if (fits) memmove(h->inputs[i].buf, given[i].buf, (size_t)given[i].len);
+        if (fits) h->copied += (uint64_t)given[i].len;
+        PyBuffer_Release(&given[i]);
+    }
+    return fits;
+}
+
+static uint64_t now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
+
+/* When so many seconds have passed, or 0 for what `_run` judges. */
+static uint64_t end_of(uint64_t begin, PyObject *timeout) {
+    if (!PyFloat_Check(timeout) && !PyLong_Check(timeout)) return 0;
+    double seconds = PyFloat_AsDouble(timeout);
+    if (PyErr_Occurred()) PyErr_Clear();
+    return seconds > 0 && seconds < 1e6 ? begin + (uint64_t)(seconds * 1e9) : 0;
+}
+
+/* Leaves an exception as it is, if there is one. */
+static void release(PyObject *locking) {
+    PyObject *type, *value, *trace;
+    PyErr_Fetch(&type, &value, &trace);
+    PyObject *done = PyObject_CallMethod(locking, "release", NULL);
+    if (!done) PyErr_Clear();
+    Py_XDECREF(done);
+    PyErr_Restore(type, value, trace);
+}
+
+/* The exchange is Python's to end: it came late, or to nothing. No other thread has run meanwhile, so `submitting` is free. */
+static PyObject *go_on(hot *h, PyObject *encoded, int64_t code, PyObject *timeout, uint64_t end) {
+    PyObject *locking = h->locking, *keeps = h->keeps;
+    burst_caller *caller = h->caller;
+    Py_INCREF(locking);
+    Py_INCREF(keeps);
+    Py_INCREF(encoded);
+    caller->is_ready = 0;
+    PyObject *result = NULL, *locked = PyObject_CallMethod(locking, "acquire", NULL);
+    if (locked) {
+        result = PyObject_CallMethod((PyObject *)h, "_go_on", "OLOK", encoded, (long long)code, timeout, (unsigned long long)end);
+        if (!result && caller->calling) { /* Ctrl-C came before Python had begun to clean up */
+            caller->calling = 0;
+            caller->result_bytes = 0;
+        }
+        release(locking);
+    }
+    Py_XDECREF(locked);
+    Py_DECREF(encoded);
+    Py_DECREF(keeps);
+    Py_DECREF(locking);
+    return result;
+}
+
+/* NULL without an exception: this run is not the usual one. `timeout`: None, or seconds. */
+static PyObject *usual(hot *h, PyObject *const *args, Py_ssize_t n, PyObject *timeout) {
+    burst_caller *c = h->caller;
+    uint64_t end = 0, begin = n || timeout != Py_None ? now() : 0;
+    if (timeout != Py_None && !(end = end_of(begin, timeout))) return NULL;
+    ready *r = next_free(h);
+    if (!r || (n && !fill(h, args, n))) return NULL;
+    if (n) c->begin = begin;
+    if (end) c->deadline = end;
+    *r->number = c->id + 1;
+    int64_t code = h->start(c, r->packet, r->bytes);
+    if (code || (end && now() > end)) return go_on(h, r->encoded, code, timeout, end);
+    c->deadline = UINT64_MAX;
+    Py_INCREF(r->result);
+    return r->result;
+}
+
+static PyObject *in_python(PyObject *self, PyObject *const *args, Py_ssize_t n, PyObject *names) {
+    Py_ssize_t n_names = names ? PyTuple_Size(names) : 0;
+    PyObject *given = PyTuple_New(n), *by_name = n_names ? PyDict_New() : NULL, *result = NULL;
+    PyObject *method = PyObject_GetAttrString(self, "_run");
+    if (!given || (n_names && !by_name) || !method) goto done;
+    for (Py_ssize_t i = 0; i < n; i++) {
+        Py_INCREF(args[i]);
+        PyTuple_SetItem(given, i, args[i]);
+    }
+    for (Py_ssize_t i = 0; i < n_names; i++)
+        if (PyDict_SetItem(by_name, PyTuple_GetItem(names, i), args[n + i])) goto done;
+    result = PyObject_Call(method, given, by_name);
+done:
+    Py_XDECREF(given);
+    Py_XDECREF(by_name);
+    Py_XDECREF(method);
+    return result;
+}
+
+static int is_timeout(PyObject *names) {
+    return PyTuple_Size(names) == 1 && !PyUnicode_CompareWithASCIIString(PyTuple_GetItem(names, 0), "timeout");
+}
+
+static PyObject *run(PyObject *self, PyObject *const *args, Py_ssize_t n, PyObject *names) {
+    hot *h = (hot *)self;
+#ifndef Py_GIL_DISABLED
+    if (h->caller && h->caller->is_ready && (!names || is_timeout(names))) {
+        PyObject *result = usual(h, args, n, names ? args[n] : Py_None);
+        if (result || PyErr_Occurred()) return result;
+    }
+#else
+    (void)usual, (void)is_timeout;
+#endif
+    (void)h;
+    return in_python(self, args, n, names);
+}
+
+/* ---- what Python makes ready -------------------------------------------------------------------------------------- */
+
+static void *pointer(PyObject *address) { return PyLong_AsVoidPtr(address); }
+
+static int take_input(hot *h, PyObject *array) {
+    if (h->n_inputs == MOST_INPUTS) return -1;
+    if (PyObject_GetBuffer(array, &h->inputs[h->n_inputs], PyBUF_C_CONTIGUOUS | PyBUF_FORMAT | PyBUF_WRITABLE)) {
+        PyErr_Clear();
+        return -1;
+    }
+    h->n_inputs++;
+    return 0;
+}
+
+/* (caller, keeps, locking, inputs): the caller is an address, as an integer. */
+static PyObject *begin_ready(PyObject *self, PyObject *args) {
+    PyObject *caller, *keeps, *locking, *inputs;
+    if (!PyArg_ParseTuple(args, "OOOO!", &caller, &keeps, &locking, &PyTuple_Type, &inputs)) return NULL;
+    hot *h = (hot *)self;
+    forget(h);
+    burst_caller *found = pointer(caller);
+    if (!found) return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_ValueError, "a null pointer");
+    h->start = *(exchange **)found;
+    Py_INCREF(keeps);
+    h->keeps = keeps;
+    Py_INCREF(locking);
+    h->locking = locking;
+    Py_ssize_t n = PyTuple_Size(inputs);
+    h->takes_arrays = 1;
+    for (Py_ssize_t i = 0; i < n && h->takes_arrays; i++) h->takes_arrays = !take_input(h, PyTuple_GetItem(inputs, i));
+    h->caller = found;
+    Py_RETURN_NONE;
+}
+
+/* (result, encoded, packet, bytes, number) */
+static PyObject *add_ready(PyObject *self, PyObject *args) {
+    PyObject *result, *encoded, *packet, *number;
+    unsigned long long bytes;
+    if (!PyArg_ParseTuple(args, "O!OOKO", &PyTuple_Type, &result, &encoded, &packet, &bytes, &number)) return NULL;
+    hot *h = (hot *)self;
+    PyObject *outputs = PyTuple_GetItem(result, 1);
+    if (!outputs) return NULL;
+    if (!PyTuple_Check(outputs)) return PyErr_Format(PyExc_TypeError, "the outputs of a result are a tuple");
+    ready made = {result, outputs, encoded, pointer(packet), bytes, pointer(number)};
+    if (!made.packet || !made.number) return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_ValueError, "a null pointer");
+    if (!h->caller) return PyErr_Format(PyExc_ValueError, "_begin_ready comes first");
+    for (int i = 0; i < h->count; i++)
+        if (h->ready[i].encoded == encoded) Py_RETURN_NONE;
+    if (h->count < MOST_READY) {
+        Py_INCREF(result);
+        Py_INCREF(encoded);
+        h->ready[h->count++] = made;
+    }
+    Py_RETURN_NONE;
+}
+
+static PyObject *forget_ready(PyObject *self, PyObject *unused) {
+    (void)unused;
+    forget((hot *)self);
+    Py_RETURN_NONE;
+}
+
+static PyObject *copied_bytes(PyObject *self, PyObject *unused) {
+    (void)unused;
+    return PyLong_FromUnsignedLongLong(((hot *)self)->copied);
+}
+
+/* ---- the type ----------------------------------------------------------------------------------------------------- */
+
+static int traverse(PyObject *self, visitproc visit, void *arg) {
+    hot *h = (hot *)self;
+    Py_VISIT(Py_TYPE(self));
+    Py_VISIT(h->keeps);
+    Py_VISIT(h->locking);
+    for (int i = 0; i < h->count; i++) {
+        Py_VISIT(h->ready[i].result);
+        Py_VISIT(h->ready[i].encoded);
+    }
+    return 0;
+}
+
+static int clear(PyObject *self) {
+    forget((hot *)self);
+    return 0;
+}
+
+static void dealloc(PyObject *self) {
+    PyTypeObject *type = Py_TYPE(self);
+    PyObject_GC_UnTrack(self);
+    forget((hot *)self);
+    ((freefunc)PyType_GetSlot(type, Py_tp_free))(self);
+    Py_DECREF(type);
+}
+
+static PyMethodDef methods[] = {
+    {"run", (PyCFunction)(void (*)(void))run, METH_FASTCALL | METH_KEYWORDS,
+     "run($self, /, *arrays, timeout=None, **by_name)\n--\n\nAs `AnyBurst.run`."},
+    {"_begin_ready", begin_ready, METH_VARARGS, "Results are for that caller from now on."},
+    {"_add_ready", add_ready, METH_VARARGS, "A result that a run may return, and the request that leads to it."},
+    {"_forget_ready", forget_ready, METH_NOARGS, "No result is ready any more."},
+    {"_copied_bytes", copied_bytes, METH_NOARGS, "Bytes that `run` has copied into inputs."},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyType_Slot slots[] = {
+    {Py_tp_doc, (void *)"Runs known requests in one call. `_run` and `_go_on` of the class that is made of it do the rest."},
+    {Py_tp_methods, methods},
+    {Py_tp_traverse, (void *)traverse},
+    {Py_tp_clear, (void *)clear},
+    {Py_tp_dealloc, (void *)dealloc},
+    {0, NULL},
+};
+
+static PyType_Spec spec = {
+    .name = "burst._hot.HotBurst",
+    .basicsize = sizeof(hot),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC,
+    .slots = slots,
+};
+
+static int add_type(PyObject *module) {
+    PyObject *type = PyType_FromSpec(&spec);
+    if (!type) return -1;
+    int r = PyModule_AddObjectRef(module, "HotBurst", type);
+    Py_DECREF(type);
+    return r;
+}
+
+static PyModuleDef_Slot module_slots[] = {{Py_mod_exec, (void *)add_type}, {0, NULL}};
+
+static struct PyModuleDef definition = {
+    PyModuleDef_HEAD_INIT, .m_name = "burst._hot", .m_doc = "The one call of a burst.", .m_slots = module_slots};
+
+PyMODINIT_FUNC PyInit__hot(void) { return PyModuleDef_Init(&definition); }
