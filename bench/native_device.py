@@ -65,7 +65,7 @@ def compiled() -> Any:
 class Native(ReferenceDevice):
     """Compiles its function with its first model."""
 
-    needs = Needs(system_calls=("execve",))  # it compiles its function
+    needs = Needs(write_paths=("/tmp",), system_calls=("execve",))  # it compiles its function
     name = "native"
     version = "1"
     _add: Any = None

@@ -326,8 +326,8 @@ class Capabilities(NamedTuple):
 class Needs(NamedTuple):
     """What a device needs of the system beyond what every program that computes has: what a sandbox has to leave it.
 
-    Paths are absolute, or begin with "~/"; a folder stands for all that is in it. Shared libraries and Python's own
-    files are no needs.
+    Paths are absolute, or begin with "~/"; a folder stands for all that is in it. One that is not there when the device
+    starts gives nothing. Shared libraries of the system and Python's own files are no needs.
     """
 
     read_paths: tuple[str, ...] = ()
@@ -389,7 +389,10 @@ class Device(ABC):
     """Within it a function of that name runs, in code of others. The engine sets it, to end if one never returns."""
 
     needs: Needs = Needs()
-    """What it needs of the system."""
+    """What it needs of the system. The service looks at the class, before it makes an instance."""
+
+    own_files: tuple[str, ...] = ()
+    """Paths of its code that Python does not know of: a shared library, and its folder."""
 
     library: str | None = None
     """The module that the device is made of; None: it needs no other."""

@@ -414,7 +414,7 @@ class RemoteDevice(Closing):
         account, against others'. `share`: the part of all contended time that this account has used since it came.
         `application`: the name that was declared, or the control group's, or "" for what belongs to the account alone.
         `application_share`: the part of the account's contended time that this application has used since it came.
-        `sandbox`: for "service" and "engine", what `driver.client.hardening` says.
+        `sandbox`: for "service" and "engine", what the process has given up, by layer.
         `priorities`: for "low", "medium" and "high" what `burst.turns.FlowCounts` says.
         """
         (slots, waiting, weight, application, flows), _ = self.call("turns")
@@ -430,7 +430,7 @@ class RemoteDevice(Closing):
             "application": application,
             "application_share": application_share,
             "priorities": priorities,
-            "sandbox": {"service": confinement(self.service_pid), "engine": confinement(self.engine_pid)},
+            "sandbox": confinement(self.call("sandbox")[0]),
         }
 
     def traces(self) -> list[Trace]:

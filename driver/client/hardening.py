@@ -1,17 +1,25 @@
-"""What the kernel says of how a process is confined."""
+"""What a device says of how its processes are confined."""
 
 from __future__ import annotations
 
-from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-_FILTERED = "2"
+from burst import GeneralFailure
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 
-def confinement(pid: int) -> dict[str, bool] | None:
-    """Whether system calls are filtered (seccomp) and new privileges excluded; None where the kernel does not say."""
+def confinement(answer: Sequence[Any]) -> dict[str, dict[str, bool]]:
+    """By process, "service" and "engine": whether each layer is active. `answer`: to the call "sandbox".
+
+    Raises GeneralFailure.
+    """
     try:
-        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-        fields = dict(line.split(":\t", 1) for line in lines)
-        return {"seccomp": fields["Seccomp"] == _FILTERED, "no_new_privileges": fields["NoNewPrivs"] == "1"}
-    except (OSError, ValueError, KeyError):
-        return None
+        service, engine = answer
+        return {
+            process: {str(layer): bool(is_active) for layer, is_active in layers}
+            for process, layers in (("service", service), ("engine", engine))
+        }
+    except (TypeError, ValueError):
+        raise GeneralFailure(f"the device answers {answer!r:.80}, which does not say how it is confined") from None

@@ -31,10 +31,11 @@ def devices() -> Iterator[Finding]:
             if channel is None:
                 continue
             with channel:
-                pid = Connection(channel, timeout=_WITHIN).engine_pid
+                connection = Connection(channel, timeout=_WITHIN)
+                pid = connection.engine_pid
                 yield _kept(path.stem, pid)
                 yield _group(path.stem, pid)
-                yield _confined(path.stem, pid)
+                yield _confined(path.stem, connection)
         except (BurstError, DriverError) as error:
             yield Finding(f"{path.stem}, running", "warning", f"does not answer: {error}", "it may hang", "kill it")
 
@@ -67,12 +68,12 @@ def _group(name: str, pid: int) -> Finding:
     return Finding(subject, "note", group, _END, remedy)
 
 
-def _confined(name: str, pid: int) -> Finding:
-    found, subject = confinement(pid), f"{name}, sandbox"
-    if found is None:
-        return Finding(subject, "note", "unknown", "the kernel does not say")
-    words = [f"{word.replace('_', ' ')} {'active' if is_active else 'not active'}" for word, is_active in found.items()]
-    if all(found.values()):
-        return Finding(subject, "ok", ", ".join(words))
-    remedy = "a kernel with seccomp filters, on x86-64 or aarch64"
-    return Finding(subject, "note", ", ".join(words), "code that takes a device over is confined by nothing", remedy)
+def _confined(name: str, connection: Connection) -> Finding:
+    processes, subject = confinement(connection.call("sandbox", timeout=_WITHIN)[0]), f"{name}, sandbox"
+    layers = {layer: all(found[layer] for found in processes.values()) for layer in processes["engine"]}
+    words = ", ".join(f"{layer.replace('_', ' ')} {'active' if on else 'not active'}" for layer, on in layers.items())
+    if all(layers.values()):
+        return Finding(subject, "ok", words)
+    why = "code that takes a device over can do what that layer would refuse"
+    remedy = "Linux 6.12 with Landlock (lsm=landlock,…) and seccomp filters, on x86-64 or aarch64; the device's log"
+    return Finding(subject, "note", words, why, remedy)

@@ -409,7 +409,7 @@ def main(name: str, service: Channel, running: RunningFiles) -> None:
     life = LifePage()
     ready = service.receive()
     service.watch(take_fd(ready))
-    service.send([ready.body[0], 0], [life.fd])
+    service.send([ready.body[0], 0, list(sandbox.active().items())], [life.fd])
     while True:
         try:
             message = service.receive()

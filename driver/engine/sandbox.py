@@ -1,11 +1,14 @@
-"""System calls that no process of a device makes any more once it serves clients.
+"""What a process of a device gives up, because a defect in a library may let a model run code of its own in it.
 
-A defect in a library that computes may let a model run code of its own in the device. It then has the device's account,
-but it starts no program, traces and reads no other process, makes no network connection, mounts nothing, and gains no
-privilege: a seccomp filter refuses these calls with EPERM, in all threads, and children inherit it. The list is of what
-is refused. Whatever computes has need of hundreds of other calls, which change with each release of a library.
+* Files (`enter_files`): by Landlock, a process keeps those that it computes with, those of its own state, and those
+  that the device says it needs. It signals and traces none but its own children, and opens no TCP connection. It also
+  drops the capabilities that it has as root. This is done before the process has threads: service, engine and each
+  trial have a layer of their own, one in the other.
+* System calls (`enter`): a seccomp filter refuses the calls below with EPERM, in all threads, and children inherit it.
+  It is entered when the device is ready. It starts no program then, traces and reads no other process, makes no network
+  connection, mounts nothing, and gains no privilege.
 
-Without seccomp in the kernel, a device runs without it, and says so in its log.
+Where the kernel has one of them not, a device runs without it, and says so: in its log, and by `active`.
 """
 
 from __future__ import annotations
@@ -14,17 +17,26 @@ import errno
 import logging
 import os
 import struct
+import sys
+from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cffi import FFI
 
+from driver.engine import landlock
+from driver.engine.landlock import Access
+
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from driver.interface import Device
 
 _ffi = FFI()
 _ffi.cdef(
     """
     int prctl(int option, unsigned long a, unsigned long b, unsigned long c, unsigned long d);
+    int capset(const void *header, const void *data);
     long syscall(long number, long a, long b, void *c);
     """
 )
@@ -105,6 +117,128 @@ _LOAD, _EQUAL, _AT_LEAST, _RETURN = 0x20, 0x15, 0x35, 0x06  # of classic BPF
 _ALLOWED, _ERROR = 0x7FFF0000, 0x00050000
 _NUMBER, _ARCHITECTURE, _FIRST = 0, 4, 16  # offsets in seccomp_data; the low half of the first argument
 _OTHER_ABI = 0x40000000  # the bit of x32
+
+
+_SYSTEM = (
+    *("/usr", "/lib", "/lib32", "/lib64", "/opt", "/nix/store", "/gnu/store"),
+    *("/etc/ld.so.cache", "/etc/ld.so.preload", "/etc/localtime", "/etc/ssl/openssl.cnf", "/etc/crypto-policies"),
+    *("/etc/passwd", "/etc/group", "/etc/nsswitch.conf"),
+    *("/proc", "/sys/devices/system", "/sys/fs/cgroup", "/sys/kernel/mm"),
+    *("/dev/zero", "/dev/full", "/dev/random", "/dev/urandom"),
+)
+"""What libraries that compute read, and Python. Of /proc, the kernel shows a process its own layers' memory alone."""
+
+_OWN = "~/.config/burst"
+STATE = "~/.local/state/burst"
+"""The folder in which a device keeps its records."""
+
+_KEPT_CAPABILITIES = 1 << 1 | 1 << 2
+"""CAP_DAC_OVERRIDE and CAP_DAC_READ_SEARCH: root reads an environment that lies in another account's folders."""
+
+_CAPABILITY_VERSION = 0x20080522
+
+EXTRA = "BURST_WRITE_PATH"
+"""The variable that names a folder to which a device may write beside. `discovery.own_devices` alone can set it."""
+
+_active_abi = 0
+
+
+def enter_files(device: Device | type[Device], keeps: Mapping[Path, Access] | None = None) -> bool:
+    """Leaves this process, which has one thread, the files that this device computes with, and what it `keeps`.
+
+    Whether all of the process is confined: the kernel can, and no library has a thread already.
+    """
+    global _active_abi  # noqa: PLW0603 (of the process, as what it stands for)
+    _end_idle_threads()
+    _drop_capabilities()
+    calls, rules = device.needs.system_calls, dict.fromkeys(map(Path, _SYSTEM), Access.READ)
+    rules |= dict.fromkeys([*_code_folders(), *map(Path, device.own_files)], Access.READ)
+    if "execve" in calls:
+        rules = {path: access | Access.EXECUTE for path, access in rules.items()} | {Path("/bin"): Access.READ}
+    rules[Path("/dev/null")] = Access.READ | Access.WRITE
+    rules[Path("/dev/shm")] = Access.READ_FILE | Access.WRITE_FILE  # the role of a queue is a lock on a file of its own
+    rules[Path(_OWN).expanduser()] = Access.READ
+    for paths, access in ((device.needs.read_paths, Access.READ), (device.needs.write_paths, Access.EDIT)):
+        for path in map(_checked, paths if isinstance(paths, tuple) else ()):
+            rules[path] = rules.get(path, Access(0)) | access | Access.CONTROL
+    extra = {Path(os.environ[EXTRA]): Access.EDIT} if EXTRA in os.environ else {}
+    for path, access in (*extra.items(), *(keeps or {}).items()):
+        rules[path] = rules.get(path, Access(0)) | access
+    is_abstract = os.environ.get("NOTIFY_SOCKET", "").startswith("@")  # an old systemd's
+    try:
+        _active_abi = landlock.restrict(rules, network="socket" in calls, abstract=is_abstract)
+    except OSError as error:
+        _log.warning("files are not confined: %s", error)
+        return False
+    if not _active_abi:
+        _log.warning("files are not confined: the kernel has no Landlock, or it is off")
+    elif (threads := _threads()) > 1:
+        _log.warning("files are not confined: libraries have %s threads already", threads - 1)
+        _active_abi = 0
+    return bool(_active_abi)
+
+
+def state_folder() -> dict[Path, Access]:
+    """The folder of records, made if it is missing; to be kept by processes that write there."""
+    folder = Path(STATE).expanduser()
+    with suppress(OSError):
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return {folder: Access.EDIT}
+
+
+def active() -> dict[str, bool]:
+    """What this process has given up, by layer."""
+    fields = _status()
+    return {
+        "seccomp": fields.get("Seccomp") == "2",
+        "no_new_privileges": fields.get("NoNewPrivs") == "1",
+        "no_capabilities": not int(fields.get("CapPrm", "0"), 16) & ~_KEPT_CAPABILITIES,
+        "landlock_files": bool(_active_abi),
+        "landlock_signals": _active_abi >= landlock.SCOPES,
+    }
+
+
+def _drop_capabilities() -> None:
+    """For this thread. It can always drop some."""
+    fields = _status()
+    permitted, effective = (int(fields[name], 16) & _KEPT_CAPABILITIES for name in ("CapPrm", "CapEff"))
+    header, data = struct.pack("Ii", _CAPABILITY_VERSION, 0), struct.pack("6I", effective, permitted, 0, 0, 0, 0)
+    if _libc.capset(_ffi.from_buffer(header), _ffi.from_buffer(data)):
+        _log.warning("capabilities are not dropped: %s", errno.errorcode.get(_ffi.errno))
+
+
+def _end_idle_threads() -> None:
+    """The library of numpy's linear algebra ends its threads before a fork, and starts others when it needs them."""
+    if _threads() > 1:
+        if pid := os.fork():
+            os.waitpid(pid, 0)
+        else:
+            os._exit(0)
+
+
+def _checked(text: str) -> Path:
+    """Raises ValueError for what a device cannot mean."""
+    path = Path(text).expanduser()
+    if not path.is_absolute() or path == Path("/"):
+        raise ValueError(f'needs: {text!r} must be an absolute path of a file or a folder, or one from "~/"')
+    return path
+
+
+def _status() -> dict[str, str]:
+    return dict(line.split(":\t", 1) for line in Path("/proc/self/status").read_text().splitlines())
+
+
+def _threads() -> int:
+    return len(os.listdir("/proc/self/task"))
+
+
+def _code_folders() -> Iterator[Path]:
+    """Where Python finds modules: its own, those of this environment, and packages that lie elsewhere."""
+    yield from map(Path, (sys.prefix, sys.base_prefix, sys.exec_prefix))
+    yield from (Path(path) for path in sys.path if path)
+    for name, module in list(sys.modules.items()):
+        if "." not in name and name != "__main__":
+            yield from map(Path, getattr(module, "__path__", ()))
 
 
 def enter(needed: Iterable[str] = ()) -> bool:

@@ -20,7 +20,6 @@ import msgpack
 from burst import ErrorStatus, GeneralFailure, Malformed, PeerDied, Timeout
 from burst.channel import close_all
 from burst.errors import status_error
-from driver.engine import sandbox
 from driver.errors import signal_name
 from driver.nn.known import explained
 from driver.protocol.model_codec import decode, sealed
@@ -46,7 +45,7 @@ class Asker:
         """Forks, as `ForkServer` does. `seconds`: that an answer may take."""
         self._name, self._seconds = device.name, seconds
         self._during = mmap.mmap(-1, mmap.PAGESIZE)
-        self._server = ForkServer(partial(_answer_all, device, self._during))
+        self._server = ForkServer(device, partial(_answer_all, device, self._during))
         self._changing = threading.Lock()
         self._places, self._idle = list(range(_PLACES)), dict[int, AskedProcess]()
 
@@ -171,7 +170,6 @@ def _checked(reasons: Any, count: int) -> list[str | None]:
 
 
 def _answer_all(device: Device, during: mmap.mmap, channel: Channel) -> None:
-    sandbox.enter(device.needs.system_calls)
     start = 0
 
     @contextmanager

@@ -13,16 +13,21 @@ import select
 import signal
 import warnings
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cffi import FFI
 
 from burst import PeerDied
 from burst.channel import Channel
+from driver.engine import sandbox
+from driver.engine.landlock import Access
 from driver.protocol.rpc import take_fd
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from driver.interface import Device
 
     Work = Callable[[Channel], object]
 
@@ -38,17 +43,18 @@ _PDEATHSIG = 1
 class ForkServer:
     """Begins processes that do one kind of work. Any thread."""
 
-    def __init__(self, work: Work) -> None:
+    def __init__(self, device: Device, work: Work) -> None:
         """Forks the server. No thread may exist but this one, and numpy's, which survive forks.
 
-        `work`: what each process does, with its end of a channel; the process ends when that returns.
+        `work`: what each process does, with its end of a channel; the process ends when that returns. It is confined to
+        what the device needs, and each process apart from the others.
         """
         near, far = Channel.pair()
         gc.freeze()
         with warnings.catch_warnings(), far:
             warnings.simplefilter("ignore", DeprecationWarning)
             if not os.fork():
-                _become_server(work, far)
+                _become_server(device, work, far)
         self._channel = near
 
     def begin(self) -> Channel:
@@ -81,11 +87,13 @@ def end_with_parent() -> None:
     _libc.prctl(_PDEATHSIG, signal.SIGKILL)
 
 
-def _become_server(work: Work, channel: Channel) -> None:
+def _become_server(device: Device, work: Work, channel: Channel) -> None:
     try:
         end_with_parent()
         _close_all_but(channel.fileno())
-        _serve(work, channel)
+        sandbox.enter_files(device, {Path("/proc"): Access.WRITE_FILE})  # see `_forked`
+        sandbox.enter(device.needs.system_calls)
+        _serve(device, work, channel)
     except PeerDied:
         os._exit(0)
     finally:
@@ -101,14 +109,14 @@ def _close_all_but(*fds: int) -> None:
     os.closerange(first, _LAST_FD)
 
 
-def _serve(work: Work, channel: Channel) -> None:
+def _serve(device: Device, work: Work, channel: Channel) -> None:
     """Raises PeerDied when the service is gone."""
     poll, children = select.poll(), dict[int, _Child]()
     poll.register(channel, select.POLLIN)
     while True:
         for fd, _ in poll.poll():
             if fd == channel.fileno():
-                child = _forked(work, Channel.from_fd(take_fd(channel.receive())))
+                child = _forked(device, work, Channel.from_fd(take_fd(channel.receive())))
                 children[child.pidfd] = children[child.channel.fileno()] = child
                 poll.register(child.pidfd, select.POLLIN)
                 poll.register(child.channel, 0)  # the hang-up of the service
@@ -123,7 +131,7 @@ def _serve(work: Work, channel: Channel) -> None:
                 _bury(child)
 
 
-def _forked(work: Work, channel: Channel) -> _Child:
+def _forked(device: Device, work: Work, channel: Channel) -> _Child:
     words = os.memfd_create("words", os.MFD_CLOEXEC)
     pid = os.fork()
     if not pid:
@@ -133,6 +141,7 @@ def _forked(work: Work, channel: Channel) -> _Child:
             end_with_parent()
             with suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
                 file.write("1000")  # if memory runs out, this process is the one to end
+            sandbox.enter_files(device)
             work(channel)
         finally:
             os._exit(0)

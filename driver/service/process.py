@@ -27,6 +27,7 @@ from driver.client.discovery import Place, runtime_dir
 from driver.devices import device_class
 from driver.engine import sandbox
 from driver.engine.cache.compilations import files_needed
+from driver.engine.landlock import Access
 from driver.engine.limits import limits
 from driver.engine.process import main as run_engine
 from driver.engine.running_files import RunningFiles
@@ -42,6 +43,7 @@ from fmq import LifePage
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from driver.interface import Device
 
@@ -88,7 +90,7 @@ class Service:
         self._limits, self._door = limits(), threading.Lock()
         self.validator = Validator(self._device, self._limits, self._extensions)  # forks, too
         self._life = LifePage()
-        _, fds = call(self._engine, "ready", fds=[self._life.fd], timeout=_START_TIMEOUT)
+        (self._engine_gave_up,), fds = call(self._engine, "ready", fds=[self._life.fd], timeout=_START_TIMEOUT)
         self._engine.watch(fds[0])
         self._clients = 0
         self._channels: set[Channel] = set()
@@ -227,6 +229,10 @@ class Service:
         """System calls that the device says it needs."""
         return self._device.needs.system_calls
 
+    def confinement(self) -> list[list[tuple[str, bool]]]:
+        """What this process and the engine have given up, by layer."""
+        return [list(sandbox.active().items()), self._engine_gave_up]
+
     def own_client(self) -> Channel:
         """A connection for this process itself, outside the limits. It is served until it is closed."""
         near, far = Channel.pair()
@@ -301,6 +307,7 @@ def start_engine(name: str, listener: socket.socket, log: EngineLog) -> EnginePr
             log.redirect()
             near.close()
             listener.close()
+            sandbox.enter_files(device_class(name), sandbox.state_folder())
             run_engine(name, far, running)
         except BaseException:  # noqa: BLE001 (this process must not go on as a second service)
             _log.exception("the engine of device %r failed", name)
@@ -328,6 +335,12 @@ def isolate() -> None:
     os.umask(0o077)
 
 
+def _kept_files(place: Place) -> dict[Path, Access]:
+    """What the service keeps, beside what the device computes with: it takes its socket away when it ends."""
+    own = {place.socket.parent: Access.READ | Access.REMOVE_FILE}
+    return own | dict.fromkeys((place.lock, place.log), Access.READ | Access.WRITE) | sandbox.state_folder()
+
+
 def run(name: str, fd: int, place: Place, options: ServiceOptions) -> NoReturn:
     """Runs the service process. `fd`: the listening socket. Exits with 1 after a failure."""
     file = LogFile(place.log)
@@ -335,6 +348,7 @@ def run(name: str, fd: int, place: Place, options: ServiceOptions) -> NoReturn:
     isolate()
     listener, engine_log = socket.socket(fileno=fd), EngineLog(file)
     try:
+        sandbox.enter_files(device_class(name), _kept_files(place))
         service = Service(name, listener, place, options, start_engine(name, listener, engine_log))
         engine_log.begin()
         sandbox.enter(service.needed_calls)

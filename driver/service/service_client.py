@@ -47,6 +47,7 @@ class ServiceClient:
             **{method: partial(self.forward, method) for method in ("copy", "buffer_state")},
             **{method: partial(self.forward, method) for method in ("stage", "turns", "status", "traces")},
             **{method: partial(self.forward, method) for method in ("figures", "census", "capabilities")},
+            "sandbox": lambda _: Reply(self._service.confinement()),
             "restore": partial(self.noted, "restored", "not_restored", self.restore),
         }
 

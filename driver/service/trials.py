@@ -23,7 +23,6 @@ from burst import ErrorStatus, GeneralFailure, Malformed, PeerDied, Timeout
 from burst.errors import status_error
 from burst.turns import give_way
 from driver.deadlines import overdue, passed, seconds_left
-from driver.engine import sandbox
 from driver.errors import signal_name
 from driver.interface import BindOptions, Preparation
 from driver.protocol.model_codec import decode, sealed
@@ -125,7 +124,7 @@ class TrialServer:
 
     def __init__(self, device: Device) -> None:
         """Forks the server, as `ForkServer` does."""
-        self._server = ForkServer(partial(_try, device))
+        self._server = ForkServer(device, partial(_try, device))
 
     def begin(self, fds: Sequence[int], where: Sequence[Any], preference: Preference, *, gives_way: bool) -> Trial:
         """Loads the model in these descriptors, which stay the caller's, and runs it. Raises GeneralFailure."""
@@ -145,7 +144,6 @@ class TrialServer:
 
 
 def _try(device: Device, channel: Channel) -> None:
-    sandbox.enter(device.needs.system_calls)
     message = channel.receive()
     where, preference, gives_way = message.body
     if gives_way:

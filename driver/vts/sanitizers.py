@@ -16,6 +16,7 @@ from typing import Self
 
 from driver.client.discovery import OwnDevices, own_devices
 from driver.devices.library.description import is_library
+from driver.engine.sandbox import EXTRA
 from driver.errors import DeviceFailed
 
 _RUNTIME = re.compile(r"\(NEEDED\).*\[(lib(?:asan|ubsan|tsan|clang_rt\.[\w.-]*san[\w.-]*)\.so[.\d]*)\]")
@@ -45,7 +46,7 @@ class Sanitizers:
         folder = Path(self._folder.name)
         options = {name: f"{words}:log_path={folder}/{name}" for name, words in _OPTIONS.items()}
         preload = ":".join(sorted(map(_path_of, runtimes), key=lambda path: "asan" not in path))
-        self._devices = own_devices(OwnDevices(folder, {**options, "LD_PRELOAD": preload}))
+        self._devices = own_devices(OwnDevices(folder, {**options, "LD_PRELOAD": preload, EXTRA: str(folder)}))
         self._seen: set[str] = set()
 
     def reports(self) -> str:

@@ -249,7 +249,7 @@ typedef struct {
     void (*ended)(void *context); /* call it once, from any thread, when the burst is over */
 } burst_offer;
 
-/* What the driver needs that a sandbox would take away. Arrays end with NULL. */
+/* What the driver needs that a sandbox would take away: files beyond its own folder, for one. Arrays end with NULL. */
 typedef struct {
     uint32_t size;
     const char *const *read_paths, *const *write_paths;

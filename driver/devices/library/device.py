@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import stat
 import threading
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -268,6 +270,13 @@ def library_class(path: str) -> type[LibraryDevice]:
     return _class_of(path, describe(path))
 
 
+def _files_of(path: str) -> tuple[str, ...]:
+    """The library, and the folder of libraries that it may load, unless that has more than one program's files."""
+    folder = Path(path).parent
+    is_common = folder.stat().st_mode & stat.S_ISVTX or Path.home().is_relative_to(folder)
+    return (path,) if is_common else (path, str(folder))
+
+
 _class_by_description: dict[tuple[str, int], type[LibraryDevice]] = {}
 
 
@@ -277,6 +286,7 @@ def _class_of(path: str, said: LibraryDescription) -> type[LibraryDevice]:
         fields = {
             "__doc__": f"The driver in {path}.",
             "path": path,
+            "own_files": _files_of(path),
             "description": said,
             "name": said.name,
             "version": said.version,

@@ -79,13 +79,20 @@ _ON_CPU = Needs(read_paths=("~/.config/burst/onnxruntime.toml", *_HARDWARE))
 _WITH_CUDA = Needs(_ON_CPU.read_paths, ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia0"), ("ioctl",))
 
 
+def _needs() -> Needs:
+    try:
+        return _WITH_CUDA if options().provider == "cuda" else _ON_CPU
+    except ValueError:  # each instance raises it
+        return _ON_CPU
+
+
 class OnnxRuntimeDevice(LoweringDevice[OrtProgram]):
     """Runs models with ONNX Runtime, on the CPU or with CUDA."""
 
     name = "onnxruntime"
     version = f"1 (ONNX Runtime {version()})"
     type = "CPU"
-    needs = _ON_CPU
+    needs = _needs()
     cache_files = CacheFiles(1, 1)  #: graphs, and weights that are not laid out as in the model
     extensions = (FILE,)
     file_kind = "onnx"

@@ -12,7 +12,7 @@ import numpy as np
 
 from driver import Device, PreparedModel
 from driver.devices.files import file_obstacle
-from driver.interface import BoundExecution, CacheFiles, Saved
+from driver.interface import BoundExecution, CacheFiles, Needs, Saved
 from driver.nn import InvalidModel
 from driver.nn.file_form import FILE, file_of, is_file
 
@@ -41,6 +41,7 @@ class Filer(Device):
     slots = 8
     extensions = (FILE,)
     cache_files = CacheFiles(0, 1)
+    needs = Needs(write_paths=("~/",))  # it counts in "loads"
 
     def supported_operations(self, model: Model) -> list[bool]:
         return [reason is None for reason in self.explain(model)]

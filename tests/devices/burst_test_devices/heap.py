@@ -21,10 +21,11 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from burst import Memory, ResourceExhaustedTransient
+from burst_test_devices import runtime_folder
 from burst_test_devices.listening import note
 from driver.devices.reference import ReferenceDevice
 from driver.errors import ExecutionFailed, OutputInsufficientSize
-from driver.interface import BoundExecution, BufferArgument, DriverBuffer, Needs, PreparedModel
+from driver.interface import BoundExecution, BufferArgument, DriverBuffer, PreparedModel
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -108,7 +109,7 @@ class Dsp(ReferenceDevice):
     name = "dsp"
     version = "1"
     own_memory_kinds = frozenset({KIND})
-    needs = Needs(system_calls=("execve",))  # it compiles its function
+    needs = runtime_folder.needs("execve", write=("/tmp",))  # it compiles its function
     _add: Any = None
     _buffers = 0
 

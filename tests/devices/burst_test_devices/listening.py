@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from burst_test_devices import runtime_folder
 from burst_test_devices.odd import Slow
 from driver.deadlines import deadline
 from driver.devices.reference import ReferenceDevice
@@ -34,6 +35,8 @@ def note(what: str, **said: object) -> None:
 class Listening(ReferenceDevice):
     """The reference device, which writes down what it is told."""
 
+    needs = runtime_folder.needs()
+
     def prepare(self, model: Model, preparation: Preparation) -> PreparedModel:
         """As the reference device does."""
         note("prepare", preference=preparation.preference, deadline=preparation.deadline)
@@ -53,6 +56,8 @@ class Improving(Listening):
 
 class Dozing(Slow):
     """As Slow; hears of rest."""
+
+    needs = runtime_folder.needs()
 
     def rest(self) -> None:
         note("rest")

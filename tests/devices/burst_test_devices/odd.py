@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from burst.turns import checkpoint
+from burst_test_devices import runtime_folder
 from driver.devices.reference import ReferenceDevice
 from driver.errors import ExecutionFailed
 from driver.interface import BoundExecution, CacheFiles, PreparedModel, Saved
@@ -50,6 +51,8 @@ class Hollow(ReferenceDevice):
 
 class Moody(ReferenceDevice):
     """Has the status that the file "status" in BURST_RUNTIME_DIR says, a state and a reason, once it gets SIGUSR1."""
+
+    needs = runtime_folder.needs()
 
     def __init__(self) -> None:
         signal.signal(signal.SIGUSR1, self._look)
@@ -135,6 +138,8 @@ class Single(Slow):
 class Noting(Slow):
     """As Slow, and adds the second element of its first input to the file "ran" in BURST_RUNTIME_DIR when it begins."""
 
+    needs = runtime_folder.needs()
+
     def prepare(self, model: Model, preparation: Preparation) -> PreparedModel:
         """As Slow does."""
         return _Before(super().prepare(model, preparation), _note_run)
@@ -169,6 +174,8 @@ class Stepwise(ReferenceDevice):
     number), its second how many were begun, and the others whose: the second element of the input.
     """
 
+    needs = runtime_folder.needs()
+
     slots, quantum = 1, 1e-9
     nbytes = 256
 
@@ -195,6 +202,8 @@ class Fragile(ReferenceDevice):
     there, and says so by making "held". An execution takes as many milliseconds as its input begins below 0.
     """
 
+    needs = runtime_folder.needs()
+
     slots = 64
 
     def prepare(self, model: Model, preparation: Preparation) -> PreparedModel:
@@ -214,6 +223,8 @@ class Staged(ReferenceDevice):
     "spoil": then it fails. Of each plan, "bound-…" says that requests are bound to it, and "restored-…" that it was
     restored.
     """
+
+    needs = runtime_folder.needs()
 
     cache_files = CacheFiles(1, 0)
 

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from burst_test_devices import runtime_folder
 from driver.devices.reference import ReferenceDevice
 from driver.interface import Capabilities, Performance
 
@@ -22,6 +23,8 @@ class Stating(ReferenceDevice):
 
 class Asked(ReferenceDevice):
     """States what the file "stated" in BURST_RUNTIME_DIR says, in Python."""
+
+    needs = runtime_folder.needs()
 
     name = "asked"
 

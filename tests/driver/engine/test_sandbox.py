@@ -1,15 +1,20 @@
 """What a device may ask of the kernel once it serves clients."""
 
 import errno
+import json
 import os
 import re
+import socket
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import driver
+from burst import GeneralFailure
+from driver.client import discovery
 from driver.doctor import running
 from driver.engine.sandbox import REFUSED
 
@@ -29,6 +34,8 @@ assert sandbox.enter(sys.argv[1:])
 go_on.set()
 thread.join()
 """
+
+LAYERS = ("seccomp", "no_new_privileges", "no_capabilities", "landlock_files", "landlock_signals")
 
 
 def inside(code, *needed):
@@ -89,10 +96,157 @@ print(subprocess.run(["/bin/echo", "started"], capture_output=True).stdout, call
 def test_devices_say_what_is_active(place, name):
     """Both processes of a device are confined; `device.stats()` and `burst doctor` say so."""
     with driver.connect(name) as device:
-        active = {"seccomp": True, "no_new_privileges": True}
+        active = dict.fromkeys(LAYERS, True)
         assert device.stats()["sandbox"] == {"service": active, "engine": active}
         finding = next(finding for finding in running.devices() if finding.subject == f"{name}, sandbox")
-        assert (finding.state, finding.found) == ("ok", "seccomp active, no new privileges active")
+        assert finding.state == "ok"
+        assert finding.found == ", ".join(f"{layer.replace('_', ' ')} active" for layer in LAYERS)
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    """A home folder with a secret in it, and what an intruder is told."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    secret = tmp_path / "secret"
+    secret.write_text("secret")
+    folder = tmp_path / ".config/burst"
+    folder.mkdir(parents=True)
+    name = f"burst-test-{os.getpid()}"
+    with socket.socket(socket.AF_UNIX) as abstract, socket.create_server(("127.0.0.1", 0)) as server:
+        abstract.bind(f"\0{name}")
+        abstract.listen()
+        said = {"secret": str(secret), "client": os.getpid(), "abstract": name, "port": server.getsockname()[1]}
+        said["socket"] = str(discovery.runtime_dir() / "reference.sock")
+        (folder / "intruder.json").write_text(json.dumps(said))
+        yield tmp_path
+
+
+@pytest.mark.parametrize("name", ["Intruder", "IntruderApart"])
+def test_what_takes_a_device_over_reaches_nothing_else(place, home, name):
+    """In the service, in the process that is asked in its place, and in the engine: of an account's files, processes
+    and sockets, the kernel leaves none but the device's own to code of the device itself."""
+    builder, x = driver.ModelBuilder(), np.ones(4, np.float32)
+    builder.output(builder.operation("MUL", builder.input("float32", (4,)), x, 0))
+    other = driver.ModelBuilder()
+    other.output(other.operation("ADD", other.input("float32", (4,)), x, 0))
+    with driver.connect(f"burst_test_devices.intruder:{name}") as device:
+        (reason,) = device.explain(builder.build())
+        with pytest.raises(GeneralFailure) as failed:
+            device.prepare(other.build())
+        pids = [int(str(said).rpartition(": [")[0].rpartition(" ")[2]) for said in (reason, failed.value)]
+        assert str(reason).endswith(": []")
+        assert str(failed.value).endswith(": []")
+        assert pids[1] == device.engine_pid
+        assert (pids[0] == device.service_pid) == (name == "Intruder")
+    assert (home / "secret").read_text() == "secret"
+
+
+def test_files_that_a_device_needs(tmp_path):
+    """What a device says that it needs is left to it, and nothing beside it: neither to it nor to its children."""
+    for name in ("read", "written", "neither"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "file").write_text(name)
+    code = f"""
+from driver.devices.reference import ReferenceDevice
+from driver.interface import Needs
+class Needing(ReferenceDevice):
+    needs = Needs(({str(tmp_path / "read")!r}, "/nowhere"), ({str(tmp_path / "written")!r},))
+assert sandbox.enter_files(Needing)
+def works(path, mode):
+    try:
+        open(path, mode).close()
+    except PermissionError:
+        return False
+    return True
+def tried(*_):
+    return [works(f"{tmp_path}/{{name}}/file", mode) for name in ("read", "written", "neither") for mode in "ra"]
+print(tried())
+import wave, statistics  # modules that were not loaded before
+if not os.fork():
+    print(tried(), flush=True)
+    os._exit(0)
+os.wait()
+"""
+    expected = [True, False, True, True, False, False]
+    assert files(code) == f"{expected}\n{expected}\n"
+
+
+def files(code):
+    """What code prints in a process that may use the sandbox."""
+    head = "import os\nfrom driver.engine import sandbox\n"
+    return subprocess.run([sys.executable, "-c", head + code], capture_output=True, text=True, check=True).stdout
+
+
+@pytest.mark.parametrize("path", ["/", "data", ""])
+def test_a_need_that_no_device_can_mean(path):
+    """A relative path, or that of all files, is an error of the device's, which says so when it starts."""
+    code = f"""
+from driver.devices.reference import ReferenceDevice
+from driver.interface import Needs
+class Needing(ReferenceDevice):
+    needs = Needs(({path!r},))
+try:
+    sandbox.enter_files(Needing)
+except ValueError as error:
+    print(error)
+"""
+    assert files(code) == f'needs: {path!r} must be an absolute path of a file or a folder, or one from "~/"\n'
+
+
+def test_threads_of_libraries_end_before():
+    """numpy has threads when a device enters the sandbox: they are ended, and those that come later are confined."""
+    code = """
+os.environ["OPENBLAS_NUM_THREADS"] = "4"
+import numpy as np
+from driver.devices.reference import ReferenceDevice
+print(len(os.listdir("/proc/self/task")) > 1, sandbox.enter_files(ReferenceDevice))
+x = np.ones((600, 600))
+print((x @ x)[0, 0], sandbox.active()["landlock_files"])
+"""
+    assert files(code) == "True True\n600.0 True\n"
+
+
+def test_a_thread_that_stays_is_told():
+    """Where a library's thread cannot be confined, the sandbox does not say that it is active."""
+    code = """
+import threading
+threading.Thread(target=threading.Event().wait, daemon=True).start()
+from driver.devices.reference import ReferenceDevice
+print(sandbox.enter_files(ReferenceDevice), sandbox.active()["landlock_files"], flush=True)
+os._exit(0)
+"""
+    assert files(code) == "False False\n"
+
+
+def test_without_landlock():
+    """A kernel that has none: the device runs, and says that its files are not confined."""
+    code = """
+from driver.devices.reference import ReferenceDevice
+from driver.engine import landlock
+landlock.abi = lambda: 0
+print(sandbox.enter_files(ReferenceDevice), sandbox.active()["landlock_files"], sandbox.active()["landlock_signals"])
+print(open("/etc/hostname").read() != "")
+"""
+    assert files(code) == "False False False\nTrue\n"
+
+
+def test_an_older_landlock():
+    """With the rules of the first ABI, and of those between, files are confined; signals with the sixth."""
+    code = """
+import sys
+from driver.devices.reference import ReferenceDevice
+from driver.engine import landlock
+landlock.abi = lambda: int(sys.argv[1])
+print(sandbox.enter_files(ReferenceDevice), sandbox.active()["landlock_signals"])
+try:
+    open("/etc/hostname")
+except PermissionError:
+    print("refused")
+"""
+    for version in range(1, 8):
+        command = [sys.executable, "-c", "import os\nfrom driver.engine import sandbox\n" + code, str(version)]
+        said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        assert said == f"True {version > 5}\nrefused\n"
 
 
 def test_the_numbers_are_those_of_the_kernel():

@@ -72,7 +72,7 @@ LIES = [
 def faulty(tmp_path_factory):
     """The path of a driver whose next fault stands in the file `orders` beside it."""
     folder = tmp_path_factory.mktemp("faulty")
-    return compiled(folder / "libfaulty.so", "faulty.c", flags=[f'-DORDERS="{folder}/orders"'])
+    return compiled(folder / "libfaulty.so", "faulty.c", flags=[f'-DFOLDER="{folder}"', f'-DORDERS="{folder}/orders"'])
 
 
 @pytest.fixture

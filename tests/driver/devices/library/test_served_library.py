@@ -28,7 +28,7 @@ def folder():
 @pytest.fixture
 def served(folder):
     """The process that serves a driver, whose next fault stands in the file `orders`; and its socket."""
-    compiled(folder / "libfaulty.so", "faulty.c", flags=[f'-DORDERS="{folder}/orders"'])
+    compiled(folder / "libfaulty.so", "faulty.c", flags=[f'-DFOLDER="{folder}"', f'-DORDERS="{folder}/orders"'])
     words = [sys.executable, "-m", "driver.cli", "serve", "./libfaulty.so", "--dir", str(folder / "run")]
     environment = os.environ | {"HOME": str(folder)}
     with subprocess.Popen(
