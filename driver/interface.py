@@ -187,7 +187,8 @@ class PreparedModel(ABC):
     def improved(self, preparation: Preparation) -> PreparedModel | None:
         """A better model to replace this one, for devices that first make a quick one; None: there is nothing better.
 
-        Called once after `improves_after` executions, in a background thread of low priority, while this model serves.
+        Called once after `improves_after` executions, in a background thread of low priority, while this model serves,
+        and others may be prepared or improved.
         Later requests run on the better model, which also replaces this one in the cache files. Until then the engine
         counts executions in Python and does not use `BoundExecution.native`.
         """
@@ -451,7 +452,12 @@ class Device(ABC):
 
     @abstractmethod
     def prepare(self, model: Model, preparation: Preparation) -> PreparedModel:
-        """Compiles a valid, fully supported model. Calls `preparation.pace` often."""
+        """Compiles a valid, fully supported model. Calls `preparation.pace` often.
+
+        Several threads may be in `prepare` and `restore` at once, with a model each: one for each account that has
+        clients, so that no account waits for another's model. A device that can compile only one at a time takes a lock
+        of its own, by `driver.deadlines.taking`.
+        """
 
     def restore(
         self,

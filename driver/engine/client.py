@@ -173,7 +173,7 @@ class EngineClient:
         with _Descriptors(message.take_fds()) as fds, due(arguments.deadline):
             own = 1 + len(handles_in(where))
             arguments = arguments._replace(trace=trace_of(fds, own + max(0, sum(arguments.cache_counts or ()))))
-            shared = self._engine.prepare(fds, where, arguments, charge.take, file)
+            shared = self._engine.prepare(self.holder, fds, where, arguments, charge.take, file)
             declined = [self._save(shared, arguments, fds)] if arguments.cache_counts else []
         return Reply([self._loaded_as(shared, arguments.priority, charge), *declined])
 
@@ -204,7 +204,7 @@ class EngineClient:
             owner = CacheOwner(self.uid, arguments.cache_token)
             restored = self._engine.compilations.restored(owner, given, fds, sent)
             try:
-                shared = self._engine.restore(restored, arguments, charge.take)
+                shared = self._engine.restore(self.holder, restored, arguments, charge.take)
             except StatusError:
                 raise
             except Exception as error:

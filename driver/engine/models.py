@@ -1,4 +1,6 @@
-"""Deduplicates prepared models across clients, so that equal models have their weights in memory once.
+"""Deduplicates prepared models across clients of one account, so that equal models have their weights in memory once.
+
+Accounts share nothing: none waits for what another prepares, saves or improves, and none can find out what it has.
 
 A model arrives in memory that no process can change any more (sealed against writing, shrinking and growing; or the
 engine's own, filled from cache files), so models that are equal stay equal. Bytes are compared, not digests: that takes
@@ -10,16 +12,20 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 import weakref
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
 from weakref import WeakSet
 
+from burst import ResourceExhaustedTransient
 from burst.executor import Estimates
 from burst.turns import give_way
-from driver.deadlines import Rate, deadline
+from driver.deadlines import Rate, deadline, taking
+from driver.engine.account_threads import AccountThreads
 from driver.engine.cache.compilations import Declined
 from driver.engine.hints import BurstHints, Hints
 from driver.engine.running_files import GuardedModel
@@ -29,7 +35,7 @@ from driver.protocol.model_codec import decode, sealed
 from driver.protocol.model_memory import same_memory
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     import numpy as np
     from numpy.typing import NDArray
@@ -46,6 +52,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
+_MOST_IMPROVEMENTS = 4  # at once, of different accounts
 _MOST_SAVINGS = 16  # cache writers of a model that is being improved: each holds descriptors
 
 
@@ -157,12 +164,13 @@ class SharedModel:
 
 
 class ModelStore:
-    """The prepared models that clients still hold. One thread at a time."""
+    """The prepared models that the clients of one account still hold. Any thread; one prepares at a time."""
 
     def __init__(self, device: Device, running: RunningFiles | None = None) -> None:
         """`running`: where runs of model files are noted."""
         self._device, self._running = device, running
         self._shared: WeakSet[SharedModel] = WeakSet()
+        self._lock = threading.Lock()  # of what is prepared
         self._preparing, self._restoring = Rate(), Rate()
         self._hints = Hints(device.name)
 
@@ -177,25 +185,26 @@ class ModelStore:
         use: ModelUse = USUAL,
         charge: Callable[[ModelBytes], object] = lambda _: None,
         file: bytes = b"",
+        spend: Callable[[float], object] = lambda _: None,
     ) -> SharedModel:
         """Prepares the model in these descriptors, or shares an equal one. Owns `fds`.
 
         `charge`: called with the memory that the model will be in, before it is prepared. `file`: the digest of the
-        file that the model is; b"" for others.
+        file that the model is; b"" for others. `spend`: called with the seconds that it took.
 
         Raises InvalidModel, and what `charge` and the device raise.
         """
         region = sealed(fds, where)
         where = where[:2]
-        known = next((shared for shared in self._serving_first(use) if shared.is_of(region, where)), None)
-        source = known.region if known else region
-        charge(source)
-        if known and known.serves(use):
-            return known
-        model = known.model if known else decode(region, where, pace)
-        with self._preparing.preparing(len(model.main.operations), source.nbytes):
-            prepared = self._device.prepare(model, use.preparation(pace))
-        return self._new(source, where, model, prepared, use, file)
+        with self._alone(use, lambda shared: shared.is_of(region, where)) as known, _timed(spend):
+            source = known.region if known else region
+            charge(source)
+            if known and known.serves(use):
+                return known
+            model = known.model if known else decode(region, where, pace)
+            with self._preparing.preparing(len(model.main.operations), source.nbytes):
+                prepared = self._device.prepare(model, use.preparation(pace))
+            return self._new(source, where, model, prepared, use, file)
 
     def restore(
         self,
@@ -203,24 +212,48 @@ class ModelStore:
         pace: Callable[[], object],
         use: ModelUse = USUAL,
         charge: Callable[[ModelBytes], object] = lambda _: None,
+        spend: Callable[[float], object] = lambda _: None,
     ) -> SharedModel:
-        """Restores a model from cache files, or shares it if it is there. `charge`: as of `prepare`.
+        """Restores a model from cache files, or shares it if it is there. `charge`, `spend`: as of `prepare`.
 
         Raises InvalidModel, and what `charge` and the device raise.
         """
-        same = [shared for shared in self._serving_first(use) if shared.digest == restored.digest]
-        known = next((shared for shared in same if shared.saved or shared.serves(use)), None)
-        source = known.region if known else restored.model
-        charge(source)
-        if known and known.serves(use):
-            return known
-        model = known.model if known else decode(source, restored.where, pace)
-        saved = known.saved if known and known.saved else restored.saved
-        with self._restoring.preparing(len(model.main.operations), source.nbytes):
-            prepared = self._device.restore(model, saved, source.asarray(), use.preparation(pace))
-        shared = self._new(source, restored.where, model, prepared, use, restored.file)
-        shared.digest, shared.saved = restored.digest, saved
-        return shared
+
+        def is_same(shared: SharedModel) -> bool:
+            return shared.digest == restored.digest and bool(shared.saved or shared.serves(use))
+
+        with self._alone(use, is_same) as known, _timed(spend):
+            source = known.region if known else restored.model
+            charge(source)
+            if known and known.serves(use):
+                return known
+            model = known.model if known else decode(source, restored.where, pace)
+            saved = known.saved if known and known.saved else restored.saved
+            with self._restoring.preparing(len(model.main.operations), source.nbytes):
+                prepared = self._device.restore(model, saved, source.asarray(), use.preparation(pace))
+            shared = self._new(source, restored.where, model, prepared, use, restored.file)
+            shared.digest, shared.saved = restored.digest, saved
+            return shared
+
+    @contextmanager
+    def _alone(self, use: ModelUse, is_same: Callable[[SharedModel], bool]) -> Iterator[SharedModel | None]:
+        """Within, this thread prepares, and no other one does so for this account; gives a model that is the same, if
+        there is one. Models are compared without the lock, which is not needed for one that can be shared whole.
+
+        Raises MissedDeadlineTransient.
+        """
+        compared: set[SharedModel] = set()
+        known: SharedModel | None = None
+        while known is None or not known.serves(use):
+            with taking(self._lock):
+                others = [shared for shared in self._serving_first(use) if shared not in compared]
+                if not others:
+                    yield known
+                    return
+            found = next(filter(is_same, others), None)
+            known = found or known
+            compared.update(others)
+        yield known
 
     def rest(self) -> None:
         """Has all models free what they can make again: none has run for a while."""
@@ -245,6 +278,15 @@ class ModelStore:
         shared = SharedModel(region, where, model, prepared, use, file, self._hints)
         self._shared.add(shared)
         return shared
+
+
+@contextmanager
+def _timed(spend: Callable[[float], object]) -> Iterator[None]:
+    begin = time.monotonic()
+    try:
+        yield
+    finally:
+        spend(time.monotonic() - begin)
 
 
 class CountedModel(PreparedModel):
@@ -307,32 +349,33 @@ class _CountedExecution(BoundExecution):
 
 
 class ModelImprover:
-    """Improves the models of one device, one at a time: a quick compilation serves first, a better one later.
+    """Improves the models of one device, one of each account at a time: a quick compilation serves first, a better one
+    later.
 
     A better one costs time and memory, so it is made only for a model that is used: once the quick one has run as often
-    as the device says. It is made in one thread while the quick one serves. Requests that are bound to the quick one
-    finish on it; later ones are bound anew. No request is lost, and none runs twice.
+    as the device says. It is made in a thread of its account's while the quick one serves. Requests that are bound to
+    the quick one finish on it; later ones are bound anew. No request is lost, and none runs twice.
     """
 
     def __init__(self, forget_plans: Callable[[], None]) -> None:
         """`forget_plans`: has all requests bound anew."""
         self._forget_plans, self._lock = forget_plans, threading.Lock()
         self._watched: weakref.WeakSet[SharedModel] = weakref.WeakSet()
-        self._threads: ThreadPoolExecutor | None = None
+        self._threads = AccountThreads("improvement", _MOST_IMPROVEMENTS)
 
-    def watch(self, shared: SharedModel, pace: Callable[[], object]) -> None:
-        """Improves this model once it has run often enough, unless the device knows nothing better."""
+    def watch(self, shared: SharedModel, uid: int, pace: Callable[[], object]) -> None:
+        """Improves that account's model once it has run often enough, unless the device knows nothing better."""
         with self._lock:
             if not shared.prepared.improves_after or shared in self._watched:
                 return
             self._watched.add(shared)
-            shared.prepared = CountedModel(shared.prepared, partial(self._begin, weakref.ref(shared), pace))
+            shared.prepared = CountedModel(shared.prepared, partial(self._begin, weakref.ref(shared), uid, pace))
 
-    def _begin(self, wanted: weakref.ref[SharedModel], pace: Callable[[], object]) -> None:
-        with self._lock:
-            if self._threads is None:
-                self._threads = ThreadPoolExecutor(1, "improvement")
-        self._threads.submit(self._improve, wanted, pace)
+    def _begin(self, wanted: weakref.ref[SharedModel], uid: int, pace: Callable[[], object]) -> None:
+        try:
+            self._threads.submit(uid, partial(self._improve, wanted, pace))
+        except ResourceExhaustedTransient as error:
+            _log.warning("a model is not improved; the first compilation stays in use: %s", error)
 
     def _improve(self, wanted: weakref.ref[SharedModel], pace: Callable[[], object]) -> None:
         shared = wanted()

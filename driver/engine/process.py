@@ -9,7 +9,6 @@ from __future__ import annotations
 import gc
 import os
 import threading
-import time
 import warnings
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
@@ -28,7 +27,7 @@ from burst._core import lib
 from burst.channel import Channel, ChannelLoop
 from burst.trace import blamed, note_crashes
 from burst.turns import Application, RunQueue, Share, waiters
-from driver.deadlines import check, check_entry, due, seconds_left, taking
+from driver.deadlines import check, check_entry, due, seconds_left
 from driver.devices import device_class
 from driver.engine import sandbox
 from driver.engine.cache.compilations import VerifiedCache
@@ -39,6 +38,7 @@ from driver.engine.hints import Hints
 from driver.engine.ledger import Ledger
 from driver.engine.limits import limits, weights
 from driver.engine.models import ModelImprover, ModelStore, ModelUse, SharedModel
+from driver.engine.preparations import Pacer, Preparations
 from driver.engine.running_files import GRACE, RunningFiles
 from driver.engine.totals import Totals, summed
 from driver.interface import Device
@@ -54,10 +54,13 @@ if TYPE_CHECKING:
 
     from burst.channel import Message
     from driver.engine.cache.compilations import RestoredCompilation
+    from driver.engine.ledger import Holder
     from driver.engine.open_burst import OpenBurst
     from driver.engine.plain import PlainServer
     from driver.protocol.model_memory import ModelBytes
     from driver.protocol.prepare_arguments import PrepareArguments
+
+    _Make = Callable[[ModelStore, ModelUse, Callable[[float], object]], SharedModel]
 
 
 _ffi = FFI()
@@ -146,41 +149,10 @@ def _trim() -> None:
         trim(0)
 
 
-# Seconds. A request that arrives during a slice of work waits for its end, so slices must be short and rare. With these
-# values, about one in 200 back-to-back requests meets a slice, which does not change their p99.
-_WORK, _PAUSE = 100e-6, 1e-3
-
 _PREPARING = {"prepare", "improve", "save"}
 
 WEIGHT = 100
 """The weight of an account that limits.toml does not name."""
-
-
-class Pacer:
-    """Pauses long work in Python, so that running bursts get the GIL."""
-
-    def __init__(self) -> None:
-        self.bursts = 0
-        self._since = 0.0
-
-    def __call__(self) -> None:
-        """Pauses now and then while a burst is open. Raises MissedDeadlineTransient when this work is overdue."""
-        check("preparing")
-        if self.bursts:
-            self._pause()
-
-    def for_others(self) -> None:
-        """The same while a burst's own request is bound: pauses only while another burst is open.
-
-        A deadline does not end it. What is bound is kept, so that the next request like it can be done in time.
-        """
-        if self.bursts > 1:
-            self._pause()
-
-    def _pause(self) -> None:
-        if time.perf_counter() - self._since > _WORK:
-            time.sleep(_PAUSE)  # a real sleep: a thread that only releases the GIL takes it back before others get it
-            self._since = time.perf_counter()
 
 
 class Engine:
@@ -195,10 +167,11 @@ class Engine:
             running.watch_executions(self.device.name)
         self.ledger, self._quota = Ledger(self.limits), Quota(self.limits.device_bytes)
         self.memory = DriverMemory(self.device, self.limits.driver_seconds)
-        self.pace, self._models = Pacer(), ModelStore(self.device, running)
+        self.pace, self._preparations, self._running = Pacer(), Preparations(), running
+        self._stores: dict[int, ModelStore] = {}
         self.rests = type(self.device).rest is not Device.rest  #: whether its driver wants to hear of rests
         self._hints, self._activity = Hints(self.device.name), 0
-        self.idle = IdleMonitor(self.limits.idle_seconds, self._holders, self._rest, self._is_in_use)
+        self.idle = IdleMonitor(self.limits.idle_seconds, self._holders, self.rest, self._is_in_use)
         self.compilations, self._improver = VerifiedCache(self.device, name), ModelImprover(self.forget_plans)
         self.contexts = ChannelLoop("burst-contexts")
         self.queue, self._weights = RunQueue(self.device.slots, self.device.quantum), weights()
@@ -208,7 +181,7 @@ class Engine:
         self.clients: set[EngineClient] = set()
         self._censuses: dict[int | None, Census] = {}
         self._totals = Totals()
-        self._preparing, self._counting = threading.Lock(), threading.Lock()
+        self._counting = threading.Lock()
 
     def _calling(self, running: RunningFiles, function: str) -> AbstractContextManager[None]:
         """Within, this thread calls a function of the driver."""
@@ -220,51 +193,70 @@ class Engine:
 
     def prepare(
         self,
+        holder: Holder,
         fds: list[int],
         where: Sequence[Any],
         arguments: PrepareArguments,
         charge: Callable[[ModelBytes], object],
         file: bytes = b"",
     ) -> SharedModel:
-        """The model in the first descriptors, prepared; takes them out of `fds` once the preparation begins.
+        """The model in the first descriptors, prepared for `holder`; takes them out of `fds` once the preparation
+        begins.
 
         `file`: as of `ModelStore.prepare`.
 
         Raises MissedDeadline*, and what `charge` and the device raise.
         """
 
-        def make(use: ModelUse) -> SharedModel:
+        def make(store: ModelStore, use: ModelUse, spend: Callable[[float], object]) -> SharedModel:
             own = slice(1 + len(handles_in(where)))
             model, fds[own] = fds[own], []
-            return self._models.prepare(model, where, self.pace, use, charge, file)
+            return store.prepare(model, where, self.pace, use, charge, file, spend)
 
-        return self._prepared(arguments, make)
+        return self._prepared(holder, arguments, make)
 
     def restore(
-        self, restored: RestoredCompilation, arguments: PrepareArguments, charge: Callable[[ModelBytes], object]
+        self,
+        holder: Holder,
+        restored: RestoredCompilation,
+        arguments: PrepareArguments,
+        charge: Callable[[ModelBytes], object],
     ) -> SharedModel:
         """The model of these cache files, prepared. Raises MissedDeadline*, and what `charge` and the device raise."""
-        return self._prepared(arguments, lambda use: self._models.restore(restored, self.pace, use, charge))
 
-    def _prepared(self, arguments: PrepareArguments, make: Callable[[ModelUse], SharedModel]) -> SharedModel:
-        """Prepares one model at a time, so that no other preparation fills the pauses. A model that is ready after the
+        def make(store: ModelStore, use: ModelUse, spend: Callable[[float], object]) -> SharedModel:
+            return store.restore(restored, self.pace, use, charge, spend)
+
+        return self._prepared(holder, arguments, make)
+
+    def _prepared(self, holder: Holder, arguments: PrepareArguments, make: _Make) -> SharedModel:
+        """Prepares one model of an account at a time; no account waits for another's. A model that is ready after the
         deadline is dropped.
         """
         check_entry("before start")
         self.check_available()
-        use = ModelUse.of(arguments)
+        use, uid = ModelUse.of(arguments), holder.account.uid
+        store, spend = self._store(uid), partial(holder.spend, "preparing_seconds")
 
         def traced() -> SharedModel:
             with due(arguments.deadline), blamed(arguments.trace):
-                return make(use)
+                return make(store, use, spend)
 
-        with taking(self._preparing):
+        with self._preparations.one():
             shared = use.run(traced)
         check("preparing")
-        self._improver.watch(shared, self.pace)
+        self._improver.watch(shared, uid, self.pace)
         if self.rests:
             self.idle.begin()
         return shared
+
+    def _store(self, uid: int) -> ModelStore:
+        """The prepared models of an account."""
+        with self._counting:
+            found = self._stores.get(uid)
+            if found is None:
+                found = self._stores[uid] = ModelStore(self.device, self._running)
+            return found
 
     def check_available(self) -> None:
         """Raises DeviceUnavailable while the device takes no work."""
@@ -287,14 +279,22 @@ class Engine:
         before, self._activity = self._activity, answers + sum(int(flow[0]) for flow in sums)
         return before != self._activity or not self.queue.is_idle
 
-    def _rest(self) -> None:
-        """Requests are bound anew after a rest of the device: so it is noticed that the device is used again."""
-        with self._preparing:
-            if self.rests:
-                self.forget_plans()
-            self._models.rest()
-            if self.rests:
-                self._hints.give("rest", self.device.rest)
+    def rest(self) -> bool:
+        """Gives back what can be made again, unless something is being prepared; then returns False, and looks again
+        later. Requests are bound anew afterwards: so it is noticed that the device is used again.
+        """
+        has_rested = self._preparations.rest(self._give_back)
+        if not has_rested:
+            self.idle.begin()
+        return has_rested
+
+    def _give_back(self) -> None:
+        if self.rests:
+            self.forget_plans()
+        for store in list(self._stores.values()):
+            store.rest()
+        if self.rests:
+            self._hints.give("rest", self.device.rest)
 
     def forget_plans(self) -> None:
         """Requests of all clients are bound anew: what they are bound to has changed."""
@@ -385,9 +385,9 @@ class Engine:
                 "only the device's own account and root may read the figures of all accounts; call `turns` for your own"
             )
         with self._counting:
-            left, clients = self._totals.snapshot(), list(self.clients)
+            left, clients, stores = self._totals.snapshot(), list(self.clients), list(self._stores.values())
         sums = summed(left, (client.counts for client in clients), self.pace)
-        return Reply([self.queue.slots, waiters(), sums, len(self.traces), len(self._models)])
+        return Reply([self.queue.slots, waiters(), sums, len(self.traces), sum(map(len, stores))])
 
     def end_with_service(self) -> None:
         """Ends the process if the service is gone. The death of our life words then ends the waits of all clients.

@@ -276,7 +276,8 @@ typedef struct {
     /* Refuses, through `answers`, the operations of the main subgraph that `prepare` would not take; what it does not
      * refuse is a promise. Any thread, one at a time. */
     burst_status (*supported)(burst_device *device, const burst_model *model, const burst_answers *answers, burst_why *why);
-    /* Makes a model ready of which all operations are supported. One at a time. The model stays until after `release`. */
+    /* Makes a model ready of which all operations are supported. One at a time, unless the table says `prepares_at_once`. The
+     * model stays until after `release`. */
     burst_status (*prepare)(burst_device *device, const burst_model *model, const burst_preparation *preparation,
                             burst_prepared **prepared, burst_why *why);
     void (*release)(burst_prepared *prepared); /* any thread; nothing is bound to it any more */
@@ -344,6 +345,8 @@ typedef struct {
     /* Called exactly once; `ended` comes soon afterwards, or came before. When both have been called, the driver frees the
      * session. */
     void (*end_burst)(burst_session *session);
+    /* Not 0: several threads may call `prepare` at once, with a model each. Then no account waits for another's model. */
+    uint32_t prepares_at_once;
 } burst_device_table;
 /* cffi reads up to here. */
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import stat
 import threading
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -12,6 +13,7 @@ import numpy as np
 
 from burst import GeneralFailure
 from burst.wire import VERSIONS
+from driver.deadlines import taking
 from driver.devices.library.description import LibraryDescription, build_of, describe
 from driver.devices.library.driver_buffers import allocated, mapped
 from driver.devices.library.execution import LibraryExecution
@@ -60,7 +62,8 @@ class LibraryDevice(Device):
     status = DeviceStatus("unknown")  #: until the library is loaded
 
     def __init__(self) -> None:
-        self._loading, self._build = threading.Lock(), build_of(self.path)
+        self._loading, self._preparing = threading.Lock(), threading.Lock()
+        self._build = build_of(self.path)
         self._loaded: LoadedDriver | None = None
 
     def is_outdated(self) -> bool:
@@ -157,7 +160,8 @@ class LibraryDevice(Device):
     def _prepare(self, model: Model, preparation: FlatPreparation) -> PreparedModel:
         driver, flat = self.driver, FlatModel(model)
         try:
-            prepared = driver.made("prepare", "burst_prepared *", driver.device, flat.pointer, preparation.pointer)
+            with nullcontext() if driver.table.prepares_at_once else taking(self._preparing):
+                prepared = driver.made("prepare", "burst_prepared *", driver.device, flat.pointer, preparation.pointer)
             made = LibraryModel(driver, model, flat, prepared, shared=bool(driver.table.is_shareable))
         finally:
             preparation.check()  # if it raises, `made` is released

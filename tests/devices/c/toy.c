@@ -32,6 +32,9 @@ struct burst_execution {
     uint64_t room[8];
 };
 
+#ifndef AT_ONCE
+#define AT_ONCE 0
+#endif
 #ifndef VERSION
 #define VERSION "1"
 #endif
@@ -262,6 +265,7 @@ const burst_device_table *burst_device_get(uint32_t abi) {
     if (abi != BURST_DEVICE_ABI) return NULL;
     table.abi = BURST_DEVICE_ABI, table.size = sizeof table;
     table.name = "toy", table.version = VERSION, table.type = BURST_CPU, table.is_shareable = 1;
+    table.prepares_at_once = AT_ONCE;
     table.open = toy_open, table.close = toy_close, table.supported = toy_supported;
     table.prepare = toy_prepare, table.release = toy_release, table.bind = toy_bind, table.unbind = toy_unbind;
     table.execute = toy_execute, table.output_shape = toy_output_shape;

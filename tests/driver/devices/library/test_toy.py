@@ -2,6 +2,7 @@
 
 import os
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from driver.deadlines import due
 from driver.devices import device_class
 from driver.devices.library.table import ffi
 from driver.interface import BindOptions, Preparation
+from fmq import clock
 
 
 def test_a_path_is_a_name(toy, model, x, monkeypatch):
@@ -59,6 +61,32 @@ def test_an_execution_calls_c_alone(toy, model, x):
     assert bound.shapes == (((1, 4), True),)
     bound.run()
     np.testing.assert_array_equal(out.view(np.float32), ((x + 1) * x)[0])
+
+
+@pytest.mark.parametrize("at_once", [0, 1])
+def test_how_many_models_a_driver_prepares_at_once(tmp_path, model, at_once):
+    """One, while another thread waits until its deadline; as many as come, if its table says so."""
+    device = device_class(str(compiled(tmp_path / "libtoy.so", "toy.c", flags=[f"-DAT_ONCE={at_once}"])))()
+    begun, may_end = threading.Event(), threading.Event()
+
+    def pace():
+        begun.set()
+        assert may_end.wait(20)
+
+    with ThreadPoolExecutor(1) as threads:
+        first = threads.submit(device.prepare, model, Preparation(pace=pace))
+        assert begun.wait(20)
+        try:
+            with due(clock.now() + 20_000_000):
+                if at_once:
+                    device.prepare(model, Preparation())
+                else:
+                    with pytest.raises(MissedDeadlineTransient, match="queued"):
+                        device.prepare(model, Preparation())
+        finally:
+            may_end.set()
+        first.result(20)
+    device.prepare(model, Preparation())
 
 
 def test_cancelled_executions_fail(toy, model, x):

@@ -1,0 +1,97 @@
+"""Preparations of several accounts at once, and rests of the device, which come while nothing is prepared."""
+
+from __future__ import annotations
+
+import threading
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from burst._core import lib
+from driver.deadlines import check, overdue, seconds_left
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+
+# Seconds. A request that arrives during a slice of work waits for its end, so slices must be short and rare. With these
+# values, about one in 200 back-to-back requests meets a slice, which does not change their p99.
+_WORK, _PAUSE = 100e-6, 1e-3
+
+
+class _OwnSince(threading.local):
+    since = 0.0  #: when this thread's slice of work began
+
+
+class Pacer:
+    """Pauses long work in Python, so that running bursts get the GIL.
+
+    Threads that prepare take turns in pausing: together they work no more than one of them would.
+    """
+
+    def __init__(self) -> None:
+        self.bursts = 0
+        self._own, self._turn = _OwnSince(), threading.Lock()
+
+    def __call__(self) -> None:
+        """Pauses now and then while a burst is open. Raises MissedDeadlineTransient when this work is overdue."""
+        check("preparing")
+        if self.bursts and self._is_long():
+            with self._turn:
+                time.sleep(
+                    _PAUSE
+                )  # a real sleep: a thread that only gives up the GIL takes it back before others get it
+            self._own.since = time.perf_counter()
+
+    def for_others(self) -> None:
+        """The same while a burst's own request is bound: pauses only while another burst is open.
+
+        A deadline does not end it. What is bound is kept, so that the next request like it can be done in time. It
+        waits for no preparation.
+        """
+        if self.bursts > 1 and self._is_long():
+            time.sleep(_PAUSE)
+            self._own.since = time.perf_counter()
+
+    def _is_long(self) -> bool:
+        """Whether this thread has worked for long enough."""
+        return time.perf_counter() - self._own.since > _WORK
+
+
+class Preparations:
+    """Those in progress. Any thread."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._count, self._is_resting = 0, False
+
+    @contextmanager
+    def one(self) -> Iterator[None]:
+        """Within, this thread prepares, and the device does not rest.
+
+        Raises MissedDeadlineTransient when it rests for too long.
+        """
+        deadline = lib.burst_due()
+        with self._changed:
+            if not self._changed.wait_for(lambda: not self._is_resting, seconds_left(deadline)):
+                raise overdue("queued", deadline)
+            self._count += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._count -= 1
+
+    def rest(self, give_back: Callable[[], object]) -> bool:
+        """Calls that, unless something is being prepared: then returns False, and delays no preparation."""
+        with self._changed:
+            if self._count:
+                return False
+            self._is_resting = True
+        try:
+            give_back()
+        finally:
+            with self._changed:
+                self._is_resting = False
+                self._changed.notify_all()
+        return True
