@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any, Self
@@ -20,15 +20,16 @@ from burst import (
     Trace,
 )
 from burst.channel import Channel, Message, close_all
+from burst.datum import DATUM
 from burst.server import check_queue
 from burst.turns import Flow, Ticket, waiters
 from burst.wire import VERSIONS
 from driver.deadlines import due
 from driver.engine.binding import execution
 from driver.engine.cache.compilations import CacheOwner, Declined, SentModel
-from driver.engine.device_memory import LoadedModel, ManagedBuffers, ModelCharge
+from driver.engine.device_memory import LoadedModel, ManagedBuffers, ModelCharge, Quota
 from driver.engine.launched import AsyncServer, FencedServer, LaunchOwner, check_outputs
-from driver.engine.ledger import PRICES
+from driver.engine.ledger import price
 from driver.engine.open_burst import OpenBurst
 from driver.engine.plain import PlainServer
 from driver.options import PRIORITIES
@@ -47,7 +48,7 @@ if TYPE_CHECKING:
     from burst.turns import Application, FlowCounts
     from driver.engine.hints import BurstHints
     from driver.engine.launched import LaunchServer
-    from driver.engine.ledger import Claim
+    from driver.engine.ledger import Claim, Holder
     from driver.engine.models import SharedModel
     from driver.engine.process import Engine
 
@@ -101,12 +102,13 @@ class EngineClient:
     def __init__(self, engine: Engine, uid: int) -> None:
         """Raises ResourceExhaustedTransient."""
         self._engine, self.uid, self._limits = engine, uid, engine.limits
+        self.quota = Quota(engine.limits.client_bytes)  #: takes from `holder`, too
         self._enter(engine.application(uid))
         engine.clients.add(self)
         engine.note(uid)
         self._numbers = count(1)
         self._models: dict[int, LoadedModel] = {}
-        self._buffers = ManagedBuffers(engine.new_quota(), engine.memory)
+        self._buffers = ManagedBuffers(self.quota, engine.memory)
         self._bursts: set[OpenBurst] = set()
         self._plain: list[PlainServer] = []
         self._fenced: FencedServer | None = None
@@ -135,6 +137,12 @@ class EngineClient:
             "buffer_state": self.buffer_state,
         }
 
+    @property
+    def holder(self) -> Holder:
+        """What its application holds, in the ledger."""
+        assert self.quota.holder
+        return self.quota.holder
+
     def join(self, _: Message, name: str, is_declared: bool) -> Reply:
         """This client is of that application. The service calls it when the client says hello.
 
@@ -156,9 +164,16 @@ class EngineClient:
         return Reply()
 
     def _enter(self, application: Application) -> None:
-        holder = self._engine.ledger.account(self.uid).application(application.name)
-        self._claim = holder.take("close connections", **PRICES["client"])
-        self._application, self.holder = application, holder
+        before, self.quota.holder = (
+            self.quota.holder,
+            self._engine.ledger.account(self.uid).application(application.name),
+        )
+        try:
+            self._claim = self.quota.take("close connections", **price("client"))
+        except ResourceExhaustedTransient:
+            self.quota.holder = before
+            raise
+        self._application = application
         self._flows = [Flow(application, priority) for priority in range(len(PRIORITIES))]
 
     def load(self, message: Message, file: bytes, where: list[Any], *plain: object) -> Reply:
@@ -169,7 +184,7 @@ class EngineClient:
         Cache files follow if the arguments say so, then memory for a trace if the client wants one.
         """
         self._check_models()
-        arguments, charge = PrepareArguments.from_wire(*plain), ModelCharge(self._buffers.quota)
+        arguments, charge = PrepareArguments.from_wire(*plain), ModelCharge(self.quota, len(handles_in(where)))
         with _Descriptors(message.take_fds()) as fds, due(arguments.deadline):
             own = 1 + len(handles_in(where))
             arguments = arguments._replace(trace=trace_of(fds, own + max(0, sum(arguments.cache_counts or ()))))
@@ -195,8 +210,8 @@ class EngineClient:
         A client that has the model in sealed memory says where, after the other arguments; its descriptors come first.
         """
         more: Any = plain[_RESTORED:]
-        arguments, charge = PrepareArguments.from_wire(*plain[:_RESTORED]), ModelCharge(self._buffers.quota)
         self._check_models()
+        arguments, charge = PrepareArguments.from_wire(*plain[:_RESTORED]), ModelCharge(self.quota)
         with _Descriptors(message.take_fds()) as fds, due(arguments.deadline):
             sent = _sent_model(fds, *more) if more else None
             arguments = arguments._replace(trace=trace_of(fds, sum(arguments.cache_counts or ())))
@@ -215,6 +230,7 @@ class EngineClient:
         self._limits.check("client_models", len(self._models), "close prepared models")
 
     def _loaded_as(self, shared: SharedModel, priority: int, charge: ModelCharge) -> int:
+        charge.take_decoded(shared, self._engine.pace)
         number = next(self._numbers)
         self._models[number] = LoadedModel(number, shared, priority, charge)
         return number
@@ -250,12 +266,24 @@ class EngineClient:
 
         def bind(request: Request) -> Execution:
             self._engine.check_available()
-            bound: Execution = execution(loaded, request, self._buffers, self._engine.pace.for_others)
+            claim = self._plan_claim(loaded)
+            bound: Any = execution(loaded, request, self._buffers, self._engine.pace.for_others)
             if self._engine.rests or self._is_large() or any(worker.bound >= _FEW for worker in self.workers()):
                 self._engine.idle.begin()
-            return bound
+            bound.claim = claim  # given back with the plan
+            found: Execution = bound
+            return found
 
         return bind
+
+    def _plan_claim(self, loaded: LoadedModel) -> Claim:
+        """For one more plan. If there is no room, plans are dropped first: they cost less to make than a refusal."""
+        footprint = loaded.shared.footprint
+        nbytes = footprint.plan if footprint else 0
+        with suppress(ResourceExhaustedTransient):
+            return self.quota.charge(nbytes, plans=1)
+        self.forget_plans()
+        return self.quota.charge(nbytes, plans=1)
 
     def _fenced_model(self, number: int) -> Callable[[Request], Execution]:
         """The same for fenced executions, whose output shapes must be known."""
@@ -352,7 +380,7 @@ class EngineClient:
         return [worker for worker in self.workers() if worker.bound > most]
 
     def _is_large(self) -> bool:
-        return self._buffers.quota.taken >= _WORTH
+        return self.quota.taken >= _WORTH
 
     def channel(self, _: Message) -> Reply:
         """Opens a plain path. Each takes one call at a time, so a client opens one per call in flight."""
@@ -391,7 +419,7 @@ class EngineClient:
 
         Raises ResourceExhaustedTransient.
         """
-        claim = self.holder.take(remedy, **PRICES[kind])
+        claim = self.quota.take(remedy, **price(kind))
         (near, far), life = Channel.pair(), LifePage()
 
         def end() -> None:
@@ -401,7 +429,7 @@ class EngineClient:
         return near, end, Reply([], [_handed_over(far), os.dup(life.fd)])
 
     def _launch_owner(self, model: Callable[[int], Callable[[Request], Execution]]) -> LaunchOwner:
-        return LaunchOwner(model, self.flow, self._engine.queue.slots, self._limits)
+        return LaunchOwner(model, self.flow, self.quota.take, self._engine.queue.slots, self._limits)
 
     def burst(
         self, message: Message, number: int, requests: object, results: object, spin: float | str, versions: list[int]
@@ -419,8 +447,6 @@ class EngineClient:
         bind, loaded = self.model(number), self._loaded(number)
         self._limits.check("client_bursts", len(self._bursts), "close bursts")
         with ExitStack() as undo:
-            claim = self.holder.take("close bursts", **PRICES["burst"])
-            undo.callback(claim.give_back)
             callback = undo.enter_context(Channel.from_fd(message.fds.pop(2)))
             context = undo.enter_context(Channel.from_fd(message.fds.pop(2)))
             try:
@@ -428,6 +454,9 @@ class EngineClient:
             except FmqError as error:
                 remedy = "" if self.uid == os.getuid() else '; a client of another account opens it with memory="memfd"'
                 raise GeneralFailure(f"the burst's queues cannot be used: {error}{remedy}") from error
+            longest = DATUM * max(queue.capacity for queue in queues)  # the listener has a buffer for such a packet
+            claim = self.quota.take("close bursts", **price("burst", bytes=longest))
+            undo.callback(claim.give_back)
             memory = trace_memory(message.fds)
             trace = Trace(memory) if memory else Trace.create()
             trace.page.device.priority = 1 + loaded.priority

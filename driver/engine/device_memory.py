@@ -31,7 +31,9 @@ from burst import (
 )
 from burst._core import ffi
 from driver.engine.driver_memory import DriverPool
-from driver.engine.limits import no_room
+from driver.engine.footprint import Footprint
+from driver.engine.ledger import Claim, price
+from driver.engine.limits import RELEASE, no_room
 from driver.engine.models import of_driver
 from driver.interface import BindOptions, BufferRequest, BufferUse
 from driver.nn import combine_dimensions
@@ -44,6 +46,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from driver.engine.driver_memory import DriverMemory, HeldBuffer
+    from driver.engine.ledger import Holder
     from driver.engine.models import SharedModel
     from driver.interface import PreparedModel
     from driver.nn import Model, Operand
@@ -106,19 +109,19 @@ class LoadedModel(NamedTuple):
 class ModelCharge:
     """What one prepared model of a client keeps in memory, charged to the client. Given back when it is dropped."""
 
-    def __init__(self, quota: Quota) -> None:
+    def __init__(self, quota: Quota, mappings: int = 0) -> None:
+        """`mappings`: of its memory, beyond those of every model. Raises ResourceExhausted*."""
         self._quota = quota
-        self._held: dict[Hashable, int] = {}
+        self._claims = [quota.take("close prepared models", **price("model", mappings=mappings))]
 
     def take(self, memory: ModelBytes) -> None:
         """Charges the memory of a model. Raises ResourceExhausted*."""
-        for key, nbytes in memory.occupied.items():
-            self._quota.hold(key, nbytes)
-            self._held[key] = nbytes
+        self._claims += [self._quota.hold(key, nbytes) for key, nbytes in memory.occupied.items()]
 
-    def __del__(self) -> None:
-        for key, nbytes in self._held.items():
-            self._quota.let_go(key, nbytes)
+    def take_decoded(self, shared: SharedModel, pace: Callable[[], object]) -> None:
+        """Charges what the engine has made of it, too. Raises ResourceExhausted*."""
+        shared.footprint = shared.footprint or Footprint.of(shared.model, pace)
+        self._claims.append(self._quota.hold(("decoded", id(shared)), shared.footprint.model))
 
 
 class MemorySource(Protocol):
@@ -129,88 +132,89 @@ class MemorySource(Protocol):
 
 
 class Quota:
-    """Limits the bytes of one client and, through `whole`, those of all clients together."""
+    """Limits the bytes of one client and, through its holder, those of its application, its account and all clients."""
 
-    def __init__(self, nbytes: int, whole: Quota | None = None) -> None:
-        self._free, self._limit, self._whole = nbytes, nbytes, whole
+    def __init__(self, nbytes: int, holder: Holder | None = None) -> None:
+        """`holder`: for whom things are taken from now on. None: nothing is counted but the client's bytes."""
+        self._free, self._limit, self.holder = nbytes, nbytes, holder
         self._holds: Counter[Hashable] = Counter()
         self._held = 0
-        self._name = "client_bytes" if whole else "device_bytes"
         self._lock = threading.RLock()  # a finalizer may give back while this thread holds it
 
     def room(self, nbytes: int) -> NDArray[np.uint8]:
         """New memory, given back when the last array on it is gone. Raises ResourceExhausted*."""
-        self._take(nbytes)
+        claim = self.charge(nbytes, mappings=1) if nbytes >= _LARGE else self.charge(nbytes)
         try:
             block = _block(nbytes)
         except (MemoryError, OSError):
-            self._give_back(nbytes)
+            claim.give_back()
             raise ResourceExhaustedPersistent(f"the machine has no memory for {nbytes} bytes") from None
-        weakref.finalize(block, self._give_back, nbytes).atexit = False
+        weakref.finalize(block, claim.give_back).atexit = False
         start = -block.ctypes.data % _ALIGNMENT
         return block[start : start + nbytes]
 
-    def charge(self, nbytes: int) -> Callable[[], object]:
-        """Charges memory that a driver has made. Returns what gives it back, once. Raises ResourceExhausted*."""
-        self._take(nbytes)
-        return partial(self._give_back, nbytes)
+    def charge(self, nbytes: int, **figures: int) -> Claim:
+        """Charges memory that is `taken`, and what else it costs. Raises ResourceExhausted*."""
+        return self._charged(RELEASE, nbytes, False, figures)
 
-    def hold(self, key: Hashable, nbytes: int) -> None:
+    def take(self, remedy: str, **figures: int) -> Claim:
+        """Charges what the engine is about to make for the client, as of `Holder`; the bytes are `held`."""
+        return self._charged(remedy, figures.get("bytes", 0), True, figures)
+
+    def hold(self, key: Hashable, nbytes: int) -> Claim:
         """Charges memory that is there already, once however often it is held. Raises ResourceExhausted*."""
         with self._lock:
             if not self._holds[key]:
-                if nbytes > self._free:
-                    raise no_room(nbytes, self._free, self._limit, self._name)
-                self._free -= nbytes
-                self._held += nbytes
+                self._use(nbytes, True)
             self._holds[key] += 1
-        if self._whole:
-            try:
-                self._whole.hold(key, nbytes)
-            except BaseException:
-                self._drop(key, nbytes)
-                raise
-
-    def let_go(self, key: Hashable, nbytes: int) -> None:
-        """Ends one `hold`."""
-        if self._whole:
-            self._whole.let_go(key, nbytes)
-        self._drop(key, nbytes)
-
-    def _drop(self, key: Hashable, nbytes: int) -> None:
-        with self._lock:
-            self._holds[key] -= 1
-            if not self._holds[key]:
-                del self._holds[key]
-                self._free += nbytes
-                self._held -= nbytes
+        try:
+            claim = self.holder.hold(RELEASE, key, nbytes) if self.holder else None
+        except BaseException:
+            self._let_go(key, nbytes, None)
+            raise
+        return Claim(partial(self._let_go, key, nbytes, claim))
 
     @property
     def held(self) -> int:
-        """Bytes of models."""
+        """Bytes of models, and of what the engine keeps for the client."""
         return self._held
 
     @property
     def taken(self) -> int:
-        """Bytes of buffers and temporaries in use."""
+        """Bytes of buffers, plans and temporaries in use."""
         return self._limit - self._free - self._held
 
-    def _take(self, nbytes: int) -> None:
-        if self._whole:
-            self._whole._take(nbytes)
+    def _charged(self, remedy: str, nbytes: int, is_held: bool, figures: dict[str, int]) -> Claim:
         with self._lock:
-            if nbytes <= self._free:
-                self._free -= nbytes
-                return
-        if self._whole:
-            self._whole._give_back(nbytes)
-        raise no_room(nbytes, self._free, self._limit, self._name)
+            self._use(nbytes, is_held)
+        try:
+            claim = self.holder.take(remedy, **(figures | {"bytes": nbytes})) if self.holder else None
+        except BaseException:
+            self._give_back(nbytes, is_held, None)
+            raise
+        return Claim(partial(self._give_back, nbytes, is_held, claim))
 
-    def _give_back(self, nbytes: int) -> None:
-        if self._whole:
-            self._whole._give_back(nbytes)
+    def _use(self, nbytes: int, is_held: bool) -> None:
+        if nbytes > self._free:
+            raise no_room(nbytes, self._free, self._limit)
+        self._free -= nbytes
+        self._held += nbytes * is_held
+
+    def _give_back(self, nbytes: int, is_held: bool, claim: Claim | None) -> None:
         with self._lock:
             self._free += nbytes
+            self._held -= nbytes * is_held
+        if claim:
+            claim.give_back()
+
+    def _let_go(self, key: Hashable, nbytes: int, claim: Claim | None) -> None:
+        with self._lock:
+            self._holds[key] -= 1
+            if not self._holds[key]:
+                del self._holds[key]
+                self._give_back(nbytes, True, None)
+        if claim:
+            claim.give_back()
 
 
 def _block(nbytes: int) -> NDArray[np.uint8]:
@@ -246,6 +250,7 @@ class ManagedBuffer:
         self.fresh = ffi.new("uint32_t *", 1)  #: read and written in C, too
         self.is_fixed = _is_fixed(kind, dimensions)
         self.known, self.held = dimensions, held
+        self.claim: Claim | None = None  #: what it costs beside its value, until it is gone
         self._array = quota.room(self.size(dimensions) if self.is_fixed and held is None else 0)
 
     @property
@@ -416,13 +421,14 @@ class ManagedBuffers:
         that fails to allocate.
         """
         kind, dimensions, roles = describe(dimensions, models, inputs, outputs)
-        held = None
+        claim, held = self.quota.take("release buffers", **price("buffer")), None
         if self._driver and _is_fixed(kind, dimensions):
             sides = (True, inputs), (False, outputs)
             own = [of_driver(model.prepared) for model in models]
             uses = [BufferUse(own[m], is_input, n, f) for is_input, side in sides for m, n, f in side]
             held = self._driver.allocate(BufferRequest(kind.type, dimensions, tuple(uses)), self.quota)
         buffer = ManagedBuffer(kind, dimensions, roles, self.quota, held)
+        buffer.claim = claim
         self._buffers[buffer.token] = buffer
         return buffer
 

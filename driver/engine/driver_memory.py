@@ -96,7 +96,7 @@ class HeldBuffer:
         if type(nbytes) is not int or not 0 <= nbytes < 2**63:
             raise self._calls.lied(f"says nbytes={nbytes!r:.40} of a buffer: it is a whole number from 0 on")
         try:
-            self._give_back = quota.charge(nbytes)
+            self._give_back = quota.charge(nbytes).give_back
         except StatusError as error:
             raise type(error)(f"of a buffer the driver {self._calls.driver} says nbytes={nbytes}: {error}") from error
 

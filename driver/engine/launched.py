@@ -31,6 +31,7 @@ from burst.messages import NO_CAUSE, NO_TIMING, Cause
 from burst.slots import checked_slots
 from burst.turns import Ticket
 from driver.engine.driver_memory import DriverPool
+from driver.engine.ledger import price
 from driver.engine.request_worker import RequestWorker
 from driver.engine.schedule import FenceSchedule, LaunchedExecution, TimeLimits, check_deadline
 from driver.nn import combine_dimensions
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from burst import Request
     from burst.executor import Execution, Outcome, Plan
     from burst.turns import Flow
+    from driver.engine.ledger import Claim
     from driver.engine.limits import Limits
     from driver.engine.schedule import ReadyQueue
     from driver.nn import Model
@@ -56,11 +58,13 @@ MOST_FENCES = 64  # per execution
 class LaunchOwner(NamedTuple):
     """What a server of launched executions needs to know of its client.
 
-    model: the binder of the prepared model with that number. flow: where its executions queue. slots: of the device.
+    model: the binder of the prepared model with that number. flow: where its executions queue. take: charges what the
+    engine makes for it, as of `Quota`. slots: of the device.
     """
 
     model: Callable[[int], Callable[[Request], Execution]]
     flow: Callable[[int], Flow]
+    take: Callable[..., Claim]
     slots: int
     limits: Limits
 
@@ -71,7 +75,7 @@ class LaunchServer:
     name = "launches"
 
     def __init__(self, channel: Channel, owner: LaunchOwner, on_end: Callable[[], None]) -> None:
-        self.channel, self.limits, self._on_end = channel, owner.limits, on_end
+        self.channel, self.limits, self._on_end, self.take = channel, owner.limits, on_end, owner.take
         self.worker = RequestWorker(owner.model, owner.flow, encode_answer)
         self.schedule = FenceSchedule(owner.slots, self._start_thread)
         self.forget_plans = self.worker.forget_plans
@@ -133,12 +137,13 @@ class LaunchServer:
 
     def _start_thread(self, queue: ReadyQueue, flow: Flow) -> None:
         assert self._context is not None
-        context, arguments = self._context.copy(), (self._work, queue, flow)
+        claim = self.take("launch executions of fewer priorities at once", **price("launch thread"))
+        context, arguments = self._context.copy(), (self._work, queue, flow, claim)
         thread = threading.Thread(target=context.run, args=arguments, name=f"{self.name}-run", daemon=True)
         thread.start()
         self._threads.add(thread)  # it ends only with the schedule's lock, which the caller holds
 
-    def _work(self, queue: ReadyQueue, flow: Flow) -> None:
+    def _work(self, queue: ReadyQueue, flow: Flow, claim: Claim) -> None:
         ticket = Ticket(flow)
         while launched := self.schedule.take(queue, ticket):
             plan, outcome = self._executed(launched, ticket)
@@ -151,6 +156,7 @@ class LaunchServer:
             self.flush()
             del launched, plan  # hold no client memory while waiting
         self._threads.discard(threading.current_thread())
+        claim.give_back()
 
     def _executed(self, launched: LaunchedExecution, ticket: Ticket) -> tuple[Plan | None, Outcome]:
         try:
@@ -338,11 +344,12 @@ class FencedServer(LaunchServer):
     def _launched(self, plan: Plan, bounds: TimeLimits, fds: list[int]) -> tuple[LaunchedExecution, int]:
         """The execution and its fence. Raises InvalidArgument, ResourceExhaustedTransient."""
         fence = -1
+        claim = self.take("wait for some of them", **price("fenced execution", fences=len(fds), descriptors=len(fds)))
 
         def make() -> FencedExecution:
             nonlocal fence
             execution = FencedExecution(self._last + 1, plan, bounds, self._keep)
-            fence = execution.signal.fence
+            fence, execution.claim = execution.signal.fence, claim
             self._last += 1
             return execution
 

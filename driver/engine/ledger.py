@@ -14,18 +14,20 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 from weakref import WeakValueDictionary
 
-from burst import ResourceExhaustedTransient
+from burst import ResourceExhaustedPersistent, ResourceExhaustedTransient, StatusError
 from driver.engine.limits import raised
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Hashable, Iterable, Mapping
 
     from driver.engine.limits import Limits
 
 FIGURES = {
+    "bytes": "bytes of buffers, temporaries and models, and of what the device keeps for clients",
     "pools": "memory pools of clients that are mapped",
     "pool_bytes": "their bytes",
     "descriptors": "open descriptors",
@@ -41,16 +43,30 @@ FIGURES = {
 """What is held, and what it counts."""
 
 PRICES: Mapping[str, Mapping[str, int]] = {
-    "client": {"descriptors": 1, "mappings": 2, "threads": 1},
-    "plain path": {"descriptors": 2, "mappings": 3, "threads": 1, "life_words": 1},
-    "burst": {"descriptors": 6, "mappings": 10, "threads": 1, "life_words": 1},
-    "launches": {"descriptors": 4, "mappings": 5, "threads": 2, "life_words": 1},
+    "client": {"descriptors": 1, "mappings": 2, "threads": 1, "bytes": 48 << 10},
+    "plain path": {"descriptors": 2, "mappings": 3, "threads": 1, "life_words": 1, "bytes": 40 << 10},
+    "launches": {"descriptors": 4, "mappings": 5, "threads": 2, "life_words": 1, "bytes": 72 << 10},
+    "launch thread": {"mappings": 2, "threads": 1, "bytes": 32 << 10},
+    "fenced execution": {"descriptors": 1, "bytes": 2048},
+    "burst": {"descriptors": 6, "mappings": 10, "threads": 1, "life_words": 1, "bytes": 88 << 10},
     "pool": {"mappings": 2},
+    "model": {"models": 1, "mappings": 2},
+    "buffer": {"buffers": 1, "bytes": 2800},
+    "connection": {"descriptors": 3, "mappings": 3, "threads": 1, "life_words": 1, "bytes": 80 << 10},
 }
-"""What each thing of a client's costs the engine. A thread is two mappings: its stack, and the page below it.
+"""What each thing of a client's costs the engine; a connection costs the service. A thread is two mappings, its stack
+and the page below it.
 
 Not counted is what the C library shares among threads: its arenas, at most eight for each processor, of two mappings.
 """
+
+
+def price(kind: str, **more: int) -> dict[str, int]:
+    """What a thing of that kind costs, and `more`."""
+    found = Counter(PRICES[kind])
+    found.update(more)
+    return dict(found)
+
 
 SPENT = ("preparing_seconds", "validating_seconds", "log_bytes")
 
@@ -67,17 +83,16 @@ class LedgerRow(NamedTuple):
 class Claim:
     """Something of a client's, counted. It is given back once: by hand, by `with`, or with the last reference."""
 
-    __slots__ = ("__weakref__", "_figures", "_holder")
+    __slots__ = ("__weakref__", "_give_back")
 
-    def __init__(self, holder: Holder, figures: Mapping[str, int]) -> None:
-        self._holder: Holder | None = holder
-        self._figures = figures
+    def __init__(self, give_back: Callable[[], object]) -> None:
+        self._give_back: Callable[[], object] | None = give_back
 
     def give_back(self) -> None:
         """What it counted is gone. From any thread, and from a finalizer; a second call does nothing."""
-        holder, self._holder = self._holder, None
-        if holder:
-            holder.account.ledger.give_back(holder, self._figures)
+        give_back, self._give_back = self._give_back, None
+        if give_back:
+            give_back()
 
     def __enter__(self) -> Self:
         return self
@@ -90,33 +105,47 @@ class Claim:
             self.give_back()
 
 
-class Holder:
+class _Level:
+    """Of the three that each claim counts for: an application, an account, and all."""
+
+    def __init__(self) -> None:
+        self.held: Counter[str] = Counter()
+        self.shared: Counter[Hashable] = Counter()  #: how often each shared memory is held
+
+
+class Holder(_Level):
     """One application of an account. It exists as long as a client or a claim of it."""
 
     def __init__(self, account: Account, name: str) -> None:
+        super().__init__()
         self.account, self.name = account, name
-        self.held: Counter[str] = Counter()
         self.spent: Counter[str] = Counter()
 
     def take(self, remedy: str, **figures: int) -> Claim:
         """Counts what a client is about to make, all of it or nothing.
 
-        remedy: what the client itself can do, for the error. Raises ResourceExhaustedTransient with the figure.
+        remedy: what the client itself can do, for the error. Raises ResourceExhausted* with the figure.
         """
-        self.account.ledger.take(self, remedy, figures)
-        return Claim(self, figures)
+        return self.account.ledger.take(self, remedy, figures)
+
+    def hold(self, remedy: str, key: Hashable, nbytes: int) -> Claim:
+        """Counts bytes that are there already, once for each application, account and for all, however many hold them.
+
+        Raises ResourceExhausted*.
+        """
+        return self.account.ledger.hold(self, remedy, key, nbytes)
 
     def spend(self, figure: str, amount: float) -> None:
         """Adds up what is gone: one of SPENT."""
         self.account.ledger.spend(self, figure, amount)
 
 
-class Account:
+class Account(_Level):
     """All applications of one account."""
 
     def __init__(self, ledger: Ledger, uid: int) -> None:
+        super().__init__()
         self.ledger, self.uid = ledger, uid
-        self.held: Counter[str] = Counter()
         self._holders: WeakValueDictionary[str, Holder] = WeakValueDictionary()
 
     def application(self, name: str = "") -> Holder:
@@ -132,14 +161,18 @@ class Account:
         return list(self._holders.values())
 
 
-class Ledger:
+class Ledger(_Level):
     """Of one process. Any thread."""
 
     def __init__(self, limits: Limits) -> None:
-        self._limits = limits
+        super().__init__()
+        self.limits = limits
         self.lock = threading.RLock()  # a finalizer may give back while this thread holds it
-        self._held: Counter[str] = Counter()
         self._accounts: dict[int, Account] = {}
+        self._most: dict[str, tuple[int, int, int]] = {}  # of an application, an account, all
+        for figure in FIGURES:
+            account, device = getattr(limits, f"account_{figure}"), getattr(limits, f"device_{figure}")
+            self._most[figure] = account * limits.application_percent // 100, account, device
 
     def account(self, uid: int) -> Account:
         """The account with that number."""
@@ -152,17 +185,25 @@ class Ledger:
             holders = [h for a in self._accounts.values() if uid in {None, a.uid} for h in a.holders()]
             return [LedgerRow(h.account.uid, h.name, dict(+h.held), dict(h.spent)) for h in holders]
 
-    def take(self, holder: Holder, remedy: str, figures: Mapping[str, int]) -> None:
-        """Counts these for a holder. Raises ResourceExhaustedTransient."""
+    def take(self, holder: Holder, remedy: str, figures: Mapping[str, int]) -> Claim:
+        """Counts these for a holder. Raises ResourceExhausted*."""
+        levels = holder, holder.account, self
         with self.lock:
             for figure, more in figures.items():
-                self._check(holder, remedy, figure, more)
-            self._add(holder, figures)
+                self._check(levels, levels, remedy, figure, more)
+            _add(levels, figures)
+        return Claim(partial(self._give_back, holder, figures))
 
-    def give_back(self, holder: Holder, figures: Mapping[str, int]) -> None:
-        """They are gone."""
+    def hold(self, holder: Holder, remedy: str, key: Hashable, nbytes: int) -> Claim:
+        """As of `Holder`."""
+        levels = holder, holder.account, self
         with self.lock:
-            self._add(holder, {figure: -less for figure, less in figures.items()})
+            new = [level for level in levels if not level.shared[key]]
+            self._check(levels, new, remedy, "bytes", nbytes)
+            _add(new, {"bytes": nbytes})
+            for level in levels:
+                level.shared[key] += 1
+        return Claim(partial(self._let_go, holder, key, nbytes))
 
     def spend(self, holder: Holder, figure: str, amount: float) -> None:
         """Adds up what is gone."""
@@ -170,25 +211,41 @@ class Ledger:
             spent: Any = holder.spent
             spent[figure] += amount
 
-    def _add(self, holder: Holder, figures: Mapping[str, int]) -> None:
-        for held in (holder.held, holder.account.held, self._held):
-            held.update(figures)
+    def _give_back(self, holder: Holder, figures: Mapping[str, int]) -> None:
+        with self.lock:
+            _add((holder, holder.account, self), {figure: -less for figure, less in figures.items()})
 
-    def _check(self, holder: Holder, remedy: str, figure: str, more: int) -> None:
-        limits, percent = self._limits, self._limits.application_percent
-        of_account: int = getattr(limits, name := f"account_{figure}")
-        for whose, held, most, words in (
-            ("this application has", holder.held, of_account * percent // 100, f"{percent} % of {name} = {of_account}"),
-            ("this account has", holder.account.held, of_account, f"{name} = {of_account}"),
-            (
-                "all accounts have",
-                self._held,
-                all_of := getattr(limits, f"device_{figure}"),
-                f"device_{figure} = {all_of}",
-            ),
-        ):
-            if held[figure] + more > most:
-                raise ResourceExhaustedTransient(
-                    f"the limit {words} is reached: {whose} {held[figure]} {FIGURES[figure]} and asks for {more} "
-                    f"more; {remedy}, or {raised(words.partition(' = ')[0].rpartition(' ')[2])}"
-                )
+    def _let_go(self, holder: Holder, key: Hashable, nbytes: int) -> None:
+        with self.lock:
+            for level in (holder, holder.account, self):
+                level.shared[key] -= 1
+                if not level.shared[key]:
+                    del level.shared[key]
+                    _add([level], {"bytes": -nbytes})
+
+    def _check(
+        self, levels: tuple[Holder, Account, Ledger], new: Iterable[_Level], remedy: str, figure: str, more: int
+    ) -> None:
+        for n, (level, most) in enumerate(zip(levels, self._most[figure], strict=True)):
+            if level.held[figure] + more > most and level in new:
+                raise self._refusal(n, level.held[figure], remedy, figure, more)
+
+    def _refusal(self, level: int, there: int, remedy: str, figure: str, more: int) -> StatusError:
+        most, whose = (
+            self._most[figure][level],
+            ("this application has", "this account has", "all accounts have")[level],
+        )
+        name = f"device_{figure}" if level == 2 else f"account_{figure}"
+        words = f"{name} = {getattr(self.limits, name)}"
+        words = words if level else f"{self.limits.application_percent} % of {words}"
+        kind = ResourceExhaustedPersistent if more > most else ResourceExhaustedTransient
+        return kind(
+            f"the limit {words} is reached: {whose} {there} {FIGURES[figure]} and asks for {more} more; {remedy}, or "
+            f"{raised(name)}"
+        )
+
+
+def _add(levels: Iterable[_Level], figures: Mapping[str, int]) -> None:
+    for level in levels:
+        for figure, more in figures.items():
+            level.held[figure] += more

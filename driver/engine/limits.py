@@ -17,6 +17,9 @@ from burst import ResourceExhaustedPersistent, ResourceExhaustedTransient
 from burst.turns import MOST_WEIGHT
 from driver.config import configured
 
+RELEASE = "release buffers and models"
+"""What a client can do that has used up its bytes."""
+
 _CGROUP = Path("/sys/fs/cgroup")
 RESERVED = 256
 """Descriptors of a device that no client gets."""
@@ -24,8 +27,9 @@ RESERVED = 256
 
 @dataclass(frozen=True)
 class Limits:
-    """client_bytes: device buffers of one client, and the temporaries of its executions that the engine allocates.
-    device_bytes: the same for all clients together.
+    """client_bytes: device buffers of one client, the temporaries of its executions that the engine allocates, its
+    models, and what the engine keeps for it besides. account_bytes, device_bytes: the same for all clients of an
+    account, and for all together.
 
     client_bursts, client_models, client_connections: per client; a connection is a plain path, and a client has one for
     each concurrent call. client_async: pending asynchronous executions of one client. client_launched, client_fences:
@@ -56,6 +60,7 @@ class Limits:
     device_clients: int = 1024
     uid_applications: int = 128
     application_percent: int = 75
+    account_bytes: int = 2**62
     account_pools: int = 8192
     account_pool_bytes: int = 2**62
     account_descriptors: int = 8192
@@ -108,8 +113,9 @@ def limits() -> Limits:
 
     Raises ValueError.
     """
-    defaults: dict[str, Any] = {"client_bytes": memory_bytes() // 4, "device_bytes": memory_bytes() // 2}
-    defaults |= {"account_pool_bytes": memory_bytes() // 2, "device_pool_bytes": memory_bytes()}
+    memory = memory_bytes()
+    defaults: dict[str, Any] = {"client_bytes": memory // 4, "device_bytes": memory // 2, "account_bytes": memory // 4}
+    defaults |= {"account_pool_bytes": memory // 2, "device_pool_bytes": memory}
     for figure, most in _possible().items():
         whole = min(most, getattr(Limits, f"device_{figure}"))
         defaults |= {
@@ -147,13 +153,12 @@ def _number(path: Path, default: int) -> int:
         return default
 
 
-def no_room(nbytes: int, free: int, most: int, name: str) -> ResourceExhaustedTransient | ResourceExhaustedPersistent:
-    """The error for bytes that do not fit: never, or until others are freed."""
+def no_room(nbytes: int, free: int, most: int) -> ResourceExhaustedTransient | ResourceExhaustedPersistent:
+    """The error for bytes that exceed what a client may use: never, or until others are freed."""
     kind = ResourceExhaustedPersistent if nbytes > most else ResourceExhaustedTransient
-    who = "a client" if name == "client_bytes" else "all clients together"
     return kind(
-        f"an execution or a buffer needs {nbytes} bytes, and {free} of the {most} that {who} may use on a device are "
-        f"free ({name}); release buffers and models, or {raised(name)}"
+        f"an execution or a buffer needs {nbytes} bytes, and {free} of the {most} that a client may use on a device "
+        f"are free (client_bytes); {RELEASE}, or {raised('client_bytes')}"
     )
 
 

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
     from burst import BurstOffer, ExecutionBurst
     from driver.engine.cache.compilations import CacheWriter, RestoredCompilation
+    from driver.engine.footprint import Footprint
     from driver.engine.running_files import RunningFiles
     from driver.interface import BindOptions, Device, Saved
     from driver.nn import Model
@@ -95,7 +96,7 @@ class SharedModel:
     """
 
     __slots__ = (
-        *("__weakref__", "_lock", "_savings", "bursts", "digest", "estimates", "file"),
+        *("__weakref__", "_lock", "_savings", "bursts", "digest", "estimates", "file", "footprint"),
         *("model", "prepared", "region", "saved", "stage", "use", "where"),
     )
 
@@ -115,6 +116,7 @@ class SharedModel:
         self.file = file
         self.saved: Saved | None = None
         self.stage = 0
+        self.footprint: Footprint | None = None  #: set for the first client that holds it
         self.estimates = Estimates()  # of all clients
         self._savings: list[CacheWriter] = []
         self._lock = threading.Lock()  # while the driver saves the model, which may take long

@@ -32,7 +32,6 @@ from driver.devices import device_class
 from driver.engine import sandbox
 from driver.engine.cache.compilations import VerifiedCache
 from driver.engine.client import EngineClient
-from driver.engine.device_memory import Quota
 from driver.engine.driver_memory import DriverMemory
 from driver.engine.hints import Hints
 from driver.engine.ledger import Ledger
@@ -165,7 +164,7 @@ class Engine:
         if self.device.asked_apart:
             self.device.watched = partial(self._calling, running)
             running.watch_executions(self.device.name)
-        self.ledger, self._quota = Ledger(self.limits), Quota(self.limits.device_bytes)
+        self.ledger = Ledger(self.limits)
         self.memory = DriverMemory(self.device, self.limits.driver_seconds)
         self.pace, self._preparations, self._running = Pacer(), Preparations(), running
         self._stores: dict[int, ModelStore] = {}
@@ -300,10 +299,6 @@ class Engine:
         """Requests of all clients are bound anew: what they are bound to has changed."""
         for client in list(self.clients):
             client.forget_plans()
-
-    def new_quota(self) -> Quota:
-        """The quota of a new client."""
-        return Quota(self.limits.client_bytes, self._quota)
 
     def application(self, uid: int, name: str = "") -> Application:
         """One application of an account, shared by all its clients; "" is the account's own, which no limit refuses.

@@ -17,7 +17,14 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
-from burst import ErrorStatus, GeneralFailure, InvalidArgument, MissedDeadlineTransient
+from burst import (
+    ErrorStatus,
+    GeneralFailure,
+    InvalidArgument,
+    MissedDeadlineTransient,
+    ResourceExhaustedTransient,
+    StatusError,
+)
 from burst.causes import missed
 from burst.channel import close_all
 from burst.executor import Outcome, Run
@@ -27,9 +34,9 @@ from driver.protocol.fences import FenceState, kind_of, look
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from burst.errors import StatusError
     from burst.executor import Plan
     from burst.turns import Flow, Ticket
+    from driver.engine.ledger import Claim
 
 _NONE, _GENERAL_FAILURE = ErrorStatus.NONE, ErrorStatus.GENERAL_FAILURE
 _log = logging.getLogger(__name__)
@@ -64,6 +71,7 @@ class LaunchedExecution:
         self.followers: list[LaunchedExecution] = []
         self.run: Run | None = None
         self.ticket: Ticket | None = None
+        self.claim: Claim | None = None  #: for its descriptors, until it is gone
 
     def conclude(self, outcome: Outcome) -> None:
         """Tells the client how it ended. Called once, under the schedule's lock."""
@@ -125,7 +133,7 @@ class ReadyQueue:
         self._is_over = False
 
     def put(self, launched: LaunchedExecution) -> None:
-        """Adds an execution, and sees to a thread for it."""
+        """Adds an execution, and sees to a thread for it. Raises StatusError where no thread will ever look."""
         self._items.append(launched)
         if len(self._items) <= self.coming:
             return
@@ -142,7 +150,11 @@ class ReadyQueue:
     def _add_thread(self) -> None:
         try:
             self._start(self)
-        except RuntimeError as error:  # the process has as many as it may have; the next execution tries again
+        except (RuntimeError, StatusError) as error:  # the process, or the account, has as many as it may have
+            if not self._threads:
+                self._items.pop()
+                text = f"no thread can be started for executions of this priority: {error}"
+                raise ResourceExhaustedTransient(text) from error
             _log.warning("no thread for executions that are ready: %s", error)
         else:
             self._threads += 1
@@ -263,8 +275,12 @@ class FenceSchedule:
 
     def _ready(self, launched: LaunchedExecution) -> None:
         launched.ready()
-        self._queue_of(launched).put(launched)
-        self._note_end(launched)
+        try:
+            self._queue_of(launched).put(launched)
+        except StatusError as error:
+            self._settle(launched, Outcome(error.status, text=str(error)))
+        else:
+            self._note_end(launched)
 
     def _queue_of(self, launched: LaunchedExecution) -> ReadyQueue:
         flow = launched.plan.flow

@@ -7,6 +7,7 @@ import os
 import subprocess
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -30,6 +31,7 @@ from driver import BufferDesc, BufferRole
 from driver.devices.reference import ReferenceModel
 from driver.engine.binding import execution
 from driver.engine.device_memory import LoadedModel, ManagedBuffers, Quota
+from driver.engine.ledger import Ledger
 from driver.engine.limits import limits
 from driver.engine.models import SharedModel
 
@@ -368,14 +370,22 @@ class TestQuota:
         assert quota.room(100).ctypes.data % 64 == 0
 
     def test_shared(self):
-        """All clients together have a limit, too, and what one of them is refused takes nothing from the others."""
-        whole = Quota(100)
-        one, other = Quota(80, whole), Quota(80, whole)
+        """An account and all clients together have limits, too, and what one is refused takes nothing from others."""
+        ledger = Ledger(replace(limits(), account_bytes=80, device_bytes=100, application_percent=100))
+        one, mate, other = (
+            Quota(90, ledger.account(uid).application(name)) for uid, name in ((1, "a"), (1, "b"), (2, ""))
+        )
         held = one.room(70)
-        with pytest.raises(ResourceExhaustedTransient, match="needs 70 bytes, and 30 of the 100 that all clients"):
+        with pytest.raises(
+            ResourceExhaustedTransient, match=r"account_bytes = 80 is reached: this account has 70 bytes"
+        ):
+            mate.room(20)
+        with pytest.raises(
+            ResourceExhaustedTransient, match=r"device_bytes = 100 is reached: all accounts have 70 bytes"
+        ):
             other.room(70)
         del held
-        with pytest.raises(ResourceExhaustedPersistent, match="needs 90 bytes, and 80 of the 80 that a client"):
+        with pytest.raises(ResourceExhaustedPersistent, match=r"account_bytes = 80 is reached: this application has 0"):
             other.room(90)
         assert other.room(80).nbytes == 80
 

@@ -20,6 +20,8 @@ from burst import (
 from driver.client.encoded_models import LatestModel
 from driver.devices.reference import ReferenceDevice
 from driver.engine.device_memory import ModelCharge, Quota
+from driver.engine.ledger import Ledger
+from driver.engine.limits import limits
 from driver.engine.models import ModelStore
 from driver.protocol import model_memory
 from driver.protocol.model_codec import encode, operations_on, sealed
@@ -266,14 +268,18 @@ class TestCharge:
         assert quota.held == 0
 
     def test_all_clients_together_are_charged_once(self):
-        """Each client that has an equal model is charged for it; its pages are there once."""
-        whole, store, pool = Quota(2**30), ModelStore(ReferenceDevice()), Memory.frozen(weights())
-        clients = [Quota(2**30, whole), Quota(2**30, whole)]
+        """Each client that has an equal model is charged for it; its account and the device once, as its pages are."""
+        ledger, store, pool = Ledger(limits()), ModelStore(ReferenceDevice()), Memory.frozen(weights())
+        clients = [Quota(2**30, ledger.account(1000).application(name)) for name in ("a", "a", "b")]
         kept = [charged(store, quota, product(pool)) for quota in clients]
         assert kept[0][0] is kept[1][0]
-        assert [quota.held for quota in (*clients, whole)] == [NBYTES + own_bytes(product(pool))] * 3
+        nbytes = NBYTES + own_bytes(product(pool))
+        assert [quota.held for quota in clients] == [nbytes] * 3
+        assert [row.held["bytes"] for row in ledger.rows()] == [nbytes] * 2
+        assert ledger.held["bytes"] == nbytes
         kept.clear()
-        assert [quota.held for quota in (*clients, whole)] == [0, 0, 0]
+        assert [quota.held for quota in clients] == [0, 0, 0]
+        assert not ledger.held["bytes"]
 
     @pytest.mark.parametrize("make", [Memory.frozen, np.asarray], ids=["handle", "copy"])
     def test_a_model_that_does_not_fit_is_refused(self, configure, make):

@@ -14,7 +14,6 @@ import driver
 from burst.turns import Application, RunQueue, Share
 from driver.devices.litert import LiteRtDevice
 from driver.engine.client import EngineClient
-from driver.engine.device_memory import Quota
 from driver.engine.ledger import Ledger
 from driver.engine.limits import limits
 from driver.engine.process import IdleMonitor
@@ -133,14 +132,12 @@ def test_others_go_on(quick, kit):
 def test_worth_it(monkeypatch, tmp_path):
     """A few small requests stay bound; many, and one with large temporaries, are worth giving back."""
     monkeypatch.setenv("HOME", str(tmp_path))
-    quota = Quota(2**30)
     application = Application(Share(RunQueue(1, 1e-3), 1), "")
     engine = SimpleNamespace(
         clients=set(),
         limits=limits(),
         ledger=Ledger(limits()),
         memory=None,
-        new_quota=lambda: quota,
         application=lambda _: application,
         note=lambda _: None,
     )
@@ -148,7 +145,7 @@ def test_worth_it(monkeypatch, tmp_path):
     nothing, few, many = (SimpleNamespace(bound=n) for n in (0, 4, 5))
     client._plain, client._bursts = [nothing, few], [many]
     assert client.holders() == [many]
-    temporaries = quota.room(2**20)
+    temporaries = client.quota.room(2**20)
     assert client.holders() == [few, many]
     del temporaries
     assert client.holders() == [many]

@@ -4,11 +4,11 @@ import gc
 
 import pytest
 
-from burst import ResourceExhaustedTransient
+from burst import ResourceExhaustedPersistent, ResourceExhaustedTransient
 from driver.engine.ledger import FIGURES, Ledger
 from driver.engine.limits import Limits, limits
 
-FEW = Limits(client_bytes=1, device_bytes=1, account_pools=8, device_pools=12, application_percent=75)
+FEW = Limits(client_bytes=1, device_bytes=1000, account_pools=8, device_pools=12, application_percent=75)
 
 
 @pytest.fixture
@@ -53,6 +53,24 @@ def test_what_exceeds_a_limit_is_refused_with_the_figure(ledger, before, words):
     assert not holder.held["mappings"]
     claims.clear()
     holder.take("close pools", pools=1)
+
+
+def test_what_could_never_fit_is_refused_for_good(ledger):
+    """And not until other things are given back."""
+    with pytest.raises(ResourceExhaustedPersistent, match="75 % of account_pools = 8"):
+        ledger.account(1000).application("a").take("close pools", pools=7)
+
+
+def test_shared_memory_is_counted_once(ledger):
+    """For each application, each account and all, however often they hold it, until the last of them lets go."""
+    holders = [ledger.account(uid).application(name) for uid, name in ((1000, "a"), (1000, "b"), (1001, "a"))]
+    claims = [holder.hold("", "a model", 100) for holder in (*holders, holders[0])]
+    assert [*held(ledger).values()] == [{"bytes": 100}] * 3
+    assert ledger.account(1000).held["bytes"] == ledger.held["bytes"] == 100
+    del claims[3], claims[1]
+    assert [holder.held["bytes"] for holder in holders] == [100, 0, 100]
+    claims.clear()
+    assert not ledger.held["bytes"]
 
 
 def test_an_application_that_is_gone_is_forgotten(ledger):

@@ -1,6 +1,7 @@
 """What a client, an account and all together may have on a device: refused by name, and given back by who is gone."""
 
 import contextlib
+import os
 import subprocess
 from dataclasses import fields
 from pathlib import Path
@@ -9,7 +10,16 @@ import numpy as np
 import pytest
 
 import driver
-from burst import Controller, PeerDied, ResourceExhaustedPersistent, ResourceExhaustedTransient
+from burst import (
+    Controller,
+    ErrorStatus,
+    Memory,
+    PeerDied,
+    Request,
+    RequestArgument,
+    ResourceExhaustedPersistent,
+    ResourceExhaustedTransient,
+)
 from burst.channel import close_all
 from driver.engine.limits import Limits, limits
 
@@ -168,6 +178,57 @@ class TestAccount:
             ):
                 driver.connect(application="b")
             assert bursts[0].run(X).outputs[0].tolist() == [[1, 1, 1, 1]]
+
+    def test_buffers_and_models(self, configure, kit):
+        """Objects of a few bytes are limited by their number, and by what the engine keeps for each."""
+        configure(account_buffers=8, account_models=4)
+        with driver.connect() as device, device.prepare(kit.add_model()) as prepared:
+
+            def buffer():
+                return device.allocate(driver.BufferDesc(), [prepared], [driver.BufferRole(0, 0)])
+
+            buffers = [buffer() for _ in range(6)]
+            with pytest.raises(ResourceExhaustedTransient, match=r"account_buffers = 8 .* 6 buffers .*release buffers"):
+                buffer()
+            buffers.pop().close()
+            buffers.append(buffer())
+            models = [device.prepare(kit.add_model(float(n))) for n in range(2)]
+            with pytest.raises(ResourceExhaustedTransient, match=r"account_models = 4 .* 3 prepared models"):
+                device.prepare(kit.add_model(2.0))
+            models.pop().close()
+            device.prepare(kit.add_model(2.0)).close()
+
+    def test_plans(self, configure, kit):
+        """Requests that stay bound make room for others: no request is refused for their number."""
+        configure(account_plans=4)
+        with driver.connect() as device, device.prepare(kit.add_model()) as prepared:
+            for _ in range(10):
+                pool = Memory.create(64)
+                request = Request((RequestArgument(length=16),), (RequestArgument(offset=16, length=16),), (pool,))
+                assert prepared.execute(request).status == 0
+                assert pool.asarray(np.float32, 4, 16).tolist() == [1, 1, 1, 1]
+
+    def test_fences(self, configure, kit):
+        """Fences and their descriptors are counted while an execution waits for them."""
+        configure(account_fences=4)
+        with driver.connect() as device, device.prepare(kit.add_model()) as prepared:
+            pool, gate = Memory.create(64), os.eventfd(0)
+            request = Request((RequestArgument(length=16),), (RequestArgument(offset=16, length=16),), (pool,))
+            waiting = [prepared.execute_fenced(request, [gate]) for _ in range(3)]
+            with pytest.raises(ResourceExhaustedTransient, match=r"account_fences = 4 .* 3 fences"):
+                prepared.execute_fenced(request, [gate])
+            os.eventfd_write(gate, 1)
+            assert [execution.result(10).status for execution in waiting] == [0, 0, 0]
+            prepared.execute_fenced(request, [gate]).result(10)
+            os.close(gate)
+
+    def test_no_thread_for_an_execution(self, configure, kit):
+        """A launched execution for which the account may start no thread is told so; it does not wait for ever."""
+        configure(account_threads=4)
+        with driver.connect() as device, device.prepare(kit.add_model()) as prepared:
+            pool = Memory.create(64)
+            request = Request((RequestArgument(length=16),), (RequestArgument(offset=16, length=16),), (pool,))
+            assert prepared.execute_async(request).result(10).status == ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT
 
 
 class TestFile:
