@@ -20,7 +20,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol
 
 from burst._core import ffi, lib
 from burst.causes import admit, missed, not_done
-from burst.errors import InternalError, Malformed, MissedDeadlineTransient, StatusError, status_error
+from burst.errors import (
+    InternalError,
+    Malformed,
+    MissedDeadlineTransient,
+    ResourceExhaustedTransient,
+    StatusError,
+    status_error,
+)
 from burst.messages import NO_CAUSE, NO_TIMING, Cause, ErrorStatus, OutputShape, Request, Timing
 from burst.request_checks import check_request
 from burst.slots import MappingCache
@@ -351,10 +358,17 @@ class CachedExecutor:
         slots = [slot for slot in packet.slots if not isinstance(slot, Token)]
         memories = iter(self._mappings.resolve(slots, self._codec.fetch))
         pools = tuple(slot if isinstance(slot, Token) else next(memories) for slot in packet.slots)
-        bound = Plan(job, Request(packet.inputs, packet.outputs, pools, packet.loop_timeout))
+        bound = self._bound(job, Request(packet.inputs, packet.outputs, pools, packet.loop_timeout))
         if bound.outcome:
             bound.success = self._codec.encode(bound.outcome)
         return bound
+
+    def _bound(self, job: Job, request: Request) -> Plan:
+        try:
+            return Plan(job, request)
+        except ResourceExhaustedTransient:
+            self._forget(None)  # plans cost less to make anew than a refusal
+            return Plan(job, request)
 
     def execute(self, run: Run, ticket: Ticket | None) -> Outcome:
         """Admits, waits for a slot, runs and judges, as for every request however it came. Never raises."""

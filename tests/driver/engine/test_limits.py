@@ -202,11 +202,13 @@ class TestAccount:
         """Requests that stay bound make room for others: no request is refused for their number."""
         configure(account_plans=4)
         with driver.connect() as device, device.prepare(kit.add_model()) as prepared:
-            for _ in range(10):
-                pool = Memory.create(64)
+            pools = [Memory.create(64) for _ in range(10)]
+            for pool in pools:
                 request = Request((RequestArgument(length=16),), (RequestArgument(offset=16, length=16),), (pool,))
                 assert prepared.execute(request).status == 0
                 assert pool.asarray(np.float32, 4, 16).tolist() == [1, 1, 1, 1]
+            with prepared.burst(depth=8) as burst:
+                assert [burst.run(X).outputs[0].tolist() for _ in range(20)] == [[[1, 1, 1, 1]]] * 20
 
     def test_fences(self, configure, kit):
         """Fences and their descriptors are counted while an execution waits for them."""
