@@ -12,11 +12,12 @@ demo: $(VENV)/demo
 	$(BIN)/burst demo audio --out examples/out
 
 test: $(VENV)/test
-	$(BIN)/python -m pytest -m "not stress" -n 2 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -m "not stress and not integration" -n 2 --dist loadfile --no-loadscope-reorder
 
-# The driver in C of examples/device-c: built, held to the conformance tests, killed. `make test` does so where XNNPACK is installed.
+# What takes longer or needs more: drivers in C, among them examples/device-c on XNNPACK, built, held to the conformance tests and killed;
+# every broken device; every program in the documentation. A tool that is missing is a failure.
 integration: $(VENV)/test
-	BURST_INTEGRATION=1 $(BIN)/python -m pytest -m "integration and not stress"
+	BURST_INTEGRATION=1 $(BIN)/python -m pytest -m "integration and not stress" -n 2 --dist loadfile
 
 check: $(VENV)/check
 	$(BIN)/ruff check

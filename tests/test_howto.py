@@ -100,6 +100,7 @@ def test_ten_lines_run_a_model_file(tmp_path):
     assert "int8 [" in ran(script, tmp_path)
 
 
+@pytest.mark.integration
 def test_a_driver_in_c_from_its_page_alone(tmp_path):
     """docs/howto/device-c.md: its source compiles without a warning by its command, passes the kit, and runs."""
     page = (ROOT / "docs/howto/device-c.md").read_text()

@@ -75,11 +75,15 @@ NETWORK = ROOT / "tests/driver/importers/vendor/mobilenet_float32.tflite"
 BLOCK = re.compile(r"^```(?:python|py)\b.*?\n(.*?)^```", re.DOTALL | re.MULTILINE)
 
 
+OFTEN = {"README.md", "docs/bursts.md"}
+
+
 def blocks():
     for path, expected in EXPECTED.items():
         found = BLOCK.findall((ROOT / path).read_text())
         for number, (block, lines) in enumerate(zip(found, expected, strict=True)):
-            yield pytest.param(path, block, lines, id=f"{path}-{number}")
+            marks = () if path in OFTEN else pytest.mark.integration
+            yield pytest.param(path, block, lines, id=f"{path}-{number}", marks=marks)
 
 
 PROCESSES = ("README.md", "docs/howto/multiprocessing.md")  # run by an interpreter of their own, as readers do

@@ -5,10 +5,13 @@ import sys
 import venv
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 PLUGIN = ROOT / "examples/device-plugin"
 
 
+@pytest.mark.integration
 def test_the_plugin_passes_its_tests_from_its_folder(tmp_path):
     """In an environment that sees its folder beside ours: its own tests, `burst vts --smoke` among them."""
     venv.create(tmp_path / "empty")

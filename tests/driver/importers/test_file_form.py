@@ -498,10 +498,10 @@ def test_auto_without_the_runtime_is_operations(runs_here):
 
 @pytest.mark.parametrize("program", [fuzz_onnx, fuzz_tflite])
 def test_mutants_of_headers(tmp_path, program):
-    """Fifteen hundred: refused with ImportFailed or a valid model, none slow; some of both."""
-    count, accepted = fuzzed(tmp_path, program, 1500, seed=1, patience=60)
-    assert count == 1500
-    assert 50 < accepted < 1450
+    """Three hundred: refused with ImportFailed or a valid model, none slow; some of both."""
+    count, accepted = fuzzed(tmp_path, program, 300, seed=1, patience=60)
+    assert count == 300
+    assert 10 < accepted < 290
 
 
 @pytest.mark.stress
@@ -524,6 +524,7 @@ def fuzzed(folder, program, inputs, seed, patience):
     return map(int, re.match(r"(\d+) mutants, (\d+) accepted", done.stdout).groups())
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("data", [labelled_onnx(), apart_onnx()], ids=["labelled", "apart"])
 def test_every_truncation_of_an_onnx_header(written, data):
     """Is a model or refused, whatever is left."""

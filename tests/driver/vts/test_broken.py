@@ -99,7 +99,8 @@ OFTEN = {
 
 
 @pytest.mark.parametrize(
-    "name", [name if name in OFTEN else pytest.param(name, marks=pytest.mark.stress) for name in BROKEN]
+    "name",
+    [pytest.param(name, marks=pytest.mark.integration if name in OFTEN else pytest.mark.stress) for name in BROKEN],
 )
 def test_the_kit_finds_what_is_broken(report, name):
     """A device that is broken in one way fails in the categories for that, with words for it, and in no others."""

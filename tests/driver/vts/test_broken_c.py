@@ -12,6 +12,7 @@ from c_drivers import SOURCES, compiled
 
 from driver.vts import SMOKE, Report, Target, catalogue, run
 
+pytestmark = pytest.mark.integration
 BROKEN = {
     "WRONG_RESULTS": {"operations": "value 5 is"},
     "WRONG_SHAPES": {

@@ -116,6 +116,7 @@ def test_what_is_asked_apart_harms_nobody_else(connect, order, model, x, functio
         check(device, model, x)
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("path", ["plain", "burst"])
 @pytest.mark.parametrize(("function", "how", "words"), ENDED)
 def test_what_ends_the_engine_is_named(connect, order, model, x, path, function, how, words):
@@ -165,6 +166,7 @@ def test_what_is_answered_is_checked(connect, order, model, x, function, how, wo
         assert Path(f"/proc/{engine}").exists()
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("how", ["deadline", "client gone"])
 def test_an_execution_that_does_not_end(connect, order, model, x, kit, how):
     """An execution that goes on a second after its deadline, or after its client has gone, ends the engine; others are

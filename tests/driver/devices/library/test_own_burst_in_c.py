@@ -89,6 +89,7 @@ def test_memory_times_and_deadlines(own, model, x, kit):
 
 
 @pytest.mark.parametrize("newest", [1, 2])
+@pytest.mark.integration
 def test_it_passes_the_kit(build, newest):
     """All that the kit does in bursts on models that the driver supports, in both versions of the wire; in version 1
     buffers of the device take the plain path.
