@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, BinaryIO, NamedTuple
 
 from burst import PeerDied
 from burst.channel import Channel
-from driver.client import launch
+from driver.client import launch, user_manager
 from driver.devices import usable_class
 from driver.devices.library.description import absolute, is_library
 from driver.errors import DeviceFailed
@@ -36,9 +36,9 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 _APART = (
     "device %r is started for this program and those with the same limits alone, because a device would keep what only "
-    "privilege can reset: %s; to share one device, start it from a program without these limits, or with `burst serve`"
+    "privilege can reset: %s, and systemd's manager of the account cannot start it: %s; to share one device, start it "
+    "from a program without these limits, or with `burst serve`"
 )
-_BACKLOG = 128
 PATIENCE = 30.0
 """Seconds that a process may hold the lock: a start under it takes tens of milliseconds."""
 
@@ -265,21 +265,46 @@ def connect(name: str) -> Channel:
     if found := find(place):
         return found
     usable_class(name)  # says what is not installed here, and not in a log
+    why = ""
     if limits := launch.kept():
-        place = apart(name, limits)
+        own = apart(name, limits)
+        if found := find(own):
+            return found
+        found, why = _outside(name, place)
+        if found:
+            return found
+        place = own
     with place.locked() as is_ours:
         if found := find(place):
             return found
         if not is_ours:
             raise place.held()
         if limits:
-            _log.warning(_APART, name, launch.told(limits))
+            _log.warning(_APART, name, launch.told(limits), why)
         with listen(place) as listener:
             _start(name, place, listener)
         found = find(place)
     if found is None:
         raise PeerDied(f"device {name!r} ended while it started")
     return found
+
+
+def _outside(name: str, place: Place) -> tuple[Channel | None, str]:
+    """A connection to a device that systemd's manager of the account starts, or why there is none.
+
+    Raises DeviceFailed.
+    """
+    if reason := user_manager.absence():
+        return None, reason
+    with place.locked() as is_ours:
+        if found := find(place):
+            return found, ""
+        if not is_ours:
+            raise place.held()
+        place.log.unlink(missing_ok=True)
+        reason = user_manager.start(_command(name, place, str(place.socket)), _variables(place))
+        found = None if reason else find(place)
+        return found, reason or f"the device ended while it started; {place.end_of_log()}"
 
 
 def apart(name: str, limits: dict[str, int]) -> Place:
@@ -319,7 +344,7 @@ def listen(place: Place) -> socket.socket:
         place.socket.unlink()
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     listener.bind(str(place.socket))
-    listener.listen(_BACKLOG)
+    listener.listen(launch.BACKLOG)
     return listener
 
 
@@ -336,23 +361,24 @@ def environment(directory: Path) -> dict[str, str]:
     }
 
 
+def _variables(place: Place) -> dict[str, str]:
+    return {**environment(place.socket.parent), **(_own.variables if _own else {})}
+
+
+def _command(name: str, place: Place, listener: str) -> list[str]:
+    """Of the launcher. `listener`: the descriptor of the listening socket, or the path at which to listen."""
+    return [sys.executable, "-P", launch.__file__, "driver.service.process", name, listener, place.apart]
+
+
 def _start(name: str, place: Place, listener: socket.socket) -> None:
     place.log.unlink(missing_ok=True)
     with open(place.log, "ab") as log:  # both processes append, and cut it when it has grown
         launcher = subprocess.Popen(
-            [
-                sys.executable,
-                "-P",
-                launch.__file__,
-                "driver.service.process",
-                name,
-                str(listener.fileno()),
-                place.apart,
-            ],
+            _command(name, place, str(listener.fileno())),
             pass_fds=[listener.fileno()],
             start_new_session=True,
             cwd="/",
-            env={**environment(place.socket.parent), **(_own.variables if _own else {})},
+            env=_variables(place),
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,

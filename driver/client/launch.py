@@ -4,8 +4,9 @@ It runs as a script, before numpy and the device's library make threads: what it
 imports nothing of ours until then.
 
 A process cannot undo everything without privilege: hard limits, a raised nice value, the scheduling class SCHED_IDLE. A
-client with such limits uses a device that runs, and does not start one for others: it starts one for itself
-(`discovery.connect`), named after `kept()`.
+client with such limits uses a device that runs, or has systemd's manager of the account start one
+(`driver.client.user_manager`). Without a manager it starts one for itself alone (`discovery.connect`), named after
+`kept()`.
 """
 
 from __future__ import annotations
@@ -21,6 +22,9 @@ from pathlib import Path
 
 STACK = 8 << 20
 """The size of a thread's stack: the soft limit that almost every system has."""
+
+BACKLOG = 128
+"""Connections that wait until a service accepts them."""
 
 _MANY = 1 << 46  # as good as unlimited, for bytes
 ENOUGH = {
@@ -125,11 +129,33 @@ def _reset_by_system_calls() -> None:
         libc.syscall(set_memory_policy, 0, None, 0)
 
 
+def _listening(path: Path) -> int:
+    """The socket of a device that a manager starts, and to which a client can hand none. That client holds the lock."""
+    import socket
+
+    if limits := kept():
+        sys.exit(f"the manager has limits itself, which only privilege can reset: {told(limits)}")
+    os.umask(0o077)
+    os.chdir("/")
+    log = os.open(path.with_suffix(".log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    for fd in (1, 2):
+        os.dup2(log, fd)
+    os.close(log)
+    path.unlink(missing_ok=True)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    listener.bind(str(path))
+    listener.listen(BACKLOG)
+    return listener.detach()
+
+
 def _main() -> None:
     """Arguments: the module whose `main` is the device's process, and what that takes. Forks, so that the device is
-    init's child and never our zombie, and before anything heavy is imported.
+    init's child and never our zombie, and before anything heavy is imported. The third argument is a listening socket,
+    or the path at which to listen.
     """
     reset()
+    if not sys.argv[3].isdecimal():
+        sys.argv[3] = str(_listening(Path(sys.argv[3])))
     if os.fork():
         os._exit(0)
     import_module(sys.argv.pop(1)).main()

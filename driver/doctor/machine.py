@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cffi import FFI
 
+from driver.client import launch, user_manager
 from driver.client.discovery import Place, runtime_dir, why_elsewhere
 from driver.doctor.finding import Finding, State, size, text_of
 from driver.engine.limits import limits, limits_file, memory_bytes
@@ -193,8 +194,9 @@ _INFINITE = resource.RLIM_INFINITY
 
 
 def limits_of_the_process() -> Iterator[Finding]:
-    """Limits of descriptors, locked memory, and file size."""
+    """Limits of descriptors, locked memory, and file size, and those that a device would keep."""
     yield _files()
+    yield _passed_on()
     soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     yield Finding("RLIMIT_MEMLOCK", "ok", f"{_told(soft)}; bursts lock nothing")
     yield _size_of_files()
@@ -207,6 +209,16 @@ def _files() -> Finding:
         why = "a burst needs up to 12 descriptors on each side, and one for each memory pool"
         return Finding("RLIMIT_NOFILE", "note", found, why, "ulimit -n 65536, or LimitNOFILE= in the service's unit")
     return Finding("RLIMIT_NOFILE", "ok", found)
+
+
+def _passed_on() -> Finding:
+    subject, limits, reason = "limits of devices", launch.kept(), user_manager.absence()
+    if not limits:
+        return Finding(subject, "ok", "a device that this process starts keeps no limits of it")
+    if not reason:
+        return Finding(subject, "ok", f"{launch.told(limits)}: systemd's manager of the account starts devices instead")
+    why = f"a device would keep them, so this program gets one of its own; systemd's manager cannot start it: {reason}"
+    return Finding(subject, "note", launch.told(limits), why, "start the device from a program without these limits")
 
 
 def _size_of_files() -> Finding:

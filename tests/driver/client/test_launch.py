@@ -1,25 +1,14 @@
 """What a device inherits from the client that starts it, and what it undoes."""
 
 import os
-import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from limited_clients import limited, limits_of
 
 import driver
 from driver.client.launch import kept
 from driver.doctor import running
-
-LIMITED_CLIENT = """
-import ctypes, os, resource, signal, sys
-{}
-import driver
-with driver.connect() as d:
-    print(d.service_pid, d.engine_pid, flush=True)
-    sys.stdin.read(1)
-"""
 
 SOFT = """
 limits = {"CPU": 3600, "AS": 1 << 40, "DATA": 1 << 40, "FSIZE": 1 << 30, "STACK": 1 << 18, "NPROC": 5000}
@@ -37,28 +26,12 @@ for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGHUP):
 """
 
 
-def limited(kit, how):
-    """A client without privileges over limits that sets these; its device's processes are the first line it prints."""
-    words = [sys.executable, "-c", LIMITED_CLIENT.replace("{}", how)]
-    if not os.geteuid():
-        if not shutil.which("setpriv"):
-            pytest.skip("setpriv is not installed")
-        words = ["setpriv", "--bounding-set=-sys_resource,-sys_nice", *words]
-    return subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-
-
-def limits_of(pid):
-    """Soft and hard, by name, as the kernel writes them."""
-    lines = Path(f"/proc/{pid}/limits").read_text().splitlines()[1:]
-    return {line[:26].strip(): tuple(line[26:68].split()) for line in lines}
-
-
 _IGNORED = 1 << 12 | 1 << 24 | 3 << 31  # Python ignores PIPE and XFSZ; the C library keeps its own two
 
 
 def test_soft_limits_of_the_first_client_are_reset(place, kit):
     """What a client has restricted for itself, and a process may undo, the device undoes: for all of its threads."""
-    with limited(kit, SOFT) as client:
+    with limited(SOFT) as client:
         for pid in map(int, client.stdout.readline().split()):
             limits, proc = limits_of(pid), Path(f"/proc/{pid}")
             for name in ("Max cpu time", "Max address space", "Max data size", "Max file size"):
@@ -88,6 +61,12 @@ def stack_of_threads(pid):
     return max(end - begin for begin, end in spans for pointer in pointers if begin <= pointer < end)
 
 
+@pytest.fixture(autouse=True)
+def no_manager(tmp_path, monkeypatch):
+    """No manager of systemd's starts devices here: `test_user_manager.py` is about that."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+
+
 CPU = "resource.setrlimit(resource.RLIMIT_CPU, (60, 60))"
 SPACE = "resource.setrlimit(resource.RLIMIT_AS, (1 << 40, 1 << 40))"
 NICE = "os.nice(5)"
@@ -97,7 +76,7 @@ IDLE = "os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))"
 @pytest.mark.parametrize(("how", "word"), [(CPU, "RLIMIT_CPU 60"), (NICE, "nice 5"), (IDLE, "SCHED_IDLE")])
 def test_a_client_with_limits_starts_no_device_for_others(place, kit, how, word):
     """A client whose limits a device would keep starts one for itself, and is told; others get one without."""
-    with limited(kit, how) as client:
+    with limited(how) as client:
         pids = [int(pid) for pid in client.stdout.readline().split()]
         with driver.connect() as device:
             assert {device.service_pid, device.engine_pid}.isdisjoint(pids)
@@ -113,18 +92,18 @@ def test_a_client_with_limits_starts_no_device_for_others(place, kit, how, word)
 
 def test_a_client_with_limits_uses_the_device_of_all(place, kit):
     """A client with limits uses a device that runs already."""
-    with driver.connect() as device, limited(kit, CPU + "\n" + NICE) as client:
+    with driver.connect() as device, limited(CPU + "\n" + NICE) as client:
         assert [int(pid) for pid in client.stdout.readline().split()] == [device.service_pid, device.engine_pid]
         client.stdin.write(b".")
 
 
 def test_clients_with_the_same_limits(place, kit):
     """Programs with the same limits share a device; one with limited processor time has its own: time is used up."""
-    with limited(kit, SPACE) as one, limited(kit, SPACE) as two:
+    with limited(SPACE) as one, limited(SPACE) as two:
         assert one.stdout.readline() == two.stdout.readline() != b""
         one.stdin.write(b".")
         two.stdin.write(b".")
-    with limited(kit, CPU) as one, limited(kit, CPU) as two:
+    with limited(CPU) as one, limited(CPU) as two:
         pids = one.stdout.readline().split(), two.stdout.readline().split()
         assert set(pids[0]).isdisjoint(pids[1])
         assert all(map(len, pids))
@@ -134,7 +113,7 @@ def test_clients_with_the_same_limits(place, kit):
 
 def test_doctor_tells_what_a_device_has_inherited(place, kit):
     """`burst doctor` names the limits that a running device keeps, and whose control group it is in."""
-    with limited(kit, NICE) as client:
+    with limited(NICE) as client:
         assert client.stdout.readline()
         with driver.connect():
             findings = list(running.devices())
