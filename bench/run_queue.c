@@ -35,8 +35,10 @@ static void floor_once(void) {
     while (!atomic_compare_exchange_weak(&counter, &old, old - 1)) {}
 }
 
+static const burst_estimate estimate = {.least_ns = 1000, .usual_ns = 1000};
+
 static void enter_and_leave(burst_ticket *ticket, uint64_t deadline, uint64_t now, bool looks) {
-    if (burst_enter(ticket, 1000, deadline, now) || (looks && burst_must_yield(ticket))) abort();
+    if (burst_enter(ticket, &estimate, deadline, now) || (looks && burst_must_yield(ticket))) abort();
     burst_leave(ticket);
 }
 

@@ -95,6 +95,7 @@ class Flow:
     """The executions of one client at one priority: 0, 1 or 2 for low, medium, high."""
 
     def __init__(self, application: Application, priority: int) -> None:
+        self.application = application  # an account has one share as long as any of its executions runs
         self.gives_way = priority == 0
         self.handle = _owned(lib.burst_flow_new(application.handle, priority), lib.burst_flow_free)
 
@@ -110,7 +111,7 @@ class Ticket:
     """Lets one thread execute: it enters before an execution and leaves after it. Any thread may close the ticket."""
 
     def __init__(self, flow: Flow) -> None:
-        self.gives_way = flow.gives_way
+        self.flow, self.gives_way = flow, flow.gives_way
         self.handle = _owned(lib.burst_ticket_new(flow.handle), lib.burst_ticket_free)
 
     def enter(self, deadline: int = FOREVER, estimate: Any = None) -> None:
@@ -118,8 +119,8 @@ class Ticket:
 
         Raises MissedDeadlineTransient, GeneralFailure; then the thread has none.
         """
-        needed = 0 if estimate is None or deadline == FOREVER else lib.burst_needed(estimate)
-        code = lib.burst_enter(self.handle, needed, deadline, monotonic_ns())
+        known = ffi.NULL if estimate is None else estimate
+        code = lib.burst_enter(self.handle, known, deadline, monotonic_ns())
         if code:
             _check(code, "queued")
 

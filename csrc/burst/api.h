@@ -191,7 +191,7 @@ void burst_ticket_close(burst_ticket *ticket); /* threads that wait or yield wit
 void burst_ticket_free(burst_ticket *ticket);
 /* One thread at a time on a ticket. After an error of enter or yield it has no slot, and leave does nothing. `now` is a
  * recent fmq_now(). -ETIMEDOUT: with the estimate, the deadline cannot be met any more; or it passed after a yield. */
-int burst_enter(burst_ticket *ticket, uint64_t estimate_ns, uint64_t deadline, uint64_t now);
+int burst_enter(burst_ticket *ticket, const burst_estimate *estimate, uint64_t deadline, uint64_t now); /* NULL: not known */
 uint64_t burst_leave(burst_ticket *ticket); /* ns that its last execution has waited for others */
 _Bool burst_must_yield(burst_ticket *ticket); /* at a checkpoint: whether another ticket comes before this execution */
 int burst_yield(burst_ticket *ticket);        /* if so, gives the slot up and waits for one again */
@@ -215,13 +215,15 @@ void burst_flow_count(burst_flow *flow, burst_flow_counts *counts);
 /* The scheduling policy behind those, without a clock or a lock, so that tests can run it on simulated time. A ticket begins
  * at once if none waits; else it arrives, and `next` gives it a slot. It finishes, or yields and waits again. Only a ticket
  * that waits can abandon. */
-void burst_policy_begin(burst_ticket *ticket);
+void burst_policy_expect(burst_ticket *ticket, const burst_estimate *estimate, uint64_t now); /* before each of its executions */
+_Bool burst_policy_begin(burst_ticket *ticket); /* false: the last slot is not for this one, so it arrives, too */
 _Bool burst_policy_owes(const burst_ticket *ticket); /* a ticket waited while it ran, so it must call finish; else it may not */
 void burst_policy_arrive(burst_ticket *ticket, uint64_t now);
-burst_ticket *burst_policy_next(burst_runqueue *queue, uint64_t now); /* NULL: no ticket waits */
+burst_ticket *burst_policy_next(burst_runqueue *queue, uint64_t now); /* NULL: no ticket waits that may have the slot */
 _Bool burst_policy_yields(burst_ticket *ticket, uint64_t now);
 void burst_policy_yield(burst_ticket *ticket, uint64_t now);
 void burst_policy_finish(burst_ticket *ticket, uint64_t now);
+void burst_policy_release(burst_ticket *ticket); /* instead of finish, where no ticket waited while it ran, and none waits now */
 void burst_policy_abandon(burst_ticket *ticket, uint64_t now);
 burst_ticket *burst_policy_standby(const burst_ticket *ticket); /* `ticket` has finished. If it would come next again, should it
                                                                  * return now: the ticket to wake meanwhile; else NULL */

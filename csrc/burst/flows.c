@@ -7,11 +7,13 @@
 
 #include <stdlib.h>
 
+enum { BRIEF = 10 }; /* quanta */
+
 burst_runqueue *burst_runqueue_new(uint32_t slots, uint64_t quantum_ns) {
-    if (!slots || !quantum_ns || quantum_ns > INT64_MAX / 2) return NULL;
+    if (!slots || !quantum_ns || quantum_ns > INT64_MAX / 2 / BRIEF) return NULL;
     burst_runqueue *q = aligned_alloc(FMQ_LINE, sizeof *q);
     if (!q) return NULL;
-    *q = (burst_runqueue){.slots = slots, .users = 1, .quantum = quantum_ns};
+    *q = (burst_runqueue){.slots = slots, .users = 1, .quantum = quantum_ns, .brief = BRIEF * quantum_ns};
     pthread_mutex_init(&q->lock, NULL);
     return q;
 }
@@ -24,11 +26,10 @@ void burst_runqueue_free(burst_runqueue *q) {
     free(q);
 }
 
-static void join_group(burst_runqueue *q, fair_group *group, fair_entity *member) {
-    pthread_mutex_lock(&q->lock);
+/* Under the lock. */
+static void join_group(fair_group *group, fair_entity *member) {
     member->next = group->members;
     group->members = member;
-    pthread_mutex_unlock(&q->lock);
 }
 
 /* Under the lock. */
@@ -45,16 +46,12 @@ burst_share *burst_share_new(burst_runqueue *q, uint32_t weight) {
     s->queue = q;
     s->fair.weight = weight;
     atomic_fetch_add(&q->users, 1);
-    join_group(q, &q->shares, &s->fair);
     return s;
 }
 
 void burst_share_free(burst_share *s) {
     if (!was_last(&s->users)) return;
     burst_runqueue *q = s->queue;
-    pthread_mutex_lock(&q->lock);
-    leave_group(&q->shares, &s->fair);
-    pthread_mutex_unlock(&q->lock);
     free(s);
     burst_runqueue_free(q);
 }
@@ -66,17 +63,36 @@ burst_application *burst_application_new(burst_share *s) {
     a->share = s;
     a->fair.weight = MOST_WEIGHT;
     atomic_fetch_add(&s->users, 1);
-    join_group(s->queue, &s->applications, &a->fair);
+    burst_runqueue *q = s->queue;
+    pthread_mutex_lock(&q->lock);
+    if (!s->applications.members) {
+        join_group(&q->shares, &s->fair);
+        atomic_fetch_add(&q->accounts, 1);
+    }
+    join_group(&s->applications, &a->fair);
+    pthread_mutex_unlock(&q->lock);
     return a;
+}
+
+/* A share outlives its applications: so an account that comes again still owes what it owed. */
+static void leave_share(burst_application *a) {
+    burst_share *s = a->share;
+    burst_runqueue *q = s->queue;
+    pthread_mutex_lock(&q->lock);
+    leave_group(&s->applications, &a->fair);
+    if (s->turn == a) s->turn = NULL;
+    if (!s->applications.members) {
+        leave_group(&q->shares, &s->fair);
+        atomic_fetch_sub(&q->accounts, 1);
+    }
+    pthread_mutex_unlock(&q->lock);
+    runqueue_serve(q); /* the last slot may be kept for no other account any more */
 }
 
 void burst_application_free(burst_application *a) {
     if (!was_last(&a->users)) return;
     burst_share *s = a->share;
-    pthread_mutex_lock(&s->queue->lock);
-    leave_group(&s->applications, &a->fair);
-    if (s->turn == a) s->turn = NULL;
-    pthread_mutex_unlock(&s->queue->lock);
+    leave_share(a);
     free(a);
     burst_share_free(s);
 }

@@ -360,8 +360,7 @@ static int admitted(burst_listener *l) {
     if (is_abandoned(l)) return GENERAL_FAILURE;
     int32_t status = l->deadline == UINT64_MAX ? 0 : may_begin(l, p ? p->estimate : NULL);
     if (status || !p || !l->ticket) return status;
-    uint64_t needed = p->estimate && l->deadline != UINT64_MAX ? burst_needed(p->estimate) : 0;
-    int r = burst_enter(l->ticket, needed, l->deadline, l->started);
+    int r = burst_enter(l->ticket, p->estimate, l->deadline, l->started);
     if (!r && l->ticket->number) {
         note_wait(l);
         if (!is_abandoned(l)) return 0;

@@ -12,6 +12,8 @@
 #include "burst/api.h"
 #include "burst/runqueue.h"
 
+static const uint64_t DOUBT = 100; /* for each ns that an execution lasts longer than was estimated */
+
 /* ---- the contended clock ------------------------------------------------------------------------------------------ */
 
 /* Relaxed, because only a start and an end beside the lock read it there, and these may be a little off. */
@@ -175,6 +177,47 @@ static void leave_line(burst_ticket *t, uint64_t now) {
     end_waiting(f->application, now);
 }
 
+/* ---- the last slot --------------------------------------------------------------------------------------------------- */
+
+/* While an account has no long execution, those of the others leave it one slot: the last one is for brief executions, and for
+ * the first long one of an account. What an execution takes is known from earlier ones; one that lasts longer costs its
+ * account that belief for a hundred times as long. */
+void burst_policy_expect(burst_ticket *t, const burst_estimate *e, uint64_t now) {
+    const burst_runqueue *q = t->queue;
+    const burst_share *s = t->flow->application->share;
+    /* Relaxed, because both are guesses. */
+    uint64_t usual = e ? atomic_load_explicit((const _Atomic uint64_t *)&e->usual_ns, memory_order_relaxed) : 0;
+    t->is_long = !usual || usual > q->brief || now < atomic_load_explicit(&s->doubted, memory_order_relaxed);
+}
+
+void burst_policy_doubt(burst_ticket *t, uint64_t now) {
+    uint64_t brief = t->queue->brief;
+    if (now <= t->begun || now - t->begun <= brief) return;
+    uint64_t until = now + (now - t->begun - brief) * DOUBT;
+    _Atomic uint64_t *doubted = &t->flow->application->share->doubted;
+    /* Relaxed, because it is a guess: of two at once, either will do. */
+    if (until > atomic_load_explicit(doubted, memory_order_relaxed)) atomic_store_explicit(doubted, until, memory_order_relaxed);
+}
+
+static bool is_kept_from(const burst_share *s) {
+    const burst_runqueue *q = s->queue;
+    return s->long_runs && q->long_runs + 1 >= q->slots && q->long_accounts < q->accounts;
+}
+
+bool burst_policy_may_begin(const burst_ticket *t) { return !t->is_long || !is_kept_from(t->flow->application->share); }
+
+static void count_long(const burst_ticket *t, uint32_t change) {
+    if (!t->is_long) return;
+    burst_runqueue *q = t->queue;
+    burst_share *s = t->flow->application->share;
+    q->long_accounts -= s->long_runs > 0;
+    q->long_runs += change;
+    s->long_runs += change;
+    q->long_accounts += s->long_runs > 0;
+}
+
+void burst_policy_release(burst_ticket *t) { count_long(t, UINT32_MAX); }
+
 /* ---- the next ticket ----------------------------------------------------------------------------------------------- */
 
 /* The member that has used least, of those that wait; except one. */
@@ -227,25 +270,45 @@ static burst_flow *first_in_turn(flow_ring *ring, int64_t quantum) {
     }
 }
 
-burst_ticket *burst_policy_next(burst_runqueue *q, uint64_t now) {
-    burst_share *s = share_of(least_used(&q->shares, NULL));
-    if (!s) return NULL;
+/* The ticket of a share that comes next. One must wait. */
+static burst_ticket *first_of(const burst_share *s) {
     burst_application *a = next_application(s, NULL);
-    q->shares.pace = s->fair.pace;
+    return first_in_turn(&a->rings[most_urgent(a)], (int64_t)s->queue->quantum)->first;
+}
+
+static bool may_go_on(const burst_share *s) { return !is_kept_from(s) || !first_of(s)->is_long; }
+
+/* The share that has used least, of those whose next ticket may have a slot. */
+static burst_share *next_share(const burst_runqueue *q) {
+    fair_entity *least = NULL;
+    for (fair_entity *m = q->shares.members; m; m = m->next)
+        if (m->waiting && (!least || is_less(m->pace, least->pace)) && may_go_on(share_of(m))) least = m;
+    return share_of(least);
+}
+
+burst_ticket *burst_policy_next(burst_runqueue *q, uint64_t now) {
+    burst_share *s = next_share(q);
+    if (!s) return NULL;
+    burst_ticket *t = first_of(s);
+    q->shares.pace = least_used(&q->shares, NULL)->pace;
     s->applications.pace = least_used(&s->applications, NULL)->pace;
-    s->turn = a;
-    burst_ticket *t = first_in_turn(&a->rings[most_urgent(a)], (int64_t)q->quantum)->first;
+    s->turn = t->flow->application;
     leave_line(t, now);
+    count_long(t, 1);
     t->charged = contended(q, now);
     t->served = 0;
+    t->begun = now;
     return t;
 }
 
 /* ---- events -------------------------------------------------------------------------------------------------------- */
 
-void burst_policy_begin(burst_ticket *t) {
+_Bool burst_policy_begin(burst_ticket *t) {
+    if (!burst_policy_may_begin(t)) return false;
+    count_long(t, 1);
     t->charged = standing(t->queue);
     t->served = 0;
+    return true;
 }
 
 _Bool burst_policy_owes(const burst_ticket *t) { return t->present || t->charged != standing(t->queue); }
@@ -270,13 +333,14 @@ void burst_policy_abandon(burst_ticket *t, uint64_t now) {
 
 void burst_policy_finish(burst_ticket *t, uint64_t now) {
     charge(t, now);
+    burst_policy_release(t);
     set_present(t, false, now);
 }
 
 /* The first in line of an application, without giving any flow its turn. */
 static burst_ticket *first_waiting(const burst_application *a) { return a->rings[most_urgent(a)].first->first; }
 
-burst_ticket *burst_policy_standby(const burst_ticket *t) {
+static burst_ticket *next_without(const burst_ticket *t) {
     const burst_flow *f = t->flow;
     const burst_application *a = f->application, *other = next_application(a->share, a);
     fair_entity *account = least_used(&t->queue->shares, &a->share->fair);
@@ -287,6 +351,11 @@ burst_ticket *burst_policy_standby(const burst_ticket *t) {
     if (urgent >= 0) return first_waiting(a);
     if (other) return first_waiting(other);
     return account ? first_waiting(next_application(share_of(account), NULL)) : NULL;
+}
+
+burst_ticket *burst_policy_standby(const burst_ticket *t) {
+    burst_ticket *found = next_without(t);
+    return found && burst_policy_may_begin(found) ? found : NULL;
 }
 
 static uint64_t waiting_in(const flow_ring *ring) {
@@ -321,6 +390,7 @@ _Bool burst_policy_yields(burst_ticket *t, uint64_t now) {
 void burst_policy_yield(burst_ticket *t, uint64_t now) {
     burst_flow *f = t->flow;
     charge(t, now);
+    burst_policy_release(t);
     settle_now(f->application, now);
     if (!f->first) join(f);
     line_up(t);

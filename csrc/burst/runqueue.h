@@ -32,8 +32,10 @@ struct burst_share {
     fair_entity fair; /* first: a member of the queue's group is a share */
     _Atomic uint32_t users; /* its owner, and its applications */
     burst_runqueue *queue;
-    fair_group applications;
+    fair_group applications; /* while there is one, the share is in the queue's group */
     burst_application *turn; /* that was given a slot last, or NULL */
+    uint32_t long_runs;      /* slots that its long executions hold */
+    _Atomic uint64_t doubted; /* until then all its executions count as long, as one lasted longer than estimated */
 };
 
 struct burst_application {
@@ -75,8 +77,10 @@ struct burst_ticket {
     uint64_t since;      /* when it began to wait */
     uint64_t paused, waited; /* when its thread paused; what burst_leave returns: its thread's own */
     burst_waits past;
+    uint64_t begun;      /* when it was given its slot; of one that is not long, while several accounts are served */
     bool present;        /* it waits, or got its slot after a wait, or another ticket waited while it ran */
     bool holds;          /* it has a slot; its thread's own */
+    bool is_long;        /* its execution may last longer than `brief`; its thread's own while it does not wait */
     _Atomic bool closed; /* written under the lock */
     _Atomic uint32_t word; /* README.md, "Turns" */
 };
@@ -86,10 +90,12 @@ struct burst_runqueue {
     _Atomic uint64_t contended;               /* the contended clock, where it stood still last */
     uint32_t slots;
     _Atomic uint32_t users; /* its owner, and its shares */
+    _Atomic uint32_t accounts; /* shares with applications; written under the lock */
     alignas(FMQ_LINE) pthread_mutex_t lock; /* around all that follows, and all of shares, applications, flows and waiting tickets */
     burst_ticket *called; /* it is being woken, and hands free slots on when it is awake */
     fair_group shares;
-    uint64_t quantum;
+    uint64_t quantum, brief; /* brief: ns that an execution may last without being long */
+    uint32_t long_runs, long_accounts; /* slots that long executions hold, and of how many accounts these are */
     uint64_t used; /* contended ns */
     uint64_t waiting, arrivals; /* tickets; also those that have yielded */
     uint64_t since; /* when the contended clock began to run, because a ticket waits */
@@ -98,6 +104,16 @@ struct burst_runqueue {
 static inline uint64_t burst_executions_of(const burst_ticket *t) {
     return atomic_load_explicit(&t->past.executions, memory_order_relaxed); /* relaxed, because it is a figure */
 }
+
+/* Whether several accounts are served. Relaxed, because an account that comes at this moment finds what it finds. */
+static inline bool has_several_accounts(const burst_runqueue *q) {
+    return atomic_load_explicit(&q->accounts, memory_order_relaxed) > 1;
+}
+
+bool burst_policy_may_begin(const burst_ticket *t); /* a slot is free: whether it is not the last, or not kept for others */
+void burst_policy_doubt(burst_ticket *t, uint64_t now); /* a brief execution ends: was it? */
+
+void runqueue_serve(burst_runqueue *q); /* hands free slots on. In turns.c */
 
 uint64_t burst_policy_outranking(const burst_ticket *t); /* waiting tickets of its application with a higher priority */
 

@@ -55,6 +55,7 @@ static burst_ticket *hand_on(burst_runqueue *q, uint64_t now) {
     uint64_t turns = atomic_load(&q->turns);
     if (turns < WAITER || (uint32_t)turns >= q->slots) return NULL;
     burst_ticket *next = burst_policy_next(q, now);
+    if (!next) return NULL;
     if (q->called == next) q->called = NULL;
     note_end_of_wait(next, now);
     atomic_fetch_add(&q->turns, RUNNER - WAITER);
@@ -76,6 +77,8 @@ static void wake(burst_runqueue *q, const burst_ticket *self, burst_ticket *next
     for (; next; next = hand_on_the_rest(q))
         if (next != self) futex_wake(&next->word, 1, FUTEX_BITSET_MATCH_ANY);
 }
+
+void runqueue_serve(burst_runqueue *q) { wake(q, NULL, hand_on_the_rest(q)); }
 
 /* ---- waiting ------------------------------------------------------------------------------------------------------- */
 
@@ -165,6 +168,17 @@ static int enter_line(burst_ticket *t, uint64_t latest) {
     return wait_for_slot(t, latest);
 }
 
+/* Takes a slot if one is free for this ticket and none waits. What is long is counted, so it takes the lock. */
+static bool begin_at_once(burst_ticket *t, uint64_t now) {
+    burst_runqueue *q = t->queue;
+    t->begun = now;
+    if (!t->is_long) return take_slot(q) && burst_policy_begin(t);
+    pthread_mutex_lock(&q->lock);
+    bool begins = burst_policy_may_begin(t) && take_slot(q) && burst_policy_begin(t);
+    pthread_mutex_unlock(&q->lock);
+    return begins;
+}
+
 static void begin(burst_ticket *t) {
     t->holds = true;
     running = t;
@@ -176,27 +190,24 @@ static void end(burst_ticket *t) {
 }
 
 /* A slot by its deadline, less what is estimated. */
-static int take_or_wait(burst_ticket *t, uint64_t latest) {
+static int take_or_wait(burst_ticket *t, uint64_t latest, uint64_t now) {
     /* Relaxed, because a close that comes at this moment might as well come after. */
     if (atomic_load_explicit(&t->closed, memory_order_relaxed)) return -ECANCELED;
-    if (take_slot(t->queue)) {
-        burst_policy_begin(t);
-        begin(t);
-        return 0;
-    }
-    int r = enter_line(t, latest);
+    int r = begin_at_once(t, now) ? 0 : enter_line(t, latest);
     if (!r) begin(t);
     return r;
 }
 
-int burst_enter(burst_ticket *t, uint64_t estimate_ns, uint64_t deadline, uint64_t now) {
+int burst_enter(burst_ticket *t, const burst_estimate *estimate, uint64_t deadline, uint64_t now) {
     uint64_t latest = deadline;
     if (deadline != FMQ_FOREVER) {
-        latest = deadline > estimate_ns ? deadline - estimate_ns : 0;
+        uint64_t needed = estimate ? burst_needed(estimate) : 0;
+        latest = deadline > needed ? deadline - needed : 0;
         if (now > latest) return -ETIMEDOUT;
     }
     t->deadline = deadline;
-    int r = take_or_wait(t, latest);
+    burst_policy_expect(t, estimate, now);
+    int r = take_or_wait(t, latest, now);
     t->waited = t->number ? futex_now() - now : 0;
     /* Relaxed, because it is a figure that this thread alone writes. */
     if (!r) atomic_store_explicit(&t->past.executions, burst_executions_of(t) + 1, memory_order_relaxed);
@@ -217,10 +228,12 @@ static burst_ticket *call(burst_runqueue *q, burst_ticket *standby) {
 
 static void give_up_slot(burst_ticket *t) {
     burst_runqueue *q = t->queue;
-    if (!burst_policy_owes(t) && give_slot_back(q)) return;
+    if (!t->is_long && has_several_accounts(q)) burst_policy_doubt(t, futex_now());
+    if (!t->is_long && !burst_policy_owes(t) && give_slot_back(q)) return;
     pthread_mutex_lock(&q->lock);
     uint64_t now = futex_now();
-    burst_policy_finish(t, now);
+    if (burst_policy_owes(t) || atomic_load(&q->turns) >= WAITER) burst_policy_finish(t, now);
+    else burst_policy_release(t);
     atomic_store(&t->word, OUT);
     atomic_fetch_sub(&q->turns, RUNNER);
     burst_ticket *standby = burst_policy_standby(t), *next = standby ? call(q, standby) : hand_on(q, now);
@@ -276,7 +289,7 @@ void burst_ticket_close(burst_ticket *t) {
         futex_wake(&t->word, 1, FUTEX_BITSET_MATCH_ANY);
     }
     pthread_mutex_unlock(&q->lock);
-    wake(q, NULL, hand_on_the_rest(q));
+    runqueue_serve(q);
 }
 
 /* ---- the ticket of this thread ------------------------------------------------------------------------------------- */
@@ -304,7 +317,7 @@ burst_ticket *burst_pause(void) {
 
 int burst_resume(burst_ticket *t) {
     if (!t) return 0;
-    int r = take_or_wait(t, t->deadline);
+    int r = take_or_wait(t, t->deadline, futex_now());
     t->waited += futex_now() - t->paused;
     return r;
 }

@@ -174,7 +174,7 @@ class Engine:
         self.compilations, self._improver = VerifiedCache(self.device, name), ModelImprover(self.forget_plans)
         self.contexts = ChannelLoop("burst-contexts")
         self.queue, self._weights = RunQueue(self.device.slots, self.device.quantum), weights()
-        self._shares: WeakValueDictionary[int, Share] = WeakValueDictionary()
+        self._shares: dict[int, Share] = {}  # kept: an account that comes again still owes what it used
         self._applications: WeakValueDictionary[tuple[int, str], Application] = WeakValueDictionary()
         self.traces: dict[OpenBurst, tuple[int, Memory]] = {}  #: of all bursts, with their clients' uids
         self.clients: set[EngineClient] = set()

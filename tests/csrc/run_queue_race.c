@@ -8,6 +8,8 @@
  *
  * Acceptable outcomes, all others abort: at most two threads have a slot at a time; whoever enters or yields gets one, or
  * is told that its deadline passed, which it had, or that its ticket was closed, which it was; and everybody comes to an end.
+ * Two long executions run only if one is of each account. An estimate of "brief" is a lie now and then: then that account's
+ * executions count as long for a while, which only the run queue knows, so the others are not counted here.
  */
 #include <stdint.h>
 
@@ -38,6 +40,7 @@ typedef struct {
     burst_flow *flow;
     pthread_mutex_t lock; /* around `tickets`, of each thread */
     burst_ticket *tickets[THREADS];
+    unsigned share;
     _Atomic bool was_closed; /* or is about to be */
     _Atomic int users;
 } client;
@@ -47,7 +50,7 @@ static burst_share *shares[2];
 static burst_application *applications[APPLICATIONS]; /* every other one of the same share */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* around `clients` */
 static client *clients[FLOWS];
-static _Atomic int running;
+static _Atomic int running, long_ones[2]; /* of each share */
 static _Atomic uint64_t last = UINT64_MAX; /* round */
 static pthread_barrier_t end_of_round;
 static _Atomic uint64_t served, yielded, missed, closed;
@@ -62,6 +65,7 @@ static client *new_client(unsigned n) {
     client *c = calloc(1, sizeof *c);
     MUST(c && (c->flow = burst_flow_new(applications[n % APPLICATIONS], n % 3)));
     pthread_mutex_init(&c->lock, NULL);
+    c->share = n % APPLICATIONS % 2;
     c->users = 1;
     return c;
 }
@@ -97,11 +101,13 @@ static void free_ticket(client *c, unsigned thread) {
 }
 
 /* Has a slot; true: still, at the end. */
-static bool execute(client *c, burst_ticket *t, uint64_t deadline, uint64_t *seed) {
+static bool execute(client *c, burst_ticket *t, uint64_t deadline, uint64_t *seed, bool is_long) {
     for (uint64_t checkpoints = random_of(seed) % 6; checkpoints; checkpoints--) {
         MUST(atomic_fetch_add(&running, 1) < SLOTS);
-        for (volatile uint64_t work = random_of(seed) % 3000; work; work--) {}
+        MUST(!is_long || atomic_fetch_add(&long_ones[c->share], 1) == 0);
+        for (volatile uint64_t work = random_of(seed) % (random_of(seed) % 64 ? 3000 : 300000); work; work--) {}
         if (random_of(seed) % 4 == 0) sched_yield(); /* to others, with the slot */
+        if (is_long) atomic_fetch_sub(&long_ones[c->share], 1);
         atomic_fetch_sub(&running, 1);
         burst_ticket *paused = random_of(seed) % 8 ? NULL : burst_pause();
         int r = paused ? burst_resume(paused) : burst_checkpoint();
@@ -116,10 +122,12 @@ static bool execute(client *c, burst_ticket *t, uint64_t deadline, uint64_t *see
 
 static void request(client *c, burst_ticket *t, uint64_t *seed) {
     uint64_t now = fmq_now(), deadline = random_of(seed) % 4 ? FMQ_FOREVER : now + random_of(seed) % 100000;
-    int r = burst_enter(t, 0, deadline, now);
+    const burst_estimate estimate = {.usual_ns = random_of(seed) % 3 * 150000}; /* not known, brief, long */
+    bool is_long = estimate.usual_ns != 150000;
+    int r = burst_enter(t, &estimate, deadline, now);
     MUST(!r || (r == -ETIMEDOUT && fmq_now() > deadline) || (r == -ECANCELED && atomic_load(&c->was_closed)));
     if (r) atomic_fetch_add(r == -ETIMEDOUT ? &missed : &closed, 1);
-    if (r || !execute(c, t, deadline, seed)) return;
+    if (r || !execute(c, t, deadline, seed, is_long)) return;
     burst_leave(t);
     atomic_fetch_add(&served, 1);
 }

@@ -11,8 +11,8 @@ CORE = tuple(
     f"fmq/{name}.c"
     for name in ("queue", "sleep", "ring", "event", "bridge", "futex", "life", "link", "thread", "memory")
 )
-TURNS = ("burst/runqueue.c", "burst/flows.c", "burst/turns.c")
-BURST = (*CORE, *TURNS, "burst/packet.c", "burst/caller.c", "burst/listener.c", "burst/blame.c", "burst/deadline.c")
+TURNS = ("burst/deadline.c", "burst/runqueue.c", "burst/flows.c", "burst/turns.c")
+BURST = (*CORE, *TURNS, "burst/packet.c", "burst/caller.c", "burst/listener.c", "burst/blame.c")
 FLAVOURS = {"synchronized": 1, "unsynchronized": 2}
 
 
@@ -26,7 +26,7 @@ def race_of_plans(build, flags, milliseconds, seed):
 
 
 def race_of_cancels(build, flags, milliseconds, seed):
-    program = build("foreign_race.c", "burst/foreign.c", "burst/deadline.c", *TURNS, "fmq/futex.c", flags=flags)
+    program = build("foreign_race.c", "burst/foreign.c", *TURNS, "fmq/futex.c", flags=flags)
     return counted(program, milliseconds, seed, {"whole", "before", "between", "within"})
 
 

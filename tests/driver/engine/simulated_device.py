@@ -13,16 +13,25 @@ from burst._core import ffi, lib
 
 US, MS = 10**3, 10**6
 QUANTUM = MS
+BRIEF = 10 * QUANTUM  # what is estimated to last longer is long
 WAKING = 20 * US
 
 
 class Job(NamedTuple):
-    """One execution: asked for `rest` ns after the last one; waits `patience` ns at most for its first slot."""
+    """One execution: asked for `rest` ns after the last one; waits `patience` ns at most for its first slot.
+
+    usual: what executions like it have taken so far; 0: not known, None: its length.
+    """
 
     rest: int
     length: int
     checkpoints: int  # ns between two of them; `length` for none
     patience: int | None = None
+    usual: int | None = None
+
+    @property
+    def estimate(self):
+        return ffi.new("burst_estimate *", {"usual_ns": self.length if self.usual is None else self.usual})
 
 
 class Client(NamedTuple):
@@ -53,6 +62,7 @@ class Thread:
         self.flow, self.number, self.jobs = flow, number, iter(jobs)
         self.ticket = ffi.gc(lib.burst_ticket_new(flow.handle), lib.burst_ticket_free)
         self.job, self.done, self.begun, self.asked, self.finished = None, 0, False, 0, 0
+        self.is_long = False
 
 
 class Flow:
@@ -154,10 +164,15 @@ class Device:
         thread.done, thread.begun = 0, False
         thread.flow.line.append(thread)
         thread.asked += 1
+        lib.burst_policy_expect(thread.ticket, thread.job.estimate, self.now)
+        usual = thread.job.estimate.usual_ns
+        thread.is_long = not 0 < usual <= BRIEF
         if len(self.running) < self.world.slots and not self.waiting:
-            lib.burst_policy_begin(thread.ticket)
-            self.start(thread)
-            return
+            if lib.burst_policy_begin(thread.ticket):
+                self.start(thread)
+                return
+            assert thread.is_long
+            assert self.is_kept_from(thread.flow.share)
         lib.burst_policy_arrive(thread.ticket, self.now)
         self.waiting.add(thread)
         if thread.job.patience is not None:
@@ -176,17 +191,33 @@ class Device:
             self.hand_on()
         self.rest(thread)
 
+    def is_kept_from(self, share):
+        """Whether a free slot is not for long executions of that account: it has one, and with another one of them long
+        executions would have all slots, while another account has none.
+        """
+        shares = [thread.flow.share for thread in self.running if thread.is_long]
+        without = {application.share for application in self.applications.values()} - {*shares}
+        return bool(without) and share in shares and len(shares) + 1 >= self.world.slots
+
     def hand_on(self):
         """Free slots go to who comes next: all of them, or one while somebody was called for the others."""
         while self.waiting and len(self.running) < self.world.slots:
-            thread = self.by_ticket[lib.burst_policy_next(self.queue, self.now)]
+            ticket = lib.burst_policy_next(self.queue, self.now)
+            if not ticket:
+                break
+            thread = self.by_ticket[ticket]
             self.waiting.remove(thread)  # nobody is given a slot without having asked for it, or twice
             if thread is self.called:
                 self.called = None
             self.start(thread)
             if self.called:
                 break
-        assert self.called or not self.waiting or len(self.running) == self.world.slots
+        assert self.called or len(self.running) == self.world.slots or not self.could_run()
+
+    def could_run(self):
+        """Those that wait and would have a free slot: no long execution of their account comes before them, or may run."""
+        held_back = {w.flow.share for w in self.waiting if w.is_long and self.is_kept_from(w.flow.share)}
+        return [w for w in self.waiting if w.flow.share not in held_back]
 
     def call(self, thread):
         if self.called is None:
@@ -200,6 +231,7 @@ class Device:
 
     def start(self, thread):
         assert not self.more_urgent_than(thread)
+        assert not thread.is_long or not self.is_kept_from(thread.flow.share)
         if not thread.begun:
             assert thread.flow.line.pop(0) is thread  # first come, first served,
             assert not any(w.begun for w in self.waiting if w.flow is thread.flow)  # also those who have yielded
@@ -231,6 +263,8 @@ class Device:
         thread.finished += 1
         if self.waiting or lib.burst_policy_owes(thread.ticket):
             lib.burst_policy_finish(thread.ticket, self.now)
+        else:
+            lib.burst_policy_release(thread.ticket)
         standby = lib.burst_policy_standby(thread.ticket) if self.waiting else ffi.NULL
         if standby:
             self.call(self.by_ticket[standby])
@@ -250,7 +284,8 @@ class Device:
         for thread, since in self.running.items():
             for one in (thread.flow, thread.flow.application, thread.flow.share):
                 used[one] += self.now - since
-        have_waiting = {one for w in self.waiting for one in (w.flow, w.flow.application, w.flow.share)}
+        have_waiting = {one for w in self.waiting for one in (w.flow, w.flow.application)}
+        have_waiting |= {w.flow.share for w in self.waiting if not self.is_kept_from(w.flow.share)}
         for pair in self.pairs:
             pair.look(used, have_waiting)
 

@@ -12,6 +12,7 @@ from simulated_device import MS, QUANTUM, US, Client, Device, Job, World
 
 from burst._core import ffi, lib
 from burst.turns import Application, Flow, RunQueue, Share, Ticket
+from burst.turns import waiters as burst_waiters
 from fmq import clock
 
 FOREVER = 2**64 - 1
@@ -20,7 +21,8 @@ HUNDREDS = settings(max_examples=150, deadline=None, suppress_health_check=[Heal
 
 # ---- random clients --------------------------------------------------------------------------------------------------
 
-lengths = st.sampled_from([US, 10 * US, 137 * US, MS, 2 * MS + 1, 10 * MS])
+lengths = st.sampled_from([US, 10 * US, 137 * US, MS, 2 * MS + 1, 10 * MS, 30 * MS])
+usual = st.sampled_from([None, None, 0, US, 40 * MS])
 rests = st.sampled_from([0, 10 * US, MS, 30 * MS])
 patient, impatient = st.none(), st.sampled_from([None, 0, 5 * US, 2 * MS])
 
@@ -28,7 +30,7 @@ patient, impatient = st.none(), st.sampled_from([None, 0, 5 * US, 2 * MS])
 @st.composite
 def jobs(draw, patience):
     length = draw(lengths)
-    return Job(draw(rests), length, draw(st.sampled_from([length, 20 * US, 300 * US, 3 * MS])), draw(patience))
+    return Job(draw(rests), length, draw(st.sampled_from([length, 20 * US, 300 * US, 3 * MS])), draw(patience), draw(usual))
 
 
 @st.composite
@@ -126,7 +128,7 @@ def test_who_was_away_has_saved_nothing_up(uids):
 @pytest.mark.parametrize("uids", [(0, 0), (0, 1)], ids=["of one uid", "of two uids"])
 def test_nobody_owes_for_a_device_that_nobody_else_wanted(uids):
     """A client that had the device for itself, in executions of half a second, gets as much as the other later."""
-    early = Client(uids[0], MEDIUM, [[Job(0, 500 * MS, 500 * MS), *saturating().threads[0]]] * 2)
+    early = Client(uids[0], MEDIUM, [[Job(0, 500 * MS, 500 * MS, usual=US), *saturating().threads[0]]] * 2)
     late = Client(uids[1], MEDIUM, [[Job(499 * MS, MS, MS), *saturating().threads[0]]] * 2)
     device = Device(World(2, [100, 100], [early, late])).run(until=600 * MS)
     before = [flow.used for flow in device.flows]
@@ -183,7 +185,7 @@ def test_short_requests_are_not_handed_from_one_to_the_other(applications):
 def test_a_debt_is_paid_on_a_device_that_nobody_used(uids):
     """Who used 300 ms at a stretch while another waited shares with it evenly after a second in which both rested."""
     more = saturating().threads[0]
-    debtor = Client(uids[0], MEDIUM, [[Job(0, 300 * MS, 300 * MS), Job(1000 * MS, MS, MS), *more]] * 2)
+    debtor = Client(uids[0], MEDIUM, [[Job(0, 300 * MS, 300 * MS, usual=US), Job(1000 * MS, MS, MS), *more]] * 2)
     other = Client(uids[1], MEDIUM, [[Job(10 * MS, MS, MS), Job(1300 * MS, MS, MS), *more]] * 2)
     device = Device(World(2, [100, 100], [debtor, other])).run(until=1650 * MS)
     before = [flow.used for flow in device.flows]
@@ -275,6 +277,76 @@ def test_a_request_of_another_application_waits_for_a_quantum(slots):
     assert max(waited) <= QUANTUM / 2 + 200 * US
 
 
+# ---- the last slot ---------------------------------------------------------------------------------------------------
+
+
+def waits_of(client, device):
+    """From each request of that client to its first slot, in ns, as the device runs on."""
+    asked, waited = {}, []
+    ask, start = device.ask, device.start
+
+    def note_ask(thread):
+        asked[thread] = device.now
+        ask(thread)
+
+    def note_start(thread):
+        if thread.flow is device.flows[client] and not thread.begun:
+            waited.append(device.now - asked[thread])
+        start(thread)
+
+    device.ask, device.start = note_ask, note_start
+    device.events = [(when, n, note_ask, about) for when, n, _, about in device.events]
+    return waited
+
+
+@pytest.mark.parametrize("slots", [2, 3, 8])
+@pytest.mark.parametrize("usual", [None, 0], ids=["known to be long", "never seen before"])
+def test_long_executions_of_one_account_leave_a_slot(slots, usual):
+    """An account with more executions of a second than there are slots, which no checkpoint ends, runs as many as there
+    are slots but one; requests of another account never wait for one of them.
+    """
+    attack = Client(0, HIGH, [[Job(0, 1000 * MS, 1000 * MS, usual=usual)] * 50] * 2 * slots)
+    device = Device(World(slots, [1000, 1], [attack, Client(1, LOW, [[Job(3 * MS, MS, MS)] * 500])]))
+    waited = waits_of(1, device)
+    device.run(until=3000 * MS)
+    assert len(waited) > 490
+    assert max(waited) == 0
+    assert sum(thread.flow is device.flows[0] for thread in device.running) == slots - 1
+
+
+def test_an_account_without_a_slot_may_have_the_last_one_for_a_long_execution():
+    """So that long executions of others do not keep out its own; the next account waits for one of the two to end."""
+    attack = Client(0, MEDIUM, [[Job(0, 1000 * MS, 1000 * MS)] * 50] * 4)
+    device = Device(World(2, [100, 100], [attack, Client(1, MEDIUM, [[Job(3 * MS, 100 * MS, 100 * MS)] * 10])]))
+    waited = waits_of(1, device)
+    device.run(until=1000 * MS)
+    assert len(waited) == 10
+    assert max(waited) == 0
+
+
+def test_two_accounts_with_long_executions_share_evenly():
+    """Whatever each has in line, they get the same, and no slot is empty: each has one."""
+    many, few = (Client(uid, MEDIUM, [[Job(0, 50 * MS, 50 * MS)] * 500] * n) for uid, n in ((0, 9), (1, 5)))
+    (one, other), _ = used_after(10_000, many, few, weights=(100, 100), slots=4)
+    assert one == pytest.approx(other, rel=0.05)
+    assert one + other > 39_000
+
+
+def test_one_account_alone_uses_all_slots():
+    """However long its executions are: no slot is kept for accounts that are not there."""
+    (used,), _ = used_after(1000, Client(0, MEDIUM, [[Job(0, 100 * MS, 100 * MS)] * 50] * 2), slots=2)
+    assert used == pytest.approx(2000)
+
+
+def test_what_is_brief_uses_all_slots_beside_an_idle_account():
+    """Executions of at most ten quanta lose nothing by another account's being there; longer ones leave it a slot."""
+    idle = Client(1, MEDIUM, [[Job(2000 * MS, MS, MS)]])
+    for length, expected in ((10 * MS, 2000), (11 * MS, 1000)):
+        clients = Client(0, MEDIUM, [[Job(0, length, length)] * 500] * 2), idle
+        (used, _), _ = used_after(1000, *clients, weights=(100, 100), slots=2)
+        assert used == pytest.approx(expected, abs=25)
+
+
 # ---- real threads ----------------------------------------------------------------------------------------------------
 
 
@@ -286,30 +358,36 @@ class Queue:
         self.share = ffi.gc(lib.burst_share_new(self.handle, 100), lib.burst_share_free)
         self.application = ffi.gc(lib.burst_application_new(self.share), lib.burst_application_free)
 
-    def flow(self, priority=MEDIUM):
-        return ffi.gc(lib.burst_flow_new(self.application, priority), lib.burst_flow_free)
+    def flow(self, priority=MEDIUM, application=None):
+        return ffi.gc(lib.burst_flow_new(application or self.application, priority), lib.burst_flow_free)
+
+    def another_account(self):
+        """An application of its own."""
+        share = ffi.gc(lib.burst_share_new(self.handle, 100), lib.burst_share_free)
+        return ffi.gc(lib.burst_application_new(share), lib.burst_application_free)
 
     def ticket(self, priority=MEDIUM, flow=None):
         flow = flow or self.flow(priority)
         return ffi.gc(lib.burst_ticket_new(flow), lib.burst_ticket_free)
 
 
-def enter(ticket, timeout=None, estimate=0):
-    """With a deadline so many ns from now."""
-    now = clock.now()
-    return lib.burst_enter(ticket, estimate, FOREVER if timeout is None else now + timeout, now)
+def enter(ticket, timeout=None, least=0, usual=US):
+    """With a deadline so many ns from now. least, usual: ns that executions like it have taken; 0: not known."""
+    now, known = clock.now(), ffi.new("burst_estimate *", {"least_ns": least, "usual_ns": usual})
+    return lib.burst_enter(ticket, known, FOREVER if timeout is None else now + timeout, now)
 
 
 class Waiting:
     """Another thread that enters, says what came of it, and leaves when it is told to."""
 
-    def __init__(self, ticket):
+    def __init__(self, ticket, usual=US):
+        self.usual = usual
         self.ticket, self.code, self.has_slot, self.may_leave = ticket, None, threading.Event(), threading.Event()
         self.thread = threading.Thread(target=self.run, daemon=True)
         self.thread.start()
 
     def run(self):
-        self.code = enter(self.ticket)
+        self.code = enter(self.ticket, usual=self.usual)
         self.has_slot.set()
         if not self.code:
             self.may_leave.wait(30)
@@ -371,10 +449,10 @@ def test_what_cannot_be_in_time_does_not_begin():
     """An estimate beyond the deadline is told at once, also when a slot is free; in line it shortens the wait."""
     queue = Queue()
     holder, late = queue.ticket(), queue.ticket()
-    assert enter(late, timeout=1000 * MS, estimate=1001 * MS) == -errno.ETIMEDOUT
+    assert enter(late, timeout=1000 * MS, least=1001 * MS) == -errno.ETIMEDOUT
     assert enter(holder) == 0
     begin = clock.now()
-    assert enter(late, timeout=100_000 * MS, estimate=99_995 * MS) == -errno.ETIMEDOUT
+    assert enter(late, timeout=100_000 * MS, least=99_995 * MS) == -errno.ETIMEDOUT
     assert 5 * MS <= clock.now() - begin < 50_000 * MS
     lib.burst_leave(holder)
 
@@ -461,6 +539,99 @@ def test_as_many_run_at_once_as_there_are_slots():
     assert enter(third, timeout=0) == 0
     for ticket in (second, third):
         lib.burst_leave(ticket)
+
+
+LONG = 1000 * MS
+BRIEF = 10 * QUANTUM
+
+
+@pytest.mark.parametrize("usual", [0, BRIEF + 1, LONG], ids=["never seen", "a little too long", "long"])
+def test_the_last_slot_is_left_to_the_other_account(usual):
+    """Where two accounts have two slots, a second long execution of one waits while the other runs what it likes, brief or
+    long; it runs when the first ends, or when the other account has gone.
+    """
+    queue = Queue(slots=2)
+    other = queue.another_account()
+    first, second, third = (queue.ticket() for _ in range(3))
+    assert enter(first, usual=usual) == 0
+    assert enter(second, timeout=MS, usual=usual) == -errno.ETIMEDOUT
+    for its in (US, LONG):
+        its_ticket = queue.ticket(flow=queue.flow(application=other))
+        assert enter(its_ticket, timeout=0, usual=its) == 0
+        lib.burst_leave(its_ticket)
+    assert enter(second, timeout=0, usual=BRIEF) == 0
+    lib.burst_leave(second)
+    waiting = Waiting(second, usual)
+    while not burst_waiters():
+        assert waiting.thread.is_alive()
+    lib.burst_leave(first)
+    assert waiting.has_slot.wait(30)
+    last = Waiting(third, usual)
+    while not burst_waiters():
+        assert last.thread.is_alive()
+    del its_ticket, other
+    assert last.has_slot.wait(30)
+    for each in (waiting, last):
+        each.may_leave.set()
+        each.thread.join(30)
+    assert lib.burst_runqueue_is_idle(queue.handle)
+
+
+def test_an_account_whose_estimate_was_wrong_is_not_believed_for_a_while():
+    """An execution that was estimated to be brief and was not costs its account the last slot for a hundred times as long;
+    the other account's estimates count as before.
+    """
+    queue = Queue(slots=2)
+    other = queue.flow(application=queue.another_account())
+    first, second, its, beside = queue.ticket(), queue.ticket(), queue.ticket(flow=other), queue.ticket(flow=other)
+    assert enter(first) == 0
+    assert enter(second, timeout=0) == 0
+    begin = clock.now()
+    while clock.now() < begin + 2 * BRIEF:
+        pass
+    for ticket in (first, second):
+        lib.burst_leave(ticket)
+    assert enter(first) == 0
+    assert enter(second, timeout=MS) == -errno.ETIMEDOUT
+    assert enter(its, timeout=0) == 0
+    lib.burst_leave(first)
+    assert enter(beside, timeout=0) == 0
+    lib.burst_leave(its)
+    lib.burst_leave(beside)
+    assert enter(first) == 0
+    while enter(second, timeout=MS) == -errno.ETIMEDOUT:
+        assert clock.now() < begin + 30_000 * MS
+    assert clock.now() - begin > 100 * BRIEF
+    for ticket in (first, second):
+        lib.burst_leave(ticket)
+
+
+def test_a_long_execution_that_yields_or_pauses_gives_its_slot_to_the_next():
+    """What an account holds is counted anew after a yield, a pause, a wait that was given up and a ticket that was closed."""
+    queue = Queue(slots=2)
+    other = queue.another_account()
+    low, high = queue.ticket(LOW), queue.ticket(HIGH)
+    for _ in range(3):
+        assert enter(low, usual=LONG) == 0
+        waiting = Waiting(high, LONG)
+        while not lib.burst_must_yield(low):
+            assert waiting.thread.is_alive()
+        waiting.may_leave.set()
+        assert lib.burst_yield(low) == 0
+        waiting.thread.join(30)
+        assert enter(high, timeout=MS, usual=LONG) == -errno.ETIMEDOUT
+        assert lib.burst_pause() == low
+        assert enter(high, timeout=0, usual=LONG) == 0
+        lib.burst_leave(high)
+        assert lib.burst_resume(low) == 0
+        lib.burst_leave(low)
+    closed = queue.ticket()
+    assert enter(closed, usual=LONG) == 0
+    lib.burst_ticket_close(closed)
+    assert lib.burst_yield(closed) == -errno.ECANCELED
+    assert enter(low, timeout=0, usual=LONG) == 0
+    lib.burst_leave(low)
+    assert other
 
 
 def test_a_checkpoint_knows_the_execution_of_its_thread():
