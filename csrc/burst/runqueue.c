@@ -182,12 +182,14 @@ static void leave_line(burst_ticket *t, uint64_t now) {
 /* While an account has no long execution, those of the others leave it one slot: the last one is for brief executions, and for
  * the first long one of an account. What an execution takes is known from earlier ones; one that lasts longer costs its
  * account that belief for a hundred times as long. */
+static bool is_doubted(const burst_share *s, uint64_t now) {
+    return now < atomic_load_explicit(&s->doubted, memory_order_relaxed); /* relaxed, because it is a guess */
+}
+
 void burst_policy_expect(burst_ticket *t, const burst_estimate *e, uint64_t now) {
-    const burst_runqueue *q = t->queue;
-    const burst_share *s = t->flow->application->share;
-    /* Relaxed, because both are guesses. */
+    /* Relaxed, because it is a guess. */
     uint64_t usual = e ? atomic_load_explicit((const _Atomic uint64_t *)&e->usual_ns, memory_order_relaxed) : 0;
-    t->is_long = !usual || usual > q->brief || now < atomic_load_explicit(&s->doubted, memory_order_relaxed);
+    t->is_long = !usual || usual > t->queue->brief || is_doubted(t->flow->application->share, now);
 }
 
 void burst_policy_doubt(burst_ticket *t, uint64_t now) {
@@ -276,24 +278,27 @@ static burst_ticket *first_of(const burst_share *s) {
     return first_in_turn(&a->rings[most_urgent(a)], (int64_t)s->queue->quantum)->first;
 }
 
-static bool may_go_on(const burst_share *s) { return !is_kept_from(s) || !first_of(s)->is_long; }
+static bool may_go_on(const burst_share *s, uint64_t now) {
+    return !is_kept_from(s) || !(first_of(s)->is_long || is_doubted(s, now));
+}
 
 /* The share that has used least, of those whose next ticket may have a slot. */
-static burst_share *next_share(const burst_runqueue *q) {
+static burst_share *next_share(const burst_runqueue *q, uint64_t now) {
     fair_entity *least = NULL;
     for (fair_entity *m = q->shares.members; m; m = m->next)
-        if (m->waiting && (!least || is_less(m->pace, least->pace)) && may_go_on(share_of(m))) least = m;
+        if (m->waiting && (!least || is_less(m->pace, least->pace)) && may_go_on(share_of(m), now)) least = m;
     return share_of(least);
 }
 
 burst_ticket *burst_policy_next(burst_runqueue *q, uint64_t now) {
-    burst_share *s = next_share(q);
+    burst_share *s = next_share(q, now);
     if (!s) return NULL;
     burst_ticket *t = first_of(s);
     q->shares.pace = least_used(&q->shares, NULL)->pace;
     s->applications.pace = least_used(&s->applications, NULL)->pace;
     s->turn = t->flow->application;
     leave_line(t, now);
+    t->is_long |= is_doubted(s, now); /* since it began to wait */
     count_long(t, 1);
     t->charged = contended(q, now);
     t->served = 0;

@@ -135,6 +135,13 @@ class Single(Slow):
     slots = 1
 
 
+class Scarce(Slow):
+    """The same on a thing that exists once: two executions at a time, of all accounts."""
+
+    type = "ACCELERATOR"
+    slots = 2
+
+
 class Noting(Slow):
     """As Slow, and adds the second element of its first input to the file "ran" in BURST_RUNTIME_DIR when it begins."""
 

@@ -215,7 +215,7 @@ class Device:
         assert self.called or len(self.running) == self.world.slots or not self.could_run()
 
     def could_run(self):
-        """Those that wait and would have a free slot: no long execution of their account comes before them, or may run."""
+        """Those that wait and would have a free slot: none of their account waits that may not."""
         held_back = {w.flow.share for w in self.waiting if w.is_long and self.is_kept_from(w.flow.share)}
         return [w for w in self.waiting if w.flow.share not in held_back]
 
