@@ -67,7 +67,6 @@ typedef struct {
 uint64_t burst_due(void);             /* of what this thread executes or prepares */
 void burst_set_due(uint64_t deadline);
 void burst_took(burst_estimate *estimate, uint64_t ns, int was_done); /* was_done 0: it was given up after that time */
-uint64_t burst_needed(const burst_estimate *estimate); /* ns: the shortest that an execution took, less for each doubt; 0: not known */
 /* One rule says how a deadline is missed (README.md, "Deadlines"): transiently, if the execution would have been done but for
  * other executions. `since`: when it could have begun without those, which is its begin less the time that it waited for them.
  * `estimate` may be NULL.

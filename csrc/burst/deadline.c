@@ -7,6 +7,7 @@
 
 #include "burst/api.h"
 #include "burst/packet.h"
+#include "burst/runqueue.h"
 
 #include <stdatomic.h>
 #include <stdbool.h>

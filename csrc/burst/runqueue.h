@@ -113,6 +113,9 @@ static inline bool has_several_accounts(const burst_runqueue *q) {
 bool burst_policy_may_begin(const burst_ticket *t); /* a slot is free: whether it is not the last, or not kept for others */
 void burst_policy_doubt(burst_ticket *t, uint64_t now); /* a brief execution ends: was it? */
 
+/* ns: the shortest that an execution took, less for each doubt; 0: not known. In deadline.c */
+uint64_t burst_needed(const burst_estimate *estimate);
+
 void runqueue_serve(burst_runqueue *q); /* hands free slots on. In turns.c */
 
 uint64_t burst_policy_outranking(const burst_ticket *t); /* waiting tickets of its application with a higher priority */
