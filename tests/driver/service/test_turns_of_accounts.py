@@ -43,7 +43,6 @@ def worst_of(times):
         begin = time.monotonic()
         bursts[0].run(X * 0, timeout=30)
         worst = max(worst, time.monotonic() - begin)
-        time.sleep(0.005)
     return worst
 print(flush=True)
 for line in sys.stdin:
@@ -104,7 +103,7 @@ def test_executions_that_nothing_ends_leave_a_slot_to_the_others(scarce):
     with client(VICTIM, scarce) as victim, client(ATTACKER, scarce) as attacker:
         assert victim("worst_of(20)") is None
         assert attacker("hold_all(5)") is None
-        assert victim("out = worst_of(100)") < 1.0
+        assert victim("out = worst_of(300)") < 1.0
         assert attacker("out = device.stats()['priorities']['medium']['waiting']") > 0
 
 
@@ -117,7 +116,7 @@ def test_estimates_that_lie_are_believed_once(scarce):
         assert attacker("out = [burst.run(X * 0).status.name for burst in bursts * 20]") == ["NONE"] * 80
         assert attacker("hold_all(1)") is None
         assert victim("out = worst_of(1)") < 5.0
-        assert victim("out = worst_of(100)") < 0.9
+        assert victim("out = worst_of(300)") < 0.9
         owes = attacker("out = device.stats()['share']")
         assert owes > 0.1
     with client(ATTACKER, scarce) as attacker:
